@@ -27,6 +27,7 @@ BETWEEN = (
 ASKED: dict[str, tuple[str, ...]] = {
     "": ("",),
     "jobs": (*OF_JOBS, *SINCE, *(f"PAGE {PAGES} sort={sort}" for sort in ("-created", "name"))),
+    "jobs/compare": ("",),
     "jobs/<int:job_id>": ("",),
     "jobs/<int:job_id>/attempts": ("",),
     "jobs/<int:job_id>/checkpoints": ("",),

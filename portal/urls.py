@@ -27,6 +27,7 @@ from jobs.api import queue as queue_api
 from jobs.api import reliability as reliability_api
 from jobs.api import reports as reports_api
 from jobs.api import request as request_api
+from jobs.api import rounds as rounds_api
 from jobs.api import runbooks as runbooks_api
 from jobs.api import series as series_api
 from jobs.api import sweeps as sweeps_api
@@ -59,6 +60,7 @@ api.add_router("/v1/jobs", gpus_api.router)
 api.add_router("/v1/jobs", logs_api.router)
 api.add_router("/v1/jobs", postmortem_api.router)
 api.add_router("/v1/jobs", profiles_api.router)
+api.add_router("/v1/jobs", rounds_api.router)
 api.add_router("/v1/jobs", series_api.router)
 api.add_router("/v1/jobs", why_api.router)
 api.add_router("/v1/catalogue", catalogue_api.router)

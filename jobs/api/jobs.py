@@ -125,7 +125,9 @@ class Resumption(Schema):
 
     model_config = {"extra": "forbid", "strict": True}
     step: int | None = Field(default=None, ge=0, lt=2**63, description="Step of a committed checkpoint.")
-    steps: int | None = Field(default=None, ge=1, lt=2**63, description="Run up to this many steps instead.")
+    steps: int | None = Field(
+        default=None, ge=1, lt=2**63, description="Run up to this many steps instead; of a federated job, rounds."
+    )
 
 
 @router.get("", response=Jobs, summary="Jobs you can see")

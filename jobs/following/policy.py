@@ -191,8 +191,12 @@ def _rewind(asked: _Asked) -> Decision:
         return asked.stop(f"{_AGAIN} {LOWER}")
     start = checkpoints.newest_before(attempt, (attempt.step or 0) - REWIND_STEPS)
     if start is None:
-        return asked.stop(f"It has no checkpoint from {REWIND_STEPS} steps before or earlier to go back to. {LOWER}")
-    text = f"{says} Started anew from step {start.step:,} with half the learning rate as attempt {attempt.number + 1}."
+        many = attempt.job.of_kind.many
+        return asked.stop(f"It has no checkpoint from {REWIND_STEPS} {many} before or earlier to go back to. {LOWER}")
+    counts = attempt.job.of_kind.counts
+    text = (
+        f"{says} Started anew from {counts} {start.step:,} with half the learning rate as attempt {attempt.number + 1}."
+    )
     return Decision(True, f"{text}{asked.counted}", start, starts_back=True)
 
 
@@ -230,7 +234,7 @@ def _anew(
     start: Checkpoint | None = None,
 ) -> Decision:
     start = start or checkpoints.newest_on_line(attempt)
-    where = f"from step {start.step:,}" if start is not None else "from the beginning"
+    where = f"from {attempt.job.of_kind.counts} {start.step:,}" if start is not None else "from the beginning"
     but = f" without {', '.join(without.blamed)}" if without else ""
     text = f"{says} Started anew {where}{but} as attempt {attempt.number + 1}.{counted}"
     if without is None:

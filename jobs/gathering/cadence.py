@@ -66,7 +66,7 @@ class Cadence:
 
 def of(life: Life) -> Cadence | None:
     """None before its trainer has measured a save; other programs measure none."""
-    if life.job.kind != "distributed":
+    if not life.job.of_kind.trains:
         return None
     told = Event.objects.filter(attempt__in=life.attempts, kind=KIND, rank=0)
     event = told.order_by("-attempt__number", "-incarnation", "-id").first()

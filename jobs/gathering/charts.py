@@ -9,7 +9,7 @@ from typing import Any
 from jobs import starts
 from jobs.intake.reports import owner_of
 from jobs.models import Job
-from jobs.presenting.charts import LOSS_SERIES
+from jobs.presenting.charts import CLIENT_ACCURACY, LOSS_SERIES
 from jobs.presenting.header import Life
 from portal import formatting
 from portal.series import read, store
@@ -27,9 +27,10 @@ def marks(life: Life) -> dict[str, Any]:
 
 def first_paint(job: Job, life: Life) -> dict[str, Any] | None:
     """The lead chart's curves as the API would answer them, so that the first picture waits for no second request."""
-    if job.kind != "distributed":
+    lead = CLIENT_ACCURACY["series"] if job.kind == "federated" else LOSS_SERIES
+    if not job.of_kind.trains:
         return None
-    items = [_item(read.curve(owners(life), str(s["name"]), points=FIRST_POINTS)) for s in LOSS_SERIES]
+    items = [_item(read.curve(owners(life), str(s["name"]), points=FIRST_POINTS)) for s in lead]
     return {"items": [item for item in items if item["step"]], "bands": [], "version": life.latest.version}
 
 

@@ -170,6 +170,7 @@ class Document:
             decision=self.attempt.decision,
             again=self.again,
             cost=self.cost,
+            counts=self.job.of_kind.counts,
         )
 
     @cached_property
@@ -229,6 +230,7 @@ class Document:
                 trained_until=self.trained.last,
                 bad_at=self.bad_at,
                 last_step=self.attempt.step,
+                counts=self.job.of_kind.counts,
                 rank=self.incident.rank,
                 nodes=tuple(self._nodes()),
                 acts=tuple(act.at for act in self.acts),

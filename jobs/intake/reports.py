@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from jobs import checkpoints, live, restarts, starts
 from jobs.disk import rundir
-from jobs.intake import wire
+from jobs.intake import rounds, wire
 from jobs.intake.standing import Standing
 from jobs.intake.wire import Part, Post
 from jobs.models import Attempt, Event, Stream
@@ -318,7 +318,9 @@ class _Intake:
             left_out = set(map(id, happened[room:]))
             happened = happened[:room]
             self.events = [event for event in self.events if id(event) not in left_out]
+        of_clients = rounds.read(self.attempt, happened)
         Event.objects.bulk_create([*happened, *standing[: max(0, STANDINGS - stood)]])
+        rounds.store(self.attempt, of_clients)
         for event in happened:
             _follow_up(self.attempt, event)
 

@@ -8,6 +8,7 @@ from jobs.models.job import Job, Predecessor, Tag
 from jobs.models.listing import Listing
 from jobs.models.postmortem import FollowUp, PostMortem
 from jobs.models.reliability import CadenceOrder, Failure, JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
+from jobs.models.round import Client, ClientSplit, Round
 from jobs.models.site_entry import Replay, SiteCatalogue, SiteEntry
 from jobs.models.stray import Stray
 from jobs.models.sweep import Sweep
@@ -17,6 +18,8 @@ __all__ = [
     "Attempt",
     "CadenceOrder",
     "Checkpoint",
+    "Client",
+    "ClientSplit",
     "Diagnosis",
     "DiskSum",
     "Event",
@@ -31,6 +34,7 @@ __all__ = [
     "PostMortem",
     "Predecessor",
     "Replay",
+    "Round",
     "SiteCatalogue",
     "SiteEntry",
     "NodeHeld",

@@ -8,6 +8,7 @@ from django.conf import settings
 from django.db import models
 from django.utils.functional import cached_property
 
+from jobs import kinds
 from jobs.models.sweep import Sweep
 from portal.models import Project, User
 
@@ -72,6 +73,10 @@ class Job(models.Model):
     @property
     def is_attached(self) -> bool:
         return self.kind == self.ATTACHED
+
+    @property
+    def of_kind(self) -> kinds.Kind:
+        return kinds.of(self.kind)
 
 
 class Tag(models.Model):

@@ -31,7 +31,8 @@ def say(cadence: Cadence) -> tuple[str, str]:
     return f"{every}; every {best} would leave {gain} more of its time for training.", _cost(cadence)
 
 
-def facts(cadence: Cadence) -> list[tuple[str, str]]:
+def facts(cadence: Cadence, counts: str = "step") -> list[tuple[str, str]]:
+    """`counts`: what its job counts."""
     best_part = formatting.percent(1 - cadence.best_kept)
     now, part = [], f"{best_part} of the time at best"
     if cadence.present_s is not None and cadence.kept is not None:
@@ -41,13 +42,13 @@ def facts(cadence: Cadence) -> list[tuple[str, str]]:
         ("A save costs", formatting.duration(cadence.cost_s)),
         ("Between failures", f"{formatting.duration(cadence.mtbf_s)}, {_SOURCES[cadence.source]}"),
         *now,
-        ("Best", f"every {formatting.duration(cadence.best_s)}{_steps(cadence.best_every)}"),
+        ("Best", f"every {formatting.duration(cadence.best_s)}{_steps(cadence.best_every, counts)}"),
         ("Saves and lost work", part),
     ]
 
 
-def _steps(every: int | None) -> str:
-    return f", {formatting.plural(every, 'step')}" if every else ""
+def _steps(every: int | None, counts: str) -> str:
+    return f", {formatting.plural(every, counts)}" if every else ""
 
 
 def _cost(cadence: Cadence) -> str:

@@ -95,11 +95,75 @@ ACCURACY: dict[str, Any] = {
 }
 
 
+def _spread(name: str, color: int, digits: int) -> list[dict[str, Any]]:
+    """The half of the clients in the middle, as a band; the federation tells it so."""
+    label = "clients, 25–75 %"
+    return [
+        {"name": f"{name}_q25", "label": label, "color": color, "digits": digits, "kind": "low"},
+        {"name": f"{name}_q75", "label": "", "color": color, "digits": digits, "kind": "high"},
+    ]
+
+
+CLIENT_ACCURACY: dict[str, Any] = {
+    "id": "accuracy",
+    "title": "Accuracy",
+    "unit": "the global model, and clients between",
+    "width": "half",
+    "height": 160,
+    "series": [
+        *_spread("client_accuracy", 1, 2),
+        {"name": "accuracy", "label": "global", "color": 1, "digits": 3},
+        {"name": "client_accuracy_min", "label": "worst client", "color": 2, "digits": 3},
+    ],
+}
+CLIENT_LOSS: dict[str, Any] = {
+    "id": "loss",
+    "title": "Loss",
+    "unit": "of clients as they train, and of the global model",
+    "width": "half",
+    "height": 160,
+    "scale": True,
+    "series": [
+        *_spread("client_loss", 1, 2),
+        {"name": "loss", "label": "training", "color": 1, "digits": 3},
+        {"name": "validation_loss", "label": "validation", "color": 2, "digits": 3, "kind": "dots"},
+    ],
+}
+ROUND_SECONDS: dict[str, Any] = {
+    "id": "seconds",
+    "title": "Seconds a round",
+    "unit": "stacked: compute, wait, transfer",
+    "width": "half",
+    "height": 120,
+    "zero": True,
+    "stacked": True,
+    "series": [
+        {"name": "compute_seconds", "label": "compute", "color": 1},
+        {"name": "wait_seconds", "label": "+ wait", "color": 5},
+        {"name": "transfer_seconds", "label": "+ transfer", "color": 4},
+    ],
+}
+ROUND_BYTES: dict[str, Any] = {
+    "id": "bytes",
+    "title": "Bytes a round",
+    "unit": "MiB, all clients",
+    "width": "half",
+    "height": 120,
+    "zero": True,
+    "series": [
+        {"name": "mib_down", "label": "down", "color": 3},
+        {"name": "mib_up", "label": "up", "color": 2},
+    ],
+}
+
+
 def figures(job: Job, life: Life, names: list[str]) -> list[dict[str, Any]]:
     """The charts of this kind of job, in order; `names`: the series that it has told so far."""
     empty = _empty(job, life)
     if job.kind == "distributed":
         drawn = _of_trainer(job, names)
+    elif job.kind == "federated":
+        drawn = _of_federation(names)
     else:
         drawn = _of_attached(life, names) if job.is_attached else _of_script(names)
     return [{"empty": empty, **figure} for figure in drawn]
@@ -111,9 +175,9 @@ def _empty(job: Job, life: Life) -> str:
         return "This job ended without reporting any."
     if life.latest.state == "pending":
         return "No values yet: it waits in the queue."
-    if job.kind != "distributed":
+    if not job.of_kind.trains:
         return "No values yet. The script reports them with vigil_report.log(step, loss=…)."
-    return "No values yet. The trainer reports about every second once step 1 is done."
+    return f"No values yet. The trainer reports about every second once {job.of_kind.counts} 1 is done."
 
 
 def _of_trainer(job: Job, names: list[str]) -> list[dict[str, Any]]:
@@ -150,6 +214,13 @@ def _of_trainer(job: Job, names: list[str]) -> list[dict[str, Any]]:
     alone = ranks_and_nodes(job.spec)[0] == 1 and not is_elastic(job.spec)  # then there is nothing to compare
     loss = [{**LOSS, "width": "full"}] if alone else [LOSS, RANKS]
     return [*loss, *({**figure, "width": width} for figure, width in zip(small, widths, strict=True))]
+
+
+def _of_federation(names: list[str]) -> list[dict[str, Any]]:
+    """By round. Whether anything tells how accurate its model is, only its first values show."""
+    lead = [CLIENT_ACCURACY] if "accuracy" in names or "loss" not in names else []
+    lead.append(CLIENT_LOSS if lead else {**CLIENT_LOSS, "width": "full"})
+    return [{**figure, "xunit": "round"} for figure in (*lead, ROUND_SECONDS, ROUND_BYTES)]
 
 
 def _of_attached(life: Life, names: list[str]) -> list[dict[str, Any]]:

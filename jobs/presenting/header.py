@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ATTACHED = "attached"  # the kind of a job that Vigil did not submit
 MOST_FACTS = 7
+_GIVES_WAY = ("step_seconds", "clients")
 RECOVERIES = ("incarnation.ended", "nodes.lost", "nodes.joined")
 """What launchers tell when ranks are started again within an attempt."""
 Told = tuple[str, int, int | None, datetime, dict[str, Any]]
@@ -41,6 +42,17 @@ class Fact:
     live: str = ""
     bar: float | None = None
     since: datetime | None = None  # shown after `small`, as how long ago
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """A federation's newest round, and what has travelled in all of them."""
+
+    counted: int
+    asked: int
+    seconds: float | None
+    worst: int | None
+    sent_bytes: float | None
 
 
 @dataclass(kw_only=True)
@@ -61,6 +73,8 @@ class Life:
     saved: dict[int, tuple[int, datetime]] = field(default_factory=dict)
     # Ranks and nodes that an elastic job trains on since its last restart in place, as its launcher told.
     spread: tuple[int, int] | None = None
+    # Of a federation, once a round is done.
+    exchange: Exchange | None = None
     # The attempts that have a post-mortem, by id.
     postmortems: frozenset[int] = frozenset()
 
@@ -90,6 +104,11 @@ class Life:
         return (self.job.spec.get("run") or {}).get("checkpoint_every")
 
     @property
+    def counts(self) -> str:
+        """What it counts: "step" or "round"."""
+        return self.job.of_kind.counts
+
+    @property
     def cancelling(self) -> bool:
         return self.latest.is_alive and self.latest.cancel_asked_at is not None
 
@@ -103,7 +122,9 @@ class Life:
     def ribbon(self) -> ribbons.Ribbon:
         pieces = [self._piece(attempt) for attempt in self.attempts]
         saves = [self._save(checkpoint) for checkpoint in self.checkpoints]
-        return ribbons.draw(pieces, saves, now=self.now, done_at=self.done_at, limit_at=self.limit_at)
+        of_rounds = self.counts == "round" and self.progress.steps
+        goal = f"round {formatting.count(self.progress.steps)}" if of_rounds else ""
+        return ribbons.draw(pieces, saves, now=self.now, done_at=self.done_at, limit_at=self.limit_at, goal=goal)
 
     @property
     def sentence(self) -> sentences.Sentence:
@@ -124,6 +145,7 @@ class Life:
                 done_at=self.done_at,
                 step=attempt.step,
                 steps=self.progress.steps,
+                counts=self.counts,
                 phase=attempt.phase,
                 last_report_at=attempt.last_report_at,
                 resumed_step=attempt.resume_from.step if attempt.resume_from else None,
@@ -132,7 +154,7 @@ class Life:
                 validation_loss=number(attempt.latest, "validation_loss"),
                 cancelling=self.cancelling,
                 cancelled_by=attempt.cancel_asked_by.username if attempt.cancel_asked_by else "",
-                reports=self.job.kind == "distributed" or attempt.last_report_at is not None,
+                reports=self.job.of_kind.trains or attempt.last_report_at is not None,
                 attached=self.job.is_attached,
                 unconfirmed=attempt.is_unconfirmed,
             )
@@ -140,9 +162,9 @@ class Life:
 
     @property
     def facts(self) -> list[Fact]:
-        """Chooses at most seven: the step time, which has a chart, gives way."""
+        """Chooses at most seven: what a chart or a drawing has, too, gives way."""
         facts = [*self._training(), *self._running()]
-        return [fact for fact in facts if fact.live != "step_seconds"] if len(facts) > MOST_FACTS else facts
+        return [fact for fact in facts if fact.live not in _GIVES_WAY] if len(facts) > MOST_FACTS else facts
 
     def _training(self) -> list[Fact]:
         latest, done = self.latest.latest, self.progress
@@ -150,19 +172,21 @@ class Life:
             return []  # it may never report
         facts = [
             Fact(
-                name="Step",
+                name=self.counts.capitalize(),
                 value=formatting.count(done.step),
-                small=f"of {formatting.count(done.steps)}" if done.steps else "",
+                small=f"of {formatting.count(done.steps)}{self._each}" if done.steps else "",
                 live="step",
                 bar=done.fraction,
             )
         ]
-        if self.job.kind == "distributed" or "loss" in latest:
+        if self.exchange is not None and "accuracy" in latest:
+            return [*facts, *self._federated(self.exchange)]
+        if self.job.of_kind.trains or "loss" in latest:
             validation = number(latest, "validation_loss")
             small = f"val {formatting.loss(validation)}" if validation is not None else ""
             facts.append(Fact(name="Loss", value=formatting.loss(number(latest, "loss")), small=small, live="loss"))
         speed = next((name for name in ("tokens_per_second", "samples_per_second") if name in latest), None)
-        if speed or self.job.kind == "distributed":
+        if speed or self.job.of_kind.profiles:
             speed = speed or "tokens_per_second"
             title = "Tokens/s" if speed.startswith("tokens") else "Samples/s"
             facts.append(Fact(name=title, value=formatting.measure(number(latest, speed)), live="speed"))
@@ -181,6 +205,25 @@ class Life:
         )
         return facts
 
+    @property
+    def _each(self) -> str:
+        """How long the newest one took."""
+        seconds = self.exchange.seconds if self.exchange else None
+        return f" · {formatting.duration(seconds)}" if seconds is not None else ""
+
+    def _federated(self, told: Exchange) -> list[Fact]:
+        """How good the global model is, for whom it is worst, and what that cost."""
+        latest = self.latest.latest
+        worst = f"client {formatting.count(told.worst)}" if told.worst is not None else ""
+        of = f"of {formatting.count(told.asked)} asked"
+        loss = f"loss {formatting.loss(number(latest, 'loss'))}"
+        return [
+            Fact(name="Accuracy", value=formatting.loss(number(latest, "accuracy")), small=loss, live="accuracy"),
+            Fact(name="Worst client", value=formatting.loss(number(latest, "client_accuracy_min")), small=worst),
+            Fact(name="Clients", value=formatting.count(told.counted), small=of, live="clients"),
+            Fact(name="Sent", value=formatting.disk(told.sent_bytes), small="up and down"),
+        ]
+
     def _running(self) -> list[Fact]:
         attempt, facts = self.latest, [_places(self.job.spec, self.latest.nodes, self.spread)]
         if attempt.is_alive and self.done_at:
@@ -195,7 +238,7 @@ class Life:
                 limit = f"of {formatting.duration(most)}" if most else ""
                 facts.append(Fact(name="Runs", value=formatting.duration(seconds), small=limit))
         if lost := sum(_lost(a, self.saved) for a in self.attempts):
-            facts.append(Fact(name="Lost so far", value=formatting.count(lost), small="steps"))
+            facts.append(Fact(name="Lost so far", value=formatting.count(lost), small=self.job.of_kind.many))
         return facts
 
     def _piece(self, attempt: Attempt) -> ribbons.Piece:
@@ -206,13 +249,21 @@ class Life:
             began=attempt.submitted_at or attempt.created_at,
             started=attempt.started_at,
             ended=attempt.ended_at,
-            note=_note(attempt, lost),
+            note=_note(attempt, lost, self.counts),
             lost_from=self.saved.get(attempt.pk, (0, attempt.started_at))[1] if lost else None,
             resumed_from=attempt.resume_from.created_at if attempt.resume_from else None,
             restarts=tuple(self.restarts.get(attempt.pk, ())),
+            rounds=self._rounds_of(attempt),
             url=reverse("job_attempts", args=[self.job.pk]) + f"#attempt-{attempt.number}",
             postmortem=self.postmortem_of(attempt),
         )
+
+    def _rounds_of(self, attempt: Attempt) -> tuple[int, int] | None:
+        """The first and the last that it did, of a federation."""
+        if self.counts != "round" or attempt.step is None:
+            return None
+        first = attempt.resume_from.step + 1 if attempt.resume_from else 1
+        return (first, attempt.step) if attempt.step >= first else None
 
     def postmortem_of(self, attempt: Attempt) -> str:
         """Its address; "" where it did not end badly."""
@@ -225,7 +276,10 @@ class Life:
             at=checkpoint.created_at,
             state=checkpoint.state,
             url=reverse("job_checkpoints", args=[self.job.pk]) + f"#{checkpoint.name}",
-            title=f"Checkpoint at step {formatting.count(checkpoint.step)}, {checkpoint.get_state_display().lower()}",
+            title=(
+                f"Checkpoint at {self.counts} {formatting.count(checkpoint.step)},"
+                f" {checkpoint.get_state_display().lower()}"
+            ),
         )
 
 
@@ -308,9 +362,9 @@ def _places(spec: dict[str, Any], nodes: list[str], spread: tuple[int, int] | No
     return Fact(name="GPUs" if gpus else "Ranks", value=formatting.count(ranks), small=where)
 
 
-def _note(attempt: Attempt, lost: int) -> str:
+def _note(attempt: Attempt, lost: int, counts: str) -> str:
     note = formatting.word(attempt.state)
-    return f"{note} · {formatting.plural(lost, 'step')} lost" if lost else note
+    return f"{note} · {formatting.plural(lost, counts)} lost" if lost else note
 
 
 def _lost(attempt: Attempt, saved: dict[int, tuple[int, datetime]]) -> int:

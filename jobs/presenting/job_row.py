@@ -44,11 +44,13 @@ class Row:
 
     @property
     def counted(self) -> str:
-        """The words under the bar: how far it is in steps, or what it waits for."""
-        step, steps = self.progress.step, self.progress.steps
+        """The words under the bar: how far it is, or what it waits for."""
+        step, steps, counts = self.progress.step, self.progress.steps, self.job.of_kind.counts
         if step is not None:
             return (
-                f"{formatting.count(step)} / {formatting.count(steps)}" if steps else f"step {formatting.count(step)}"
+                f"{formatting.count(step)} / {formatting.count(steps)}"
+                if steps
+                else f"{counts} {formatting.count(step)}"
             )
         if self.state == "pending":
             needs = size(self.job.spec)

@@ -52,6 +52,7 @@ class Facts:
     trained_until: datetime | None = None
     bad_at: datetime | None = None
     last_step: int | None = None
+    counts: str = "step"  # or round
     rank: int | None = None  # that is blamed
     nodes: tuple[NodeFacts, ...] = ()
     acts: tuple[datetime, ...] = ()  # what Vigil did, numbered as listed
@@ -153,7 +154,7 @@ def draw(facts: Facts, span: str = "near") -> Lanes:
         lane.y = TOP + HEIGHT * i + HEIGHT // 2
         _place_labels(lane)
     bad, again = facts.bad_at, facts.again_trained_at
-    step = f"step {formatting.count(facts.again_step)}" if facts.again_step is not None else "training again"
+    step = f"{facts.counts} {formatting.count(facts.again_step)}" if facts.again_step is not None else "training again"
     return Lanes(
         lanes=lanes,
         axis=_axis(scale),
@@ -280,7 +281,7 @@ def _train_again(facts: Facts, lane: Lane, scale: Scale) -> None:
 
 def _stopped(facts: Facts, scale: Scale) -> list[Mark]:
     at = facts.bad_at
-    step = f"last step {formatting.count(facts.last_step)}" if facts.last_step is not None else "stopped"
+    step = f"last {facts.counts} {formatting.count(facts.last_step)}" if facts.last_step is not None else "stopped"
     return [Mark(scale(at), "glyph", "failed", step)] if at is not None and scale.has(at) else []
 
 

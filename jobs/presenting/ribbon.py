@@ -30,6 +30,7 @@ class Piece:
     note: str = ""  # what the label of its mark says
     lost_from: datetime | None = None
     resumed_from: datetime | None = None
+    rounds: tuple[int, int] | None = None  # of a federation: the first and the last that it did
     restarts: tuple[tuple[datetime, str], ...] = ()  # recoveries in place: when, and what happened
     url: str = ""
     postmortem: str = ""  # its address, where it ended badly
@@ -85,6 +86,7 @@ class Ribbon:
     waits: list[tuple[float, float, str]] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     ticks: list[tuple[float, str, str, str]] = field(default_factory=list)  # x, class, url, title
+    rounds: list[float] = field(default_factory=list)
     brackets: list[tuple[float, float]] = field(default_factory=list)
     nights: list[tuple[float, float]] = field(default_factory=list)
     axis: list[tuple[float, str, bool]] = field(default_factory=list)  # x, label, whether a day begins
@@ -117,8 +119,9 @@ def draw(
     now: datetime,
     done_at: datetime | None = None,
     limit_at: datetime | None = None,
+    goal: str = "",
 ) -> Ribbon:
-    """The ribbon of a job that has at least one attempt."""
+    """The ribbon of a job that has at least one attempt. `goal`: what is reached when it is done."""
     first, last = pieces[0].began, pieces[-1]
     alive = last.ended is None
     scale = Scale(first, _right_edge(first, last, now, done_at, limit_at))
@@ -129,7 +132,8 @@ def draw(
     if alive:
         ribbon.now = scale(now)
         if done_at and last.started:
-            ribbon.done, ribbon.done_label = scale(done_at), f"done {formatting.clock(done_at, now)}"
+            clock = formatting.clock(done_at, now)
+            ribbon.done, ribbon.done_label = scale(done_at), f"{goal} · {clock}" if goal else f"done {clock}"
         if limit_at and limit_at <= scale.end:
             ribbon.limit = scale(limit_at)
     _place_labels(ribbon)
@@ -157,6 +161,7 @@ def _draw_piece(ribbon: Ribbon, piece: Piece, scale: Scale, now: datetime) -> No
     end = piece.ended or now
     if piece.started:
         ribbon.segments.append(_segment(piece, piece.started, end, scale))
+        ribbon.rounds += _rounds(piece, ribbon.segments[-1])
         if piece.resumed_from:
             ribbon.brackets.append((scale(piece.resumed_from), scale(piece.started)))
     for at, what in piece.restarts:
@@ -174,8 +179,18 @@ def _segment(piece: Piece, start: datetime, end: datetime, scale: Scale) -> Segm
     if piece.lost_from:
         lost_width = round(min(width, max(LEAST_LOST, x + width - scale(max(piece.lost_from, start)))), 3)
         lost_x = round(x + width - lost_width, 3)
-    title = f"Attempt {piece.number}: {formatting.word(piece.state)}, {ran}"
-    return Segment(piece.number, piece.state, x, width, ran, lost_x, lost_width, piece.url, title)
+    did = "rounds {:,}–{:,}".format(*piece.rounds) if piece.rounds else ""
+    title = f"Attempt {piece.number}: {formatting.word(piece.state)}, {f'{did}, ' if did else ''}{ran}"
+    return Segment(piece.number, piece.state, x, width, did or ran, lost_x, lost_width, piece.url, title)
+
+
+def _rounds(piece: Piece, segment: Segment) -> list[float]:
+    """A tick a round, evenly over the attempt, as nobody tells when each was; thinned where they are many."""
+    if piece.rounds is None:
+        return []
+    count = piece.rounds[1] - piece.rounds[0] + 1
+    every = -(-count // max(1, int(MOST_TICKS * segment.width / 100)))
+    return [round(segment.x + segment.width * at / count, 3) for at in range(every, count + 1, every)]
 
 
 def _ticks(saves: list[Save], scale: Scale) -> list[tuple[float, str, str, str]]:

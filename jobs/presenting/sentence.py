@@ -36,6 +36,7 @@ class Facts:
     done_at: datetime | None = None  # the estimate
     step: int | None = None
     steps: int | None = None
+    counts: str = "step"  # or round
     phase: str = ""
     last_report_at: datetime | None = None
     resumed_step: int | None = None
@@ -97,12 +98,21 @@ def _running(facts: Facts) -> Sentence:
     if silent > SILENT_S:
         return Sentence(
             f"Nothing heard for {formatting.duration(silent)}.",
-            f"The scheduler says it is running; its last report was of step {formatting.count(facts.step)}.",
+            f"The scheduler says it is running; its last report was of {facts.counts} {formatting.count(facts.step)}.",
         )
-    lead = f"Training since {since}"
+    counted = _counted(facts)
+    lead = f"{counted}, training since {since}" if counted else f"Training since {since}"
     if facts.resumed_step is not None:
-        lead += f", resumed from step {formatting.count(facts.resumed_step)}"
+        lead += f", resumed from {facts.counts} {formatting.count(facts.resumed_step)}"
     return Sentence(f"{lead}. {_finish(facts)}".strip(), _margin(facts))
+
+
+def _counted(facts: Facts) -> str:
+    """The round that it is in, of a job that counts rounds: they are few and long."""
+    if facts.counts == "step" or not facts.steps:
+        return ""
+    now = min(facts.steps, (facts.step or 0) + 1)
+    return f"{facts.counts.capitalize()} {formatting.count(now)} of {formatting.count(facts.steps)}"
 
 
 def _starting(facts: Facts, since: str) -> Sentence:
@@ -116,7 +126,7 @@ def _starting(facts: Facts, since: str) -> Sentence:
     return Sentence(
         f"Started {formatting.ago(facts.started_at, facts.now) if facts.started_at else 'just now'}"
         f"{', ' + phase if phase else ''}.",
-        "The first values come once step 1 is done.",
+        f"The first values come once {facts.counts} 1 is done.",
     )
 
 
@@ -148,7 +158,7 @@ def _ended(facts: Facts) -> Sentence:
         return Sentence("Not attached.", _stop(facts.reason))
     took = f" in {formatting.duration(facts.ran_s)}" if facts.ran_s is not None else ""
     if facts.state == "completed":
-        rest = f"{formatting.plural(facts.step, 'step')}" if facts.step else ""
+        rest = formatting.plural(facts.step, facts.counts) if facts.step else ""
         if facts.validation_loss is not None:
             rest += f"{', ' if rest else ''}validation loss {formatting.loss(facts.validation_loss)}"
         attempts = f" over {formatting.plural(facts.number, 'attempt')}" if facts.number > 1 else ""
@@ -179,15 +189,15 @@ def _ended(facts: Facts) -> Sentence:
 
 
 def _at_step(facts: Facts) -> str:
-    return f" at step {formatting.count(facts.step)}" if facts.step is not None else ""
+    return f" at {facts.counts} {formatting.count(facts.step)}" if facts.step is not None else ""
 
 
 def _resumable(facts: Facts) -> str:
     if facts.newest_checkpoint is None:
         return ""
     lost = (facts.step or 0) - facts.newest_checkpoint
-    after = f", {formatting.plural(lost, 'step')} back" if lost > 0 else ""
-    return f"It can be resumed from step {formatting.count(facts.newest_checkpoint)}{after}."
+    after = f", {formatting.plural(lost, facts.counts)} back" if lost > 0 else ""
+    return f"It can be resumed from {facts.counts} {formatting.count(facts.newest_checkpoint)}{after}."
 
 
 def _stop(text: str) -> str:

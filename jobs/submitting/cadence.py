@@ -22,16 +22,16 @@ def order(user: User, job: Job, every: int | None) -> None:
     """
     if not can(user, "change", job):
         raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
-    if job.kind != "distributed":
+    if not job.of_kind.trains:
         raise Conflict(f"Not changed. #{job.pk} runs a program of its own, which saves when it likes.")
     if every is not None and not 1 <= every <= MOST:
-        raise SpecError.at("every", f"{every:,} steps can’t be: take 1 to {MOST:,}.")
+        raise SpecError.at("every", f"{every:,} {job.of_kind.many} can’t be: take 1 to {MOST:,}.")
     with transaction.atomic():
         if every is None:
             CadenceOrder.objects.filter(job=job).delete()
         else:
             CadenceOrder.objects.update_or_create(job=job, defaults={"every": every, "asked_by": user})
-        note_if_sysadmin(user, "job.cadence", job, "" if every is None else f"every {every} steps")
+        note_if_sysadmin(user, "job.cadence", job, "" if every is None else f"every {every} {job.of_kind.many}")
 
 
 def first_to_obey(attempts: Sequence[Attempt], asked_at: datetime | None = None) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 from django.db.models import Max
 from django.utils import timezone
 
@@ -28,6 +29,7 @@ from nodes.scheduling.capacity import Cluster
 from portal import formatting
 from portal.models import Project, User
 from training.config import choices
+from training.federation import checking, splitting
 from training.federation.config import FederationConfig
 
 NEWEST = 200
@@ -52,7 +54,8 @@ def dry_run(user: User, spec: JobSpec, *, alike: Sequence[JobSpec] = ()) -> list
     except JobError as error:
         return [Finding("error", "Specification", str(error))]
     return [
-        _specification(spec), *_start(user, spec, project), *_data(spec), *_disk(spec), if_it_fails(spec, project),
+        _specification(spec), *_start(user, spec, project), *_data(spec), *_split(spec), *_disk(spec),
+        if_it_fails(spec, project),
     ]  # fmt: skip
 
 
@@ -169,6 +172,29 @@ def _data(spec: JobSpec) -> Iterator[Finding]:
             "Data",
             "The directory is sent on submit, 50 MB at most: `vigil submit` packs it, the form takes a tar.gz.",
         )
+
+
+def _split(spec: JobSpec) -> Iterator[Finding]:
+    """Who would have how much of a federation's data, where they come with the recipe; an empty client is refused."""
+    if not isinstance(spec.run, FederationConfig):
+        return
+    labels = checking.shipped_labels(spec.run)
+    if labels is None:
+        text = f'"{spec.run.split}" over {spec.run.clients:,} clients: how much each has, the allocation will tell.'
+        yield Finding("info", "Split", text)
+        return
+    divided = splitting.divide(spec.run, labels)
+    sizes, own = divided.sizes, len(divided.validation)
+    unjudged = own - sum(bool(len(ids)) for ids in divided.validation)
+    text = (
+        f"{formatting.plural(spec.run.clients, 'client')}: {sizes.min():,} to {sizes.max():,} samples each,"
+        f" {np.median(sizes):,.0f} in the middle."
+    )
+    if not unjudged:
+        yield Finding("ok", "Split", text)
+        return
+    without = f"{formatting.plural(unjudged, 'client')} {'has' if unjudged == 1 else 'have'}"
+    yield Finding("warn", "Split", f"{text} {without} no sample to be judged by, and no accuracy of their own.")
 
 
 def _disk(spec: JobSpec) -> Iterator[Finding]:

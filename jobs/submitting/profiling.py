@@ -24,8 +24,8 @@ def ask(user: User, job: Job, *, steps: int = STEPS, rank: int = 0) -> str:
     """
     if not can(user, "change", job):
         raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
-    if job.kind != "distributed":
-        raise Conflict(f"Not profiled. #{job.pk} runs a program of its own, which profiles itself.")
+    if not job.of_kind.profiles:
+        raise Conflict(f"Not profiled. {_why_not(job)}")
     attempt = job.latest
     if attempt is None or attempt.state != Attempt.State.RUNNING:
         raise Conflict(f"Not profiled. #{job.pk} is not running: it is {attempt.state if attempt else 'being made'}.")
@@ -42,3 +42,9 @@ def ask(user: User, job: Job, *, steps: int = STEPS, rank: int = 0) -> str:
     note_if_sysadmin(user, "job.profiled", job)
     live.announce(attempt.pk)
     return number
+
+
+def _why_not(job: Job) -> str:
+    if job.of_kind.trains:
+        return f"#{job.pk} counts {job.of_kind.many}, each of many clients: where their seconds go its page shows."
+    return f"#{job.pk} runs a program of its own, which profiles itself."

@@ -202,7 +202,7 @@ def _create(user: User, project: Project, spec: JobSpec, spec_toml: str, parent:
 
 
 def _first_attempt(job: Job, kept: str, *, reason: str) -> Attempt:
-    attempt = Attempt(job=job, number=1, reason=reason, steps=(job.spec.get("run") or {}).get("steps"))
+    attempt = Attempt(job=job, number=1, reason=reason, steps=job.of_kind.length_of(job.spec))
     if kept:
         attempt.key = kept  # leads the worker to the upload
     attempt.save()
@@ -223,9 +223,10 @@ def _resumable(job: Job, step: int | None, steps: int | None) -> Attempt:
         raise Conflict(f"Not resumed. Vigil is just deciding how #{job.pk} goes on. Ask again in a few seconds.")
     if last.state == Attempt.State.COMPLETED and step is None and steps is None:
         raise Conflict(
-            f"#{job.pk} has completed. Say from which step it shall run again, or how many steps it shall run."
+            f"#{job.pk} has completed. Say from which {job.of_kind.counts} it shall run again, or how many"
+            f" {job.of_kind.many} it shall run."
         )
-    if steps is not None and job.kind != "distributed":
+    if steps is not None and not job.of_kind.length:
         raise SpecError.at("steps", "Only the trainer knows steps; a program of your own takes them as an argument.")
     return last
 
@@ -242,25 +243,26 @@ def _start_of(job: Job, last: Attempt, step: int | None, generation: int | None)
         nearest = (
             f"Nearest: {', '.join(f'{s:,}' for s in sorted(there))}." if there else "There is none to resume from."
         )
-        raise SpecError.at("step", f"No checkpoint at step {step:,}. {nearest}")
+        raise SpecError.at("step", f"No checkpoint at {job.of_kind.counts} {step:,}. {nearest}")
     return chosen
 
 
 def _has_work(job: Job, start: Checkpoint | None) -> None:
     """Whether a completed job has steps left beyond the checkpoint."""
-    steps = job.spec["run"]["steps"] if job.kind == "distributed" else None
+    steps, many = job.of_kind.length_of(job.spec), job.of_kind.many
     if start is not None and steps is not None and start.step >= steps:
         raise Conflict(
-            f"Not resumed. All {steps:,} steps of #{job.pk} are done at that checkpoint."
-            " Take an earlier one, or say how many steps it shall run."
+            f"Not resumed. All {steps:,} {many} of #{job.pk} are done at that checkpoint."
+            f" Take an earlier one, or say how many {many} it shall run."
         )
 
 
 def _lengthen(job: Job, steps: int, start: Checkpoint | None) -> None:
     """Change how far the job runs: in the spec, and in its text, where comments and order stay."""
     if start is not None and steps <= start.step:
-        raise SpecError.at("steps", f"{steps:,} is not beyond the checkpoint at step {start.step:,}.")
-    text = set_values(job.spec_toml, {"run.steps": steps})
-    spec = JobSpec.parse({**job.spec, "run": {**job.spec["run"], "steps": steps}})
+        raise SpecError.at("steps", f"{steps:,} is not beyond the checkpoint at {job.of_kind.counts} {start.step:,}.")
+    field = job.of_kind.length
+    text = set_values(job.spec_toml, {f"run.{field}": steps})
+    spec = JobSpec.parse({**job.spec, "run": {**job.spec["run"], field: steps}})
     job.spec, job.spec_toml = spec.model_dump(mode="json"), text
     job.save(update_fields=["spec", "spec_toml"])

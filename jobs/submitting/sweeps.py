@@ -107,7 +107,7 @@ def _create_jobs(sweep: Sweep, spec: SweepSpec, specs: list[JobSpec]) -> None:
     reasons = [dependencies.wait(job, spec.first.after) for job in jobs] if spec.first.after else [""] * len(jobs)
     Attempt.objects.bulk_create(
         [
-            Attempt(job=job, number=1, reason=reason, steps=(job.spec.get("run") or {}).get("steps"))
+            Attempt(job=job, number=1, reason=reason, steps=job.of_kind.length_of(job.spec))
             for job, reason in zip(jobs, reasons, strict=True)
         ],
         batch_size=100,

@@ -38,7 +38,7 @@ def shown(life: Life) -> Saves | None:
         return None
     is_over = life.latest.state == Attempt.State.COMPLETED
     offer = found.best_every if (found.is_worth_it or found.present_s is None) and not is_over else None
-    return Saves(found, words.say(found), words.facts(found), offer)
+    return Saves(found, words.say(found), words.facts(found, life.job.of_kind.counts), offer)
 
 
 @login_required
@@ -54,7 +54,7 @@ def order(request: HttpRequest, job_id: int) -> HttpResponse:
     except JobError as error:
         messages.error(request, str(error))
     else:
-        how = "as its specification says" if every is None else f"every {formatting.plural(every, 'step')}"
+        how = "as its specification says" if every is None else f"every {formatting.plural(every, job.of_kind.counts)}"
         first = ordering.first_to_obey(list(job.attempts.order_by("number")))
         messages.success(request, f"From attempt {first} on it saves {how}.")
     return redirect("job_checkpoints", job_id=job.pk)

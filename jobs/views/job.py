@@ -25,7 +25,7 @@ from jobs.presenting.header import Life
 from jobs.presenting.layouts import Layout
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import clone
-from jobs.views import cadence, performance
+from jobs.views import cadence, performance, rounds
 from jobs.why import pending
 from jobs.why.reasons import reason_of
 from portal.access import can, user_of
@@ -44,7 +44,11 @@ class Page:
     may_change: bool
 
     def context(self, tab: str, **more: object) -> dict[str, object]:
-        counts = {"checkpoints": len(self.life.checkpoints), "attempts": len(self.life.attempts)}
+        counts = {
+            "checkpoints": len(self.life.checkpoints),
+            "attempts": len(self.life.attempts),
+            "clients": (self.job.spec.get("run") or {}).get("clients"),
+        }
         return {
             "section": "jobs",
             "job": self.job,
@@ -71,13 +75,14 @@ def page_of(request: HttpRequest, job_id: int) -> Page:
 @login_required
 @require_safe
 def overview(request: HttpRequest, job_id: int) -> HttpResponse:
+    """The first tab: of a federated job its rounds."""
     page = page_of(request, job_id)
     charted = {
         "figures": charts.figures(page.job, page.life, curves.names(page.life)),
         "series": curves.first_paint(page.job, page.life),
     }
     context = page.context("overview", **charted, **_overview(request, page))
-    return render(request, "jobs/overview.html", context)
+    return render(request, "jobs/rounds.html" if page.job.kind == "federated" else "jobs/overview.html", context)
 
 
 @login_required
@@ -105,6 +110,7 @@ def _overview(request: HttpRequest, page: Page) -> dict[str, Any]:
         "died_before": verdicts.before(page.life.attempts),
         "warnings": sorted(newest, reverse=True),
         "has_more_warnings": has_more,
+        **(rounds.shown(request, page.life, page.life.sentence) if page.job.kind == "federated" else {}),
         **_waits(request, page),
     }
 
@@ -141,12 +147,12 @@ class Export:
 
 def _exports(job: Job, checkpoint: Checkpoint | None) -> list[Export]:
     """Nothing where there is no checkpoint, or none of our trainer."""
-    if checkpoint is None or job.kind != "distributed" or not job.directory:
+    if checkpoint is None or not job.of_kind.exports or not job.directory:
         return []
     folder = settings.VIGIL_RUNS / job.directory / "job" / "checkpoints" / checkpoint.name
     run = job.spec.get("run") or {}
     has_adapters = bool(run.get("language", {}).get("lora_rank"))
-    name = f"job-{job.pk}-step-{checkpoint.step}"
+    name = f"job-{job.pk}-{job.of_kind.counts}-{checkpoint.step}"
 
     def line(key: str, makes: str, *more: str) -> Export:
         return Export(key, makes, shlex.join(["python", "-m", "training", "export", str(folder), *more]))
@@ -155,7 +161,7 @@ def _exports(job: Job, checkpoint: Checkpoint | None) -> list[Export]:
         merged = line("export-hf", "The whole model, adapters merged in, for transformers", "--merged", "--hf", name)
         return [merged, line("export", "The adapters alone, for peft", f"{name}-adapters")]
     plain = line("export", "Its weights by our names, as one safetensors file", f"{name}.safetensors")
-    if run.get("recipe", "language") != "language":
+    if job.kind == "federated" or run.get("recipe", "language") != "language":
         return [plain]
     return [line("export-hf", "A model’s folder, tokenizer and all, for transformers", "--hf", name), plain]
 

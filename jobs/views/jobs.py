@@ -10,6 +10,7 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
+from jobs import kinds
 from jobs.listing.jobs import DEFAULT_SORT, SORTS, STATE_GROUPS, STATE_WORDS, Search
 from jobs.listing.walk import Count
 from jobs.models import Attempt, Job
@@ -22,7 +23,7 @@ from portal.untrusted import plain, whole
 
 ROWS = 50
 TABS = (("", "All"), ("running", "Running"), ("pending", "Pending"), ("bad", "Ended badly"), ("completed", "Completed"))
-KINDS = ("distributed", "script", Job.ATTACHED)
+KINDS = tuple(kind.name for kind in kinds.ALL)
 
 
 @login_required

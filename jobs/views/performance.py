@@ -118,7 +118,7 @@ class Performance:
 
 def tell(life: Life, *, may_change: bool) -> Performance | None:
     """Tells how a run of our trainer that has begun performs; None of anything else."""
-    if life.job.kind != "distributed" or not any(attempt.started_at for attempt in life.attempts):
+    if not life.job.of_kind.profiles or not any(attempt.started_at for attempt in life.attempts):
         return None
     found = profiles(life.attempts)
     return Performance(

@@ -29,12 +29,14 @@ MOST_LINES = 40
 MOST_METRICS = 4
 WIDTH, HEIGHT, POINTS = 1000.0, 200.0, 120
 # What is told first, and whether less of it is better; of others (a script's own) less is.
-FIRST = ("validation_loss", "loss", "validation_accuracy")
+FIRST = ("validation_loss", "loss", "validation_accuracy", "accuracy")
 MORE_IS_BETTER = ("accuracy", "score", "auc", "reward", "f1")
+SPREADS = ("client_loss_", "client_accuracy_")  # of a federation
 LEFT_OUT = frozenset(
     {
         "learning_rate", "tokens_per_second", "samples_per_second", "step_seconds", "data_seconds", "memory_gib",
-        "gradient_norm",
+        "gradient_norm", "round_seconds", "compute_seconds", "wait_seconds", "transfer_seconds", "mib_up", "mib_down",
+        "trained", "late", "dropped", "rejected",
     }
 )  # fmt: skip
 
@@ -92,10 +94,11 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
     best = _best(rows, metrics[0]) if metrics else None
     if best is not None:
         best.is_best = True
+    counts = jobs[0].of_kind.counts if jobs else "step"
     sort = request.GET.get("sort", "")
     rows = _sorted(rows, sort, paths, metrics)
-    counts = sweep.counts()
-    alive = sum(counts.get(state, 0) for state in Attempt.ALIVE)
+    of_states = sweep.counts()
+    alive = sum(of_states.get(state, 0) for state in Attempt.ALIVE)
     over = sweep.is_over()
     context = {
         "section": "jobs",
@@ -107,16 +110,18 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
         ],
         "measured": [_column(f"m{i}", name.replace("_", " "), sort) for i, name in enumerate(metrics)],
         "fixed": {
-            name: _column(name, title, sort) for name, title in (("job", "Job"), ("state", "State"), ("step", "Step"))
+            name: _column(name, title, sort)
+            for name, title in (("job", "Job"), ("state", "State"), ("step", counts.capitalize()))
         },
         "best": best,
         "metric": metrics[0].replace("_", " ") if metrics else "",
-        "counts": [(state, counts[state]) for state in Attempt.State.values if state in counts],
+        "counts": [(state, of_states[state]) for state in Attempt.State.values if state in of_states],
+        "counted": f"{counts}s",
         "drawing": _drawing(rows, best),
         "over": over,
         "alive": alive,
         "may_change": can(user, "change", sweep),
-        "say": _say(len(rows), counts, best, metrics, over=over, stopped=sweep.stopped_why),
+        "say": _say(len(rows), of_states, best, metrics, over=over, stopped=sweep.stopped_why),
     }
     is_part = request.headers.get("HX-Target") == "sweep"
     response = render(request, "jobs/_sweep.html" if is_part else "jobs/sweep.html", context)
@@ -142,7 +147,7 @@ def cancel(request: HttpRequest, sweep_id: int) -> HttpResponse:
 
 def metrics_of(latest: Iterable[dict[str, Any]]) -> list[str]:
     """What the jobs measure, the telling ones first."""
-    found = {name for values in latest for name in values} - LEFT_OUT
+    found = {name for values in latest for name in values if not name.startswith(SPREADS)} - LEFT_OUT
     return [*(name for name in FIRST if name in found), *sorted(found - {*FIRST})][:MOST_METRICS]
 
 

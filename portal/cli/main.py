@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from jobs import kinds
 from portal.cli import (
     agent,
     attach,
@@ -23,6 +24,7 @@ from portal.cli import (
     notices,
     profiles,
     reliability,
+    rounds,
     runbooks,
     sweeps,
     tables,
@@ -121,7 +123,7 @@ def submit(
 @click.option("--state", multiple=True, help="A state, or alive, ended, bad; may be repeated.")
 @click.option("--project", multiple=True, help="Its short name; may be repeated.")
 @click.option("--owner", help="A user name.")
-@click.option("--kind", type=click.Choice(["distributed", "script", "attached"]))
+@click.option("--kind", type=click.Choice([kind.name for kind in kinds.ALL]))
 @click.option("--tag", multiple=True, help="A tag that the job has; may be repeated.")
 @click.option("-q", "--search", "q", help="Words in the name; or a number, tag, project or person.")
 @click.option(
@@ -235,8 +237,10 @@ def cancel(job_id: int, as_json: bool) -> None:
 
 @main.command()
 @job_id
-@click.option("--step", type=click.IntRange(min=0), help="A checkpoint's step; default: the newest on its line.")
-@click.option("--steps", type=click.IntRange(min=1), help="Run up to this many steps instead.")
+@click.option(
+    "--step", "--round", "step", type=click.IntRange(min=0), help="A checkpoint's; default: the newest on its line."
+)
+@click.option("--steps", "--rounds", "steps", type=click.IntRange(min=1), help="Run up to this many instead.")
 @click.option("--watch", is_flag=True, help="Stay until the job is over; 1 if it ends badly.")
 @as_json
 def resume(job_id: int, step: int | None, steps: int | None, watch: bool, as_json: bool) -> None:
@@ -354,6 +358,7 @@ OTHERS = (
     *waste.ALL,
     *runbooks.ALL,
     *reliability.ALL,
+    *rounds.ALL,
 )
 for command in (*OTHERS, attach.attach, check_commands.check, agent.agent):
     main.add_command(command)

@@ -7,6 +7,7 @@ import shlex
 from datetime import datetime
 from typing import Any
 
+from jobs import kinds
 from portal import formatting
 
 Row = list[str]
@@ -45,10 +46,10 @@ def job(answer: dict[str, Any]) -> list[str]:
         "kind": answer["kind"],
         "project": f"{answer['project']}, submitted by {answer['owner']}",
         "attempt": f"{attempt['number']}" + (f" on {', '.join(attempt['nodes'])}" if attempt["nodes"] else ""),
-        "steps": steps(progress) if progress["step"] is not None else "",
+        kinds.of(answer["kind"]).many: steps(progress) if progress["step"] is not None else "",
         "left": formatting.duration(progress["eta_seconds"]) if progress["eta_seconds"] is not None else "",
         "latest": ", ".join(f"{name} {formatting.measured(name, value)}" for name, value in answer["latest"].items()),
-        "goodput": _goodput(answer.get("goodput")),
+        "goodput": _goodput(answer.get("goodput"), kinds.of(answer["kind"]).many),
         "decision": attempt["decision"],
         "tags": ", ".join(answer["tags"]),
         "notes": answer["notes"],
@@ -63,11 +64,11 @@ def job(answer: dict[str, Any]) -> list[str]:
     return [f"#{answer['id']} {answer['name']}", *(f"  {k.ljust(width)}  {v}" for k, v in facts.items() if v)]
 
 
-def _goodput(told: dict[str, Any] | None) -> str:
+def _goodput(told: dict[str, Any] | None, counts: str) -> str:
     if not told:
         return ""
     useful, wall = (formatting.duration(told[f"{name}_seconds"]) for name in ("useful", "wall"))
-    return f"{formatting.percent(told['fraction'])}: {useful} of steps in {wall}"
+    return f"{formatting.percent(told['fraction'])}: {useful} of {counts} in {wall}"
 
 
 def profiles(answer: dict[str, Any]) -> list[str]:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from jobs import kinds
 from portal import formatting
 from portal.cli.portal import Portal, Trouble
 from portal.cli.terminal import plain
 
 LINE_EVERY_S = 10.0
 PATIENCE_S = 300.0  # for a portal that is being restarted
-NUMBERS = {"loss": "loss", "validation_loss": "val", "tokens_per_second": "tok/s"}
+NUMBERS = {"loss": "loss", "validation_loss": "val", "accuracy": "accuracy", "tokens_per_second": "tok/s"}
 
 
 def words(job: dict[str, Any]) -> str:
@@ -23,7 +24,8 @@ def words(job: dict[str, Any]) -> str:
     parts = [formatting.word(job["state"])]
     done = job["progress"]
     if done["step"] is not None:
-        parts.append(f"{done['step']:,}" + (f" / {done['steps']:,}" if done["steps"] else "") + " steps")
+        of = f" / {done['steps']:,}" if done["steps"] else ""
+        parts.append(f"{done['step']:,}{of} {kinds.of(job['kind']).many}")
     for name, label in NUMBERS.items():
         if (value := job["latest"].get(name)) is not None:
             parts.append(f"{label} {formatting.measured(name, value)}")

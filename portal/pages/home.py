@@ -162,7 +162,11 @@ def _line(attempt: Attempt, checkpoint: int | None, following: Attempt | None, d
     job, after, move = attempt.job, "", ""
     if following is not None:
         start = following.resume_from
-        after = f"Resumed from step {formatting.count(start.step)}." if start else "Started again from the beginning."
+        after = (
+            f"Resumed from {job.of_kind.counts} {formatting.count(start.step)}."
+            if start
+            else "Started again from the beginning."
+        )
     elif attempt.state in Attempt.ENDED_BADLY:
         move = "resume" if checkpoint is not None else "clone"
     why = (verdicts.says(died) if died is not None else "") or _sentence(reason_of(attempt))

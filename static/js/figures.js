@@ -42,7 +42,7 @@ export class Figures {
 
   // Where attempts begin, and restarts within them.
   mark(marks) {
-    for (const chart of this.charts.filter(({ unit }) => unit === "step")) {
+    for (const chart of this.charts.filter(({ unit }) => unit !== "second")) {
       Object.assign(chart.spec, marks);
       chart.soon(0);
     }

@@ -40,8 +40,8 @@ class Ghost {
 
 // Charts by step of single ranks get their ghosts: everything's, or those of the range that they show.
 export async function haunt(figures, charts, answer, range) {
-  const shown = charts.filter(({ spec, unit }) => !spec.band && unit === "step");
-  const drawn = new Set(shown.flatMap(({ spec }) => spec.series.filter((s) => s.kind !== "dots").map((s) => s.name)));
+  const shown = charts.filter(({ spec, unit }) => !spec.band && !spec.stacked && unit !== "second");
+  const drawn = new Set(shown.flatMap(({ spec }) => spec.series.filter((s) => !s.kind).map((s) => s.name)));
   const items = shown.flatMap((chart) => figures.itemsFor(chart, answer));
   const lines = await livesOf(
     figures,

@@ -39,7 +39,7 @@ function heard(header) {
   const first = life.querySelector('[data-live="step"]')?.textContent === "–" && header.step > 0;
   if (header.step !== null && header.step !== undefined) {
     put("step", count(header.step));
-    put("now-step", ` · step ${count(header.step)}`);
+    put("now-step", ` · ${life.dataset.counts} ${count(header.step)}`);
     const bar = life.querySelector('[data-live="step-bar"]');
     if (bar && header.steps) bar.value = Math.min(1, header.step / header.steps);
   }
@@ -57,6 +57,7 @@ function heard(header) {
 
 const facts = {
   loss: (value) => put("loss", loss(value)),
+  accuracy: (value) => put("accuracy", loss(value)),
   validation_loss: (value) => put("loss-small", `val ${loss(value)}`),
   tokens_per_second: (value) => put("speed", measure(value)),
   samples_per_second: (value) => put("speed", measure(value)),
@@ -67,7 +68,7 @@ function points(entries) {
   for (const entry of entries) {
     if (entry.kind === "value" && entry.rank === 0 && entry.n) facts[entry.name]?.(entry.value[entry.n - 1]);
   }
-  if (entries.some((entry) => entry.rank === 0 && !known.has(entry.name))) novelty();
+  for (const { rank, name } of entries) if (rank === 0 && !known.has(name)) novelty(name);
   figures?.points(entries);
 }
 
@@ -76,10 +77,11 @@ function points(entries) {
 let figures = null;
 const known = new Set(["learning_rate", "memory_gib"]); // series that have a chart, or need none
 
-// A script has reported something that this page has no chart for: it is made anew with one.
+// Something is reported that this page has no chart for, and would have one for: it is made anew with it.
 let making = 0;
-function novelty() {
-  if (grid?.dataset.kind === "distributed" || making) return;
+function novelty(name) {
+  const awaited = (grid?.dataset.awaits ?? "*").split(" ");
+  if (making || !(awaited.includes("*") || awaited.includes(name))) return;
   making = setTimeout(() => (document.querySelector("dialog[open]") ? (making = 0) : location.reload()), 2_000);
 }
 

@@ -12,8 +12,8 @@ export function linesOf(spec) {
       lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max" });
       lines.push({ ...s, key: s.name, column: "median" });
       lines.push({ ...s, key: `${s.name} worst`, label: "worst", kind: "fact", column: "worst" });
-    } else if (s.kind === "dots") {
-      lines.push({ ...s, key: s.name, column: "value" });
+    } else if (s.kind || spec.stacked) {
+      lines.push({ ...s, key: s.name, kind: s.kind ?? "stack", column: "value" });
     } else {
       lines.push({ ...s, key: `${s.name} min`, kind: "low", column: "min", silent: true });
       lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max", silent: true });
@@ -32,10 +32,21 @@ export function dataOf(spec, lines, curves, share) {
     const mine = lines.filter((line) => line.name === s.name);
     const curve = curves.get(s.name);
     if (!curve?.n) return { x: [], ys: mine.map(() => []) };
-    if (s.kind !== "dots" && !spec.x) gaps.push(...oddOf(curve).map(([from, to, what]) => [from, to, what, s.name]));
+    if (!s.kind && !spec.x) gaps.push(...oddOf(curve).map(([from, to, what]) => [from, to, what, s.name]));
     return { x: curve.steps, ys: columnsOf(mine, curve, share, breaks) };
   });
-  return { data: align(parts), gaps };
+  const data = align(parts);
+  return { data: spec.stacked ? stacked(data) : data, gaps };
+}
+
+// Each column with all those before it.
+function stacked([x, ...columns]) {
+  let below = [];
+  const sums = columns.map((column) => {
+    below = column.map((value, i) => (value === null || value === undefined ? value : value + (below[i] ?? 0)));
+    return below;
+  });
+  return [x, ...sums];
 }
 
 export const halfLife = (curve, share) => Math.max((curve.last - curve.first) * share, 1e-9);
@@ -63,7 +74,7 @@ const SPEEDS = new Set(["speed", "step_seconds", "tokens_per_second", "samples_p
 
 const isHidden = (line) => ["low", "high", "fact"].includes(line?.kind);
 
-function style(line) {
+function style(line, isLowest) {
   const hidden = isHidden(line);
   const alpha = line.kind === "raw" ? 0.38 : 1;
   return {
@@ -71,8 +82,16 @@ function style(line) {
     width: line.kind === "raw" ? 1 : line.kind === "dots" ? 0 : 1.5,
     spanGaps: false,
     paths: line.kind === "dots" ? () => null : undefined,
+    fill: line.kind === "stack" && isLowest ? () => tint(line, 0.2) : undefined,
     points: { show: line.kind === "dots", size: 5, width: 0, fill: () => tint(line) },
   };
+}
+
+// What is filled: between the edges of a band, and between a line and the one that it stands on.
+function bandOf(line, i) {
+  const fill = () => tint(line, 0.2);
+  if (line.kind === "low") return [{ series: [i + 2, i + 1], fill }];
+  return line.kind === "stack" && i ? [{ series: [i + 1, i], fill }] : [];
 }
 
 export function plotOf(chart, data) {
@@ -122,10 +141,8 @@ function options(chart) {
         values: (_, v) => v.map((y) => label(chart.log && y !== null ? Number(y.toPrecision(3)) : y)),
       },
     ],
-    series: [{}, ...lines.map((line) => style(line))],
-    bands: lines.flatMap((line, i) =>
-      line.kind === "low" ? [{ series: [i + 2, i + 1], fill: () => tint(line, 0.2) }] : [],
-    ),
+    series: [{}, ...lines.map((line, i) => style(line, i === 0))],
+    bands: lines.flatMap((line, i) => bandOf(line, i)),
     hooks: {
       drawClear: [
         (u) => {

@@ -60,4 +60,4 @@ def test_help_and_version():
     commands = said("--help", status=0).split("Commands:")[1]
     assert "metrics " in commands
     assert "..." not in commands, "each is told in one whole line"
-    assert "[distributed|script|attached]" in said("jobs", "--help", status=0)
+    assert "[distributed|federated|script|attached]" in said("jobs", "--help", status=0)

@@ -70,7 +70,7 @@ def test_submit_a_script_with_its_code(settings):
         ({**lab.SPEC, "resources": {"nodes": 0}}, "resources.nodes"),
         ({**lab.SPEC, "resources": {"time_limit": "12 hours"}}, "resources.time_limit"),
         ({**lab.SPEC, "name": "../../etc"}, "name"),
-        ({**lab.SPEC, "kind": "federated"}, "kind"),
+        ({**lab.SPEC, "kind": "federal"}, "kind"),
         ({**lab.SPEC, "project": "siskin"}, "project"),
         ({"kind": "distributed"}, "name"),
     ],

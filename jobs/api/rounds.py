@@ -1,0 +1,148 @@
+"""REST: a federation's rounds and clients."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from typing import Annotated, Any
+
+from django.http import HttpResponse
+from ninja import Query, Router, Schema
+from pydantic import Field
+
+from jobs import rounds as recorded
+from jobs.api.request import job_of
+from jobs.gathering.clients import SORTS, WORST, ordered
+from jobs.models import Client, Round
+from portal.http.api import ApiRequest, WantedPage, among, answer, bad_field
+from portal.http.paging import Order, page
+from training.federation.tables import STATES
+
+router = Router(tags=["rounds"])
+_WHOLE = "Whole, of however many clients."
+
+
+class WantedRounds(WantedPage):
+    """Some rounds, the newest first."""
+
+    start: int | None = Field(None, ge=0, lt=2**31, alias="from", description="First round.")
+    end: int | None = Field(None, ge=0, lt=2**31, alias="to", description="Last round.")
+    clients: bool = Field(False, description="With what each client did that was named.")
+
+
+class Did(Schema):
+    """What a client did in a round."""
+
+    client: int
+    state: str = Field(description=", ".join(STATES))
+    loss: float | None
+    accuracy: float | None = Field(description="Of the global model on the client's own samples.")
+    seconds: float | None = Field(description="Null: the pace has no clock of its own.")
+
+
+class RoundShape(Schema):
+    """A round as the newest attempt did it."""
+
+    number: int
+    attempt: int
+    incarnation: int
+    told_at: datetime
+    trained: int = Field(description=_WHOLE)
+    late: int = Field(description="Their updates came after their round, and were used.")
+    dropped: int = Field(description="They sent nothing, or too late.")
+    rejected: int = Field(description="The aggregation left their updates out.")
+    broken: int = Field(description="Their updates were no numbers.")
+    seconds: float | None
+    bytes_up: int
+    bytes_down: int
+    loss: float | None
+    accuracy: float | None = Field(description="Of the global model; null: there was no validation.")
+    worst: int | None = Field(description="The client with the lowest accuracy.")
+    clients: list[Did] | None = Field(
+        None, description="Those that were named, with `clients`; of many clients first those in trouble."
+    )
+
+
+class Rounds(Schema):
+    items: list[RoundShape]
+    next: str | None
+
+
+class WantedClients(WantedPage):
+    sort: Annotated[str, among(SORTS, "an order")] = Field(
+        WORST,
+        description=f"One of {', '.join(SORTS)}. `worst`: the lowest accuracy first; - reverses.",
+        json_schema_extra={"enum": list(SORTS)},
+    )
+
+
+class ClientShape(Schema):
+    """A client of a federation. Counts are of the rounds in which it was named, those done again included."""
+
+    number: int
+    samples: int | None = Field(description="That it trains on.")
+    split: list[int] | None = Field(description="The same by label, in the order of `labels`.")
+    trained: int
+    late: int
+    dropped: int
+    rejected: int
+    broken: int
+    loss: float | None = Field(description="When it last trained.")
+    accuracy: float | None = Field(description="Of its own samples, when it last took part.")
+    seconds: float | None = Field(description="Of its rounds, the mean; null: the pace has no clock of its own.")
+    last_round: int | None
+
+
+class Clients(Schema):
+    labels: list[str] = Field(description="Of the data; empty where nothing is told of them.")
+    items: list[ClientShape]
+    next: str | None
+
+
+_ROUND = [name for name in RoundShape.model_fields if name not in {"attempt", "clients"}]
+_CLIENT = [name for name in ClientShape.model_fields if name not in {"split", "last_round"}]
+
+
+@router.get("/{int:job_id}/rounds", response=Rounds, summary="A federation's rounds, newest first")
+def rounds(request: ApiRequest, job_id: int, wanted: Query[WantedRounds]) -> HttpResponse:
+    """Each as the newest attempt did it. Of another kind of job there are none."""
+    job = job_of(request, job_id)
+    if wanted.start is not None and wanted.end is not None and wanted.start > wanted.end:
+        raise bad_field("from", f"{wanted.start} lies after to = {wanted.end}. Swap them.")
+    attempts = list(job.attempts.select_related("job").order_by("number"))
+    rows = recorded.of_record(recorded.spans(attempts))
+    if wanted.start is not None:
+        rows = rows.filter(number__gte=wanted.start)
+    if wanted.end is not None:
+        rows = rows.filter(number__lte=wanted.end)
+    part = page(rows, Order("number", descending=True), cursor=wanted.cursor, limit=wanted.limit)
+    numbers = {attempt.pk: attempt.number for attempt in attempts}
+    items = [_round(row, numbers[row.attempt_id], with_clients=wanted.clients) for row in part.items]
+    return answer({"items": items, "next": part.next})
+
+
+@router.get("/{int:job_id}/clients", response=Clients, summary="A federation's clients, worst first")
+def clients(request: ApiRequest, job_id: int, wanted: Query[WantedClients]) -> HttpResponse:
+    """What each has, what it did and how good the model is for it. Of another kind of job there are none."""
+    job = job_of(request, job_id)
+    rows, order = ordered(job, wanted.sort)
+    part = page(rows, order, cursor=wanted.cursor, limit=wanted.limit)
+    labels, split = recorded.splits(job, [row.number for row in part.items])
+    return answer({"labels": labels, "items": [_client(row, split) for row in part.items], "next": part.next})
+
+
+def _round(row: Round, attempt: int, *, with_clients: bool) -> dict[str, Any]:
+    shown = {name: getattr(row, name) for name in _ROUND}
+    named = [_did(*one) for one in recorded.unpack(row.named).tolist()] if with_clients else None
+    return {**shown, "attempt": attempt, "clients": named}
+
+
+def _did(client: int, state: int, loss: float, accuracy: float, seconds: float) -> dict[str, Any]:
+    values = {"loss": loss, "accuracy": accuracy, "seconds": seconds}
+    told = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return {"client": client, "state": STATES[state], **told}
+
+
+def _client(row: Client, split: dict[int, list[int]]) -> dict[str, Any]:
+    shown = {name: getattr(row, name) for name in _CLIENT}
+    return {**shown, "split": split.get(row.number), "last_round": row.last_round or None}

@@ -1,0 +1,48 @@
+"""A federation's clients in an order that somebody asks for; those of whom a value is not known come last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Case, F, FloatField, QuerySet, Value, When
+from django.db.models.functions import Cast, Coalesce
+
+from jobs.models import Client, Job
+from portal.http.paging import Order
+
+_FURTHEST = 1e300
+_MEAN = Case(When(timed__gt=0, then=F("seconds_sum") / F("timed")), default=None, output_field=FloatField())
+_TROUBLE = F("late") + F("dropped") + F("rejected") + F("broken")
+_KEYS: dict[str, tuple[Any, bool]] = {
+    "number": (F("number"), False),
+    "worst": (F("accuracy"), False),
+    "loss": (F("loss"), True),
+    "samples": (F("samples"), False),
+    "seconds": (_MEAN, True),
+    "trouble": (_TROUBLE, True),
+    **{name: (F(name), True) for name in ("trained", "late", "dropped", "rejected", "broken")},
+}
+"""What a sort goes by, and whether the largest come first."""
+SORTS = tuple(name for key in _KEYS for name in (key, f"-{key}"))
+WORST = "worst"
+
+
+def descends(sort: str) -> bool:
+    """Whether the largest come first by it."""
+    return _KEYS[sort][1]
+
+
+def ordered(job: Job, sort: str = WORST) -> tuple[QuerySet[Client], Order]:
+    """The job's clients, and the order to page them in: `worst` has the least accurate first, with - the last."""
+    key, falls = _KEYS[sort.removeprefix("-")]
+    falls ^= sort.startswith("-")
+    name = f"by_{sort.replace('-', 'reverse_')}"
+    nothing = Value(-_FURTHEST if falls else _FURTHEST, output_field=FloatField())
+    by = Coalesce(Cast(key, FloatField()), nothing, output_field=FloatField())
+    return Client.objects.filter(job=job).annotate(**{name: by}), Order(name, descending=falls)
+
+
+def foremost(job: Job, sort: str, most: int, **only: Any) -> list[Client]:
+    """The first of them."""
+    rows, order = ordered(job, sort)
+    return list(rows.filter(**only).order_by(f"{'-' if order.descending else ''}{order.field}", "number")[:most])

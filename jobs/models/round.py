@@ -1,0 +1,104 @@
+"""What a federation's server told: a row a round, a row a client, and how the data lie."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from jobs.models.attempt import Attempt
+from jobs.models.job import Job
+
+
+class Round(models.Model):
+    """One exchange of one attempt, as its newest incarnation did it. Counts are whole; `named` holds those named."""
+
+    attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="rounds", db_index=False)
+    number = models.PositiveIntegerField()
+    incarnation = models.PositiveIntegerField()
+    told_at = models.DateTimeField()
+    trained = models.PositiveIntegerField()
+    late = models.PositiveIntegerField()
+    dropped = models.PositiveIntegerField()
+    rejected = models.PositiveIntegerField()
+    broken = models.PositiveIntegerField(help_text="Their updates were no numbers.")
+    seconds = models.FloatField(null=True)
+    bytes_up = models.BigIntegerField()
+    bytes_down = models.BigIntegerField()
+    loss = models.FloatField(null=True)
+    accuracy = models.FloatField(null=True, help_text="Of the global model; null: there was no validation.")
+    worst = models.PositiveIntegerField(null=True, help_text="The client with the lowest accuracy.")
+    named = models.BinaryField(help_text="Packed by jobs.rounds: clients of whom the server told what they did.")
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=["attempt", "number"], name="one_row_a_round"),)
+
+    def __str__(self) -> str:
+        return f"round {self.number}"
+
+    @property
+    def counted(self) -> int:
+        """Clients whose updates counted."""
+        return self.trained + self.late
+
+    @property
+    def out(self) -> int:
+        """Clients whose updates came, and did not count."""
+        return self.rejected + self.broken
+
+    @property
+    def asked(self) -> int:
+        return self.counted + self.dropped + self.rejected + self.broken
+
+
+class Client(models.Model):
+    """A federation's client: what it did whenever it was named, rounds that were done again included."""
+
+    job = models.ForeignKey(Job, models.CASCADE, related_name="clients", db_index=False)
+    number = models.PositiveIntegerField()
+    samples = models.PositiveIntegerField(null=True, help_text="That it trains on.")
+    trained = models.PositiveIntegerField(default=0)
+    late = models.PositiveIntegerField(default=0)
+    dropped = models.PositiveIntegerField(default=0)
+    rejected = models.PositiveIntegerField(default=0)
+    broken = models.PositiveIntegerField(default=0)
+    timed = models.PositiveIntegerField(default=0, help_text="How often its seconds were told …")
+    seconds_sum = models.FloatField(default=0.0, help_text="… and those together.")
+    loss = models.FloatField(null=True, help_text="When it last trained.")
+    accuracy = models.FloatField(null=True, help_text="Of its own samples, when it last took part.")
+    last_attempt = models.PositiveIntegerField(default=0)
+    last_round = models.PositiveIntegerField(default=0, help_text="0: it has taken part in none.")
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=["job", "number"], name="one_row_a_client"),)
+
+    def __str__(self) -> str:
+        return f"client {self.number}"
+
+    @property
+    def seconds(self) -> float | None:
+        """Of its rounds, the mean."""
+        return self.seconds_sum / self.timed if self.timed else None
+
+    @property
+    def out(self) -> int:
+        """How often its update came, and did not count."""
+        return self.rejected + self.broken
+
+    @property
+    def asked(self) -> int:
+        return self.trained + self.late + self.dropped + self.rejected + self.broken
+
+
+class ClientSplit(models.Model):
+    """The data of neighbouring clients by label: `counts` are uint32, a row a client from `first` on."""
+
+    job = models.ForeignKey(Job, models.CASCADE, related_name="client_splits", db_index=False)
+    first = models.PositiveIntegerField()
+    clients = models.PositiveIntegerField()
+    labels = models.JSONField()
+    counts = models.BinaryField()
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=["job", "first"], name="one_row_a_part_of_a_split"),)
+
+    def __str__(self) -> str:
+        return f"clients {self.first} to {self.first + self.clients - 1}"

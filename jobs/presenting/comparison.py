@@ -1,0 +1,190 @@
+"""Two federations side by side: where each was after as many rounds, and after as many bytes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from portal import formatting
+
+if TYPE_CHECKING:
+    from jobs.models import Job
+
+Floats = NDArray[np.float64]
+WIDTH, HEIGHT = 1000.0, 200.0
+TITLES = {"accuracy": "Accuracy", "validation_loss": "Validation loss", "loss": "Loss"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """Values by round, rising."""
+
+    round: Floats
+    value: Floats
+
+    def at(self, round_: float) -> float | None:
+        """The newest value up to there."""
+        place = int(np.searchsorted(self.round, round_, "right")) - 1
+        return float(self.value[place]) if place >= 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One federation: how good it was by round, and what all rounds up to one have cost."""
+
+    job: Job
+    rounds: int
+    lines: dict[str, Line]
+    sent: Line
+    """Bytes of all rounds up to one."""
+    seconds: Line
+
+    def sent_at(self, rounds: Floats) -> Floats:
+        """Bytes up to each of these rounds."""
+        found: Floats = np.interp(rounds, [0.0, *self.sent.round], [0.0, *self.sent.value])
+        return found
+
+    def round_at(self, sent: float) -> int:
+        """The last round that so many bytes were enough for."""
+        return int(np.floor(np.interp(sent, [0.0, *self.sent.value], [0.0, *self.sent.round]) + 1e-6))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a side was after some round; `color` is its line's."""
+
+    job: Job
+    color: int
+    round: int
+    value: float | None
+    sent: float
+    seconds: float | None
+    is_ahead: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """Both sides over rounds or bytes; `at`: where they are compared, of 1000."""
+
+    title: str
+    lines: list[tuple[int, str]]
+    low: float
+    high: float
+    at: float
+    ends: tuple[str, str]
+    standings: list[Standing]
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    measure: str
+    lead: str
+    rest: str
+    drawings: list[Drawing]
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.measure]
+
+
+def compare(sides: tuple[Side, Side]) -> Comparison | None:
+    """None while one of them has told of nothing that both tell of."""
+    measure = next((name for name in TITLES if all(name in side.lines for side in sides)), None)
+    rounds = min(side.rounds for side in sides)
+    if measure is None or not rounds:
+        return None
+    sent = min(float(side.sent.value[-1]) if len(side.sent.value) else 0.0 for side in sides)
+    same_rounds = _standings(sides, measure, [rounds, rounds])
+    same_bytes = _standings(sides, measure, [min(side.rounds, side.round_at(sent)) for side in sides])
+    return Comparison(
+        measure=measure,
+        lead=f"After {formatting.plural(rounds, 'round')}, {_says(same_rounds, measure)}",
+        rest=f"For the same {formatting.disk(sent)} on the wire, {_says(same_bytes, measure)}" if sent else "",
+        drawings=[
+            _draw(sides, measure, same_rounds, at=float(rounds), x=lambda side, round_: round_, form=_round),
+            *(
+                [_draw(sides, measure, same_bytes, at=sent, x=lambda side, round_: side.sent_at(round_), form=_bytes)]
+                if sent
+                else []
+            ),
+        ],
+    )
+
+
+def _standings(sides: tuple[Side, Side], measure: str, rounds: list[int]) -> list[Standing]:
+    values = [side.lines[measure].at(round_) for side, round_ in zip(sides, rounds, strict=True)]
+    known = [value for value in values if value is not None]
+    is_tie = len(known) == 2 and len(set(known)) == 1
+    best = (max if measure == "accuracy" else min)(known) if known and not is_tie else None
+    return [
+        Standing(
+            job=side.job,
+            color=color,
+            round=round_,
+            value=value,
+            sent=float(side.sent_at(np.array([round_], np.float64))[0]),
+            seconds=side.seconds.at(round_),
+            is_ahead=value is not None and value == best,
+        )
+        for color, (side, round_, value) in enumerate(zip(sides, rounds, values, strict=True), 1)
+    ]
+
+
+def _says(standings: list[Standing], measure: str) -> str:
+    """ "#7 heron is ahead: accuracy 0.957 against 0.897."."""
+    ahead = next((one for one in standings if one.is_ahead), None)
+    what = TITLES[measure].lower()
+    if ahead is None:
+        return f"neither is ahead: {what} {formatting.loss(standings[0].value)}."
+    other = next(one for one in standings if not one.is_ahead)
+    if other.value is None:
+        had = f"#{other.job.pk} {other.job.name} had been measured in no round yet"
+        return f"#{ahead.job.pk} {ahead.job.name} is ahead: {had}."
+    return (
+        f"#{ahead.job.pk} {ahead.job.name} is ahead: {what} {formatting.loss(ahead.value)}"
+        f" against {formatting.loss(other.value)}."
+    )
+
+
+def _draw(
+    sides: tuple[Side, Side],
+    measure: str,
+    standings: list[Standing],
+    *,
+    at: float,
+    x: Callable[[Side, Floats], Floats],
+    form: Callable[[float], str],
+) -> Drawing:
+    along = [(x(side, side.lines[measure].round), side.lines[measure].value) for side in sides]
+    values = np.concatenate([value for _, value in along])
+    low, high = float(values.min()), float(values.max())
+    most = max(float(xs[-1]) for xs, _ in along) or 1.0
+    of_rounds, height = form is _round, (high - low) or 1.0
+    return Drawing(
+        title="At equal rounds" if of_rounds else "At equal bytes",
+        lines=[(color, _points(xs / most, (ys - low) / height)) for color, (xs, ys) in enumerate(along, 1)],
+        low=low,
+        high=high,
+        at=round(min(1.0, at / most) * WIDTH, 1),
+        ends=("round 0" if of_rounds else "0 B", form(most)),
+        standings=standings,
+        caption=f"{TITLES[measure]} over {'rounds' if of_rounds else 'bytes sent, up and down'}",
+    )
+
+
+def _points(x: Floats, y: Floats) -> str:
+    ys = HEIGHT - 2 - np.clip(y, 0, 1) * (HEIGHT - 4)
+    return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x * WIDTH, ys, strict=True))
+
+
+def _round(value: float) -> str:
+    return f"round {formatting.count(int(value))}"
+
+
+def _bytes(value: float) -> str:
+    return formatting.disk(value)

@@ -1,0 +1,227 @@
+"""What a federation's page draws and says of rounds and clients. Pure; jobs.gathering.federation asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from portal import formatting
+from training.federation.tables import STATES
+
+if TYPE_CHECKING:
+    from jobs.models import Client, Round
+
+LOOKED_BACK = 30
+"""Rounds that the sentence is about."""
+LEAST = 3
+"""Times that something happened before it is told of a client …"""
+OFTEN = 0.25
+"""… and the part of its rounds."""
+COLOURS = 9
+"""Labels that are told apart in a bar; the last stands for the rest."""
+_HAPPENED = {
+    "rejected": "has been rejected in {k} of its last {m} rounds",
+    "broken": "sent no numbers in {k} of its last {m} rounds",
+    "dropped": "dropped out of {k} of its last {m} rounds",
+    "late": "came late in {k} of its last {m} rounds",
+}
+_LOOKS = {"rejected": "failed", "broken": "failed", "dropped": "cancelled", "late": "timeout"}
+"""The state whose colour a client in such trouble has."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A piece of a bar of samples, in per cent of the largest client's; `color` 0 to 8."""
+
+    color: int
+    x: float
+    width: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientRow:
+    """A client's line: what is known of it, and how it is drawn."""
+
+    client: Client
+    trouble: str
+    """ "late 21×"; "" where it is hardly ever in any."""
+    look: str
+    x: float | None
+    """Of its accuracy (or loss) on the axis, in per cent."""
+    value: float | None
+    shares: list[Share]
+    told: str
+    """The bar in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fairness:
+    """For whom the model is how good. `low` and `high` are the ends of the axis; `line`: where the global model is."""
+
+    measure: str
+    rows: list[ClientRow]
+    low: float
+    high: float
+    line: float | None
+    labels: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """`times`: of the median client; `width`: of the slowest, in per cent."""
+
+    client: Client
+    times: float | None
+    width: float
+
+
+def matrix(
+    window: Sequence[Round],
+    cells: Sequence[Sequence[int]],
+    clients: Sequence[tuple[int, Client | None]],
+    *,
+    first: int,
+    columns: int,
+    done: int,
+    total: int,
+) -> dict[str, Any]:
+    """What the script draws: a row a client, a column a round; a cell is a state's number, −1: nothing is known."""
+    rows = [
+        {
+            "name": f"client {number}",
+            "short": str(number),
+            "note": (trouble_of(client) or _part_of(client)) if client else "",
+            "odd": bool(client and trouble_of(client)),
+            "values": list(values),
+        }
+        for (number, client), values in zip(clients, cells, strict=True)
+    ]
+    accuracies = {row.number - first: formatting.loss(row.accuracy) for row in window if row.accuracy is not None}
+    return {
+        "rows": rows,
+        "states": STATES,
+        "first": first,
+        "columns": columns,
+        "done": done,
+        "total": total,
+        "accuracy": accuracies,
+    }
+
+
+def trouble_of(client: Client) -> str:
+    """What has happened to it most, where that is more than now and then."""
+    worst = max(_HAPPENED, key=lambda state: int(getattr(client, state)))
+    times = int(getattr(client, worst))
+    return f"{worst} {formatting.count(times)}×" if times >= LEAST and times >= 0.05 * client.asked else ""
+
+
+def _part_of(client: Client) -> str:
+    """How often its update counted, of the times that it was asked."""
+    return formatting.share((client.trained + client.late) / client.asked) if client.asked else formatting.MISSING
+
+
+def misbehaves(did: Mapping[int, Sequence[int]]) -> str:
+    """A sentence on the client that is worst off; `did`: by client the states of its newest rounds."""
+    found = []
+    for client, states in did.items():
+        for rank, state in enumerate(_HAPPENED):
+            times = sum(one == STATES.index(state) for one in states)
+            if times >= LEAST and times >= OFTEN * len(states):
+                found.append((-rank, times, -client, state, len(states)))
+    if not found:
+        return ""
+    _, times, client, state, of = max(found)
+    more = len({one[2] for one in found}) - 1
+    others = f" {formatting.plural(more, 'more client is', 'more clients are')} in trouble." if more else ""
+    return f"Client {-client} {_HAPPENED[state].format(k=times, m=of)}.{others}"
+
+
+def fairness(
+    clients: Sequence[Client],
+    split: Mapping[int, Sequence[int]],
+    labels: Sequence[str],
+    *,
+    measure: str,
+    ends: tuple[float, float],
+    line: float | None,
+    most_samples: int,
+) -> Fairness:
+    """`ends`: the lowest and the highest value of all clients; `line`: the global model's."""
+    low, high = _around(*ends, line, whole=measure == "accuracy")
+    rows = [_row(one, split.get(one.number), labels, getattr(one, measure), low, high, most_samples) for one in clients]
+    shown = list(labels[: COLOURS - 1]) + _rest(labels)
+    at = _on(line, low, high)
+    return Fairness(measure=measure, rows=rows, low=low, high=high, line=at, labels=shown if len(labels) > 1 else [])
+
+
+def stragglers(clients: Sequence[Client], median: float | None) -> list[Straggler]:
+    """The slowest first, as they come."""
+    most = max((client.seconds or 0.0 for client in clients), default=0.0)
+    return [
+        Straggler(
+            client=client,
+            times=client.seconds / median if median and client.seconds is not None else None,
+            width=round(100 * (client.seconds or 0.0) / most, 2) if most else 0.0,
+        )
+        for client in clients
+    ]
+
+
+def _row(
+    client: Client,
+    counts: Sequence[int] | None,
+    labels: Sequence[str],
+    value: float | None,
+    low: float,
+    high: float,
+    most: int,
+) -> ClientRow:
+    trouble = trouble_of(client)
+    return ClientRow(
+        client=client,
+        trouble=trouble,
+        look=_LOOKS.get(trouble.partition(" ")[0], "running"),
+        x=_on(value, low, high),
+        value=value,
+        shares=_shares(counts or [], max(1, most)),
+        told=_in_words(counts or [], labels) or f"{formatting.count(client.samples)} samples",
+    )
+
+
+def _shares(counts: Sequence[int], most: int) -> list[Share]:
+    kept = list(counts[: COLOURS - 1]) + ([sum(counts[COLOURS - 1 :])] if len(counts) >= COLOURS else [])
+    found, x = [], 0.0
+    for color, count in enumerate(kept):
+        width = 100 * count / most
+        if count:
+            found.append(Share(color, round(x, 3), round(width, 3)))
+        x += width
+    return found
+
+
+def _in_words(counts: Sequence[int], labels: Sequence[str]) -> str:
+    told = [f"{label} {formatting.count(count)}" for label, count in zip(labels, counts, strict=False) if count]
+    return ", ".join(told[:12]) + (f" and {len(told) - 12} more labels" if len(told) > 12 else "")
+
+
+def _rest(labels: Sequence[str]) -> list[str]:
+    beyond = labels[COLOURS - 1 :]
+    return [] if not beyond else list(beyond) if len(beyond) == 1 else [f"{len(beyond)} others"]
+
+
+def _around(low: float, high: float, line: float | None, *, whole: bool) -> tuple[float, float]:
+    """Round ends for an axis; an accuracy's never leave 0 and 1."""
+    values = [low, high, *([line] if line is not None else [])]
+    low, high = min(values), max(values)
+    step = 10 ** math.floor(math.log10(max(high - low, 0.01))) / 2
+    low, high = math.floor(low / step) * step, math.ceil(high / step) * step
+    if high <= low:
+        high = low + step
+    return (max(0.0, low), min(1.0, high)) if whole else (low, high)
+
+
+def _on(value: float | None, low: float, high: float) -> float | None:
+    """In per cent of the axis, a little inside of its ends."""
+    return None if value is None else round(2 + 96 * min(1.0, max(0.0, (value - low) / (high - low))), 2)

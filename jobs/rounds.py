@@ -1,0 +1,102 @@
+"""A federation's rounds of record, each as the newest attempt did it, and what is packed in their rows."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from django.db.models import Q, QuerySet
+from numpy.typing import NDArray
+
+from jobs import starts
+from jobs.models import Attempt, ClientSplit, Job, Round
+from portal.series import read
+from portal.series.store import Owner
+
+MOST_STARTS = 1_000
+NAMED = np.dtype([("client", "<u4"), ("state", "<u1"), ("loss", "<f4"), ("accuracy", "<f4"), ("seconds", "<f4")])
+"""A client in a round; NaN: not known."""
+SENT = ("mib_up", "mib_down")
+EXACT = 64
+"""Points are added one by one up to so many; from there on by whole rows."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rounds of record of one attempt: all it has told up to `last`; None: all."""
+
+    attempt: Attempt
+    last: int | None
+
+
+def pack(named: NDArray[np.void]) -> bytes:
+    return zlib.compress(named.tobytes(), 1) if len(named) else b""
+
+
+def unpack(packed: bytes | memoryview) -> NDArray[np.void]:
+    """What each client did that was named in a round."""
+    body = bytes(packed)
+    return np.frombuffer(zlib.decompress(body) if body else b"", NAMED)
+
+
+def spans(attempts: Sequence[Attempt]) -> list[Span]:
+    """Of a job's attempts, all of them, oldest first: what lies behind where a later one went on is not of record."""
+    begun = starts.steps(attempts, MOST_STARTS)
+    found, limit = [], None
+    for attempt in reversed(attempts):
+        if limit is None or limit > 0:
+            found.append(Span(attempt, limit))
+        own = [step for (attempt_id, _), step in begun.items() if attempt_id == attempt.pk]
+        limit = min([*own, *([] if limit is None else [limit])], default=None)
+    return found[::-1]
+
+
+def of_record(spanned: Sequence[Span]) -> QuerySet[Round]:
+    """The rows of these spans."""
+    wanted = Q(pk__in=[])
+    for span in spanned:
+        upto = {} if span.last is None else {"number__lte": span.last}
+        wanted |= Q(attempt=span.attempt, **upto)
+    return Round.objects.filter(wanted)
+
+
+def newest(spanned: Sequence[Span], most: int, *, before: int | None = None) -> list[Round]:
+    """The last rows, before a round if one is given; oldest first. Looks no further than it must."""
+    found: list[Round] = []
+    for span in reversed(spanned):
+        rows = Round.objects.filter(attempt=span.attempt)
+        bounds = [bound for bound in (span.last, None if before is None else before - 1) if bound is not None]
+        if bounds:
+            rows = rows.filter(number__lte=min(bounds))
+        found += rows.order_by("-number")[: most - len(found)]
+        if len(found) >= most:
+            break
+    return found[::-1]
+
+
+def splits(job: Job, clients: Sequence[int]) -> tuple[list[str], dict[int, list[int]]]:
+    """The labels, and of each of these clients how many samples of each it trains on, as far as is told."""
+    parts = list(ClientSplit.objects.filter(job=job).order_by("first").values_list("pk", "first", "clients"))
+    firsts = np.array([first for _, first, _ in parts], np.int64)
+    wanted: dict[int, list[int]] = {}
+    for client in clients:
+        at = int(np.searchsorted(firsts, client, "right")) - 1
+        if at >= 0 and client < parts[at][1] + parts[at][2]:
+            wanted.setdefault(parts[at][0], []).append(client)
+    labels: list[str] = []
+    found: dict[int, list[int]] = {}
+    for part in ClientSplit.objects.filter(pk__in=list(wanted)):
+        labels = labels or list(part.labels)
+        counts = np.frombuffer(bytes(part.counts), "<u4").reshape(part.clients, -1)
+        if list(part.labels) == labels:
+            found |= {client: counts[client - part.first].tolist() for client in wanted[part.pk]}
+    return labels, found
+
+
+def sent_bytes(owners: Sequence[Owner]) -> float | None:
+    """That have travelled so far, in rounds that were done again as well; None where nobody tells."""
+    found = [read.stretches(owners, name, points=EXACT)[0].sum for name in SENT]
+    told = [float(np.nansum(sums)) for sums in found if len(sums)]
+    return sum(told) * 2**20 if told else None

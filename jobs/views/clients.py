@@ -1,0 +1,64 @@
+"""The tab that lists a federation's clients, and why some of them dropped out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from jobs.gathering import federation as gathered
+from jobs.gathering.clients import SORTS, WORST, descends, ordered
+from jobs.views.job import page_of
+from portal.http.paging import BadCursor, page
+
+ROWS = 50
+COLUMNS = (
+    ("number", "Client", ""), ("worst", "Accuracy", "num"), ("loss", "Loss", "num wide-only"),
+    ("samples", "Samples", "num"), ("trained", "Trained", "num wide-only"), ("late", "Late", "num"),
+    ("dropped", "Dropped", "num"), ("rejected", "Rejected", "num"), ("seconds", "A round", "num wide-only"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Column:
+    """A head that sorts. `sort`: what it asks for; `direction`: as it is sorted now."""
+
+    name: str
+    title: str
+    classes: str
+    sort: str
+    direction: str
+
+
+@login_required
+@require_safe
+def table(request: HttpRequest, job_id: int) -> HttpResponse:
+    shown = page_of(request, job_id)
+    if shown.job.kind != "federated":
+        raise Http404("only a federation has clients")
+    sort = request.GET.get("sort", WORST)
+    rows, order = ordered(shown.job, sort if sort in SORTS else WORST)
+    try:
+        part = page(rows, order, cursor=request.GET.get("after") or None, limit=ROWS)
+    except BadCursor:
+        part = page(rows, order, cursor=None, limit=ROWS)
+    dropped, has_more = gathered.dropped_out(shown.life)
+    context = shown.context(
+        "clients",
+        fairness=gathered.of_page(shown.life, part.items),
+        columns=[_column(*column, sort) for column in COLUMNS],
+        next=part.next,
+        is_later="after" in request.GET,
+        dropped=dropped,
+        has_more_dropped=has_more,
+    )
+    return render(request, "jobs/clients.html", context)
+
+
+def _column(name: str, title: str, classes: str, sort: str) -> Column:
+    rises = {name: not descends(name), f"-{name}": descends(name)}.get(sort)
+    direction = "" if rises is None else "ascending" if rises else "descending"
+    return Column(name, title, classes, f"-{name}" if sort == name else name, direction)

@@ -1,0 +1,115 @@
+"""`vigil rounds` and `vigil clients`: what a federation did, and who in it. No Django here."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from portal import formatting
+from portal.cli.params import JobId, as_json, out
+from portal.cli.portal import find_portal
+from portal.cli.tables import table
+from portal.cli.terminal import echo_whole
+
+AT_ONCE = 200
+SORTS = ("worst", "number", "loss", "samples", "seconds", "trouble", "trained", "late", "dropped", "rejected", "broken")
+ROUND_COLUMNS = (
+    "number", "attempt", "trained", "late", "dropped", "rejected", "broken", "seconds", "bytes_up", "bytes_down",
+    "loss", "accuracy", "worst",
+)  # fmt: skip
+CLIENT_COLUMNS = (
+    "number", "samples", "trained", "late", "dropped", "rejected", "broken", "seconds", "loss", "accuracy",
+    "last_round",
+)  # fmt: skip
+job_id = click.argument("job_id", metavar="ID", type=JobId())
+as_csv = click.option("--csv", "as_csv", is_flag=True, help="All of them as CSV, for machines.")
+limit = click.option("-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True)
+
+
+@click.command()
+@job_id
+@click.option("--from", "first", type=click.IntRange(min=0), help="First round.")
+@click.option("--to", "last", type=click.IntRange(min=0), help="Last round.")
+@limit
+@as_csv
+@as_json
+def rounds(job_id: int, first: int | None, last: int | None, limit: int, as_csv: bool, as_json: bool) -> None:
+    """List a federation's rounds, newest first."""
+    _not_both(as_csv, as_json)
+    wanted = {"from": first, "to": last, "limit": AT_ONCE if as_csv else min(limit, AT_ONCE)}
+    found = find_portal().items(f"jobs/{job_id}/rounds", most=None if as_csv else limit, **wanted)
+    _print(found, ROUND_COLUMNS, _round_lines, as_csv, as_json)
+
+
+@click.command()
+@job_id
+@click.option("--sort", default="worst", show_default=True, help=f"{', '.join(SORTS)}; - reverses.")
+@limit
+@as_csv
+@as_json
+def clients(job_id: int, sort: str, limit: int, as_csv: bool, as_json: bool) -> None:
+    """List a federation's clients, the worst served first."""
+    _not_both(as_csv, as_json)
+    wanted = {"sort": sort, "limit": AT_ONCE if as_csv else min(limit, AT_ONCE)}
+    found = find_portal().items(f"jobs/{job_id}/clients", most=None if as_csv else limit, **wanted)
+    _print(found, CLIENT_COLUMNS, _client_lines, as_csv, as_json)
+
+
+def _not_both(as_csv: bool, as_json: bool) -> None:
+    if as_csv and as_json:
+        raise click.UsageError("Choose one of --csv and --json.")
+
+
+def _print(found: Iterable[dict[str, Any]], columns: tuple[str, ...], lines: Any, as_csv: bool, as_json: bool) -> None:
+    if not as_csv:
+        out({"items": list(found)}, lines, as_json)
+        return
+    _write([columns])
+    for item in found:
+        _write([["" if item[name] is None else item[name] for name in columns]])
+
+
+def _write(rows: Iterable[Iterable[object]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    echo_whole(text.getvalue(), end="")
+
+
+def _round_lines(answer: dict[str, Any]) -> list[str]:
+    head = ["ROUND>", "TRAINED>", "LATE>", "DROPPED>", "REJECTED>", "LOSS>", "ACCURACY>", "WORST>", "TOOK>", "SENT>"]
+    rows = [
+        [
+            *(formatting.count(one[name]) for name in ("number", "trained", "late", "dropped")),
+            formatting.count(one["rejected"] + one["broken"]),
+            *(formatting.loss(one[name]) for name in ("loss", "accuracy")),
+            formatting.count(one["worst"]),
+            formatting.duration(one["seconds"]),
+            formatting.disk(one["bytes_up"] + one["bytes_down"]),
+        ]
+        for one in answer["items"]
+    ]
+    return table(head, rows, "No rounds yet, or no federation: `vigil job ID` says of which kind it is.")
+
+
+def _client_lines(answer: dict[str, Any]) -> list[str]:
+    head = [
+        *("CLIENT>", "SAMPLES>", "ACCURACY>", "LOSS>", "TRAINED>", "LATE>", "DROPPED>", "REJECTED>", "A ROUND>"),
+    ]
+    rows = [
+        [
+            *(formatting.count(one[name]) for name in ("number", "samples")),
+            *(formatting.loss(one[name]) for name in ("accuracy", "loss")),
+            *(formatting.count(one[name]) for name in ("trained", "late", "dropped")),
+            formatting.count(one["rejected"] + one["broken"]),
+            formatting.duration(one["seconds"]),
+        ]
+        for one in answer["items"]
+    ]
+    return table(head, rows, "No clients yet, or no federation: `vigil job ID` says of which kind it is.")
+
+
+ALL = (rounds, clients)

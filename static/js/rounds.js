@@ -1,0 +1,21 @@
+// A federation's first tab: the matrix drawn, and drawn anew whenever the page's head is told anew (job.js).
+import { Matrix } from "./matrix.js";
+
+const matrix = new Matrix(document.querySelector("#matrix canvas"), document.getElementById("cell"));
+const read = () => JSON.parse(document.getElementById("matrix-data").textContent);
+const show = () => matrix.show(read());
+
+// The table behind the drawing stays open while what is in it changes.
+let isOpen = false;
+const holder = () => document.getElementById("of-matrix");
+document.addEventListener("htmx:oobBeforeSwap", ({ detail }) => {
+  if (detail.target === holder()) isOpen = Boolean(document.getElementById("data")?.open);
+});
+document.addEventListener("htmx:oobAfterSwap", () => {
+  const data = document.getElementById("data");
+  if (data) data.open = isOpen;
+  show();
+});
+document.addEventListener("vigil:theme", () => document.fonts.ready.then(show));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+document.fonts.ready.then(show);

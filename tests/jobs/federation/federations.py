@@ -1,0 +1,68 @@
+"""Federated jobs for tests, and what their rank 0 tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jobs.intake import reports
+from jobs.models import Job
+from jobs.spec import JobSpec, write_toml
+from portal.models import Project, User
+from tests.jobs.reporting import Spooled, post
+from tests.lab import a_job
+from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, STATES, RoundTable, splits
+
+RUN = {"recipe": "tabular", "rounds": 30, "clients": 10, "split": "dirichlet", "dirichlet": {"alpha": 0.3}}
+Did = tuple[int, str, float, float, float]
+"""Client, state, loss, accuracy, seconds."""
+
+
+def spec_of(**run: Any) -> JobSpec:
+    """None leaves out."""
+    asked = {name: value for name, value in (RUN | run).items() if value is not None}
+    return JobSpec.parse({"name": "heron", "kind": "federated", "run": asked})
+
+
+def a_federation(owner: User, project: Project, *, run: dict[str, Any] | None = None, **fields: Any) -> Job:
+    """A federated job with one attempt, as `a_job` makes others."""
+    spec = spec_of(**(run or {}))
+    given = {"name": spec.name, "kind": spec.kind, "spec": spec.model_dump(mode="json"), "spec_toml": write_toml(spec)}
+    fields["attempt"] = {"steps": spec.run.length if spec.run else None} | fields.pop("attempt", {})
+    return a_job(owner, project, **{**given, **fields})
+
+
+def everybody(clients: int, *, accuracy: float = 0.8) -> list[Did]:
+    """All of them trained; of higher numbers the accuracy is higher."""
+    return [(number, "trained", 0.5, accuracy + number / 1000, 1.0) for number in range(clients)]
+
+
+def table(rounds: dict[int, list[Did]], **columns: Any) -> dict[str, str]:
+    """The fields of a `round.clients` event: who did what in these rounds. `columns`: of all rounds alike."""
+    told: dict[str, list[Any]] = {name: [] for name in ROUND_COLUMNS}
+    each: dict[str, list[Any]] = {name: [] for name in CLIENT_COLUMNS}
+    for number, did in rounds.items():
+        counts = {state: sum(one[1] == state for one in did) for state in STATES}
+        known = [one for one in did if one[3] == one[3]]
+        worst = min(known, key=lambda one: one[3])[0] if known else -1
+        usual = {"seconds": 2.0, "bytes_up": 1000, "bytes_down": 2000, "loss": 0.5, "accuracy": 0.9, "worst": worst}
+        for name, value in {**usual, **counts, "round": number, **columns}.items():
+            told[name].append(value)
+        for client, state, loss, accuracy, seconds in did:
+            row = (number, client, STATES.index(state), loss, accuracy, seconds)
+            for name, value in zip(CLIENT_COLUMNS, row, strict=True):
+                each[name].append(value)
+    arrays = {name: np.array(values) for name, values in told.items()}
+    return RoundTable(arrays, {name: np.array(values) for name, values in each.items()}).pack()
+
+
+def split(counts: list[list[int]], labels: tuple[str, ...] = ("no", "yes")) -> list[dict[str, object]]:
+    """The fields of `clients.split` events."""
+    return [part.pack() for part in splits(np.array(counts), labels)]
+
+
+def tell(job: Job, stream: Spooled) -> None:
+    """All of a stream, taken into the latest attempt."""
+    assert job.latest is not None
+    reports.take(job.latest.pk, post(stream))

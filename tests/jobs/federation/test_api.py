@@ -1,0 +1,133 @@
+"""Rounds and clients over REST and at the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from django.test import Client
+
+from jobs.models import Job
+from portal.cli import rounds as commands
+from portal.cli.main import main
+from portal.models import Project, User
+from tests.jobs.federation.federations import a_federation, everybody, split, table, tell
+from tests.jobs.reporting import Spooled
+from tests.lab import a_job, a_project, bearer, person
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def client(mira: User) -> Client:
+    return bearer(mira)
+
+
+@pytest.fixture
+def job(mira: User, project: Project) -> Job:
+    """Seven rounds of five clients; client 3 is in trouble, of client 4 little is known."""
+    job = a_federation(mira, project, state="running", run={"clients": 5})
+    stream = Spooled().tell("clients.split", **split([[4, 1], [1, 1], [0, 9], [2, 2], [3, 0]])[0])
+    for number in range(1, 8):
+        did = everybody(3)
+        did += [(3, "dropped" if number % 2 else "late", 0.75, 0.25, 9.0), (4, "trained", math.nan, math.nan, math.nan)]
+        stream.tell("round.clients", **table({number: did}))
+    tell(job, stream)
+    return job
+
+
+def get(client: Client, job: Job, rest: str, **wanted: Any) -> dict[str, Any]:
+    answer = client.get(f"/api/v1/jobs/{job.pk}/{rest}", wanted)
+    assert answer.status_code == 200, answer.content
+    return dict(answer.json())
+
+
+def test_rounds_come_newest_first_and_page_by_page(client: Client, job: Job) -> None:
+    found = get(client, job, "rounds", limit=3)
+    assert [row["number"] for row in found["items"]] == [7, 6, 5]
+    row = found["items"][0]
+    assert (row["attempt"], row["trained"], row["dropped"], row["worst"], row["clients"]) == (1, 4, 1, 3, None)
+    rest = get(client, job, "rounds", limit=3, cursor=found["next"])
+    assert [row["number"] for row in rest["items"]] == [4, 3, 2]
+    assert [row["number"] for row in get(client, job, "rounds", **{"from": 2, "to": 3})["items"]] == [3, 2]
+    assert client.get(f"/api/v1/jobs/{job.pk}/rounds?from=3&to=2").status_code == 422
+
+
+def test_a_round_tells_what_each_did_that_was_named(client: Client, job: Job) -> None:
+    (row,) = get(client, job, "rounds", **{"from": 6, "to": 6, "clients": "true"})["items"]
+    assert row["clients"][3] == {"client": 3, "state": "late", "loss": 0.75, "accuracy": 0.25, "seconds": 9.0}
+    assert row["clients"][4]["accuracy"] is None
+
+
+def test_clients_come_worst_first_or_as_asked(client: Client, job: Job) -> None:
+    found = get(client, job, "clients")
+    assert found["labels"] == ["no", "yes"]
+    assert [row["number"] for row in found["items"]] == [3, 0, 1, 2, 4], "of the last nothing is known"
+    worst = found["items"][0]
+    assert (worst["samples"], worst["split"], worst["late"], worst["dropped"], worst["last_round"]) == (
+        4,
+        [2, 2],
+        3,
+        4,
+        7,
+    )
+    assert worst["seconds"] == 9.0
+    for sort, numbers in {
+        "-worst": [2, 1, 0, 3, 4], "seconds": [3, 2, 1, 0, 4], "-number": [4, 3, 2, 1, 0], "samples": [1, 4, 3, 0, 2],
+        "trouble": [3, 4, 2, 1, 0],
+    }.items():  # fmt: skip
+        asked: list[int] = []
+        cursor = None
+        while cursor is not None or not asked:  # two at a time
+            page = get(client, job, "clients", sort=sort, limit=2, **({"cursor": cursor} if cursor else {}))
+            asked += [row["number"] for row in page["items"]]
+            cursor = page["next"]
+        assert asked == numbers, sort
+    assert client.get(f"/api/v1/jobs/{job.pk}/clients?sort=beauty").status_code == 422
+
+
+def test_another_kind_of_job_has_none_and_a_strangers_is_not_there(
+    client: Client, mira: User, project: Project
+) -> None:
+    plain = a_job(mira, project)
+    assert get(client, plain, "rounds")["items"] == get(client, plain, "clients")["items"] == []
+    elsewhere = a_project("elsewhere")
+    hidden = a_federation(person("noor", elsewhere), elsewhere)
+    for rest in ("rounds", "clients"):
+        assert client.get(f"/api/v1/jobs/{hidden.pk}/{rest}").status_code == 404
+
+
+class TestTheCommandLine:
+    @pytest.fixture(autouse=True)
+    def portal(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What the command asks is answered here."""
+
+        class Portal:
+            def items(self, path: str, *, most: int | None = None, **wanted: Any) -> list[dict[str, Any]]:
+                wanted = {name: value for name, value in wanted.items() if value is not None}
+                answer = client.get(f"/api/v1/{path}", wanted)
+                return list(answer.json()["items"])[:most]
+
+        monkeypatch.setattr(commands, "find_portal", Portal)
+
+    def test_it_lists_rounds(self, job: Job) -> None:
+        done = CliRunner().invoke(main, ["rounds", f"#{job.pk}", "-n", "2"])
+        assert done.exit_code == 0, done.output
+        head, newest, _ = done.output.splitlines()
+        assert head.split()[:4] == ["ROUND", "TRAINED", "LATE", "DROPPED"]
+        assert newest.split()[:4] == ["7", "4", "0", "1"]
+
+    def test_it_lists_clients_for_people_and_machines(self, job: Job) -> None:
+        done = CliRunner().invoke(main, ["clients", str(job.pk)])
+        assert done.output.splitlines()[1].split()[:3] == ["3", "4", "0.250"]
+        done = CliRunner().invoke(main, ["clients", str(job.pk), "--csv", "--sort", "number"])
+        lines = done.output.splitlines()
+        assert lines[0].startswith("number,samples,trained")
+        assert lines[4] == "3,4,0,3,4,0,0,9.0,0.75,0.25,7"
+        assert lines[5] == "4,3,7,0,0,0,0,,,,7"
+        done = CliRunner().invoke(main, ["rounds", str(job.pk), "--json"])
+        assert len(json.loads(done.output)["items"]) == 7
+        assert CliRunner().invoke(main, ["rounds", str(job.pk), "--json", "--csv"]).exit_code == 2

@@ -1,0 +1,88 @@
+"""Two federations at equal rounds and at equal bytes."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+
+from jobs.models import Job
+from portal.models import Project, User
+from tests.jobs.federation.federations import a_federation, tell
+from tests.jobs.pages.reading import text
+from tests.jobs.reporting import Spooled
+from tests.lab import a_job, a_project, person, signed_in
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def client(mira: User) -> Client:
+    return signed_in(mira)
+
+
+def federation(
+    mira: User, project: Project, name: str, *, rounds: int, gain: float, mib: float, what: str = "accuracy"
+) -> Job:
+    """Each round it gains so much and sends so much, down and up alike."""
+    job = a_federation(mira, project, name=name, state="running", run={"rounds": rounds})
+    stream = Spooled()
+    for number in range(1, rounds + 1):
+        value = gain * number
+        stream.log(number, **{what: value}, mib_up=mib, mib_down=mib, round_seconds=2.0)
+    tell(job, stream)
+    return job
+
+
+def test_who_is_ahead_depends_on_what_is_equal(client: Client, mira: User, project: Project) -> None:
+    greedy = federation(mira, project, "greedy", rounds=20, gain=0.04, mib=10.0)
+    thrifty = federation(mira, project, "thrifty", rounds=30, gain=0.03, mib=1.0)
+    html = text(client.get(f"/jobs/compare?job={greedy.pk}&job={thrifty.pk}"))
+    assert f"After 20 rounds, #{greedy.pk} greedy is ahead: accuracy 0.800 against 0.600." in html
+    assert f"For the same 62.9 MB on the wire, #{thrifty.pk} thrifty is ahead: accuracy 0.900 against 0.120." in html
+    equal_rounds, equal_bytes = html.split("At equal bytes</h2>")
+    assert "419 MB" in equal_rounds
+    assert '<td class="num">3</td><td class="num">0.120</td><td class="num">62.9 MB</td>' in equal_bytes
+    assert '<td class="num">30</td><td class="num">0.900</td><td class="num">62.9 MB</td>' in equal_bytes
+    assert html.count("<polyline class=") == 4
+
+
+def test_of_losses_the_lower_is_ahead(client: Client, mira: User, project: Project) -> None:
+    one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0, what="loss")
+    two = federation(mira, project, "two", rounds=5, gain=0.2, mib=1.0, what="loss")
+    assert f"#{one.pk} one is ahead: loss 0.500 against 1.000." in text(
+        client.get(f"/jobs/compare?job={one.pk}&job={two.pk}")
+    )
+
+
+def test_a_long_run_is_compared_by_its_stretches(client: Client, mira: User, project: Project) -> None:
+    long = federation(mira, project, "long", rounds=3000, gain=0.0001, mib=1.0)
+    short = federation(mira, project, "short", rounds=100, gain=0.001, mib=1.0)
+    html = text(client.get(f"/jobs/compare?job={long.pk}&job={short.pk}"))
+    assert f"After 100 rounds, #{short.pk} short is ahead: accuracy 0.100 against 0.0" in html
+
+
+def test_there_is_nothing_to_compare_without_two(client: Client, mira: User, project: Project) -> None:
+    assert "There are not two federated jobs" in text(client.get("/jobs/compare"))
+    one = federation(mira, project, "one", rounds=2, gain=0.1, mib=1.0)
+    new = a_federation(mira, project, state="pending")
+    assert "Choose two federated jobs" in text(client.get(f"/jobs/compare?job={one.pk}"))
+    assert "Choose two federated jobs" in text(client.get(f"/jobs/compare?job={one.pk}&job={one.pk}"))
+    assert "Nothing to compare yet" in text(client.get(f"/jobs/compare?job={one.pk}&job={new.pk}"))
+    assert client.get("/jobs/compare?job=x&job=&job=9").status_code == 200
+    assert f'/jobs/compare?job={one.pk}">Compare…' in text(client.get(f"/jobs/{one.pk}"))
+
+
+def test_strangers_jobs_and_other_kinds_are_not_there(client: Client, mira: User, project: Project) -> None:
+    elsewhere = a_project("elsewhere")
+    hidden = a_federation(person("noor", elsewhere), elsewhere, name="secret")
+    assert client.get(f"/jobs/compare?job={hidden.pk}").status_code == 404
+    assert client.get(f"/jobs/compare?job={a_job(mira, project).pk}").status_code == 404
+    assert "secret" not in text(client.get("/jobs/compare"))
+
+
+def test_bytes_that_are_too_few_for_a_round_are_said(client: Client, mira: User, project: Project) -> None:
+    small = federation(mira, project, "small", rounds=4, gain=0.1, mib=0.001)
+    large = federation(mira, project, "large", rounds=4, gain=0.1, mib=100.0)
+    html = text(client.get(f"/jobs/compare?job={small.pk}&job={large.pk}"))
+    assert "After 4 rounds, neither is ahead: accuracy 0.400." in html
+    assert f"#{small.pk} small is ahead: #{large.pk} large had been measured in no round yet." in html

@@ -1,0 +1,130 @@
+"""A federated job counts rounds wherever others count steps, and does what others do, or says why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from jobs import kinds
+from jobs.errors import Conflict, SpecError
+from jobs.models import Attempt, CadenceOrder, Job
+from jobs.spec import JobSpec
+from jobs.submitting import cadence, profiling
+from jobs.submitting.dryrun import dry_run
+from jobs.submitting.submit import resume, submit
+from portal.cli import tables, watch
+from portal.models import Project, User
+from tests.jobs.federation.federations import a_federation, spec_of
+from tests.jobs.pages.reading import save, text
+from tests.lab import bearer, on_disk, signed_in
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def client(mira: User) -> Client:
+    return signed_in(mira)
+
+
+def done(mira: User, project: Project, step: int = 30) -> Job:
+    job = a_federation(mira, project, attempt={"step": step})
+    save(job, step)
+    return job
+
+
+def test_its_first_attempt_has_as_many_steps_as_it_has_rounds(mira: User) -> None:
+    job, _ = submit(mira, spec_of(rounds=12), spec_toml="# text")
+    assert Attempt.objects.get(job=job).steps == 12
+    assert kinds.of("of another release").length_of(job.spec) is None
+
+
+def test_it_can_be_resumed_with_more_rounds(mira: User, project: Project) -> None:
+    job = done(mira, project)
+    with pytest.raises(Conflict, match="how many rounds it shall run"):
+        resume(mira, job)
+    with pytest.raises(Conflict, match="All 30 rounds"):
+        resume(mira, job, step=30)
+    with pytest.raises(SpecError, match="round 30"):
+        resume(mira, job, steps=30)
+    resume(mira, job, steps=45)
+    job.refresh_from_db()
+    assert job.spec["run"]["rounds"] == 45
+    assert "rounds = 45" in job.spec_toml
+
+
+def test_its_pages_speak_of_rounds(client: Client, mira: User, project: Project) -> None:
+    now = timezone.now()
+    job = a_federation(mira, project, state="running", attempt={"step": 12, "last_report_at": now})
+    html = text(client.get(f"/jobs/{job.pk}"))
+    assert "Round 13 of 30, training since" in html
+    assert "now<tspan" in html
+    assert "· round 12" in html
+    assert "step 12" not in html
+    save(job, 10)
+    told = text(client.get(f"/jobs/{job.pk}/checkpoints"))
+    assert ">Round</th>" in told
+    assert "Checkpoint at round 10" in told
+    listed = text(client.get("/jobs?kind=federated"))
+    assert f'id="job-{job.pk}"' in listed
+    assert '<option value="federated" selected>' in listed
+
+
+def test_lost_rounds_are_told(client: Client, mira: User, project: Project) -> None:
+    job = a_federation(mira, project, state="failed", attempt={"step": 12, "reason": "it broke"})
+    save(job, 10)
+    html = text(client.get(f"/jobs/{job.pk}"))
+    assert "Failed at round 12." in html
+    assert "It can be resumed from round 10, 2 rounds back." in html
+    assert "failed · 2 rounds lost" in html
+    assert 'for="resume-steps">Up to round</label>' in html
+
+
+def test_it_is_not_profiled_and_says_why(mira: User, project: Project) -> None:
+    job = a_federation(mira, project, state="running")
+    with pytest.raises(Conflict, match="counts rounds"):
+        profiling.ask(mira, job)
+    answer = bearer(mira).post(f"/api/v1/jobs/{job.pk}/profile", {}, content_type="application/json")
+    assert answer.status_code == 409
+
+
+def test_it_saves_as_often_as_somebody_asks(mira: User, project: Project) -> None:
+    job = a_federation(mira, project, state="running")
+    with pytest.raises(SpecError, match="0 rounds can’t be"):
+        cadence.order(mira, job, 0)
+    cadence.order(mira, job, 5)
+    assert CadenceOrder.objects.get(job=job).every == 5
+
+
+def test_its_weights_can_be_taken_out(client: Client, mira: User, project: Project) -> None:
+    job = done(mira, project)
+    on_disk(job)
+    html = text(client.get(f"/jobs/{job.pk}/checkpoints"))
+    assert f"job-{job.pk}-round-30.safetensors" in html
+    assert "--hf" not in html
+
+
+def test_a_dry_run_tells_how_its_data_would_lie(mira: User) -> None:
+    found = {finding.title: finding for finding in dry_run(mira, spec_of())}
+    assert found["Specification"].text.startswith("Holds: 30 rounds of fedavg on tabular, 10 clients")
+    assert "10\N{NO-BREAK SPACE}clients:" in found["Split"].text
+    assert "in the middle." in found["Split"].text
+    many = JobSpec.parse({"name": "x", "kind": "federated", "run": {"clients": 700, "batch": 2}})
+    found = {finding.title: finding for finding in dry_run(mira, many)}
+    assert "no sample to be judged by" in found["Split"].text
+
+
+def test_the_command_line_counts_rounds() -> None:
+    told: dict[str, Any] = {
+        "id": 7, "name": "heron", "kind": "federated", "state": "running", "reason": "", "latest": {"accuracy": 0.875},
+        "progress": {"step": 12, "steps": 30, "fraction": 0.4, "eta_seconds": None},
+    }  # fmt: skip
+    assert watch.words(told) == "running · 12 / 30 rounds · accuracy 0.875"
+    attempt = {"number": 1, "nodes": [], "decision": ""}
+    rest = {"project": "p", "owner": "o", "tags": [], "notes": "", "parent": None, "directory": "", "url": "u"}
+    times = {"created_at": "2026-01-31T12:00:00Z", "started_at": None, "ended_at": None}
+    assert any(
+        "rounds" in line and "12/30" in line for line in tables.job({**told, **rest, **times, "attempt": attempt})
+    )

@@ -1,0 +1,198 @@
+"""Rounds and clients in rows: taken in once, by whichever attempt did them last, from whoever tells anything."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from jobs import rounds
+from jobs.intake import reports
+from jobs.models import Attempt, Client, ClientSplit, Event, Job, Round
+from jobs.submitting.submit import delete
+from portal.models import Project, User
+from tests.jobs.federation.federations import a_federation, everybody, split, table, tell
+from tests.jobs.reporting import Spooled, post
+from tests.lab import a_checkpoint, a_job
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def job(mira: User, project: Project) -> Job:
+    return a_federation(mira, project, state="running")
+
+
+def of_record(job: Job) -> dict[int, int]:
+    """Round → number of the attempt that it is shown of."""
+    attempts = list(job.attempts.order_by("number"))
+    return {row.number: row.attempt.number for row in rounds.newest(rounds.spans(attempts), 1000)}
+
+
+def test_an_event_becomes_a_row_a_round(job: Job) -> None:
+    did = [(0, "trained", 0.5, 0.25, 1.5), (7, "late", 0.75, math.nan, math.nan), (9, "rejected", 0.5, 0.5, 3.0)]
+    tell(job, Spooled().tell("round.clients", step=2, **table({1: everybody(3), 2: did}, loss=0.625)))
+    first, second = Round.objects.order_by("number")
+    assert (first.trained, first.counted, first.asked) == (3, 3, 3)
+    assert (second.trained, second.late, second.rejected, second.worst, second.loss) == (1, 1, 1, 0, 0.625)
+    assert (second.bytes_up, second.bytes_down, second.seconds) == (1000, 2000, 2.0)
+    named = rounds.unpack(second.named)
+    assert named["client"].tolist() == [0, 7, 9]
+    assert np.isnan(named["accuracy"][1])
+    event = Event.objects.get(kind="round.clients")
+    assert event.data == {"step": 2, "rounds": 2, "clients": 6}, "what is in rows is not kept twice"
+
+
+def test_a_client_is_counted_whenever_it_is_named(job: Job) -> None:
+    stream = Spooled()
+    stream.tell(
+        "round.clients", **table({1: [(3, "trained", 0.5, 0.75, 2.0)], 2: [(3, "dropped", math.nan, math.nan, 4.0)]})
+    )
+    stream.tell("round.clients", **table({3: [(3, "late", 0.25, 0.875, math.nan), (4, "broken", math.nan, 0.5, 1.0)]}))
+    tell(job, stream)
+    three, four = Client.objects.order_by("number")
+    assert (three.trained, three.dropped, three.late, three.rejected) == (1, 1, 1, 0)
+    assert (three.loss, three.accuracy, three.seconds, three.last_round) == (0.25, 0.875, 3.0, 3)
+    assert (four.broken, four.loss, four.accuracy, four.asked) == (1, None, 0.5, 1)
+
+
+def test_the_same_post_again_counts_nothing_twice(job: Job) -> None:
+    stream = Spooled().tell("round.clients", **table({1: everybody(2)}))
+    tell(job, stream)
+    tell(job, stream)
+    assert Client.objects.get(number=1).trained == 1
+
+
+def test_the_split_is_kept_by_client(job: Job) -> None:
+    stream = Spooled()
+    for part in split([[number, 2] for number in range(4000)]):
+        stream.tell("clients.split", **part)
+    tell(job, stream)
+    assert ClientSplit.objects.count() == 2
+    labels, found = rounds.splits(job, [0, 2999, 3000, 3999, 4000])
+    assert labels == ["no", "yes"]
+    assert found == {0: [0, 2], 2999: [2999, 2], 3000: [3000, 2], 3999: [3999, 2]}
+    assert Client.objects.get(number=3999).samples == 4001
+    tell(job, Spooled(incarnation=1).tell("clients.split", **split([[1, 1]])[0]))
+    assert Client.objects.get(number=0).samples == 2
+
+
+def test_a_resumed_attempt_keeps_rows_of_its_own(job: Job) -> None:
+    first = job.latest
+    tell(
+        job,
+        Spooled()
+        .tell("run.started", start_step=0, steps=30)
+        .tell("round.clients", **table({n: everybody(2) for n in range(1, 9)})),
+    )
+    kept = a_checkpoint(job, 5)
+    job.latest = Attempt.objects.create(job=job, number=2, state="running", resume_from=kept)
+    job.save(update_fields=["latest"])
+    assert len(of_record(job)) == 8, "until it has begun, all is as it was"
+    tell(
+        job,
+        Spooled(uid="ab" * 8)
+        .tell("run.started", start_step=5)
+        .tell("round.clients", **table({6: everybody(2)}, loss=0.125)),
+    )
+    assert of_record(job) == {1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 2}
+    assert first is not None
+    assert first.rounds.count() == 8
+    spans = rounds.spans(list(job.attempts.order_by("number")))
+    assert [row.number for row in rounds.of_record(spans).order_by("-number")[:2]] == [6, 5]
+    assert [row.number for row in rounds.newest(spans, 2, before=5)] == [3, 4]
+
+
+def test_ranks_that_start_again_in_place_do_their_rounds_again(job: Job) -> None:
+    old = (
+        Spooled().tell("run.started", start_step=0).tell("round.clients", **table({n: everybody(2) for n in (1, 2, 3)}))
+    )
+    tell(job, old)
+    new = (
+        Spooled(incarnation=1)
+        .tell("run.started", start_step=2)
+        .tell("round.clients", **table({3: everybody(2)}, loss=0.125))
+    )
+    assert job.latest is not None
+    reports.take(job.latest.pk, post((new, 0, 1)))
+    assert of_record(job) == {1: 1, 2: 1}, "what it has not done again is not of record"
+    reports.take(job.latest.pk, post((new, 1, 2)))
+    old.tell("round.clients", **table({4: everybody(2)}))
+    reports.take(job.latest.pk, post((old, 2, 3)))
+    assert of_record(job) == {1: 1, 2: 1, 3: 1}, "the lost ranks' last words come too late"
+    assert Round.objects.get(number=3).loss == 0.125
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"rounds": 7, "clients": "no"},
+        {"rounds": "no table", "clients": "c-jqG"},
+        table({1_000_001: everybody(1)}),
+        table({1: [(100_000, "trained", 0.5, 0.5, 1.0)]}),
+        table({1: everybody(1)}, bytes_up=2**60),
+        table({1: everybody(1)}, trained=2**31),
+        {**table({1: everybody(1)}), "clients": table({2: everybody(1)})["clients"]},
+    ],
+)
+def test_what_no_server_of_ours_tells_is_only_an_event(job: Job, data: dict[str, str]) -> None:
+    tell(job, Spooled().tell("round.clients", **data).tell("clients.split", first=-1, labels=[], counts="x"))
+    assert not Round.objects.exists()
+    assert not Client.objects.exists()
+    assert Event.objects.filter(kind="round.clients").count() == 1
+
+
+def test_only_the_server_is_believed_and_only_of_a_federation(job: Job, mira: User, project: Project) -> None:
+    tell(job, Spooled(rank=1).tell("round.clients", **table({1: everybody(1)})))
+    other = a_job(mira, project, state="running")
+    tell(other, Spooled().tell("round.clients", **table({1: everybody(1)})))
+    assert not Round.objects.exists()
+
+
+def test_odd_numbers_are_no_numbers(job: Job) -> None:
+    did = [(0, "trained", math.inf, math.nan, -1.0)]
+    tell(job, Spooled().tell("round.clients", **table({1: did}, seconds=math.nan, loss=math.inf, accuracy=-math.inf)))
+    row, client = Round.objects.get(), Client.objects.get()
+    assert (row.seconds, row.loss, row.accuracy, row.worst) == (None, None, None, None)
+    assert (client.loss, client.accuracy, client.seconds) == (None, None, None)
+
+
+def test_another_attempts_late_words_do_not_change_what_is_known_last(job: Job) -> None:
+    before = job.latest
+    job.latest = Attempt.objects.create(job=job, number=2, state="running")
+    job.save(update_fields=["latest"])
+    tell(job, Spooled(uid="ab" * 8).tell("round.clients", **table({3: [(0, "trained", 0.25, 0.5, 1.0)]})))
+    job.latest = before
+    tell(job, Spooled().tell("round.clients", **table({9: [(0, "trained", 0.75, 0.25, 1.0)]})))
+    client = Client.objects.get()
+    assert (client.trained, client.loss, client.accuracy, client.last_attempt, client.last_round) == (
+        2,
+        0.25,
+        0.5,
+        2,
+        3,
+    )
+
+
+def test_deleting_a_job_deletes_its_rows(mira: User, project: Project) -> None:
+    job = a_federation(mira, project, state="running")
+    stream = Spooled().tell("round.clients", **table({1: everybody(2)})).tell("clients.split", **split([[1, 2]])[0])
+    tell(job, stream)
+    now = job.created_at
+    Attempt.objects.update(state="completed", ended_at=now, decided_at=now)
+    delete(mira, job)
+    assert not any(model.objects.exists() for model in (Job, Round, Client, ClientSplit))
+
+
+def test_fifty_thousand_rounds_of_many_clients_are_taken(job: Job) -> None:
+    """Whole posts at their largest; here a few of them, each as the server packs it."""
+    stream = Spooled()
+    for first in range(1, 2001, 400):
+        did = {n: [(n % 10_000, "trained", 0.5, 0.5, 1.0)] for n in range(first, first + 400)}
+        stream.tell("round.clients", **table(did, trained=10_000))
+    tell(job, stream)
+    assert Round.objects.count() == 2000
+    assert Round.objects.filter(trained=10_000).count() == 2000
+    assert Client.objects.count() == 2000
