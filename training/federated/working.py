@@ -209,7 +209,7 @@ class Work:
 
     def run(self, chunk: Chunk, round_: int, question: Question, server: Server, *, strict: bool = False) -> Sent:
         """What these clients answer. `strict`: what goes wrong with all of them together is raised."""
-        torch.manual_seed(derive_seed(self._config.seed, DROPPED, round_, int(chunk.clients[0])))
+        _seed(derive_seed(self._config.seed, DROPPED, round_, int(chunk.clients[0])), self._model.device)
         ids, there = self._batches(chunk, round_) if question.takes_steps else _no_batches(chunk)
         rows = torch.from_numpy(chunk.clients).to(self._model.device)
         own = {name: values[rows] for name, values in server.kept.items()}
@@ -360,6 +360,14 @@ class _One:
         if self._config.ridge:
             loss = loss + self._config.ridge / 2 * w.square().sum()
         return loss, changed
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """What torch draws from on this device. manual_seed takes a millisecond on a CPU, to note it for absent devices."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def _no_batches(chunk: Chunk) -> tuple[Ids, NDArray[np.bool_]]:
