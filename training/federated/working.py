@@ -26,6 +26,7 @@ from training.federated.client import Client
 from training.federated.layout import Layout
 from training.federated.messages import Sizes
 from training.federated.messages import size as message_size
+from training.federated.plainly import differentiate_plainly
 from training.federated.schedule import Chunk, Ids, batches, steps_of, widths_of
 from training.federation.config import FederationConfig
 from training.federation.splitting import Divided
@@ -121,6 +122,7 @@ class Work:
 
     def __init__(self, config: FederationConfig, model: Model, divided: Divided, *, alone: str) -> None:
         """`alone`: why clients are computed one by one; "": they are stacked."""
+        differentiate_plainly()
         self._config, self._model, self._divided = config, model, divided
         self.alone = alone
         self._sizes: dict[str, tuple[dict[str, int], Sizes]] = {}
