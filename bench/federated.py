@@ -48,7 +48,7 @@ TURNS = 5
 PATIENCE = 900.0
 """Seconds for one turn at most."""
 ALIKE = 10.0
-"""Millionths by which losses may be apart of those that do the same. A client has one batch, so the order of its samples
+"""Millionths by which losses may be apart of those that do the same. A client has one batch, so the order in it
 is nothing, and what is left is float32's rounding: below 1."""
 
 
