@@ -21,7 +21,7 @@ LETTER = 6.6  # px a letter of a label, on average
 
 _DAY = ("#fdfdfb", "#181b1e", "#4f5358", "#e6e6e2")
 _NIGHT = ("#0f1217", "#e4e8ee", "#a6adb7", "#232830")
-_SERIES = (
+SERIES = (
     ("#2a86e6", "#2f8dea"),
     ("#a54f00", "#e29226"),
     ("#047969", "#5dad92"),
@@ -50,7 +50,7 @@ def draw(comparison: Comparison) -> str:
     top = HEAD + rows * (height_of + GAP)
     height = top + CURVE + MARGIN
     wide = (WIDTH - 2 * MARGIN - GAP) // 2
-    parts = [_begin(height), _text(MARGIN, 30, _heading(comparison), "title"), _text(MARGIN, 50, comparison.machine)]
+    parts = [begin(height), text(MARGIN, 30, _heading(comparison), "title"), text(MARGIN, 50, comparison.machine)]
     for number, panel in enumerate(panels):
         x, y = MARGIN + (number % 2) * (wide + GAP), HEAD + (number // 2) * (height_of + GAP)
         parts += _bars(panel, results, x, y, wide)
@@ -85,10 +85,10 @@ def _panels(comparison: Comparison) -> list[_Panel]:
     return [*panels, _Panel("sent a step by a rank", sent, [[] for _ in ran], size)]
 
 
-def _begin(height: int) -> str:
+def begin(height: int) -> str:
     def colours(ground: Sequence[str], which: int) -> str:
         names = dict(zip(("bg", "ink", "muted", "line"), ground, strict=True))
-        names |= {f"series-{number}": pair[which] for number, pair in enumerate(_SERIES, 1)}
+        names |= {f"series-{number}": pair[which] for number, pair in enumerate(SERIES, 1)}
         return "".join(f"--{name}:{colour};" for name, colour in names.items())
 
     return (
@@ -105,7 +105,7 @@ def _begin(height: int) -> str:
     )
 
 
-def _text(x: float, y: float, words: str, kind: str = "") -> str:
+def text(x: float, y: float, words: str, kind: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}"' + f' class="{kind}"' * bool(kind) + f">{escape(words)}</text>"
 
 
@@ -116,22 +116,22 @@ def _bars(panel: _Panel, results: list[Result], x: int, y: int, width: int) -> l
     most = max([most, *(dot for dots in panel.dots for dot in dots)]) or 1.0
     values = 84
     room = width - names - values
-    parts = [_text(x, y + 12, panel.title, "head")]
+    parts = [text(x, y + 12, panel.title, "head")]
     for index, (result, value, dots) in enumerate(zip(results, panel.bars, panel.dots, strict=True)):
         middle = y + 34 + index * ROW
-        parts.append(_text(x, middle + 4, result.name))
+        parts.append(text(x, middle + 4, result.name))
         if value is None:
-            parts.append(_text(x + names, middle + 4, "not known"))
+            parts.append(text(x + names, middle + 4, "not known"))
             continue
         long = max(1.0, room * value / most)
-        colour = f"var(--series-{index % len(_SERIES) + 1})"
+        colour = f"var(--series-{index % len(SERIES) + 1})"
         parts.append(
             f'<rect x="{x + names:.1f}" y="{middle - BAR / 2}" width="{long:.1f}" height="{BAR}" rx="2" '
             f'style="fill:{colour}"/>'
         )
         if len(dots) > 1:
             parts += [f'<circle cx="{x + names + room * dot / most:.1f}" cy="{middle}" r="2.5"/>' for dot in dots]
-        parts.append(_text(x + width, middle + 4, panel.say(value), "value end"))
+        parts.append(text(x + width, middle + 4, panel.say(value), "value end"))
     return parts
 
 
@@ -150,14 +150,14 @@ def _curves(results: list[Result], x: int, y: int, width: int, height: int) -> l
         across = left + (x + width - left) * (step - first) / (last - first)
         return f"{across:.1f},{bottom - (bottom - top) * (loss - low) / (high - low):.1f}"
 
-    parts = [_text(x, y + 12, "loss", "head")]
+    parts = [text(x, y + 12, "loss", "head")]
     for share in (0.0, 0.5, 1.0):
         level = bottom - (bottom - top) * share
         parts.append(f'<line x1="{left}" x2="{x + width}" y1="{level:.1f}" y2="{level:.1f}"/>')
-        parts.append(_text(left - 8, level + 4, f"{low + (high - low) * share:.4g}", "end"))
-    parts += [_text(left, bottom + 18, f"step {first}"), _text(x + width, bottom + 18, f"{last}", "end")]
+        parts.append(text(left - 8, level + 4, f"{low + (high - low) * share:.4g}", "end"))
+    parts += [text(left, bottom + 18, f"step {first}"), text(x + width, bottom + 18, f"{last}", "end")]
     for index, result in enumerate(results):
         line = " ".join(at(step, loss) for step, loss in result.losses.items() if math.isfinite(loss))
         dashes = f' stroke-dasharray="{6} {6 * index}"' if index else ""  # where lines lie on one another both are seen
-        parts.append(f'<polyline points="{line}"{dashes} style="stroke:var(--series-{index % len(_SERIES) + 1})"/>')
+        parts.append(f'<polyline points="{line}"{dashes} style="stroke:var(--series-{index % len(SERIES) + 1})"/>')
     return parts

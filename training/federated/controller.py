@@ -193,7 +193,7 @@ class Controller:
         for number in self._shares[self._world.rank]:
             self._beat()
             sent = self._work.run(self._chunks[number], self.round, question, self.server)
-            tree.put((number, 1), self._summed(question, sizes, sent, mine))
+            tree.put_sum(number, self._parts(question, sizes, sent, mine), self._world.device)
             if combining is not None:
                 mine.sent.append(combining.rows(len(sent.clients), question.folded(sent.values)))
         shares = self._shares
@@ -251,17 +251,20 @@ class Controller:
             combined.sum, combined.mean, facts, len(kept), float(self._work.samples_of(kept).sum()), discount=1.0
         )
 
-    def _summed(self, question: Question, sizes: Mapping[str, int], sent: Sent, mine: _Mine) -> Tensor:
-        """The weighted sum of a chunk's answers, without those that are no numbers or arrive later."""
-        total = sums.zeros(sum(sizes.values()), self._world.device)
+    def _parts(self, question: Question, sizes: Mapping[str, int], sent: Sent, mine: _Mine) -> list[sums.Part]:
+        """What of a chunk's answers is added up, without those that are no numbers or arrive later."""
+        device = self._world.device
         fine = _are_numbers(sent)
         now = fine & torch.from_numpy(self.plan.is_now(sent.clients))
         samples = torch.from_numpy(self._work.samples_of(sent.clients)).double()
         folded = question.folded(sent.values)
-        for (name, part), value in zip(sums.split(total, sizes).items(), folded.values(), strict=False):
+        nothing = torch.zeros(1, 1, device=device)
+        parts = []
+        for name, size in sizes.items():
+            value = folded[name] if folded else nothing.expand(len(sent.clients), size)  # all of them have failed
             rows = value if bool(now.all()) else torch.where(now[:, None].to(value.device), value, 0)
             weights = now * samples if question.weighted_by(name) == SAMPLES else now.double()
-            sums.add_weighted(part, rows, weights.to(value.device))
+            parts.append((rows, weights.to(device)))
         mine.clients += sent.clients.tolist()
         mine.losses += sent.losses.tolist()
         mine.is_fine += fine.tolist()
@@ -271,7 +274,7 @@ class Controller:
         if not bool(now.all()) and folded:
             later = (fine & ~now).to(sent.losses.device)
             mine.rows.append(torch.cat(list(folded.values()), dim=1)[later])
-        return total
+        return parts
 
     def _kept(self, sent: Sent, fine: Tensor) -> dict[str, Tensor]:
         """What the clients keep; those whose update is no good keep what they had."""
@@ -329,7 +332,9 @@ def _are_numbers(sent: Sent) -> Tensor:
     good = torch.isfinite(sent.losses) if sent.has_losses else torch.ones(len(sent.clients), dtype=torch.bool)
     good = good.to(sent.losses.device)
     for value in sent.values.values():
-        good &= torch.isfinite(value).flatten(start_dim=1).all(dim=1) if value.ndim > 1 else torch.isfinite(value)
+        rows = value.flatten(start_dim=1) if value.ndim > 1 else value[:, None]
+        if rows.shape[1]:  # both ends take a NaN along, and unlike to look at each number they make no copies
+            good &= torch.isfinite(rows.amax(dim=1)) & torch.isfinite(rows.amin(dim=1))
     return good.cpu() & ~torch.from_numpy(np.isin(sent.clients, list(sent.failed)))
 
 

@@ -128,17 +128,24 @@ def _as_steps(
 
 def _keys(clients: Ids, most: int, seed: int, round_: int, epoch: int) -> NDArray[np.float64]:
     """(clients, most) numbers from 0 to 1 to sort by: of each client its own."""
-    return uniform([derive_seed(seed, round_, int(client), epoch) for client in clients], most)
+    return uniform(
+        _derived(_derived(np.uint64(derive_seed(seed, round_)), clients.astype(np.uint64)), np.uint64(epoch)), most
+    )
 
 
-def uniform(seeds: Sequence[int], many: int) -> NDArray[np.float64]:
+def uniform(seeds: Sequence[int] | NDArray[np.uint64], many: int) -> NDArray[np.float64]:
     """(seeds, many) numbers from 0 to 1, of each seed its own."""
-    base = np.array(seeds, dtype=np.uint64)
+    base = np.asarray(seeds, dtype=np.uint64)
     words = _mixed(base[:, None] + np.arange(1, many + 1, dtype=np.uint64) * _STEP)
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _derived(seeds: NDArray[np.uint64] | np.uint64, part: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
+    """derive_seed's next part, of many clients at once."""
+    return _mixed(seeds ^ np.atleast_1d(part) + _STEP)
 
 
 def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -7,14 +7,13 @@ are done. (A plain all-reduce of the ranks' sums gave six results on 1, 2, 3, 4,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 BLOCK = 2**16
 """Numbers that are brought to float64 at a time: they stay in the cache, whole tensors took six times as long."""
-
 Node = tuple[int, int]
 """(first chunk, chunks that it would have if the tree were full), a power of two."""
 
@@ -31,31 +30,77 @@ def add_weighted(total: Tensor, rows: Tensor, weights: Tensor) -> None:
             total[begin : begin + width].add_(weights @ part)
 
 
+def _put_one(value: Tensor, row: Tensor, weight: float, others: Sequence[Tensor]) -> None:
+    """value = weight · row + Σ others, of which `value` is the last if there are any.
+
+    Block by block all the way up: each number is fetched and put back once. In memory that is there already, as new
+    memory costs more than what is written to it.
+    """
+    rest = [torch.split(other, BLOCK) for other in others[:-1]]
+    room = _empty(min(BLOCK, len(row)), value.device)
+    for part, into, *more in zip(torch.split(row, BLOCK), torch.split(value, BLOCK), *rest, strict=True):
+        if not others:
+            into.copy_(part).mul_(weight)
+            continue
+        found = room[: len(part)].copy_(part).mul_(weight)
+        for other in more:
+            found.add_(other)
+        into.add_(found)
+
+
+Part = tuple[Tensor, Tensor]
+"""Rows (clients, numbers) of a chunk, and each client's weight (clients,)."""
+
+
 class Tree:
     """Adds up what is under each node as soon as both halves are there, so that few of them are held at a time."""
 
     def __init__(self, of: int) -> None:
         self._of = of
         self._nodes: dict[Node, Tensor] = {}
+        self._free: list[Tensor] = []
+        """Of nodes that are no more."""
 
     def put(self, node: Node, value: Tensor) -> None:
         """Takes over `value`, which is changed."""
-        begin, size = node
-        while size < self._of:
-            if begin % (2 * size) == 0:
-                other = (begin + size, size)
-                if begin + size < self._of:
-                    if other not in self._nodes:
-                        break
-                    value.add_(self._nodes.pop(other))
+        others, node = self._above(node)
+        for other in others:
+            value.add_(other)
+        self._nodes[node] = value
+
+    def put_sum(self, chunk: int, parts: Sequence[Part], device: torch.device) -> None:
+        """A chunk's weighted sum, part after part, with all that it completes."""
+        others, node = self._above((chunk, 1))
+        numbers = sum(rows.shape[1] for rows, _ in parts)
+        value = others[-1] if others else self._free.pop() if self._free else _empty(numbers, device)
+        begin = 0
+        for rows, weights in parts:
+            end = begin + rows.shape[1]
+            if len(rows) == 1:
+                _put_one(value[begin:end], rows[0], float(weights[0]), [other[begin:end] for other in others])
             else:
-                other = (begin - size, size)
-                if other not in self._nodes:
+                total = zeros(end - begin, device)
+                add_weighted(total, rows, weights)
+                for other in others:
+                    total.add_(other[begin:end])
+                value[begin:end] = total
+            begin = end
+        self._free += others[:-1]
+        self._nodes[node] = value
+
+    def _above(self, node: Node) -> tuple[list[Tensor], Node]:
+        """The nodes that this one completes, taken out, from below; and that which they make together."""
+        begin, size = node
+        found = []
+        while size < self._of:
+            is_left = begin % (2 * size) == 0
+            if not (is_left and begin + size >= self._of):  # else there is no other half
+                other = self._nodes.pop((begin + size if is_left else begin - size, size), None)
+                if other is None:
                     break
-                value = self._nodes.pop(other).add_(value)
-                begin -= size
-            size *= 2
-        self._nodes[begin, size] = value
+                found.append(other)
+            begin, size = (begin if is_left else begin - size), 2 * size
+        return found, (begin, size)
 
     def nodes(self) -> Iterator[tuple[Node, Tensor]]:
         """What is left, in order: of all chunks one node, the root."""
@@ -90,3 +135,7 @@ def whole(tree_of: int, parts: Mapping[Node, Tensor]) -> Tensor:
 
 def zeros(numbers: int, device: torch.device) -> Tensor:
     return torch.zeros(numbers, dtype=torch.float64, device=device)
+
+
+def _empty(numbers: int, device: torch.device) -> Tensor:
+    return torch.empty(numbers, dtype=torch.float64, device=device)

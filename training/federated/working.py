@@ -27,6 +27,7 @@ from training.federated.client import Beside, Client, Look
 from training.federated.filtering import Chain
 from training.federated.layout import Layout
 from training.federated.messages import Description, Messages
+from training.federated.plainly import differentiate_plainly
 from training.federated.schedule import Chunk, Ids, batches, steps_of, widths_of
 from training.federation.config import FederationConfig
 from training.federation.splitting import Divided
@@ -139,6 +140,7 @@ class Work:
         split: Split = "train",
     ) -> None:
         """`alone`: why clients are computed one by one; "": they are stacked. `split`: where their samples are."""
+        differentiate_plainly()
         self._config, self._model, self._divided, self._split = config, model, divided, split
         self._filters, self.alone = filters, alone
         self._sizes: dict[str, tuple[dict[str, int], Messages]] = {}
@@ -248,7 +250,7 @@ class Work:
     def _answered(
         self, chunk: Chunk, round_: int, question: Question, server: Server, own: Mapping[str, Tensor], *, strict: bool
     ) -> Sent:
-        torch.manual_seed(derive_seed(self._config.seed, DROPPED, round_, int(chunk.clients[0])))
+        _seed(derive_seed(self._config.seed, DROPPED, round_, int(chunk.clients[0])), self._model.device)
         ids, there = self._batches(chunk, round_) if question.takes_steps else _no_batches(chunk)
         one = _One(
             self._config,
@@ -452,6 +454,14 @@ class _One:
 def _counters(model: nn.Module) -> dict[str, Tensor]:
     """Whole numbers that a model counts in, as copies: what it is called with must not be changed for all clients."""
     return {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """What torch draws from on this device. manual_seed takes a millisecond on a CPU, to note it for absent devices."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def _no_batches(chunk: Chunk) -> tuple[Ids, NDArray[np.bool_]]:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from tests.training.federated.runs import DIGITS, Telling, digest, run, start
@@ -172,9 +171,9 @@ def test_what_is_asked_beside_training_is_not_filtered(tmp_path: Path, monkeypat
     """A line search asks for losses, and counts its bytes as they are."""
     table = {**TOPK_INT8, "rounds": 1}
     seen: list[Sent] = []
-    summed = Controller._summed
+    summed = Controller._parts
 
-    def watched(controller: Controller, question: Any, sizes: Any, sent: Sent, mine: Any) -> Tensor:
+    def watched(controller: Controller, question: Any, sizes: Any, sent: Sent, mine: Any) -> Any:
         seen.append(sent)
         if question.trains:
             model = controller.server.weights
@@ -183,7 +182,7 @@ def test_what_is_asked_beside_training_is_not_filtered(tmp_path: Path, monkeypat
             )
         return summed(controller, question, sizes, sent, mine)
 
-    monkeypatch.setattr(Controller, "_summed", watched)
+    monkeypatch.setattr(Controller, "_parts", watched)
     loop = run(tmp_path, table)
     assert {frozenset(sent.wire) for sent in seen} == {
         frozenset({"delta", "delta.topk.places", "delta.int8.scale"}),

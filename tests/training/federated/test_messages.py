@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from tests.training.federated.runs import DIGITS, Telling, run
 from training.federated.controller import Controller
@@ -186,9 +185,9 @@ def test_counted_is_what_each_client_s_message_takes(
     up: dict[tuple[int, int], int] = {}
     down: list[int] = []
     told: list[Told] = []
-    summed, one_round = Controller._summed, Rounds._round
+    summed, one_round = Controller._parts, Rounds._round
 
-    def encoded(controller: Controller, question: Question, sizes: Any, sent: Sent, mine: Any) -> Tensor:
+    def encoded(controller: Controller, question: Question, sizes: Any, sent: Sent, mine: Any) -> Any:
         described = controller._work.messages_of(question, controller.server).up
         samples = controller.samples_of(sent.clients).tolist()
         for place, client in enumerate(sent.clients.tolist()):
@@ -207,7 +206,7 @@ def test_counted_is_what_each_client_s_message_takes(
         told.append(one_round(loop, round_))
         return told[-1]
 
-    monkeypatch.setattr(Controller, "_summed", encoded)
+    monkeypatch.setattr(Controller, "_parts", encoded)
     monkeypatch.setattr(Rounds, "_round", played)
     series = Telling()
     run(tmp_path, {**DIGITS, "rounds": 3, "per_round": 9, "filters": filters}, reporter=series)

@@ -1,0 +1,331 @@
+"""Rounds of a federation of virtual clients, beside a plain torch loop, pfl-research and Flower's simulation.
+
+    python -m bench federated [--row rounds|crowd|sum|ledger …] [--turns 5]
+    python -m bench federated --gallery          # docs/federated-gallery.md and docs/federated-newton.svg
+
+All train the same: a network 64-64-10 on 1,497 digits that are divided evenly, FedAvg, one epoch in batches of 32. Each
+is a process of its own, and they take turns; ours are whole rounds, with validation, spool and checkpoints, of which
+the others have none. One thread each; Flower has an actor a core, each of one thread. The rivals are installed into
+var/bench on demand, with the torch of this environment; one that can't be is not measured, and the rest goes on.
+
+Bars: 1,000 clients ≥ 4× the loop, ≥ 5× pfl-research, ≥ 20× Flower, ≤ 0.3 s, ≤ 150 MiB above torch, the first round
+≤ 3 s after torch's import; 100 clients ≥ 1.5× the loop, ≥ 10× Flower; 10,000 clients ≤ 3 s, and ≤ 1.1× the memory of
+1,000 with as many samples each; the sum of 100 updates of 10 M numbers in float64 ≤ 2.5× float32's; what is written
+down ≤ 10 % of a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0")
+
+import psutil
+
+from bench import stage
+
+FLOWER = ("flwr[simulation]==1.41.*",)
+PFL = (
+    "--no-deps", "pfl==0.6.0", "dp-accounting==0.5.*", "prv-accountant==0.2.*", "numpy", "scipy", "dm-tree", "absl-py",
+    "attrs", "wrapt", "multiprocess", "dill",
+)  # fmt: skip
+"""By name, for its own requirements would bring another torch."""
+RIVALS = {"pfl-research": ("federated-pfl", PFL, "pfl"), "Flower": ("federated-flower", FLOWER, "flower")}
+ROWS = ("rounds", "crowd", "sum", "ledger")
+TURNS = 5
+PATIENCE = 900.0
+"""Seconds for one turn at most."""
+ALIKE = 10.0
+"""Millionths by which losses may be apart of those that do the same. A client has one batch, so the order in it
+is nothing, and what is left is float32's rounding: below 1."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    clients: tuple[int, ...] = (1000, 100)
+    rounds: int = 2
+    turns: int = TURNS
+    crowds: tuple[int, int] = (1000, 10_000)
+    numbers: int = 10_000_000
+    updates: int = 100
+    pairs: int = 3
+    ledger_rounds: int = 60
+
+
+BARS = {
+    1000: {"loop": 4.0, "pfl-research": 5.0, "Flower": 20.0},
+    100: {"loop": 1.5, "Flower": 10.0},
+}
+"""Of so many clients: how many times as fast as whom."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.federated")
+    parser.add_argument("--row", action="append", choices=ROWS)
+    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--gallery", action="store_true")
+    parser.add_argument("--one", nargs=2, metavar=("NAME", "ASKED"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        return _one(*options.one)
+    print(stage.machine())
+    if options.gallery:
+        from bench.federated_gallery import write
+
+        return write(stage.REPOSITORY / "docs")
+    return measure(options.row or ROWS, Sizes(turns=options.turns))
+
+
+def measure(rows: Sequence[str], sizes: Sizes, *, rivals: bool = True) -> int:
+    print("one thread each (OMP_NUM_THREADS=1, torch.set_num_threads(1)); Flower has an actor a core, one thread each")
+    bars: dict[str, bool] = {}
+    figures: dict[str, Any] = {}
+    if "rounds" in rows:
+        for clients in sizes.clients:
+            figures[f"{clients}"] = _rounds(clients, sizes, bars, rivals=rivals)
+        figures["alone"] = _alone(max(sizes.clients), bars)
+    if "crowd" in rows:
+        figures["crowd"] = _crowd(sizes, bars)
+    if "sum" in rows:
+        figures["sum"] = _sum(sizes, bars)
+    if "ledger" in rows:
+        figures["ledger"] = _ledger(max(sizes.clients), sizes, bars)
+    return stage.result("federated", bars=bars, **figures)
+
+
+def _one(name: str, asked: str) -> int:
+    """A process of its own: what it found is its last line."""
+    import torch
+
+    torch.set_num_threads(1)
+    from bench import federated_ours, federated_rivals
+
+    if name in ("turns", "loop"):
+        (federated_ours.turns if name == "turns" else federated_rivals.loop)(asked)
+    else:
+        print(json.dumps(getattr(federated_ours, name)(asked)))
+    return 0
+
+
+class Silent(Exception):
+    """A contender has ended, or taken too long."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """So many rounds of one contender."""
+
+    seconds: list[float]
+    cpu_seconds: float
+    """Of all its processes together, a round."""
+    loss: float
+    accuracy: float
+
+
+class Contender:
+    """A process that does rounds when it is asked to (bench.federated_rivals.Turns)."""
+
+    def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
+        self._child, self._log = child, log
+        self._hear()
+
+    def turn(self, rounds: int) -> Turn:
+        assert self._child.stdin
+        before = stage.cpu_seconds(self._child.pid)
+        self._child.stdin.write(f"{rounds}\n")
+        self._child.stdin.flush()
+        told = self._hear()
+        cpu = stage.cpu_seconds(self._child.pid) - before
+        return Turn(told["seconds"], cpu / rounds, told["loss"], told.get("accuracy", float("nan")))
+
+    def _hear(self) -> dict[str, Any]:
+        assert self._child.stdout
+        limit = threading.Timer(PATIENCE, self._child.kill)
+        limit.start()
+        try:
+            for line in self._child.stdout:
+                if line.startswith("@"):
+                    told: dict[str, Any] = json.loads(line[1:])
+                    return told
+        finally:
+            limit.cancel()
+        raise Silent(" ".join(self._log.read_text(errors="replace").split())[-300:])
+
+
+@contextmanager
+def contending(command: Sequence[object], folder: Path, environment: Mapping[str, str]) -> Iterator[Contender]:
+    """It and all that it has started go with the block."""
+    log = folder / f"contender-{len(list(folder.iterdir()))}.log"
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [str(word) for word in command],
+            cwd=stage.REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(stage.REPOSITORY), **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+        )
+    assert child.stdin
+    try:
+        yield Contender(child, log)
+    finally:
+        family = psutil.Process(child.pid).children(recursive=True) if child.poll() is None else []
+        child.stdin.close()
+        try:
+            child.communicate(timeout=30)
+        except (subprocess.TimeoutExpired, ValueError):
+            child.kill()
+            child.wait()
+        for one in family:
+            if one.is_running():
+                one.kill()
+
+
+def _rounds(clients: int, sizes: Sizes, bars: dict[str, bool], *, rivals: bool) -> dict[str, Any]:
+    """Ours and the others in turn; the first round of each is not counted."""
+    from bench.federated_ours import MLP
+
+    print(f"\n{clients:,} clients, {sizes.turns} turns of {sizes.rounds} rounds each, after one that warms up")
+    found: dict[str, list[Turn]] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        work = folder / "work.npz"
+        asked = json.dumps({"table": {**MLP, "clients": clients}, "work": str(work)})
+        ours = (sys.executable, "-m", "bench.federated", "--one")
+        contenders = {"ours": stack.enter_context(contending((*ours, "turns", asked), folder, {}))}
+        contenders["loop"] = stack.enter_context(contending((*ours, "loop", str(work)), folder, {}))
+        for name in RIVALS if rivals else ():
+            try:
+                contenders[name] = stack.enter_context(_rival(name, work, folder))
+                contenders[name].turn(1)
+            except (Silent, OSError, subprocess.CalledProcessError) as error:
+                contenders.pop(name, None)
+                print(f"  {name}: not measured: {' '.join(str(error).split())[:300]}")
+        for name in ("ours", "loop"):
+            contenders[name].turn(1)
+        for _ in range(sizes.turns):
+            for name, contender in contenders.items():
+                found.setdefault(name, []).append(contender.turn(sizes.rounds))
+    return _compared(clients, found, bars)
+
+
+@contextmanager
+def _rival(name: str, work: Path, folder: Path) -> Iterator[Contender]:
+    """Other people's software in an environment of its own, but for torch, which is this one's."""
+    place, packages, function = RIVALS[name]
+    python = stage.others(place, *packages)
+    (site,) = (python.parent.parent / "lib").glob("python3*/site-packages")
+    import torch
+
+    (site / "torch_of_this_environment.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
+    code = f"from bench.federated_rivals import {function}; {function}({str(work)!r})"
+    environment = {"FLWR_HOME": str(folder / "flwr"), "RAY_TMPDIR": "/tmp"}
+    apart = ("unshare", "-rn") if name == "Flower" else ()
+    with contending((*apart, python, "-c", code), folder, environment) as contender:
+        yield contender
+
+
+def _compared(clients: int, found: dict[str, list[Turn]], bars: dict[str, bool]) -> dict[str, Any]:
+    ours = [statistics.median(turn.seconds) for turn in found["ours"]]
+    last = found["ours"][-1]
+    figures: dict[str, Any] = {}
+    for name, turns in found.items():
+        rounds = [second for turn in turns for second in turn.seconds]
+        cpu = statistics.median(turn.cpu_seconds for turn in turns)
+        ratios = [statistics.median(turn.seconds) / mine for turn, mine in zip(turns, ours, strict=True)]
+        ratio, end = statistics.median(ratios), turns[-1]
+        print(
+            f"  {name:<12} {statistics.median(rounds):7.3f} s a round ({min(rounds):.3f} to {max(rounds):.3f}), CPU "
+            f"{cpu:.3f} s; {ratio:.1f}× ours ({min(ratios):.1f} to {max(ratios):.1f}); "
+            f"then loss {end.loss:.5f}, accuracy {end.accuracy:.3f}"
+        )
+        figures[name] = {"seconds": statistics.median(rounds), "cpu_seconds": cpu, "ratio": ratio, "loss": end.loss}
+        if limit := BARS.get(clients, {}).get(name):
+            bars[f"{clients}, {name}"] = stage.bar(f"{clients:,} clients, {name} beside ours", ratio, limit, unit="×")
+        if name != "ours":
+            apart = abs(end.loss - last.loss) * 1e6
+            what = f"{name} did the same: losses apart, millionths"
+            bars[f"{clients}, {name}, same"] = stage.bar(what, apart, ALIKE, at_least=False)
+    if clients == 1000:
+        figure = figures["ours"]["seconds"]
+        bars["1000, seconds"] = stage.bar("1,000 clients, a whole round", figure, 0.3, at_least=False, unit=" s")
+    return figures
+
+
+def _alone(clients: int, bars: dict[str, bool]) -> dict[str, Any]:
+    from bench.federated_ours import MLP
+
+    found = _found("alone", table={**MLP, "clients": clients}, rounds=8)
+    print(f"\n{clients:,} clients in a fresh process, from torch's import on, all other imports with it")
+    first, peak = found["first_seconds"], found["peak_mib"]
+    bars["first"] = stage.bar("the first round is over after", first, 3.0, at_least=False, unit=" s")
+    bars["memory"] = stage.bar("resident above torch, at most", peak, 150.0, at_least=False, unit=" MiB")
+    return found
+
+
+def _crowd(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
+    """Ten times as many clients with as many samples each. The table of all samples is not counted: it is the data."""
+    from bench.federated_ours import MLP
+
+    print("\n10 samples a client to train on, 64 features, made up; memory in rounds above torch and the table itself")
+    found = {}
+    for clients in sizes.crowds:
+        options = {"source": "synthetic", "samples": 12 * clients, "features": 64, "held_out": 6}
+        table = {**MLP, "clients": clients, "learning_rate": 0.01, "tabular": options}
+        one = found[clients] = _found("alone", table=table, rounds=8)
+        seconds = one["seconds"] = statistics.median(one["seconds"][1:])
+        print(
+            f"  {clients:>6,} clients: {seconds:.2f} s a round, {one['rounds_mib']:.0f} MiB; the table "
+            f"{one['table_mib']:.0f} MiB, at most {one['made_mib']:.0f} MiB above torch while it was made"
+        )
+    few, many = (found[clients] for clients in sizes.crowds)
+    seconds, ratio = many["seconds"], many["rounds_mib"] / few["rounds_mib"]
+    bars["crowd, seconds"] = stage.bar("a round of the larger crowd", seconds, 3.0, at_least=False, unit=" s")
+    bars["crowd, memory"] = stage.bar("its memory beside the smaller one's", ratio, 1.1, at_least=False, unit="×")
+    return {str(clients): one for clients, one in found.items()}
+
+
+def _sum(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
+    found = _found("sums", numbers=sizes.numbers, updates=sizes.updates, pairs=sizes.pairs)
+    ratios = [mine / theirs for mine, theirs in zip(found["ours"], found["plain"], strict=True)]
+    print(f"\nthe sum of {sizes.updates} updates of {sizes.numbers:,} numbers, a client a chunk; {sizes.pairs} pairs")
+    for name, what in (("ours", "float64 along a tree"), ("plain", "float32, add_(alpha=…)")):
+        print(f"  {what}: {' '.join(f'{seconds:.2f}' for seconds in found[name])} s")
+    print(f"  largest difference, beside the largest number: {found['difference']:.1e}")
+    ratio = statistics.median(ratios)
+    bars["sum"] = stage.bar("float64 beside float32", ratio, 2.5, at_least=False, unit="×")
+    return {**found, "ratio": ratio}
+
+
+def _ledger(clients: int, sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
+    from bench.federated_ours import MLP
+
+    found = _found("ledger", table={**MLP, "clients": clients}, warm=5, rounds=sizes.ledger_rounds)
+    print(f"\nwhat is written down of {clients:,} clients, default settings, CPU time of all threads")
+    print(
+        f"  a round {found['round_seconds'] * 1000:.1f} ms, of which reports {found['report_seconds'] * 1000:.1f} ms; "
+        f"a checkpoint {found['save_seconds'] * 1000:.0f} ms every {found['interval_seconds']:.0f} s"
+    )
+    bars["ledger"] = stage.bar("of a round", found["part"] * 100, 10.0, at_least=False, unit=" %")
+    return found
+
+
+def _found(name: str, **asked: Any) -> dict[str, Any]:
+    return stage.in_child("bench.federated", "--one", name, json.dumps(asked))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,287 @@
+"""Federations of ours as they really run: Rounds with a spool and checkpoints in a folder of their own, one rank.
+
+In a process each: `python -m bench.federated --one NAME …` (bench/federated.py) prints what it found as its last line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from training.federated.rounds import Rounds
+
+Hook = Callable[["Rounds"], None]
+MLP = {"recipe": "tabular", "learning_rate": 0.3, "batch": 32, "split": "iid", "rounds": 100_000}
+SAVES = 5
+MIB = 2**20
+
+
+class Over(Exception):
+    """It has run for long enough."""
+
+
+@contextmanager
+def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Callable[[], None]]:
+    """Runs it from its first round to its last, or until a hook raises Over. `after`: each whole round."""
+    from training.attempt import place
+    from training.attempt.heartbeat import Heartbeat
+    from training.attempt.stopping import StopRequest
+    from training.federated.rounds import Rounds
+    from training.federation import config
+    from training.reporting.reporter import Reporter
+    from training.runtime import distributed
+    from training.runtime.distributed import Agreed
+    from training.step.determinism import set_determinism
+
+    class Watched(Rounds):
+        def _tell_started(self, start: Any) -> None:
+            super()._tell_started(start)
+            began(self)
+
+        def _between_steps(self, agreed: Agreed) -> bool:
+            cut = super()._between_steps(agreed)
+            after(self)
+            return cut
+
+    folder = Path(tempfile.mkdtemp(prefix="vigil-federation-"))
+    settings = config.parse(table)
+    set_determinism(settings.determinism)
+    world = distributed.join(on_cpu=True)
+    where = place.by_hand(folder)
+    reporter = Reporter.open(where.attempt_dir, rank=0, incarnation=0)
+    heartbeat = Heartbeat.open(where.attempt_dir, rank=0, incarnation=0)
+    rounds = Watched(settings, where, world, reporter=reporter, heartbeat=heartbeat, stop=StopRequest())
+
+    def run() -> None:
+        with contextlib.suppress(Over):
+            rounds.run()
+
+    try:
+        yield run
+    finally:
+        reporter.close()
+        distributed.leave()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def turns(asked: str) -> None:
+    """Rounds in turn with others (bench.federated_rivals.Turns). `asked`: the run's table, and where its work goes."""
+    from bench.federated_rivals import Over as NoMore
+    from bench.federated_rivals import Turns
+
+    found = json.loads(asked)
+    taken: list[Turns] = []
+
+    def began(rounds: Rounds) -> None:
+        if found["work"]:
+            write_work(rounds, Path(found["work"]))
+        taken.append(Turns(lambda: score(rounds)))
+        taken[0].begin()
+
+    def after(rounds: Rounds) -> None:
+        try:
+            taken[0].done()
+        except NoMore:
+            raise Over from None
+
+    with running(found["table"], began=began, after=after) as run, contextlib.suppress(NoMore):
+        run()
+
+
+def score(rounds: Rounds) -> dict[str, float]:
+    judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
+    assert judged is not None
+    return {name: judged.means[name] for name in ("loss", "accuracy") if name in judged.means}
+
+
+def write_work(rounds: Rounds, path: Path) -> None:
+    """The very data, split and weights, for others to do the same with."""
+    import numpy as np
+
+    from bench.federated_rivals import Work
+
+    federation, config = rounds.federation, rounds.config
+    model, owners = federation.model, federation.divided.owners
+    rows, targets = model.task.batch("train", np.arange(len(owners["train"])))
+    kept = model.task.batch("validation", np.arange(len(owners["validation"])))
+    weights = model.weights.tensors(rounds.server.weights)
+    Work.write(
+        path,
+        rows=rows.numpy(),
+        targets=targets.numpy(),
+        owners=owners["train"],
+        held_out_rows=kept[0].numpy(),
+        held_out_targets=kept[1].numpy(),
+        batch=np.array(config.batch),
+        learning_rate=np.array(config.learning_rate),
+        **{f"weight:{name}": value.numpy() for name, value in weights.items()},
+    )
+
+
+def alone(asked: str) -> dict[str, Any]:
+    """So many rounds from torch's import on: how soon the first is over, how long one takes, memory.
+
+    Memory is what Linux counts as resident, above what it was once torch was imported; `rounds_mib`: at most in a
+    round, without the table of samples, which the recipe holds as a whole.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    found = json.loads(asked)
+    base, began_at = resident("VmRSS"), time.perf_counter()
+    forget_peak()
+    moments: list[float] = []
+    told = {"made_mib": 0.0, "first_seconds": 0.0, "table_mib": 0.0}
+
+    def began(rounds: Rounds) -> None:
+        told["made_mib"] = (resident("VmHWM") - base) / MIB
+        told["table_mib"] = table_bytes(rounds) / MIB
+        forget_peak()
+        moments.append(time.perf_counter())
+
+    def after(rounds: Rounds) -> None:
+        moments.append(time.perf_counter())
+        told["first_seconds"] = told["first_seconds"] or moments[-1] - began_at
+        if len(moments) > found["rounds"]:
+            raise Over
+
+    with running(found["table"], began=began, after=after) as run, contextlib.redirect_stdout(io.StringIO()):
+        run()
+    in_rounds = (resident("VmHWM") - base) / MIB
+    return {
+        **told,
+        "peak_mib": max(told["made_mib"], in_rounds),
+        "rounds_mib": in_rounds - told["table_mib"],
+        "seconds": [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)],
+    }
+
+
+def table_bytes(rounds: Rounds) -> int:
+    """Of all samples together."""
+    owners = rounds.federation.divided.owners
+    sample = rounds.federation.model.task.batch("train", owners["train"][:0])
+    samples = sum(map(len, owners.values()))
+    return samples * sum(part[0].numel() * part.itemsize if len(part) else _each(part) for part in sample)
+
+
+def _each(part: Any) -> int:
+    size: int = part.itemsize
+    for length in part.shape[1:]:
+        size *= length
+    return size
+
+
+def ledger(asked: str) -> dict[str, Any]:
+    """CPU time of what is written down, a round: reports, in whichever thread; a checkpoint, and how often one is.
+
+    Processor time and not the clock's: what else the machine does would else be half of the figure.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    found = json.loads(asked)
+    spent = {"reports": 0.0}
+    marks: list[tuple[float, float]] = []
+    told: dict[str, Any] = {}
+
+    def began(rounds: Rounds) -> None:
+        for name in ("tell", "tell_judged"):
+            setattr(rounds.telling, name, _counted(getattr(rounds.telling, name), spent))
+
+    def after(rounds: Rounds) -> None:
+        if rounds.step == found["warm"]:
+            spent["reports"] = 0.0
+        if rounds.step >= found["warm"]:
+            marks.append((time.process_time(), time.thread_time()))
+        if len(marks) > found["rounds"]:
+            told.update(_saved(rounds))
+            raise Over
+
+    with running(found["table"], began=began, after=after) as run, contextlib.redirect_stdout(io.StringIO()):
+        run()
+    rounds = found["rounds"]
+    process, thread = ((marks[-1][which] - marks[0][which]) / rounds for which in (0, 1))
+    reports = spent["reports"] / rounds + process - thread
+    part = reports / process + told["save_seconds"] / told["interval_seconds"]
+    return {"round_seconds": process, "report_seconds": reports, **told, "part": part}
+
+
+def _counted(function: Callable[..., None], spent: dict[str, float]) -> Callable[..., None]:
+    def counted(*arguments: Any) -> None:
+        began = time.thread_time()
+        function(*arguments)
+        spent["reports"] += time.thread_time() - began
+
+    return counted
+
+
+def _saved(rounds: Rounds) -> dict[str, float]:
+    """CPU time of one checkpoint, to the commit, after a first that prepares; and the interval as it begins."""
+    taken = []
+    for _ in range(SAVES + 1):
+        began = time.process_time()
+        rounds._save()
+        rounds.checkpoints.wait()
+        taken.append(time.process_time() - began)
+        rounds.step += 1  # each under a name of its own
+    return {"save_seconds": sorted(taken[1:])[SAVES // 2], "interval_seconds": rounds.cadence.interval}
+
+
+def sums(asked: str) -> dict[str, Any]:
+    """Many updates of a large model added up as the controller does, and by float32's own add_, in turn."""
+    import torch
+
+    from training.federated import schedule
+    from training.federated import sums as ours
+
+    torch.set_num_threads(1)
+    found = json.loads(asked)
+    numbers, updates = found["numbers"], found["updates"]
+    rows = [torch.randn(1, numbers) for _ in range(min(updates, 4))]  # more than any cache holds
+    weights = torch.linspace(1, 2, updates, dtype=torch.float64)
+    ids = torch.arange(updates).numpy()
+    same = torch.ones(updates, dtype=torch.int64).numpy()
+    chunks = schedule.cut(ids, same, same, numbers=numbers, alone=True)
+
+    def mine() -> torch.Tensor:
+        tree = ours.Tree(len(chunks))
+        for number, chunk in enumerate(chunks):
+            (client,) = chunk.clients.tolist()  # as many of them are cut
+            tree.put_sum(number, [(rows[client % len(rows)], weights[client : client + 1])], torch.device("cpu"))
+        return tree.root
+
+    def plain() -> torch.Tensor:
+        total = torch.zeros(numbers)
+        for client in range(updates):
+            total.add_(rows[client % len(rows)][0], alpha=float(weights[client]))
+        return total
+
+    taken: dict[str, list[float]] = {"ours": [], "plain": []}
+    for _ in range(found["pairs"]):
+        for name, function in (("ours", mine), ("plain", plain)):
+            began = time.perf_counter()
+            function()
+            taken[name].append(time.perf_counter() - began)
+    difference = (mine() - plain().double()).abs().max() / mine().abs().max()
+    return {**taken, "difference": float(difference)}
+
+
+def resident(name: str) -> int:
+    """VmRSS or VmHWM of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def forget_peak() -> None:
+    """VmHWM begins anew."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
