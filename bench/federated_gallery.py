@@ -25,6 +25,11 @@ CLIENTS, ROUNDS = 10, 30
 ENOUGH = 0.9
 COMMON: dict[str, Any] = {"recipe": "tabular", "clients": CLIENTS, "batch": 32, "validate_every": 0}
 DIGITS = {**COMMON, "learning_rate": 0.3, "split": "dirichlet", "dirichlet": {"alpha": 0.3}}
+NORMALISED = {**DIGITS, "tabular": {"batch_norm": True}}
+OWN: dict[str, dict[str, Any]] = {"diloco": {"learning_rate": 0.003}}
+"""Where the rate of all is not one that anybody would take: AdamW's steps have another length."""
+BESIDE = "fedavg"
+"""In each table, to compare with."""
 CONVEX = {
     **COMMON, "ridge": 1e-3, "dtype": "fp64", "tabular": {"source": "breast_cancer", "model": "logistic"},
 }  # fmt: skip
@@ -67,15 +72,19 @@ def write(folder: Path, *, rounds: int = ROUNDS, only: Sequence[str] = ()) -> in
 
     names = [name for name in choices.names("federated.algorithms") if not only or name in only]
     said = [f"# Algorithms beside each other\n\n`python -m bench federated --gallery`, {stage.machine()}."]
-    drawn = []
+    drawn: list[tuple[str, list[Course]]] = []
     refused: dict[str, str] = dict.fromkeys(names, "")
     kinds = (
-        (f"digits, {CLIENTS} clients, Dirichlet 0.3, a network with one hidden layer, rate 0.3", DIGITS),
+        (
+            f"digits, {CLIENTS} clients, Dirichlet 0.3, a network with one hidden layer, rate 0.3 (DiLoCo: 0.003)",
+            DIGITS,
+        ),
+        ("the same network, normalised over batches", NORMALISED),
         (f"breast_cancer, {CLIENTS} clients, divided evenly, logistic regression, ridge 0.001, fp64", CONVEX),
     )
     for title, table in kinds:
         courses, left = [], {}
-        for name in refused:
+        for name in refused if not drawn or not refused or BESIDE not in names else [BESIDE, *refused]:
             try:
                 courses.append(_run(name, table, rounds))
                 print(_row(courses[-1]), flush=True)
@@ -109,7 +118,7 @@ def _run(name: str, table: dict[str, Any], rounds: int, *, label: str = "", **mo
     from training.config import choices
     from training.federation import checking, config
 
-    asked = {**table, "algorithm": name, "rounds": rounds, **more}
+    asked = {**table, "algorithm": name, "rounds": rounds, **OWN.get(name, {}), **more}
     each = CLIENTS
     if "asynchronous" in (choices.get(config.FOLDERS["algorithm"], name).constants.get("PACES") or ()):  # type: ignore[operator]
         asked |= {"pace": "asynchronous", "rounds": rounds * CLIENTS}

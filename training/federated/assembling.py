@@ -20,10 +20,11 @@ from training.data import Batch, Ids, Prepared, Split, Task
 from training.engine import filling
 from training.federated.filtering import Chain
 from training.federated.layout import Layout, parameters, statistics
+from training.federated.model import Model
 from training.federated.pending import Pending
 from training.federated.server import Server
 from training.federated.stacking import why_alone
-from training.federated.working import Model, Work
+from training.federated.working import Work
 from training.federation import splitting
 from training.federation.config import FederationConfig
 from training.federation.splitting import Divided

@@ -21,10 +21,10 @@ from training.federated import sums
 from training.federated.aggregation._robust import TooFew
 from training.federated.assembling import Federation
 from training.federated.pending import Arrivals
+from training.federated.questions import SAMPLES, Question
 from training.federated.rooting import Root
 from training.federated.schedule import Ids
 from training.federated.transport.ranks import Ranks
-from training.federated.working import SAMPLES, Question
 from training.runtime.distributed import World
 
 COMBINED = "delta"

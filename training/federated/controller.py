@@ -20,17 +20,17 @@ from training.federated import failing, schedule, sums
 from training.federated.client import Client
 from training.federated.combining import Combining
 from training.federated.messages import Traffic
+from training.federated.model import STATISTICS
 from training.federated.pending import Arrivals
+from training.federated.questions import CLIENTS, SAMPLES, Question, Sent
 from training.federated.schedule import Chunk, Ids
 from training.federated.server import Round, Server
 from training.federated.transport.ranks import Ranks
-from training.federated.working import CLIENTS, SAMPLES, STATISTICS, Question, Sent, Work
+from training.federated.working import Work
+from training.federation import draws
 from training.federation.pacing import Plan
 from training.runtime.distributed import World
 from training.runtime.seeds import derive_seed
-
-PLAYED = 10
-"""Of what is derived from a run's seed: what an algorithm draws on the server's side."""
 
 
 class QuorumLost(RuntimeError):
@@ -165,7 +165,7 @@ class Controller:
 
     def draw(self) -> np.random.RandomState:
         """What the algorithm draws on the server's side in this round, the same on every rank."""
-        return np.random.RandomState(derive_seed(self._work.seed, PLAYED, self.round) % 2**32)
+        return np.random.RandomState(derive_seed(self._work.seed, draws.SERVER, self.round) % 2**32)
 
     @property
     def model_bytes(self) -> int:

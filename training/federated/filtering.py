@@ -18,15 +18,13 @@ from training import contracts
 from training.config.choices import Value
 from training.contracts import Filter
 from training.federated.schedule import STACKED_NUMBERS, Ids
+from training.federation import draws
 from training.federation.config import FederationConfig
 from training.federation.filter_order import UPDATE
 from training.runtime.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from training.federated.working import Sent
-
-FILTERED = 20
-"""Of what is derived from a run's seed, this number is for filters."""
+    from training.federated.questions import Sent
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Passing:
 
     def generator(self, *parts: int) -> torch.Generator:
         """Random numbers of this round, the same wherever they are asked for: on the CPU, whatever the device."""
-        return torch.Generator().manual_seed(derive_seed(self.seed, FILTERED, self.round, *parts))
+        return torch.Generator().manual_seed(derive_seed(self.seed, draws.FILTER, self.round, *parts))
 
 
 @dataclass(frozen=True)

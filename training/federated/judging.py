@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from training.data import Batch, Ids, Task
+from training.federated.model import PERSONAL, STATISTICS, Model
 from training.federated.schedule import Chunk, cut, widths_of
 from training.federated.server import Server
-from training.federated.working import PERSONAL, STATISTICS, Model
 from training.federation.splitting import Divided
 from training.runtime.distributed import World, gather
 

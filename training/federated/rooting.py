@@ -15,10 +15,12 @@ from training.federated import schedule
 from training.federated.aggregation._robust import TooFew
 from training.federated.assembling import Federation
 from training.federated.filtering import Chain
+from training.federated.questions import Question
 from training.federated.schedule import Chunk
 from training.federated.server import Server
-from training.federated.working import Question, Work
-from training.federation.splitting import ROOT, Divided
+from training.federated.working import Work
+from training.federation import draws
+from training.federation.splitting import Divided
 from training.runtime.seeds import derive_seed
 
 
@@ -30,7 +32,7 @@ class Root:
         owners = np.full(len(divided.owners["validation"]), -1, dtype=np.int64)
         owners[divided.root] = 0
         own = Divided(divided.labels, {"train": owners}, clients=1)
-        apart = config.model_copy(update={"seed": derive_seed(config.seed, ROOT) % 2**32, "filters": []})
+        apart = config.model_copy(update={"seed": derive_seed(config.seed, draws.ROOT) % 2**32, "filters": []})
         nothing = Chain(apart, federation.model.weights.shared, federation.model.dtype)
         self._work = Work(apart, federation.model, own, nothing, alone=federation.work.alone, split="validation")
         steps = schedule.steps_of(own.sizes, config.batch, epochs=config.epochs, local_steps=config.local_steps)

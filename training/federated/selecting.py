@@ -8,11 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training import contracts
+from training.federation import draws
 from training.federation.config import FederationConfig
 from training.runtime.seeds import derive_seed
-
-SELECTED = 4
-"""Of what is derived from a run's seed, this number is for the selection."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,6 @@ def select(
         return eligible[:0]
     if count >= len(eligible) and config.selection == "uniform":
         return eligible
-    draw = np.random.RandomState(derive_seed(config.seed, SELECTED, round_, attempt) % 2**32)
+    draw = np.random.RandomState(derive_seed(config.seed, draws.SELECTION, round_, attempt) % 2**32)
     asked = Asked(count, eligible, samples, losses, round_, attempt, draw, config.seed)
     return contracts.selection(config.selection).select(asked, **config.options_of(config.selection))

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from training.federated.model import PERSONAL, STATISTICS, Model
 from training.federated.pending import Pending
-from training.federated.working import PERSONAL, STATISTICS, Model
 
 if TYPE_CHECKING:
     from training.federated.controller import Answer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch.nn.modules.batchnorm import _NormBase
 
+from training.federated.model import Model
 from training.federated.schedule import STACKED_NUMBERS
-from training.federated.working import Model
 from training.federation.config import FederationConfig
 
 STACKED_PARAMETERS = 100_000

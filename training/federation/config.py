@@ -12,7 +12,7 @@ alpha = 0.3
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -156,3 +156,17 @@ def parse(table: Mapping[str, Any]) -> FederationConfig:
         return FederationConfig.model_validate(table)
     except ValidationError as error:
         raise ConfigError(asked.problems(error, FederationConfig)) from error
+
+
+def listed(field: str) -> Iterator[str]:
+    """Lines of Markdown: what there is to choose for a field, and the options of each with their defaults."""
+    yield f"| `{field}` | | options |"
+    yield "| --- | --- | --- |"
+    for name, choice in choices.describe(FOLDERS[field]).items():
+        options = ", ".join(f"`{option.name}` {_written(option.default)}" for option in choice.options)
+        yield f"| `{name}` | {choice.description.rstrip('.')} | {options} |"
+
+
+def _written(value: object) -> str:
+    """As TOML has it."""
+    return str(value).lower() if isinstance(value, bool) else "left out" if value is None else str(value)

@@ -13,12 +13,10 @@ from training import contracts
 from training.config.asked import ConfigError, Problem
 from training.config.shape import Misfit
 from training.data import Ids, Labels, Split
+from training.federation import draws
 from training.federation.config import FederationConfig
 from training.federation.shares import shared_out
 from training.runtime.seeds import derive_seed
-
-DRAWN, ROOT = 1, 9
-"""Of what is derived from a run's seed, these numbers are for the split, and for what the server trains on itself."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Divided:
 
 def divide(config: FederationConfig, labels: Labels) -> Divided:
     """The same for the same seed, wherever it is asked. ConfigError if it goes by owners whom nobody knows."""
-    draw = np.random.RandomState(derive_seed(config.seed, DRAWN) % 2**32)
+    draw = np.random.RandomState(derive_seed(config.seed, draws.SPLIT) % 2**32)
     split = contracts.split(config.split)
     if split.NATURAL and labels.owners is None:
         why = labels.unowned or 'nobody knows whose the samples are. Write "dirichlet".'
@@ -98,7 +96,7 @@ def check(config: FederationConfig, divided: Divided) -> Iterator[Misfit]:
 def _root(config: FederationConfig, validation: int) -> Ids:
     """What the server trains on itself, of so many samples that are kept for validation."""
     asked = root_samples(config)
-    draw = np.random.RandomState(derive_seed(config.seed, ROOT) % 2**32)
+    draw = np.random.RandomState(derive_seed(config.seed, draws.ROOT) % 2**32)
     return np.sort(draw.permutation(validation)[:asked]) if asked else np.zeros(0, dtype=np.int64)
 
 

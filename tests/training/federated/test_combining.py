@@ -17,9 +17,9 @@ from training.attempt.heartbeat import NullHeartbeat
 from training.attempt.stopping import StopRequest
 from training.federated.controller import QuorumLost
 from training.federated.pending import Arrivals
+from training.federated.questions import Sent
 from training.federated.rounds import Rounds
 from training.federated.telling import BROKEN, DROPPED, LATE, REJECTED, TRAINED, Told
-from training.federated.working import Sent
 from training.federation import config, splitting
 from training.reporting.reporter import NullReporter
 from training.runtime.distributed import World

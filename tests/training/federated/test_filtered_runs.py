@@ -18,9 +18,10 @@ from training.attempt.heartbeat import NullHeartbeat
 from training.attempt.place import Place
 from training.attempt.stopping import StopRequest
 from training.federated.controller import Controller
+from training.federated.questions import Sent
 from training.federated.rounds import Rounds
 from training.federated.telling import BROKEN, DROPPED, TRAINED, Told
-from training.federated.working import Sent, Work
+from training.federated.working import Work
 from training.federation.config import parse
 from training.reporting.reporter import NullReporter
 from training.runtime.distributed import World

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from tests.training.federated.runs import DIGITS, Telling, run
 from training.federated.controller import Controller
 from training.federated.messages import HEADER_BYTES, Description, MessageError, Traffic
+from training.federated.questions import Question, Sent
 from training.federated.rounds import Rounds
 from training.federated.telling import Told
-from training.federated.working import Question, Sent
 
 TENSORS = {
     "delta": torch.tensor([1.5, -2.0, float("nan")]),

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tests.training.federated.in_process import DIGITS, REGRESSION, Federation, quadratics
-from training.federated.working import PERSONAL, STATISTICS
+from training.federated.model import PERSONAL, STATISTICS
 
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedbn": ("norm", {"tabular": {"hidden": 16, "batch_norm": True}}),

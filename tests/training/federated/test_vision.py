@@ -13,7 +13,7 @@ import torch
 from tests.training.federated.texts import rounds_of, train
 from training import contracts
 from training.federated.layout import parameters, statistics
-from training.federated.working import normalises
+from training.federated.model import normalises
 from training.federation import checking
 from training.federation.config import parse
 from training.recipes import vision

@@ -17,7 +17,7 @@ SENT = {"delta": "samples"}
 
 def personal(model: nn.Module, **options: object) -> Collection[str]:
     """Their weights, and their running means and variances."""
-    from training.federated.working import normalises
+    from training.federated.model import normalises
 
     return normalises(model)
 

@@ -80,7 +80,7 @@ def play(
     import torch
 
     from training.federated.messages import Traffic
-    from training.federated.working import STATISTICS
+    from training.federated.model import STATISTICS
 
     controller.train()
     server = controller.server

@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 from training.data import Labels
 from training.federated.schedule import uniform
 from training.federated.split import iid
+from training.federation import draws
 from training.runtime.seeds import derive_seed
 
 if TYPE_CHECKING:
     from training.data import Batch
-
-SEEN = 8
-"""Of what is derived from a run's seed, this number is for how clients see their samples."""
 
 
 def view(
@@ -52,7 +50,7 @@ def drawn(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Scales and moves, (samples, features) each."""
     clients, place = np.unique(owners, return_inverse=True)
-    numbers = 2 * uniform([derive_seed(seed, SEEN, client) for client in clients.tolist()], 2 * features) - 1
+    numbers = 2 * uniform([derive_seed(seed, draws.VIEW, client) for client in clients.tolist()], 2 * features) - 1
     numbers[clients < 0] = 0
     scale, move = (1 + strength) ** numbers[:, :features], strength * numbers[:, features:]
     return scale[place], move[place]

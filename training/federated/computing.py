@@ -1,0 +1,164 @@
+"""One client's work on a question: what an algorithm's functions are given, and what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from training.data import Batch
+from training.federated.client import Beside, Client, Look
+from training.federated.model import PERSONAL, STATISTICS, Model
+from training.federated.questions import Question
+from training.federation.config import FederationConfig
+
+
+class One:
+    """One client's work, for vmap to make many of, or for itself."""
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        model: Model,
+        question: Question,
+        start: Tensor,
+        statistics: Tensor,
+        server: Mapping[str, Tensor],
+        steps: int,
+    ) -> None:
+        self._config, self._model, self.question = config, model, question
+        self._start, self._statistics, self._server = start, statistics, server
+        self._steps = steps
+
+    def __call__(
+        self,
+        kept: dict[str, Tensor],
+        who: Tensor,
+        samples: Tensor,
+        batch: Any,
+        weights: Tensor | None,
+        everything: Any,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        """`who`: the client's number; `batch`: (steps, width, …) each, or a list of the steps' batches; `weights`
+        (steps, width): 1 where a place holds a sample; None: all do."""
+        model = self._model
+        shared = model.weights.shared
+        start = torch.cat([self._start, kept.pop(PERSONAL)]) if PERSONAL in kept else self._start
+        statistics = kept.pop(STATISTICS, self._statistics)
+
+        def losses(w: Tensor, statistics: Tensor, step: int, beside: Beside | None) -> tuple[Tensor, Tensor]:
+            mine = batch[step] if weights is None else tuple(part[step] for part in batch)
+            return self._loss(w, statistics, mine, None if weights is None else weights[step], beside)
+
+        def looks(w: Tensor, statistics: Tensor, step: int, shift: Tensor | None) -> Look:
+            mine = batch[step] if weights is None else tuple(part[step] for part in batch)
+            return self._look(w, statistics, mine, None if weights is None else weights[step], shift)
+
+        def whole(w: Tensor) -> Tensor:
+            mine, there = everything
+            return self._loss(w, statistics, mine, there)[0]
+
+        client = Client(
+            start,
+            statistics=statistics,
+            losses=losses,
+            steps=self._steps,
+            learning_rate=self._config.learning_rate,
+            samples=samples,
+            server=self._server,
+            kept=kept,
+            everything=whole if everything is not None else None,
+            number=who,
+            looks=looks,
+        )
+        sent = dict(self.question.answer(client))
+        if not self.question.trains:
+            return sent, {}, client.seen
+        if len(start) > shared:
+            client.kept[PERSONAL] = client.model[shared:] + sent["delta"][shared:]
+            sent = {name: value[:shared] if value.shape == start.shape else value for name, value in sent.items()}
+        if model.statistics.shared:
+            sent[STATISTICS] = self._shared(client.statistics, samples)
+        elif model.statistics.size:
+            client.kept[STATISTICS] = client.statistics
+        return sent, client.kept, client.seen if self.question.takes_steps else sent["loss"]
+
+    def _shared(self, statistics: Tensor, samples: Tensor) -> Tensor:
+        """What is sent of the running statistics."""
+        model = self._model
+        if model.algorithm.share is None:
+            return statistics
+        return model.statistics.vector(
+            model.algorithm.share(model.statistics.tensors(statistics), samples, **model.options)
+        )
+
+    def _look(self, w: Tensor, statistics: Tensor, batch: Batch, there: Tensor | None, shift: Tensor | None) -> Look:
+        task = self._model.task
+        own = self._model.weights.tensors(w)
+        tensors = {**own, **self._model.statistics.tensors(statistics.clone()), **_counters(task.model)}
+        called: list[tuple[Tensor, Tensor]] = []
+        entered: list[Tensor] = []
+
+        def model(inputs: Tensor, *more: Tensor) -> Tensor:
+            answer: Tensor = functional_call(task.model, tensors, (inputs if shift is None else inputs + shift, *more))
+            called.append((inputs, answer))
+            return answer
+
+        with _entering(task.model, task.head, entered), _precision(self._config.dtype, self._model.device):
+            task.loss(model, batch)
+        ((inputs, answer),) = called
+        labels = batch[-1]
+        there = torch.ones(len(labels), dtype=w.dtype, device=w.device) if there is None else there
+        return Look(inputs, entered[0].to(w.dtype), answer.to(w.dtype), labels, there, own)
+
+    def _loss(
+        self, w: Tensor, statistics: Tensor, batch: Batch, weights: Tensor | None, beside: Beside | None = None
+    ) -> tuple[Tensor, Tensor]:
+        task = self._model.task
+        changed = statistics.clone() if self._model.statistics.size else statistics
+        tensors = {**self._model.weights.tensors(w), **self._model.statistics.tensors(changed), **_counters(task.model)}
+
+        def model(*inputs: Tensor) -> Tensor:
+            answer: Tensor = functional_call(task.model, tensors, inputs)
+            return answer
+
+        entered: list[Tensor] = []
+        watched = nullcontext() if beside is None else _entering(task.model, task.head, entered)
+        with watched, _precision(self._config.dtype, self._model.device):
+            if weights is None or task.each is None:
+                loss = task.loss(model, batch)
+            else:
+                loss = (task.each(model, batch)["loss"] * weights).sum() / weights.sum()
+        if beside is not None:
+            more = beside(entered[0].to(w.dtype))
+            loss = loss + (more.mean() if weights is None else (more * weights).sum() / weights.sum())
+        if self._config.ridge:
+            loss = loss + self._config.ridge / 2 * w.square().sum()
+        return loss, changed
+
+
+def _counters(model: nn.Module) -> dict[str, Tensor]:
+    """Whole numbers that a model counts in, as copies: what it is called with must not be changed for all clients."""
+    return {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
+
+
+@contextmanager
+def _entering(model: nn.Module, head: str, entered: list[Tensor]) -> Iterator[None]:
+    """Notes what enters the head, call by call: (samples, features)."""
+
+    def take(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        entered.append(inputs[0].flatten(1))
+
+    hook = model.get_submodule(head).register_forward_pre_hook(take)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _precision(dtype: str, device: torch.device) -> AbstractContextManager[object]:
+    return torch.autocast(device.type, torch.bfloat16) if dtype == "bf16" else nullcontext()
