@@ -22,6 +22,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.people import PORTAL, People
 from tests.stack import REPOSITORY, Stack, wait_for
 
+FEDERATED = tomllib.loads((REPOSITORY / "examples" / "federated.toml").read_text())
 LANGUAGE = tomllib.loads((REPOSITORY / "examples" / "language.toml").read_text())
 SMALL = {"layers": 1, "heads": 2, "head_width": 8, "context": 32}
 _MAKE_PEOPLE = """
@@ -176,6 +177,18 @@ def script(steps: int, *, seconds: float = 0.05, every: int = 100, **resources: 
     """Two ranks on one node that compute nothing, for what is around a job."""
     asked = {"time_limit": "00:05:00", **resources}
     return steady.spec(steps, seconds=seconds, every=every, project="vision", resources=asked)
+
+
+def federated(*, resources: Mapping[str, Any] | None = None, **run: Any) -> dict[str, Any]:
+    """The example: two ranks on one node."""
+    return {
+        **FEDERATED,
+        "tags": [],
+        "name": "federated",
+        "project": "vision",
+        "resources": {"nodes": 1, "ranks_per_node": 2, "time_limit": "00:05:00", **(resources or {})},
+        "run": {**FEDERATED["run"], **run},
+    }
 
 
 def language(*, resources: Mapping[str, Any] | None = None, **run: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE
-from tests.slurm.portal import Person, Portal, language, script
+from tests.slurm.portal import Person, Portal, federated, language, script
 from tests.stack import REPOSITORY, wait_for
 
 
@@ -177,6 +177,27 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slu
     assert max(one["step"] for one in alice.checkpoints(job_id)) == done["progress"]["step"]
     newest = max(_told(members, "incarnation-*", members=[]), key=lambda turn: int(turn["number"]))
     assert {member["name"] for member in newest["members"]} == {leading, other}, alice.said(job_id)
+
+
+def test_a_federation_that_loses_a_node_comes_to_the_same_model(portal: Portal, slurm: Cluster, alice: Person) -> None:
+    """Four ranks on two nodes, of which one is lost midway: each loss is that of two ranks that lost nothing."""
+    wait_for(lambda: slurm.idle() >= 3, "nodes that have nothing to do", 60)
+    asked = {"rounds": 200, "clients": 40, "epochs": 4, "checkpoint_every": 20}
+    alone = alice.submit(federated(**asked))
+    lossy = alice.submit(federated(**asked, resources={"nodes": "1:2"}))
+    alice.wait_for_step(lossy, 25)
+    (attempt,) = alice.attempts(lossy)
+    assert len(attempt["nodes"]) == 2
+    (run,) = (portal.runs / "vision").glob(f"{lossy}-*")
+    lost = attempt["nodes"][1]
+    with slurm.without(lost):
+        _keeper(run, lost).kill()
+        assert alice.wait(lossy)["state"] == "completed"
+    assert alice.wait(alone)["state"] == "completed"
+    assert alice.losses(lossy) == alice.losses(alone)
+    assert len(alice.losses(alone)) == 200
+    rows = [alice.client.get(f"/jobs/{job}/rounds", params={"limit": 200}).json()["items"] for job in (alone, lossy)]
+    assert [[row["trained"] for row in of] for of in rows] == [[40] * 200] * 2
 
 
 def test_without_its_batch_script_an_elastic_job_ends_all_the_same(

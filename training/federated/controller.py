@@ -47,6 +47,8 @@ class Facts:
     """It answered, with numbers."""
     failed: dict[int, str]
     """Client → its traceback."""
+    seconds: dict[int, float] = field(default_factory=dict)
+    """What each has taken, of those that were computed by themselves."""
 
 
 @dataclass
@@ -81,6 +83,7 @@ class _Mine:
     losses: list[float] = field(default_factory=list)
     is_fine: list[bool] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
     kept: list[dict[str, Tensor]] = field(default_factory=list)
     sent: list[Mapping[str, Tensor]] = field(default_factory=list)
     """By chunk what was answered, where it is not added up."""
@@ -202,7 +205,7 @@ class Controller:
             if self._world.rank == self._world.size - 1:
                 tree.put((chunks - 1, 1), added.summed(sizes, self._weights_of(question, added), self._world.device))
         computed = time.perf_counter()
-        facts = self._exchange.facts((mine.clients, mine.losses, mine.is_fine, mine.failed))
+        facts = self._exchange.facts((mine.clients, mine.losses, mine.is_fine, mine.failed, mine.seconds))
         waited = time.perf_counter()
         total = self._exchange.total(tree, shares, chunks, sum(sizes.values()))
         found = _facts(facts)
@@ -269,6 +272,7 @@ class Controller:
         mine.losses += sent.losses.tolist()
         mine.is_fine += fine.tolist()
         mine.failed |= failing.passed_on(sent.failed, len(mine.failed))
+        mine.seconds |= dict(zip(sent.clients.tolist(), sent.seconds, strict=bool(sent.seconds)))
         if sent.kept:
             mine.kept.append(self._kept(sent, fine))
         if not bool(now.all()) and folded:
@@ -344,4 +348,5 @@ def _facts(parts: Sequence[tuple[Any, ...]]) -> Facts:
         losses=np.array([loss for part in parts for loss in part[1]], dtype=np.float64),
         is_fine=np.array([fine for part in parts for fine in part[2]], dtype=bool),
         failed={client: text for part in parts for client, text in part[3].items()},
+        seconds={client: took for part in parts for client, took in part[4].items()},
     )

@@ -62,3 +62,5 @@ class Sent:
     """Client → its traceback. It is among `clients`, and what stands for it counts for nothing."""
     wire: dict[str, Tensor] = field(default_factory=dict)
     """(clients, …) by name: what a message of each holds, from which the server has `values`."""
+    seconds: list[float] = field(default_factory=list)
+    """(clients,): what each has taken; empty: they were computed together."""

@@ -19,7 +19,7 @@ STACKED_CLIENTS = 256
 """Clients in one chunk at most."""
 ALONE_CLIENTS = 8
 """Of those that are computed one by one, in one chunk at most: their sum is kept once for all of them."""
-FINE = 64
+FINE = 16
 """So many chunks at least, where there are so many clients: to spread evenly over ranks."""
 
 Ids = NDArray[np.int64]

@@ -44,7 +44,8 @@ class Told:
     transfer_seconds: float
     traffic: Traffic
     client_seconds: NDArray[np.float64]
-    """Of each client, by the clock of the pace; NaN: it has none."""
+    """Of each client: by the simulated clock where the pace has one, else what it took to compute; NaN: not known, as
+    it was computed together with others."""
     seconds: float = 0.0
 
     @property
@@ -64,6 +65,7 @@ def told_of(controller: Controller) -> Told:
     losses = np.concatenate([facts.losses[now], late.losses, np.full(len(plan.too_slow), np.nan)])
     good = facts.is_fine & now & (states != REJECTED)
     counted = np.concatenate([sizes[good], late.samples[lates == LATE]])
+    seconds = plan.seconds if plan.ends is not None else facts.seconds
     return Told(
         clients=clients,
         losses=losses,
@@ -75,7 +77,7 @@ def told_of(controller: Controller) -> Told:
         wait_seconds=costs.wait_seconds,
         transfer_seconds=costs.transfer_seconds,
         traffic=costs.traffic,
-        client_seconds=np.array([plan.seconds.get(client, np.nan) for client in clients.tolist()]),
+        client_seconds=np.array([seconds.get(client, np.nan) for client in clients.tolist()]),
     )
 
 

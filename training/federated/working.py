@@ -6,6 +6,7 @@ fewer ranks, must come to the same model.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -211,7 +212,9 @@ class Work:
     ) -> Sent:
         done: list[Any] = []
         failed: dict[int, str] = {}
+        seconds = []
         for place, client in enumerate(chunk.clients.tolist()):
+            began = time.perf_counter()
             mine = {name: values[place] for name, values in own.items()}
             try:
                 parts = [self._look_up(step[held], (-1,)) for step, held in zip(ids[place], there[place], strict=True)]
@@ -223,7 +226,10 @@ class Work:
             except Exception as error:
                 failed[client] = failing.traceback_of(error)
                 done.append(None)
-        return _gathered(chunk, done, failed, own, has_losses=one.question.trains)
+            seconds.append(time.perf_counter() - began)
+        sent = _gathered(chunk, done, failed, own, has_losses=one.question.trains)
+        sent.seconds = seconds
+        return sent
 
     def _look_up(self, ids: Ids, shape: Sequence[int]) -> Batch:
         """The samples, as (*shape, …)."""

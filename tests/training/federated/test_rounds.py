@@ -120,6 +120,8 @@ def test_a_model_that_normalises_is_computed_one_by_one_and_says_so(tmp_path: Pa
     table = {**DIGITS, "rounds": 2, "tabular": {"hidden": 8, "batch_norm": True}}
     run(tmp_path, table, reporter=told)
     assert "normalises over whole batches" in told.of("run.started")[0]["alone"]
+    rows = [tables.RoundTable.unpack(event) for event in told.of("round.clients")]
+    assert all((row.clients["seconds"] > 0).all() for row in rows), "each is timed by itself"
 
 
 def test_a_deadline_makes_some_late_and_uses_them(tmp_path: Path) -> None:
