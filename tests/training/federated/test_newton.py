@@ -17,6 +17,8 @@ QUADRATIC: dict[str, Any] = {
     **CONVEX,
     "tabular": {"source": "synthetic", "model": "linear", "samples": 300, "features": 6, "held_out": 0},
 }
+OTHERS = (("orthogonal", 8, 32), ("gaussian", 8, 32), ("gaussian", 15, 25), ("gaussian", 31, 13))
+"""Sketches of which every landing need not prove that they are as good as measured."""
 NUMBERS = 31
 """Weights of a logistic regression on breast cancer, with the bias."""
 
@@ -109,7 +111,11 @@ def test_a_client_sends_its_sketch_its_gradient_and_a_loss(tmp_path: Path) -> No
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("sketch", "rows", "most"),
-    [("orthogonal", 8, 32), ("orthogonal", 15, 15), ("orthogonal", 31, 7), ("gaussian", 15, 25), ("gaussian", 31, 13)],
+    [
+        ("orthogonal", 15, 15),
+        ("orthogonal", 31, 7),
+        *(pytest.param(*row, marks=[pytest.mark.slow, pytest.mark.whole]) for row in OTHERS),
+    ],
 )
 def test_rounds_on_breast_cancer_are_as_few_as_measured(sketch: str, rows: int, most: int, tmp_path: Path) -> None:
     """Median over five seeds of the rounds to f - f* < 1e-8, ten clients."""
