@@ -80,8 +80,7 @@ class Loop:
         self._prepare(start)
         # Once: what decides the numbers is told by files of choices, which an upgrade may replace under a run.
         self._config_hash, self._numerics = self.asked.hash(), self.asked.numerics()
-        if self.world.leads:
-            self._begin(start)
+        self._begin(start)
         stopping = self.agreement.now(stop=self.stop.asked).stop or self._make_up(start)
         while not stopping and self.step < self.asked.length:
             agreed = self._one_step()
@@ -140,6 +139,8 @@ class Loop:
     # Its parts.
 
     def _begin(self, start: Manifest | None) -> None:
+        if not self.world.leads:
+            return
         if start is not None:
             tell_committed(self.reporter, start)  # perhaps it died between commit and report; the portal takes it once
         self._tell_started(start)
