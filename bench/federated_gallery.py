@@ -93,7 +93,7 @@ def write(folder: Path, *, rounds: int = ROUNDS, only: Sequence[str] = ()) -> in
             except Exception as error:  # the others can still be told of
                 print(f"  {name} failed: {error}", flush=True)
                 left[name] = f"failed: {' '.join(str(error).split())[:200]}"
-        if courses:
+        if not drawn or any(course.name != BESIDE for course in courses):
             said.append(f"## {title[0].upper()}{title[1:]}\n\n{_table(courses, rounds)}")
             drawn.append((title, courses))
         refused = left
