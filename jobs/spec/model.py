@@ -27,7 +27,7 @@ from jobs.spec.wording import problems_of
 from training.config.asked import Asked
 from training.config.run_config import RunConfig
 from training.federation import checking as federation
-from training.federation.config import FederationConfig
+from training.federation.config import OWN_ALGORITHM, OWN_CLIENT, FederationConfig
 from training.planning import checking
 
 RUNS: dict[str, type[Asked]] = {model.KIND: model for model in (RunConfig, FederationConfig)}
@@ -170,8 +170,8 @@ class Restart(Part):
     )
 
 
-class Script(Part):
-    """Somebody's own program, one process a rank, with torchrun's environment."""
+class Code(Part):
+    """Somebody's own files: a directory that is packed and sent along, or a commit that is fetched as the job runs."""
 
     directory: str = Field(
         default="", max_length=4096, title="Directory", description="Packed and sent by `vigil submit`."
@@ -182,6 +182,21 @@ class Script(Part):
     ref: Annotated[str, AfterValidator(values.ref)] = Field(
         default="", title="Git ref", description="A branch, a tag or a commit."
     )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.git and self.directory:
+            raise ValueError("directory and git are both given. Keep one of them.")
+        if not self.git and not self.directory:
+            raise ValueError('The program comes from nowhere. Give directory = "." or git = "https://…" and a ref.')
+        if self.git and not self.ref:
+            raise ValueError('git needs a ref: ref = "main", a tag or a commit.')
+        return self
+
+
+class Script(Code):
+    """Somebody's own program, one process a rank, with torchrun's environment."""
+
     entry: Annotated[str, AfterValidator(values.entry)] = Field(
         default="train.py", max_length=500, title="Program", description="The file to run, inside the directory."
     )
@@ -196,15 +211,21 @@ class Script(Part):
         description="Interpreter or virtual environment; empty: the portal's own.",
     )
 
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if self.git and self.directory:
-            raise ValueError("directory and git are both given. Keep one of them.")
-        if not self.git and not self.directory:
-            raise ValueError('The program comes from nowhere. Give directory = "." or git = "https://…" and a ref.')
-        if self.git and not self.ref:
-            raise ValueError('git needs a ref: ref = "main", a tag or a commit.')
-        return self
+class ClientCode(Code):
+    """What clients of a federation have and do, or what the server makes of it, as somebody wrote it."""
+
+    entry: Annotated[str, AfterValidator(values.entry)] = Field(
+        default="client.py",
+        max_length=500,
+        title="Client",
+        description='The file with model() and data(client), inside the directory, for recipe = "client".',
+    )
+    algorithm: Annotated[str, AfterValidator(values.entry)] = Field(
+        default="algorithm.py",
+        max_length=500,
+        title="Algorithm",
+        description='The file with aggregate(), inside the directory, for algorithm = "own".',
+    )
 
 
 _HALF = re.compile("[\ud800-\udfff]")
@@ -234,17 +255,21 @@ class JobSpec(Part):
     run: RunConfig | FederationConfig | None = Field(
         default=None, title="Run", description="What is trained and how, by Vigil (not where kind = script)."
     )
+    client: ClientCode | None = Field(
+        default=None, title="Client", description="Your own clients or algorithm (kind = federated)."
+    )
     script: Script | None = Field(default=None, title="Script", description="Your own program (kind = script).")
 
     @model_validator(mode="before")
     @classmethod
     def _parts_of_kind(cls, data: Any) -> Any:
         """Every kind has its own part; the trainer's may be left out, it has defaults for everything."""
-        if isinstance(data, dict) and data.get("kind", "distributed") in RUNS:
-            if data.get("run") is None:
+        if isinstance(data, dict):
+            data = {key: value for key, value in data.items() if key not in {"script", "client"} or value is not None}
+            if data.get("kind", "distributed") in RUNS and data.get("run") is None:
                 data = {**data, "run": {}}
-            if data.get("script") is None:
-                data = {key: value for key, value in data.items() if key != "script"}
+            if data.get("kind") == "federated" and "client" in data:
+                data = {**data, "run": _with_recipe_of(data["run"])}
         return data
 
     @field_validator("run", mode="before")
@@ -253,6 +278,21 @@ class JobSpec(Part):
         """A table is read as what its kind asks for, so that what is wrong is told of that alone."""
         model = RUNS.get(info.data.get("kind", ""), RunConfig)
         return model.model_validate(table) if isinstance(table, dict) else table
+
+    @property
+    def code(self) -> Code | None:
+        """What comes along of somebody's own; None: Vigil's code alone is run."""
+        return self.script or self.client
+
+    @property
+    def entries(self) -> dict[str, str]:
+        """The files that its code has to have, by the field that names each."""
+        if self.script is not None:
+            return {"script.entry": self.script.entry}
+        if self.client is None or not isinstance(self.run, FederationConfig):
+            return {}
+        named = {"client.entry": self.client.entry} if self.run.recipe == OWN_CLIENT else {}
+        return named | ({"client.algorithm": self.client.algorithm} if self.run.algorithm == OWN_ALGORITHM else {})
 
     @property
     def world_size(self) -> int:
@@ -299,6 +339,8 @@ class JobSpec(Part):
         return [*self.resources.across(), *self._across_kind()]
 
     def _across_kind(self) -> list[Problem]:
+        if self.client is not None and self.kind != "federated":
+            return [Problem("client", "[client] is for kind = federated. Take it out, or change the kind.")]
         if self.kind == "script":
             if self.run is not None:
                 return [Problem("run", "[run] is what Vigil trains. Take it out, or change the kind.")]
@@ -309,6 +351,8 @@ class JobSpec(Part):
         if self.script is not None:
             return [Problem("script", "[script] is for kind = script. Take it out, or change the kind.")]
         if isinstance(self.run, FederationConfig):
+            if problems := list(self._across_client(self.run)):
+                return problems
             told = federation.problems(self.run, self.world_size)
             return [Problem(f"run.{p.field}", p.message) for p in told]
         assert self.run is not None
@@ -318,6 +362,25 @@ class JobSpec(Part):
             # On fewer nodes the shares of a batch may be uneven, and accumulate; the mesh has to fit them all the same.
             found = list(checking.problems(self.run, self.world_size, lacking=True))
         return [Problem(f"run.{p.field}", p.message) for p in found]
+
+
+    def _across_client(self, run: FederationConfig) -> Iterator[Problem]:
+        wants = {"run.recipe": run.recipe == OWN_CLIENT, "run.algorithm": run.algorithm == OWN_ALGORITHM}
+        if self.client is None and (field := next((field for field, is_own in wants.items() if is_own), "")):
+            files = "client.py with model() and data(client)" if field == "run.recipe" else "algorithm.py"
+            yield Problem("client", f'Missing. Write [client] with directory = ".", where {files} is.')
+        if self.client is not None and not any(wants.values()):
+            yield Problem(
+                "client",
+                f'Nothing uses it. Write recipe = "{OWN_CLIENT}" or algorithm = "{OWN_ALGORITHM}", or take it out.',
+            )
+
+
+def _with_recipe_of(run: Any) -> Any:
+    """[run] beside a [client]: it brings the recipe, where none is named and it need not be for its algorithm."""
+    if not isinstance(run, dict) or "recipe" in run or run.get("algorithm") == OWN_ALGORITHM:
+        return run
+    return {**run, "recipe": OWN_CLIENT}
 
 
 def _unkeepable(place: str, value: object, depth: int = 0) -> Iterator[Problem]:

@@ -50,16 +50,17 @@ class ConfigError(ValueError):
         return type(self), (self.problems,)  # rank 0 sends it to the others
 
 
-def named(kind: str, *more: str) -> Callable[[dict[str, Any]], None]:
-    """Puts a folder's modules into the JSON schema, so that a form can offer them."""
-    return lambda schema: schema.update(enum=[*choices.names(kind), *more])
+def named(folder: str, *more: str, kind: str = "") -> Callable[[dict[str, Any]], None]:
+    """Puts a folder's modules into the JSON schema, so that a form can offer them: those for this kind of job."""
+    return lambda schema: schema.update(enum=[*choices.names(folder, kind=kind), *more])
 
 
-def chosen(kind: str, name: str) -> str:
-    """The name of one of a folder's modules; ValueError with the nearest if there is none."""
-    known = choices.names(kind)
+def chosen(folder: str, name: str, *, kind: str = "") -> str:
+    """The name of one of a folder's modules; ValueError with the nearest if there is none for this kind of job."""
+    known = choices.names(folder, kind=kind)
     if name not in known:
-        raise ValueError(f'"{name}" does not exist. {choices.suggest(name, known)}')
+        why = f"is not for kind = {kind}" if name in choices.names(folder) else "does not exist"
+        raise ValueError(f'"{name}" {why}. {choices.suggest(name, known)}')
     return name
 
 
@@ -77,7 +78,7 @@ class Asked(BaseModel):
     })  # fmt: skip
     """Fields that decide no number."""
 
-    recipe: str = Field("language", json_schema_extra=named("recipes"), description="What is trained, on what data.")
+    recipe: str
     seed: int = Field(
         0, ge=0, le=2**32 - 1, description="Of the initial weights, the order of the data and the dropout."
     )
@@ -159,7 +160,7 @@ class Asked(BaseModel):
     @field_validator("recipe")
     @classmethod
     def _is_recipe(cls, name: str) -> str:
-        return chosen("recipes", name)
+        return chosen("recipes", name, kind=cls.KIND)
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:

@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import functools
 import importlib
+import keyword
 import math
 import os
 import re
@@ -55,7 +56,7 @@ CHOSEN = {
 
 RANGE = re.compile(r"(?P<low>[-+\d.e]*?)\.\.(?P<high>[-+\d.e]*)")
 PATH = re.compile(r"(?:(?P<words>[a-z0-9]+(?:, [a-z0-9]+)*) or )?a path")
-PATH_LETTERS = 4096
+PATH_LETTERS = MOST_LETTERS = 4096
 
 
 class ChoiceError(ValueError):
@@ -123,19 +124,41 @@ class Choice:
     constants: Mapping[str, object] = field(default_factory=dict)
     """Upper-case module constants with literal values, e.g. a parallelism's AXES."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes options of any name: they are for somebody's own code, which alone knows them."""
+        return self.constants.get("OPEN") is True
+
+    def is_for(self, kind: str) -> bool:
+        """Whether jobs of this kind may choose it."""
+        return self.constants.get("KIND", kind) == kind
+
     def problems(self, given: Mapping[str, object]) -> list[tuple[str, str]]:
         """(option, what is wrong and the fix) for each given value that can't be taken."""
         known = {option.name: option for option in self.options}
         found = []
         for name, value in given.items():
-            if name not in known:
+            if name not in known and self.is_open:
+                found += [(name, message) for message in _own_problems(name, value)]
+            elif name not in known:
                 found.append((name, f"is not an option of {self.name}. {suggest(name, list(known))}"))
             elif message := known[name].problem(value):
                 found.append((name, message))
         return found
 
     def with_defaults(self, given: Mapping[str, Value]) -> dict[str, Value]:
-        return {option.name: _as_type(given.get(option.name, option.default), option.type) for option in self.options}
+        known = {option.name: _as_type(given.get(option.name, option.default), option.type) for option in self.options}
+        return {**known, **given, **known} if self.is_open else known
+
+
+def _own_problems(name: str, value: object) -> Iterator[str]:
+    """What is wrong with an option of somebody's own code, as far as anybody else can tell."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        yield "cannot be the name of an argument. Take letters, digits and underscores."
+    elif not isinstance(value, bool | int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
+        yield f"must be a number, a string, true or false, not {value!r:.100}."
+    elif isinstance(value, str) and len(value) > MOST_LETTERS:
+        yield f"has {len(value):,} letters. The most allowed are {MOST_LETTERS:,}."
 
 
 _held: ContextVar[dict[tuple[str, ...], Any] | None] = ContextVar("_held", default=None)
@@ -162,9 +185,10 @@ def once(key: tuple[str, ...], read: Callable[[], T]) -> T:
     return found
 
 
-def names(kind: str) -> list[str]:
-    """The modules of `training/<kind>/`, sorted."""
-    return sorted(_files(kind))
+def names(folder: str, *, kind: str = "") -> list[str]:
+    """The modules of `training/<folder>/`, sorted; only those that jobs of this kind may choose."""
+    found = sorted(_files(folder))
+    return [name for name in found if get(folder, name).is_for(kind)] if kind else found
 
 
 def describe(kind: str) -> dict[str, Choice]:

@@ -29,6 +29,11 @@ class RunConfig(Asked):
         *("sample_seconds", "profile_at", "profile_steps"),
     }
 
+    recipe: str = Field(
+        "language",
+        json_schema_extra=asked.named("recipes", kind=KIND),
+        description="What is trained, on what data.",
+    )
     parallelism: str = Field(
         "ddp",
         json_schema_extra=asked.named("parallel", shape.AUTO),

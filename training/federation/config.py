@@ -23,6 +23,8 @@ from training.config.choices import Choice
 
 FOLDERS = choices.CHOSEN["federated"]
 MOST_FILTERS = 4
+OWN_CLIENT, OWN_ALGORITHM = "client", "own"
+"""The recipe, and the algorithm, that are somebody's own files (training.federated.program)."""
 
 
 def _filter_names(schema: dict[str, Any]) -> None:
@@ -36,7 +38,7 @@ class FederationConfig(Asked):
     KIND: ClassVar[str] = "federated"
 
     recipe: str = Field(
-        "tabular", json_schema_extra=asked.named("recipes"), description="What is trained, on what data."
+        "tabular", json_schema_extra=asked.named("recipes", kind=KIND), description="What is trained, on what data."
     )
     rounds: int = Field(
         30, ge=1, le=1_000_000, description="Exchanges between the server and clients; each makes one new global model."
@@ -99,6 +101,14 @@ class FederationConfig(Asked):
         "fp32", description="Of the weights and of the arithmetic; bf16: of the arithmetic alone."
     )
     validate_every: int = Field(1, ge=0, description="Rounds between validations; 0: none.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_clients_have_them(cls, data: Any) -> Any:
+        """Who has which samples is what somebody's own data(client) says."""
+        if isinstance(data, Mapping) and data.get("recipe") == OWN_CLIENT and data.get("split") is None:
+            return {**data, "split": "column"}
+        return data
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,47 @@
+"""Clients of your own: a file client.py with model() and data(client).
+
+What it may define is told in docs/federated.md; training.federated.own runs it. Options of its own, [run.client], are
+given by name to those of its functions that have such keyword-only arguments.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from training.data import Labels, Prepared, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from training.federated.own.client import OwnClient
+
+KIND = "federated"
+OPEN = True
+OWN = True
+
+
+def has_owners(**options: object) -> bool:
+    """Each client is the owner of what its data() gives."""
+    return True
+
+
+def prepare(
+    own: OwnClient,
+    cache: Path,
+    identity: str | None = None,
+    *,
+    tell: Callable[..., None],
+    held_out: Annotated[
+        int, "0..1000", "Where data() keeps nothing for validation: each of so many samples is; 0: none."
+    ] = 6,
+) -> Prepared:
+    return own.prepare(identity, held_out=held_out, tell=tell)
+
+
+def labels(own: OwnClient, data: Path) -> Labels:
+    return own.labels(data)
+
+
+def build(own: OwnClient, data: Path) -> Task:
+    return own.task(data)
