@@ -160,6 +160,14 @@ class FederationConfig(Asked):
         return self.clients if self.per_round is None else self.per_round
 
 
+def beside_code(run: Any) -> Any:
+    """A table [run] beside somebody's own code: that brings the recipe, unless another is named or it brings the
+    algorithm."""
+    if not isinstance(run, Mapping) or "recipe" in run or run.get("algorithm") == OWN_ALGORITHM:
+        return run
+    return {**run, "recipe": OWN_CLIENT}
+
+
 def parse(table: Mapping[str, Any]) -> FederationConfig:
     """A [run] table of this kind; ConfigError names every field that is wrong, as `run.<field>`."""
     try:
