@@ -150,7 +150,7 @@ def _write(
                 if file is None:
                     file = files.enter_context((folder / _file(split, place)).open("wb"))
                     opened[split, place] = file
-                memory = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+                memory = tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().data
                 digest.update(memory)
                 file.write(memory)
                 asking.bytes += len(memory)
