@@ -26,7 +26,7 @@ from tests.training.federated.planted import RUN as FEDERATION
 from tests.training.guards.planted import PLANTED as RECIPE
 from tests.training.guards.planted import sample_at
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # all of it is in the first test's time
 
 HOST = os.uname().nodename.split(".")[0]
 ROOT = os.geteuid() == 0
@@ -42,6 +42,7 @@ class Trained(Planted):
 
     goes_wrong: Mapping[str, int | str] = field(default_factory=dict)
     steps: int = 600
+    ranks: int = 1  # torch takes each of them seconds to import
 
     def spec(self, **resources: Any) -> dict[str, Any]:
         run = {
@@ -68,7 +69,7 @@ ENDLESS = {
     "deaf to its time limit": Planted("deaf", *planted.TOO_LATE),
     "node lost": Planted("endless", "scheduler.node_fail", r"Started anew from the beginning as attempt 2"),
     "cancelled": planted.CANCELLED,
-    "hung": Trained("hung", *planted.HUNG, rank=1, steps=10**6),
+    "hung": Trained("hung", *planted.HUNG, rank=1, ranks=2, steps=10**6),
 }
 PLANTED = {
     "ended by the warning": Planted("endless", *planted.TOO_LATE),
