@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from training.contracts import Algorithm, Recipe
 from training.federated.own.client import OwnClient
 from training.federated.own.program import Functions, Program
 from training.federation.config import OWN_ALGORITHM, FederationConfig
+from training.federation.filter_order import UPDATE
 
 
 def recipe(config: FederationConfig, program: Program | None) -> Recipe:
@@ -34,7 +36,19 @@ def algorithm(config: FederationConfig, program: Program | None) -> Algorithm:
     if "train" in said and "SENT" not in said:
         text = f'{functions.file} has train(), but does not say what it sends: SENT = {{"delta": "samples"}}.'
         raise ConfigError([Problem("client.algorithm", text)])
+    _check_sent(config, said.get("SENT", usual.SENT))
     return replace(usual, **{**said, **own})
+
+
+def _check_sent(config: FederationConfig, sent: Mapping[str, str]) -> None:
+    """What federation.combinations asks of every algorithm, where what it sends is only known here."""
+    names = ", ".join(sent)
+    if config.filters and UPDATE not in sent:
+        text = f"work on an update called {UPDATE}, but {OWN_ALGORITHM} sends {names}. Write filters = []."
+        raise ConfigError([Problem("run.filters", text)])
+    if set(sent) != {UPDATE} and not contracts.aggregation(config.aggregation).IS_SUM:
+        text = f'is "{config.aggregation}", which takes one update of each client, but they send {names}. Write "mean".'
+        raise ConfigError([Problem("run.aggregation", text)])
 
 
 def _given_options(functions: Functions, name: str) -> Any:
