@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.federated.runs import CONVEX, DIGITS, Telling, digest, run, start
+from tests.training.federated.in_process import CONVEX, DIGITS, Telling, digest, ready, run, start, train
 from training.config.asked import ConfigError
 from training.federated.controller import Controller
 from training.federated.working import Work
@@ -140,8 +140,7 @@ def test_a_fixed_schedule_mixes_models_as_by_hand(buffer: int, tmp_path: Path) -
     """FedAsync: x ← (1 - α s) x + α Σ s_i n_i x_i / Σ n_i, s_i by each model's age, s their mean over samples."""
     options = {"buffer": buffer, "staleness_exponent": 0.5}
     table = {**CONVEX, "algorithm": "fedasync", "pace": "asynchronous", "asynchronous": options, "per_round": 4}
-    loop = start(tmp_path, {**table, "rounds": 9})
-    loop._prepare(None)
+    loop = ready(tmp_path, {**table, "rounds": 9})
     sizes = loop.federation.divided.sizes
     began: dict[int, tuple[int, torch.Tensor]] = {}
     x = loop.server.weights.clone()
@@ -159,7 +158,7 @@ def test_a_fixed_schedule_mixes_models_as_by_hand(buffer: int, tmp_path: Path) -
         mixed = sum(factors[c] * float(sizes[c]) * began[c][1] for c in there) / whole
         discount = sum(factors[c] * float(sizes[c]) for c in there) / whole
         x = (1 - 0.6 * discount) * x + 0.6 * mixed
-        loop._round(round_)
+        train(loop)
         torch.testing.assert_close(loop.server.weights, x, rtol=0, atol=1e-12)
 
 
