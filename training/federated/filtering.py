@@ -41,9 +41,9 @@ class Passing:
     kept: Mapping[str, Tensor]
     """(clients, …) by the names in the filter's `begin`."""
 
-    def generator(self, *parts: int) -> torch.Generator:
+    def generator(self, *more: int) -> torch.Generator:
         """Random numbers of this round, the same wherever they are asked for: on the CPU, whatever the device."""
-        return torch.Generator().manual_seed(derive_seed(self.seed, draws.FILTER, self.round, *parts))
+        return torch.Generator().manual_seed(derive_seed(self.seed, draws.FILTER, self.round, *more))
 
 
 @dataclass(frozen=True)
@@ -117,17 +117,17 @@ class Chain:
         So many at a time as hold what a chunk may hold: where clients are computed one by one, they are large.
         """
         most = max(1, STACKED_NUMBERS // max(1, rows.shape[1]))
-        parts = []
+        pieces = []
         for begin in range(0, len(rows), most):
             some = slice(begin, begin + most)
             own = {name: values[some] for name, values in kept.items()}
-            parts.append(self._through(rows[some], clients[some], round_, own))
-        if len(parts) == 1:
-            return parts[0]
+            pieces.append(self._through(rows[some], clients[some], round_, own))
+        if len(pieces) == 1:
+            return pieces[0]
         return Passed(
-            torch.cat([part.rows for part in parts]),
-            {name: torch.cat([part.wire[name] for part in parts]) for name in parts[0].wire},
-            {name: torch.cat([part.kept[name] for part in parts]) for name in parts[0].kept},
+            torch.cat([piece.rows for piece in pieces]),
+            {name: torch.cat([piece.wire[name] for piece in pieces]) for name in pieces[0].wire},
+            {name: torch.cat([piece.kept[name] for piece in pieces]) for name in pieces[0].kept},
         )
 
     def receive(self, wire: Mapping[str, Tensor], clients: Ids, round_: int, kept: Mapping[str, Tensor]) -> Tensor:

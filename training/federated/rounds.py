@@ -209,9 +209,8 @@ class Rounds(Loop):
     def _note(self, round_: int, facts: Facts) -> None:
         """What is remembered of those who were asked."""
         self.server.losses[facts.clients[facts.is_fine]] = facts.losses[facts.is_fine]
-        broken = [client for client in facts.clients[~facts.is_fine].tolist() if client not in facts.failed]
-        self.server.broken[broken] += 1
-        out = [client for client in broken if self.server.broken[client] == QUARANTINED_AFTER]
+        self.server.broken[facts.broken] += 1
+        out = [client for client in facts.broken if self.server.broken[client] == QUARANTINED_AFTER]
         if self.world.leads:
             self.telling.failures.tell_quarantined(round_, out, QUARANTINED_AFTER)
 
