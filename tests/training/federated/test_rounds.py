@@ -89,9 +89,10 @@ def test_another_federation_is_not_resumed_from(change: dict[str, Any], field: s
     assert run(tmp_path, {**DIGITS, "rounds": 2, "learning_rate": 0.1, "per_round": 5}).step == 2
 
 
-def test_series_and_rows_of_rounds_tell_the_same(tmp_path: Path) -> None:
+def test_series_and_rows_of_rounds_tell_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = Telling()
     run(tmp_path, {**DIGITS, "per_round": 5}, reporter=told)
+    assert capsys.readouterr().out.splitlines()[-1] == "completed at round 6, saved as step-6"
     rows = [tables.RoundTable.unpack(event) for event in told.of("round.clients")]
     rounds = np.concatenate([row.rounds["round"] for row in rows])
     assert rounds.tolist() == [1, 2, 3, 4, 5, 6]
