@@ -68,6 +68,7 @@ class Loop:
             cadence=self.cadence,
             reporter=reporter,
             is_hurried=lambda: stop.asked,
+            counts=asked.counts,
             forget=self._forget,
         )
 
@@ -206,7 +207,8 @@ class Loop:
                 self.reporter.event("stop.saved", step=self.step)
             else:
                 self.reporter.event("run.completed", step=self.step)
-            self._say(f"{'stopped' if stopping else 'completed'} at step {self.step}, saved as {last.name}")
+            how = "stopped" if stopping else "completed"
+            self._say(f"{how} at {self.asked.counts} {self.step}, saved as {last.name}")
         self.heartbeat.beat("end", self.step)
         return not stopping
 

@@ -25,7 +25,7 @@ router = Router(tags=["jobs"])
 class CadenceOrderShape(Schema):
     """What attempts do that are handed over after it was asked for, whatever the specification says."""
 
-    every: int = Field(description="Steps from one save to the next.")
+    every: int = Field(description="Steps, of a federated job rounds, from one save to the next.")
     from_attempt: int = Field(description="The first one that does.")
     asked_by: str | None
     asked_at: datetime
@@ -38,7 +38,7 @@ class CadenceShape(Schema):
     cost_seconds: float = Field(description="That a save costs, as measured, all its consequences counted.")
     interval_seconds: float | None = Field(description="Null: it saves at its end alone.")
     best_interval_seconds: float
-    best_every: int | None = Field(description="The same in steps; null: nobody knows how long one takes.")
+    best_every: int | None = Field(description="The same in steps, or rounds; null: nobody knows how long one takes.")
     mtbf_seconds: float = Field(description="Between failures of its nodes together.")
     mtbf_source: str = Field(description="config, seen or assumed.")
     gain: float = Field(description="The part of the time that the best interval would leave for training.")
@@ -51,8 +51,8 @@ class CadenceShape(Schema):
 class CadenceAsked(Schema):
     model_config = {"extra": "forbid", "strict": True}
     every: Annotated[int, Field(ge=1, le=ordering.MOST)] | None = Field(
-        description="Steps from one save to the next, of attempts that are yet to be handed over to the scheduler; "
-        "null: as the specification says."
+        description="Steps, or rounds, from one save to the next, of attempts that are yet to be handed over to the "
+        "scheduler; null: as the specification says."
     )
 
 

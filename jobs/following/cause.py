@@ -12,7 +12,7 @@ from training.config.exit_codes import STOPPED
 
 # The causes, in one word each, and what a page says of them.
 WORDS = {
-    "completed": "It has done all its steps.",
+    "completed": "It has done all that it was to do.",
     "cancelled": "Somebody cancelled it.",
     "stopped": "It was asked to stop, saved a checkpoint and ended.",
     "unsaved": "It was asked to stop and left with exit code 0 before it was done, with no checkpoint to go on from.",

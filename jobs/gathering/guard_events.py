@@ -20,18 +20,20 @@ def newest(attempt: Attempt) -> tuple[list[GuardEvent], bool]:
     """The last few of one attempt, newest first, and whether there are more."""
     # By no plain column: in the order of one SQLite walks through all that an attempt has told, instead of these kinds.
     last = Event.objects.filter(_told(), attempt=attempt).order_by((F("id") + 0).desc())[: SHOWN_NEWEST + 1]
-    found = [(at, say(kind, data)) for kind, at, data in last.values_list("kind", "time", "data")]
+    counts = attempt.job.of_kind.counts
+    found = [(at, say(kind, data, counts)) for kind, at, data in last.values_list("kind", "time", "data")]
     return found[:SHOWN_NEWEST], len(found) > SHOWN_NEWEST
 
 
 def of(attempts: Iterable[Attempt]) -> dict[int, list[GuardEvent]]:
     """The guard events of these attempts, by attempt, in the order in which they happened."""
-    told = Event.objects.filter(_told(), attempt__in=list(attempts)).order_by("id")
+    counts = {attempt.pk: attempt.job.of_kind.counts for attempt in attempts}
+    told = Event.objects.filter(_told(), attempt__in=list(counts)).order_by("id")
     found: dict[int, list[GuardEvent]] = defaultdict(list)
     place = Window(RowNumber(), partition_by=[F("attempt_id"), F("kind")], order_by=F("id").asc())
     first = told.annotate(place=place).filter(place__lte=SHOWN)
     for attempt_id, kind, at, data in first.values_list("attempt_id", "kind", "time", "data"):
-        found[attempt_id].append((at, say(kind, data)))
+        found[attempt_id].append((at, say(kind, data, counts[attempt_id])))
     counted = told.order_by().values("attempt_id", "kind").annotate(count=Count("id"), last=Max("time"))
     for kinds in counted.filter(count__gt=SHOWN):
         found[kinds["attempt_id"]].append((kinds["last"], f"and {kinds['count'] - SHOWN} more like it, the last"))

@@ -196,7 +196,8 @@ class Document:
             where = f" on {formatting.listed(list(again.nodes[:4]))}" if again.nodes and len(again.nodes) <= 4 else ""
             yield Act(again.started_at, f"Attempt {again.number} started{where}", f"after {waited} in the queue")
         if again is not None and again.first_step_at is not None:
-            yield Act(again.first_step_at, f"Step {formatting.count(again.from_step + 1)}: it trains again")
+            done = f"{self.job.of_kind.counts.capitalize()} {formatting.count(again.from_step + 1)}"
+            yield Act(again.first_step_at, f"{done}: it trains again")
 
     @cached_property
     def ranks(self) -> dict[int, str]:
@@ -206,7 +207,7 @@ class Document:
     @cached_property
     def rank_steps(self) -> strips.RankSteps | None:
         steps = rank_steps.last_steps(self.attempt, self.attempt.incarnation)
-        return strips.tell(steps, self.ranks, self.incident.rank)
+        return strips.tell(steps, self.ranks, self.incident.rank, counts=self.job.of_kind.counts)
 
     @cached_property
     def curve(self) -> rejoin.Rejoin | None:

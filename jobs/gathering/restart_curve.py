@@ -72,4 +72,5 @@ def draw(before: Attempt, after: Attempt, name: str, kept_step: int) -> rejoin.R
         resumed=kept_step,
         died=before.step,
         is_exact=all(curve.value is not None for curve in curves),
+        counts=after.job.of_kind.counts,
     )

@@ -53,7 +53,8 @@ def verify(checkpoint: Checkpoint) -> None:
         return
     else:
         if found.identity != (checkpoint.step, checkpoint.generation):
-            committed.update(problem=f"The folder now holds step {found.step} of generation {found.generation}.")
+            which = f"{checkpoint.job.of_kind.counts} {found.step} of generation {found.generation}"
+            committed.update(problem=f"The folder now holds {which}.")
             return
         state = Checkpoint.State.COMMITTED if problem else Checkpoint.State.VERIFIED
         changed = committed.update(state=state, problem=problem, bytes=found.bytes)

@@ -167,18 +167,18 @@ def _facts(incident: Incident, cause: Cause) -> list[tuple[str, str]]:
 
 
 def _lost(incident: Incident) -> str:
-    """The steps since the newest checkpoint that is kept; "" where nothing tells of steps."""
+    """What it had done since the newest checkpoint that is kept; "" where nothing tells of it."""
     attempt = incident.attempt
     if attempt.step is None:
         return ""
+    counts = attempt.job.of_kind.counts
     kept = Checkpoint.objects.resumable().filter(job=attempt.job_id, step__lte=attempt.step)
     newest = kept.order_by("-step").values_list("step", flat=True).first()
     if newest is None:
-        return f"all of its {formatting.plural(attempt.step, 'step')}: there is no checkpoint"
-    steps = attempt.step - newest
-    return (
-        f"{formatting.plural(steps, 'step')} since the checkpoint at step {formatting.count(newest)}" if steps else ""
-    )
+        return f"all of its {formatting.plural(attempt.step, counts)}: there is no checkpoint"
+    lost = attempt.step - newest
+    since = f"{formatting.plural(lost, counts)} since the checkpoint at {counts} {formatting.count(newest)}"
+    return since if lost else ""
 
 
 def _sign(incident: Incident) -> str:

@@ -16,9 +16,9 @@ GuardEvent = tuple[datetime, str]
 NOT_SAVED = "checkpoint.skipped"
 
 
-def say(kind: str, data: Mapping[str, Any]) -> str:
-    """An event of one of KINDS, as its trainer told it, in words."""
-    return _WORDS[kind](data)
+def say(kind: str, data: Mapping[str, Any], counts: str = "step") -> str:
+    """An event of one of KINDS, as its trainer told it, in words. `counts`: what its job counts."""
+    return _OF_SAVES[kind](data, counts) if kind in _OF_SAVES else _WORDS[kind](data)
 
 
 def _skipped(data: Mapping[str, Any]) -> str:
@@ -81,16 +81,16 @@ def _gpu_answers(data: Mapping[str, Any]) -> str:
     return f"the GPUs{_node(data)} answer again{after}"
 
 
-def _not_saved(data: Mapping[str, Any]) -> str:
-    return f"not saved at step {_step(data)}: {untrusted.line(data.get('reason'))}"
+def _not_saved(data: Mapping[str, Any], counts: str) -> str:
+    return f"not saved at {counts} {_step(data)}: {untrusted.line(data.get('reason'))}"
 
 
 def _unpinned(data: Mapping[str, Any]) -> str:
     return untrusted.line(data.get("reason"))
 
 
-def _damaged(data: Mapping[str, Any]) -> str:
-    return f"the checkpoint of step {_step(data)} is damaged: {untrusted.line(data.get('reason'))}"
+def _damaged(data: Mapping[str, Any], counts: str) -> str:
+    return f"the checkpoint of {counts} {_step(data)} is damaged: {untrusted.line(data.get('reason'))}"
 
 
 _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -103,11 +103,10 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "gpu.lost": _gpu_lost,
     "gpu.silent": _gpu_silent,
     "gpu.answers": _gpu_answers,
-    NOT_SAVED: _not_saved,
-    "checkpoint.damaged": _damaged,
     "checkpoint.unpinned": _unpinned,
 }
-KINDS = frozenset(_WORDS)
+_OF_SAVES: dict[str, Callable[[Mapping[str, Any], str], str]] = {NOT_SAVED: _not_saved, "checkpoint.damaged": _damaged}
+KINDS = frozenset({*_WORDS, *_OF_SAVES})
 
 
 def _step(data: Mapping[str, Any], name: str = "step") -> str:

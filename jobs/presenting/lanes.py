@@ -350,5 +350,5 @@ def _in_words(facts: Facts) -> str:
     if facts.again_at is not None:
         said.append(f"Attempt {facts.again} started at {formatting.second(facts.again_at)}.")
     if facts.again_trained_at is not None:
-        said.append(f"It made its first step at {formatting.second(facts.again_trained_at)}.")
+        said.append(f"It made its first {facts.counts} at {formatting.second(facts.again_trained_at)}.")
     return " ".join(said[:14])

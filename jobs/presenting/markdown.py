@@ -61,11 +61,12 @@ def _parts(document: Document) -> Iterator[str]:
     yield "\n".join(f"- {name}: {plain(value)}" for name, value in _facts(document))
     yield from _evidence(document)
     if document.rank_steps is not None:
+        counts = job.of_kind.counts
         bands = "\n".join(
-            f"- {f'step {formatting.count(step)}: ' if step >= 0 else ''}{plain(who)}"
+            f"- {f'{counts} {formatting.count(step)}: ' if step >= 0 else ''}{plain(who)}"
             for step, who in document.rank_steps.bands
         )
-        yield f"## Last step by rank\n\n{plain(document.rank_steps.finding)}\n\n{bands}"
+        yield f"## Last {counts} by rank\n\n{plain(document.rank_steps.finding)}\n\n{bands}"
     if document.curve is not None:
         yield f"## Across the restart\n\n{plain(document.curve.words)}"
     acts = "\n".join(
@@ -95,7 +96,7 @@ def _facts(document: Document) -> Iterator[tuple[str, str]]:
         if seconds is not None:
             yield name, formatting.duration(seconds)
     if cost.steps is not None:
-        yield "Steps lost", formatting.count(cost.steps)
+        yield f"{document.job.of_kind.many.capitalize()} lost", formatting.count(cost.steps)
     if cost.gpu_hours is not None:
         money = f", {cost.money_text}" if cost.money_text else ""
         yield "Cost", f"{formatting.measure(cost.gpu_hours)} GPU-h{money}"

@@ -39,14 +39,18 @@ class RankSteps:
     bands: list[tuple[int, str]]  # step, and which ranks
     finding: str
     ranks: int
+    counts: str = "step"  # or round
 
     @property
     def words(self) -> str:
-        return f"Last step of {formatting.plural(self.ranks, 'rank')}. {self.finding}"
+        return f"Last {self.counts} of {formatting.plural(self.ranks, 'rank')}. {self.finding}"
 
 
-def tell(steps: Mapping[int, int], nodes: Mapping[int, str], blamed: int | None) -> RankSteps | None:
-    """`steps`: the last step that each rank told; `blamed`: the rank that the verdict names. None: nobody told any."""
+def tell(
+    steps: Mapping[int, int], nodes: Mapping[int, str], blamed: int | None, counts: str = "step"
+) -> RankSteps | None:
+    """`steps`: the last step that each rank told; `blamed`: the rank that the verdict names; `counts`: what the job
+    counts. None: nobody told any."""
     if not steps:
         return None
     by_step = Counter(steps.values())
@@ -56,14 +60,15 @@ def tell(steps: Mapping[int, int], nodes: Mapping[int, str], blamed: int | None)
     if blamed is not None and blamed in steps:
         odd.add(blamed)
     return RankSteps(
-        groups=_groups(steps, nodes, usual, odd),
+        groups=_groups(steps, nodes, usual, odd, counts),
         bands=_bands(steps),
-        finding=_finding(steps, usual, behind, blamed),
+        finding=_finding(steps, usual, behind, blamed, counts),
         ranks=len(steps),
+        counts=counts,
     )
 
 
-def _groups(steps: Mapping[int, int], nodes: Mapping[int, str], usual: int, odd: set[int]) -> list[Group]:
+def _groups(steps: Mapping[int, int], nodes: Mapping[int, str], usual: int, odd: set[int], counts: str) -> list[Group]:
     by_node: dict[str, list[int]] = {}
     for rank in sorted(steps):
         by_node.setdefault(nodes.get(rank, ""), []).append(rank)
@@ -73,7 +78,7 @@ def _groups(steps: Mapping[int, int], nodes: Mapping[int, str], usual: int, odd:
         shown = ranks if len(steps) <= MOST_CELLS else [min(ranks, key=lambda rank: (rank not in odd, steps[rank]))]
         cells = [
             Cell(
-                f"rank {rank}{f' on {node}' if node else ''}: step {formatting.count(steps[rank])}",
+                f"rank {rank}{f' on {node}' if node else ''}: {counts} {formatting.count(steps[rank])}",
                 _look(steps[rank] - usual, spread),
                 rank in odd,
             )
@@ -121,8 +126,8 @@ def named(ranks: list[int]) -> str:
     return f"ranks {formatting.listed(said)}"
 
 
-def _finding(steps: Mapping[int, int], usual: int, behind: list[int], blamed: int | None) -> str:
-    where = f"Step {formatting.count(usual)}"
+def _finding(steps: Mapping[int, int], usual: int, behind: list[int], blamed: int | None, counts: str) -> str:
+    where = f"{counts.capitalize()} {formatting.count(usual)}"
     if not behind:
         whole = f"{where} on every rank" if len(set(steps.values())) == 1 else f"{where} or later on every rank"
         if blamed in steps and len(steps) > 1:

@@ -52,10 +52,12 @@ def draw(
     resumed: int,
     died: int,
     is_exact: bool,
+    counts: str = "step",
 ) -> Rejoin | None:
     """`before` and `after`: steps and values of the attempts with these numbers. None: there is nothing to draw.
 
     `is_exact`: the values are those of single steps, so that what was done twice can be compared.
+    `counts`: what the job counts.
     """
     parts = [_finite(*before), _finite(*after)]
     steps, values = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
@@ -76,6 +78,7 @@ def draw(
         for number, part in zip(numbers, parts, strict=True)
         if len(part[0])
     ]
+    same = _same(parts[0], parts[1], f"{counts}s") if is_exact else ""
     return Rejoin(
         name=name,
         lines=lines,
@@ -86,7 +89,7 @@ def draw(
         ],
         resumed_x=x_of(resumed) if first < resumed < last else None,
         died_x=x_of(died) if first < died < last else None,
-        words=_words(name, numbers, resumed, died) + (_same(*parts) if is_exact else ""),
+        words=_words(name, numbers, resumed, died, counts) + same,
     )
 
 
@@ -110,19 +113,19 @@ def _round(first: int, last: int) -> list[int]:
     return [step for step in range(start, last + 1, every) if first <= step <= last][: TICKS + 1]
 
 
-def _words(name: str, numbers: tuple[int, int], resumed: int, died: int) -> str:
+def _words(name: str, numbers: tuple[int, int], resumed: int, died: int, counts: str) -> str:
     return (
-        f"{name} of attempt {numbers[0]} until step {formatting.count(died)}, and of attempt {numbers[1]} from step"
-        f" {formatting.count(resumed)} on."
+        f"{name} of attempt {numbers[0]} until {counts} {formatting.count(died)}, and of attempt {numbers[1]} from"
+        f" {counts} {formatting.count(resumed)} on."
     )
 
 
-def _same(before: Part, after: Part) -> str:
-    """Whether the steps that were done twice came out the same: exactly, or by how much not."""
+def _same(before: Part, after: Part, many: str) -> str:
+    """Whether those that were done twice came out the same: exactly, or by how much not."""
     common, here, there = np.intersect1d(before[0], after[0], return_indices=True)
     if len(common) < 2:
         return ""
     difference = float(np.max(np.abs(before[1][here] - after[1][there])))
     if difference == 0:
-        return " The steps that were done twice have the same values, to the last bit."
-    return f" The steps that were done twice differ by at most {formatting.measure(difference)}."
+        return f" The {many} that were done twice have the same values, to the last bit."
+    return f" The {many} that were done twice differ by at most {formatting.measure(difference)}."

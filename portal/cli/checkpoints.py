@@ -8,7 +8,7 @@ import click
 
 from portal.cli import tables
 from portal.cli.params import JobId, as_json, out
-from portal.cli.portal import find_portal
+from portal.cli.portal import find_portal, kind_of
 
 job_id = click.argument("job_id", metavar="ID", type=JobId())
 checkpoint_name = click.argument("name", metavar="CHECKPOINT", callback=lambda context, option, name: _named(name))
@@ -23,8 +23,9 @@ def checkpoints(job_id: int, as_json: bool) -> None:
     `python -m training export FOLDER/job/checkpoints/NAME --hf MODEL`, where their folder is, takes the model out: a
     folder that transformers loads. The page's tab Checkpoints has the line to copy.
     """
-    found = list(find_portal().items(f"jobs/{job_id}/checkpoints", limit=200))
-    out({"items": found}, tables.checkpoints, as_json)
+    portal = find_portal()
+    found = list(portal.items(f"jobs/{job_id}/checkpoints", limit=200))
+    out({"items": found}, lambda told: tables.checkpoints(told, kind_of(portal, job_id).counts), as_json)
 
 
 @click.command()

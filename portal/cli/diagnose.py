@@ -12,7 +12,7 @@ import click
 from portal import formatting
 from portal.cli import tables
 from portal.cli.params import JobId, as_json, out
-from portal.cli.portal import Trouble, find_portal
+from portal.cli.portal import Trouble, find_portal, kind_of
 from portal.cli.terminal import echo, echo_whole
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def postmortem(job_id: int, attempt: int | None, markdown: bool, as_json: bool) 
     if markdown:
         echo_whole(portal.ask("GET", f"jobs/{job_id}/postmortem.md", tries=2, params=wanted).text)
         return
-    out(portal.get(f"jobs/{job_id}/postmortem", **wanted), _postmortem_lines, as_json)
+    answer = portal.get(f"jobs/{job_id}/postmortem", **wanted)
+    out(answer, lambda told: _postmortem_lines(told, kind_of(portal, job_id).many), as_json)
 
 
 @click.command()
@@ -81,8 +82,8 @@ def postmortems(limit: int, as_json: bool, **filters: Any) -> None:
     out({"items": found}, tables.incidents, as_json)
 
 
-def _postmortem_lines(told: dict[str, Any]) -> list[str]:
-    """The verdict as `vigil diagnose` says it, then how it went on and what it cost."""
+def _postmortem_lines(told: dict[str, Any], many: str) -> list[str]:
+    """The verdict as `vigil diagnose` says it, then how it went on and what it cost. `many`: what the job counts."""
     figures, overruled = told["figures"], told["overruled"]
     lines = _lines(told)
     if overruled:
@@ -92,7 +93,7 @@ def _postmortem_lines(told: dict[str, Any]) -> list[str]:
         if figures[f"{key}_seconds"] is not None:
             lines.append(f"{what}: {formatting.duration(figures[f'{key}_seconds'])}")
     if figures["steps_lost"] is not None:
-        lines.append(f"Steps lost: {figures['steps_lost']:,}, from {figures['kept_step']:,} on")
+        lines.append(f"{many.capitalize()} lost: {figures['steps_lost']:,}, from {figures['kept_step']:,} on")
     if figures["gpu_hours"] is not None:
         money = formatting.money(figures["money"], figures["currency"]) if figures["money"] is not None else ""
         lines.append(f"Cost: {formatting.measure(figures['gpu_hours'])} GPU-hours{f', {money}' if money else ''}")

@@ -185,8 +185,8 @@ def logs(job_id: int, as_json: bool, **options: Any) -> None:
 def metrics(job_id: int, as_json: bool, **options: Any) -> None:
     """Print what a job measured.
 
-    For people the newest value, the steps and how many points of each series; --csv prints every point of one, --json
-    the curves, in about 20,000 points each at most.
+    For people the newest value, the steps or rounds and how many points of each series; --csv prints every point of
+    one, --json the curves, in about 20,000 points each at most.
     """
     from portal.cli.metrics import show
 

@@ -11,7 +11,7 @@ import click
 
 from portal.cli import tables
 from portal.cli.params import out
-from portal.cli.portal import Portal, Trouble
+from portal.cli.portal import Portal, Trouble, kind_of
 from portal.cli.terminal import echo_whole
 
 AT_ONCE = 32  # series in one question, as the portal has it
@@ -42,7 +42,7 @@ def show(
     if wanted and not found:
         raise Trouble(f"Rank {rank} of #{job_id} has measured nothing yet. Choose another with --rank.")
     newest = _newest(portal, job_id, found, which)
-    out(found, lambda items: tables.metrics(items, newest, ghosts=ghosts), as_json)
+    out(found, lambda items: tables.metrics(items, newest, many=kind_of(portal, job_id).many, ghosts=ghosts), as_json)
 
 
 def _check(job_id: int, names: Iterable[str], there: list[str]) -> None:

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobs import kinds
+
 if TYPE_CHECKING:
     import ssl
 
@@ -176,6 +178,11 @@ class Portal:
             cursor = page.get("next")
             if not cursor:
                 return
+
+
+def kind_of(portal: Portal, job_id: int) -> kinds.Kind:
+    """What kind of job it is: what it counts."""
+    return kinds.of(portal.get(f"jobs/{job_id}")["kind"])
 
 
 def find_portal() -> Portal:

@@ -165,8 +165,9 @@ def why(answer: dict[str, Any]) -> list[str]:
     return lines
 
 
-def checkpoints(answer: dict[str, Any]) -> list[str]:
-    head = ["STEP>", "NAME", "STATE", "SIZE>", "TOOK>", "ATTEMPT>", "PARENT>", "WRITTEN"]
+def checkpoints(answer: dict[str, Any], counts: str) -> list[str]:
+    """`counts`: what the job counts."""
+    head = [f"{counts.upper()}>", "NAME", "STATE", "SIZE>", "TOOK>", "ATTEMPT>", "PARENT>", "WRITTEN"]
     rows = [
         [
             f"{c['step']:,}",
@@ -183,9 +184,10 @@ def checkpoints(answer: dict[str, Any]) -> list[str]:
     return table(head, rows, "No checkpoints yet.")
 
 
-def metrics(items: list[dict[str, Any]], newest: dict[tuple[Any, ...], Any], *, ghosts: bool) -> list[str]:
-    """A line a curve; `newest` has the value at the last step of each, by its line and that step."""
-    head = ["SERIES", "NEWEST>", "STEPS>", "POINTS>"]
+def metrics(items: list[dict[str, Any]], newest: dict[tuple[Any, ...], Any], *, many: str, ghosts: bool) -> list[str]:
+    """A line a curve; `newest` has the value at the last step of each, by its line and that step; `many`: what the job
+    counts."""
+    head = ["SERIES", "NEWEST>", f"{many.upper()}>", "POINTS>"]
     rows = []
     for item in items:
         value = formatting.measured(item["name"], newest.get((*line_of(item), item["last_step"])))

@@ -40,10 +40,12 @@ function columns(chart) {
   return { x, names: used.map((k) => lines[k].key), ys: used.map((k) => ys[k]) };
 }
 
+const unit = (chart) => chart.spec.xunit ?? "step";
+
 function csv(chart) {
   const { x, names, ys } = columns(chart);
   const rows = [...x].map((step, i) => [step, ...ys.map((y) => y[i] ?? "")].join(","));
-  save([["step", ...names].join(","), ...rows, ""].join("\n"), `${file(chart)}.csv`, "text/csv");
+  save([[unit(chart), ...names].join(","), ...rows, ""].join("\n"), `${file(chart)}.csv`, "text/csv");
 }
 
 function save(content, name, type) {
@@ -61,7 +63,7 @@ function table(chart) {
   dialog.setAttribute("aria-label", `${chart.spec.title}, as drawn`);
   const element = document.createElement("table");
   const head = element.createTHead().insertRow();
-  for (const name of ["step", ...names]) {
+  for (const name of [unit(chart), ...names]) {
     const th = document.createElement("th");
     th.scope = "col";
     th.className = "num";

@@ -174,14 +174,15 @@ async function ask({ key, uuid }, from, to) {
   return response.ok ? (await response.json()).items : [];
 }
 
-// The loss of the same time, by step.
+// The loss of the same time, by step, or by round.
 const steps = document.getElementById("steps");
-const small = steps && new Small(steps, { color: 1, form: loss, xform: (step) => `step ${count(step)}` });
+const counts = steps?.dataset.counts;
+const small = steps && new Small(steps, { color: 1, form: loss, xform: (step) => `${counts} ${count(step)}` });
 
 function showLoss() {
   if (!small) return;
   const { step, value } = data.loss ?? { step: [], value: [] };
-  const reach = step.length ? `steps ${count(step[0])} to ${count(step.at(-1))}` : "no step was done in this time";
+  const reach = step.length ? `${counts}s ${count(step[0])} to ${count(step.at(-1))}` : `no ${counts} was done in this time`;
   document.getElementById("steps-of").textContent = reach;
   small.show(step, value);
 }

@@ -343,9 +343,11 @@ def test_metrics(portal):
     thinned = {"name": "loss", "step": [1, 1001], "mean": [3.0, 2.5], "gaps": [], "count": 2000, "last_step": 2000}
     end = {"name": "loss", "step": [2000], "value": [2.25], "gaps": [], "count": 1, "last_step": 2000}
     portal.answers["GET", "jobs/7/series"] = [{"items": [thinned]}, {"items": [end]}]
+    portal.answers["GET", "jobs/7"] = {**JOB, "kind": "federated"}
     head, line = vigil("metrics", "7").stdout.splitlines()
+    assert head.split() == ["SERIES", "NEWEST", "ROUNDS", "POINTS"]
     assert line.split() == ["loss", "2.250", "1–2,000", "2,000"]
-    assert (portal.asked[-1].url.params["from"], portal.asked[-1].url.params["to"]) == ("2000", "2000")
+    assert (portal.asked[-2].url.params["from"], portal.asked[-2].url.params["to"]) == ("2000", "2000")
     portal.answers["GET", "jobs/7/series"] = {"items": [thinned]}
     assert json.loads(vigil("metrics", "7", "--json").stdout)["items"][0]["step"] == [1, 1001]
     text = "attempt,incarnation,rank,step,time,value\n1,0,0,1,1000.0,3.0\n"
@@ -360,6 +362,7 @@ def test_metrics_of_each_life(portal):
     ends = [{**one, "step": [3], "value": [2.5]}, {**two, "step": [3], "value": [2.0]}]
     last = {**two, "step": [9], "value": [None], "gaps": [[9, 9, "NaN"]]}
     portal.answers["GET", "jobs/7/series"] = [{"items": [one, two]}, {"items": ends}, {"items": [last]}]
+    portal.answers["GET", "jobs/7"] = JOB
     lines = vigil("metrics", "7", "--all").stdout.splitlines()
     assert lines[1].split() == ["loss", "2.500", "1–3", "3", "1", "0"]
     assert lines[2].split() == ["loss", "NaN", "3–9", "2", "1", "1"]
@@ -375,6 +378,7 @@ def test_metrics_that_are_not_there(portal):
     portal.answers["GET", "jobs/7/series"] = {"items": [empty]}
     assert "Rank 9 of #7" in vigil("metrics", "7", "--rank", "9", status=1).stderr
     portal.answers["GET", "jobs/7/series/names"] = {"items": []}
+    portal.answers["GET", "jobs/7"] = JOB
     assert vigil("metrics", "7").stdout == "No metrics yet.\n"
 
 

@@ -4,7 +4,7 @@ import json
 
 import httpx
 
-from tests.portal.test_cli import nowhere, portal, problem, vigil  # noqa: F401
+from tests.portal.test_cli import JOB, nowhere, portal, problem, vigil  # noqa: F401
 
 STEP_4 = {
     "id": 1, "step": 4, "name": "step-4", "generation": 1, "state": "verified", "problem": "", "resumable": True,
@@ -38,6 +38,7 @@ def test_a_name_never_leads_elsewhere(portal):  # noqa: F811
 def test_the_list_names_them_and_says_which_are_pinned(portal):  # noqa: F811
     other = {**STEP_4, "step": 8, "name": "step-8.g1", "pinned": False}
     portal.answers["GET", "jobs/7/checkpoints"] = {"items": [other, STEP_4], "next": None}
+    portal.answers["GET", "jobs/7"] = JOB
     head, first, second = vigil("checkpoints", "7").output.splitlines()
     assert head.split()[:3] == ["STEP", "NAME", "STATE"]
     assert first.split()[:3] == ["8", "step-8.g1", "verified"]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.portal.test_cli import nowhere, portal, vigil  # noqa: F401
+from tests.portal.test_cli import JOB, nowhere, portal, vigil  # noqa: F401
 
 TOLD = {
     "job": 7, "attempt": 2, "cause": "data.corrupt", "evidence_cause": "program.exception", "confidence": 0.9,
@@ -27,6 +27,7 @@ ROW = {
 @pytest.fixture(autouse=True)
 def answers(nowhere, portal):  # noqa: F811
     portal.answers["GET", "jobs/7/postmortem"] = TOLD
+    portal.answers["GET", "jobs/7"] = JOB
     portal.answers["GET", "postmortems"] = {"items": [ROW, {**ROW, "is_overruled": True}], "next": None}
 
 

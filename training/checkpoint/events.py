@@ -49,9 +49,9 @@ def tell_skipped(reporter: AnyReporter, step: int, reason: object, *, failed: bo
     reporter.event("checkpoint.skipped", step=step, reason=str(reason), failed=failed)
 
 
-def tell_failed(reporter: AnyReporter, step: int, error: BaseException) -> None:
-    """A save that came to nothing, in the log as well."""
-    print(f"step {step}  not saved: {error}", flush=True)
+def tell_failed(reporter: AnyReporter, step: int, error: BaseException, *, counts: str) -> None:
+    """A save that came to nothing, in the log as well. `counts`: what the run counts."""
+    print(f"{counts} {step}  not saved: {error}", flush=True)
     tell_skipped(reporter, step, error, failed=True)
 
 

@@ -69,13 +69,14 @@ class Checkpoints:
         reporter: AnyReporter,
         is_hurried: Callable[[], bool] = lambda: False,
         forget: Callable[[Mapping[str, Any]], None] = lambda state: None,
+        counts: str = "step",
     ) -> None:
         """`is_hurried`: whether this rank was asked to stop, for which it has only so long. Asked on any thread.
-        `forget` is given the state of a save that came to nothing, or is no good."""
+        `forget` is given the state of a save that came to nothing, or is no good. `counts`: what the run counts."""
         self.folder = job_dir / "checkpoints"
         self._job_dir, self._attempt_dir, self._world = job_dir, attempt_dir, world
         self._generation, self._cadence, self._reporter = generation, cadence, reporter
-        self._forget = forget
+        self._forget, self._counts = forget, counts
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if world.size > 1 else None
         self._line = Lineage()
         self._writer = Writer(
@@ -180,7 +181,7 @@ class Checkpoints:
             raise RuntimeError("nothing is being saved")
         self.finish_flight()
         if isinstance(save.error, OSError):
-            raise CheckpointError(f"step {save.facts.step} could not be saved: {save.error}") from save.error
+            raise CheckpointError(f"{self._counts} {save.facts.step} could not be saved: {save.error}") from save.error
         if save.error is not None:
             raise save.error
         if save.damage is not None:
@@ -214,7 +215,7 @@ class Checkpoints:
         elif isinstance(save.error, Fenced):
             raise save.error
         elif self._world.leads and save.error is not None:
-            events.tell_failed(self._reporter, save.facts.step, save.error)
+            events.tell_failed(self._reporter, save.facts.step, save.error, counts=self._counts)
 
     def skip(self, step: int) -> None:
         """Counts a due save that was left out because the one before is still being written."""

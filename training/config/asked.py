@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from training.config import choices
 from training.config.choices import Choice, Value
+from training.config.counting import counted
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,32 @@ def chosen(folder: str, name: str, *, kind: str = "") -> str:
     return name
 
 
+Interval = Annotated[int, Field(ge=0)] | Literal["auto"]
+
+
+# Fields that say what the kind of run counts: `many` of it, steps or rounds.
+
+
+def saved_every(many: str) -> Any:
+    return Field(
+        "auto",
+        description=f"{many.capitalize()} between checkpoints, or auto: as often as their measured cost and failures "
+        "make it best; 0: only at the end and when stopped.",
+    )
+
+
+def kept_every(many: str) -> Any:
+    return Field(
+        0, ge=0, description=f"A checkpoint at every multiple of so many {many} is made, and kept for good; 0: none."
+    )
+
+
+def flushed_after(many: str) -> Any:
+    return Field(
+        50, ge=1, le=10_000, description=f"Most {many} that a metric waits on the device before it is reported."
+    )
+
+
 class Asked(BaseModel):
     """The configuration of one run. Frozen: what was validated is what runs."""
 
@@ -83,19 +110,13 @@ class Asked(BaseModel):
         0, ge=0, le=2**32 - 1, description="Of the initial weights, the order of the data and the dropout."
     )
     validate_every: int = Field(100, ge=0, description="Steps between validations; 0: none.")
-    checkpoint_every: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
-        "auto",
-        description="Steps between checkpoints, or auto: as often as their measured cost and failures make it best; "
-        "0: only at the end and when stopped.",
-    )
+    checkpoint_every: Interval = saved_every("steps")
     keep_checkpoints: int = Field(
         3,
         ge=1,
         description="How many of the newest checkpoints to keep, beside pinned ones and the one the run started from.",
     )
-    keep_every: int = Field(
-        0, ge=0, description="A checkpoint at every multiple of so many steps is made, and kept for good; 0: none."
-    )
+    keep_every: int = kept_every("steps")
     keep_best: int = Field(
         0,
         ge=0,
@@ -123,9 +144,7 @@ class Asked(BaseModel):
         allow_inf_nan=False,
         description="Longest time that a metric waits on the device before it is reported.",
     )
-    flush_steps: int = Field(
-        50, ge=1, le=10_000, description="Most steps that a metric waits on the device before it is reported."
-    )
+    flush_steps: int = flushed_after("steps")
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="The own options of what is chosen, defaults too; written as [run.<name>].",
@@ -155,7 +174,8 @@ class Asked(BaseModel):
         try:
             return handler(value)
         except ValidationError:  # one for each kind that it could be
-            raise ValueError(f'must be "auto", or a whole number of steps of at least 0, not {value!r}.') from None
+            text = f'must be "auto", or a whole number of {counted(cls.KIND)}s of at least 0, not {value!r}.'
+            raise ValueError(text) from None
 
     @field_validator("recipe")
     @classmethod
@@ -200,6 +220,11 @@ class Asked(BaseModel):
     def _unused(self, table: str) -> str:
         """What is wrong with a table of options of something else, and the fix."""
         raise NotImplementedError
+
+    @property
+    def counts(self) -> str:
+        """What it counts, one of it: "step" or "round"."""
+        return counted(self.KIND)
 
     @property
     def length(self) -> int:

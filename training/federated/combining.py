@@ -1,8 +1,9 @@
 """Aggregations that are no sum: every update is brought to every rank, and one of them makes one of all.
 
-That takes a model's size a client on each rank, where a sum takes a few; the price of looking at each by itself. Rank 0
-alone computes, and tells the others: ranks whose processors round differently would otherwise choose different clients
-once in a while, and go on with different models.
+What is sent beside them, running statistics, is added up all the same. Bringing them together takes a model's size a
+client on each rank, where a sum takes a few; the price of looking at each by itself. Rank 0 alone computes, and tells
+the others: ranks whose processors round differently would otherwise choose different clients once in a while, and go on
+with different models.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training import contracts
-from training.contracts import Aggregation
 from training.federated import sums
 from training.federated.aggregation._robust import TooFew
 from training.federated.assembling import Federation
@@ -25,10 +24,10 @@ from training.federated.questions import SAMPLES, Question
 from training.federated.rooting import Root
 from training.federated.schedule import Ids
 from training.federated.transport.ranks import Ranks
+from training.federation import parts
+from training.federation.filter_order import UPDATE
+from training.federation.parts import Aggregation
 from training.runtime.distributed import World
-
-COMBINED = "delta"
-"""What of that which clients send is combined; what is sent beside it, running statistics, is added up."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Combined:
     """What a round's updates have become, the same on every rank."""
 
     mean: dict[str, Tensor]
-    """(numbers,) float64 by name; of COMBINED what the aggregation made of it."""
+    """(numbers,) float64 by name; of UPDATE what the aggregation made of it."""
     sum: dict[str, Tensor]
     left_out: Ids
     """Clients, ascending."""
@@ -55,7 +54,7 @@ class Handed:
 
 def combining(federation: Federation, exchange: Ranks, world: World) -> Combining | None:
     """None: the aggregation is a sum."""
-    aggregation = contracts.aggregation(federation.config.aggregation)
+    aggregation = parts.aggregation(federation.config.aggregation)
     return None if aggregation.IS_SUM else Combining(federation, aggregation, exchange, world)
 
 
@@ -143,10 +142,10 @@ class Combining:
     ) -> tuple[dict[str, Tensor], list[int]]:
         """The combined row and the sums of what else was sent, by name; and the places of those left out."""
         trusted = () if self._root is None else (self._root.update(self._server, question, round_),)
-        combined, out = self._aggregation.combine(rows[COMBINED], weights[COMBINED], *trusted, **self._options)
+        combined, out = self._aggregation.combine(rows[UPDATE], weights[UPDATE], *trusted, **self._options)
         left = _without(weights, out)
-        made = {name: _sum(value, left[name]) for name, value in rows.items() if name != COMBINED}
-        return {COMBINED: combined, **made}, sorted(out)
+        made = {name: _sum(value, left[name]) for name, value in rows.items() if name != UPDATE}
+        return {UPDATE: combined, **made}, sorted(out)
 
     def _from_first(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What rank 0 has made, on every rank."""
@@ -160,8 +159,8 @@ def _combined(made: Mapping[str, Tensor], weights: Mapping[str, Tensor], left_ou
     mean, total = {}, {}
     for name, value in made.items():
         weight = weights[name].sum()
-        mean[name] = value if name == COMBINED else value / weight
-        total[name] = value * weight if name == COMBINED else value
+        mean[name] = value if name == UPDATE else value / weight
+        total[name] = value * weight if name == UPDATE else value
     return Combined(mean, total, left_out)
 
 

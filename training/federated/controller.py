@@ -50,6 +50,11 @@ class Facts:
     seconds: dict[int, float] = field(default_factory=dict)
     """What each has taken, of those that were computed by themselves."""
 
+    @property
+    def broken(self) -> list[int]:
+        """Those that answered, and not with numbers."""
+        return [client for client in self.clients[~self.is_fine].tolist() if client not in self.failed]
+
 
 @dataclass
 class Answer:
@@ -118,6 +123,8 @@ class Controller:
         self._combining = combining
         self._chunks = self._cut()
         self._shares = schedule.shares(self._chunks, world.size)
+        self._each = [sum(len(self._chunks[number].clients) for number in share) for share in self._shares]
+        """How many clients every rank computes."""
 
     def train(self, model: Tensor | None = None) -> Answer:
         """The algorithm's own question, with late answers of earlier rounds; whoever keeps something keeps it.
@@ -241,9 +248,8 @@ class Controller:
         began = time.perf_counter()
         facts = answer.facts
         counts = facts.is_fine & self.plan.is_now(facts.clients)
-        each = [sum(len(self._chunks[number].clients) for number in share) for share in self._shares]
         combined = combining.combine(
-            question, mine.sent, each, clients=facts.clients, counts=counts, late=self.arrivals, round_=self.round
+            question, mine.sent, self._each, clients=facts.clients, counts=counts, late=self.arrivals, round_=self.round
         )
         self.costs.transfer_seconds += time.perf_counter() - began
         if isinstance(combined, str):
@@ -297,8 +303,7 @@ class Controller:
             return
         own = {name: torch.cat([part[name] for part in mine.kept]) for name in self.server.kept} if mine.kept else {}
         like = {name: values[0] for name, values in self.server.kept.items()}
-        counts = [sum(len(self._chunks[number].clients) for number in share) for share in self._shares]
-        rows = self._exchange.rows(own, counts, like)
+        rows = self._exchange.rows(own, self._each, like)
         where = torch.from_numpy(facts.clients)
         for name, values in rows.items():
             self.server.kept[name][where] = values
@@ -309,9 +314,7 @@ class Controller:
         self.server.pending.drop(self.plan.arriving)
         if not later.any():
             return
-        ranks = np.repeat(
-            np.arange(len(self._shares)), [sum(len(self._chunks[n].clients) for n in s) for s in self._shares]
-        )
+        ranks = np.repeat(np.arange(len(self._shares)), self._each)
         counts = np.bincount(ranks[later], minlength=len(self._shares)).tolist()
         own = {"rows": torch.cat(mine.rows)} if mine.rows else {}
         like = {

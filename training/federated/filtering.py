@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training import contracts
 from training.config.choices import Value
-from training.contracts import Filter
 from training.federated.schedule import STACKED_NUMBERS, Ids
-from training.federation import draws
+from training.federation import draws, parts
 from training.federation.config import FederationConfig
 from training.federation.filter_order import UPDATE
+from training.federation.parts import Filter
 from training.runtime.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -42,9 +41,9 @@ class Passing:
     kept: Mapping[str, Tensor]
     """(clients, …) by the names in the filter's `begin`."""
 
-    def generator(self, *parts: int) -> torch.Generator:
+    def generator(self, *more: int) -> torch.Generator:
         """Random numbers of this round, the same wherever they are asked for: on the CPU, whatever the device."""
-        return torch.Generator().manual_seed(derive_seed(self.seed, draws.FILTER, self.round, *parts))
+        return torch.Generator().manual_seed(derive_seed(self.seed, draws.FILTER, self.round, *more))
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Chain:
         self._stages: list[_Stage] = []
         row = torch.zeros(1, numbers, dtype=dtype)
         for name in config.filters:
-            found, options = contracts.filter_(name), config.options_of(name)
+            found, options = parts.filter_(name), config.options_of(name)
             begun = found.begin(row[0], **options)
             self._stages.append(_Stage(name, found, options, row.shape[1], row.dtype, begun))
             row, _ = self._send(self._stages[-1], row, np.zeros(1, dtype=np.int64), 0, self.begin(1))
@@ -118,17 +117,17 @@ class Chain:
         So many at a time as hold what a chunk may hold: where clients are computed one by one, they are large.
         """
         most = max(1, STACKED_NUMBERS // max(1, rows.shape[1]))
-        parts = []
+        pieces = []
         for begin in range(0, len(rows), most):
             some = slice(begin, begin + most)
             own = {name: values[some] for name, values in kept.items()}
-            parts.append(self._through(rows[some], clients[some], round_, own))
-        if len(parts) == 1:
-            return parts[0]
+            pieces.append(self._through(rows[some], clients[some], round_, own))
+        if len(pieces) == 1:
+            return pieces[0]
         return Passed(
-            torch.cat([part.rows for part in parts]),
-            {name: torch.cat([part.wire[name] for part in parts]) for name in parts[0].wire},
-            {name: torch.cat([part.kept[name] for part in parts]) for name in parts[0].kept},
+            torch.cat([piece.rows for piece in pieces]),
+            {name: torch.cat([piece.wire[name] for piece in pieces]) for name in pieces[0].wire},
+            {name: torch.cat([piece.kept[name] for piece in pieces]) for name in pieces[0].kept},
         )
 
     def receive(self, wire: Mapping[str, Tensor], clients: Ids, round_: int, kept: Mapping[str, Tensor]) -> Tensor:

@@ -1,6 +1,7 @@
 """torch.func's gradients without torch.compile's machinery, whose import takes as long as torch's own and 30 MB.
 
-Each of them asks it to stand back while it differentiates. Where nothing has imported it there is nobody to ask.
+Each of them asks it to stand back while it differentiates. Where nothing has imported it there is nobody to ask
+(docs/decisions/0006).
 """
 
 from __future__ import annotations

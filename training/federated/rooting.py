@@ -20,6 +20,7 @@ from training.federated.schedule import Chunk
 from training.federated.server import Server
 from training.federated.working import Work
 from training.federation import draws
+from training.federation.filter_order import UPDATE
 from training.federation.splitting import Divided
 from training.runtime.seeds import derive_seed
 
@@ -44,7 +45,7 @@ class Root:
         sent = self._work.run(self._chunk, round_, replace(self._work.training, model=question.model), server)
         if sent.failed:
             raise RuntimeError(f"the server's own update failed:\n{sent.failed[0]}")
-        update = self._work.training.folded(sent.values)["delta"][0]
+        update = self._work.training.folded(sent.values)[UPDATE][0]
         if not torch.isfinite(update).all():
             raise TooFew("the server's own update is no numbers")
         return update

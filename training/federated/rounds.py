@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training import contracts
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.place import Place
 from training.attempt.stopping import StopRequest
@@ -33,6 +32,7 @@ from training.federated.selecting import select
 from training.federated.server import QUARANTINED_AFTER
 from training.federated.telling import Telling, Told, told_of
 from training.federated.transport.ranks import exchange
+from training.federation import parts
 from training.federation.config import FederationConfig
 from training.federation.pacing import Plan, Scene
 from training.loop import Loop, versions
@@ -208,14 +208,13 @@ class Rounds(Loop):
             flight=server.pending.flight,
             is_partial=self.federation.model.algorithm.PARTIAL,
         )
-        return contracts.pace(config.pace).schedule(scene, **config.options_of(config.pace))
+        return parts.pace(config.pace).schedule(scene, **config.options_of(config.pace))
 
     def _note(self, round_: int, facts: Facts) -> None:
         """What is remembered of those who were asked."""
         self.server.losses[facts.clients[facts.is_fine]] = facts.losses[facts.is_fine]
-        broken = [client for client in facts.clients[~facts.is_fine].tolist() if client not in facts.failed]
-        self.server.broken[broken] += 1
-        out = [client for client in broken if self.server.broken[client] == QUARANTINED_AFTER]
+        self.server.broken[facts.broken] += 1
+        out = [client for client in facts.broken if self.server.broken[client] == QUARANTINED_AFTER]
         if self.world.leads:
             self.telling.failures.tell_quarantined(round_, out, QUARANTINED_AFTER)
 

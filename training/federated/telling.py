@@ -122,62 +122,32 @@ class Telling:
             late=float(count["late"]),
             dropped=float(count["dropped"]),
             rejected=float(count["rejected"] + count["broken"]),
-            **spread("client_loss", told.losses[told.is_counted]),
+            **_spread("client_loss", told.losses[told.is_counted]),
         )
         self.failures.tell(round_, told.failed, told.clients[told.states == BROKEN].tolist())
-        accuracy = judged.by_client.get("accuracy") if judged is not None else None
-        self._note(round_, told, count, judged, accuracy)
+        self._note(round_, told, count, judged)
         self._say(round_, told, judged)
 
     def tell_lost(self, round_: int, attempt: int, facts: Facts, why: str) -> None:
         """Of a try that came to no model."""
-        broken = [client for client in facts.clients[~facts.is_fine].tolist() if client not in facts.failed]
-        self.failures.tell(round_, facts.failed, broken)
+        self.failures.tell(round_, facts.failed, facts.broken)
         self.failures.tell_lost(round_, attempt, why)
 
     def tell_judged(self, round_: int, judged: Judged) -> None:
         means = {f"validation_{name}" if name == "loss" else name: mean for name, mean in judged.means.items()}
-        spreads = spread("client_accuracy", judged.by_client["accuracy"]) if "accuracy" in judged.by_client else {}
+        spreads = _spread("client_accuracy", judged.by_client["accuracy"]) if "accuracy" in judged.by_client else {}
         self._reporter.log(round_, **means, **spreads)
 
     def close(self) -> None:
         self._tell_rounds()
         self._reporter.flush()
 
-    def _note(
-        self,
-        round_: int,
-        told: Told,
-        count: dict[str, int],
-        judged: Judged | None,
-        accuracy: NDArray[np.float64] | None,
-    ) -> None:
-        is_known = accuracy is not None and not np.isnan(accuracy).all()
-        self._rounds.append(
-            {
-                "round": round_,
-                **count,
-                "seconds": told.seconds,
-                "bytes_up": told.traffic.bytes_up,
-                "bytes_down": told.traffic.bytes_down,
-                "loss": told.loss,
-                "accuracy": judged.means.get("accuracy", np.nan) if judged is not None else np.nan,
-                "worst": int(np.nanargmin(accuracy)) if is_known else -1,  # type: ignore[arg-type]
-            }
-        )
-        own = accuracy[told.clients] if accuracy is not None else np.full(len(told.clients), np.nan)
-        columns = {
-            "round": np.full(len(told.clients), round_),
-            "client": told.clients,
-            "state": told.states,
-            "loss": told.losses,
-            "accuracy": own,
-            "seconds": told.client_seconds,
-        }
-        self._clients.append(columns)
-        self._clients = (
-            [tables.foremost(joined(self._clients))] if len(self._clients) * len(own) > MOST_HELD else self._clients
-        )
+    def _note(self, round_: int, told: Told, count: dict[str, int], judged: Judged | None) -> None:
+        accuracy = judged.by_client.get("accuracy") if judged is not None else None
+        self._rounds.append(_in_all(round_, told, count, judged, accuracy))
+        self._clients.append(_of_each(round_, told, accuracy))
+        if len(self._clients) * len(told.clients) > MOST_HELD:
+            self._clients = [tables.foremost(_joined(self._clients))]
         now = time.monotonic()
         if len(self._rounds) == tables.ROUNDS or now - self._told_at >= self._interval(now):
             self._tell_rounds()
@@ -190,7 +160,7 @@ class Telling:
         if not self._rounds:
             return
         rounds = {name: np.array([one[name] for one in self._rounds]) for name in tables.ROUND_COLUMNS}
-        table = tables.RoundTable(rounds, joined(self._clients))
+        table = tables.RoundTable(rounds, _joined(self._clients))
         self._reporter.event("round.clients", step=int(self._rounds[-1]["round"]), **table.pack())
         self._rounds, self._clients, self._told_at = [], [], time.monotonic()
 
@@ -201,11 +171,41 @@ class Telling:
         print(f"round {round_}  loss {told.loss:.4f}{found}{rest}", flush=True)
 
 
-def joined(parts: Sequence[Columns]) -> Columns:
+def _in_all(
+    round_: int, told: Told, count: dict[str, int], judged: Judged | None, accuracy: NDArray[np.float64] | None
+) -> dict[str, float]:
+    """A row by tables.ROUND_COLUMNS. `accuracy`: of each client, where there was a validation that tells it."""
+    is_known = accuracy is not None and not np.isnan(accuracy).all()
+    return {
+        "round": round_,
+        **count,
+        "seconds": told.seconds,
+        "bytes_up": told.traffic.bytes_up,
+        "bytes_down": told.traffic.bytes_down,
+        "loss": told.loss,
+        "accuracy": judged.means.get("accuracy", np.nan) if judged is not None else np.nan,
+        "worst": int(np.nanargmin(accuracy)) if is_known else -1,  # type: ignore[arg-type]
+    }
+
+
+def _of_each(round_: int, told: Told, accuracy: NDArray[np.float64] | None) -> Columns:
+    """By tables.CLIENT_COLUMNS: those who took part."""
+    many = len(told.clients)
+    return {
+        "round": np.full(many, round_),
+        "client": told.clients,
+        "state": told.states,
+        "loss": told.losses,
+        "accuracy": accuracy[told.clients] if accuracy is not None else np.full(many, np.nan),
+        "seconds": told.client_seconds,
+    }
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in tables.CLIENT_COLUMNS}
 
 
-def spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
+def _spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
     """The distribution of something over clients, as series: of thousands of clients there can't be one each."""
     known = values[~np.isnan(values)]
     if not len(known):

@@ -101,6 +101,9 @@ class FederationConfig(Asked):
         "fp32", description="Of the weights and of the arithmetic; bf16: of the arithmetic alone."
     )
     validate_every: int = Field(1, ge=0, description="Rounds between validations; 0: none.")
+    checkpoint_every: asked.Interval = asked.saved_every("rounds")
+    keep_every: int = asked.kept_every("rounds")
+    flush_steps: int = asked.flushed_after("rounds")
 
     @model_validator(mode="before")
     @classmethod

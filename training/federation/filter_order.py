@@ -14,7 +14,7 @@ STAGES = ("difference", "part", "width")
 """What a filter may make of an update, in the order in which that can be done: a difference to what was sent before,
 a part of its numbers, numbers of fewer bits."""
 UPDATE = "delta"
-"""What filters work on; whatever else an algorithm sends travels as it is."""
+"""What filters work on, and aggregations that are no sum; whatever else an algorithm sends is added up as it is."""
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:

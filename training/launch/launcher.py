@@ -180,7 +180,9 @@ class Launcher:
         self._look.begin()
         if place == 0 and plan.script is None:
             world = range(len(incarnation.members) * plan.ranks_per_node)
-            self._watchdog = Watchdog(self._attempt.folder, incarnation=number, ranks=world, limits=plan.limits)
+            self._watchdog = Watchdog(
+                self._attempt.folder, incarnation=number, ranks=world, limits=plan.limits, counts=plan.counts
+            )
         store_file = self._members.store_file(number)
         ranks = []
         for local_rank in range(plan.ranks_per_node):

@@ -232,7 +232,7 @@ class Leading:
     def _hung(self, number: int, broken: dict[str, Any]) -> list[Failure]:
         """The ranks to blame for a hang, now that all have left their evidence."""
         ranks = behind_in_collectives(self._attempt.folder / "flight", incarnation=number, ranks=broken["ranks"])
-        hang = Hang(ranks, broken["of"], broken["phase"], broken["step"], broken["seconds"])
+        hang = Hang(ranks, broken["of"], broken["phase"], broken["step"], broken["seconds"], self._plan.counts)
         return [Failure(rank, "hang", signal=9, error=str(hang)) for rank in ranks]
 
     def _form(

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from training.config.counting import counted
+
 BAD_PLAN = 2  # exit code: nothing was started, and starting again would not help
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:+-]{0,127}")
 
@@ -54,6 +56,7 @@ class Plan:
     sample_seconds: float = 2.0  # between two looks at what the node's processes use
     limits: Mapping[str, float] = field(default_factory=dict)  # the watchdog's, by phase
     script: Script | None = None
+    counts: str = "step"  # or round: what the run counts
     env: Mapping[str, str] = field(default_factory=dict)  # for every rank: the job's environment, by run.toml
 
     @property
@@ -127,6 +130,7 @@ def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> Pla
         sample_seconds=launch.seconds("sample_seconds", 2.0),
         limits={phase: watchdog.seconds(phase, 0) for phase in watchdog.found},
         script=_script(document.get("script")) if document.get("kind") == "script" else None,
+        counts=counted(str(document.get("kind"))),
         env=_variables(_Table(document.get("environment", {}), "environment")),
     )
 

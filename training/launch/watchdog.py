@@ -86,9 +86,10 @@ class Hang:
     phase: str
     step: int
     seconds: float
+    counts: str = "step"
 
     def __str__(self) -> str:
-        where = f"{self.phase} at step {self.step}, nothing for {self.seconds:.0f} s"
+        where = f"{self.phase} at {self.counts} {self.step}, nothing for {self.seconds:.0f} s"
         if len(self.ranks) == self.of > 1:
             return f"all {self.of} ranks are stuck: {where}"
         who = f"rank {self.ranks[0]} is" if len(self.ranks) == 1 else f"ranks {', '.join(map(str, self.ranks))} are"
@@ -99,9 +100,16 @@ class Watchdog:
     """Looks at the heartbeats of one incarnation of our trainer (other people's scripts have none)."""
 
     def __init__(
-        self, attempt_dir: Path, *, incarnation: int, ranks: Iterable[int], limits: Mapping[str, float] | None = None
+        self,
+        attempt_dir: Path,
+        *,
+        incarnation: int,
+        ranks: Iterable[int],
+        limits: Mapping[str, float] | None = None,
+        counts: str = "step",
     ) -> None:
-        self._limits = {**LIMITS, **(limits or {})}
+        """`counts`: what the run counts, to say where it stands."""
+        self._limits, self._counts = {**LIMITS, **(limits or {})}, counts
         now = time.monotonic()
         self._watched = [
             _Watched(rank, heartbeat_path(attempt_dir, rank=rank, incarnation=incarnation), now) for rank in ranks
@@ -123,7 +131,8 @@ class Watchdog:
             return None
         longest = max(behind, key=lambda watched: now - watched.changed)
         ranks = sorted(watched.rank for watched in behind)
-        return Hang(ranks, len(self._watched), longest.phase, max(longest.step, 0), now - longest.changed)
+        silent = now - longest.changed
+        return Hang(ranks, len(self._watched), longest.phase, max(longest.step, 0), silent, self._counts)
 
     def _leave_out(self, seconds: float) -> None:
         """So long nobody looked."""

@@ -122,16 +122,17 @@ def steps_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) ->
             beats[int(rank[:7])] = (step, untrusted.name(told.get("phase"), 32))
     if len(beats) < 2:
         return
+    counts = incident.attempt.job.of_kind.counts
     least, most = min(step for step, _ in beats.values()), max(step for step, _ in beats.values())
     if least == most:
-        found.signs.append(context("heartbeats", f"all {len(beats):,} ranks were at step {most:,}"))
+        found.signs.append(context("heartbeats", f"all {len(beats):,} ranks were at {counts} {most:,}"))
         return
     behind = sorted(rank for rank, (step, _) in beats.items() if step == least)
     if len(behind) * 2 > len(beats):
         return
     phase = beats[behind[0]][1]
     who = f"rank {behind[0]} was" if len(behind) == 1 else f"ranks {some(map(str, behind))} were"
-    text = f"{who} at step {least:,}{f' ({phase})' if phase else ''}, others up to {most:,}"
+    text = f"{who} at {counts} {least:,}{f' ({phase})' if phase else ''}, others up to {most:,}"
     prefix = Prefix(rank=behind[0], node=found.node_of(behind[0]))
     found.signs.append(Sign("heartbeats", 0, text, "collective.timeout", "confirmation", prefix, of="trainer"))
 

@@ -1,26 +1,53 @@
-"""A small federation in the test's own process, round by round, and its quadratic losses computed by hand."""
+"""A federation in the test's own process, as rank 0 alone would run it: to its end, or round by round."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from training.attempt import place
 from training.attempt.heartbeat import NullHeartbeat
 from training.attempt.stopping import StopRequest
+from training.checkpoint import storage
+from training.checkpoint.staging import tree
 from training.federated.messages import Messages
+from training.federated.own.program import Program
 from training.federated.rounds import Rounds
 from training.federated.telling import Told
 from training.federation.config import parse
-from training.reporting.reporter import NullReporter
+from training.manifest import committed
+from training.reporting.reporter import AnyReporter, NullReporter
 from training.runtime.distributed import World
 
+DIGITS: dict[str, Any] = {
+    "recipe": "tabular",
+    "clients": 12,
+    "rounds": 6,
+    "split": "dirichlet",
+    "dirichlet": {"alpha": 1.0},
+    "learning_rate": 0.3,
+    "tabular": {"hidden": 16},
+}
+DIGITS_FP64: dict[str, Any] = {
+    "recipe": "tabular",
+    "clients": 5,
+    "split": "dirichlet",
+    "learning_rate": 0.3,
+    "dtype": "fp64",
+    "tabular": {"hidden": 16},
+}
+CONVEX: dict[str, Any] = {
+    "recipe": "tabular",
+    "clients": 5,
+    "rounds": 5,
+    "dtype": "fp64",
+    "ridge": 1e-3,
+    "tabular": {"source": "breast_cancer", "model": "logistic", "held_out": 0},
+}
 REGRESSION: dict[str, Any] = {
     "recipe": "tabular",
     "clients": 4,
@@ -31,14 +58,67 @@ REGRESSION: dict[str, Any] = {
     "tabular": {"source": "synthetic", "model": "linear", "samples": 60, "features": 3, "noise": 2.0, "held_out": 0},
 }
 """Least squares, whose clients disagree: they have little, and one has four times what another has; whole batches."""
-DIGITS: dict[str, Any] = {
-    "recipe": "tabular",
-    "clients": 5,
-    "split": "dirichlet",
-    "learning_rate": 0.3,
-    "dtype": "fp64",
-    "tabular": {"hidden": 16},
-}
+
+
+def start(
+    folder: Path,
+    run: dict[str, Any],
+    *,
+    world: World | None = None,
+    reporter: AnyReporter | None = None,
+    code: Path | None = None,
+) -> Rounds:
+    """The next attempt of a run in this folder: once it runs, from its newest checkpoint, if it has one."""
+    where = place.by_hand(folder)
+    return Rounds(
+        parse(run),
+        where,
+        world or World(0, 1, torch.device("cpu")),
+        reporter=reporter or NullReporter(),
+        heartbeat=NullHeartbeat(),
+        stop=StopRequest(),
+        program=Program(code, where.job_dir) if code is not None else None,
+    )
+
+
+def run(
+    folder: Path, table: dict[str, Any], *, world: World | None = None, reporter: AnyReporter | None = None
+) -> Rounds:
+    """To its end."""
+    rounds = start(folder, table, world=world, reporter=reporter)
+    assert rounds.run()
+    return rounds
+
+
+def ready(folder: Path, run: dict[str, Any], *, world: World | None = None) -> Rounds:
+    """For its first round."""
+    rounds = start(folder, run, world=world)
+    rounds._prepare(None)
+    return rounds
+
+
+def train(rounds: Rounds, count: int = 1) -> list[Told]:
+    """So many more rounds, of which nothing is saved."""
+    told = []
+    for _ in range(count):
+        told.append(rounds._round(rounds.step + 1))
+        rounds.step += 1
+    return told
+
+
+def accuracy(rounds: Rounds) -> float:
+    judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
+    assert judged is not None
+    return judged.means["accuracy"]
+
+
+def accuracies(rounds: Rounds, count: int) -> list[float]:
+    """Before the first of so many rounds, and after each."""
+    found = [accuracy(rounds)]
+    for _ in range(count):
+        train(rounds)
+        found.append(accuracy(rounds))
+    return found
 
 
 class Federation:
@@ -46,31 +126,18 @@ class Federation:
 
     def __init__(self, folder: Path, algorithm: str, run: dict[str, Any], **more: Any) -> None:
         """`more`: fields of [run]; `options`: those of the algorithm."""
-        folder = folder / f"{len(list(folder.iterdir()))}-{algorithm}"
         options = {algorithm: given} if (given := more.pop("options", {})) else {}
-        self.config = parse({"rounds": 1000, **run, "algorithm": algorithm, **options, **more})
-        world = World(0, 1, torch.device("cpu"))
-        self.loop = Rounds(
-            self.config,
-            place.by_hand(folder),
-            world,
-            reporter=NullReporter(),
-            heartbeat=NullHeartbeat(),
-            stop=StopRequest(),
-        )
-        self.loop._prepare(None)
+        table = {"rounds": 1000, **run, "algorithm": algorithm, **options, **more}
+        self.loop = ready(folder / f"{len(list(folder.iterdir()))}-{algorithm}", table)
         self.server, self.work, self.divided = self.loop.server, self.loop.work, self.loop.federation.divided
-        self.rounds = 0
 
     def go(self, rounds: int = 1) -> Tensor:
         """The model after so many more rounds."""
-        for _ in range(rounds):
-            self.round()
+        train(self.loop, rounds)
         return self.model
 
     def round(self) -> Told:
-        self.rounds += 1
-        return self.loop._round(self.rounds)
+        return train(self.loop)[0]
 
     @property
     def messages(self) -> Messages:
@@ -87,53 +154,59 @@ class Federation:
         self.server.weights.copy_(model)
 
     def accuracy(self) -> float:
-        judged = self.loop.judge.judge(self.server, goes_on=lambda: True)
-        assert judged is not None
-        return judged.means["accuracy"]
+        return accuracy(self.loop)
 
 
-@dataclass(frozen=True)
-class Quadratic:
-    """F(w) = wᵀ A w / 2 − b w + c, of one client or of several together."""
+class Telling(NullReporter):
+    """Keeps what it is told."""
 
-    a: Tensor
-    b: Tensor
-    c: Tensor
+    def __init__(self) -> None:
+        self.series: dict[str, dict[int, float]] = {}
+        self.events: list[dict[str, Any]] = []
 
-    def loss(self, w: Tensor) -> Tensor:
-        return w @ self.a @ w / 2 - self.b @ w + self.c
+    def log(self, step: int, **values: float) -> None:
+        for name, value in values.items():
+            self.series.setdefault(name, {})[step] = value
 
-    def gradient(self, w: Tensor) -> Tensor:
-        return self.a @ w - self.b
+    def event(self, kind: str, **data: Any) -> None:
+        self.events.append({"kind": kind, **data})
 
-    @property
-    def minimiser(self) -> Tensor:
-        found: Tensor = torch.linalg.solve(self.a, self.b)
-        return found
-
-    def descended(self, w: Tensor, steps: int, rate: float) -> Tensor:
-        for _ in range(steps):
-            w = w - rate * self.gradient(w)
-        return w
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == kind]
 
 
-def quadratics(federation: Federation) -> list[Quadratic]:
-    """The loss of each client of a linear regression."""
-    found = []
-    for ids in federation.divided.train:
-        rows, targets = federation.loop.federation.model.task.batch("train", ids)
-        rows = torch.cat([rows, torch.ones(len(rows), 1)], dim=1).double()
-        targets = targets.double()
-        count = len(rows)
-        found.append(Quadratic(rows.T @ rows / count, rows.T @ targets / count, targets.square().mean() / 2))
-    return found
+def resumed(folder: Path, run: dict[str, Any]) -> tuple[Rounds, Rounds]:
+    """Four rounds at a stretch, and four of which another takes over after the second what a checkpoint would hold."""
+    whole, first, second = (ready(folder / name, run) for name in ("whole", "first", "second"))
+    train(whole, 4)
+    train(first, 2)
+    second.step = first.step
+    second.server.recall(first.server.remember())
+    for part, tensors in second.server.state().items():
+        for name, tensor in tensors.items():
+            tensor.copy_(first.server.state()[part][name])
+    train(second, 2)
+    return whole, second
 
 
-def together(parts: Sequence[Quadratic], weights: Sequence[float] | np.ndarray[Any, Any]) -> Quadratic:
-    """Their mean, by weights that need not add up to 1."""
-    return Quadratic(*(mean([getattr(part, name) for part in parts], weights) for name in ("a", "b", "c")))
+def assert_same_state(one: Rounds, other: Rounds) -> None:
+    """Bit for bit, whatever a checkpoint holds."""
+    parts = one.server.state(), other.server.state()
+    assert parts[0].keys() == parts[1].keys()
+    for part, tensors in parts[0].items():
+        assert tensors.keys() == parts[1][part].keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, parts[1][part][name]), f"{part}: {name}"
 
 
-def mean(values: Sequence[Tensor], weights: Sequence[float] | np.ndarray[Any, Any]) -> Tensor:
-    shares = torch.as_tensor(np.asarray(weights, dtype=np.float64) / np.sum(weights))
-    return torch.einsum("i,i...->...", shares, torch.stack(list(values)))
+def digest(folder: Path) -> str:
+    """Of every tensor in the newest checkpoint: the same bits, the same text."""
+    newest = committed(folder / "job" / "checkpoints")[-1]
+    where = folder / "job" / "checkpoints" / newest.name
+    stored = storage.stored_tensors(where)
+    tensors = {name: torch.empty(about.size, dtype=about.properties.dtype) for name, about in stored.items()}
+    storage.read(tree({tuple(name.split(".")): tensor for name, tensor in tensors.items()}), where, None)
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return f"{newest.name} {found.hexdigest()}"

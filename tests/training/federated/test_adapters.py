@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.training.federated.in_process import train
 from tests.training.federated.texts import (
     Federation,
     rounds_of,
     stored,
     table,
-    train,
     write_texts,
     write_weights,
 )
@@ -98,7 +98,7 @@ def test_a_message_is_what_was_declared(kind: str, texts: Path, weights: Path, t
     )
     assert described.down.body == 4 * numbers
     assert described.down.size(round_=rounds.config.rounds, client=None, samples=None) == len(down)
-    assert rounds._round(1).traffic.bytes_up > 4 * described.up.body
+    assert train(rounds)[0].traffic.bytes_up > 4 * described.up.body
 
 
 @pytest.mark.parametrize("kind", ["lora", "ffa_lora", "scl"])
@@ -131,12 +131,12 @@ def test_the_mean_of_products_is_the_product_of_means_only_where_a_is_fixed(
     apart = {}
     for kind in ("lora", "ffa_lora"):
         rounds = rounds_of(tmp_path / kind, asked(kind, texts, weights, dtype="fp64"))
-        train(rounds, 1)  # B is no longer zero
+        train(rounds)  # B is no longer zero
         clients = _clients_of(rounds)
         shares = rounds.federation.divided.sizes / rounds.federation.divided.sizes.sum()
         products = [_product(rounds, client) for client in clients]
         mean = sum(float(share) * product for share, product in zip(shares, products, strict=True))
-        train(rounds, 1)
+        train(rounds)
         server = _product(rounds, rounds.server.weights)
         assert isinstance(mean, Tensor)
         assert (server - _product(rounds, clients[0])).abs().max() > 1e-4, "clients differ"
@@ -179,7 +179,7 @@ def test_a_of_ffa_lora_stays_as_the_seed_gave_it_and_never_travels(texts: Path, 
     model = rounds.federation.model
     assert all(".lora_B." in name for name in model.weights.travelling)
     assert set(model.constants) == {name for name in lora.weights.shapes if ".lora_A." in name}
-    train(rounds, 1)
+    train(rounds)
     for name, value in model.constants.items():
         assert torch.equal(value, lora.task.model.get_parameter(name).detach())
         assert value.abs().max() > 0

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from tests.training.federated.in_process import DIGITS, REGRESSION, Federation, mean, quadratics, together
+from tests.training.federated.in_process import DIGITS_FP64, REGRESSION, Federation
+from tests.training.federated.quadratic import mean, quadratics, together
 from training.config.asked import ConfigError
 from training.federated.schedule import Chunk
 
@@ -38,7 +39,7 @@ LEARNING: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_each_learns_digits(name: str, tmp_path: Path) -> None:
-    federation = Federation(tmp_path, name, DIGITS, dtype="fp32", clients=3, **LEARNING[name])
+    federation = Federation(tmp_path, name, DIGITS_FP64, dtype="fp32", clients=3, **LEARNING[name])
     before = federation.accuracy()
     federation.go(3)
     assert federation.accuracy() > before + 0.1
@@ -53,7 +54,7 @@ class TestFedAvg:
         torch.testing.assert_close(federation.go(5), expected, rtol=0, atol=1e-12)
 
     def test_of_a_network_too(self, tmp_path: Path) -> None:
-        federation = Federation(tmp_path, "fedavg", DIGITS, batch=2000)
+        federation = Federation(tmp_path, "fedavg", DIGITS_FP64, batch=2000)
         model = federation.loop.federation.model
         rows, labels = model.task.batch("train", torch.arange(model.task.samples["train"]).numpy())
 
@@ -68,8 +69,8 @@ class TestFedAvg:
 
 class TestFedProx:
     def test_unheld_is_fedavg(self, tmp_path: Path) -> None:
-        plain = Federation(tmp_path, "fedavg", DIGITS, dtype="fp32")
-        held = Federation(tmp_path, "fedprox", DIGITS, dtype="fp32", options={"mu": 0.0})
+        plain = Federation(tmp_path, "fedavg", DIGITS_FP64, dtype="fp32")
+        held = Federation(tmp_path, "fedprox", DIGITS_FP64, dtype="fp32", options={"mu": 0.0})
         assert torch.equal(held.go(2), plain.go(2))
 
     def test_many_steps_lead_to_the_proximal_point(self, tmp_path: Path) -> None:
@@ -125,8 +126,8 @@ class TestFedNova:
 
 class TestQFedAvg:
     def test_without_q_it_is_fedavg(self, tmp_path: Path) -> None:
-        fair = Federation(tmp_path, "qfedavg", DIGITS, options={"q": 0.0})
-        plain = Federation(tmp_path, "fedavg", DIGITS)
+        fair = Federation(tmp_path, "qfedavg", DIGITS_FP64, options={"q": 0.0})
+        plain = Federation(tmp_path, "fedavg", DIGITS_FP64)
         torch.testing.assert_close(fair.go(3), plain.go(3), rtol=0, atol=1e-12)
 
     def test_a_round_is_the_papers(self, tmp_path: Path) -> None:
@@ -160,14 +161,14 @@ class TestQFedAvg:
 
 class TestMoon:
     def test_unheld_is_fedavg(self, tmp_path: Path) -> None:
-        plain = Federation(tmp_path, "fedavg", DIGITS)
-        held = Federation(tmp_path, "moon", DIGITS, options={"mu": 0.0})
+        plain = Federation(tmp_path, "fedavg", DIGITS_FP64)
+        held = Federation(tmp_path, "moon", DIGITS_FP64, options={"mu": 0.0})
         assert torch.equal(held.go(2), plain.go(2))
 
     def test_two_rounds_by_hand(self, tmp_path: Path) -> None:
         mu, temperature, rate = 2.0, 0.5, 0.3
         federation = Federation(
-            tmp_path, "moon", DIGITS, batch=2000, epochs=2, options={"mu": mu, "temperature": temperature}
+            tmp_path, "moon", DIGITS_FP64, batch=2000, epochs=2, options={"mu": mu, "temperature": temperature}
         )
         model, owned = federation.loop.federation.model, federation.divided.train
         w = federation.model
@@ -197,7 +198,7 @@ class TestMoon:
         torch.testing.assert_close(federation.server.kept["previous"], torch.stack(previous), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "run"), [("moon", REGRESSION), ("fedper", REGRESSION), ("fedbn", DIGITS)])
+@pytest.mark.parametrize(("name", "run"), [("moon", REGRESSION), ("fedper", REGRESSION), ("fedbn", DIGITS_FP64)])
 def test_a_model_without_what_it_is_about_is_refused(name: str, run: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf'run\.algorithm: is "{name}", but the model of tabular has no'):
         Federation(tmp_path, name, run)

@@ -10,7 +10,7 @@ import pytest
 
 import training.federated.algorithms
 import training.federated.filters
-from tests.training.federated.test_combining import rounds_of, train
+from tests.training.federated.in_process import ready, train
 from training.config import choices
 from training.federation import checking, combinations, config
 from training.federation.config import FOLDERS
@@ -105,8 +105,9 @@ def test_of_one_field_one_thing_is_told_at_a_time() -> None:
 @pytest.mark.parametrize("aggregation", choices.names(FOLDERS["aggregation"]))
 @pytest.mark.parametrize("selection", ["poisson", "availability"])
 def test_what_is_let_through_trains(aggregation: str, selection: str, tmp_path: Path) -> None:
-    table: dict[str, Any] = {"aggregation": aggregation, "selection": selection, "per_round": 12, "clients": 30}
-    rounds = rounds_of(tmp_path, **table, split="shift", pace="deadline", deadline={"quorum": 0.6})
+    chosen = {"aggregation": aggregation, "selection": selection, "split": "shift", "pace": "deadline"}
+    digits = {"learning_rate": 0.3, "tabular": {"hidden": 16}, "deadline": {"quorum": 0.6}}
+    rounds = ready(tmp_path, {**digits, **chosen, "per_round": 12, "clients": 30})
     assert list(checking.problems(rounds.config, 1)) == []
     assert len(train(rounds, 2)) == 2
 

@@ -12,43 +12,28 @@ import torch
 import torch.distributed as dist
 
 from tests.training import ranks
-from training.attempt import place
-from training.attempt.heartbeat import NullHeartbeat
-from training.attempt.stopping import StopRequest
+from tests.training.federated.in_process import accuracy, ready, train
 from training.federated.controller import QuorumLost
 from training.federated.pending import Arrivals
 from training.federated.questions import Sent
 from training.federated.rounds import Rounds
 from training.federated.telling import BROKEN, DROPPED, LATE, REJECTED, TRAINED, Told
 from training.federation import config, splitting
-from training.reporting.reporter import NullReporter
 from training.runtime.distributed import World
 
 DIGITS: dict[str, Any] = {
     "recipe": "tabular",
     "clients": 10,
     "learning_rate": 0.3,
-    "batch": 32,
-    "epochs": 1,
     "tabular": {"hidden": 16},
 }
 BAD = (3, 7)
 FAR = -1e6
 
 
-def rounds_of(folder: Path, world: World | None = None, **table: Any) -> Rounds:
+def rounds_of(folder: Path, **table: Any) -> Rounds:
     """One rank, ready for its first round."""
-    run_dir = folder / f"rank-{world.rank if world else 0}"
-    rounds = Rounds(
-        config.parse({**DIGITS, **table}),
-        place.by_hand(run_dir, resume=place.FRESH),
-        world or World(0, 1, torch.device("cpu")),
-        reporter=NullReporter(),
-        heartbeat=NullHeartbeat(),
-        stop=StopRequest(),
-    )
-    rounds._prepare(None)
-    return rounds
+    return ready(folder, {**DIGITS, **table})
 
 
 def spoil(rounds: Rounds, *, factor: float, of: tuple[int, ...] = BAD, name: str = "delta") -> None:
@@ -62,16 +47,6 @@ def spoil(rounds: Rounds, *, factor: float, of: tuple[int, ...] = BAD, name: str
         return sent
 
     rounds.work.run = spoilt  # type: ignore[method-assign]
-
-
-def train(rounds: Rounds, many: int) -> list[Told]:
-    return [rounds._round(number) for number in range(1, many + 1)]
-
-
-def accuracy(rounds: Rounds) -> float:
-    judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
-    assert judged is not None
-    return judged.means["accuracy"]
 
 
 def did(told: Told, state: int) -> list[int]:
@@ -110,7 +85,7 @@ class TestAnAttack:
     def test_of_numbers_that_are_none_never_gets_in(self, tmp_path: Path) -> None:
         rounds = rounds_of(tmp_path, aggregation="krum", krum={"f": 2})
         spoil(rounds, factor=float("nan"))
-        (told,) = train(rounds, 1)
+        (told,) = train(rounds)
         assert did(told, BROKEN) == list(BAD)
         assert len(did(told, TRAINED)) == 1
         assert len(did(told, REJECTED)) == 7
@@ -129,7 +104,7 @@ def test_the_update_of_the_only_one_that_counts_is_the_next_model_s(tmp_path: Pa
         return sent
 
     rounds.work.run = seen  # type: ignore[method-assign]
-    (told,) = train(rounds, 1)
+    (told,) = train(rounds)
     (chosen,) = did(told, TRAINED)
     assert torch.equal(rounds.server.weights, before + found[chosen])
     assert told.loss == told.losses[told.clients == chosen]
@@ -194,7 +169,7 @@ def test_a_round_with_too_few_updates_is_tried_again_and_then_given_up(tmp_path:
     spoil(rounds, factor=float("nan"), of=(0, 1, 2, 3))
     before = rounds.server.weights.clone()
     with pytest.raises(QuorumLost, match="round 1 was lost 3 times: . updates are left, at least 7 are needed"):
-        rounds._round(1)
+        train(rounds)
     assert torch.equal(rounds.server.weights, before)
 
 
@@ -210,7 +185,7 @@ def test_a_client_that_fails_is_no_rejected_one(tmp_path: Path) -> None:
         return sent
 
     rounds.work._one_by_one = failing  # type: ignore[method-assign, assignment]
-    (told,) = train(rounds, 1)
+    (told,) = train(rounds)
     assert did(told, DROPPED) == [4]
 
 
@@ -257,7 +232,8 @@ class TestWhatTheServerTrainsOn:
 def _one_rank(rank: int, size: int, folder: Path, table: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
-    rounds = rounds_of(folder / str(size), World(rank, size, torch.device("cpu")), **table)
+    world = World(rank, size, torch.device("cpu"))
+    rounds = ready(folder / f"{size}" / f"rank-{rank}", {**DIGITS, **table}, world=world)
     spoil(rounds, factor=FAR)
     told = train(rounds, 2)
     found = {"weights": rounds.server.weights.numpy().tobytes().hex(), "rejected": [did(one, REJECTED) for one in told]}

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tests.training.federated.in_process import REGRESSION, Federation, quadratics, together
+from tests.training.federated.in_process import REGRESSION, Federation
+from tests.training.federated.quadratic import quadratics, together
 
 EVEN = [1.0] * 4
 """Both count every client alike."""

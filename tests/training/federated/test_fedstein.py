@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.federated.started import assert_same_state, played, resumed, started
+from tests.training.federated.in_process import accuracies, assert_same_state, ready, resumed, train
 from training.federated.algorithms.fedstein import share, shrunk
 from training.federation.checking import problems
 from training.federation.config import parse
@@ -88,12 +88,12 @@ class TestShare:
 
 class TestRounds:
     def test_what_travels(self, tmp_path: Path) -> None:
-        rounds = started(tmp_path, **RUN)
+        rounds = ready(tmp_path, RUN)
         model, server = rounds.federation.model, rounds.server
         assert set(model.weights.travelling) == {"hidden.weight", "hidden.bias", "head.weight", "head.bias"}
         assert set(model.statistics.travelling) == {"norm.running_mean", "norm.running_var"}
         before = server.weights[model.weights.shared :].clone()
-        rounds._round(1)
+        train(rounds)
         assert rounds.work.sizes_of(rounds.work.training, server) == {
             "delta": 64 * 64 + 64 + 10 * 64 + 10,
             "statistics": 2 * 64,
@@ -103,14 +103,14 @@ class TestRounds:
 
     def test_the_server_has_the_mean_of_the_estimates(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sent, run = [], {**RUN, "split": "quantity", "options": {"tabular": {"batch_norm": True}}}
-        rounds = started(tmp_path, **run)
+        rounds = ready(tmp_path, run)
 
         def noting(*given: Tensor) -> object:
             sent.append((given[1], share(*given)))  # type: ignore[arg-type]
             return sent[-1][1]
 
         object.__setattr__(rounds.federation.model.algorithm, "share", noting)
-        rounds._round(1)
+        train(rounds)
         samples = torch.stack([count for count, _ in sent])
         means = torch.stack([found["norm.running_mean"] for _, found in sent])
         expected = (samples[:, None] * means).sum(0) / samples.sum()
@@ -119,11 +119,11 @@ class TestRounds:
         assert len(sent) == 5
 
     def test_it_learns(self, tmp_path: Path) -> None:
-        accuracies = played(started(tmp_path, **RUN), 5)
-        assert accuracies[5] > 0.75 > accuracies[1] > accuracies[0]
+        found = accuracies(ready(tmp_path, RUN), 5)
+        assert found[5] > 0.75 > found[1] > found[0]
 
     def test_resumed_bit_for_bit(self, tmp_path: Path) -> None:
-        assert_same_state(*resumed(tmp_path, **RUN))
+        assert_same_state(*resumed(tmp_path, RUN))
 
 
 def test_a_model_without_batch_normalisation_is_refused() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import grad, jacrev
 from torch.nn import functional
 
-from tests.training.federated.started import assert_same_state, played, resumed, started
+from tests.training.federated.in_process import accuracies, assert_same_state, ready, resumed, train
 from training.federated.algorithms._tail import Terms, curvatures
 from training.federated.client import Client
 from training.federated.rounds import Rounds
@@ -41,16 +41,16 @@ class Seen:
     """A client of a federation, a point to look from, and the same model and batch as torch has them."""
 
     def __init__(self, folder: Path, **options: object) -> None:
-        self.rounds = started(folder, **{**with_options(**options), "dtype": "fp64", "local_steps": 1})
+        self.rounds = ready(folder, {**with_options(**options), "dtype": "fp64", "local_steps": 1})
         clients: list[Client] = []
 
-        def train(client: Client, **options: object) -> dict[str, Tensor]:
+        def kept(client: Client, **options: object) -> dict[str, Tensor]:
             clients.append(client)
             return {"delta": client.gradient(client.model, 0)}
 
         self.rounds.work.alone = "to be looked at"
-        object.__setattr__(self.rounds.federation.model.algorithm, "train", train)
-        self.rounds._round(1)
+        object.__setattr__(self.rounds.federation.model.algorithm, "train", kept)
+        train(self.rounds)
         (self.client,) = [client for client in clients if client.number == 2]
         self.layout = self.rounds.federation.model.weights
         self.model = self.rounds.federation.model.task.model
@@ -198,39 +198,38 @@ class TestRounds:
     @pytest.mark.parametrize("gamma", ["formula", "inverse"])
     def test_without_terms_fedavg_but_for_the_classes(self, tmp_path: Path, gamma: str) -> None:
         run = {**with_options(**NOTHING_BUT_CLASSES, gamma=gamma, power_steps=200), "dtype": "fp64", "batch": 1000}
-        rounds = started(tmp_path, **run)
+        rounds = ready(tmp_path, run)
         expected = _by_hand(rounds, gamma)
-        rounds._round(1)
+        train(rounds)
         assert torch.allclose(rounds.server.weights, expected, rtol=0, atol=1e-6)
 
     def test_what_travels(self, tmp_path: Path) -> None:
-        fedavg = started(tmp_path / "fedavg", **{**RUN, "algorithm": "fedavg"})
-        without = started(tmp_path / "without", **with_options(**NOTHING_BUT_CLASSES))
+        fedavg = ready(tmp_path / "fedavg", {**RUN, "algorithm": "fedavg"})
+        without = ready(tmp_path / "without", with_options(**NOTHING_BUT_CLASSES))
         assert without.federation.model.weights.travelling == fedavg.federation.model.weights.travelling
-        more = started(tmp_path / "more", **RUN).federation.model.weights.travelling.items()
+        more = ready(tmp_path / "more", RUN).federation.model.weights.travelling.items()
         added = dict(more - fedavg.federation.model.weights.travelling.items())
         assert added == {"discriminator.weight": (CLIENTS, 6), "discriminator.bias": (CLIENTS,)}
 
     def test_together_as_one_by_one(self, tmp_path: Path) -> None:
         """Places without a sample count for nothing, in any of the terms."""
         together, alone = (
-            started(tmp_path / name, **{**RUN, "dtype": "fp64", "learning_rate": 0.02})
-            for name in ("together", "alone")
+            ready(tmp_path / name, {**RUN, "dtype": "fp64", "learning_rate": 0.02}) for name in ("together", "alone")
         )
         alone.work.alone = "for once"
         assert not together.work.alone
         for rounds in (together, alone):
-            rounds._round(1)
+            train(rounds)
         assert torch.allclose(together.server.weights, alone.server.weights, rtol=1e-8, atol=1e-10)
 
     def test_it_learns(self, tmp_path: Path) -> None:
-        rounds = started(tmp_path, **DIGITS)
-        accuracies = played(rounds, 5)
-        assert accuracies[5] > 0.6 > 0.3 > accuracies[0]
+        rounds = ready(tmp_path, DIGITS)
+        found = accuracies(rounds, 5)
+        assert found[5] > 0.6 > 0.3 > found[0]
         assert float(rounds.federation.model.weights.tensors(rounds.server.weights)["discriminator.bias"].norm()) > 0
 
     def test_resumed_bit_for_bit(self, tmp_path: Path) -> None:
-        assert_same_state(*resumed(tmp_path, **{**RUN, "local_steps": 2}))
+        assert_same_state(*resumed(tmp_path, {**RUN, "local_steps": 2}))
 
 
 def _by_hand(rounds: Rounds, gamma: str) -> Tensor:

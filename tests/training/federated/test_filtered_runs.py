@@ -11,19 +11,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from tests.training.federated.runs import DIGITS, Telling, digest, run, start
+from tests.training.federated.in_process import DIGITS, Telling, digest, run, start
 from tests.training.ranks import fork
-from training.attempt import place
-from training.attempt.heartbeat import NullHeartbeat
-from training.attempt.place import Place
-from training.attempt.stopping import StopRequest
 from training.federated.controller import Controller
 from training.federated.questions import Sent
 from training.federated.rounds import Rounds
 from training.federated.telling import BROKEN, DROPPED, TRAINED, Told
 from training.federated.working import Work
-from training.federation.config import parse
-from training.reporting.reporter import NullReporter
 from training.runtime.distributed import World
 
 TOPK_INT8: dict[str, Any] = {**DIGITS, "filters": ["topk", "int8"]}
@@ -66,8 +60,7 @@ def test_hex_equal_on_one_and_two_ranks(tmp_path: Path) -> None:
     table = {**TOPK_INT8, "rounds": 3, "clients": 40, "per_round": 30}
     found = []
     for size in (1, 2):
-        where = place.by_hand(tmp_path / f"{size}")
-        ranks = [fork(_rank, tmp_path / f"{size}" / "store", where, rank, size, table) for rank in range(size)]
+        ranks = [fork(_rank, tmp_path / f"{size}", rank, size, table) for rank in range(size)]
         for rank in ranks:
             rank.join(120)
             assert rank.exitcode == 0
@@ -75,12 +68,10 @@ def test_hex_equal_on_one_and_two_ranks(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def _rank(store: Path, where: Place, rank: int, size: int, table: dict[str, Any]) -> None:
+def _rank(folder: Path, rank: int, size: int, table: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=FileStore(str(store), size), rank=rank, world_size=size)
-    world = World(rank, size, torch.device("cpu"))
-    quiet = {"reporter": NullReporter(), "heartbeat": NullHeartbeat(), "stop": StopRequest()}
-    assert Rounds(parse(table), where, world, **quiet).run()
+    dist.init_process_group("gloo", store=FileStore(str(folder / "store"), size), rank=rank, world_size=size)
+    run(folder, table, world=World(rank, size, torch.device("cpu")))
     dist.destroy_process_group()
 
 

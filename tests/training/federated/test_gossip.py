@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.federated.started import assert_same_state, played, resumed, started
+from tests.training.federated.in_process import accuracies, assert_same_state, ready, resumed, train
 from training.federated.algorithms.gossip import graph, mixed, mixing
 from training.federation.checking import problems
 from training.federation.config import parse
@@ -94,7 +94,7 @@ def test_random_neighbours_are_others_each_time() -> None:
 class TestRounds:
     def test_by_hand(self, tmp_path: Path) -> None:
         """W (x - η g), g of each client's own model and batch."""
-        rounds = started(tmp_path, **{**REGRESSION, "algorithm": "gossip", "batch": 1000})
+        rounds = ready(tmp_path, {**REGRESSION, "algorithm": "gossip", "batch": 1000})
         server, divided, task = rounds.server, rounds.federation.divided, rounds.federation.model.task
         server.kept["model"] = before = models(10)[:, :17].clone()
         expected = before.clone()
@@ -102,44 +102,42 @@ class TestRounds:
             rows, values = task.batch("train", ids)
             rows = torch.cat([rows, torch.ones(len(rows), 1)], dim=1).double()
             expected[client] -= 0.1 * rows.T @ (rows @ before[client] - values) / len(rows)
-        rounds._round(1)
+        train(rounds)
         expected = torch.from_numpy(matrix("ring", 10)) @ expected
         assert torch.allclose(server.kept["model"], expected, rtol=0, atol=1e-12)
         assert torch.allclose(server.weights, expected.mean(0), rtol=0, atol=1e-12)
 
     def test_the_mean_stays_where_nobody_moves(self, tmp_path: Path) -> None:
-        rounds = started(tmp_path, **{**REGRESSION, "algorithm": "gossip", "learning_rate": 1e-30})
+        rounds = ready(tmp_path, {**REGRESSION, "algorithm": "gossip", "learning_rate": 1e-30})
         rounds.server.kept["model"] = models(10)[:, :17].clone()
         mean = rounds.server.kept["model"].mean(0)
-        for number in range(1, 4):
-            rounds._round(number)
+        train(rounds, 3)
         assert float((rounds.server.weights - mean).abs().max()) < 1e-12
         assert float((rounds.server.kept["model"].mean(0) - mean).abs().max()) < 1e-12
 
     def test_all_with_all_is_fedavg(self, tmp_path: Path) -> None:
         complete = {"gossip": {"topology": "complete"}, **REGRESSION["options"]}
-        gossip = started(tmp_path / "gossip", **{**REGRESSION, "algorithm": "gossip", "options": complete})
-        fedavg = started(tmp_path / "fedavg", **{**REGRESSION, "algorithm": "fedavg"})
-        for number in range(1, 5):
-            for rounds in (gossip, fedavg):
-                rounds._round(number)
+        gossip = ready(tmp_path / "gossip", {**REGRESSION, "algorithm": "gossip", "options": complete})
+        fedavg = ready(tmp_path / "fedavg", {**REGRESSION, "algorithm": "fedavg"})
+        train(gossip, 4)
+        train(fedavg, 4)
         assert torch.allclose(gossip.server.weights, fedavg.server.weights, rtol=0, atol=1e-13)
         assert float(gossip.server.weights.norm()) > 0.1
 
     @pytest.mark.parametrize(("topology", "degree"), [("ring", 2), ("torus", 3), ("complete", 5), ("random", 4)])
     def test_bytes_go_between_neighbours(self, tmp_path: Path, topology: str, degree: int) -> None:
         options = {**RUN["options"], "gossip": {"topology": topology}}
-        told = started(tmp_path, **{**RUN, "options": options})._round(1)
-        fedavg = started(tmp_path / "fedavg", **{**RUN, "algorithm": "fedavg"})._round(1)
+        told = train(ready(tmp_path, {**RUN, "options": options}))[0]
+        fedavg = train(ready(tmp_path / "fedavg", {**RUN, "algorithm": "fedavg"}))[0]
         assert told.traffic.bytes_up == degree * fedavg.traffic.bytes_down
         assert told.traffic.bytes_down == 0
 
     @pytest.mark.parametrize("batch_norm", [False, True])
     def test_it_learns(self, tmp_path: Path, batch_norm: bool) -> None:
         options = {**RUN["options"], "tabular": {"batch_norm": batch_norm}}
-        rounds = started(tmp_path, **{**RUN, "options": options})
-        accuracies = played(rounds, 5)
-        assert accuracies[5] > 0.7 > 0.3 > accuracies[0]
+        rounds = ready(tmp_path, {**RUN, "options": options})
+        found = accuracies(rounds, 5)
+        assert found[5] > 0.7 > 0.3 > found[0]
         judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
         assert judged is not None
         own = float(np.nanmean(judged.by_client["accuracy"]))
@@ -148,9 +146,7 @@ class TestRounds:
 
     @pytest.mark.parametrize("topology", ["ring", "random"])
     def test_resumed_bit_for_bit(self, tmp_path: Path, topology: str) -> None:
-        assert_same_state(
-            *resumed(tmp_path, **{**RUN, "options": {**RUN["options"], "gossip": {"topology": topology}}})
-        )
+        assert_same_state(*resumed(tmp_path, {**RUN, "options": {**RUN["options"], "gossip": {"topology": topology}}}))
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from tests.training.federated.texts import (
     WORDS,
     Federation,
     cache,
+    mean_losses,
     rounds_of,
     stored,
     table,
-    train,
     write_texts,
     write_weights,
 )
@@ -46,7 +46,7 @@ def test_clients_are_packages_and_learn(texts: Path, tmp_path: Path) -> None:
         kept = federation.divided.validation[client]
         assert set(labels.of["validation"][kept].tolist()) <= {own}
     assert rounds.work.alone == "", "attention goes through vmap"
-    losses = train(rounds, 3)
+    losses = mean_losses(rounds, 3)
     assert losses == sorted(losses, reverse=True)
     assert losses[0] - losses[-1] > 0.3
     judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
@@ -59,12 +59,12 @@ def test_stacked_clients_come_to_what_each_comes_to_alone(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = rounds_of(tmp_path / "together", table(texts, dtype="fp64"))
-    losses = train(together, 2)
+    losses = mean_losses(together, 2)
     monkeypatch.setattr("training.federated.stacking.STACKED_PARAMETERS", 100)
     alone = rounds_of(tmp_path / "alone", table(texts, dtype="fp64"))
     assert "more than 100" in alone.work.alone
     assert together.federation.model.weights.size < STACKED_PARAMETERS
-    assert train(alone, 2) == pytest.approx(losses, rel=1e-12)
+    assert mean_losses(alone, 2) == pytest.approx(losses, rel=1e-12)
     torch.testing.assert_close(alone.server.weights, together.server.weights, rtol=1e-9, atol=1e-12)
 
 
@@ -74,7 +74,7 @@ def test_attention_is_stacked_in_half_precision_too(texts: Path, tmp_path: Path)
     assert half.work.alone == ""
     assert half.server.weights.dtype == torch.float32
     whole = rounds_of(tmp_path / "whole", table(texts))
-    assert train(half, 2) == pytest.approx(train(whole, 2), rel=0.02)
+    assert mean_losses(half, 2) == pytest.approx(mean_losses(whole, 2), rel=0.02)
 
 
 def test_losses_of_samples_have_the_mean_that_it_trains_by(texts: Path, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_weights_are_the_trainers_own(tied: bool, texts: Path, tmp_path: Path) -
     model = federation.model.task.model
     assert (model.get_parameter("head.weight") is model.get_parameter("tokens.weight")) == tied
     assert ("head.weight" in federation.model.weights.shapes) == (not tied)
-    losses = train(rounds, 2)
+    losses = mean_losses(rounds, 2)
     assert losses[1] < losses[0]
 
 

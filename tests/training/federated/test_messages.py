@@ -16,7 +16,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.training.federated.runs import DIGITS, Telling, run
+from tests.training.federated.in_process import DIGITS, Telling, run
 from training.federated.controller import Controller
 from training.federated.messages import HEADER_BYTES, Description, MessageError, Traffic
 from training.federated.questions import Question, Sent

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.federated.runs import CONVEX, start
+from tests.training.federated.in_process import CONVEX, ready, train
 from training.federated.rounds import Rounds
 
 QUADRATIC: dict[str, Any] = {
@@ -21,12 +21,6 @@ OTHERS = (("orthogonal", 8, 32), ("gaussian", 8, 32), ("gaussian", 15, 25), ("ga
 """Sketches of which every landing need not prove that they are as good as measured."""
 NUMBERS = 31
 """Weights of a logistic regression on breast cancer, with the bias."""
-
-
-def begin(folder: Path, table: dict[str, Any]) -> Rounds:
-    loop = start(folder, table)
-    loop._prepare(None)
-    return loop
 
 
 def loss(loop: Rounds) -> float:
@@ -41,9 +35,8 @@ def loss(loop: Rounds) -> float:
 
 
 def minimum(folder: Path, table: dict[str, Any]) -> float:
-    loop = begin(folder, {**table, "algorithm": "fednewton"})
-    for round_ in range(1, 13):
-        loop._round(round_)
+    loop = ready(folder, {**table, "algorithm": "fednewton"})
+    train(loop, 12)
     return loss(loop)
 
 
@@ -59,8 +52,8 @@ def minimum(folder: Path, table: dict[str, Any]) -> float:
 def test_with_the_whole_hessian_a_quadratic_takes_one_round(
     algorithm: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    loop = begin(tmp_path, {**QUADRATIC, "algorithm": algorithm, algorithm: options})
-    loop._round(1)
+    loop = ready(tmp_path, {**QUADRATIC, "algorithm": algorithm, algorithm: options})
+    train(loop)
     task = loop.federation.model.task
     rows, targets = task.batch("train", np.arange(task.samples["train"]))
     x = torch.cat([rows, torch.ones(len(rows), 1)], dim=1).double()
@@ -71,39 +64,37 @@ def test_with_the_whole_hessian_a_quadratic_takes_one_round(
 
 def test_momentum_leaves_a_quadratic_where_it_is_already_best(tmp_path: Path) -> None:
     """From any point that is looked ahead to, a whole Newton step comes to the same minimum."""
-    loop = begin(tmp_path, {**QUADRATIC, "algorithm": "flens", "flens": {"rows": 7, "line_search": False}})
-    loop._round(1)
+    loop = ready(tmp_path, {**QUADRATIC, "algorithm": "flens", "flens": {"rows": 7, "line_search": False}})
+    train(loop)
     best = loop.server.weights.clone()
     loop.server.memory["previous"] = best + 1.0
-    for round_ in (2, 3):
-        loop._round(round_)
+    train(loop, 2)
     torch.testing.assert_close(loop.server.weights, best, rtol=1e-9, atol=1e-9)
 
 
 def test_without_momentum_it_is_fedns(tmp_path: Path) -> None:
     models = []
     for algorithm, options in (("fedns", {"rows": 8}), ("flens", {"rows": 8, "momentum": False})):
-        loop = begin(tmp_path / algorithm, {**CONVEX, "algorithm": algorithm, algorithm: options})
-        for round_ in range(1, 5):
-            loop._round(round_)
+        loop = ready(tmp_path / algorithm, {**CONVEX, "algorithm": algorithm, algorithm: options})
+        train(loop, 4)
         models.append(loop.server.weights)
     assert torch.equal(*models)
 
 
 def test_safeguarded_the_loss_never_rises_from_a_small_sketch(tmp_path: Path) -> None:
-    loop = begin(tmp_path, {**CONVEX, "algorithm": "flens", "flens": {"rows": 8, "sketch": "gaussian"}})
+    loop = ready(tmp_path, {**CONVEX, "algorithm": "flens", "flens": {"rows": 8, "sketch": "gaussian"}})
     losses = [loss(loop)]
-    for round_ in range(1, 20):
-        loop._round(round_)
+    for _ in range(19):
+        train(loop)
         losses.append(loss(loop))
     assert all(after <= before + 1e-12 for before, after in zip(losses, losses[1:], strict=False))
 
 
 def test_a_client_sends_its_sketch_its_gradient_and_a_loss(tmp_path: Path) -> None:
-    loop = begin(tmp_path, {**CONVEX, "algorithm": "fedns", "fedns": {"rows": 8}})
+    loop = ready(tmp_path, {**CONVEX, "algorithm": "fedns", "fedns": {"rows": 8}})
     sent = loop.work.messages_of(loop.work.training, loop.server).up.body
     assert sent == 8 * (8 * NUMBERS + NUMBERS + 1)
-    loop = begin(tmp_path / "newton", {**CONVEX, "algorithm": "fednewton"})
+    loop = ready(tmp_path / "newton", {**CONVEX, "algorithm": "fednewton"})
     sent = loop.work.messages_of(loop.work.training, loop.server).up.body
     assert sent == 8 * (NUMBERS * (NUMBERS + 1) // 2 + NUMBERS + 1)
 
@@ -123,10 +114,10 @@ def test_rounds_on_breast_cancer_are_as_few_as_measured(sketch: str, rows: int, 
     best = minimum(tmp_path / "best", {**CONVEX, "clients": 10})
     taken = []
     for seed in range(5):
-        loop = begin(tmp_path / str(seed), {**table, "rounds": 100, "seed": seed})
-        for round_ in range(1, 2 * most + 2):
-            loop._round(round_)
+        loop = ready(tmp_path / str(seed), {**table, "rounds": 100, "seed": seed})
+        while loop.step <= 2 * most:
+            train(loop)
             if loss(loop) - best < 1e-8:
                 break
-        taken.append(round_)
+        taken.append(loop.step)
     assert median(taken) <= most

@@ -12,17 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.federated.runs import Telling, digest
-from training.attempt import place
-from training.attempt.heartbeat import NullHeartbeat
-from training.attempt.stopping import StopRequest
+from tests.training.federated.in_process import Telling, digest, start
 from training.config.asked import ConfigError
 from training.corpus.errors import DataError
 from training.federated.failing import ClientsFailed
-from training.federated.own.program import Program
 from training.federated.rounds import Rounds
-from training.federation.config import beside_code, parse
-from training.runtime.distributed import World
+from training.federation.config import beside_code
 
 LINEAR = """
 import torch
@@ -60,16 +55,7 @@ def started(
     for name, text in {"client.py": client, "algorithm.py": algorithm}.items():
         (code / name).write_text(text)
         sys.modules.pop(Path(name).stem, None)  # a process has one run, but this one has many
-    where = place.by_hand(folder / "run")
-    return Rounds(
-        parse(beside_code({**RUN, **run})),
-        where,
-        World(0, 1, torch.device("cpu")),
-        reporter=telling or Telling(),
-        heartbeat=NullHeartbeat(),
-        stop=StopRequest(),
-        program=Program(code, where.job_dir),
-    )
+    return start(folder / "run", beside_code({**RUN, **run}), reporter=telling, code=code)
 
 
 def ready(folder: Path, *files: str, **run: Any) -> Rounds:

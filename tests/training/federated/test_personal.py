@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.training.federated.in_process import DIGITS, REGRESSION, Federation, quadratics
+from tests.training.federated.in_process import DIGITS_FP64, REGRESSION, Federation
+from tests.training.federated.quadratic import quadratics
 from training.federated.model import PERSONAL, STATISTICS
 
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -22,7 +23,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
 class TestAPart:
     def test_never_travels(self, name: str, tmp_path: Path) -> None:
         part, run = PARTS[name]
-        federation = Federation(tmp_path, name, DIGITS, **run)
+        federation = Federation(tmp_path, name, DIGITS_FP64, **run)
         layout = federation.loop.federation.model.weights
         everything = dict(federation.loop.federation.model.task.model.named_parameters())
         kept = {tensor for tensor in everything if tensor.startswith(f"{part}.")}
@@ -33,7 +34,7 @@ class TestAPart:
 
     def test_is_each_clients_own(self, name: str, tmp_path: Path) -> None:
         part, run = PARTS[name]
-        federation = Federation(tmp_path, name, DIGITS, **run)
+        federation = Federation(tmp_path, name, DIGITS_FP64, **run)
         layout, before = federation.loop.federation.model.weights, federation.model
         after = federation.go(2)
         assert torch.equal(after[layout.shared :], before[layout.shared :])
@@ -45,7 +46,7 @@ class TestAPart:
 
     def test_of_one_client_is_as_if_it_travelled(self, name: str, tmp_path: Path) -> None:
         _, run = PARTS[name]
-        own, plain = (Federation(tmp_path, one, DIGITS, clients=1, split="iid", **run) for one in (name, "fedavg"))
+        own, plain = (Federation(tmp_path, one, DIGITS_FP64, clients=1, split="iid", **run) for one in (name, "fedavg"))
         own.go(2)
         plain.go(2)
         layouts = [one.loop.federation.model.weights for one in (own, plain)]
@@ -60,7 +61,7 @@ class TestAPart:
 def test_who_fails_keeps_what_it_had(tmp_path: Path) -> None:
     """A batch of one sample has no deviation to normalise by: who has one sample too many can't go on."""
     _, run = PARTS["fedbn"]
-    federation = Federation(tmp_path, "fedbn", DIGITS, clients=4, split="iid", batch=374, **run)
+    federation = Federation(tmp_path, "fedbn", DIGITS_FP64, clients=4, split="iid", batch=374, **run)
     assert federation.divided.sizes.tolist() == [375, 374, 374, 374]
     before = {name: values.clone() for name, values in federation.server.kept.items()}
     assert federation.round().failed.keys() == {0}
@@ -71,7 +72,7 @@ def test_who_fails_keeps_what_it_had(tmp_path: Path) -> None:
 
 class TestDitto:
     def test_the_global_model_is_fedavgs(self, tmp_path: Path) -> None:
-        plain, ditto = (Federation(tmp_path, name, DIGITS, dtype="fp32") for name in ("fedavg", "ditto"))
+        plain, ditto = (Federation(tmp_path, name, DIGITS_FP64, dtype="fp32") for name in ("fedavg", "ditto"))
         for _ in range(2):
             told, expected = ditto.round(), plain.round()
             assert torch.equal(ditto.model, plain.model)
@@ -92,7 +93,7 @@ class TestDitto:
         assert len(own.unique(dim=0)) == 4  # type: ignore[no-untyped-call]
 
     def test_clients_are_judged_by_their_own(self, tmp_path: Path) -> None:
-        federation = Federation(tmp_path, "ditto", DIGITS)
+        federation = Federation(tmp_path, "ditto", DIGITS_FP64)
         federation.go(2)
         judged = federation.loop.judge.judge(federation.server, goes_on=lambda: True)
         assert judged is not None

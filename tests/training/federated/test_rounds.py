@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.federated.runs import CONVEX, DIGITS, Telling, digest, run, start
+from tests.training.federated.in_process import CONVEX, DIGITS, Telling, digest, ready, run, start, train
 from training.config.asked import ConfigError
 from training.federated.controller import Controller
 from training.federated.working import Work
@@ -89,9 +89,10 @@ def test_another_federation_is_not_resumed_from(change: dict[str, Any], field: s
     assert run(tmp_path, {**DIGITS, "rounds": 2, "learning_rate": 0.1, "per_round": 5}).step == 2
 
 
-def test_series_and_rows_of_rounds_tell_the_same(tmp_path: Path) -> None:
+def test_series_and_rows_of_rounds_tell_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = Telling()
     run(tmp_path, {**DIGITS, "per_round": 5}, reporter=told)
+    assert capsys.readouterr().out.splitlines()[-1] == "completed at round 6, saved as step-6"
     rows = [tables.RoundTable.unpack(event) for event in told.of("round.clients")]
     rounds = np.concatenate([row.rounds["round"] for row in rows])
     assert rounds.tolist() == [1, 2, 3, 4, 5, 6]
@@ -140,8 +141,7 @@ def test_a_fixed_schedule_mixes_models_as_by_hand(buffer: int, tmp_path: Path) -
     """FedAsync: x ← (1 - α s) x + α Σ s_i n_i x_i / Σ n_i, s_i by each model's age, s their mean over samples."""
     options = {"buffer": buffer, "staleness_exponent": 0.5}
     table = {**CONVEX, "algorithm": "fedasync", "pace": "asynchronous", "asynchronous": options, "per_round": 4}
-    loop = start(tmp_path, {**table, "rounds": 9})
-    loop._prepare(None)
+    loop = ready(tmp_path, {**table, "rounds": 9})
     sizes = loop.federation.divided.sizes
     began: dict[int, tuple[int, torch.Tensor]] = {}
     x = loop.server.weights.clone()
@@ -159,7 +159,7 @@ def test_a_fixed_schedule_mixes_models_as_by_hand(buffer: int, tmp_path: Path) -
         mixed = sum(factors[c] * float(sizes[c]) * began[c][1] for c in there) / whole
         discount = sum(factors[c] * float(sizes[c]) for c in there) / whole
         x = (1 - 0.6 * discount) * x + 0.6 * mixed
-        loop._round(round_)
+        train(loop)
         torch.testing.assert_close(loop.server.weights, x, rtol=0, atol=1e-12)
 
 

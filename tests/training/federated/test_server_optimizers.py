@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.federated.in_process import DIGITS, REGRESSION, Federation, mean, quadratics
+from tests.training.federated.in_process import DIGITS_FP64, REGRESSION, Federation
+from tests.training.federated.quadratic import mean, quadratics
 
 STEPS, RATE = 2, 0.05
 BETA1, BETA2, TAU, SERVER = 0.8, 0.9, 0.05, 0.2
@@ -38,8 +39,8 @@ def test_momentum_is_hsus(tmp_path: Path) -> None:
 
 
 def test_without_momentum_it_is_fedavg(tmp_path: Path) -> None:
-    plain = Federation(tmp_path, "fedavg", DIGITS, dtype="fp32")
-    server = Federation(tmp_path, "fedavgm", DIGITS, dtype="fp32", options={"learning_rate": 1.0, "momentum": 0.0})
+    plain = Federation(tmp_path, "fedavg", DIGITS_FP64, dtype="fp32")
+    server = Federation(tmp_path, "fedavgm", DIGITS_FP64, dtype="fp32", options={"learning_rate": 1.0, "momentum": 0.0})
     assert torch.equal(server.go(3), plain.go(3))
 
 
@@ -59,7 +60,7 @@ def test_adaptive_steps_are_the_papers(name: str, tmp_path: Path) -> None:
 
 
 def test_what_the_server_remembers_need_not_travel(tmp_path: Path) -> None:
-    plain, adam = (Federation(tmp_path, name, DIGITS, dtype="fp32") for name in ("fedavg", "fedadam"))
+    plain, adam = (Federation(tmp_path, name, DIGITS_FP64, dtype="fp32") for name in ("fedavg", "fedadam"))
     assert adam.messages == plain.messages
     adam.round()
     assert {name: value.dtype for name, value in adam.server.memory.items()} == {

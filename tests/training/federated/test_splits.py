@@ -13,18 +13,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.training.federated.test_combining import rounds_of
-from training import contracts
+from tests.training.federated.in_process import ready, train
 from training.config import choices
 from training.data import Labels
 from training.federated.split import dirichlet
 from training.federated.split.shift import drawn, view
-from training.federation import config, splitting
+from training.federation import config, parts, splitting
 from training.federation.config import FOLDERS, FederationConfig
 
 NAMES = choices.names(FOLDERS["split"])
 FILLS = ("iid", "quantity", "shards", "shift")
 """Those that leave no client without a sample while there are enough."""
+DIGITS: dict[str, Any] = {"clients": 10, "learning_rate": 0.3, "tabular": {"hidden": 16}}
 Ids = NDArray[np.int64]
 
 
@@ -190,27 +190,26 @@ class TestShift:
             view((torch.zeros(2, 5, dtype=torch.int64),), np.array([0, 0]), 0)
 
     def test_clients_train_and_are_judged_by_what_they_see(self, tmp_path: Path) -> None:
-        rounds = rounds_of(tmp_path, split="shift")
-        plain = rounds_of(tmp_path / "plain")
+        rounds = ready(tmp_path, {**DIGITS, "split": "shift"})
+        plain = ready(tmp_path / "plain", DIGITS)
         owners = rounds.federation.divided.owners
         for split in ("train", "validation"):
             ids = np.arange(0, 200, 3)
             seen, _ = rounds.federation.model.task.batch(split, ids)
             as_is = plain.federation.model.task.batch(split, ids)
             assert torch.equal(seen, view(as_is, owners[split][ids], 0, strength=0.5)[0])
-        for _ in range(2):
-            rounds._round(1)
+        train(rounds, 2)
         assert torch.isfinite(rounds.server.weights).all()
 
     def test_without_strength_nothing_changes(self, tmp_path: Path) -> None:
         tables: list[dict[str, Any]] = [{"split": "shift", "shift": {"strength": 0.0}}, {"split": "iid"}]
         weights = []
         for number, table in enumerate(tables):
-            rounds = rounds_of(tmp_path / str(number), **table)
-            rounds._round(1)
+            rounds = ready(tmp_path / str(number), {**DIGITS, **table})
+            train(rounds)
             weights.append(rounds.server.weights)
         assert torch.equal(*weights)
 
 
 def test_all_splits_but_one_leave_samples_as_they_are() -> None:
-    assert [name for name in NAMES if contracts.split(name).view is not None] == ["shift"]
+    assert [name for name in NAMES if parts.split(name).view is not None] == ["shift"]

@@ -8,19 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
-import torch
 
 from tests.training import ranks
+from tests.training.federated.in_process import ready, train
 from tests.training.weights import origins
 from training import manifest
-from training.attempt import place
-from training.attempt.heartbeat import NullHeartbeat
-from training.attempt.stopping import StopRequest
 from training.federated.rounds import Rounds
 from training.federation import checking
 from training.federation.config import parse
-from training.reporting.reporter import NullReporter
-from training.runtime.distributed import World
 from training.weights.export import Stored
 
 WORDS = {
@@ -60,29 +55,14 @@ def table(texts: Path, **more: Any) -> dict[str, Any]:
 
 
 def rounds_of(folder: Path, run: dict[str, Any]) -> Rounds:
-    """One rank, ready for its first round; what the portal would refuse fails."""
-    config = parse(run)
-    assert not [str(problem) for problem in checking.problems(config, 1)]
-    world = World(0, 1, torch.device("cpu"))
-    rounds = Rounds(
-        config,
-        place.by_hand(folder),
-        world,
-        reporter=NullReporter(),
-        heartbeat=NullHeartbeat(),
-        stop=StopRequest(),
-    )
-    rounds._prepare(None)
-    return rounds
+    """Ready for its first round; what the portal would refuse fails."""
+    assert not [str(problem) for problem in checking.problems(parse(run), 1)]
+    return ready(folder, run)
 
 
-def train(rounds: Rounds, count: int) -> list[float]:
-    """The mean losses of so many more rounds."""
-    losses = []
-    for _ in range(count):
-        rounds.step += 1
-        losses.append(rounds._round(rounds.step).loss)
-    return losses
+def mean_losses(rounds: Rounds, count: int) -> list[float]:
+    """The mean ones of so many more rounds."""
+    return [told.loss for told in train(rounds, count)]
 
 
 class Federation(ranks.Run):

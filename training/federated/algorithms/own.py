@@ -1,6 +1,6 @@
 """An algorithm of your own: a file algorithm.py with aggregate(server), and train(client) unless clients are FedAvg's.
 
-What it may define is training.federation.contracts.Algorithm. What stands here holds where it says nothing.
+What it may define is training.federation.parts.Algorithm. What stands here holds where it says nothing.
 """
 
 from __future__ import annotations

@@ -8,11 +8,13 @@ from typing import Any
 
 from training import contracts
 from training.config.asked import ConfigError, Problem
-from training.contracts import Algorithm, Recipe
+from training.contracts import Recipe
 from training.federated.own.client import OwnClient
 from training.federated.own.program import Functions, Program
+from training.federation import parts
 from training.federation.config import OWN_ALGORITHM, FederationConfig
 from training.federation.filter_order import UPDATE
+from training.federation.parts import Algorithm
 
 
 def recipe(config: FederationConfig, program: Program | None) -> Recipe:
@@ -24,7 +26,7 @@ def recipe(config: FederationConfig, program: Program | None) -> Recipe:
 
 def algorithm(config: FederationConfig, program: Program | None) -> Algorithm:
     """Where a file of one's own says nothing of what clients do, they do and send as FedAvg's."""
-    usual = contracts.algorithm(config.algorithm)
+    usual = parts.algorithm(config.algorithm)
     if config.algorithm != OWN_ALGORITHM:
         return usual
     names = [field.name for field in fields(Algorithm)]
@@ -46,7 +48,7 @@ def _check_sent(config: FederationConfig, sent: Mapping[str, str]) -> None:
     if config.filters and UPDATE not in sent:
         text = f"work on an update called {UPDATE}, but {OWN_ALGORITHM} sends {names}. Write filters = []."
         raise ConfigError([Problem("run.filters", text)])
-    if set(sent) != {UPDATE} and not contracts.aggregation(config.aggregation).IS_SUM:
+    if set(sent) != {UPDATE} and not parts.aggregation(config.aggregation).IS_SUM:
         text = f'is "{config.aggregation}", which takes one update of each client, but they send {names}. Write "mean".'
         raise ConfigError([Problem("run.aggregation", text)])
 

@@ -1,0 +1,147 @@
+"""Whatever is said of a job's steps is said of a federated job's rounds in the same words."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs import kinds
+from jobs.models import Job
+from jobs.postmortem import telling
+from jobs.presenting import cadence, guard_events, headline, lanes, rank_steps, rejoin, sentence
+from jobs.presenting.cost import Again, Cost
+from jobs.spec import JobSpec
+from portal.cli import diagnose, tables
+from portal.models import Project, User
+from tests.jobs.federation.federations import a_federation
+from tests.jobs.presenting.test_lanes import FACTS
+from tests.lab import a_checkpoint, a_job
+from training.config.counting import counted
+from training.launch.watchdog import Hang
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+COST = Cost(
+    steps=9, lost_seconds=60.0, gpu_hours=None, money=None, currency="", detect_seconds=None, again_seconds=None,
+    catch_up_seconds=None, is_awaited=False,
+)  # fmt: skip
+FIGURES: dict[str, Any] = {
+    "detect_seconds": None, "again_seconds": None, "catch_up_seconds": None, "gpu_hours": None,
+    "steps_lost": 9, "kept_step": 20,
+}  # fmt: skip
+CADENCE: Any = SimpleNamespace(
+    best_kept=0.9, present_s=60.0, kept=0.8, cost_s=1.0, mtbf_s=3600.0, source="seen", best_s=90.0, best_every=12
+)
+ITEM = {
+    "step": 20, "name": "c", "state": "verified", "pinned": False, "problem": "", "bytes": 1, "seconds": 1.0,
+    "attempt": 1, "parent_step": None, "created_at": "2026-01-31T12:00:00Z",
+}  # fmt: skip
+CURVE = {"name": "loss", "step": [1], "last_step": 9, "count": 9}
+
+
+def _across(kind: kinds.Kind) -> str:
+    steps, values = np.arange(10), np.linspace(2.0, 1.0, 10)
+    drawn = rejoin.draw(
+        "loss", (steps, values), (steps[5:], values[5:]), numbers=(1, 2), resumed=5, died=9, is_exact=True,
+        counts=kind.counts,
+    )  # fmt: skip
+    assert drawn is not None
+    return drawn.words
+
+
+def _ranks(kind: kinds.Kind) -> str:
+    told = rank_steps.tell({0: 12, 1: 12, 2: 11}, {}, 2, kind.counts)
+    assert told is not None
+    return " ".join([told.words, *(cell.title for group in told.groups for cell in group.cells)])
+
+
+def _again(kind: kinds.Kind) -> str:
+    again = Again(number=2, state="running", queued_at=NOW, started_at=NOW, from_step=20)
+    cause: Any = SimpleNamespace(owner="researcher")
+    return headline.headline(
+        says="It died.", cause=cause, advice="", decision="", again=again, cost=COST, counts=kind.counts
+    ).rest
+
+
+def _died(kind: kinds.Kind) -> str:
+    verdict = {"says": "It died.", "cause": "program.exception", "confidence": 0.9, "owner": "researcher",
+               "evidence": [], "runner_up": None, "ruled_out": [], "not_seen": [], "advice": "", "overruled": None,
+               "figures": FIGURES, "follows": "", "url": "", "frame": "", "exception": "", "node": "",
+               "rank": None}  # fmt: skip
+    return "\n".join(diagnose._postmortem_lines(verdict, kind.many))
+
+
+def _helps(kind: kinds.Kind) -> str:
+    """Of the fields of [run] that every kind has, and say how often."""
+    model = "FederationConfig" if kind.name == "federated" else "RunConfig"
+    fields = JobSpec.model_json_schema()["$defs"][model]["properties"]
+    return " ".join(fields[name]["description"] for name in ("validate_every", "checkpoint_every", "keep_every"))
+
+
+def _saves(kind: kinds.Kind) -> str:
+    data = {"step": 20, "reason": "no space"}
+    names = (guard_events.NOT_SAVED, "checkpoint.damaged")
+    return " ".join(guard_events.say(name, data, kind.counts) for name in names)
+
+
+def _said(kind: kinds.Kind) -> str:
+    facts = sentence.Facts(state="failed", now=NOW, number=1, step=25, newest_checkpoint=20, counts=kind.counts)
+    told = sentence.say(facts)
+    return f"{told.lead} {told.rest} {told.move}"
+
+
+SAYS: dict[str, Callable[[kinds.Kind], str]] = {
+    "the form": _helps,
+    "the head of its page": _said,
+    "events of its saves": _saves,
+    "how often it saves": lambda kind: " ".join(words for _, words in cadence.facts(CADENCE, kind.counts)),
+    "last words of ranks": _ranks,
+    "curves across a restart": _across,
+    "what a post-mortem says of the next attempt": _again,
+    "its drawing": lambda kind: lanes.draw(replace(FACTS, counts=kind.counts)).words,
+    "vigil diagnose": _died,
+    "vigil checkpoints": lambda kind: tables.checkpoints({"items": [ITEM]}, kind.counts)[0],
+    "vigil metrics": lambda kind: tables.metrics([CURVE], {}, many=kind.many, ghosts=False)[0],
+    "a hang": lambda kind: str(Hang([3], 16, "data", 812, 61.0, kind.counts)),
+}
+"""What is said of a job of this kind, by where."""
+
+
+@pytest.mark.parametrize("where", SAYS)
+def test_rounds_are_told_as_steps_are(where: str) -> None:
+    steps, rounds = (SAYS[where](kinds.of(name)) for name in ("distributed", "federated"))
+    assert re.search(r"(?i)\bsteps?\b", steps)
+    assert rounds == steps.replace("step", "round").replace("Step", "Round").replace("STEP", "ROUND")
+
+
+def test_trainer_and_portal_count_the_same() -> None:
+    assert {kind.name: kind.counts for kind in kinds.ALL} == {kind.name: counted(kind.name) for kind in kinds.ALL}
+
+
+@pytest.mark.parametrize("name", ["vigil.hang_rank", "vigil.hang_all", "vigil.passed_over", "vigil.completed"])
+def test_a_post_mortem_reads_what_is_said_of_either(name: str) -> None:
+    path = Path(telling.__file__).parent / "catalogue" / "vigil.toml"
+    (entry,) = (entry for entry in tomllib.loads(path.read_text())["entry"] if entry["name"] == name)
+    line = "step 812  not saved: no space" if name == "vigil.passed_over" else entry["example"]
+    for said in (line, re.sub(r"\bstep (?=\d)", "round ", line)):
+        assert re.search(entry["pattern"], said), said
+
+
+@pytest.mark.django_db
+def test_notices_of_a_death_say_what_is_lost(mira: User, project: Project) -> None:
+    def lost(job: Job) -> str:
+        a_checkpoint(job, 20)
+        incident: Any = SimpleNamespace(attempt=job.latest)
+        return telling._lost(incident).replace("\N{NO-BREAK SPACE}", " ")
+
+    attempt = {"step": 25}
+    assert lost(a_job(mira, project, attempt=attempt)) == "5 steps since the checkpoint at step 20"
+    assert lost(a_federation(mira, project, attempt=attempt)) == "5 rounds since the checkpoint at round 20"
