@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime, tzinfo
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -173,6 +173,11 @@ class Restart(Part):
 class Code(Part):
     """Somebody's own files: a directory that is packed and sent along, or a commit that is fetched as the job runs."""
 
+    KIND: ClassVar[str]
+    """The kind of job that it is for."""
+    TABLE: ClassVar[str]
+    """Its name in a specification."""
+
     directory: str = Field(
         default="", max_length=4096, title="Directory", description="Packed and sent by `vigil submit`."
     )
@@ -197,6 +202,9 @@ class Code(Part):
 class Script(Code):
     """Somebody's own program, one process a rank, with torchrun's environment."""
 
+    KIND: ClassVar[str] = "script"
+    TABLE: ClassVar[str] = "script"
+
     entry: Annotated[str, AfterValidator(values.entry)] = Field(
         default="train.py", max_length=500, title="Program", description="The file to run, inside the directory."
     )
@@ -211,8 +219,12 @@ class Script(Code):
         description="Interpreter or virtual environment; empty: the portal's own.",
     )
 
+
 class ClientCode(Code):
     """What clients of a federation have and do, or what the server makes of it, as somebody wrote it."""
+
+    KIND: ClassVar[str] = "federated"
+    TABLE: ClassVar[str] = "client"
 
     entry: Annotated[str, AfterValidator(values.entry)] = Field(
         default="client.py",
@@ -255,10 +267,10 @@ class JobSpec(Part):
     run: RunConfig | FederationConfig | None = Field(
         default=None, title="Run", description="What is trained and how, by Vigil (not where kind = script)."
     )
+    script: Script | None = Field(default=None, title="Script", description="Your own program (kind = script).")
     client: ClientCode | None = Field(
         default=None, title="Client", description="Your own clients or algorithm (kind = federated)."
     )
-    script: Script | None = Field(default=None, title="Script", description="Your own program (kind = script).")
 
     @model_validator(mode="before")
     @classmethod
@@ -269,7 +281,7 @@ class JobSpec(Part):
             if data.get("kind", "distributed") in RUNS and data.get("run") is None:
                 data = {**data, "run": {}}
             if data.get("kind") == "federated" and "client" in data:
-                data = {**data, "run": _with_recipe_of(data["run"])}
+                data = {**data, "run": with_recipe_of(data["run"])}
         return data
 
     @field_validator("run", mode="before")
@@ -363,7 +375,6 @@ class JobSpec(Part):
             found = list(checking.problems(self.run, self.world_size, lacking=True))
         return [Problem(f"run.{p.field}", p.message) for p in found]
 
-
     def _across_client(self, run: FederationConfig) -> Iterator[Problem]:
         wants = {"run.recipe": run.recipe == OWN_CLIENT, "run.algorithm": run.algorithm == OWN_ALGORITHM}
         if self.client is None and (field := next((field for field, is_own in wants.items() if is_own), "")):
@@ -376,7 +387,7 @@ class JobSpec(Part):
             )
 
 
-def _with_recipe_of(run: Any) -> Any:
+def with_recipe_of(run: Any) -> Any:
     """[run] beside a [client]: it brings the recipe, where none is named and it need not be for its algorithm."""
     if not isinstance(run, dict) or "recipe" in run or run.get("algorithm") == OWN_ALGORITHM:
         return run
