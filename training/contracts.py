@@ -1,4 +1,6 @@
-"""What a module of recipes/, parallel/, comm/ or federated/*/ may define, and what holds where it leaves something out.
+"""What a module of recipes/, parallel/ or comm/ may define, and what holds where it leaves something out.
+
+What those of a federation may, federation.parts says.
 
 A module is taken by the names of its functions and constants; nothing is registered or inherited. What the portal asks
 for (`check`, `dims`, `knows_sizes`) needs no torch, so neither does importing the module: torch is imported inside the
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -25,8 +27,6 @@ from training.config import choices
 from training.config.choices import ChoiceError, Value
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from training.config.dims import Dims
     from training.config.shape import Misfit, Shape
     from training.data import Batch, Labels, Prepared, Task
-    from training.federated.filtering import Passing
-    from training.federation.config import FederationConfig
-    from training.federation.pacing import Plan
     from training.step.optimizer import Optimizer
     from training.trainer import Trainer
 
@@ -45,43 +42,30 @@ T = TypeVar("T")
 
 
 def recipe(name: str) -> Recipe:
-    return _taken("recipes", name, Recipe)
+    return taken("recipes", name, Recipe)
 
 
 def parallelism(name: str) -> Parallelism:
-    return _taken("parallel", name, Parallelism)
+    return taken("parallel", name, Parallelism)
 
 
 def communication(name: str) -> Communication:
-    return _taken("comm", name, Communication)
+    return taken("comm", name, Communication)
 
 
-def algorithm(name: str) -> Algorithm:
-    return _taken("federated.algorithms", name, Algorithm)
+def taken(folder: str, name: str, contract: type[T]) -> T:
+    """The module of that name; ChoiceError if there is none, or it lacks what every one must have. Read once."""
+    return choices.once(("contract", folder, name), lambda: _read(folder, name, contract))
 
 
-def aggregation(name: str) -> Aggregation:
-    return _taken("federated.aggregation", name, Aggregation)
-
-
-def selection(name: str) -> Selection:
-    return _taken("federated.selection", name, Selection)
-
-
-def split(name: str) -> DataSplit:
-    return _taken("federated.split", name, DataSplit)
-
-
-def pace(name: str) -> Pace:
-    return _taken("federated.pace", name, Pace)
-
-
-def adapters(name: str) -> Adapters:
-    return _taken("federated.adapters", name, Adapters)
-
-
-def filter_(name: str) -> Filter:
-    return _taken("federated.filters", name, Filter)
+def _read(folder: str, name: str, contract: type[T]) -> T:
+    module = importlib.import_module(f"training.{folder}.{name}")
+    known = fields(contract)  # type: ignore[arg-type]
+    found = {field.name: getattr(module, field.name) for field in known if hasattr(module, field.name)}
+    for field in known:
+        if field.default is MISSING and field.name not in found:
+            raise ChoiceError(f"{module.__file__}: no function `{field.name}`, which every module in {folder}/ has")
+    return contract(**found)
 
 
 # What modules that leave something out are taken to mean.
@@ -109,30 +93,6 @@ def _yes(**options: object) -> bool:
 
 def _no_weights(*arguments: object, **options: object) -> Any:
     raise ChoiceError("a recipe with an option from_weights needs functions `settle` and `weights`, too")
-
-
-def _no_federated_misfit(config: FederationConfig) -> Iterable[Misfit]:
-    return ()
-
-
-def _keeps_nothing(model: Tensor, **options: object) -> Mapping[str, Tensor]:
-    return {}
-
-
-def _keeps_no_more(given: Tensor, received: Tensor, passing: Passing, **options: object) -> Mapping[str, Tensor]:
-    return {}
-
-
-def _adds_nothing(task: Task, clients: int, **options: object) -> None:
-    """The model is trained as the recipe has made it."""
-
-
-def _nobody(model: nn.Module, **options: object) -> Collection[str]:
-    return ()
-
-
-def _the_same(model: Tensor, kept: Mapping[str, Tensor], **options: object) -> Tensor:
-    return model
 
 
 def _plainly(model: nn.Module) -> AbstractContextManager[None]:
@@ -252,163 +212,6 @@ class Communication:
     """(**options): bytes of memory for each number that is trained, beside what training without it takes."""
     REMEMBERS: bool = False
     """Whether gradients of several steps are added up."""
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """What clients compute and send in a round, and what the server makes of it (training.federated.client, .server).
-
-    Vectors are (numbers,): of all that is trained, or of the part that travels.
-    """
-
-    train: Callable[..., Mapping[str, Tensor]]
-    """(client, **options): what one client sends, by the names in SENT."""
-    SENT: Mapping[str, str]
-    """What leaves a client, by name, and what its sum is weighted by: "samples", or "clients" (each counts one)."""
-    aggregate: Callable[..., Tensor] | None = None
-    """(round, **options): the next model's shared part, of the sums of what the clients have sent."""
-    play: Callable[..., Tensor] | None = None
-    """(controller, **options): the same, where one exchange a round is not enough."""
-    fold: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
-    """(what one client sent): what of it the server adds up, by the same names; None: that itself."""
-    begin: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
-    """(model, **options): what a client keeps before its first round, by name."""
-    memory: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
-    """(model, **options): what the server remembers from round to round, by name, in float64."""
-    equip: Callable[..., None] = _adds_nothing
-    """(task, clients, **options): adds to the task's model what is trained beside it. ConfigError if it can't be."""
-    personal: Callable[..., Collection[str]] = _nobody
-    """(model, head=…, **options): tensors by name that stay with each client. `head`: see data.Task."""
-    share: Callable[..., Mapping[str, Tensor]] | None = None
-    """(a client's running statistics by name, how many samples it has, **options): those that it sends; None: they."""
-    own: Callable[..., Tensor] = _the_same
-    """(model, kept, **options): what a client uses in the end, and is judged by."""
-    check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
-    """(config): what it can't work with. Without torch."""
-    BROADCAST: tuple[str, ...] = ()
-    """Of what the server remembers, that which it sends with the model, in the model's dtype."""
-    JUDGES_BOTH: bool = False
-    """Whether the server's model is judged beside those that clients have of their own: the means are its."""
-    STEPS: bool = True
-    """Whether clients go through their data in batches; else they send a "loss" over everything."""
-    OWNS: bool = False
-    """Whether it is of no use to a model that has nothing `personal`."""
-    HEAD: bool = False
-    """Whether it asks for what enters the model's head, or for the head itself (data.Task.head)."""
-    WHOLE: bool = False
-    """Whether clients look at the loss over everything that they have."""
-    PARTIAL: bool = False
-    """Whether a client that was too slow may send what it has come to."""
-
-    @property
-    def keeps(self) -> bool:
-        """Whether clients keep something from round to round."""
-        return self.begin is not _keeps_nothing or self.personal is not _nobody
-
-
-@dataclass(frozen=True)
-class Aggregation:
-    """How the updates of a round become one."""
-
-    combine: Callable[..., tuple[Tensor, Sequence[int]]]
-    """(rows (clients, numbers), weights (clients,), **options): one row, and which of them, never all, were left out.
-
-    In order of the clients' numbers, in the model's dtype, all of them numbers; weights and the answer are float64. It
-    raises _robust.TooFew where it can't tell: the round is tried again. Nothing is made (clients, clients, numbers)."""
-    check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
-    """(config): what it can't work with. Without torch."""
-    IS_SUM: bool = False
-    """A weighted mean, taken as a sum wherever the clients are; `combine` is not asked."""
-    TRUSTED: bool = False
-    """`combine` wants a third: the update (numbers,) that the server makes from `root_samples` rows of its own, an
-    option. They are taken from what is kept for validation, and not judged by."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which clients take part in a round. Without torch."""
-
-    select: Callable[..., NDArray[np.int64]]
-    """(round, **options): numbers of clients, ascending: a function of the seed, the round and what is known."""
-    check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
-
-
-@dataclass(frozen=True)
-class DataSplit:
-    """Which client has which samples. Without torch."""
-
-    divide: Callable[..., NDArray[np.int64]]
-    """(labels, clients, draw, **options): the client of each sample."""
-    view: Callable[..., Batch] | None = None
-    """(batch, owners (samples,), seed, **options): samples as their clients see them. None: as they are."""
-    check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
-    NATURAL: bool = False
-    """Whether it goes by the owners of samples, and so needs them known."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """For whom the server waits, and how long. Without torch."""
-
-    schedule: Callable[..., Plan]
-    """(scene, **options): who starts, how far each comes, and whose updates count in this round."""
-    check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
-
-
-@dataclass(frozen=True)
-class Adapters:
-    """Which weights are trained and travel."""
-
-    adapt: Callable[..., Task]
-    """(task, **options): the task, its model still without memory: what is trained is in it, the rest is frozen."""
-    check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
-    """(config): what it can't work with. Without torch."""
-    constants: Callable[[nn.Module], Collection[str]] = _nobody
-    """(model): what is frozen, and lies in checkpoints all the same."""
-    BESIDE: bool = False
-    """What is trained is beside weights that stay, which are kept once, beside the checkpoints."""
-
-
-@dataclass(frozen=True)
-class Filter:
-    """What is done to an update before it is sent, for several clients at once: a row each.
-
-    What it makes of a row must not depend on the rows beside it, nor on anything but the row, `passing`
-    (training.federated.filtering: who, in which round, and what each keeps) and its options.
-    """
-
-    send: Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
-    """(given (clients, numbers), passing, **options): the values that are sent, on which the next filter works, and by
-    name what is sent beside them; (clients, …) each."""
-    receive: Callable[..., Tensor]
-    """(values, beside, passing, **options): (clients, numbers) again, as the server takes them. ValueError for what
-    `send` would never make; a number that is none stays none."""
-    begin: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
-    """(row (numbers,), **options): what a client, and the server of it, keeps before its first round, by name."""
-    keep: Callable[..., Mapping[str, Tensor]] = _keeps_no_more
-    """(given, received, passing, **options): what they keep from now on, (clients, …), once the server has taken
-    `received` for what was given. Filters after this one have had their part in it."""
-    check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
-    """(config): what it can't work with. Without torch."""
-    STAGE: str = ""
-    """Which of federation.filter_order.STAGES it is: of each there may be one, in their order."""
-    SUM_ONLY: bool = False
-    """The server learns nothing but the sum of all updates."""
-
-
-def _taken(folder: str, name: str, contract: type[T]) -> T:
-    return choices.once(("contract", folder, name), lambda: _read(folder, name, contract))
-
-
-def _read(folder: str, name: str, contract: type[T]) -> T:
-    """The module by what it defines; ChoiceError if it lacks what every one must have."""
-    module = importlib.import_module(f"training.{folder}.{name}")
-    known = fields(contract)  # type: ignore[arg-type]
-    found = {field.name: getattr(module, field.name) for field in known if hasattr(module, field.name)}
-    for field in known:
-        if field.default is MISSING and field.name not in found:
-            raise ChoiceError(f"{module.__file__}: no function `{field.name}`, which every module in {folder}/ has")
-    return contract(**found)
 
 
 def _declared(function: Callable[..., object], options: Mapping[str, Value]) -> dict[str, Value]:

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_POST
 
 from jobs.errors import JobError
 from jobs.models import Job
-from jobs.presenting.form_sections import EditForm
+from jobs.presenting.edit_form import EditForm
 from jobs.submitting import submit
 from portal import formatting
 from portal.access import can, user_of

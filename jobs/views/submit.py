@@ -21,7 +21,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from jobs.disk.upload import MAX_BYTES as MAX_CODE
 from jobs.errors import JobError, Problem, SpecError
 from jobs.models import Job, Listing
-from jobs.presenting import form_sections
+from jobs.presenting import form_sections, form_text
 from jobs.presenting.form_fields import Section
 from jobs.presenting.toml_lines import line_of, locate
 from jobs.spec import MAX_BYTES, JobSpec, SweepSpec, has_sweep, read_toml, set_values
@@ -219,7 +219,7 @@ def _posted_text(request: HttpRequest) -> str:
     if request.POST.get("side") == "toml":
         return text
     try:
-        return form_sections.merged(text, request.POST.dict())
+        return form_text.merged(text, request.POST.dict())
     except SpecError:
         return text
 

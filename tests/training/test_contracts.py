@@ -1,4 +1,4 @@
-"""What modules of recipes/, parallel/ and comm/ offer, and what holds where they leave something out."""
+"""What modules of recipes/, parallel/, comm/ and federated/*/ offer, and what holds where they leave something out."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ from training import contracts
 from training.config import choices, run_config
 from training.config.choices import ChoiceError
 from training.config.shape import shape_of
+from training.federation import parts
 
 TAKES = {
     "recipes": contracts.recipe,
     "parallel": contracts.parallelism,
     "comm": contracts.communication,
-    "federated.algorithms": contracts.algorithm,
+    "federated.algorithms": parts.algorithm,
+    "federated.aggregation": parts.aggregation,
+    "federated.selection": parts.selection,
+    "federated.split": parts.split,
+    "federated.pace": parts.pace,
+    "federated.adapters": parts.adapters,
+    "federated.filters": parts.filter_,
 }
 LEAST = """
 def prepare(cache, identity=None, *, size: int = 3):

@@ -14,7 +14,6 @@ from training import contracts
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.place import Place
 from training.config.asked import ConfigError, Problem
-from training.contracts import Algorithm
 from training.corpus.cache import cache_dir
 from training.data import Batch, Ids, Prepared, Split, Task
 from training.engine import filling
@@ -25,8 +24,9 @@ from training.federated.pending import Pending
 from training.federated.server import Server
 from training.federated.stacking import why_alone
 from training.federated.working import Work
-from training.federation import splitting
+from training.federation import parts, splitting
 from training.federation.config import FederationConfig
+from training.federation.parts import Algorithm
 from training.federation.splitting import Divided
 from training.loader import supply
 from training.manifest import Manifest
@@ -80,7 +80,7 @@ def assemble(
         heartbeat=heartbeat,
         reporter=reporter,
     )
-    adapters = contracts.adapters(config.adapters)
+    adapters = parts.adapters(config.adapters)
     telling = supply.Telling(world, heartbeat, reporter)
     config, came = origin.settle(recipe, config, place, world, start, telling, has_adapters=adapters.BESIDE)
     dtype = DTYPES[config.dtype]
@@ -110,7 +110,7 @@ def assemble(
 
 def _as_seen(config: FederationConfig, task: Task, divided: Divided) -> Task:
     """The task with samples as their clients see them, whoever looks them up: to train or to judge."""
-    view, options = contracts.split(config.split).view, config.options_of(config.split)
+    view, options = parts.split(config.split).view, config.options_of(config.split)
     if view is None:
         return task
 
@@ -124,7 +124,7 @@ def _as_vectors(
     config: FederationConfig, task: Task, device: torch.device, dtype: torch.dtype
 ) -> tuple[Model, Tensor, Tensor]:
     """The model with its layout, its weights (numbers,) and its running statistics (numbers,)."""
-    algorithm = contracts.algorithm(config.algorithm)
+    algorithm = parts.algorithm(config.algorithm)
     options = config.options_of(config.algorithm)
     algorithm.equip(task, config.clients, **options)
     module: nn.Module = task.model.to(device, dtype)
@@ -132,7 +132,7 @@ def _as_vectors(
     own = _personal(config, algorithm, task)
     trained, running = parameters(module), statistics(module)
     weights, others = Layout.of(trained, own.__contains__), Layout.of(running, own.__contains__)
-    constants = contracts.adapters(config.adapters).constants(module)
+    constants = parts.adapters(config.adapters).constants(module)
     held = {name: module.get_parameter(name).detach() for name in constants}
     model = Model(task, weights, others, algorithm, options, device, dtype, held)
     return model, weights.vector(trained).to(device, dtype), others.vector(running).to(device, dtype)

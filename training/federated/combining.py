@@ -15,8 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training import contracts
-from training.contracts import Aggregation
 from training.federated import sums
 from training.federated.aggregation._robust import TooFew
 from training.federated.assembling import Federation
@@ -25,6 +23,8 @@ from training.federated.questions import SAMPLES, Question
 from training.federated.rooting import Root
 from training.federated.schedule import Ids
 from training.federated.transport.ranks import Ranks
+from training.federation import parts
+from training.federation.parts import Aggregation
 from training.runtime.distributed import World
 
 COMBINED = "delta"
@@ -55,7 +55,7 @@ class Handed:
 
 def combining(federation: Federation, exchange: Ranks, world: World) -> Combining | None:
     """None: the aggregation is a sum."""
-    aggregation = contracts.aggregation(federation.config.aggregation)
+    aggregation = parts.aggregation(federation.config.aggregation)
     return None if aggregation.IS_SUM else Combining(federation, aggregation, exchange, world)
 
 

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training import contracts
 from training.config.choices import Value
-from training.contracts import Filter
 from training.federated.schedule import STACKED_NUMBERS, Ids
-from training.federation import draws
+from training.federation import draws, parts
 from training.federation.config import FederationConfig
 from training.federation.filter_order import UPDATE
+from training.federation.parts import Filter
 from training.runtime.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class Chain:
         self._stages: list[_Stage] = []
         row = torch.zeros(1, numbers, dtype=dtype)
         for name in config.filters:
-            found, options = contracts.filter_(name), config.options_of(name)
+            found, options = parts.filter_(name), config.options_of(name)
             begun = found.begin(row[0], **options)
             self._stages.append(_Stage(name, found, options, row.shape[1], row.dtype, begun))
             row, _ = self._send(self._stages[-1], row, np.zeros(1, dtype=np.int64), 0, self.begin(1))

@@ -66,7 +66,7 @@ class Judge:
 
     def _is_personal(self, server: Server) -> bool:
         """Whether clients are judged by models of their own."""
-        from training.contracts import Algorithm
+        from training.federation.parts import Algorithm
 
         own = self._model.algorithm.own is not Algorithm.__dataclass_fields__["own"].default
         return own or PERSONAL in server.kept or STATISTICS in server.kept

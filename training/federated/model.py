@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from training.config.choices import Value
-from training.contracts import Algorithm
 from training.data import Task
 from training.federated.layout import Layout
+from training.federation.parts import Algorithm
 
 STATISTICS = "statistics"
 """What is sent beside the algorithm's own: running means and variances, where the model has any."""

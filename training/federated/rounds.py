@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training import contracts
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.place import Place
 from training.attempt.stopping import StopRequest
@@ -32,6 +31,7 @@ from training.federated.server import QUARANTINED_AFTER
 from training.federated.telling import Telling, Told, told_of
 from training.federated.transport.ranks import exchange
 from training.federated.working import ClientsFailed
+from training.federation import parts
 from training.federation.config import FederationConfig
 from training.federation.pacing import Plan, Scene
 from training.loop import Loop, versions
@@ -204,7 +204,7 @@ class Rounds(Loop):
             flight=server.pending.flight,
             is_partial=self.federation.model.algorithm.PARTIAL,
         )
-        return contracts.pace(config.pace).schedule(scene, **config.options_of(config.pace))
+        return parts.pace(config.pace).schedule(scene, **config.options_of(config.pace))
 
     def _note(self, round_: int, facts: Facts) -> None:
         """What is remembered of those who were asked."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from training import contracts
-from training.federation import draws
+from training.federation import draws, parts
 from training.federation.config import FederationConfig
 from training.runtime.seeds import derive_seed
 
@@ -63,4 +62,4 @@ def select(
         return eligible
     draw = np.random.RandomState(derive_seed(config.seed, draws.SELECTION, round_, attempt) % 2**32)
     asked = Asked(count, eligible, samples, losses, round_, attempt, draw, config.seed)
-    return contracts.selection(config.selection).select(asked, **config.options_of(config.selection))
+    return parts.selection(config.selection).select(asked, **config.options_of(config.selection))

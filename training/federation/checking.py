@@ -11,7 +11,7 @@ from training import contracts
 from training.config.asked import Problem
 from training.config.shape import Misfit, Shape
 from training.data import Labels
-from training.federation import combinations, splitting
+from training.federation import combinations, parts, splitting
 from training.federation.config import FederationConfig
 
 NOWHERE = Path(os.devnull)
@@ -34,13 +34,13 @@ def _misfits(config: FederationConfig, ranks: int) -> Iterator[Misfit]:
         )
     found = [
         *contracts.recipe(config.recipe).check(config, Shape({"dp": ranks})),
-        *contracts.algorithm(config.algorithm).check(config),
-        *contracts.aggregation(config.aggregation).check(config),
-        *contracts.selection(config.selection).check(config),
-        *contracts.split(config.split).check(config),
-        *contracts.pace(config.pace).check(config),
-        *contracts.adapters(config.adapters).check(config),
-        *(misfit for name in config.filters for misfit in contracts.filter_(name).check(config)),
+        *parts.algorithm(config.algorithm).check(config),
+        *parts.aggregation(config.aggregation).check(config),
+        *parts.selection(config.selection).check(config),
+        *parts.split(config.split).check(config),
+        *parts.pace(config.pace).check(config),
+        *parts.adapters(config.adapters).check(config),
+        *(misfit for name in config.filters for misfit in parts.filter_(name).check(config)),
         *combinations.check(config),
     ]
     yield from found

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from training import contracts
 from training.config import choices
 from training.config.shape import Misfit
-from training.federation import filter_order
+from training.federation import filter_order, parts
 from training.federation.config import FOLDERS, FederationConfig
 
 
@@ -68,7 +67,7 @@ SENDS_OTHER = Fact("algorithm", "sends something beside an update, or in its pla
 KEEPS = Fact(
     "algorithm",
     "keeps something with each client from round to round",
-    lambda config: contracts.algorithm(config.algorithm).keeps,
+    lambda config: parts.algorithm(config.algorithm).keeps,
 )
 HIDES = Fact("filters", "show the server nothing but the sum of all updates", _hides)
 NEVER_WAITS = Fact("pace", "makes a model of the next few updates", lambda config: config.pace == "asynchronous")

@@ -9,11 +9,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from training import contracts
 from training.config.asked import ConfigError, Problem
 from training.config.shape import Misfit
 from training.data import Ids, Labels, Split
-from training.federation import draws
+from training.federation import draws, parts
 from training.federation.config import FederationConfig
 from training.federation.shares import shared_out
 from training.runtime.seeds import derive_seed
@@ -61,7 +60,7 @@ class Divided:
 def divide(config: FederationConfig, labels: Labels) -> Divided:
     """The same for the same seed, wherever it is asked. ConfigError if it goes by owners whom nobody knows."""
     draw = np.random.RandomState(derive_seed(config.seed, draws.SPLIT) % 2**32)
-    split = contracts.split(config.split)
+    split = parts.split(config.split)
     if split.NATURAL and labels.owners is None:
         why = labels.unowned or 'nobody knows whose the samples are. Write "dirichlet".'
         raise ConfigError([Problem("run.split", f'is "{config.split}", but {why}')])
@@ -102,7 +101,7 @@ def _root(config: FederationConfig, validation: int) -> Ids:
 
 def root_samples(config: FederationConfig) -> int:
     """How many the run's aggregation wants the server to train on; 0: it trusts no such update."""
-    trusted = contracts.aggregation(config.aggregation).TRUSTED
+    trusted = parts.aggregation(config.aggregation).TRUSTED
     return int(config.options_of(config.aggregation)["root_samples"] or 0) if trusted else 0
 
 
@@ -121,6 +120,6 @@ def _alike(labels: Labels, owners: NDArray[np.int64], clients: int, draw: np.ran
     for label in np.unique(validation):
         rows = draw.permutation(np.flatnonzero(validation == label))
         counts = np.bincount(owners[train == label], minlength=clients).astype(np.float64)
-        parts = counts / counts.sum() if counts.sum() else np.full(clients, 1 / clients)
-        found[rows] = shared_out(len(rows), parts)
+        shares = counts / counts.sum() if counts.sum() else np.full(clients, 1 / clients)
+        found[rows] = shared_out(len(rows), shares)
     return found

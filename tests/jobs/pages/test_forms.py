@@ -4,7 +4,10 @@ import pytest
 
 from jobs.errors import Problem, SpecError
 from jobs.presenting import ansi
-from jobs.presenting.form_sections import EditForm, Field, merged, placed, sections
+from jobs.presenting.edit_form import EditForm
+from jobs.presenting.form_fields import Field
+from jobs.presenting.form_sections import placed, sections
+from jobs.presenting.form_text import merged
 from jobs.presenting.toml_lines import line_of, locate
 from jobs.spec import JobSpec, read_toml
 from training.config import choices

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from training import contracts
 from training.config import choices
 from training.federated.aggregation import _robust
 from training.federated.aggregation._robust import TooFew, distances
-from training.federation import checking
+from training.federation import checking, parts
 from training.federation.config import FOLDERS, FederationConfig
 
 THREE = torch.tensor([[0.0, 2.0], [1.0, 4.0], [8.0, 3.0]])
@@ -33,7 +32,7 @@ NAMES = choices.names(FOLDERS["aggregation"])
 
 def combine(name: str, rows: Tensor, weights: Any = None, **options: Any) -> tuple[list[float], list[int]]:
     weights = torch.ones(len(rows), dtype=torch.float64) if weights is None else weights
-    row, left_out = contracts.aggregation(name).combine(rows, weights, **options)
+    row, left_out = parts.aggregation(name).combine(rows, weights, **options)
     assert row.dtype == torch.float64
     return row.tolist(), list(left_out)
 
@@ -88,7 +87,7 @@ class TestThreeUpdates:
     def test_fltrust(self) -> None:
         rows = torch.tensor([[4.0, 0.0], [0.6, 0.8], [-1.0, 0.0]])
         trusted = torch.tensor([2.0, 0.0])
-        row, left_out = contracts.aggregation("fltrust").combine(rows, WEIGHTS, trusted)
+        row, left_out = parts.aggregation("fltrust").combine(rows, WEIGHTS, trusted)
         # Cosines 1, 0.6 and -1; each as long as the trusted one; what they have of samples counts for nothing.
         assert row.tolist() == pytest.approx([(2.0 + 0.6 * 1.2) / 1.6, 0.6 * 1.6 / 1.6], abs=1e-7)
         assert list(left_out) == [2]
@@ -212,7 +211,7 @@ def test_multi_krum_wants_as_many_as_it_keeps() -> None:
 def test_fltrust_can_not_tell_when_all_point_away() -> None:
     for trusted in ([1.0, 0.0], [0.0, 0.0]):
         with pytest.raises(TooFew):
-            contracts.aggregation("fltrust").combine(torch.tensor([[-1.0, 0.0]]), WEIGHTS[:1], torch.tensor(trusted))
+            parts.aggregation("fltrust").combine(torch.tensor([[-1.0, 0.0]]), WEIGHTS[:1], torch.tensor(trusted))
 
 
 def test_norms_longer_than_allowed_never_come_out() -> None:

@@ -284,8 +284,8 @@ def _send_else(monkeypatch: pytest.MonkeyPatch, sent: dict[str, str]) -> None:
 def test_a_site_without_torch_can_look_at_them() -> None:
     text = (
         "import sys; sys.modules['torch'] = None\n"
-        "from training import contracts\n"
+        "from training.federation import parts\n"
         "from training.config import choices\n"
-        "for name in choices.names('federated.filters'): assert contracts.filter_(name).STAGE\n"
+        "for name in choices.names('federated.filters'): assert parts.filter_(name).STAGE\n"
     )
     subprocess.run([sys.executable, "-c", text], check=True)

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.training.federated.test_combining import rounds_of
-from training import contracts
 from training.config import choices
 from training.data import Labels
 from training.federated.split import dirichlet
 from training.federated.split.shift import drawn, view
-from training.federation import config, splitting
+from training.federation import config, parts, splitting
 from training.federation.config import FOLDERS, FederationConfig
 
 NAMES = choices.names(FOLDERS["split"])
@@ -213,4 +212,4 @@ class TestShift:
 
 
 def test_all_splits_but_one_leave_samples_as_they_are() -> None:
-    assert [name for name in NAMES if contracts.split(name).view is not None] == ["shift"]
+    assert [name for name in NAMES if parts.split(name).view is not None] == ["shift"]

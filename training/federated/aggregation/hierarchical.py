@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from training import contracts
 from training.config.shape import Misfit
 from training.federated.aggregation._robust import TooFew, need, waited_for
+from training.federation import parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,6 +81,6 @@ def _misfits(rule: str, f: int, there: int, of: str) -> Iterator[Misfit]:
 def _one(rule: str, rows: Tensor, weights: Tensor, f: int) -> tuple[Tensor, Sequence[int]]:
     options: Mapping[str, Any] = {F[rule]: f} if rule in F else {}
     try:
-        return contracts.aggregation(rule).combine(rows, weights, **options)
+        return parts.aggregation(rule).combine(rows, weights, **options)
     except TooFew as few:
         raise TooFew(f"{rule} of one group: {few}") from None

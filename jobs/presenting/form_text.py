@@ -1,0 +1,114 @@
+"""The spec's text with what the submit form changed in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from jobs.presenting.form_fields import Field
+from jobs.presenting.form_schema import folder_of, named
+from jobs.presenting.form_sections import sections
+from jobs.spec import read_toml
+from training.config import choices
+
+_HOST = re.compile(r"(?:[^\s,\[]|\[[^\]]*\]?)+")  # commas within brackets belong to the name
+_NUMBER = re.compile(r"-?\d[\d_,]*\Z")
+
+
+def merged(text: str, posted: Mapping[str, str]) -> str:
+    """The text with what the form changed; comments, order and the rest stay. SpecError if it is no TOML."""
+    data = read_toml(text)
+    changes: dict[str, Any] = {}
+    for section in sections(data, projects=[posted.get("project", "")]):
+        for drawn in section.all:
+            raw = posted.get(drawn.path)
+            if raw is not None and _same(raw) != _same(drawn.value):
+                changes[drawn.path] = _typed(drawn, raw)
+    return _written(text, changes) if changes else text
+
+
+def _same(text: str) -> str:
+    return text.replace("\r\n", "\n").strip()
+
+
+def _written(text: str, changes: dict[str, Any]) -> str:
+    try:
+        document = tomlkit.parse(text)
+    except TOMLKitError:  # its parser is stricter than tomllib in places; the checker will have said what is wrong
+        return text
+    for path, value in changes.items():
+        *tables, key = path.split(".")
+        place: Any = document
+        for name in tables:
+            if not isinstance(place.get(name), dict):
+                place[name] = tomlkit.table()
+            place = place[name]
+        if value is None:
+            place.pop(key, None)
+        else:
+            place[key] = value
+        _tidy(document, path, value)
+    return tomlkit.dumps(document)
+
+
+def _tidy(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
+    """Another kind or recipe has other tables: those of the one before would only be refused."""
+    if path == "kind":
+        document.pop("run", None)  # of another kind its fields have other names
+        if value != "script":
+            document.pop("script", None)
+        if value == "script" and "script" not in document:
+            document["script"] = tomlkit.table()
+            document["script"]["entry"] = "train.py"
+    run = document.get("run")
+    kind = folder_of(path)
+    if kind and isinstance(run, dict):
+        for name in choices.names(kind):
+            if name not in named(value):
+                run.pop(name, None)
+
+
+def _typed(drawn: Field, raw: str) -> Any:
+    """The text of a box as the value it means; what cannot be read stays text, for the spec to refuse."""
+    raw = _same(raw)
+    if drawn.kind == "words":
+        words = [word for word in re.split(r"[\s,]+", raw) if word]
+        return (
+            [_numeric(word.lstrip("#"), whole=True) for word in words] or None
+            if drawn.path == "after"
+            else words or None
+        )
+    if drawn.kind == "hosts":
+        return _HOST.findall(raw) or None
+    if drawn.kind == "lines":
+        return raw.split("\n") if raw else None
+    if drawn.kind == "pairs":
+        pairs = (line.partition("=") for line in raw.split("\n") if line.strip())
+        table = tomlkit.inline_table()
+        counts = drawn.path == "run.mesh"
+        for name, _, value in pairs:
+            table[name.strip()] = _numeric(value.strip(), whole=True) if counts else value.strip()
+        return table if table else None
+    if drawn.kind == "area":
+        return tomlkit.string(raw, multiline="\n" in raw) if raw else None
+    if raw == "":
+        return None if not drawn.required else ""
+    if drawn.kind in {"number", "decimal"} or drawn.path == "resources.nodes":
+        return _numeric(raw, whole=drawn.kind != "decimal")
+    if drawn.kind == "choice" and {*drawn.choices} <= {"", "true", "false"}:
+        return raw == "true"
+    return raw
+
+
+def _numeric(raw: str, *, whole: bool) -> int | float | str:
+    if _NUMBER.match(raw):
+        number = int(raw.replace(",", "").replace("_", ""))
+        return number if whole or abs(number) > 2**53 else float(number)
+    try:
+        return raw if whole else float(raw)
+    except ValueError:
+        return raw
