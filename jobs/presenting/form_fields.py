@@ -15,6 +15,7 @@ _HALF = {
     "script.directory",
     "script.git",
     "script.ref",
+    *("client.entry", "client.algorithm", "client.directory", "client.git", "client.ref"),
     *("environment.python", "environment.conda", "environment.container", "environment.engine"),
 }
 _WIDE = {
@@ -73,6 +74,7 @@ class Section:
     title: str
     fields: list[Field] = field(default_factory=list)
     more: list[Field] = field(default_factory=list)
+    takes_code: bool = False  # a file of it, sent beside the spec
 
     @property
     def all(self) -> list[Field]:

@@ -83,10 +83,11 @@ def test_tells_refusals_as_findings(oskar: User) -> None:
 @pytest.mark.parametrize("table", ENTRIES)
 def test_tells_where_code_comes_from(table: str) -> None:
     a_project()
+    sam = sysadmin()
     for spec, says in (
         (coded(table), "The directory is sent on submit"),
         (coded(table, git="https://x.org/y", ref="v1"), "https://x.org/y at v1 is fetched inside the allocation"),
     ):
-        (code,) = (finding.text for finding in dry_run(sysadmin(), spec) if finding.title == "Code")
+        (code,) = (finding.text for finding in dry_run(sam, spec) if finding.title == "Code")
         assert code.startswith(says)
         assert code.endswith(f" {ENTRIES[table]} must be in it.")
