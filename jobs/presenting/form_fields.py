@@ -83,7 +83,11 @@ class Section:
     @property
     def shown(self) -> list[Field]:
         """What stands before the fold: also what of the rest is set or wrong, and that alone."""
-        return [*self.fields, *(f for f in self.more if f.changed or f.problem)]
+        return [*self.fields, *self.unusual]
+
+    @property
+    def unusual(self) -> list[Field]:
+        return [f for f in self.more if f.changed or f.problem]
 
     @property
     def folded(self) -> list[Field]:

@@ -230,13 +230,13 @@ class ClientCode(Code):
         default="client.py",
         max_length=500,
         title="Client",
-        description='The file with model() and data(client), inside the directory, for recipe = "client".',
+        description="The file with model() and data(client), inside the directory. Its options stand in [run.client].",
     )
     algorithm: Annotated[str, AfterValidator(values.entry)] = Field(
         default="algorithm.py",
         max_length=500,
         title="Algorithm",
-        description='The file with aggregate(), inside the directory, for algorithm = "own".',
+        description="The file with aggregate(), inside the directory. Its options stand in [run.own].",
     )
 
 

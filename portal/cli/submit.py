@@ -43,7 +43,7 @@ def pack_for(spec: Path, text: str) -> Packed | None:
         asked = tomllib.loads(text)
     except (ValueError, RecursionError):
         return None  # the portal says what is wrong
-    code = next((asked[table] for table in TABLES if isinstance(asked.get(table), dict)), {})
+    code: dict[str, Any] = next((asked[table] for table in TABLES if isinstance(asked.get(table), dict)), {})
     directory = "" if code.get("git") else code.get("directory")
     if not isinstance(directory, str) or not directory:
         return None
