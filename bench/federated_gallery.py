@@ -70,7 +70,8 @@ class Course:
 def write(folder: Path, *, rounds: int = ROUNDS, only: Sequence[str] = ()) -> int:
     from training.config import choices
 
-    names = [name for name in choices.names("federated.algorithms") if not only or name in only]
+    there = [name for name, choice in choices.describe("federated.algorithms").items() if not choice.is_open]
+    names = [name for name in there if not only or name in only]
     said = [f"# Algorithms beside each other\n\n`python -m bench federated --gallery`, {stage.machine()}."]
     drawn: list[tuple[str, list[Course]]] = []
     refused: dict[str, str] = dict.fromkeys(names, "")

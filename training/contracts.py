@@ -19,8 +19,10 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from training.config import choices
@@ -59,12 +61,16 @@ def taken(folder: str, name: str, contract: type[T]) -> T:
 
 
 def _read(folder: str, name: str, contract: type[T]) -> T:
-    module = importlib.import_module(f"training.{folder}.{name}")
+    return read(importlib.import_module(f"training.{folder}.{name}"), contract)
+
+
+def read(module: ModuleType, contract: type[T]) -> T:
+    """The module by what it defines; ChoiceError if it lacks what every one must have."""
     known = fields(contract)  # type: ignore[arg-type]
     found = {field.name: getattr(module, field.name) for field in known if hasattr(module, field.name)}
     for field in known:
         if field.default is MISSING and field.name not in found:
-            raise ChoiceError(f"{module.__file__}: no function `{field.name}`, which every module in {folder}/ has")
+            raise ChoiceError(f"{module.__file__}: no `{field.name}`, which every {contract.__name__.lower()} has")
     return contract(**found)
 
 
@@ -147,8 +153,15 @@ class Recipe:
     """(data, **options): what a federation divides the samples by; None: it can't be divided. Without torch."""
     has_owners: Callable[..., bool] = _no
     """(**options): whether `labels` tells to whom each sample belongs by nature."""
+    OWN: bool = False
+    """`prepare`, `labels` and `build` are given somebody's own client.py first, as an object (`of`)."""
     SHIPPED: bool = False
     """The data come with it: `prepare` makes nothing, and anybody may look at them."""
+
+    def of(self, own: object) -> Recipe:
+        """The same, given what it is about."""
+        given = {name: partial(getattr(self, name), own) for name in ("prepare", "labels", "build")}
+        return replace(self, **given)  # type: ignore[arg-type]
 
     def prepared(
         self, cache: Path, identity: str | None, options: Mapping[str, Value], *, tell: Callable[..., None]
@@ -216,5 +229,6 @@ class Communication:
 
 def _declared(function: Callable[..., object], options: Mapping[str, Value]) -> dict[str, Value]:
     """Those of a recipe's options that this function of it declares (each has a default: training.config.choices)."""
+    function = getattr(function, "func", function)  # of a recipe that is given what it is about
     declared: Sequence[str] = list(getattr(function, "__kwdefaults__", None) or ())
     return {name: value for name, value in options.items() if name in declared}

@@ -18,13 +18,13 @@ from training.attempt.files import FULL
 from training.attempt.heartbeat import Heartbeat
 from training.attempt.stopping import StopRequest
 from training.config import run_config
-from training.config.asked import ConfigError
+from training.config.asked import ConfigError, Problem
 from training.reporting.reporter import Reporter
 from training.runtime import data_roots
 from training.runtime.imports import without_collections
 
 if TYPE_CHECKING:
-    from training.federation.config import FederationConfig
+    from training.federated.own.program import Program
     from training.loop import Loop
     from training.runtime.distributed import World
 
@@ -100,7 +100,7 @@ def _train(run: run_file.RunFile, where: place.Place, world: World, heartbeat: H
         if not run.on_cpu:
             distributed.check_devices(world, gpus_per_node=run.gpus_per_node)
         given = {"reporter": reporter, "heartbeat": heartbeat, "stop": stop, "mtbf_hours": run.mtbf_hours}
-        completed = _loop(settings, where, world, given).run()
+        completed = _loop(run, where, world, given).run()
     except BaseException as error:
         _fail(reporter, error)
     reporter.close()
@@ -116,19 +116,31 @@ def _confine(roots: Sequence[str], where: place.Place) -> None:
     data_roots.confine(roots, own=[cache_dir(where.run_dir), where.job_dir, library_folder()])
 
 
-def _loop(
-    settings: run_config.RunConfig | FederationConfig, where: place.Place, world: World, given: dict[str, Any]
-) -> Loop:
+def _loop(run: run_file.RunFile, where: place.Place, world: World, given: dict[str, Any]) -> Loop:
     """The loop of the run: a federation's, the trainer's, or one that its communication brings."""
+    settings = run.config
     if not isinstance(settings, run_config.RunConfig):
         from training.federated.rounds import Rounds
 
-        return Rounds(settings, where, world, **given)
+        return Rounds(settings, where, world, program=_program(run.client, where), **given)
     from training import contracts
     from training.trainer import Trainer
 
     own = contracts.communication(settings.communication).trainer
     return (own() if own else Trainer)(settings, where, world, **given)
+
+
+def _program(files: run_file.ClientFiles | None, where: place.Place) -> Program | None:
+    """Somebody's own files: where the launcher has put them, or where the run's file says that they are."""
+    from training.federated.own.program import Program
+
+    if files is None:
+        return None
+    folder = where.job_dir / "code" if where.launched else files.directory
+    if folder is None:
+        message = 'names no directory. By hand nothing is fetched: write directory = ".", in a clone.'
+        raise ConfigError([Problem("client", message)])
+    return Program(folder, where.job_dir, files.entry, files.algorithm)
 
 
 def _fail(reporter: Reporter, error: BaseException) -> NoReturn:

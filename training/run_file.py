@@ -16,6 +16,16 @@ from training.federation.config import FederationConfig
 
 
 @dataclass(frozen=True)
+class ClientFiles:
+    """What [client] names."""
+
+    directory: Path | None
+    """Where they are, of a run that is started by hand; None: the launcher knows."""
+    entry: str
+    algorithm: str
+
+
+@dataclass(frozen=True)
 class RunFile:
     """A run.toml or a whole job spec, as far as the trainer cares."""
 
@@ -32,6 +42,8 @@ class RunFile:
     """GPUs that were asked for; 0: none, or it is not said."""
     data_roots: tuple[str, ...] | None = None
     """The folders that alone it may read of what it names; None: any."""
+    client: ClientFiles | None = None
+    """Somebody's own files of a federation."""
 
     def of_trainer(self, *, what: str) -> RunConfig:
         """The configuration of a distributed run; ConfigError for one of another kind. `what`: is only for those."""
@@ -54,22 +66,35 @@ def load(path: Path) -> RunFile:
         raise ConfigError([Problem("run", 'is missing. Write a table [run] with at least recipe = "language".')])
     allocation = data.get("launch", data.get("resources", {}))
     allocation = allocation if isinstance(allocation, dict) else {}
+    client = _client(path, data["client"]) if isinstance(data.get("client"), dict) else None
+    run = data["run"] if client is None else federation.beside_code(data["run"])
     hours, gpus = allocation.get("mtbf_hours"), allocation.get("gpus_per_node")
     return RunFile(
         str(data.get("name", path.stem)),
-        parse(str(data.get("kind", RunConfig.KIND)), data["run"]),
+        parse(str(data.get("kind", RunConfig.KIND)), run),
         on_cpu=allocation.get("gpus_per_node") == 0,
         mtbf_hours=float(hours) if isinstance(hours, int | float) and hours > 0 else None,
         nodes=_most(allocation.get("max_nodes", allocation.get("nodes"))),
         ranks_per_node=_most(allocation.get("gpus_per_node")) if gpus else _most(allocation.get("ranks_per_node")),
         gpus_per_node=_most(gpus) if gpus else 0,
         data_roots=_roots(allocation),
+        client=client,
     )
 
 
 def parse(kind: str, table: Mapping[str, Any]) -> RunConfig | FederationConfig:
     """[run] of a job of this kind; ConfigError names every field that is wrong, as `run.<field>`."""
     return federation.parse(table) if kind == FederationConfig.KIND else run_config.parse(table)
+
+
+def _client(path: Path, table: Mapping[str, object]) -> ClientFiles:
+    """A whole job spec says where they are, from where it lies itself."""
+    named = {name: str(table.get(name, default)) for name, default in _FILES.items()}
+    directory = table.get("directory")
+    return ClientFiles(path.absolute().parent / str(directory) if directory else None, **named)
+
+
+_FILES = {"entry": "client.py", "algorithm": "algorithm.py"}
 
 
 def _roots(allocation: Mapping[str, object]) -> tuple[str, ...] | None:

@@ -13,11 +13,11 @@ from jobs.errors import Problem
 from jobs.presenting import form_schema
 from jobs.presenting.form_fields import Field, Section
 from jobs.spec import RUNS
-from jobs.spec.model import ClientCode, Script, with_recipe_of
+from jobs.spec.model import ClientCode, Script
 from training.config import choices
 from training.config.asked import Asked
 from training.config.run_config import RunConfig
-from training.federation.config import OWN_ALGORITHM, OWN_CLIENT, FederationConfig, with_split_of
+from training.federation.config import OWN_ALGORITHM, OWN_CLIENT, FederationConfig, beside_code, with_split_of
 
 # What most people set; the rest of a section waits behind "More".
 FIRST = (
@@ -154,7 +154,7 @@ def _as_read(data: Mapping[str, Any]) -> Mapping[str, Any]:
     run = data.get("run", {})
     if data.get("kind") != FederationConfig.KIND or not isinstance(run, Mapping):
         return data
-    return {**data, "run": with_split_of(with_recipe_of(run) if "client" in data else run)}
+    return {**data, "run": with_split_of(beside_code(run) if "client" in data else run)}
 
 
 def _run_model(data: Mapping[str, Any]) -> type[Asked]:

@@ -27,7 +27,7 @@ from jobs.spec.wording import problems_of
 from training.config.asked import Asked
 from training.config.run_config import RunConfig
 from training.federation import checking as federation
-from training.federation.config import OWN_ALGORITHM, OWN_CLIENT, FederationConfig
+from training.federation.config import OWN_ALGORITHM, OWN_CLIENT, FederationConfig, beside_code
 from training.planning import checking
 
 RUNS: dict[str, type[Asked]] = {model.KIND: model for model in (RunConfig, FederationConfig)}
@@ -281,7 +281,7 @@ class JobSpec(Part):
             if data.get("kind", "distributed") in RUNS and data.get("run") is None:
                 data = {**data, "run": {}}
             if data.get("kind") == "federated" and "client" in data:
-                data = {**data, "run": with_recipe_of(data["run"])}
+                data = {**data, "run": beside_code(data["run"])}
         return data
 
     @field_validator("run", mode="before")
@@ -385,13 +385,6 @@ class JobSpec(Part):
                 "client",
                 f'Nothing uses it. Write recipe = "{OWN_CLIENT}" or algorithm = "{OWN_ALGORITHM}", or take it out.',
             )
-
-
-def with_recipe_of(run: Any) -> Any:
-    """[run] beside a [client]: it brings the recipe, where none is named and it need not be for its algorithm."""
-    if not isinstance(run, dict) or "recipe" in run or run.get("algorithm") == OWN_ALGORITHM:
-        return run
-    return {**run, "recipe": OWN_CLIENT}
 
 
 def _unkeepable(place: str, value: object, depth: int = 0) -> Iterator[Problem]:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training import contracts
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.place import Place
 from training.config.asked import ConfigError, Problem
@@ -20,6 +19,8 @@ from training.engine import filling
 from training.federated.filtering import Chain
 from training.federated.layout import Layout, parameters, statistics
 from training.federated.model import Model
+from training.federated.own import choosing
+from training.federated.own.program import Program
 from training.federated.pending import Pending
 from training.federated.server import Server
 from training.federated.stacking import why_alone
@@ -62,6 +63,7 @@ def assemble(
     place: Place,
     world: World,
     start: Manifest | None,
+    program: Program | None = None,
     *,
     heartbeat: Heartbeat | NullHeartbeat,
     reporter: AnyReporter,
@@ -70,7 +72,7 @@ def assemble(
     config = origin.as_trained(config, start)
     if start is not None:
         _check_same(config, start, "Clone the job to change it." if place.launched else BY_HAND)
-    recipe = contracts.recipe(config.recipe)
+    recipe, algorithm = choosing.recipe(config, program), choosing.algorithm(config, program)
     prepared = supply.prepare(
         recipe,
         config,
@@ -96,7 +98,7 @@ def assemble(
     if misfits := list(splitting.check(config, divided)):
         raise ConfigError(Problem(f"run.{misfit.field}", str(misfit)) for misfit in misfits)
     task = _as_seen(config, task, divided)
-    model, weights, running = _as_vectors(config, task, world.device, dtype)
+    model, weights, running = _as_vectors(config, algorithm, task, world.device, dtype)
     filters = Chain(config, model.weights.shared, dtype)
     work = Work(config, model, divided, filters, alone=why_alone(config, model))
     server = Server(model, divided.sizes, weights, running)
@@ -121,10 +123,9 @@ def _as_seen(config: FederationConfig, task: Task, divided: Divided) -> Task:
 
 
 def _as_vectors(
-    config: FederationConfig, task: Task, device: torch.device, dtype: torch.dtype
+    config: FederationConfig, algorithm: Algorithm, task: Task, device: torch.device, dtype: torch.dtype
 ) -> tuple[Model, Tensor, Tensor]:
     """The model with its layout, its weights (numbers,) and its running statistics (numbers,)."""
-    algorithm = parts.algorithm(config.algorithm)
     options = config.options_of(config.algorithm)
     algorithm.equip(task, config.clients, **options)
     module: nn.Module = task.model.to(device, dtype)

@@ -58,6 +58,7 @@ class Client:
         everything: Callable[[Tensor], Tensor] | None = None,
         number: Tensor | None = None,
         looks: Callable[[Tensor, Tensor, int, Tensor | None], Look] | None = None,
+        own: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None,
     ) -> None:
         self.model = model
         """(numbers,): as the round begins; its personal part at the end."""
@@ -72,7 +73,9 @@ class Client:
         """What this client keeps from round to round, by the names in the algorithm's `begin`: to be replaced."""
         self.number = number
         """Which it is of all clients, a scalar."""
-        self._losses, self._everything, self._looks = losses, everything, looks
+        self._losses, self._everything, self._looks, self._own = losses, everything, looks, own
+        self.went_own_way = False
+        """Whether it has trained as it likes to, where it has a way of its own."""
         self._seen: list[Tensor] = []
 
     def gradient(self, w: Tensor, step: int, *, beside: Beside | None = None) -> Tensor:
@@ -90,7 +93,15 @@ class Client:
         return gradient
 
     def descend(self, correct: Correct | None = None, *, begin: Tensor | None = None) -> Tensor:
-        """Where all its steps of gradient descent lead: w ← w − η · correct(w, gradient)."""
+        """Where all its steps of gradient descent lead: w ← w − η · correct(w, gradient).
+
+        Where it has a way of its own to train, and nothing is corrected: where that leads.
+        """
+        if self._own is not None and correct is None and begin is None:
+            w, self.statistics, loss = self._own(self.model, self.statistics)
+            self._seen.append(loss)
+            self.went_own_way = True
+            return w
         w = self.model if begin is None else begin
         for step in range(self.steps):
             gradient = self.gradient(w, step)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from training.config.asked import ConfigError, Problem
 from training.data import Batch
 from training.federated.client import Beside, Client, Look
+from training.federated.layout import Layout
 from training.federated.model import PERSONAL, STATISTICS, Model
 from training.federated.questions import Question
 from training.federation.config import FederationConfig
@@ -74,8 +77,14 @@ class One:
             everything=whole if everything is not None else None,
             number=who,
             looks=looks,
+            own=None if model.task.descend is None else lambda w, statistics: self._descended(w, statistics, batch),
         )
         sent = dict(self.question.answer(client))
+        if model.task.descend is not None and self.question.trains and not client.went_own_way:
+            text = f'is "{self._config.algorithm}", which takes or corrects the steps of clients itself, but they have'
+            raise ConfigError(
+                [Problem("run.algorithm", f'{text} a train() of their own. Write "fedavg", or no train().')]
+            )
         if not self.question.trains:
             return sent, {}, client.seen
         if len(start) > shared:
@@ -86,6 +95,24 @@ class One:
         elif model.statistics.size:
             client.kept[STATISTICS] = client.statistics
         return sent, client.kept, client.seen if self.question.takes_steps else sent["loss"]
+
+    def _descended(self, w: Tensor, statistics: Tensor, batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor]:
+        """Where a way of its own leads: the weights, the running statistics, and the mean loss. Nothing else of what it
+        does to the model is looked at."""
+        task, layouts = self._model.task, (self._model.weights, self._model.statistics)
+        assert task.descend is not None
+        module = copy.deepcopy(task.model)
+        fill(module, {**layouts[0].tensors(w), **layouts[1].tensors(statistics)})
+        with torch.enable_grad(), _precision(self._config.dtype, self._model.device):
+            told = task.descend(module, batches, self._config.learning_rate)
+        after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        w, statistics = (layout.vector(_declared(layout, after, w.dtype)).to(w) for layout in layouts)
+        if told is None:
+            with torch.no_grad():
+                loss = self._loss(w, statistics, batches[-1], None)[0] if batches else w.new_full((), torch.nan)
+        else:
+            loss = w.new_tensor(told)
+        return w, statistics, loss
 
     def _shared(self, statistics: Tensor, samples: Tensor) -> Tensor:
         """What is sent of the running statistics."""
@@ -139,6 +166,25 @@ class One:
         if self._config.ridge:
             loss = loss + self._config.ridge / 2 * w.square().sum()
         return loss, changed
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Puts them into the module's own, by name."""
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    with torch.no_grad():
+        for name, value in tensors.items():
+            own[name].copy_(value)
+
+
+def _declared(layout: Layout, found: Mapping[str, Tensor], dtype: torch.dtype) -> Mapping[str, Tensor]:
+    """Of what a model has, that which may leave a client; ValueError where it is not what it was."""
+    for name, shape in layout.shapes.items():
+        if name not in found:
+            raise ValueError(f"train() took {name} out of the model, which the server expects")
+        if (value := found[name]).shape != shape or value.dtype != dtype:
+            is_, was = f"{value.dtype} {tuple(value.shape)}", f"{dtype} {tuple(shape)}"
+            raise ValueError(f"train() left {name} as {is_}, but the server expects {was}")
+    return found
 
 
 def _counters(model: nn.Module) -> dict[str, Tensor]:

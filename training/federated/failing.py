@@ -24,6 +24,13 @@ FRAMES_LETTERS, RAISED_LETTERS, LINE_LETTERS = 2_400, 500, 300
 _HEAD = "Traceback (most recent call last):"
 
 
+class ClientsFailed(RuntimeError):
+    """No client could do its work; the traceback of the first says why."""
+
+    def __init__(self, message: str, traceback: str) -> None:
+        super().__init__(f"{message}:\n{traceback}")
+
+
 # On the ranks that compute them.
 
 

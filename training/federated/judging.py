@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from training.data import Batch, Ids, Task
+from training.federated import failing
+from training.federated.computing import fill
+from training.federated.failing import ClientsFailed
 from training.federated.model import PERSONAL, STATISTICS, Model
 from training.federated.schedule import Chunk, cut, widths_of
 from training.federated.server import Server
@@ -59,6 +63,9 @@ class Judge:
     def _batches(self, server: Server) -> Iterator[list[Callable[[], tuple[Ids, dict[str, Tensor]]]]]:
         """Of what clients are judged by, and then of what all are, where that is another."""
         is_personal = self._is_personal(server)
+        if self._model.task.judge is not None:
+            yield self._in_their_own_way(server, is_personal=is_personal)
+            return
         if is_personal:
             yield self._own(server)
         if not is_personal or self._model.algorithm.JUDGES_BOTH:
@@ -105,6 +112,36 @@ class Judge:
         scores = vmap(lambda kept, batch: self._scores(*self._own_model(server, kept), batch))(kept, batch)
         there = torch.from_numpy(np.arange(chunk.width) < np.array([len(mine) for mine in own])[:, None])
         return np.concatenate(own), {name: values[there.to(values.device)] for name, values in scores.items()}
+
+    def _in_their_own_way(
+        self, server: Server, *, is_personal: bool
+    ) -> list[Callable[[], tuple[Ids, dict[str, Tensor]]]]:
+        """A client each, all that it keeps for validation at once."""
+
+        def look(client: int) -> tuple[Ids, dict[str, Tensor]]:
+            ids = self._divided.validation[client]
+            weights, statistics = server.weights, server.statistics
+            if is_personal:
+                weights, statistics = self._own_model(server, {n: v[client] for n, v in server.kept.items()})
+            scores = self._own_scores(client, weights, statistics, self._look_up(ids))
+            return ids, {name: torch.full((len(ids),), value, dtype=torch.float64) for name, value in scores.items()}
+
+        clients = [client for client, ids in enumerate(self._divided.validation) if len(ids)]
+        return [lambda client=client: look(client) for client in clients]  # type: ignore[misc]
+
+    def _own_scores(self, client: int, weights: Tensor, statistics: Tensor, batch: Batch) -> dict[str, float]:
+        task, model = self._model.task, self._model
+        assert task.judge is not None
+        module = copy.deepcopy(task.model)
+        fill(module, {**model.weights.tensors(weights), **model.statistics.tensors(statistics)})
+        module.eval()
+        try:
+            scores = dict(task.judge(module, batch))
+        except Exception as error:
+            raise ClientsFailed(f"client {client} can't be judged", failing.traceback_of(error)) from None
+        if "loss" not in scores:
+            scores["loss"] = float(self._scores(weights, statistics, batch)["loss"].mean())
+        return scores
 
     def _own_model(self, server: Server, kept: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Weights and running statistics of one client."""

@@ -23,14 +23,15 @@ from training.federated import assembling, failing
 from training.federated.assembling import Federation
 from training.federated.combining import combining
 from training.federated.controller import Controller, Facts, QuorumLost
+from training.federated.failing import ClientsFailed
 from training.federated.judging import Judge, Judged
 from training.federated.messages import Traffic
+from training.federated.own.program import Program
 from training.federated.schedule import Ids
 from training.federated.selecting import select
 from training.federated.server import QUARANTINED_AFTER
 from training.federated.telling import Telling, Told, told_of
 from training.federated.transport.ranks import exchange
-from training.federated.working import ClientsFailed
 from training.federation import parts
 from training.federation.config import FederationConfig
 from training.federation.pacing import Plan, Scene
@@ -58,19 +59,22 @@ class Rounds(Loop):
         heartbeat: Heartbeat | NullHeartbeat,
         stop: StopRequest,
         mtbf_hours: float | None = None,
+        program: Program | None = None,
     ) -> None:
+        """`program`: somebody's own files, where the configuration asks for such."""
         self.validations = Validations(config, world)
         super().__init__(config, place, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=mtbf_hours)
         self.config = config
         self.remembers["validation"] = self.validations
         self.exchange = exchange(world)
+        self._program = program
 
     # Setting up.
 
     def _prepare(self, start: Manifest | None) -> None:
         self._phase("data")
         self.federation = assembling.assemble(
-            self.config, self.place, self.world, start, heartbeat=self.heartbeat, reporter=self.reporter
+            self.config, self.place, self.world, start, self._program, heartbeat=self.heartbeat, reporter=self.reporter
         )
         self.asked = self.config = self.federation.config
         if self.federation.base is not None:

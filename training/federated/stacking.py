@@ -18,6 +18,8 @@ What is not trained counts less: with adapters beside 870,000 frozen numbers sta
 def why_alone(config: FederationConfig, model: Model) -> str:
     """Why a model's clients can't be stacked, as far as that is known without trying; "": they can."""
     task = model.task
+    if task.descend is not None:
+        return "its clients train in a way of their own"
     if task.each is None:
         return f"{config.recipe} knows no loss of a single sample, by which places without one are left out"
     if (numbers := model.weights.size) > STACKED_PARAMETERS:

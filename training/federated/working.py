@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
+from training.config.asked import ConfigError
+from training.corpus.errors import DataError
 from training.data import Batch, Split
 from training.federated import attention, failing
 from training.federated.computing import One
+from training.federated.failing import ClientsFailed
 from training.federated.filtering import Chain
 from training.federated.messages import Description, Messages
 from training.federated.model import Model
@@ -35,13 +38,6 @@ if TYPE_CHECKING:
 
 TRIED = 5
 """Clients that may fail before the first round, until it is taken for the program's fault."""
-
-
-class ClientsFailed(RuntimeError):
-    """No client could do its work; the traceback of the first says why."""
-
-    def __init__(self, message: str, traceback: str) -> None:
-        super().__init__(f"{message}:\n{traceback}")
 
 
 class Work:
@@ -223,6 +219,8 @@ class Work:
                     whole = (self._look_up(self._divided.train[client], (-1,)), None)
                 who = torch.tensor(client, device=self._model.device)
                 done.append(one(mine, who, counts[place], parts, None, whole))
+            except (ConfigError, DataError):
+                raise  # of all of them
             except Exception as error:
                 failed[client] = failing.traceback_of(error)
                 done.append(None)

@@ -157,6 +157,14 @@ class FederationConfig(Asked):
         return self.clients if self.per_round is None else self.per_round
 
 
+def beside_code(run: Any) -> Any:
+    """A table [run] beside somebody's own code: that brings the recipe, unless another is named or it brings the
+    algorithm."""
+    if not isinstance(run, Mapping) or "recipe" in run or run.get("algorithm") == OWN_ALGORITHM:
+        return run
+    return {**run, "recipe": OWN_CLIENT}
+
+
 def with_split_of(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """[run] with the split of its recipe where none is named: who has what is what somebody's own data(client) says."""
     is_own = run.get("recipe") == OWN_CLIENT and run.get("split") is None

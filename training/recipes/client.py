@@ -30,8 +30,8 @@ def prepare(
     own: OwnClient,
     cache: Path,
     identity: str | None = None,
+    tell: Callable[..., None] = lambda *said: None,
     *,
-    tell: Callable[..., None],
     held_out: Annotated[
         int, "0..1000", "Where data() keeps nothing for validation: each of so many samples is; 0: none."
     ] = 6,

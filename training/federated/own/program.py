@@ -20,6 +20,9 @@ from training.config import choices
 from training.config.asked import ConfigError, Problem
 from training.config.choices import Value
 
+TABLES = {"entry": "client", "algorithm": "own"}
+"""By the field of [client] that names a file, the table of [run] with its options."""
+
 
 @dataclass(frozen=True)
 class Program:
@@ -44,26 +47,29 @@ class Functions:
     def __init__(
         self, program: Program, field: str, *, names: Iterable[str], needed: Iterable[str], options: Mapping[str, Value]
     ) -> None:
-        """`field`: that of [client] which names the file. ConfigError where it lacks what it needs, or knows no such
-        option; what the file itself raises is passed on."""
-        file = getattr(program, field)
-        self.file = file
-        self._module = _imported(program.folder, file, field)
+        """`field`: that of [client] which names the file; `options`: its table of [run].
+
+        ConfigError where it lacks what it needs, or knows no such option. What the file itself raises is passed on.
+        """
+        self.file, self._field = getattr(program, field), field
+        self._module = _imported(program.folder, self.file, field)
         functions = {name: getattr(self._module, name, None) for name in names}
         self._functions = {name: found for name, found in functions.items() if callable(found)}
         if lacking := [name for name in needed if name not in self._functions]:
             there = ", ".join(f"{name}()" for name in self._functions) or "none that Vigil knows"
-            raise ConfigError([
-                Problem(f"client.{field}", f"{file} has no function {lacking[0]}(); there is {there}. Write one.")
-            ])
+            raise ConfigError(
+                [Problem(f"client.{field}", f"{self.file} has no function {lacking[0]}(), but {there}. Write one.")]
+            )
         self._options = {name: _declared(found, options) for name, found in self._functions.items()}
         self._check_known(options)
 
     def _check_known(self, options: Mapping[str, Value]) -> None:
-        known = sorted({name for found in self._functions.values() for name in _keywords(found)})
-        table = "client" if self.file_is_client else "own"
+        keywords = [_keywords(found) for found in self._functions.values()]
+        if None in keywords:
+            return
+        known = sorted({name for found in keywords if found for name in found})
         wrong = [
-            Problem(f"run.{table}.{name}", f"{self.file} has no such option. {choices.suggest(name, known)}")
+            Problem(f"run.{TABLES[self._field]}.{name}", f"{self.file} has no such option. {_nearest(name, known)}")
             for name in options
             if name not in known
         ]
@@ -73,8 +79,55 @@ class Functions:
     def __contains__(self, name: str) -> bool:
         return name in self._functions
 
-    def constant(self, name: str, default: Any) -> Any:
-        return getattr(self._module, name, default)
+    @property
+    def module(self) -> ModuleType:
+        return self._module
 
     def call(self, name: str, *arguments: Any) -> Any:
         return self._functions[name](*arguments, **self._options[name])
+
+
+def _imported(folder: Path, file: str, field: str) -> ModuleType:
+    """The file as a module by its own name, once a process; it finds those beside it and those at the top."""
+    root = folder.resolve()
+    path = (folder / file).resolve()
+    if not path.is_relative_to(root) or not path.is_file():
+        there = ", ".join(sorted(one.name for one in root.glob("*.py"))[:5]) or "no Python file"
+        raise ConfigError([Problem(f"client.{field}", f"{file} is not in the directory. It has {there}.")])
+    name = path.stem
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    for place in (str(root), str(path.parent)):
+        if place not in sys.path:
+            sys.path.insert(0, place)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # as for any import: what is pickled, or imports it in turn, finds it
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _keywords(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """The names of its keyword-only arguments; None: it takes any."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return None
+    return tuple(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
+
+
+def _declared(function: Callable[..., Any], options: Mapping[str, Value]) -> dict[str, Value]:
+    names = _keywords(function)
+    return {name: value for name, value in options.items() if names is None or name in names}
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    if known:
+        return choices.suggest(name, known)
+    return f"Options are keyword-only arguments of its functions: write `*, {name}=…`, or take it out."

@@ -16,10 +16,13 @@ NATURAL = True
 
 
 def divide(labels: Labels, clients: int, draw: np.random.RandomState) -> NDArray[np.int64]:
-    """The largest owners are clients of their own; what the others have goes to them in turn, the smallest first."""
+    """Of as many owners as clients each is one, in their order. Else the largest are clients of their own; what the
+    others have goes to them in turn, the smallest first."""
     assert labels.owners is not None
     owners = labels.owners["train"]
-    names, counts = np.unique(owners, return_counts=True)
+    names, places, counts = np.unique(owners, return_inverse=True, return_counts=True)
+    if len(names) == clients:
+        return places.astype(np.int64)
     order = names[np.argsort(-counts, kind="stable")]
     held = [(0, client) for client in range(clients)]  # a heap: who has least, and of those the first
     client_of = {}

@@ -1,0 +1,298 @@
+"""Clients and algorithms of somebody's own: client.py and algorithm.py, as they are run beside Vigil's."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.federated.runs import Telling, digest
+from training.attempt import place
+from training.attempt.heartbeat import NullHeartbeat
+from training.attempt.stopping import StopRequest
+from training.config.asked import ConfigError
+from training.corpus.errors import DataError
+from training.federated.failing import ClientsFailed
+from training.federated.own.program import Program
+from training.federated.rounds import Rounds
+from training.federation.config import beside_code, parse
+from training.runtime.distributed import World
+
+LINEAR = """
+import torch
+from torch import nn
+
+
+def model():
+    return nn.Linear(4, 3)
+
+
+def data(client):
+    draw = torch.Generator().manual_seed(client)
+    x = torch.randn(6 + 6 * client, 4, generator=draw)
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+"""
+"""Three classes, and six samples more for each client; every sixth is kept for validation."""
+MOMENTUM = """
+
+def train(model, batches, learning_rate, *, momentum=0.9):
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=momentum)
+    for x, y in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+RUN: dict[str, Any] = {"clients": 3, "rounds": 4, "learning_rate": 0.3, "checkpoint_every": 2}
+
+
+def started(
+    folder: Path, client: str = LINEAR, algorithm: str = "", /, *, telling: Telling | None = None, **run: Any
+) -> Rounds:
+    """The next attempt of a run in this folder, with these files."""
+    code = folder / "code"
+    code.mkdir(parents=True, exist_ok=True)
+    for name, text in {"client.py": client, "algorithm.py": algorithm}.items():
+        (code / name).write_text(text)
+        sys.modules.pop(Path(name).stem, None)  # a process has one run, but this one has many
+    where = place.by_hand(folder / "run")
+    return Rounds(
+        parse(beside_code({**RUN, **run})),
+        where,
+        World(0, 1, torch.device("cpu")),
+        reporter=telling or Telling(),
+        heartbeat=NullHeartbeat(),
+        stop=StopRequest(),
+        program=Program(code, where.job_dir),
+    )
+
+
+def ready(folder: Path, *files: str, **run: Any) -> Rounds:
+    loop = started(folder, *files, **run)
+    loop._prepare(None)
+    return loop
+
+
+def test_a_model_and_data_are_enough(tmp_path: Path) -> None:
+    loop = started(tmp_path, rounds=20, telling=(telling := Telling()))
+    assert loop.run()
+    (began,) = telling.of("run.started")
+    assert (began["recipe"], began["algorithm"], began["parameters"], began["alone"]) == ("client", "fedavg", 15, "")
+    losses = telling.series["validation_loss"]
+    assert losses[20] < 0.8 * losses[1]
+    assert telling.series["accuracy"].keys() == losses.keys()
+
+
+def test_each_client_has_what_its_data_say(tmp_path: Path) -> None:
+    loop = ready(tmp_path, LINEAR + "\n\ndef name(client):\n    return f'hospital {client}'\n")
+    divided = loop.federation.divided
+    assert divided.sizes.tolist() == [5, 10, 15]
+    assert [len(ids) for ids in divided.validation] == [1, 2, 3]
+    assert divided.labels.owner_names == ("hospital 0", "hospital 1", "hospital 2")
+    x = torch.randn(18, 4, generator=torch.Generator().manual_seed(2))
+    given, labels = loop.federation.model.task.batch("train", divided.train[2])
+    assert torch.equal(given, x[torch.arange(18) % 6 != 5])
+    assert torch.equal(labels, (given[:, 0] > 0).long() + (given[:, 1] > 0).long())
+    assert loop.federation.divided.counts().sum(axis=1).tolist() == [5, 10, 15]
+
+
+def test_what_data_keep_for_validation_is_kept(tmp_path: Path) -> None:
+    client = LINEAR.replace(
+        "return x,", "return dict(train=(x, (x[:, 0] > 0).long()), validation=(x[:1], (x[:1, 0] > 0).long())) #"
+    )
+    divided = ready(tmp_path, client).federation.divided
+    assert divided.sizes.tolist() == [6, 12, 18]
+    assert [len(ids) for ids in divided.validation] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("training", ["", MOMENTUM])
+def test_training_in_its_own_way_is_what_the_server_takes_the_mean_of(tmp_path: Path, training: str) -> None:
+    own = "\n\ndef train(model, batches, learning_rate):\n    own = float(len(batches))\n"
+    own += "    nn.init.constant_(model.weight, own)\n    nn.init.constant_(model.bias, -own)\n    return own\n"
+    loop = ready(tmp_path, LINEAR + (training or own), batch=5)
+    loop._round(1)
+    if not training:  # 1, 2 and 3 batches of 5, 10 and 15 samples
+        mean = (1 * 5 + 2 * 10 + 3 * 15) / 30
+        weights = loop.server.weights.double()
+        assert torch.allclose(weights, torch.tensor([mean] * 12 + [-mean] * 3, dtype=torch.float64))
+    assert loop.work.alone == "its clients train in a way of their own"
+    assert loop.server.losses.tolist() == [1.0, 2.0, 3.0] if not training else (loop.server.losses > 0).all()
+
+
+def test_clients_are_judged_in_their_own_way(tmp_path: Path) -> None:
+    evaluate = "\n\ndef evaluate(model, x, y):\n    assert not model.training\n"
+    evaluate += "    return {'accuracy': len(x), 'f1': torch.tensor([0.5])}\n"
+    judged = (loop := ready(tmp_path, LINEAR + evaluate)).judge.judge(loop.server, goes_on=lambda: True)
+    assert judged is not None
+    assert judged.by_client["accuracy"].tolist() == [1, 2, 3]
+    assert judged.means["accuracy"] == pytest.approx((1 * 1 + 2 * 2 + 3 * 3) / 6)
+    assert judged.means["f1"] == 0.5
+    assert judged.means["loss"] > 0
+
+
+def test_a_loss_of_its_own_is_minimised(tmp_path: Path) -> None:
+    loss = "\n\ndef loss(model, x, y, *, towards=1.0):\n    return (model(x) - towards).square().sum(dim=1)\n"
+    loop = ready(tmp_path, LINEAR + loss, learning_rate=0.05, epochs=50, client={"towards": 2.0})
+    loop._round(1)
+    loop._round(2)
+    assert loop.work.alone == ""
+    assert torch.allclose(loop.server.weights[12:], torch.full((3,), 2.0), atol=0.1)
+
+
+def test_an_algorithm_of_its_own_is_like_vigils(tmp_path: Path) -> None:
+    """FedAvgM as somebody else would write it, on Vigil's data."""
+    momentum = """
+import torch
+
+
+def memory(model):
+    return {"velocity": torch.zeros_like(model)}
+
+
+def aggregate(server, *, momentum=0.9):
+    server.memory["velocity"] = momentum * server.memory["velocity"] + server.mean["delta"]
+    return server.model + server.memory["velocity"]
+"""
+    table = {"recipe": "tabular", "tabular": {"hidden": 8}}
+    mine = started(tmp_path / "own", LINEAR, momentum, **table, algorithm="own", own={"momentum": 0.5})
+    theirs = started(tmp_path / "theirs", **table, algorithm="fedavgm", fedavgm={"momentum": 0.5})
+    assert mine.run()
+    assert theirs.run()
+    assert torch.equal(mine.server.weights, theirs.server.weights)
+
+
+def test_an_algorithm_says_what_its_clients_send(tmp_path: Path) -> None:
+    train = "\n\ndef train(client, *, times=1.0):\n    return {'delta': times * (client.descend() - client.model)}\n"
+    aggregate = "\n\ndef aggregate(server):\n    return server.model + server.mean['delta']\n"
+    with pytest.raises(ConfigError, match=r"client\.algorithm: algorithm\.py has train\(\), but does not say"):
+        ready(tmp_path / "silent", LINEAR, train + aggregate, algorithm="own")
+    sent = "SENT = {'delta': 'samples'}\n"
+    loop = ready(tmp_path, LINEAR, sent + train + aggregate, algorithm="own", own={"times": 0.0}, recipe="client")
+    before = loop.server.weights.clone()
+    loop._round(1)
+    assert torch.equal(loop.server.weights, before)
+
+
+def test_it_resumes_bit_for_bit_and_asks_for_no_data_twice(tmp_path: Path) -> None:
+    client = LINEAR.replace("data(client)", "data(client, *, asked)") + MOMENTUM
+    client = client.replace("    draw =", "    open(f'{asked}/{client}', 'x').close()\n    draw =")
+    for name, lengths in {"whole": [4], "parts": [2, 4]}.items():
+        (asked := tmp_path / f"{name}-asked").mkdir()
+        for rounds in lengths:
+            assert started(tmp_path / name, client, rounds=rounds, client={"asked": str(asked)}).run()
+        assert {path.name for path in asked.iterdir()} == {"0", "1", "2"}
+    assert digest(tmp_path / "whole" / "run") == digest(tmp_path / "parts" / "run")
+
+
+def test_a_checkpoint_goes_on_with_the_same_data_only(tmp_path: Path) -> None:
+    assert started(tmp_path, rounds=2).run()
+    with pytest.raises(DataError, match=r"client\.py gives other data than the checkpoint was trained on"):
+        started(tmp_path, LINEAR.replace("6 * client", "12 * client")).run()
+
+
+SECRET = 1234.5625
+LEAKY = LINEAR.replace("return x,", f"x[0] = {SECRET}\n    return x,")
+
+
+@pytest.mark.parametrize(
+    ("leak", "error"),
+    [
+        ("model.stolen = batches\n    model.register_buffer('more', batches[0][0])", None),
+        ("model.register_parameter('more', nn.Parameter(batches[0][0]))", None),
+        ("model.weight = nn.Parameter(batches[0][0])", r"ValueError: train\(\) left weight as .*5, 4\), but .*3, 4\)"),
+        ("model.weight = None", r"ValueError: train\(\) took weight out of the model"),
+        ("model.double()", r"ValueError: train\(\) left weight as torch\.float64"),
+        ("return batches[0][0]", r"TypeError: train\(\) gives as the mean loss \d+ numbers, of shape"),
+        ("return {'rows': batches}", r"TypeError: train\(\) gives as the mean loss a dict, not a number"),
+    ],
+)  # fmt: skip
+def test_nothing_but_declared_tensors_leaves_a_client(tmp_path: Path, leak: str, error: str | None) -> None:
+    """Whatever train() puts into the model or gives back: neither message, report nor checkpoint holds a sample."""
+    client = f"{LEAKY}\n\ndef train(model, batches, learning_rate):\n    {leak}\n"
+    telling = Telling()
+    if error is not None:
+        with pytest.raises(ClientsFailed, match=error):
+            started(tmp_path, client, telling=telling, batch=5).run()
+        return
+    loop = started(tmp_path, client, telling=telling, batch=5)
+    assert loop.run()
+    up = loop.work.messages_of(loop.work.training, loop.server).up
+    assert {name: shape for name, (shape, _) in up.tensors.items()} == {"delta": (15,)}
+    written = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and "data" not in path.parts]
+    assert written
+    assert not any(struct.pack("<f", SECRET) * 4 in path.read_bytes() for path in written)
+    assert str(SECRET) not in json.dumps([telling.series, telling.events])
+
+
+def test_a_client_that_raises_drops_out_by_name(tmp_path: Path) -> None:
+    client = LINEAR + MOMENTUM.replace("    optimizer =", "    assert len(batches) != 3, 'no three'\n    optimizer =")
+    telling = Telling()
+    assert started(tmp_path, client, telling=telling, batch=5).run()
+    (dropped,) = telling.of("client.dropped")
+    assert dropped["client"] == 2
+    assert "client.py" in dropped["traceback"]
+    assert "AssertionError: no three" in dropped["traceback"]
+    assert telling.series["dropped"][1] == 1
+
+
+def _with(data: str) -> str:
+    return LINEAR.replace("    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()", data)
+
+
+@pytest.mark.parametrize(
+    ("client", "run", "says"),
+    [
+        ("def data(client): pass", {}, r"client\.entry: client\.py has no function model\(\), but data\(\)\."),
+        ("x = 1", {}, r"client\.entry: client\.py has no function model\(\)"),
+        (LINEAR, {"client": {"hiden": 1}}, r"run\.client\.hiden: client\.py has no such option"),
+        (LINEAR + MOMENTUM, {"client": {"momntum": 0.1}}, r'has no such option\. Did you mean "momentum"'),
+        (LINEAR + MOMENTUM, {"algorithm": "fedprox"}, r'run\.algorithm: is "fedprox", which .* steps'),
+        (LINEAR + MOMENTUM, {"algorithm": "fednewton"}, r"run\.algorithm: "),
+        (LINEAR, {"algorithm": "own"}, r"client\.algorithm: algorithm\.py has no function aggregate\(\)"),
+        (_with("    return x"), {}, r"data\(0\) gives a Tensor, not a tuple of tensors"),
+        (_with("    return x,"), {}, r"data\(\) gives inputs alone"),
+        (_with("    return x, 'label'"), {}, r"data\(0\) gives what is no tensor"),
+        (_with("    return x, x[:3, 0].long()"), {}, r"data\(0\) gives parts of 6, 3 samples"),
+        (_with("    return x[:client], x[:client, 0].long()"), {}, r"data\(0\) gives no sample to train on"),
+        (_with("    return x[:, : client + 1], x[:, 0].long()"), {}, r"data\(1\) gives float32 of shape .*, 2\)"),
+        (_with("    return {'train': (x, x), 'test': (x, x)}"), {}, r"gives a dict of 'train', 'test'"),
+        (_with("    return torch.tensor(1.0), torch.tensor(1)"), {}, r"with the samples as the first dim"),
+        (LINEAR.replace("nn.Linear(4, 3)", "3"), {}, r"model\(\) gives a int, not a torch\.nn\.Module"),
+        (f"HEAD = 'fc'\n{LINEAR}", {}, r"HEAD is 'fc', but the model has no such module"),
+        (LINEAR + "\n\ndef loss(model, x, y):\n    return model(x).sum()\n", {}, r"loss\(\) gives a tensor of"),
+        (LINEAR.replace("nn.Linear(4, 3)", "nn.Flatten(0)"), {}, "no parameters|nothing to train|gives"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_run_is_refused_with_what_to_do(
+    tmp_path: Path, client: str, run: dict[str, Any], says: str
+) -> None:
+    with pytest.raises((ConfigError, DataError)) as refused:
+        ready(tmp_path, client, **({"recipe": "client"} | run))
+    assert re.search(says, str(refused.value)), refused.value
+
+
+def test_what_the_file_raises_is_told_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        ready(tmp_path, "import no_such_package\n")
+    with pytest.raises(ZeroDivisionError):
+        ready(tmp_path / "data", _with("    return 1 / 0"))
+
+
+def test_what_is_judged_wrongly_names_the_client(tmp_path: Path) -> None:
+    evaluate = "\n\ndef evaluate(model, x, y):\n    return {'rows': x}\n"
+    with pytest.raises(
+        ClientsFailed, match=r"client \d can't be judged:[\s\S]*TypeError: evaluate\(\) gives as rows 4 numbers"
+    ):
+        started(tmp_path, LINEAR + evaluate).run()
+
+
+def test_files_beside_it_can_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "own_layers.py").write_text("from torch import nn\nOWN = nn.Linear(4, 3)\n")
+    loop = ready(tmp_path, LINEAR.replace("nn.Linear(4, 3)", "__import__('own_layers').OWN"))
+    assert loop.federation.model.weights.size == 15

@@ -1,0 +1,26 @@
+"""An algorithm of your own: a file algorithm.py with aggregate(server), and train(client) unless clients are FedAvg's.
+
+What it may define is training.federation.parts.Algorithm. What stands here holds where it says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from training.federated.client import Client
+    from training.federated.server import Round
+
+OPEN = True
+SENT = {"delta": "samples"}
+
+
+def train(client: Client, **options: object) -> Mapping[str, Tensor]:
+    return {"delta": client.descend() - client.model}
+
+
+def aggregate(server: Round) -> Tensor:
+    return server.model + server.mean["delta"]
