@@ -60,12 +60,13 @@ def taken(folder: str, name: str, contract: type[T]) -> T:
 
 
 def _read(folder: str, name: str, contract: type[T]) -> T:
+    """The module by what it defines; ChoiceError if it lacks what every one must have."""
     module = importlib.import_module(f"training.{folder}.{name}")
     known = fields(contract)  # type: ignore[arg-type]
     found = {field.name: getattr(module, field.name) for field in known if hasattr(module, field.name)}
     for field in known:
         if field.default is MISSING and field.name not in found:
-            raise ChoiceError(f"{module.__file__}: no function `{field.name}`, which every module in {folder}/ has")
+            raise ChoiceError(f"{module.__file__}: no `{field.name}`, which every {contract.__name__.lower()} has")
     return contract(**found)
 
 

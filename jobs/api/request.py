@@ -85,7 +85,11 @@ BODY: dict[str, Any] = {
                     "type": "object",
                     "properties": {
                         **_PROPERTIES,
-                        "code": {"type": "string", "format": "binary", "description": "A script's folder as tar.gz."},
+                        "code": {
+                            "type": "string",
+                            "format": "binary",
+                            "description": "The folder of [script] or [client] as tar.gz.",
+                        },
                     },
                     "required": ["spec_toml"],
                 }

@@ -45,7 +45,7 @@ def prepare(attempt: Attempt) -> Path:
     for name, text in texts.items():
         rundir.write(root / "portal" / name, text, mode=0o750 if name.endswith(".sh") else 0o640)
     pins.write(job)
-    if spec.script is not None and spec.script.directory:
+    if spec.code is not None and spec.code.directory:
         _unpack_code(job, root)
     return root
 
@@ -170,8 +170,8 @@ def run_toml(
         document["environment"] = {"env": variables}
     if spec.run is not None:
         document["run"] = spec.run.model_dump(mode="json", exclude_none=True)
-    if spec.script is not None:
-        document["script"] = spec.script.model_dump(mode="json", exclude={"directory"})
+    if spec.code is not None:
+        document[spec.code.TABLE] = spec.code.model_dump(mode="json", exclude={"directory"})
     return tomlkit.dumps(document)
 
 

@@ -31,18 +31,18 @@ def check(user: User, spec: JobSpec) -> None:
 
 
 def check_program(user: User, spec: JobSpec) -> None:
-    """A program of one's own is code as a whole."""
-    if spec.kind == "script" and not _is_trusted(user):
+    """A program of one's own, or clients, are code as a whole."""
+    if spec.code is not None and not _is_trusted(user):
         raise Refused(
-            "Not submitted: jobs run as the portal's own Unix user here, so programs are taken from sysadmins only.",
+            "Not submitted: jobs run as the portal's own Unix user here, so code is taken from sysadmins only.",
             "A sysadmin can set VIGIL_LOCAL_USER to another Unix user for jobs, or VIGIL_LOCAL_TRUST=everyone.",
         )
 
 
 def problems(user: User, spec: JobSpec) -> list[Problem]:
-    """Tells by field what a job of this person's that is no program asks for and may not do."""
+    """Tells by field what a job of this person's that brings no code asks for and may not do."""
     roots = roots_of(user)
-    return [] if roots is None or spec.kind == "script" else list(misuses(spec, roots))
+    return [] if roots is None or spec.code is not None else list(misuses(spec, roots))
 
 
 def _is_trusted(user: User) -> bool:

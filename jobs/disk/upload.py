@@ -1,4 +1,4 @@
-"""A script job's directory as somebody sent it: a tar.gz, looked through before anything is kept or unpacked."""
+"""A directory of somebody's own code as it was sent: a tar.gz, looked through before anything is kept or unpacked."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Sent:
     dirty: bool
 
 
-def problems(code: bytes, *, entry: str) -> list[Problem]:
-    """What is wrong with an archive; nothing is written."""
+def problems(code: bytes, *, entries: Mapping[str, str]) -> list[Problem]:
+    """What is wrong with an archive; nothing is written. `entries`: the files that it has to have, by their fields."""
     if len(code) > MAX_BYTES:
         return [
             Problem("code", f"{len(code) / 1e6:.0f} MB are too much: at most 50 MB. Keep data and weights out of it.")
@@ -56,9 +56,11 @@ def problems(code: bytes, *, entry: str) -> list[Problem]:
         return [
             Problem("code", f"This is not a whole tar.gz ({error}). Pack it with tar -czf code.tar.gz -C DIRECTORY .")
         ]
-    if entry not in names:
-        return [Problem("script.entry", f"{entry} is not in the upload. Name a file of it, from its top.")]
-    return []
+    return [
+        Problem(field, f"{entry} is not in the upload. Name a file of it, from its top.")
+        for field, entry in entries.items()
+        if entry not in names
+    ]
 
 
 def keep(code: bytes) -> str:
@@ -222,8 +224,11 @@ def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> Non
 
 
 def awaited() -> set[str]:
-    """Names of uploads that are still to be unpacked: some jobs wait for days, be it in a later attempt."""
-    waiting = Attempt.objects.filter(ended_at=None, scheduler_id="", job__kind="script").values("job")
+    """Names of uploads that are still to be unpacked: some jobs wait for days, be it in a later attempt.
+
+    And names of the jobs that brought none: which did, only their specifications tell.
+    """
+    waiting = Attempt.objects.filter(ended_at=None, scheduler_id="").values("job")
     rows = Attempt.objects.filter(number=1, job__in=waiting).values_list("key", "job__sweep__key")
     return {sweep_key or key for key, sweep_key in rows}
 

@@ -15,6 +15,7 @@ _HALF = {
     "script.directory",
     "script.git",
     "script.ref",
+    *("client.entry", "client.algorithm", "client.directory", "client.git", "client.ref"),
     *("environment.python", "environment.conda", "environment.container", "environment.engine"),
 }
 _WIDE = {
@@ -73,6 +74,7 @@ class Section:
     title: str
     fields: list[Field] = field(default_factory=list)
     more: list[Field] = field(default_factory=list)
+    takes_code: bool = False  # a file of it, sent beside the spec
 
     @property
     def all(self) -> list[Field]:
@@ -81,7 +83,11 @@ class Section:
     @property
     def shown(self) -> list[Field]:
         """What stands before the fold: also what of the rest is set or wrong, and that alone."""
-        return [*self.fields, *(f for f in self.more if f.changed or f.problem)]
+        return [*self.fields, *self.unusual]
+
+    @property
+    def unusual(self) -> list[Field]:
+        return [f for f in self.more if f.changed or f.problem]
 
     @property
     def folded(self) -> list[Field]:

@@ -53,6 +53,11 @@ def option(table: str, option: choices.Option, value: object, wrong: dict[str, s
     )
 
 
+def undeclared(name: str, value: object) -> choices.Option:
+    """One that only somebody's own code knows: of it there is no more to say than of what type it was written."""
+    return choices.Option(name, type(value).__name__, None, optional=True, description="An option of your own")
+
+
 def field(path: str, described: dict[str, Any], value: object, wrong: dict[str, str]) -> Field:
     default, kind = _shown(described.get("default")), _kind(path, described)
     return Field(

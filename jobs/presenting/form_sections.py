@@ -13,9 +13,11 @@ from jobs.errors import Problem
 from jobs.presenting import form_schema
 from jobs.presenting.form_fields import Field, Section
 from jobs.spec import RUNS
+from jobs.spec.model import ClientCode, Script
 from training.config import choices
 from training.config.asked import Asked
 from training.config.run_config import RunConfig
+from training.federation.config import OWN_ALGORITHM, OWN_CLIENT, FederationConfig, beside_code, with_split_of
 
 # What most people set; the rest of a section waits behind "More".
 FIRST = (
@@ -26,11 +28,13 @@ FIRST = (
     *("run.algorithm", "run.rounds", "run.clients", "run.per_round", "run.split", "run.epochs", "run.batch"),
     *("run.learning_rate", "run.seed", "run.validate_every", "run.checkpoint_every"),
     *("script.git", "script.ref", "script.directory", "script.entry", "script.args", "script.env", "script.python"),
+    *("client.git", "client.ref", "client.directory", "client.entry", "client.algorithm"),
 )
 # What means something to Slurm alone.
 SLURM = (
     "partition", "qos", "reservation", "gpu_type", "constraint", "exclusive", "require_nodes", "exclude_nodes",
 )  # fmt: skip
+CODE = frozenset({Script.TABLE, ClientCode.TABLE})
 OPTIONS_FIRST = 6  # of a recipe's own options, where it does not say itself which
 
 
@@ -45,14 +49,15 @@ def sections(
 
     `known`: what there is to name, by the name of a field of [resources].
     """
+    data = _as_read(data)
     wrong = {problem.field: problem.message for problem in map(placed, problems)}
     schema = form_schema.schema()
     what = _what(schema, data, wrong, projects)
     told = ("resources", "script" if data.get("kind") == "script" else "run", "restart", "environment")
     resources, program, restart, environment = (_section(part, schema, data, wrong) for part in told)
     recipe = [] if data.get("kind") == "script" else _add_options(program, data, wrong)
-    slurm = _slurm(resources, known)
-    return [what, resources, *slurm, program, *recipe, restart, environment]
+    slurm, clients = _slurm(resources, known), _clients(schema, data, wrong)
+    return [what, resources, *slurm, program, *recipe, *clients, restart, environment]
 
 
 def placed(problem: Problem) -> Problem:
@@ -65,12 +70,12 @@ def placed(problem: Problem) -> Problem:
 
 
 _MODELS = {
-    "resources": "Resources", "restart": "Restart", "script": "Script",
+    "resources": "Resources", "restart": "Restart", "script": "Script", "client": "ClientCode",
     "environment": "Environment",
 }  # fmt: skip
 _TITLES = {
     "resources": "Resources", "restart": "If it fails", "run": "Run", "script": "Your program",
-    "environment": "Environment",
+    "client": "Your clients", "environment": "Environment",
 }  # fmt: skip
 
 
@@ -80,7 +85,7 @@ def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _section(part: str, schema: dict[str, Any], data: Mapping[str, Any], wrong: dict[str, str]) -> Section:
-    section, values = Section(_TITLES[part]), _table(data, part)
+    section, values = Section(_TITLES[part], takes_code=part in CODE), _table(data, part)
     model = _run_model(data).__name__ if part == "run" else _MODELS[part]
     for name, described in schema["$defs"][model]["properties"].items():
         path = f"{part}.{name}"
@@ -111,13 +116,29 @@ def _add_options(section: Section, data: Mapping[str, Any], wrong: dict[str, str
         if chooses != "recipe":
             default = model.model_fields[chooses].get_default(call_default_factory=True)
             for one in form_schema.named(run.get(chooses, default)):
-                section.more += _options(folder, one, run, wrong)
+                section.more += [] if _is_open(folder, one) else _options(folder, one, run, wrong)
     if model is RunConfig:
         for owner in _along_axes(run):
             section.more += _options("parallel", owner, run, wrong)
     recipe = str(run.get("recipe", model.model_fields["recipe"].default))
-    options = _options("recipes", recipe, run, wrong)
+    options = [] if _is_open("recipes", recipe) else _options("recipes", recipe, run, wrong)
     return [Section(f"{recipe.capitalize()} recipe", *_foremost(recipe, options))] if options else []
+
+
+def _clients(schema: dict[str, Any], data: Mapping[str, Any], wrong: dict[str, str]) -> list[Section]:
+    """Of a federation with clients, or an algorithm, of somebody's own: where these are, and what they are told."""
+    run = _table(data, "run")
+    uses = {"entry": run.get("recipe") == OWN_CLIENT, "algorithm": run.get("algorithm") == OWN_ALGORITHM}
+    if data.get("kind") != FederationConfig.KIND or not ("client" in data or any(uses.values())):
+        return []
+    section = _section("client", schema, data, wrong)
+    if uses["algorithm"] and not uses["entry"]:
+        section.title = "Your algorithm"
+    section.fields = [field for field in section.fields if uses.get(field.path.partition(".")[2], True)]
+    for chooses, name in (("recipe", OWN_CLIENT), ("algorithm", OWN_ALGORITHM)):
+        if run.get(chooses) == name:
+            section.more += _options(choices.CHOSEN[FederationConfig.KIND][chooses], name, run, wrong)
+    return [section]
 
 
 def _slurm(resources: Section, known: Callable[[str], list[str]] | None) -> list[Section]:
@@ -126,6 +147,14 @@ def _slurm(resources: Section, known: Callable[[str], list[str]] | None) -> list
     resources.more = [field for field in resources.more if field not in fields]
     shown = [f for f in fields if settings.VIGIL_SCHEDULER == "slurm" or f.changed or f.problem]
     return [Section("Slurm", more=[form_schema.offering(field, known) for field in shown])] if shown else []
+
+
+def _as_read(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With what clients of somebody's own bring where nothing is said: their recipe, and how data are split."""
+    run = data.get("run", {})
+    if data.get("kind") != FederationConfig.KIND or not isinstance(run, Mapping):
+        return data
+    return {**data, "run": with_split_of(beside_code(run) if "client" in data else run)}
 
 
 def _run_model(data: Mapping[str, Any]) -> type[Asked]:
@@ -145,10 +174,16 @@ def _options(kind: str, name: object, run: Mapping[str, Any], wrong: dict[str, s
     """The own options of the recipe, parallelism or communication of that name; none if there is no such."""
     if not isinstance(name, str) or name not in choices.names(kind):
         return []
-    values = _table(run, name)
-    return [
-        form_schema.option(name, option, values.get(option.name), wrong) for option in choices.get(kind, name).options
+    values, choice = _table(run, name), choices.get(kind, name)
+    declared = {option.name for option in choice.options}
+    own = [
+        form_schema.undeclared(key, value) for key, value in values.items() if choice.is_open and key not in declared
     ]
+    return [form_schema.option(name, option, values.get(option.name), wrong) for option in (*choice.options, *own)]
+
+
+def _is_open(kind: str, name: object) -> bool:
+    return isinstance(name, str) and name in choices.names(kind) and choices.get(kind, name).is_open
 
 
 def _foremost(recipe: str, options: list[Field]) -> tuple[list[Field], list[Field]]:

@@ -14,6 +14,7 @@ from jobs.presenting.form_schema import folder_of, named
 from jobs.presenting.form_sections import sections
 from jobs.spec import read_toml
 from training.config import choices
+from training.federation.config import OWN_ALGORITHM, OWN_CLIENT
 
 _HOST = re.compile(r"(?:[^\s,\[]|\[[^\]]*\]?)+")  # commas within brackets belong to the name
 _NUMBER = re.compile(r"-?\d[\d_,]*\Z")
@@ -28,7 +29,15 @@ def merged(text: str, posted: Mapping[str, str]) -> str:
             raw = posted.get(drawn.path)
             if raw is not None and _same(raw) != _same(drawn.value):
                 changes[drawn.path] = _typed(drawn, raw)
-    return _written(text, changes) if changes else text
+    return _written(text, _with_recipe(changes, data)) if changes else text
+
+
+def _with_recipe(changes: dict[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe that [client] brought is written down before the algorithm is another, beside which it would not be."""
+    if "client" not in data or "run.algorithm" not in changes or "run.recipe" in changes:
+        return changes
+    shown = next(drawn.value for section in sections(data) for drawn in section.all if drawn.path == "run.recipe")
+    return {"run.recipe": shown, **changes}
 
 
 def _same(text: str) -> str:
@@ -61,6 +70,8 @@ def _tidy(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
         document.pop("run", None)  # of another kind its fields have other names
         if value != "script":
             document.pop("script", None)
+        if value != "federated":
+            document.pop("client", None)
         if value == "script" and "script" not in document:
             document["script"] = tomlkit.table()
             document["script"]["entry"] = "train.py"
@@ -70,6 +81,17 @@ def _tidy(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
         for name in choices.names(kind):
             if name not in named(value):
                 run.pop(name, None)
+        if path in {"run.recipe", "run.algorithm"}:
+            _tidy_code(document, run)
+
+
+def _tidy_code(document: tomlkit.TOMLDocument, run: Mapping[str, Any]) -> None:
+    """[client] is there as long as something uses it."""
+    if run.get("recipe") != OWN_CLIENT and run.get("algorithm") != OWN_ALGORITHM:
+        document.pop("client", None)
+    elif "client" not in document:
+        document["client"] = tomlkit.table()
+        document["client"]["directory"] = "."
 
 
 def _typed(drawn: Field, raw: str) -> Any:

@@ -28,6 +28,8 @@ READS = {
     "resources.gpu_type": ("resources.gpus_per_node",),
     "resources.require_nodes": ("resources.nodes",),
     "resources.exclude_nodes": ("resources.require_nodes",),
+    "client": ("run.recipe", "run.algorithm"),
+    "run": ("client",),  # which brings a recipe
     "resources": (*SIZE, "resources.cpus_per_rank", "resources.memory_gib"),  # whether any node has that much
 }
 
@@ -59,7 +61,7 @@ def standing(model: type[JobSpec], problems: Iterable[Problem], broken: list[Pro
 
 def _reads(field: str) -> tuple[str, ...]:
     if _is_option(field):
-        return (field, "kind", *(f"run.{chooses}" for of in choices.CHOSEN.values() for chooses in of))
+        return (field, "kind", "client", *(f"run.{chooses}" for of in choices.CHOSEN.values() for chooses in of))
     return (field, "kind", *READS.get(field, READS.get(field.partition(".")[0], ())))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime, tzinfo
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -173,6 +173,11 @@ class Restart(Part):
 class Code(Part):
     """Somebody's own files: a directory that is packed and sent along, or a commit that is fetched as the job runs."""
 
+    KIND: ClassVar[str]
+    """The kind of job that it is for."""
+    TABLE: ClassVar[str]
+    """Its name in a specification."""
+
     directory: str = Field(
         default="", max_length=4096, title="Directory", description="Packed and sent by `vigil submit`."
     )
@@ -197,6 +202,9 @@ class Code(Part):
 class Script(Code):
     """Somebody's own program, one process a rank, with torchrun's environment."""
 
+    KIND: ClassVar[str] = "script"
+    TABLE: ClassVar[str] = "script"
+
     entry: Annotated[str, AfterValidator(values.entry)] = Field(
         default="train.py", max_length=500, title="Program", description="The file to run, inside the directory."
     )
@@ -215,17 +223,20 @@ class Script(Code):
 class ClientCode(Code):
     """What clients of a federation have and do, or what the server makes of it, as somebody wrote it."""
 
+    KIND: ClassVar[str] = "federated"
+    TABLE: ClassVar[str] = "client"
+
     entry: Annotated[str, AfterValidator(values.entry)] = Field(
         default="client.py",
         max_length=500,
         title="Client",
-        description='The file with model() and data(client), inside the directory, for recipe = "client".',
+        description="The file with model() and data(client), inside the directory. Its options stand in [run.client].",
     )
     algorithm: Annotated[str, AfterValidator(values.entry)] = Field(
         default="algorithm.py",
         max_length=500,
         title="Algorithm",
-        description='The file with aggregate(), inside the directory, for algorithm = "own".',
+        description="The file with aggregate(), inside the directory. Its options stand in [run.own].",
     )
 
 
@@ -256,10 +267,10 @@ class JobSpec(Part):
     run: RunConfig | FederationConfig | None = Field(
         default=None, title="Run", description="What is trained and how, by Vigil (not where kind = script)."
     )
+    script: Script | None = Field(default=None, title="Script", description="Your own program (kind = script).")
     client: ClientCode | None = Field(
         default=None, title="Client", description="Your own clients or algorithm (kind = federated)."
     )
-    script: Script | None = Field(default=None, title="Script", description="Your own program (kind = script).")
 
     @model_validator(mode="before")
     @classmethod

@@ -41,6 +41,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "restart": (Power.DATA, "max_restarts in_place on"),
     "environment": (Power.CODE, "python conda modules container engine mounts"),
     "script": (Power.CODE, "directory git ref entry args env python"),
+    "client": (Power.CODE, "directory git ref entry algorithm"),
     "run": (
         Power.DATA,
         "recipe parallelism communication mesh steps global_batch micro_batch seed learning_rate warmup_steps "
@@ -68,6 +69,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.powersgd": (Power.DATA, "rank plain_steps"),
     "run.topk": (Power.DATA, "density feedback"),
     "run.tabular": (Power.DATA, "source model hidden batch_norm held_out samples features noise"),
+    "run.client": (Power.DATA, "held_out"),
     "run.median": (Power.DATA, "f"),
     "run.trimmed_mean": (Power.DATA, "trim"),
     "run.krum": (Power.DATA, "f"),
@@ -174,12 +176,15 @@ def _said(part: BaseModel, table: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _said_options(tables: Mapping[str, Mapping[str, Any]], folders: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """`folders`: those of this kind of job; in others there may be modules of the same names."""
+    """`folders`: those of this kind of job; in others there may be modules of the same names.
+
+    What no module declares goes to code of somebody's own, which is judged as a whole, by where it comes from.
+    """
     for table, given in tables.items():
         if asked := {name: value for name, value in given.items() if value and not _is_data(f"run.{table}.{name}")}:
             known = {option.name: option for kind in folders for option in _of_module(kind, table)}
             for name, value in asked.items():
-                if value not in {known[name].default, *known[name].words}:
+                if name in known and value not in {known[name].default, *known[name].words}:
                     yield f"run.{table}.{name}", value
 
 

@@ -119,9 +119,10 @@ def _unknown(model: type[BaseModel], path: str, kind: object) -> str:
 
 
 def _tables(model: type[BaseModel], kind: object) -> Iterator[tuple[str, list[str]]]:
-    for name in model.model_fields:
-        if (inner := _model_of(model, name, kind)) is not None:
-            yield name, list(inner.model_fields)
+    """Those of this kind of job first."""
+    found = [(name, inner) for name in model.model_fields if (inner := _model_of(model, name, kind)) is not None]
+    for name, inner in sorted(found, key=lambda one: getattr(one[1], "KIND", kind) != kind):
+        yield name, list(inner.model_fields)
 
 
 def _at(data: Any, path: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tomlkit
 
-from jobs.spec.model import JobSpec, Script
+from jobs.spec.model import ClientCode, JobSpec, Script
 from training.config.asked import Asked
 from training.config.choices import CHOSEN
 from training.config.run_config import RunConfig
@@ -16,7 +16,7 @@ def write_toml(spec: JobSpec, *, defaults: bool = False) -> str:
     """The spec as text. Without `defaults`, only what differs from them and what a reader looks for first."""
     always = {"name", "kind", "project", "resources.nodes", "resources.gpus_per_node", "resources.time_limit"}
     always |= {"resources.ranks_per_node"} if not spec.resources.gpus_per_node else set()
-    always |= {"restart.max_restarts", "run.recipe", "run.steps", "script.entry"}
+    always |= {"restart.max_restarts", "run.recipe", "run.steps", *spec.entries}
     always |= {"run.rounds", "run.clients", "run.algorithm", "run.split"}
     plain = spec.model_dump(mode="json", exclude_none=True)
     base = {} if defaults else _defaults(spec)
@@ -33,7 +33,8 @@ def _defaults(spec: JobSpec) -> dict[str, Any]:
     base["run"] = run | {
         field: model.model_fields[field].get_default(call_default_factory=True) for field in CHOSEN[model.KIND]
     }
-    base["script"] = Script.model_construct().model_dump(mode="json", exclude_none=True)
+    for code in (Script, ClientCode):
+        base[code.TABLE] = code.model_construct().model_dump(mode="json", exclude_none=True)
     return base
 
 

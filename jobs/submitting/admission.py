@@ -31,7 +31,7 @@ def check(
     project = project_of(user, spec)
     trust.check_program(user, spec)
     check_slurm_user(user)
-    code_problems = [] if dry and code is not None else _code_problems(spec, code)
+    code_problems = [] if dry and code is not None else _code_problems((spec, *alike), code)
     if problems := [*code_problems, *beside(user, spec, project, alike=alike)]:
         raise SpecError(problems)
     return project
@@ -84,17 +84,21 @@ def _begin_problems(spec: JobSpec) -> list[Problem]:
     return []
 
 
-def _code_problems(spec: JobSpec, code: bytes | None) -> list[Problem]:
-    if spec.script is None:
-        return [Problem("code", "Only a job of kind = script takes code. Leave it out.")] if code is not None else []
+def _code_problems(specs: Sequence[JobSpec], code: bytes | None) -> list[Problem]:
+    """`specs`: one, or all of a sweep, which bring the same code and may want other files of it."""
+    asked = specs[0].code
+    if asked is None:
+        none = "Only a job with [script] takes code, or a federated one with [client]. Leave it out."
+        return [Problem("code", none)] if code is not None else []
     if code is None:
-        if spec.script.git:
+        if asked.git:
             return []
         fix = (
             "The portal opens no folder of yours: send a tar.gz of it along, in the form under Code, over REST as the"
             " part named code. On the command line vigil submit packs and sends it. Or give git and ref."
         )
-        return [Problem("script.directory", fix)]
-    if spec.script.git:
-        return [Problem("code", "The program comes from git; leave the upload out, or give directory instead.")]
-    return upload.problems(code, entry=spec.script.entry)
+        return [Problem(f"{asked.TABLE}.directory", fix)]
+    if asked.git:
+        return [Problem("code", "The code comes from git; leave the upload out, or give directory instead.")]
+    entries = {field: entry for spec in specs for field, entry in spec.entries.items()}
+    return upload.problems(code, entries=entries)

@@ -9,6 +9,7 @@ from jobs.disk import rundir
 from jobs.errors import Conflict
 from jobs.models import Job
 from jobs.spec import set_values
+from jobs.spec.model import ClientCode, Script
 from portal import untrusted
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -16,7 +17,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The origin of a script job's code. The commit is its repository's own word, or that of who sent it."""
+    """The origin of a job's own code. The commit is its repository's own word, or that of who sent it."""
 
     git: str = ""
     ref: str = ""
@@ -27,11 +28,11 @@ class Source:
 
 
 def source_of(job: Job) -> Source | None:
-    """None for what is no script. Of git, the commit that was fetched once for all attempts; "" before that."""
-    script = job.spec.get("script") if job.kind == "script" else None
-    if not isinstance(script, dict):
+    """None for what brings none. Of git, the commit that was fetched once for all attempts; "" before that."""
+    if not (table := _table_of(job)):
         return None
-    git, ref, directory = (str(script.get(name) or "") for name in ("git", "ref", "directory"))
+    code = job.spec[table]
+    git, ref, directory = (str(code.get(name) or "") for name in ("git", "ref", "directory"))
     # The launcher writes what it fetched into the job's folder: any program may have changed it since.
     place = "job/code.json" if git else "portal/code.json"
     told = (rundir.read_json_under(rundir.path_of(job.directory), place, limit=65_536) if job.directory else None) or {}
@@ -57,4 +58,11 @@ def pinned_toml(job: Job) -> str:
         return job.spec_toml
     if not source.commit:
         raise Conflict(f"#{job.pk} has not fetched its code yet, so nobody knows the commit. Take its spec as written.")
-    return set_values(job.spec_toml, {"script.ref": source.commit})
+    return set_values(job.spec_toml, {f"{_table_of(job)}.ref": source.commit})
+
+
+def _table_of(job: Job) -> str:
+    """The table of its specification that says where its code comes from; "" where it brings none."""
+    kinds = {code.KIND: code.TABLE for code in (Script, ClientCode)}
+    table = kinds.get(job.kind, "")
+    return table if isinstance(job.spec.get(table), dict) else ""

@@ -48,13 +48,13 @@ class Finding:
 def dry_run(user: User, spec: JobSpec, *, alike: Sequence[JobSpec] = ()) -> list[Finding]:
     """What stops this spec, and what it would do. `alike`: the others of a sweep."""
     spec = spec.settled(now=timezone.now(), zone=timezone.get_default_timezone())
-    code = b"" if spec.script and spec.script.directory else None
+    code = b"" if spec.code and spec.code.directory else None
     try:
         project = check(user, spec, code=code, alike=alike, dry=True)
     except JobError as error:
         return [Finding("error", "Specification", str(error))]
     return [
-        _specification(spec), *_start(user, spec, project), *_data(spec), *_split(spec), *_disk(spec),
+        _specification(spec), *_start(user, spec, project), *_data(spec), *_code(spec), *_split(spec), *_disk(spec),
         if_it_fails(spec, project),
     ]  # fmt: skip
 
@@ -158,20 +158,23 @@ def _data(spec: JobSpec) -> Iterator[Finding]:
         named = [path for path in paths if path.startswith(("/", "~"))]
         # Behind the colon stands what it is trained on where nothing is named.
         what = choice.description.partition(":")[0] if named else choice.description
-        text = f"{what.rstrip('.')}. Prepared by the first run that needs it, then kept for later ones."
+        whose = "the first run that needs it, then kept for later ones"
+        text = f"{what.rstrip('.')}. Prepared by {'its first attempt, then kept' if choice.is_open else whose}."
         if named:
             text += f" {' and '.join(named)}: opened inside the allocation, as the job's user."
         yield Finding("info", "Data", text)
-    elif spec.script is not None and spec.script.git:
-        yield Finding(
-            "info", "Data", f"{spec.script.git} at {spec.script.ref} is fetched inside the allocation, as the job."
-        )
+
+
+def _code(spec: JobSpec) -> Iterator[Finding]:
+    """Where somebody's own code comes from."""
+    if spec.code is None:
+        return
+    if spec.code.git:
+        text = f"{spec.code.git} at {spec.code.ref} is fetched inside the allocation, as the job."
     else:
-        yield Finding(
-            "info",
-            "Data",
-            "The directory is sent on submit, 50 MB at most: `vigil submit` packs it, the form takes a tar.gz.",
-        )
+        text = "The directory is sent on submit, 50 MB at most: `vigil submit` packs it, the form takes a tar.gz."
+    needed = f" {formatting.listed([*spec.entries.values()])} must be in it." if spec.entries else ""
+    yield Finding("info", "Code", f"{text}{needed}")
 
 
 def _split(spec: JobSpec) -> Iterator[Finding]:

@@ -41,7 +41,7 @@ def submit(
 ) -> tuple[Job, bool]:
     """A new job with its first attempt, due to be submitted; or the job that the same request made before.
 
-    `code` is a tar.gz of a script job's directory. Raises SpecError, Refused or IdempotencyConflict, changing nothing.
+    `code` is a tar.gz of its own code. Raises SpecError, Refused or IdempotencyConflict, changing nothing.
     """
     spec = spec.settled(now=timezone.now(), zone=timezone.get_default_timezone())
     project = check(user, spec, code=code)

@@ -225,7 +225,7 @@ def _posted_text(request: HttpRequest) -> str:
 
 
 def _code(request: HttpRequest) -> bytes | None:
-    """A script job's folder, packed; one byte more than is taken, so that the check can say it is too large."""
+    """Somebody's own code, packed; one byte more than is taken, so that the check can say it is too large."""
     upload = request.FILES.get("code")
     return upload.read(MAX_CODE + 1) if upload is not None and upload.size else None
 

@@ -1,4 +1,4 @@
-"""`vigil submit`: the spec as the person means it, the script's folder, and sending both. No Django here."""
+"""`vigil submit`: the spec as the person means it, the folder of its code, and sending both. No Django here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import click
 from portal.cli.code_archive import Packed, Unpackable, pack
 from portal.cli.portal import Portal, Trouble
 
+TABLES = ("script", "client")
+"""Of a specification, that ask for somebody's own code."""
 MOST_LETTERS = 16 * 2**20
 """More than any portal takes."""
 
@@ -36,24 +38,40 @@ def read(path: Path, changes: list[str]) -> str:
 
 
 def pack_for(spec: Path, text: str) -> Packed | None:
-    """The folder that a script job runs, packed; named from where the spec lies. None for all other jobs."""
+    """The folder of its own code that a job runs, packed; named from where the spec lies. None for all other jobs."""
     try:
-        script = tomllib.loads(text).get("script")
+        asked = tomllib.loads(text)
     except (ValueError, RecursionError):
         return None  # the portal says what is wrong
-    if not isinstance(script, dict) or script.get("git"):
-        return None
-    directory = script.get("directory")
+    code: dict[str, Any] = next((asked[table] for table in TABLES if isinstance(asked.get(table), dict)), {})
+    directory = "" if code.get("git") else code.get("directory")
     if not isinstance(directory, str) or not directory:
         return None
     try:
         packed = pack(spec.parent / Path(directory).expanduser())
     except Unpackable as error:
         raise Trouble(str(error)) from error
-    entry = script.get("entry", "train.py")
-    if entry in packed.left_out:
-        raise Trouble(f"git does not track {entry}, so it would not be sent: git add {entry}")
+    if packed.left_out and (lacking := sorted(_entries(text) & {*packed.left_out})):
+        named = " ".join(lacking)
+        raise Trouble(f"git does not track {named}, so {_it(lacking)} would not be sent: git add {named}")
     return packed
+
+
+def _it(names: list[str]) -> str:
+    return "it" if len(names) == 1 else "they"
+
+
+def _entries(text: str) -> set[str]:
+    """The files that the code has to have; none where the specification is wrong, which the portal says."""
+    from jobs.errors import SpecError
+    from jobs.spec import JobSpec, SweepSpec
+
+    try:
+        sweep = SweepSpec.parse_toml(text) if is_sweep(text) else None
+        specs = [point.spec for point in sweep.points] if sweep else [JobSpec.parse_toml(text)]
+    except SpecError:
+        return set()
+    return {entry for spec in specs for entry in spec.entries.values()}
 
 
 def is_sweep(text: str) -> bool:

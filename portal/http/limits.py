@@ -13,7 +13,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MIB = 1024 * 1024
-UPLOAD = 52 * MIB  # a script's code (50 MB packed) with its spec
+UPLOAD = 52 * MIB  # somebody's own code (50 MB packed) with its spec
 ORDINARY = 2 * MIB
 UPLOADS = ("/api/v1/jobs", "/api/v1/sweeps", "/submit")  # where code may be sent to
 

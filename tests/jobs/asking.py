@@ -10,11 +10,28 @@ from jobs.submitting.submit import submit
 from portal.models import User
 from tests.archives import folder as packed
 
-__all__ = ["ask", "packed", "spec_of"]
+__all__ = ["ENTRIES", "ask", "coded", "its_code", "packed", "spec_of", "text_of"]
+ENTRIES = {"script": "train.py", "client": "client.py"}
+"""By the table that asks for somebody's own code, the file that it has to have."""
 
 
 def spec_of(**changes: Any) -> JobSpec:
     return JobSpec.parse({"name": "gpt", **changes})
+
+
+def coded(table: str, **told: Any) -> JobSpec:
+    """A job that brings code, a directory unless something else is told of it."""
+    return JobSpec.parse_toml(text_of(table, **told))
+
+
+def text_of(table: str, **told: Any) -> str:
+    kind = {"script": "script", "client": "federated"}[table]
+    lines = [f'{name} = "{value}"' for name, value in (told or {"directory": "."}).items()]
+    return "\n".join([f'name = "mine"\nkind = "{kind}"\n[{table}]', *lines, ""])
+
+
+def its_code(table: str) -> bytes:
+    return packed(**{ENTRIES[table].replace(".", "_"): "print(1)"})
 
 
 def ask(user: User, spec: JobSpec | None = None, **options: Any) -> tuple[Job, bool]:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from portal.cli import portal as client
 from portal.cli import watch
 from portal.cli.main import main
+from tests.jobs.asking import ENTRIES, text_of
 from tests.repositories import git, write
 
 JOB = {
@@ -177,16 +178,41 @@ def test_wrong_usage_is_2(portal, spec, arguments):
     assert not portal.asked
 
 
-def test_submit_packs_the_folder_beside_the_spec(portal, tmp_path):
-    code = write(tmp_path / "code", {"train.py": "1", "lib/a.py": "2"})
+@pytest.mark.parametrize(("table", "entry"), ENTRIES.items())
+def test_submit_packs_the_folder_beside_the_spec(portal, tmp_path, table, entry):
+    code = write(tmp_path / "code", {entry: "1", "lib/a.py": "2"})
     portal.answers["POST", "jobs"] = JOB
-    spec = write(code, {"job.toml": 'name = "mine"\nkind = "script"\n[script]\ndirectory = "."\n'}) / "job.toml"
+    spec = write(code, {"job.toml": text_of(table)}) / "job.toml"
     vigil("submit", str(spec))
     assert portal.asked[0].headers["Content-Type"].startswith("multipart/form-data")
     assert b"code.tar.gz" in portal.asked[0].content
     git(code, "init", "-q")
     git(code, "add", "lib")
-    assert "git add train.py" in vigil("submit", str(spec), status=1).stderr
+    assert f"git add {entry}" in vigil("submit", str(spec), status=1).stderr
+    git(code, "add", entry)
+    assert b"code.tar.gz" in vigil_sends(portal, spec)
+
+
+def test_submit_names_each_file_that_would_not_be_sent(portal, tmp_path):
+    code = write(tmp_path, {"client.py": "1", "algorithm.py": "2", "lib.py": "3"})
+    sweep = f'{text_of("client")}[run]\nrecipe = "client"\n[sweep.over]\n"run.algorithm" = ["fedavg", "own"]\n'
+    spec = write(code, {"job.toml": sweep}) / "job.toml"
+    git(code, "init", "-q")
+    git(code, "add", "lib.py")
+    said = vigil("submit", str(spec), status=1).stderr
+    assert "git does not track algorithm.py client.py, so they would not be sent" in said
+    assert not portal.asked
+
+
+def test_code_from_git_is_not_packed(portal, tmp_path):
+    portal.answers["POST", "jobs"] = JOB
+    spec = write(tmp_path, {"job.toml": text_of("client", git="https://x.org/y", ref="v1")}) / "job.toml"
+    assert b"code.tar.gz" not in vigil_sends(portal, spec)
+
+
+def vigil_sends(portal, spec):
+    vigil("submit", str(spec))
+    return portal.asked[-1].content
 
 
 def test_check_fails_only_on_errors(portal, spec):

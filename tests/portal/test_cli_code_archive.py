@@ -100,4 +100,4 @@ def test_pack_refuses_a_pipe_and_too_much(code, monkeypatch):
 
 def test_what_the_portal_takes_is_what_we_pack(code):
     (code / "inner").symlink_to("lib/a.py")
-    assert upload.problems(pack(code).code, entry="train.py") == []
+    assert upload.problems(pack(code).code, entries={"script.entry": "train.py"}) == []

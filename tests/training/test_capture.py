@@ -20,7 +20,7 @@ from training.launch import capturing
 from training.launch.attempt import Attempt
 from training.launch.capturing import Capturing
 from training.launch.environment import RankCommand
-from training.launch.plan import Plan, Script, read_plan
+from training.launch.plan import Code, Plan, Script, read_plan
 from training.provenance import capture, machine
 
 
@@ -55,8 +55,10 @@ def _told(run: Run, number: int = 1) -> dict[str, Any]:
     return found
 
 
-def _plan(run_dir: Path, **told: Any) -> Plan:
-    return Plan(run_dir=run_dir, scheduler_id="1", restart_count=0, node="dgx01", script=Script(entry="x.py", **told))
+def _plan(run_dir: Path, *, table: str = "script", **told: Any) -> Plan:
+    code = Code(table=table, **{name: told.pop(name) for name in ("git", "ref") if name in told})
+    script = Script(entry="x.py", **told) if table == "script" else None
+    return Plan(run_dir=run_dir, scheduler_id="1", restart_count=0, node="dgx01", code=code, script=script)
 
 
 def _capture(plan: Plan, python: Path | str = sys.executable, path: str = "") -> dict[str, Any]:
@@ -135,12 +137,14 @@ def test_the_code_is_named_without_its_password(tmp_path: Path) -> None:
     assert capture.without_password("ssh://git:hush@example.org:22/a") == "ssh://git@example.org:22/a"
 
 
-def test_an_upload_is_named_by_its_digest_and_commit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", ["script", "client"])
+def test_an_upload_is_named_by_its_digest_and_commit(tmp_path: Path, table: str) -> None:
     (tmp_path / "portal").mkdir()
     sent = {"digest": "ab" * 32, "commit": "12" * 20, "dirty": True, "more": 1}
     (tmp_path / "portal" / "code.json").write_text(json.dumps(sent))
-    told = _capture(_plan(tmp_path))
+    told = _capture(_plan(tmp_path, table=table))
     assert (told["digest"], told["commit"], told["dirty"]) == ("ab" * 32, "12" * 20, True)
+    assert ("variables" in told) is (table == "script"), "variables are a script's"
 
 
 def test_a_trainers_run_has_its_configurations_hash(run: Run) -> None:

@@ -89,5 +89,5 @@ def test_what_the_least_of_parallelisms_is_taken_to_mean(tmp_path: Path, monkeyp
 
 def test_a_module_that_lacks_what_all_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _add(training.recipes, tmp_path, monkeypatch, "def build(data): ...\n")
-    with pytest.raises(ChoiceError, match=r"added_here\.py: no function `prepare`, which every module in recipes/ has"):
+    with pytest.raises(ChoiceError, match=r"added_here\.py: no `prepare`, which every recipe has"):
         contracts.recipe("added_here")

@@ -108,10 +108,7 @@ class FederationConfig(Asked):
     @model_validator(mode="before")
     @classmethod
     def _as_clients_have_them(cls, data: Any) -> Any:
-        """Who has which samples is what somebody's own data(client) says."""
-        if isinstance(data, Mapping) and data.get("recipe") == OWN_CLIENT and data.get("split") is None:
-            return {**data, "split": "column"}
-        return data
+        return with_split_of(data) if isinstance(data, Mapping) else data
 
     @model_validator(mode="before")
     @classmethod
@@ -169,6 +166,12 @@ def beside_code(run: Any) -> Any:
     if not isinstance(run, Mapping) or "recipe" in run or run.get("algorithm") == OWN_ALGORITHM:
         return run
     return {**run, "recipe": OWN_CLIENT}
+
+
+def with_split_of(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """[run] with the split of its recipe where none is named: who has what is what somebody's own data(client) says."""
+    is_own = run.get("recipe") == OWN_CLIENT and run.get("split") is None
+    return {**run, "split": "column"} if is_own else run
 
 
 def parse(table: Mapping[str, Any]) -> FederationConfig:

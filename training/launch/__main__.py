@@ -14,7 +14,7 @@ from contextlib import suppress  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from training.attempt.files import write_json  # noqa: E402
-from training.launch import environment, script  # noqa: E402
+from training.launch import environment, script, snapshot  # noqa: E402
 from training.launch.attempt import Attempt, take_attempt  # noqa: E402
 from training.launch.launcher import Launcher  # noqa: E402
 from training.launch.opening import open_up  # noqa: E402
@@ -59,8 +59,8 @@ def launch(plan: Plan, attempt: Attempt) -> int:
         attempt.folder, rank=-1 - plan.node_rank, incarnation=0, node=plan.node, restart_count=plan.restart_count
     )
     try:
-        asked = SIGNALS.is_asked
-        command = script.prepare(plan, attempt, stopping=asked) if plan.script else environment.trainer(plan)
+        snapshot.ensure(plan, stopping=SIGNALS.is_asked)
+        command = script.prepare(plan, attempt) if plan.script else environment.trainer(plan)
     except BadPlan as error:
         say(str(error))
         reporter.event("run.failed", error=str(error), exception="BadPlan")

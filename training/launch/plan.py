@@ -15,6 +15,8 @@ from training.config.counting import counted
 
 BAD_PLAN = 2  # exit code: nothing was started, and starting again would not help
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:+-]{0,127}")
+CODE_TABLES = {"script": "script", "federated": "client"}
+"""By kind of job the table of run.toml that says where somebody's own code comes from."""
 
 
 class BadPlan(Exception):
@@ -22,15 +24,22 @@ class BadPlan(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Code:
+    """Somebody's own files. They lie in job/code, or come from git as the job starts."""
+
+    table: str  # of run.toml, that asks for it
+    git: str = ""
+    ref: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Script:
-    """Somebody's own program. The code lies in job/code, or comes from git as the job starts."""
+    """Somebody's own program, as ranks."""
 
     entry: str
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     python: str = ""
-    git: str = ""
-    ref: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +64,8 @@ class Plan:
     drain_seconds: float = 10.0  # for the last reports, while the nodes wait
     sample_seconds: float = 2.0  # between two looks at what the node's processes use
     limits: Mapping[str, float] = field(default_factory=dict)  # the watchdog's, by phase
-    script: Script | None = None
+    code: Code | None = None  # what comes along of somebody's own
+    script: Script | None = None  # the ranks are a program of it; None: the ranks are our trainer
     counts: str = "step"  # or round: what the run counts
     env: Mapping[str, str] = field(default_factory=dict)  # for every rank: the job's environment, by run.toml
 
@@ -72,6 +82,10 @@ class Plan:
     @property
     def job_dir(self) -> Path:
         return self.run_dir / "job"
+
+    @property
+    def code_dir(self) -> Path:
+        return self.job_dir / "code"
 
     @property
     def told(self) -> Path:
@@ -129,6 +143,7 @@ def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> Pla
         drain_seconds=launch.seconds("drain_seconds", 10.0),
         sample_seconds=launch.seconds("sample_seconds", 2.0),
         limits={phase: watchdog.seconds(phase, 0) for phase in watchdog.found},
+        code=_code(document),
         script=_script(document.get("script")) if document.get("kind") == "script" else None,
         counts=counted(str(document.get("kind"))),
         env=_variables(_Table(document.get("environment", {}), "environment")),
@@ -152,6 +167,14 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
+def _code(document: Mapping[str, Any]) -> Code | None:
+    name = CODE_TABLES.get(str(document.get("kind")))
+    if name is None or name not in document:
+        return None
+    table = _Table(document.get(name), name)
+    return Code(table=name, git=table.text("git", ""), ref=table.text("ref", ""))
+
+
 def _script(found: Any) -> Script:
     table = _Table(found, "script")
     return Script(
@@ -159,8 +182,6 @@ def _script(found: Any) -> Script:
         args=tuple(str(argument) for argument in table.found.get("args", ())),
         env=_variables(table),
         python=table.text("python", ""),
-        git=table.text("git", ""),
-        ref=table.text("ref", ""),
     )
 
 

@@ -1,46 +1,22 @@
-"""Somebody's own program as ranks: its code, its interpreter, its environment (protocols.md §8).
-
-The code is a snapshot in job/code: put there by the portal, or fetched by git here, inside the allocation, as the job's
-user. Every attempt of a job runs the same snapshot.
-"""
+"""Somebody's own program as ranks: its entry, its interpreter, its environment (protocols.md §8)."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import signal
 import stat
-import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from training.attempt.files import read_json, write_json
 from training.launch.attempt import Attempt
 from training.launch.environment import RankCommand
-from training.launch.plan import BadPlan, Plan, Script
-from training.launch.ranks import child_setup, inherited
-from training.launch.stop import STOP_SIGNALS
-
-FETCH_SECONDS = 600.0
-FETCH_BYTES = 1024**3
-WAIT_SECONDS = 900.0  # of the other nodes, for the first one's fetch
-SCHEMES = ("https", "ssh")
-COMMIT = re.compile(r"[0-9a-f]{4,64}")
+from training.launch.plan import BadPlan, Plan
 
 
-def prepare(plan: Plan, attempt: Attempt, *, stopping: Callable[[], bool] = lambda: False) -> RankCommand:
-    """The command of a rank, or BadPlan with what to change."""
+def prepare(plan: Plan, attempt: Attempt) -> RankCommand:
+    """The command of a rank once the code is there (training.launch.snapshot), or BadPlan with what to change."""
     assert plan.script is not None
-    code = plan.job_dir / "code"
-    if plan.script.git and not code.is_dir():
-        _fetch_once(plan, plan.script, code, stopping)
-    if not code.is_dir():
-        raise BadPlan(f"{code} is missing: the code of this job was never put there; submit it again")
+    code = plan.code_dir
     entry = _entry(code, plan.script.entry)
     reporting = _copy_reporting(attempt.folder)
     variables = {**plan.env, **plan.script.env}
@@ -98,155 +74,3 @@ def _copy_reporting(attempt_dir: Path) -> Path:
     shutil.copyfile(vigil_report.__file__, temporary)
     os.replace(temporary, folder / "vigil_report.py")
     return folder
-
-
-def _fetch_once(plan: Plan, script: Script, code: Path, stopping: Callable[[], bool]) -> None:
-    """The first node fetches; the others wait for the folder, or for the first one's failure."""
-    failed = plan.job_dir / "code-failed.json"
-    if plan.is_first:
-        failed.unlink(missing_ok=True)
-        try:
-            fetch(script.git, script.ref, code, stopping=stopping)
-        except BadPlan as error:
-            write_json(failed, {"error": str(error), "restart_count": plan.restart_count, "id": plan.scheduler_id})
-            raise
-        return
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not code.is_dir():
-        told = read_json(failed)
-        if told and told.get("id") == plan.scheduler_id and told.get("restart_count") == plan.restart_count:
-            raise BadPlan(str(told["error"]))
-        if stopping() or time.monotonic() > deadline:
-            raise BadPlan("the first node did not fetch the code")
-        time.sleep(0.2)
-
-
-def fetch(
-    url: str,
-    ref: str,
-    target: Path,
-    *,
-    seconds: float = FETCH_SECONDS,
-    limit: int = FETCH_BYTES,
-    stopping: Callable[[], bool] = lambda: False,
-) -> None:
-    """One commit of a repository as plain files in `target`, which appears whole or not at all.
-
-    No hooks, no submodules, no other transport than https and ssh (file:// where VIGIL_GIT_FILE allows it: tests), no
-    question at a terminal; bounded in time and size.
-    """
-    schemes = (*SCHEMES, "file") if os.environ.get("VIGIL_GIT_FILE") == "1" else SCHEMES
-    if urlsplit(url).scheme not in schemes:
-        raise BadPlan(f"script.git = {url!r}: only https:// and ssh:// addresses are fetched")
-    if ref.startswith("-"):
-        raise BadPlan(f"script.ref = {ref!r} is no branch, tag or commit")
-    staging = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
-    staging.mkdir()
-    git = _Git(staging, schemes, deadline=time.monotonic() + seconds, limit=limit, stopping=stopping)
-    try:
-        git.run("init", "--quiet", "--template=")
-        try:
-            git.run("fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", url, ref or "HEAD")
-        except _GitFailed:
-            if not COMMIT.fullmatch(ref):
-                raise
-            # A server that hands out no single commit: everything, then the commit from that.
-            git.run("fetch", "--quiet", "--no-recurse-submodules", url, "+refs/*:refs/fetched/*")
-            git.run("update-ref", "FETCH_HEAD", ref)
-        git.run("-c", "advice.detachedHead=false", "checkout", "--quiet", "--force", "FETCH_HEAD")
-        commit = git.run("rev-parse", "HEAD").strip()
-        shutil.rmtree(staging / ".git")
-        write_json(target.with_name("code.json"), {"git": url, "ref": ref, "commit": commit}, durable=True)
-        os.rename(staging, target)
-    except _GitFailed as error:
-        raise BadPlan(f"script.git: {url} at {ref or 'HEAD'} cannot be fetched: {error}") from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-class _GitFailed(Exception):
-    """git said no; its own words."""
-
-
-class _Git:
-    """git in one folder, with everything off that could run somebody's code or ask a question."""
-
-    def __init__(
-        self, folder: Path, schemes: tuple[str, ...], *, deadline: float, limit: int, stopping: Callable[[], bool]
-    ) -> None:
-        self._folder, self._deadline, self._limit, self._stopping = folder, deadline, limit, stopping
-        self._options = [
-            "-c",
-            "core.hooksPath=/dev/null",
-            "-c",
-            "protocol.allow=never",
-            "-c",
-            "submodule.recurse=false",
-        ]
-        for scheme in schemes:
-            self._options += ["-c", f"protocol.{scheme}.allow=always"]
-        self._environment = {
-            **inherited(),
-            **{name: os.environ[name] for name in ("SSH_AUTH_SOCK",) if name in os.environ},
-            "GIT_TERMINAL_PROMPT": "0",
-            "GIT_ASKPASS": "/bin/false",
-            "GIT_SSH_COMMAND": "ssh -oBatchMode=yes",
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_LFS_SKIP_SMUDGE": "1",
-        }
-
-    def run(self, *arguments: str) -> str:
-        errors = self._folder.with_name(f"{self._folder.name}.err")
-        try:
-            with open(errors, "w+b") as file:
-                return self._run(list(arguments), file.fileno(), errors)
-        except FileNotFoundError:
-            raise _GitFailed("git is not installed on this node") from None
-        finally:
-            errors.unlink(missing_ok=True)
-
-    def _run(self, arguments: list[str], errors: int, told: Path) -> str:
-        process = subprocess.Popen(
-            ["git", *self._options, *arguments],
-            cwd=self._folder,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            process_group=0,
-            preexec_fn=child_setup(STOP_SIGNALS),
-        )
-        while True:
-            try:
-                output, _ = process.communicate(timeout=0.2)
-                break
-            except subprocess.TimeoutExpired:
-                if problem := self._problem():
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.communicate()
-                    raise _GitFailed(problem) from None
-        if process.returncode:
-            lines = told.read_text(errors="replace").strip().splitlines()
-            raise _GitFailed(lines[-1][:500] if lines else f"git ended with {process.returncode}")
-        if problem := self._problem():
-            raise _GitFailed(problem)
-        return output.decode(errors="replace")
-
-    def _problem(self) -> str:
-        if self._stopping():
-            return "asked to stop meanwhile"
-        if time.monotonic() > self._deadline:
-            return "it took too long"
-        if _bytes_in(self._folder) > self._limit:
-            return f"it is larger than {self._limit / 1024**2:.0f} MiB"
-        return ""
-
-
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_size
-    return total

@@ -114,16 +114,16 @@ def vigil() -> dict[str, Any]:
 
 
 def code(plan: Plan) -> dict[str, Any]:
-    """A script's code: where from and which commit; of an upload its digest, and the commit that it was packed at."""
-    if plan.script is None:
+    """Somebody's own: where from and which commit; of an upload its digest, and the commit that it was packed at."""
+    if plan.code is None:
         return {}
-    if plan.script.git:
+    if plan.code.git:
         fetched = read_json(plan.job_dir / "code.json") or {}
-        told = {"git": without_password(plan.script.git), "ref": plan.script.ref, "commit": fetched.get("commit", "")}
+        told = {"git": without_password(plan.code.git), "ref": plan.code.ref, "commit": fetched.get("commit", "")}
     else:
         sent = read_json(plan.run_dir / "portal" / "code.json") or {}
         told = {name: sent[name] for name in ("digest", "commit", "dirty") if name in sent}
-    return {**told, "variables": sorted(plan.script.env)[:MOST_VARIABLES]}
+    return told if plan.script is None else {**told, "variables": sorted(plan.script.env)[:MOST_VARIABLES]}
 
 
 def settings(plan: Plan) -> dict[str, Any]:

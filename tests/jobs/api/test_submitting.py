@@ -5,7 +5,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 
 from jobs.models import Job
 from tests import lab
-from tests.jobs.asking import packed
+from tests.jobs.asking import ENTRIES, its_code, packed, text_of
 from tests.lab import send
 
 pytestmark = pytest.mark.django_db
@@ -47,18 +47,54 @@ def code(**files: str) -> SimpleUploadedFile:
     return SimpleUploadedFile("code.tar.gz", packed(**files))
 
 
-def test_submit_a_script_with_its_code(settings):
+@pytest.mark.parametrize("table", ENTRIES)
+def test_submit_with_code(settings, table):
     sam = lab.sysadmin()
     lab.a_project()
-    toml = 'name = "mine"\nkind = "script"\n[script]\ndirectory = "."\n'
-    sent = {"spec_toml": toml, "code": code(train_py="print(1)")}
+    toml = text_of(table)
+    sent = {"spec_toml": toml, "code": SimpleUploadedFile("code.tar.gz", its_code(table))}
     answer = lab.bearer(sam).post(JOBS, sent)
     assert answer.status_code == 201, answer.content
     assert len(list(settings.VIGIL_RUNS.glob(".uploads/*.tar.gz"))) == 1
-    missing = lab.bearer(sam).post(JOBS, {"spec_toml": toml, "code": code(other_py="print(1)")})
-    assert missing.json()["errors"][0]["field"] == "script.entry"
+    refused = {
+        f"{table}.entry": {"spec_toml": toml, "code": code(other_py="print(1)")},
+        f"{table}.directory": {"spec_toml": toml},
+        "code": {"spec_toml": text_of(table, git="https://x.org/y", ref="v1"), "code": code(other_py="")},
+    }
+    for field, wrong in refused.items():
+        assert [error["field"] for error in lab.bearer(sam).post(JOBS, wrong).json()["errors"]] == [field]
     stranger = lab.bearer(sam).post(JOBS, {"spec_toml": toml, "file": code(train_py="print(1)")})
     assert stranger.json()["errors"][0]["field"] == "file"
+
+
+def test_every_file_that_a_federation_is_made_of_is_looked_for():
+    sam = lab.bearer(lab.sysadmin())
+    lab.a_project()
+    both = 'name = "mine"\nkind = "federated"\n[client]\ndirectory = "."\n[run]\nrecipe = "client"\nalgorithm = "own"\n'
+    lacking = {"spec_toml": both, "code": code(client_py="")}
+    assert [error["field"] for error in sam.post(JOBS, lacking).json()["errors"]] == ["client.algorithm"]
+    neither = sam.post(JOBS, {"spec_toml": both, "code": code(other_py="")})
+    assert [error["field"] for error in neither.json()["errors"]] == ["client.entry", "client.algorithm"]
+    alone = both.replace('recipe = "client"\n', "")
+    assert sam.post(JOBS, {"spec_toml": alone, "code": code(algorithm_py="")}).status_code == 201
+
+
+@pytest.mark.parametrize("kind", ["federated", "distributed"])
+def test_code_that_no_table_asks_for_is_refused(kind):
+    lab.a_project()
+    sent = {"spec_toml": f'name = "x"\nkind = "{kind}"\n', "code": code(client_py="")}
+    answer = lab.bearer(lab.sysadmin()).post(JOBS, sent)
+    assert [(error["field"], "[client]" in error["message"]) for error in answer.json()["errors"]] == [("code", True)]
+
+
+@pytest.mark.parametrize("table", ENTRIES)
+def test_code_of_whoever_is_not_trusted_is_refused(client, table):
+    for toml in (text_of(table), text_of(table, git="https://x.org/y", ref="v1")):
+        sent = {"spec_toml": toml, "code": SimpleUploadedFile("code.tar.gz", its_code(table))}
+        answer = client.post(JOBS, sent)
+        assert (answer.status_code, "VIGIL_LOCAL_TRUST" in answer.content.decode()) == (403, True)
+        assert "VIGIL_LOCAL_TRUST" in send(client, "post", f"{JOBS}/check", {"spec_toml": toml}).content.decode()
+    assert not Job.objects.exists()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from jobs.disk import provenance, rundir
 from jobs.models import Attempt, Job
 from jobs.spec import JobSpec
 from portal.models import Project, User
+from tests.jobs.asking import ENTRIES, text_of
 from tests.jobs.pages.reading import text
 from tests.lab import a_job, a_project, bearer, on_disk, person, signed_in
 
@@ -257,12 +258,12 @@ def test_only_the_newest_are_read(job: Job, mira: User) -> None:
 
 # Again
 
-SCRIPT = 'name = "mine"\nkind = "script"\n[script]\ngit = "https://example.org/a.git"  # ours\nref = "main"\n'
+TABLES = pytest.mark.parametrize("table", ENTRIES)
 
 
-def scripted(job: Job, toml: str) -> None:
+def coded(job: Job, toml: str) -> None:
     spec = JobSpec.parse_toml(toml)
-    job.kind, job.spec, job.spec_toml = "script", spec.model_dump(mode="json"), toml
+    job.kind, job.spec, job.spec_toml = spec.kind, spec.model_dump(mode="json"), toml
     job.save()
 
 
@@ -272,15 +273,17 @@ def spec_of(user: User, job: Job, status: int = 200) -> str:
     return str(response.json()["spec_toml" if status == 200 else "detail"])
 
 
-def test_a_script_from_git_is_pinned_to_what_ran(job: Job, mira: User) -> None:
-    scripted(job, SCRIPT)
+@TABLES
+def test_code_from_git_is_pinned_to_what_ran(job: Job, mira: User, table: str) -> None:
+    toml = f'{text_of(table, git="https://example.org/a.git")}ref = "main"  # ours\n'
+    coded(job, toml)
     assert "has not fetched its code yet" in spec_of(mira, job, status=409)
     page = f"/jobs/{job.pk}/spec"
     line = f"vigil spec {job.pk} &gt; again.toml &amp;&amp; vigil submit again.toml"
     assert line in text(signed_in(mira).get(page))
     code = place(job).parent.parent / "code.json"
     code.write_text(json.dumps({"commit": COMMIT}))
-    assert spec_of(mira, job) == SCRIPT.replace('ref = "main"', f'ref = "{COMMIT}"')
+    assert spec_of(mira, job) == toml.replace('ref = "main"', f'ref = "{COMMIT}"')
     html = text(signed_in(mira).get(page))
     assert line.replace("&gt;", "--pinned &gt;", 1) in html
     assert COMMIT[:12] in html
@@ -292,9 +295,10 @@ def test_a_script_from_git_is_pinned_to_what_ran(job: Job, mira: User) -> None:
     spec_of(mira, job, status=409)
 
 
-def test_an_upload_says_what_it_was(job: Job, mira: User) -> None:
-    toml = 'name = "mine"\nkind = "script"\n[script]\ndirectory = "."\n'
-    scripted(job, toml)
+@TABLES
+def test_an_upload_says_what_it_was(job: Job, mira: User, table: str) -> None:
+    toml = text_of(table)
+    coded(job, toml)
     assert spec_of(mira, job) == toml
     told = {"digest": "ab" * 32, "commit": COMMIT, "dirty": True}
     (rundir.path_of(job.directory) / "portal" / "code.json").write_text(json.dumps(told))

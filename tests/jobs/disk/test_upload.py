@@ -73,7 +73,7 @@ def folder_of(size: int) -> Plant:
 
 
 def says(code: bytes, entry: str = "train.py") -> str:
-    return " ".join(problem.message for problem in upload.problems(code, entry=entry))
+    return " ".join(problem.message for problem in upload.problems(code, entries={"script.entry": entry}))
 
 
 def test_a_good_one_is_unpacked(tmp_path: Path, settings: Any) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import stat
+import tomllib
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from jobs.models import Attempt, Checkpoint, Job
 from jobs.submitting.submit import cancel, resume
 from nodes.schedulers.base import UNKNOWN, SchedulerError, Submission
 from portal.models import Project, User
-from tests.jobs.asking import ask, packed, spec_of
+from tests.jobs.asking import ENTRIES, ask, coded, its_code, packed, spec_of
 from tests.jobs.schedulers import Told
 from tests.lab import a_project, sysadmin
 
@@ -275,9 +276,10 @@ def test_two_that_were_submitted_leave_one(oskar: User, told: Told, monkeypatch:
     assert told.cancelled == ["102"]
 
 
-def test_a_scripts_code_lies_in_the_run_directory(told: Told) -> None:
+@pytest.mark.parametrize("table", ENTRIES)
+def test_the_code_lies_in_the_run_directory(told: Told, table: str) -> None:
     a_project()
-    spec = spec_of(kind="script", script={"directory": ".", "entry": "src/train.py"})
+    spec = coded(table, directory=".", entry="src/train.py")
     job, _ = ask(sysadmin(), spec, code=packed(src__train_py="print(1)", README="hello"))
     assert job.latest_id is not None
     handover.hand_over(job.latest_id, told)
@@ -286,17 +288,19 @@ def test_a_scripts_code_lies_in_the_run_directory(told: Told) -> None:
     assert (code / "src" / "train.py").read_text() == "print(1)"
     assert not list((rundir.runs_root() / upload.UPLOADS).iterdir())
     text = (rundir.path_of(job.directory) / "portal" / "run.toml").read_text()
-    assert 'entry = "src/train.py"' in text
-    assert "directory" not in text
+    run = tomllib.loads(text)
+    assert run[table]["entry"] == "src/train.py"
+    assert "directory" not in run[table]
     sent = json.loads((rundir.path_of(job.directory) / "portal" / "code.json").read_text())
     assert (len(sent["digest"]), sent["commit"], sent["dirty"]) == (64, "", False)
 
 
-def test_code_is_kept_for_as_long_as_an_attempt_waits_with_it(told: Told) -> None:
+@pytest.mark.parametrize("table", ENTRIES)
+def test_code_is_kept_for_as_long_as_an_attempt_waits_with_it(told: Told, table: str) -> None:
     """Cancelled before it started, and resumed: it is the second attempt that fetches it."""
     a_project()
-    sam, spec = sysadmin(), spec_of(kind="script", script={"directory": "."})
-    jobs = [ask(sam, spec, code=packed(train_py="print(1)"))[0] for _ in range(2)]
+    sam = sysadmin()
+    jobs = [ask(sam, coded(table), code=its_code(table))[0] for _ in range(2)]
     for job in jobs:
         cancel(sam, job)
         assert job.latest_id is not None

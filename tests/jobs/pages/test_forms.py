@@ -160,6 +160,55 @@ def test_filters_keep_the_tables_of_those_that_stay() -> None:
     assert run == {"filters": ["topk", "fp16"], "topk": {"density": 0.2}}
 
 
+CLIENT = 'name = "x"\nkind = "federated"\n[run.client]\nhidden = 64\nname = "a" # mine\n[client]\ndirectory = "."\n'
+
+
+def section(text: str, title: str) -> list[str]:
+    (found,) = (one for one in sections(read_toml(text)) if one.title == title)
+    assert found.takes_code
+    return [drawn.path for drawn in found.shown]
+
+
+class TestClientsOfOnesOwn:
+    def test_have_a_section_with_what_they_are_told(self) -> None:
+        where = ["client.git", "client.ref", "client.directory"]
+        told = ["run.client.hidden", "run.client.name"]
+        assert section(CLIENT, "Your clients") == [*where, "client.entry", *told]
+        text = merged(CLIENT, {"run.algorithm": "own"})
+        assert section(text, "Your clients") == [*where, "client.entry", "client.algorithm", *told]
+        text = merged(text, {"run.recipe": "tabular"})
+        assert section(text, "Your algorithm") == [*where, "client.algorithm"]
+
+    def test_bring_their_recipe_and_split_unwritten(self) -> None:
+        form = fields(CLIENT)
+        assert (form["run.recipe"].value, form["run.split"].value) == ("client", "column")
+        assert merged(CLIENT, {path: drawn.value for path, drawn in form.items()}) == CLIENT
+
+    def test_are_told_numbers_as_numbers(self) -> None:
+        run = read_toml(merged(CLIENT, {"run.client.hidden": "128", "run.client.name": "7"}))["run"]
+        assert run["client"] == {"hidden": 128, "name": "7"}
+        assert "hidden" not in merged(CLIENT, {"run.client.hidden": ""})
+
+    def test_are_no_choice_of_other_kinds(self) -> None:
+        assert "client" in fields('name = "x"\nkind = "federated"\n')["run.recipe"].choices
+        assert "client" not in fields(TEXT)["run.recipe"].choices
+
+    def test_come_and_go_with_what_uses_them(self) -> None:
+        text = merged('name = "x"\nkind = "federated"\n', {"run.recipe": "client"})
+        assert JobSpec.parse_toml(text).client is not None
+        text = merged(text, {"run.algorithm": "own"})
+        text = merged(text, {"run.recipe": "tabular"})
+        assert JobSpec.parse_toml(text).entries == {"client.algorithm": "algorithm.py"}
+        for gone in (merged(text, {"run.algorithm": "fedprox"}), merged(text, {"kind": "distributed"})):
+            assert "client" not in read_toml(gone)
+            JobSpec.parse_toml(gone)
+
+    @pytest.mark.parametrize("algorithm", ["fedprox", "own"])
+    def test_keep_their_recipe_beside_another_algorithm(self, algorithm: str) -> None:
+        spec = JobSpec.parse_toml(merged(CLIENT, {"run.algorithm": algorithm}))
+        assert (spec.run.recipe, spec.run.algorithm) == ("client", algorithm)
+
+
 def test_a_broken_text_is_never_rewritten() -> None:
     with pytest.raises(SpecError):
         merged("name = ", {"name": "x"})

@@ -10,6 +10,7 @@ from django.test import Client
 from jobs.models import Job
 from nodes.models import Association, Node, Partition, Qos, Reservation
 from portal.models import Project, User
+from tests.jobs.asking import ENTRIES, its_code, packed, text_of
 from tests.jobs.pages.reading import text
 from tests.lab import a_job, a_project, person, signed_in
 from tests.stack import REPOSITORY
@@ -124,12 +125,18 @@ def test_what_reads_a_broken_field_is_not_judged(client: Client) -> None:
     assert "does not divide" not in html
 
 
-def test_a_refused_program_does_not_hold(client: Client, settings: Any) -> None:
+@pytest.mark.parametrize("table", ENTRIES)
+def test_refused_code_does_not_hold(client: Client, settings: Any, table: str) -> None:
     settings.VIGIL_LOCAL_TRUST = "everyone"
-    script = 'name = "mine"\nkind = "script"\n[script]\ndirectory = "."\n'
-    html = text(client.post("/submit", {"toml": script, "side": "toml", "do": "submit"}))
-    assert 'One thing to fix: <a href="#f-script-directory">Directory</a>.' in html
+    asked = {"toml": text_of(table), "side": "toml", "do": "submit"}
+    html = text(client.post("/submit", asked))
+    assert f'One thing to fix: <a href="#f-{table}-directory">Directory</a>.' in html
     assert "Holds" not in html
+    html = text(client.post("/submit", {**asked, "code": SimpleUploadedFile("code.tgz", packed(other_py=""))}))
+    assert f"{ENTRIES[table]} is not in the upload" in html.split(f'id="f-{table}-entry-e"')[1]
+    sent = {**asked, "code": SimpleUploadedFile("code.tgz", its_code(table))}
+    assert client.post("/submit", sent).status_code == 302
+    assert Job.objects.get().spec[table]["entry"] == ENTRIES[table]
 
 
 def test_a_text_of_ten_megabytes_is_refused_at_the_door(client: Client) -> None:
@@ -155,6 +162,18 @@ def test_another_kind_brings_its_own_fields(client: Client) -> None:
     assert 'name="script.entry"' in html
     assert 'name="run.steps"' not in html
     assert "[script]" in html
+
+
+def test_clients_of_ones_own_bring_a_file_to_choose(client: Client) -> None:
+    spec = SPEC.partition("[run]")[0].replace('kind = "distributed"', 'kind = "federated"')
+    asked = {"toml": spec, "side": "form", "run.recipe": "client"}
+    html = text(client.post("/submit/sync", asked))
+    assert "<legend>Your clients</legend>" in html
+    assert 'type="file" id="f-code" name="code"' in html
+    assert 'id="f-client-entry"' in html
+    assert 'id="f-client-algorithm"' not in html
+    plain = text(client.post("/submit/sync", {**asked, "run.recipe": "vision"}))
+    assert "f-code" not in plain
 
 
 def test_a_clone_begins_with_its_parents_text_and_remembers_it(client: Client, mira: User, project: Project) -> None:

@@ -140,6 +140,48 @@ def test_parts_belong_to_their_kind() -> None:
     assert "what Vigil trains" in problems({**SCRIPT, "run": {}})["run"]
 
 
+CLIENT: dict[str, Any] = {"name": "x", "kind": "federated", "client": {"directory": "."}}
+
+
+def test_clients_of_ones_own_bring_their_recipe_and_split() -> None:
+    spec = JobSpec.parse({**CLIENT, "run": {"client": {"hidden": 64}}})
+    assert (spec.run.recipe, spec.run.split, spec.run.options_of("client")["hidden"]) == ("client", "column", 64)
+    assert (spec.code, spec.entries) == (spec.client, {"client.entry": "client.py"})
+    text = write_toml(spec)
+    assert JobSpec.parse_toml(text) == spec
+    assert text.endswith('[client]\ndirectory = "."\nentry = "client.py"\n')
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "says"),
+    [
+        ({"client": {"directory": ".", "entry": "../c.py"}}, "client.entry", "inside the directory"),
+        ({"client": {"git": "https://x.org/y"}}, "client", "needs a ref"),
+        ({"client": {"directory": ".", "args": []}}, "client.args", 'no "args"'),
+        ({"run": {"recipe": "tabular"}}, "client", "Nothing uses it"),
+        ({"run": {"client": {"a b": 1}}}, "run.client.a b", "name of an argument"),
+        ({"client": None, "run": {"recipe": "client"}}, "client", "Missing"),
+        ({"kind": "distributed", "run": None}, "client", "kind = federated"),
+        ({"kind": "distributed", "client": None, "run": {"recipe": "client"}}, "run.recipe", "not for kind"),
+        (
+            {"client": {"git": "file:///etc", "ref": "v1"}, "run": {"clients": 5000, "client": {"x": 1}}},
+            "client.git",
+            "//",
+        ),
+        ({"run": {"recipe": "clint", "client": {"x": 1}}}, "run.recipe", 'Did you mean "client"'),
+    ],
+)
+def test_what_clients_of_ones_own_cannot_be_is_told_alone(change: dict[str, Any], field: str, says: str) -> None:
+    told = problems({**CLIENT, **change})
+    assert [*told] == [field]
+    assert says in told[field]
+
+
+@pytest.mark.parametrize(("kind", "table"), [("script", "script"), ("federated", "client"), ("distributed", "script")])
+def test_a_key_of_code_is_sent_to_the_table_of_its_kind(kind: str, table: str) -> None:
+    assert f"belongs under [{table}]" in problems({"name": "x", "kind": kind, "entry": "a.py"})["entry"]
+
+
 def test_a_federations_table_is_another_than_the_trainers() -> None:
     federated = {"name": "x", "kind": "federated"}
     assert JobSpec.parse({**federated, "run": {"rounds": 5}}).run.length == 5

@@ -84,6 +84,15 @@ def test_whatever_chooses_code_is_told_by_its_field(key: str) -> None:
     assert "VIGIL_LOCAL_USER" in problem.message
 
 
+def test_options_of_somebodys_own_code_are_not_judged_but_the_code_is() -> None:
+    spec = spec_of(
+        kind="federated",
+        client={"directory": ".", "algorithm": "mine.py"},
+        run={"recipe": "client", "algorithm": "own", "client": {"hidden": 64, "folder": "/etc"}, "own": {"q": 2.0}},
+    )
+    assert [problem.field for problem in misuses(spec, ())] == ["client.directory", "client.algorithm"]
+
+
 @pytest.mark.parametrize(
     "name",
     ["PYTHONPATH", "LD_LIBRARY_PATH", "CXX", "TORCHINDUCTOR_CACHE_DIR", "NCCL_NET_PLUGIN", "HF_HOME", "HOME", "PATH"],

@@ -12,9 +12,9 @@ from nodes.cluster import sync
 from nodes.models import Node
 from nodes.schedulers.cluster import QueuedJob
 from portal.models import Project, User
-from tests.jobs.asking import spec_of
+from tests.jobs.asking import ENTRIES, coded, spec_of
 from tests.jobs.schedulers import DGX_01, Told
-from tests.lab import a_job
+from tests.lab import a_job, a_project, sysadmin
 
 pytestmark = pytest.mark.django_db
 
@@ -78,3 +78,16 @@ def test_tells_refusals_as_findings(oskar: User) -> None:
     found = dry_run(oskar, spec_of(kind="script", script={"directory": "."}))
     assert [finding.level for finding in found] == ["error"]
     assert "VIGIL_LOCAL_TRUST" in found[0].text
+
+
+@pytest.mark.parametrize("table", ENTRIES)
+def test_tells_where_code_comes_from(table: str) -> None:
+    a_project()
+    sam = sysadmin()
+    for spec, says in (
+        (coded(table), "The directory is sent on submit"),
+        (coded(table, git="https://x.org/y", ref="v1"), "https://x.org/y at v1 is fetched inside the allocation"),
+    ):
+        (code,) = (finding.text for finding in dry_run(sam, spec) if finding.title == "Code")
+        assert code.startswith(says)
+        assert code.endswith(f" {ENTRIES[table]} must be in it.")

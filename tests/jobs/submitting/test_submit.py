@@ -23,11 +23,12 @@ from nodes.cluster import sync
 from portal.models import IdempotencyKey, Project, User
 from portal.series import store
 from tests.jobs import reporting
-from tests.jobs.asking import ask, packed, spec_of
+from tests.jobs.asking import ENTRIES, ask, coded, its_code, spec_of
 from tests.jobs.schedulers import DGX_01, Told
 from tests.lab import a_checkpoint, a_job, a_project, on_disk, person, sysadmin
 
 pytestmark = pytest.mark.django_db
+TABLES = pytest.mark.parametrize("table", ENTRIES)
 
 
 class TestSubmit:
@@ -83,24 +84,31 @@ class TestSubmit:
             ask(oskar, spec_of(resources={"nodes": 2}))
         assert error.value.problems[0].field == "resources.nodes"
 
-    def test_programs_of_others_need_a_decision_on_this_machine(self, oskar: User, settings: Any) -> None:
-        spec = spec_of(kind="script", script={"directory": "."})
-        with pytest.raises(Refused, match="VIGIL_LOCAL_TRUST=everyone"):
-            ask(oskar, spec, code=packed(train_py=""))
-        settings.VIGIL_LOCAL_TRUST = "everyone"
-        assert ask(oskar, spec, code=packed(train_py=""))[1]
+    @TABLES
+    def test_code_of_others_needs_a_decision_on_this_machine(self, oskar: User, settings: Any, table: str) -> None:
+        fetched = coded(table, git="https://example.org/a.git", ref="main")
+        for spec, code in ((coded(table), its_code(table)), (fetched, None)):
+            settings.VIGIL_LOCAL_TRUST = "sysadmins"
+            with pytest.raises(Refused, match="VIGIL_LOCAL_TRUST=everyone"):
+                ask(oskar, spec, code=code)
+            settings.VIGIL_LOCAL_TRUST = "everyone"
+            assert ask(oskar, spec, code=code)[1]
 
-    def test_no_path_of_a_spec_is_opened(self) -> None:
-        spec = spec_of(kind="script", script={"directory": "/etc", "entry": "passwd"})
+    @TABLES
+    def test_no_path_of_a_spec_is_opened(self, table: str) -> None:
+        spec = coded(table, directory="/etc", entry="passwd")
         a_project()
         with pytest.raises(SpecError, match="send a tar.gz of it along, in the form under Code"):
             ask(sysadmin(), spec)
 
 
 class TestResume:
-    def test_programs_of_others_need_that_decision_still(self, oskar: User, project: Project, settings: Any) -> None:
-        spec = spec_of(kind="script", script={"directory": "."}).model_dump(mode="json")
-        job = a_job(oskar, project, state="failed", kind="script", spec=spec)
+    @TABLES
+    def test_code_of_others_needs_that_decision_still(
+        self, oskar: User, project: Project, settings: Any, table: str
+    ) -> None:
+        spec = coded(table)
+        job = a_job(oskar, project, state="failed", kind=spec.kind, spec=spec.model_dump(mode="json"))
         with pytest.raises(Refused, match="VIGIL_LOCAL_TRUST=everyone"):
             resume(oskar, job)
         settings.VIGIL_LOCAL_TRUST = "everyone"

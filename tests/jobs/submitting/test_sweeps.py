@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tomllib
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,7 @@ from jobs.submitting import sweeps
 from jobs.submitting.submit import cancel, delete
 from nodes.schedulers.base import SchedulerError
 from portal.models import Project, User
-from tests.jobs.asking import ask, packed
+from tests.jobs.asking import ENTRIES, ask, its_code, text_of
 from tests.jobs.schedulers import Told
 from tests.lab import a_project, person
 
@@ -336,16 +337,26 @@ def test_it_waits_for_the_jobs_before_it(oskar: User, told: Told) -> None:
     assert len(told.arrays) == 1
 
 
-def test_each_job_of_a_script_has_the_code(oskar: User, told: Told, settings: Any) -> None:
+@pytest.mark.parametrize(("table", "over"), [("script", "script.env.RATE"), ("client", "run.client.hidden")])
+def test_each_job_has_the_code(oskar: User, told: Told, settings: Any, table: str, over: str) -> None:
     settings.VIGIL_LOCAL_TRUST = "everyone"
-    text = 'name = "x"\nkind = "script"\n[script]\ndirectory = "."\n[sweep.over]\n"script.env.RATE" = ["1", "2"]\n'
-    sweep = make(oskar, text, code=packed(train_py="print(1)"))
+    sweep = make(oskar, f'{text_of(table)}[sweep.over]\n"{over}" = ["1", "2"]\n', code=its_code(table))
     assert upload.awaited() == {sweep.key}
     tick(told)
     for one in firsts(sweep):
         root = rundir.path_of(one.job.directory)
-        assert (root / "job" / "code" / "train.py").read_text() == "print(1)"
+        assert (root / "job" / "code" / ENTRIES[table]).read_text() == "print(1)"
+        run = tomllib.loads((root / "portal" / "run.toml").read_text())
+        assert table == "script" or run["run"]["client"]["hidden"] == one.job.sweep_values[over]
     assert upload.awaited() == set()
+
+
+def test_code_has_the_files_of_every_job(oskar: User, settings: Any) -> None:
+    settings.VIGIL_LOCAL_TRUST = "everyone"
+    text = f'{text_of("client")}[run]\nrecipe = "client"\n[sweep.over]\n"run.algorithm" = ["fedavg", "own"]\n'
+    with pytest.raises(SpecError) as error:
+        make(oskar, text, code=its_code("client"))
+    assert [problem.field for problem in error.value.problems] == ["client.algorithm"]
 
 
 def test_the_last_job_that_is_deleted_takes_the_sweep_along(oskar: User, told: Told) -> None:

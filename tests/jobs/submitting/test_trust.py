@@ -17,7 +17,7 @@ from jobs.submitting import sweeps
 from jobs.submitting.dryrun import dry_run, sweep_run
 from jobs.submitting.submit import resume
 from portal.models import Project, User
-from tests.jobs.asking import ask, packed, spec_of
+from tests.jobs.asking import ENTRIES, ask, coded, its_code, spec_of
 from tests.jobs.schedulers import Told
 from tests.lab import a_job, bearer, person, send, signed_in, sysadmin
 
@@ -73,9 +73,11 @@ class TestEveryDoor:
     def test_restart_once_trust_was_withdrawn(self, oskar: User, told: Told, settings: Any) -> None:
         settings.VIGIL_LOCAL_TRUST = "everyone"
         kept, _ = ask(oskar, spec_of(**PYTHON))
-        script, _ = ask(oskar, spec_of(kind="script", script={"directory": "."}), code=packed(train_py=""))
+        brought = [
+            (ask(oskar, coded(table), code=its_code(table))[0], "VIGIL_LOCAL_TRUST=everyone") for table in ENTRIES
+        ]
         settings.VIGIL_LOCAL_TRUST = "sysadmins"
-        for job, says in ((kept, "environment.python"), (script, "VIGIL_LOCAL_TRUST=everyone")):
+        for job, says in ((kept, "environment.python"), *brought):
             attempt = Attempt.objects.get(job=job)
             handover.hand_over(attempt.pk, told)
             attempt.refresh_from_db()

@@ -16,7 +16,7 @@ from training.attempt.lineage import Fenced, check_fence, newest_on_lineage, rai
 from training.launch.attempt import take_attempt
 from training.launch.failures import Failure, failure_of
 from training.launch.outcome import Budget, judge
-from training.launch.plan import BadPlan, Plan, read_plan
+from training.launch.plan import BadPlan, Code, Plan, read_plan
 from training.launch.stop import Stop
 
 
@@ -237,6 +237,22 @@ def test_a_plan_is_read_from_the_run_and_the_scheduler(run_dir: Path) -> None:
     assert plan.limits == {"step": 90.0}
     assert plan.script is not None
     assert (plan.script.args, plan.script.env) == (("--x", "1"), {"A": "b"})
+    assert plan.code == Code(table="script")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('kind = "federated"\n', None),
+        ('kind = "federated"\n[client]\nentry = "client.py"\n', Code(table="client")),
+        ('kind = "federated"\n[client]\ngit = "g"\nref = "r"\n', Code(table="client", git="g", ref="r")),
+        ('kind = "distributed"\n[client]\ngit = "g"\n', None),
+    ],
+)
+def test_the_code_of_a_federation_is_no_program(run_dir: Path, text: str, code: Code | None) -> None:
+    (run_dir / "portal" / "run.toml").write_text(text)
+    plan = read_plan(run_dir, {})
+    assert (plan.code, plan.script) == (code, None)
 
 
 @pytest.mark.parametrize(
@@ -248,6 +264,8 @@ def test_a_plan_is_read_from_the_run_and_the_scheduler(run_dir: Path) -> None:
         ("[launch]\ngrace_seconds = true\n", "launch.grace_seconds"),
         ('kind = "script"\n', r"\[script\] is missing"),
         ('kind = "script"\n[script]\nentry = 5\n', "script.entry must be text"),
+        ('kind = "federated"\nclient = 1\n', r"\[client\] is missing"),
+        ('kind = "federated"\n[client]\nref = 1\n', "client.ref must be text"),
     ],
 )
 def test_a_plan_that_makes_no_sense_says_what(run_dir: Path, text: str, message: str) -> None:
