@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jobs.client_name import called
 from portal import formatting
 from training.federation.tables import STATES
 
@@ -90,8 +91,9 @@ def matrix(
     """What the script draws: a row a client, a column a round; a cell is a state's number, −1: nothing is known."""
     rows = [
         {
-            "name": f"client {number}",
+            "name": called(number, client.name if client else ""),
             "short": str(number),
+            "owner": client.name if client else "",
             "note": (trouble_of(client) or _part_of(client)) if client else "",
             "odd": bool(client and trouble_of(client)),
             "values": list(values),
@@ -122,7 +124,7 @@ def _part_of(client: Client) -> str:
     return formatting.share((client.trained + client.late) / client.asked) if client.asked else formatting.MISSING
 
 
-def misbehaves(did: Mapping[int, Sequence[int]]) -> str:
+def misbehaves(did: Mapping[int, Sequence[int]], names: Mapping[int, str]) -> str:
     """A sentence on the client that is worst off; `did`: by client the states of its newest rounds."""
     found = []
     for client, states in did.items():
@@ -135,7 +137,8 @@ def misbehaves(did: Mapping[int, Sequence[int]]) -> str:
     _, times, client, state, of = max(found)
     more = len({one[2] for one in found}) - 1
     others = f" {formatting.plural(more, 'more client is', 'more clients are')} in trouble." if more else ""
-    return f"Client {-client} {_HAPPENED[state].format(k=times, m=of)}.{others}"
+    who = called(-client, names.get(-client, ""))
+    return f"C{who[1:]} {_HAPPENED[state].format(k=times, m=of)}.{others}"
 
 
 def fairness(
