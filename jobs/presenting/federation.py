@@ -154,9 +154,8 @@ def fairness(
     """`ends`: the lowest and the highest value of all clients; `line`: the global model's."""
     low, high = _around(*ends, line, whole=measure == "accuracy")
     rows = [_row(one, split.get(one.number), labels, getattr(one, measure), low, high, most_samples) for one in clients]
-    shown = list(labels[: COLOURS - 1]) + _rest(labels)
     at = _on(line, low, high)
-    return Fairness(measure=measure, rows=rows, low=low, high=high, line=at, labels=shown if len(labels) > 1 else [])
+    return Fairness(measure=measure, rows=rows, low=low, high=high, line=at, labels=legend(labels))
 
 
 def stragglers(clients: Sequence[Client], median: float | None) -> list[Straggler]:
@@ -188,12 +187,13 @@ def _row(
         look=_LOOKS.get(trouble.partition(" ")[0], "running"),
         x=_on(value, low, high),
         value=value,
-        shares=_shares(counts or [], max(1, most)),
-        told=_in_words(counts or [], labels) or f"{formatting.count(client.samples)} samples",
+        shares=shares(counts or [], max(1, most)),
+        told=in_words(counts or [], labels) or f"{formatting.count(client.samples)} samples",
     )
 
 
-def _shares(counts: Sequence[int], most: int) -> list[Share]:
+def shares(counts: Sequence[int], most: int) -> list[Share]:
+    """A client's bar, of counts by label."""
     kept = list(counts[: COLOURS - 1]) + ([sum(counts[COLOURS - 1 :])] if len(counts) >= COLOURS else [])
     found, x = [], 0.0
     for color, count in enumerate(kept):
@@ -204,14 +204,18 @@ def _shares(counts: Sequence[int], most: int) -> list[Share]:
     return found
 
 
-def _in_words(counts: Sequence[int], labels: Sequence[str]) -> str:
+def in_words(counts: Sequence[int], labels: Sequence[str]) -> str:
+    """The same to be read."""
     told = [f"{label} {formatting.count(count)}" for label, count in zip(labels, counts, strict=False) if count]
     return ", ".join(told[:12]) + (f" and {len(told) - 12} more labels" if len(told) > 12 else "")
 
 
-def _rest(labels: Sequence[str]) -> list[str]:
-    beyond = labels[COLOURS - 1 :]
-    return [] if not beyond else list(beyond) if len(beyond) == 1 else [f"{len(beyond)} others"]
+def legend(labels: Sequence[str]) -> list[str]:
+    """What each colour stands for; nothing where there is but one."""
+    shown, beyond = list(labels[: COLOURS - 1]), labels[COLOURS - 1 :]
+    if len(labels) < 2:
+        return []
+    return shown if not beyond else [*shown, *(beyond if len(beyond) == 1 else [f"{len(beyond)} others"])]
 
 
 def _around(low: float, high: float, line: float | None, *, whole: bool) -> tuple[float, float]:
