@@ -115,7 +115,7 @@ def picture(life: Life, *, before: int | None = None) -> Picture:
 
 def fairness(life: Life) -> Fairness | None:
     """The clients that the model serves worst; None before anything is known of any."""
-    return of_page(life, foremost(life.job, _sort(life), WORST_SHOWN))
+    return of_page(life, foremost(life.job, worst_first(life), WORST_SHOWN))
 
 
 def of_page(life: Life, clients: Sequence[Client]) -> Fairness | None:
@@ -237,5 +237,6 @@ def _measure(life: Life) -> str:
     return "accuracy" if Client.objects.filter(job=life.job, accuracy__isnull=False).exists() else "loss"
 
 
-def _sort(life: Life) -> str:
+def worst_first(life: Life) -> str:
+    """The order that has those first whom the model serves worst."""
     return WORST if _measure(life) == "accuracy" else "loss"

@@ -196,12 +196,17 @@ def shares(counts: Sequence[int], most: int) -> list[Share]:
     """A client's bar, of counts by label."""
     kept = list(counts[: COLOURS - 1]) + ([sum(counts[COLOURS - 1 :])] if len(counts) >= COLOURS else [])
     found, x = [], 0.0
-    for color, count in enumerate(kept):
+    for color, count in enumerate(kept, first_colour(kept)):
         width = 100 * count / most
         if count:
             found.append(Share(color, round(x, 3), round(width, 3)))
         x += width
     return found
+
+
+def first_colour(counts: Sequence[int]) -> int:
+    """Grey is for the first of several labels."""
+    return 1 if len(counts) == 1 else 0
 
 
 def in_words(counts: Sequence[int], labels: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.client_name import called
-from jobs.presenting.federation import COLOURS, Share, in_words, legend, shares
+from jobs.presenting.federation import COLOURS, Share, first_colour, in_words, legend, shares
 from portal import formatting
 from training.federation.outline import QUANTILES, Outline
 
@@ -17,6 +17,8 @@ ROWS = 16
 COLUMNS = 100
 """Of a band; of more clients it shows every so many."""
 HEIGHT = 1000
+UNEVEN = 20
+"""Times of the client in the middle that the largest has: from there on heights are roots, or all others were flat."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,21 +96,25 @@ def _band(outline: Outline) -> Band:
     counts = outline.counts[chosen]
     if counts.shape[1] > COLOURS:
         counts = np.concatenate([counts[:, : COLOURS - 1], counts[:, COLOURS - 1 :].sum(axis=1, keepdims=True)], axis=1)
-    return Band(
-        paths=_paths(counts, most), columns=len(chosen), first=ends[0], last=ends[1], most=most, caption=caption
-    )
+    is_uneven = most > UNEVEN * float(np.median(outline.sizes))
+    if is_uneven:
+        caption += "; heights are square roots"
+    paths = _paths(counts, most, is_uneven=is_uneven)
+    return Band(paths=paths, columns=len(chosen), first=ends[0], last=ends[1], most=most, caption=caption)
 
 
-def _paths(counts: NDArray[np.int64], most: int) -> list[tuple[int, str]]:
+def _paths(counts: NDArray[np.int64], most: int, *, is_uneven: bool) -> list[tuple[int, str]]:
     """Whole numbers, so that pieces meet; those from which a label has nothing are left out."""
-    tops = HEIGHT - np.rint(HEIGHT * counts.cumsum(axis=1) / max(1, most)).astype(np.int64)
+    sizes = counts.sum(axis=1, keepdims=True) / max(1, most)
+    parts = counts.cumsum(axis=1) / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    tops = HEIGHT - np.rint(HEIGHT * parts * (np.sqrt(sizes) if is_uneven else sizes)).astype(np.int64)
     bottoms = np.concatenate([np.full((len(counts), 1), HEIGHT), tops[:, :-1]], axis=1)
     found = []
     for colour in range(counts.shape[1]):
         pieces = zip(tops[:, colour].tolist(), (bottoms - tops)[:, colour].tolist(), strict=True)
         path = "".join(f"M{x} {top}h1v{tall}h-1z" for x, (top, tall) in enumerate(pieces) if tall)
         if path:
-            found.append((colour, path))
+            found.append((first_colour(counts[0].tolist()) + colour, path))
     return found
 
 

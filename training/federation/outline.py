@@ -29,17 +29,20 @@ class Outline:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        return self.counts.sum(axis=1)
+        found: NDArray[np.int64] = self.counts.sum(axis=1)
+        return found
 
     @cached_property
     def commonest(self) -> NDArray[np.int64]:
         """By client the label that it has most of."""
-        return self.counts.argmax(axis=1)
+        found: NDArray[np.int64] = self.counts.argmax(axis=1)
+        return found
 
     @cached_property
     def commonest_shares(self) -> NDArray[np.float64]:
         """The part of each client's samples that is of that label."""
-        return self.counts.max(axis=1) / np.maximum(self.sizes, 1)
+        found: NDArray[np.float64] = self.counts.max(axis=1) / np.maximum(self.sizes, 1)
+        return found
 
     @cached_property
     def spreads(self) -> dict[str, dict[str, float]]:

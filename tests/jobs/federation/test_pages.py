@@ -154,6 +154,9 @@ class TestRounds:
         assert "Loss by client, worst first" in html
         assert "h-slow" not in html
         assert "<h3>Accuracy" not in html
+        html = text(client.get(f"/jobs/{job.pk}/clients"))
+        assert rows_of(html, "h-clients") == ["client 1", "client 0"]
+        assert '<th scope="col" class="num" aria-sort="descending"><a href="?sort=-loss">Loss' in html
 
     def test_who_has_a_name_is_called_by_it_and_nothing_of_it_is_markup(self, client: Client, job: Job) -> None:
         tell(job, Spooled(uid="cd" * 8).tell("clients.named", **names("ada", "", "", "<b>dora</b>", "eve")[0]))
