@@ -90,7 +90,7 @@ def _band(outline: Outline) -> Band:
     else:
         order = np.argsort(outline.sizes, kind="stable")
         chosen = order[np.linspace(0, many - 1, COLUMNS).astype(np.int64)]
-        caption = f"A column is a client: {COLUMNS} of {formatting.count(many)}, from the smallest to the largest"
+        caption = f"{COLUMNS} of {formatting.count(many)} clients, the smallest first"
         ends = ["the smallest", "the largest"]
     most = int(outline.sizes.max())
     counts = outline.counts[chosen]

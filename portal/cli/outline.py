@@ -31,7 +31,7 @@ def _row(one: dict[str, Any], most: int, labels: list[str]) -> list[str]:
     what = ""
     if len(labels) > 1 and one["samples"]:
         label = _cut(labels[one["split"].index(commonest)])
-        what = f"{label} {formatting.share(commonest / one['samples'])}"
+        what = f"{label} · {formatting.share(commonest / one['samples'])}"
     bar = "█" * round(BAR * one["samples"] / most) if most else ""
     name = f" {_cut(one['name'])}" if one["name"] else ""
     return [f"{formatting.count(one['number'])}{name}", formatting.count(one["samples"]), bar or "▏", what]
