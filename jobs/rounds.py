@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from django.db.models import Q, QuerySet
 from numpy.typing import NDArray
 
 from jobs import starts
-from jobs.models import Attempt, ClientSplit, Job, Round
+from jobs.models import Attempt, Client, ClientSplit, Job, Round
 from portal.series import read
 from portal.series.store import Owner
 
@@ -19,6 +19,8 @@ MOST_STARTS = 1_000
 NAMED = np.dtype([("client", "<u4"), ("state", "<u1"), ("loss", "<f4"), ("accuracy", "<f4"), ("seconds", "<f4")])
 """A client in a round; NaN: not known."""
 SENT = ("mib_up", "mib_down")
+MOST_ASKED = 500
+"""Clients that are asked for by their numbers; of more all names are read."""
 EXACT = 64
 """Points are added one by one up to so many; from there on by whole rows."""
 
@@ -74,6 +76,15 @@ def newest(spanned: Sequence[Span], most: int, *, before: int | None = None) -> 
         if len(found) >= most:
             break
     return found[::-1]
+
+
+def names(job: Job, clients: Iterable[int]) -> dict[int, str]:
+    """What those of these clients are called that have names."""
+    wanted = set(clients)
+    rows = Client.objects.filter(job=job).exclude(name="")
+    if len(wanted) <= MOST_ASKED:
+        rows = rows.filter(number__in=wanted)
+    return {number: name for number, name in rows.values_list("number", "name") if number in wanted}
 
 
 def splits(job: Job, clients: Sequence[int]) -> tuple[list[str], dict[int, list[int]]]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
+import numpy as np
 from django.http import HttpResponse
 from ninja import Query, Router, Schema
+from numpy.typing import NDArray
 from pydantic import Field
 
 from jobs import rounds as recorded
@@ -20,6 +23,7 @@ from training.federation.tables import STATES
 
 router = Router(tags=["rounds"])
 _WHOLE = "Whole, of however many clients."
+_NAME = "Whose its data are; empty: nobody knows."
 
 
 class WantedRounds(WantedPage):
@@ -34,6 +38,7 @@ class Did(Schema):
     """What a client did in a round."""
 
     client: int
+    name: str = Field(description=_NAME)
     state: str = Field(description=", ".join(STATES))
     loss: float | None
     accuracy: float | None = Field(description="Of the global model on the client's own samples.")
@@ -58,6 +63,7 @@ class RoundShape(Schema):
     loss: float | None
     accuracy: float | None = Field(description="Of the global model; null: there was no validation.")
     worst: int | None = Field(description="The client with the lowest accuracy.")
+    worst_name: str = Field(description=_NAME)
     clients: list[Did] | None = Field(
         None, description="Those that were named, with `clients`; of many clients first those in trouble."
     )
@@ -80,6 +86,7 @@ class ClientShape(Schema):
     """A client of a federation. Counts are of the rounds in which it was named, those done again included."""
 
     number: int
+    name: str = Field(description=_NAME)
     samples: int | None = Field(description="That it trains on.")
     split: list[int] | None = Field(description="The same by label, in the order of `labels`.")
     trained: int
@@ -99,7 +106,7 @@ class Clients(Schema):
     next: str | None
 
 
-_ROUND = [name for name in RoundShape.model_fields if name not in {"attempt", "clients"}]
+_ROUND = [name for name in RoundShape.model_fields if name not in {"attempt", "clients", "worst_name"}]
 _CLIENT = [name for name in ClientShape.model_fields if name not in {"split", "last_round"}]
 
 
@@ -117,7 +124,12 @@ def rounds(request: ApiRequest, job_id: int, wanted: Query[WantedRounds]) -> Htt
         rows = rows.filter(number__lte=wanted.end)
     part = page(rows, Order("number", descending=True), cursor=wanted.cursor, limit=wanted.limit)
     numbers = {attempt.pk: attempt.number for attempt in attempts}
-    items = [_round(row, numbers[row.attempt_id], with_clients=wanted.clients) for row in part.items]
+    did = {row.number: recorded.unpack(row.named) for row in part.items} if wanted.clients else {}
+    asked = {row.worst for row in part.items if row.worst is not None}.union(
+        *(one["client"].tolist() for one in did.values())
+    )
+    names = recorded.names(job, asked)
+    items = [_round(row, numbers[row.attempt_id], did.get(row.number), names) for row in part.items]
     return answer({"items": items, "next": part.next})
 
 
@@ -131,16 +143,17 @@ def clients(request: ApiRequest, job_id: int, wanted: Query[WantedClients]) -> H
     return answer({"labels": labels, "items": [_client(row, split) for row in part.items], "next": part.next})
 
 
-def _round(row: Round, attempt: int, *, with_clients: bool) -> dict[str, Any]:
+def _round(row: Round, attempt: int, did: NDArray[np.void] | None, names: Mapping[int, str]) -> dict[str, Any]:
     shown = {name: getattr(row, name) for name in _ROUND}
-    named = [_did(*one) for one in recorded.unpack(row.named).tolist()] if with_clients else None
-    return {**shown, "attempt": attempt, "clients": named}
+    named = None if did is None else [_did(names.get(one[0], ""), *one) for one in did.tolist()]
+    worst = "" if row.worst is None else names.get(row.worst, "")
+    return {**shown, "attempt": attempt, "worst_name": worst, "clients": named}
 
 
-def _did(client: int, state: int, loss: float, accuracy: float, seconds: float) -> dict[str, Any]:
+def _did(name: str, client: int, state: int, loss: float, accuracy: float, seconds: float) -> dict[str, Any]:
     values = {"loss": loss, "accuracy": accuracy, "seconds": seconds}
     told = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    return {"client": client, "state": STATES[state], **told}
+    return {"client": client, "name": name, "state": STATES[state], **told}
 
 
 def _client(row: Client, split: dict[int, list[int]]) -> dict[str, Any]:

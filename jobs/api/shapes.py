@@ -15,6 +15,7 @@ from jobs.goodput import goodput
 from jobs.models import Attempt, Checkpoint, Event, Job
 from jobs.progress import progress
 from jobs.why import reasons
+from training.federation.outline import NAMED
 
 Values = dict[str, float | str | None]
 
@@ -154,10 +155,52 @@ class FindingShape(Schema):
     text: str
 
 
+class SpreadShape(Schema):
+    """Of all clients."""
+
+    min: float
+    q25: float
+    median: float
+    q75: float
+    max: float
+
+
+class ShareShape(Schema):
+    number: int
+    name: str = Field(description="Whose its data are; empty: nobody knows.")
+    samples: int = Field(description="That it would train on.")
+    split: list[int] = Field(description="The same by label, in the order of `labels`.")
+
+
+class RestShape(Schema):
+    """The clients that `items` does not name, together."""
+
+    clients: int
+    samples: int
+    split: list[int]
+
+
+class OutlineShape(Schema):
+    """Who would have how much of a federation's data."""
+
+    clients: int
+    samples: int
+    labels: list[str]
+    spreads: dict[str, SpreadShape] = Field(
+        description="`samples`, `labels` that a client has at all, and `commonest_share`: the part of its samples that "
+        "is of the label that it has most of."
+    )
+    items: list[ShareShape] = Field(description=f"At most {NAMED:,} clients, by number.")
+    rest: RestShape | None = Field(description="Null: all are named.")
+
+
 class Check(Schema):
     spec: dict[str, Any] = Field(description="The spec with every default filled in.")
     spec_toml: str
     findings: list[FindingShape]
+    split: OutlineShape | None = Field(
+        description="Null: it is no federation, or its data are known only where they are."
+    )
 
 
 class Jobs(Schema):

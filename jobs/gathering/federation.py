@@ -11,12 +11,14 @@ from django.db.models import Max, Min
 from numpy.typing import NDArray
 
 from jobs import rounds
+from jobs.client_name import called
 from jobs.gathering.clients import WORST, foremost
 from jobs.models import Client, Event, Round
 from jobs.presenting import federation as drawn
 from jobs.presenting.federation import Fairness, Straggler
 from jobs.presenting.header import Life, number
 from portal import untrusted
+from training.federation.tables import NAME_LETTERS
 
 COLUMNS = 120
 ROWS = 60
@@ -45,15 +47,19 @@ class Picture:
     older: int | None
     """The round before which the page before it ends; None: there is none."""
     newer: int | None
+    names: dict[int, str]
+    """What those are called that were the worst in a round."""
 
     @property
     def last(self) -> int:
         return self.window[-1].number if self.window else 0
 
     @property
-    def newest_first(self) -> list[Round]:
-        """Those in the table behind the drawing."""
-        return self.window[: -TABLE - 1 : -1]
+    def newest_first(self) -> list[tuple[Round, str]]:
+        """Those in the table behind the drawing, each with the name of its worst client."""
+        return [
+            (row, self.names.get(-1 if row.worst is None else row.worst, "")) for row in self.window[: -TABLE - 1 : -1]
+        ]
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class DroppedOut:
     traceback: str
     who: list[tuple[int, int]]
     """Client and round, the newest first."""
+    newest: str
+    """What the newest of them is called."""
 
 
 def picture(life: Life, *, before: int | None = None) -> Picture:
@@ -98,15 +106,16 @@ def picture(life: Life, *, before: int | None = None) -> Picture:
         clients=total,
         shown=len(rows),
         is_sample=len(rows) < total,
-        misbehaves=drawn.misbehaves(_lately(did)) if before is None else "",
+        misbehaves=_misbehaves(life, did) if before is None else "",
         older=first if first > 1 else None,
         newer=min(done, last + COLUMNS) + 1 if last < done else None,
+        names=rounds.names(life.job, [row.worst for row in window[-TABLE:] if row.worst is not None]),
     )
 
 
 def fairness(life: Life) -> Fairness | None:
     """The clients that the model serves worst; None before anything is known of any."""
-    return of_page(life, foremost(life.job, _sort(life), WORST_SHOWN))
+    return of_page(life, foremost(life.job, worst_first(life), WORST_SHOWN))
 
 
 def of_page(life: Life, clients: Sequence[Client]) -> Fairness | None:
@@ -151,7 +160,8 @@ def dropped_out(life: Life) -> tuple[list[DroppedOut], bool]:
             continue
         text = text[-MOST_TEXT:].strip()
         says = untrusted.line(text.rpartition("\n")[2]) or "It gave no reason."
-        found.setdefault(text, DroppedOut(says, text, [])).who.append((client, at))
+        name = untrusted.name(data.get("name"), NAME_LETTERS)
+        found.setdefault(text, DroppedOut(says, text, [], called(client, name))).who.append((client, at))
     return list(found.values()), len(told) == DROPPED_READ
 
 
@@ -210,9 +220,14 @@ def _lately(did: _Did) -> dict[int, list[int]]:
     return found
 
 
+def _misbehaves(life: Life, did: _Did) -> str:
+    lately = _lately(did)
+    return drawn.misbehaves(lately, rounds.names(life.job, lately))
+
+
 def _says(rows: Sequence[tuple[int, Client | None]], first: int, last: int) -> str:
     """The drawing in a sentence, for who does not see it."""
-    odd = [f"client {client} {trouble}" for client, row in rows if row and (trouble := drawn.trouble_of(row))]
+    odd = [f"{row} {trouble}" for _, row in rows if row and (trouble := drawn.trouble_of(row))]
     some = ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
     return f"{len(rows)} clients by rounds {first} to {last}. {some or 'Hardly any was in trouble'}."
 
@@ -222,5 +237,6 @@ def _measure(life: Life) -> str:
     return "accuracy" if Client.objects.filter(job=life.job, accuracy__isnull=False).exists() else "loss"
 
 
-def _sort(life: Life) -> str:
+def worst_first(life: Life) -> str:
+    """The order that has those first whom the model serves worst."""
     return WORST if _measure(life) == "accuracy" else "loss"

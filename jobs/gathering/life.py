@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from jobs import rounds
 from jobs.checkpoints import newest_on_line
+from jobs.client_name import called
 from jobs.incarnations import spread
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Checkpoint, Event, Incident, Job
@@ -41,7 +42,7 @@ def tell(job: Job, now: datetime | None = None) -> header.Life:
         done_at=soon(now, done.eta_seconds),
         limit_at=latest.started_at + timedelta(seconds=limit) if latest.started_at and limit else None,
         restarts=_restarts(attempts),
-        exchange=_exchange(attempts) if job.kind == "federated" else None,
+        exchange=_exchange(job, attempts) if job.kind == "federated" else None,
         saved=_saved(job),
         spread=spread(latest) if header.is_elastic(job.spec) else None,
         postmortems=frozenset(
@@ -56,14 +57,16 @@ def _resumable(latest: Attempt, there: list[Checkpoint]) -> Checkpoint | None:
     return (newest_on_line(latest) or resumable[0]) if resumable else None
 
 
-def _exchange(attempts: list[Attempt]) -> header.Exchange | None:
+def _exchange(job: Job, attempts: list[Attempt]) -> header.Exchange | None:
     """A federation's newest round; None before the first."""
     newest = rounds.newest(rounds.spans(attempts), 1)
     if not newest:
         return None
     row = newest[-1]
     sent = rounds.sent_bytes([owner_of(attempt.pk) for attempt in attempts])
-    return header.Exchange(counted=row.counted, asked=row.asked, seconds=row.seconds, worst=row.worst, sent_bytes=sent)
+    names = {} if row.worst is None else rounds.names(job, [row.worst])
+    worst = "" if row.worst is None else called(row.worst, names.get(row.worst, ""))
+    return header.Exchange(counted=row.counted, asked=row.asked, seconds=row.seconds, worst=worst, sent_bytes=sent)
 
 
 def _saved(job: Job) -> dict[int, tuple[int, datetime]]:

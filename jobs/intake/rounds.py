@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from jobs import rounds, starts
 from jobs.models import Attempt, ClientSplit, Event, Round
-from training.federation.tables import STATES, RoundTable, Split, TableError
+from training.federation.tables import STATES, Names, RoundTable, Split, TableError
 
-ROUNDS, SPLIT, STARTED = "round.clients", "clients.split", "run.started"
+ROUNDS, SPLIT, NAMED, STARTED = "round.clients", "clients.split", "clients.named", "run.started"
 MOST_ROUNDS = 1_000_000
 """Of a federation, as its configuration has it; and clients:"""
 MOST_CLIENTS = 100_000
@@ -48,14 +48,20 @@ _SIZE_CLIENTS = f"""
     VALUES (%s, %s, %s, {", ".join(["0"] * (len(_DID) + 2))})
     ON CONFLICT (job_id, number) DO UPDATE SET samples = excluded.samples
 """
+_NAME_CLIENTS = f"""
+    INSERT INTO jobs_client (job_id, number, name, {", ".join(_DID)}, last_attempt, last_round)
+    VALUES (%s, %s, %s, {", ".join(["0"] * (len(_DID) + 2))})
+    ON CONFLICT (job_id, number) DO UPDATE SET name = excluded.name
+"""
 
 
 @dataclass
 class Told:
-    """What a post brought: tables with when and by which incarnation they were told, splits, and where ranks began."""
+    """What a post brought: tables, when and by which incarnation they were told, splits, names, where ranks began."""
 
     tables: list[tuple[datetime, int, RoundTable]] = field(default_factory=list)
     splits: list[Split] = field(default_factory=list)
+    names: list[Names] = field(default_factory=list)
     begun: dict[int, int] = field(default_factory=dict)
     """By incarnation the round that it went on from."""
 
@@ -83,6 +89,12 @@ def read(attempt: Attempt, events: Iterable[Event]) -> Told:
                     raise TableError("more clients than there can be")
                 told.splits.append(split)
                 event.data = {**event.data, "counts": len(split.counts)}
+            elif event.kind == NAMED:
+                some = Names.unpack(event.data)
+                if some.first + len(some.names) > MOST_CLIENTS:
+                    raise TableError("more clients than there can be")
+                told.names.append(some)
+                event.data = {**event.data, "names": len(some.names)}
             elif event.kind == STARTED and type(start := event.data.get("start_step")) is int and start >= 0:
                 told.begun[event.incarnation] = start
         except TableError:
@@ -96,6 +108,8 @@ def store(attempt: Attempt, told: Told) -> None:
         attempt.rounds.filter(incarnation__lt=incarnation, number__gt=start).delete()
     if told.splits:
         _store_splits(attempt, told.splits)
+    if told.names:
+        _store_names(attempt, told.names)
     if told.tables:
         limits = _limits(attempt)
         _store_rounds(attempt, told, limits)
@@ -214,6 +228,12 @@ def _store_splits(attempt: Attempt, told: Sequence[Split]) -> None:
     }
     with connection.cursor() as cursor:
         cursor.executemany(_SIZE_CLIENTS, [(attempt.job_id, *one) for one in sorted(sizes.items())])
+
+
+def _store_names(attempt: Attempt, told: Sequence[Names]) -> None:
+    names = {some.first + i: name for some in told for i, name in enumerate(some.names)}
+    with connection.cursor() as cursor:
+        cursor.executemany(_NAME_CLIENTS, [(attempt.job_id, *one) for one in sorted(names.items())])
 
 
 def _number(value: Any) -> float | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from django.db import models
 
+from jobs.client_name import called
 from jobs.models.attempt import Attempt
 from jobs.models.job import Job
+from training.federation.tables import NAME_LETTERS
 
 
 class Round(models.Model):
@@ -54,6 +56,7 @@ class Client(models.Model):
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="clients", db_index=False)
     number = models.PositiveIntegerField()
+    name = models.CharField(max_length=NAME_LETTERS, default="", db_default="", help_text="Whose its data are.")
     samples = models.PositiveIntegerField(null=True, help_text="That it trains on.")
     trained = models.PositiveIntegerField(default=0)
     late = models.PositiveIntegerField(default=0)
@@ -71,7 +74,7 @@ class Client(models.Model):
         constraints = (models.UniqueConstraint(fields=["job", "number"], name="one_row_a_client"),)
 
     def __str__(self) -> str:
-        return f"client {self.number}"
+        return called(self.number, self.name)
 
     @property
     def seconds(self) -> float | None:

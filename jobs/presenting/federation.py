@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jobs.client_name import called
 from portal import formatting
 from training.federation.tables import STATES
 
@@ -90,8 +91,9 @@ def matrix(
     """What the script draws: a row a client, a column a round; a cell is a state's number, −1: nothing is known."""
     rows = [
         {
-            "name": f"client {number}",
+            "name": called(number, client.name if client else ""),
             "short": str(number),
+            "owner": client.name if client else "",
             "note": (trouble_of(client) or _part_of(client)) if client else "",
             "odd": bool(client and trouble_of(client)),
             "values": list(values),
@@ -122,7 +124,7 @@ def _part_of(client: Client) -> str:
     return formatting.share((client.trained + client.late) / client.asked) if client.asked else formatting.MISSING
 
 
-def misbehaves(did: Mapping[int, Sequence[int]]) -> str:
+def misbehaves(did: Mapping[int, Sequence[int]], names: Mapping[int, str]) -> str:
     """A sentence on the client that is worst off; `did`: by client the states of its newest rounds."""
     found = []
     for client, states in did.items():
@@ -135,7 +137,8 @@ def misbehaves(did: Mapping[int, Sequence[int]]) -> str:
     _, times, client, state, of = max(found)
     more = len({one[2] for one in found}) - 1
     others = f" {formatting.plural(more, 'more client is', 'more clients are')} in trouble." if more else ""
-    return f"Client {-client} {_HAPPENED[state].format(k=times, m=of)}.{others}"
+    who = called(-client, names.get(-client, ""))
+    return f"C{who[1:]} {_HAPPENED[state].format(k=times, m=of)}.{others}"
 
 
 def fairness(
@@ -151,9 +154,8 @@ def fairness(
     """`ends`: the lowest and the highest value of all clients; `line`: the global model's."""
     low, high = _around(*ends, line, whole=measure == "accuracy")
     rows = [_row(one, split.get(one.number), labels, getattr(one, measure), low, high, most_samples) for one in clients]
-    shown = list(labels[: COLOURS - 1]) + _rest(labels)
     at = _on(line, low, high)
-    return Fairness(measure=measure, rows=rows, low=low, high=high, line=at, labels=shown if len(labels) > 1 else [])
+    return Fairness(measure=measure, rows=rows, low=low, high=high, line=at, labels=legend(labels))
 
 
 def stragglers(clients: Sequence[Client], median: float | None) -> list[Straggler]:
@@ -185,15 +187,16 @@ def _row(
         look=_LOOKS.get(trouble.partition(" ")[0], "running"),
         x=_on(value, low, high),
         value=value,
-        shares=_shares(counts or [], max(1, most)),
-        told=_in_words(counts or [], labels) or f"{formatting.count(client.samples)} samples",
+        shares=shares(counts or [], max(1, most)),
+        told=in_words(counts or [], labels) or f"{formatting.count(client.samples)} samples",
     )
 
 
-def _shares(counts: Sequence[int], most: int) -> list[Share]:
+def shares(counts: Sequence[int], most: int) -> list[Share]:
+    """A client's bar, of counts by label."""
     kept = list(counts[: COLOURS - 1]) + ([sum(counts[COLOURS - 1 :])] if len(counts) >= COLOURS else [])
     found, x = [], 0.0
-    for color, count in enumerate(kept):
+    for color, count in enumerate(kept, first_colour(kept)):
         width = 100 * count / most
         if count:
             found.append(Share(color, round(x, 3), round(width, 3)))
@@ -201,14 +204,23 @@ def _shares(counts: Sequence[int], most: int) -> list[Share]:
     return found
 
 
-def _in_words(counts: Sequence[int], labels: Sequence[str]) -> str:
+def first_colour(counts: Sequence[int]) -> int:
+    """Grey is for the first of several labels."""
+    return 1 if len(counts) == 1 else 0
+
+
+def in_words(counts: Sequence[int], labels: Sequence[str]) -> str:
+    """The same to be read."""
     told = [f"{label} {formatting.count(count)}" for label, count in zip(labels, counts, strict=False) if count]
     return ", ".join(told[:12]) + (f" and {len(told) - 12} more labels" if len(told) > 12 else "")
 
 
-def _rest(labels: Sequence[str]) -> list[str]:
-    beyond = labels[COLOURS - 1 :]
-    return [] if not beyond else list(beyond) if len(beyond) == 1 else [f"{len(beyond)} others"]
+def legend(labels: Sequence[str]) -> list[str]:
+    """What each colour stands for; nothing where there is but one."""
+    shown, beyond = list(labels[: COLOURS - 1]), labels[COLOURS - 1 :]
+    if len(labels) < 2:
+        return []
+    return shown if not beyond else [*shown, *(beyond if len(beyond) == 1 else [f"{len(beyond)} others"])]
 
 
 def _around(low: float, high: float, line: float | None, *, whole: bool) -> tuple[float, float]:

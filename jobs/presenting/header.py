@@ -51,7 +51,8 @@ class Exchange:
     counted: int
     asked: int
     seconds: float | None
-    worst: int | None
+    worst: str
+    """What the client is called whose accuracy is the lowest; "": none is known."""
     sent_bytes: float | None
 
 
@@ -214,12 +215,11 @@ class Life:
     def _federated(self, told: Exchange) -> list[Fact]:
         """How good the global model is, for whom it is worst, and what that cost."""
         latest = self.latest.latest
-        worst = f"client {formatting.count(told.worst)}" if told.worst is not None else ""
         of = f"of {formatting.count(told.asked)} asked"
         loss = f"loss {formatting.loss(number(latest, 'loss'))}"
         return [
             Fact(name="Accuracy", value=formatting.loss(number(latest, "accuracy")), small=loss, live="accuracy"),
-            Fact(name="Worst client", value=formatting.loss(number(latest, "client_accuracy_min")), small=worst),
+            Fact(name="Worst client", value=formatting.loss(number(latest, "client_accuracy_min")), small=told.worst),
             Fact(name="Clients", value=formatting.count(told.counted), small=of, live="clients"),
             Fact(name="Sent", value=formatting.disk(told.sent_bytes), small="up and down"),
         ]

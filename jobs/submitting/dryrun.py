@@ -31,6 +31,7 @@ from portal.models import Project, User
 from training.config import choices
 from training.federation import checking, splitting
 from training.federation.config import FederationConfig
+from training.federation.outline import Outline, outline
 
 NEWEST = 200
 """Jobs of a project among which one alike is looked for."""
@@ -43,6 +44,8 @@ class Finding:
     level: Literal["ok", "info", "warn", "error"]
     title: str
     text: str
+    split: Outline | None = None
+    """Of a federation: who would have how much."""
 
 
 def dry_run(user: User, spec: JobSpec, *, alike: Sequence[JobSpec] = ()) -> list[Finding]:
@@ -183,21 +186,26 @@ def _split(spec: JobSpec) -> Iterator[Finding]:
         return
     labels = checking.shipped_labels(spec.run)
     if labels is None:
-        text = f'"{spec.run.split}" over {spec.run.clients:,} clients: how much each has, the allocation will tell.'
+        over = f'"{spec.run.split}" over {formatting.plural(spec.run.clients, "client")}'
+        text = f"{over}: the job's page shows who has how much once the data are there."
         yield Finding("info", "Split", text)
         return
     divided = splitting.divide(spec.run, labels)
-    sizes, own = divided.sizes, len(divided.validation)
-    unjudged = own - sum(bool(len(ids)) for ids in divided.validation)
+    owners = divided.owners["validation"]
+    found, sizes = outline(divided), divided.sizes
+    unjudged = spec.run.clients - len(np.unique(owners[owners >= 0]))
     text = (
         f"{formatting.plural(spec.run.clients, 'client')}: {sizes.min():,} to {sizes.max():,} samples each,"
         f" {np.median(sizes):,.0f} in the middle."
     )
+    if len(found.labels) > 1:
+        share = formatting.share(found.spreads["commonest_share"]["median"])
+        text += f" In the middle {share} of a client's samples are of one label."
     if not unjudged:
-        yield Finding("ok", "Split", text)
+        yield Finding("ok", "Split", text, found)
         return
     without = f"{formatting.plural(unjudged, 'client')} {'has' if unjudged == 1 else 'have'}"
-    yield Finding("warn", "Split", f"{text} {without} no sample to be judged by, and no accuracy of their own.")
+    yield Finding("warn", "Split", f"{text} {without} no sample to be judged by, and no accuracy of their own.", found)
 
 
 def _disk(spec: JobSpec) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from jobs.gathering import federation as gathered
-from jobs.gathering.clients import SORTS, WORST, descends, ordered
+from jobs.gathering.clients import SORTS, descends, ordered
 from jobs.views.job import page_of
 from portal.http.paging import BadCursor, page
 
@@ -20,6 +20,10 @@ COLUMNS = (
     ("samples", "Samples", "num"), ("trained", "Trained", "num wide-only"), ("late", "Late", "num"),
     ("dropped", "Dropped", "num"), ("rejected", "Rejected", "num"), ("seconds", "A round", "num wide-only"),
 )  # fmt: skip
+BY_LOSS = [
+    (name, title, {"worst": "num wide-only", "loss": "num"}.get(name, classes)) for name, title, classes in COLUMNS
+]
+"""Where no accuracy is told: on phones there is room for one of the two."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +43,22 @@ def table(request: HttpRequest, job_id: int) -> HttpResponse:
     shown = page_of(request, job_id)
     if shown.job.kind != "federated":
         raise Http404("only a federation has clients")
-    sort = request.GET.get("sort", WORST)
-    rows, order = ordered(shown.job, sort if sort in SORTS else WORST)
+    sort = request.GET.get("sort", "")
+    if sort not in SORTS:
+        sort = gathered.worst_first(shown.life)
+    rows, order = ordered(shown.job, sort)
     try:
         part = page(rows, order, cursor=request.GET.get("after") or None, limit=ROWS)
     except BadCursor:
         part = page(rows, order, cursor=None, limit=ROWS)
     dropped, has_more = gathered.dropped_out(shown.life)
+    fairness = gathered.of_page(shown.life, part.items)
     context = shown.context(
         "clients",
-        fairness=gathered.of_page(shown.life, part.items),
-        columns=[_column(*column, sort) for column in COLUMNS],
+        fairness=fairness,
+        columns=[
+            _column(*column, sort) for column in (BY_LOSS if fairness and fairness.measure == "loss" else COLUMNS)
+        ],
         next=part.next,
         is_later="after" in request.GET,
         dropped=dropped,

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
@@ -23,6 +23,7 @@ from jobs.errors import JobError, Problem, SpecError
 from jobs.models import Job, Listing
 from jobs.presenting import form_sections, form_text
 from jobs.presenting.form_fields import Section
+from jobs.presenting.outline import Drawn, drawn
 from jobs.presenting.toml_lines import line_of, locate
 from jobs.spec import MAX_BYTES, JobSpec, SweepSpec, has_sweep, read_toml, set_values
 from jobs.spec.mending import mended, standing
@@ -108,6 +109,12 @@ class Draft:
             return f"{formatting.count(many)} things to fix:", ""
         only = self.problems[0]
         return ("One thing to fix:", only.message) if only.field else (only.message, "")
+
+    @cached_property
+    def split(self) -> Drawn | None:
+        """How a federation's data would lie, where that is known before they are there."""
+        found = (drawn(finding.split, finding.text) for finding in self.findings if finding.split is not None)
+        return next(found, None)
 
     @property
     def outlook(self) -> str:

@@ -87,7 +87,7 @@ def compare(context: click.Context) -> None:
 @click.option("--set", "changes", multiple=True, metavar="a.b=c", help="Change a value of the spec; may be repeated.")
 @click.option("--name", help="The job's name, instead of the spec's.")
 @click.option("--watch", is_flag=True, help="Stay until the job is over; 1 if it ends badly.")
-@click.option("--check", is_flag=True, help="Only say what would happen.")
+@click.option("--check", "--dry-run", "check", is_flag=True, help="Only say what would happen.")
 @click.option("--key", help="Idempotency key: the same key and spec make one job, however often sent.")
 @as_json
 def submit(

@@ -9,20 +9,21 @@ from typing import Any
 
 import click
 
-from portal import formatting
+from portal import formatting, untrusted
 from portal.cli.params import JobId, as_json, out
 from portal.cli.portal import find_portal
 from portal.cli.tables import table
 from portal.cli.terminal import echo_whole
 
 AT_ONCE = 200
+NAME = 32  # letters of one that are printed
 SORTS = ("worst", "number", "loss", "samples", "seconds", "trouble", "trained", "late", "dropped", "rejected", "broken")
 ROUND_COLUMNS = (
     "number", "attempt", "trained", "late", "dropped", "rejected", "broken", "seconds", "bytes_up", "bytes_down",
-    "loss", "accuracy", "worst",
+    "loss", "accuracy", "worst", "worst_name",
 )  # fmt: skip
 CLIENT_COLUMNS = (
-    "number", "samples", "trained", "late", "dropped", "rejected", "broken", "seconds", "loss", "accuracy",
+    "number", "name", "samples", "trained", "late", "dropped", "rejected", "broken", "seconds", "loss", "accuracy",
     "last_round",
 )  # fmt: skip
 job_id = click.argument("job_id", metavar="ID", type=JobId())
@@ -70,7 +71,11 @@ def _print(found: Iterable[dict[str, Any]], columns: tuple[str, ...], lines: Any
         return
     _write([columns])
     for item in found:
-        _write([["" if item[name] is None else item[name] for name in columns]])
+        _write([[_cell(item[name]) for name in columns]])
+
+
+def _cell(value: object) -> object:
+    return "" if value is None else untrusted.cell(value) if isinstance(value, str) else value
 
 
 def _write(rows: Iterable[Iterable[object]]) -> None:
@@ -86,7 +91,7 @@ def _round_lines(answer: dict[str, Any]) -> list[str]:
             *(formatting.count(one[name]) for name in ("number", "trained", "late", "dropped")),
             formatting.count(one["rejected"] + one["broken"]),
             *(formatting.loss(one[name]) for name in ("loss", "accuracy")),
-            formatting.count(one["worst"]),
+            f"{formatting.count(one['worst'])} {_short(one['worst_name'])}".rstrip(),
             formatting.duration(one["seconds"]),
             formatting.disk(one["bytes_up"] + one["bytes_down"]),
         ]
@@ -96,12 +101,26 @@ def _round_lines(answer: dict[str, Any]) -> list[str]:
 
 
 def _client_lines(answer: dict[str, Any]) -> list[str]:
+    has_names = any(one["name"] for one in answer["items"])
     head = [
-        *("CLIENT>", "SAMPLES>", "ACCURACY>", "LOSS>", "TRAINED>", "LATE>", "DROPPED>", "REJECTED>", "A ROUND>"),
+        *(
+            "CLIENT>",
+            *(["NAME"] if has_names else []),
+            "SAMPLES>",
+            "ACCURACY>",
+            "LOSS>",
+            "TRAINED>",
+            "LATE>",
+            "DROPPED>",
+            "REJECTED>",
+            "A ROUND>",
+        ),
     ]
     rows = [
         [
-            *(formatting.count(one[name]) for name in ("number", "samples")),
+            formatting.count(one["number"]),
+            *([_short(one["name"])] if has_names else []),
+            formatting.count(one["samples"]),
             *(formatting.loss(one[name]) for name in ("accuracy", "loss")),
             *(formatting.count(one[name]) for name in ("trained", "late", "dropped")),
             formatting.count(one["rejected"] + one["broken"]),
@@ -110,6 +129,11 @@ def _client_lines(answer: dict[str, Any]) -> list[str]:
         for one in answer["items"]
     ]
     return table(head, rows, "No clients yet, or no federation: `vigil job ID` says of which kind it is.")
+
+
+def _short(name: str) -> str:
+    """Of a client, so that a line stays one."""
+    return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
 
 
 ALL = (rounds, clients)

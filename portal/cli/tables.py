@@ -9,6 +9,7 @@ from typing import Any
 
 from jobs import kinds
 from portal import formatting
+from portal.cli import outline
 
 Row = list[str]
 
@@ -349,7 +350,8 @@ def tokens(answer: dict[str, Any]) -> list[str]:
 
 
 def findings(answer: dict[str, Any]) -> list[str]:
-    return [f"{finding['level']:5}  {finding['title']}  {finding['text']}" for finding in answer["findings"]]
+    told = [f"{finding['level']:5}  {finding['title']}  {finding['text']}" for finding in answer["findings"]]
+    return [*told, *(["", *outline.lines(answer["split"])] if answer.get("split") else [])]
 
 
 def backup(made: dict[str, Any]) -> list[str]:

@@ -17,7 +17,8 @@ from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
 from jobs.submitting import submit
 from portal.demo import cluster, ends, failures, telemetry
-from portal.demo.reports import tell
+from portal.demo.federated import VALIDATED, FederatedIncarnation
+from portal.demo.reports import Incarnation, tell
 from portal.demo.scenarios import LIVE, NODES, PEOPLE, PROJECTS, STORIES, Story, Try
 from portal.models import Membership, Project, User
 
@@ -90,7 +91,8 @@ def _tell_attempt(job: Job, story: Story, chapter: Try, number: int) -> None:
         job=job, number=number, state="running", steps=story.steps, resume_from=start,
         origin=Attempt.Origin.SUBMITTED if number == 1 else Attempt.Origin.RESTARTED,
     )  # fmt: skip
-    last = tell(attempt, story, chapter, started.timestamp(), generation=10 * number)
+    kind = FederatedIncarnation if story.owners else Incarnation
+    last = tell(attempt, story, chapter, started.timestamp(), 10 * number, kind)
     ended = datetime.fromtimestamp(last, UTC) + timedelta(seconds=2)
     Attempt.objects.filter(pk=attempt.pk).update(
         state=chapter.state, cause=chapter.cause, reason=chapter.reason, failure=chapter.failure,
@@ -131,7 +133,10 @@ def _log(story: Story, chapter: Try, rank: int, first: int, last: int) -> str:
     lines = [f"rank {rank} of {story.world} on {story.node_of(rank, chapter)}"]
     if first:
         lines.append(f"restored step-{first}")
-    lines += [f"step {step} of {story.steps}" for step in range(first + 100, last + 1, 100)]
+    if story.owners:
+        lines += [f"round {number}" for number in range(first + 1, last + 1)] if rank == 0 else []
+    else:
+        lines += [f"step {step} of {story.steps}" for step in range(first + 100, last + 1, 100)]
     return "\n".join(lines) + "\n"
 
 
@@ -162,7 +167,7 @@ def spec_text(story: Story) -> str:
     tags = ", ".join(f'"{tag}"' for tag in (TAG, *story.tags))
     return f"""\
 name = "{story.name}"
-kind = "distributed"
+kind = "{"federated" if story.owners else "distributed"}"
 project = "{story.project}"
 tags = [{tags}]
 
@@ -176,8 +181,29 @@ max_restarts = 3
 
 [run]
 recipe = "{story.recipe}"
-steps = {story.steps}
-global_batch = {story.global_batch}
-checkpoint_every = {story.checkpoint_every}
-warmup_steps = 200
+{_federated(story) if story.owners else _distributed(story)}checkpoint_every = {story.checkpoint_every}
+{_SOURCE if story.owners else ""}"""
+
+
+_SOURCE = """
+[run.language]
+source = "/data/packages"
+"""
+
+
+def _distributed(story: Story) -> str:
+    return f"steps = {story.steps}\nglobal_batch = {story.global_batch}\nwarmup_steps = 200\n"
+
+
+def _federated(story: Story) -> str:
+    return f"""\
+rounds = {story.steps}
+clients = {len(story.owners)}
+split = "column"
+local_steps = 10
+batch = 16
+learning_rate = 0.3
+pace = "deadline"
+aggregation = "trimmed_mean"
+validate_every = {VALIDATED}
 """

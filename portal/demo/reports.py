@@ -50,11 +50,11 @@ class _Stream:
         }  # fmt: skip
 
 
-def tell(attempt: Attempt, story: Story, chapter: Try, began: float, generation: int) -> float:
+def tell(attempt: Attempt, story: Story, chapter: Try, began: float, generation: int, kind: type[Incarnation]) -> float:
     """Post everything that this attempt's ranks would have; answers the Unix time of the last word."""
     now = began + 20.0  # start-up
     for number, (first, last) in enumerate(chapter.steps):
-        told = _Incarnation(attempt, story, chapter, number, first, last, generation + number)
+        told = kind(attempt, story, chapter, number, first, last, generation + number)
         for post in told.posts(now):
             reports.take(attempt.pk, wire.parse(json.dumps(post).encode()))
         now = told.now + 15.0
@@ -62,7 +62,9 @@ def tell(attempt: Attempt, story: Story, chapter: Try, began: float, generation:
 
 
 @dataclass
-class _Incarnation:
+class Incarnation:
+    """What the ranks of one start tell."""
+
     attempt: Attempt
     story: Story
     chapter: Try
@@ -77,7 +79,7 @@ class _Incarnation:
         self.now, story = now, self.story
         world = story.world
         ranks = [_Stream(rank, self.number, story.node_of(rank, self.chapter)) for rank in range(world)]
-        values = self._values(world)
+        values = self.values(world)
         size = STEPS_A_BATCH * BATCHES_A_POST
         yield self._opening(ranks)
         for start in range(self.first, self.last, size):
@@ -86,6 +88,14 @@ class _Incarnation:
         if self._fails:
             self.now += SILENT_S
         yield self._closing(ranks[0])
+
+    def about_data(self) -> list[dict[str, Any]]:
+        """Events that come before the first step."""
+        return []
+
+    def of_steps(self, low: int, high: int, batch: int, time: float) -> list[dict[str, Any]]:
+        """Events of the steps after `low`, up to `high`."""
+        return []
 
     @property
     def _fails(self) -> bool:
@@ -99,8 +109,9 @@ class _Incarnation:
             "resumed_from": f"step-{self.first}" if self.first else None,
         }  # fmt: skip
         events = [
-            self._event("run.started", **started),
-            self._event("phase", phase="step", step=self.first),
+            self.event("run.started", **started),
+            self.event("phase", phase="step", step=self.first),
+            *self.about_data(),
         ]
         return {"version": 1, "streams": [ranks[0].part([self.now], end=False)], "series": {}, "events": events}
 
@@ -108,12 +119,12 @@ class _Incarnation:
         """The last word of rank 0, and the launcher's on why the ranks ended, if they did not finish."""
         streams, events = [rank.part([self.now], end=True)], []
         if self.last == self.story.steps:
-            events.append(self._event("run.completed", step=self.last))
+            events.append(self.event("run.completed", step=self.last))
         elif self.chapter.cause in {"stopped", "cancelled"}:
             events.append(
-                self._event("stop.requested", reason="time_limit" if self.chapter.cause == "stopped" else "cancel")
+                self.event("stop.requested", reason="time_limit" if self.chapter.cause == "stopped" else "cancel")
             )
-            events.append(self._event("stop.saved", step=self.last))
+            events.append(self.event("stop.saved", step=self.last))
         elif self.chapter.cause != "node_fail":  # then nobody is left to tell
             launcher = _Stream(-1, 0, self.chapter.nodes[0])
             streams.append(launcher.part([self.now], end=True))
@@ -123,7 +134,7 @@ class _Incarnation:
             events.append({"stream": 1, "batch": 0, **ended, "kind": "incarnation.ended", "time": self.now})
         return {"version": 1, "streams": streams, "series": {}, "events": events}
 
-    def _event(self, kind: str, *, batch: int = 0, time: float | None = None, **data: Any) -> dict[str, Any]:
+    def event(self, kind: str, *, batch: int = 0, time: float | None = None, **data: Any) -> dict[str, Any]:
         return {"stream": 0, "batch": batch, "kind": kind, "time": self.now if time is None else time, **data}
 
     def _post(self, ranks: list[_Stream], values: dict[str, list[Floats]], start: int, stop: int) -> dict[str, Any]:
@@ -141,14 +152,16 @@ class _Incarnation:
         events = [
             event for batch, (low, high) in enumerate(cuts) for event in self._saves(low, high, batch, times[batch])
         ]
-        self._validate(series, cuts)
-        self._sample(series, cuts)
+        self.validate(series, cuts)
+        self.sample(series, cuts)
+        for batch, (low, high) in enumerate(cuts):
+            events += self.of_steps(low, high, batch, times[batch])
         events += [self._verdict(stop, batch=len(cuts) - 1, time=times[-1])] if stop - self.first > SAMPLED else []
         streams = [rank.part(times, end=stop == self.last and rank.rank > 0) for rank in ranks]
         self.now = times[-1]
         return {"version": 1, "streams": streams, "series": series, "events": events}
 
-    def _validate(self, series: dict[str, dict[str, list[Any]]], cuts: list[tuple[int, int]]) -> None:
+    def validate(self, series: dict[str, dict[str, list[Any]]], cuts: list[tuple[int, int]]) -> None:
         runs, steps, losses = [], [], []
         training = series["loss"]["value"]
         for batch, (low, high) in enumerate(cuts):
@@ -164,7 +177,7 @@ class _Incarnation:
         for name, values in told.items():
             series[name] = {"runs": runs, "step": steps, "value": [_plain(value) for value in values]}
 
-    def _sample(self, series: dict[str, dict[str, list[Any]]], cuts: list[tuple[int, int]]) -> None:
+    def sample(self, series: dict[str, dict[str, list[Any]]], cuts: list[tuple[int, int]]) -> None:
         """What steps that were looked at from inside showed of their communication."""
         random = np.random.default_rng([self.attempt.pk, cuts[0][0]])
         found = [(batch, high) for batch, (_, high) in enumerate(cuts) if high % SAMPLED == 0]
@@ -181,7 +194,7 @@ class _Incarnation:
         story, found = self.story, self.story.bound
         stall = 1.1 / story.checkpoint_every
         split = {part: share * story.step_s for part, share in found.shares.items()} | {"checkpoint": stall}
-        return self._event(
+        return self.event(
             "run.verdict", batch=batch, time=time, bound=found.bound, because=found.because, remedy=found.remedy,
             steps=min(step - self.first - 5, STEPS_A_BATCH * BATCHES_A_POST), last_step=step,
             step_seconds=sum(split.values()), split=split, mfu=self._mfu(story.step_s), busy=found.busy,
@@ -202,25 +215,25 @@ class _Incarnation:
         if high % every and not saved_last:
             return
         before = (high - 1) // every * every
-        yield self._event(
+        yield self.event(
             "checkpoint.committed", batch=batch, time=time, step=high, name=f"step-{high}", generation=self.generation,
             parent_step=before or None, parent_generation=self.generation if before > self.first else None,
-            bytes=9_120_000_000 if self.story.recipe == "language" else 41_000_000, seconds=14.2, stall_seconds=1.1,
+            bytes=9_120_000_000 if self.story.parameters > 1e6 else 41_000_000, seconds=14.2, stall_seconds=1.1,
             consumed_samples=high * self.story.global_batch, world_size=self.story.world,
         )  # fmt: skip
         cost, interval, mtbf = 1.9, every * self.story.step_s, 432_000.0 / self.story.nodes
-        yield self._event(
+        yield self.event(
             "checkpoint.cadence", batch=batch, time=time, step=high, automatic=False, cost_seconds=cost,
             stall_seconds=1.1, write_seconds=14.2, mtbf_seconds=mtbf, source="portal", interval_seconds=interval,
             best_interval_seconds=math.sqrt(2 * cost * mtbf), overhead_fraction=cost / interval + interval / (2 * mtbf),
             best_overhead_fraction=math.sqrt(2 * cost / mtbf),
         )  # fmt: skip
         if (old := before - 2 * every) > self.first:
-            yield self._event(
+            yield self.event(
                 "checkpoint.pruned", batch=batch, time=time, step=old, name=f"step-{old}", generation=self.generation
             )
 
-    def _values(self, world: int) -> dict[str, list[Floats]]:
+    def values(self, world: int) -> dict[str, list[Floats]]:
         """What every rank measured: a column a rank, over the steps (first, last]."""
         story = self.story
         random = np.random.default_rng([*story.name.encode(), self.attempt.number, self.number])

@@ -11,13 +11,6 @@ from django.http import HttpRequest, StreamingHttpResponse
 
 from portal.http.api import stream
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
-
-def plain(text: str) -> str:
-    """A name that a spreadsheet would take for a formula has an apostrophe before it."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
-
 
 def description(header: Sequence[str], *, most: int) -> dict[str, Any]:
     """A part of `described`."""

@@ -1,6 +1,6 @@
 // Who did what in which round: a row a client, a column a round, a shape a state, so that no colour need be told apart.
 //
-// data: {rows: [{name, short, note, odd, values}], states, first, columns, done, total, accuracy}; a value is a state's place, -1 nothing.
+// data: {rows: [{name, short, owner, note, odd, values}], states, first, columns, done, total, accuracy}; a value is a state's place, -1 nothing.
 import { token } from "./paint.js";
 import { count } from "./words.js";
 
@@ -32,7 +32,8 @@ export class Matrix {
     const isNarrow = width < 560;
     const { rows, columns } = this.data;
     const row = rows.length > 30 ? LOW_ROW : ROW;
-    const [left, right] = isNarrow ? [34, 0] : [76, 90];
+    const hasOwners = rows.some(({ owner }) => owner);
+    const [left, right] = isNarrow ? [34, 0] : [hasOwners ? 148 : 76, 90];
     const bottom = rows.length * row;
     return { width, isNarrow, row, left, right, bottom, height: bottom + AXIS, cell: (width - left - right) / columns };
   }
@@ -73,10 +74,10 @@ export class Matrix {
     const { ctx } = this;
     const [ink, faint] = [token("--ink"), token("--faint")];
     ctx.textAlign = "left";
-    this.data.rows.forEach(({ name, short, note, odd }, i) => {
+    this.data.rows.forEach(({ name, short, owner, note, odd }, i) => {
       const middle = i * row + row / 2;
       ctx.fillStyle = odd ? ink : faint;
-      ctx.fillText(isNarrow ? short : name, 0, middle, left - 4);
+      ctx.fillText(isNarrow ? short : owner ? fitted(ctx, `${short} ${owner}`, left - 8) : name, 0, middle, left - 4);
       if (right) ctx.fillText(note, width - right + 6, middle, right - 6);
     });
   }
@@ -170,6 +171,14 @@ export class Matrix {
 
 const wordOf = (states, value, isAhead) =>
   value >= 0 ? (states[value] === "broken" ? "no numbers" : states[value]) : isAhead ? "to come" : "not asked, or not told";
+
+// As much of a text as there is room for.
+function fitted(ctx, text, width) {
+  if (ctx.measureText(text).width <= width) return text;
+  let end = text.length - 1;
+  while (end > 1 && ctx.measureText(`${text.slice(0, end)}…`).width > width) end -= 1;
+  return `${text.slice(0, end)}…`;
+}
 
 // Full, lower half, dot, cross, stroke: told apart without colour.
 function shapesOf(ctx) {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from jobs import lease
+from jobs import lease, rounds
 from jobs.models import Attempt, Checkpoint, Failure, Job
 from nodes.cluster import sync
 from nodes.models import Agent, Gpu, GpuUse, Node, NodeEvent
@@ -68,6 +68,14 @@ def test_the_past_is_whole_and_over(made: list[str], tmp_path: Path) -> None:
     assert (first.state, second.state) == ("node_fail", "completed")
     assert second.resume_from is not None
     assert (second.resume_from.step, second.resume_from.attempt) == (3000, first)
+
+    job = Job.objects.get(name="gpt-by-package")
+    names = {client.name: client for client in job.clients.all()}  # type: ignore[attr-defined]
+    assert (len(names), job.latest.rounds.count()) == (12, 90)  # type: ignore[union-attr]
+    assert names["multiprocessing"].rejected > 20
+    assert names["tkinter"].late > names["tkinter"].dropped
+    assert names["wsgiref"].dropped > 2
+    assert rounds.splits(job, [0])[1] == {0: [2310, *[0] * 11]}
 
     job = Job.objects.get(name="gpt-760m-batch-4096")
     log = tmp_path / job.directory / "job" / "attempt-1" / "logs" / "0.0.log"

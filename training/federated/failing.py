@@ -113,8 +113,9 @@ def left_out(clients: int, eligible: int) -> str:
 class Failures:
     """On rank 0: tells of clients that fail, in events and in the log, as often as helps anybody."""
 
-    def __init__(self, reporter: AnyReporter) -> None:
-        self._reporter = reporter
+    def __init__(self, reporter: AnyReporter, names: Sequence[str] = ()) -> None:
+        """`names`: by client whose data it has, where anybody knows."""
+        self._reporter, self._names = reporter, names
         self._told: Counter[str] = Counter()
         self._known: set[tuple[int, str]] = set()
 
@@ -123,21 +124,26 @@ class Failures:
         new = [(client, text) for client, text in failed.items() if (client, _kind(text)) not in self._known]
         for client, text in self._some("client.dropped", new):
             self._known.add((client, _kind(text)))
-            self._reporter.event("client.dropped", step=round_, client=client, traceback=text)
+            self._reporter.event("client.dropped", step=round_, client=client, **self._name(client), traceback=text)
             _say(f"client {client} dropped out: {raised_in(text)} (in round {round_})")
         for client in self._some("client.broken", list(broken)):
-            self._reporter.event("client.broken", step=round_, client=client)
+            self._reporter.event("client.broken", step=round_, client=client, **self._name(client))
             _say(f"client {client} sent an update that is not made of numbers (in round {round_})")
 
     def tell_quarantined(self, round_: int, clients: Sequence[int], updates: int) -> None:
         for client in self._some("client.quarantined", clients, TOLD):
-            self._reporter.event("client.quarantined", step=round_, client=client, updates=updates)
+            self._reporter.event(
+                "client.quarantined", step=round_, client=client, **self._name(client), updates=updates
+            )
             _say(f"client {client} is not asked any more: {updates} of its updates were not made of numbers")
 
     def tell_lost(self, round_: int, attempt: int, why: str) -> None:
         for _ in self._some("round.lost", [round_]):
             self._reporter.event("round.lost", step=round_, attempt=attempt, why=why)
             _say(f"try {attempt} of round {round_} is lost: {why}")
+
+    def _name(self, client: int) -> dict[str, str]:
+        return {"name": self._names[client]} if client < len(self._names) and self._names[client] else {}
 
     def _some(self, kind: str, found: Sequence[T], most: int = TOLD_A_ROUND) -> Sequence[T]:
         some = found[: min(most, TOLD - self._told[kind])]

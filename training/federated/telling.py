@@ -86,13 +86,13 @@ class Telling:
 
     def __init__(self, reporter: AnyReporter, federation: Federation) -> None:
         self._reporter, self._federation = reporter, federation
-        self.failures = Failures(reporter)
+        self.failures = Failures(reporter, federation.divided.names)
         self._rounds: list[dict[str, float]] = []
         self._clients: list[Columns] = []
         self._began = self._told_at = time.monotonic()
 
     def tell_split(self) -> None:
-        """Once: how the data lie."""
+        """Once: how the data lie, and whose they are."""
         divided = self._federation.divided
         sizes = divided.sizes
         self._reporter.event(
@@ -104,6 +104,8 @@ class Telling:
         )
         for part in tables.splits(divided.counts(), divided.labels.names):
             self._reporter.event("clients.split", **part.pack())
+        for some in tables.named(divided.names):
+            self._reporter.event("clients.named", **some.pack())
 
     def tell(self, round_: int, told: Told, judged: Judged | None) -> None:
         """`judged`: what the validation after it has found, where there was one."""

@@ -15,6 +15,7 @@ from training.data import Ids, Labels, Split
 from training.federation import draws, parts
 from training.federation.config import FederationConfig
 from training.federation.shares import shared_out
+from training.federation.tables import NAME_LETTERS, readable
 from training.runtime.seeds import derive_seed
 
 
@@ -28,6 +29,8 @@ class Divided:
     clients: int
     root: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Of those kept for validation, the samples that the server trains on itself; nobody is judged by them."""
+    names: tuple[str, ...] = ()
+    """By client, whose samples it has by nature; empty: clients go by their numbers."""
 
     @cached_property
     def train(self) -> list[Ids]:
@@ -68,7 +71,8 @@ def divide(config: FederationConfig, labels: Labels) -> Divided:
     alike = _of_their_owners(labels, owners) if split.NATURAL else _alike(labels, owners, config.clients, draw)
     root = _root(config, len(alike))
     alike[root] = -1
-    return Divided(labels, {"train": owners, "validation": alike}, config.clients, root)
+    names = _names(labels, owners, config.clients) if split.NATURAL else ()
+    return Divided(labels, {"train": owners, "validation": alike}, config.clients, root, names)
 
 
 def check(config: FederationConfig, divided: Divided) -> Iterator[Misfit]:
@@ -111,6 +115,23 @@ def _of_their_owners(labels: Labels, owners: NDArray[np.int64]) -> NDArray[np.in
     client_of = dict(zip(labels.owners["train"].tolist(), owners.tolist(), strict=True))
     own = [client_of.get(owner, -1) for owner in labels.owners["validation"].tolist()]
     return np.array(own, dtype=np.int64)
+
+
+def _names(labels: Labels, clients_of: NDArray[np.int64], clients: int) -> tuple[str, ...]:
+    """By client its owner; of several the one with most samples, and how many more there are."""
+    assert labels.owners is not None
+    if not labels.owner_names:
+        return ()
+    owners, first, counts = np.unique(labels.owners["train"], return_index=True, return_counts=True)
+    held: list[list[str]] = [[] for _ in range(clients)]
+    for place in np.argsort(-counts, kind="stable").tolist():
+        held[clients_of[first[place]]].append(labels.owner_names[owners[place]])
+    return tuple(_together(names) for names in held)
+
+
+def _together(names: list[str]) -> str:
+    more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+    return readable(names[0])[: NAME_LETTERS - len(more)].strip() + more if names else ""
 
 
 def _alike(labels: Labels, owners: NDArray[np.int64], clients: int, draw: np.random.RandomState) -> NDArray[np.int64]:

@@ -38,6 +38,9 @@ SPLIT_NUMBERS = 6000
 """Counts in one event: clients times labels."""
 SPLIT_LABELS = 64
 """Labels that are told apart; what is beyond is added to the last."""
+NAME_LETTERS = 80
+"""Of a client's name; and bytes of the names in one event:"""
+NAMES_BYTES = 20_000
 
 Columns = dict[str, NDArray[Any]]
 
@@ -96,13 +99,65 @@ class Split:
         return cls(first, tuple(name[:100] for name in labels), counts.reshape(-1, len(labels)))
 
 
+@dataclass(frozen=True)
+class Names:
+    """What some clients are called, `first` and those after it: by whose their data are; "": nobody knows."""
+
+    first: int
+    names: tuple[str, ...]
+
+    def pack(self) -> dict[str, object]:
+        """The names without what would end a line or turn it, whoever wrote them."""
+        body = base64.b85encode(zlib.compress("\n".join(map(readable, self.names)).encode())).decode()
+        return {"first": self.first, "names": body}
+
+    @classmethod
+    def unpack(cls, event: Mapping[str, object]) -> Names:
+        """TableError for what `pack` would never make."""
+        first = event.get("first")
+        if type(first) is not int or not 0 <= first < 2**32:
+            raise TableError("no clients")
+        try:
+            names = _inflated(event.get("names"), NAMES_BYTES).decode().split("\n")
+        except UnicodeDecodeError:
+            raise TableError("names that are no text") from None
+        if any(name != readable(name) for name in names):
+            raise TableError("names that nobody can read")
+        return cls(first, tuple(names))
+
+
+def named(names: Sequence[str]) -> list[Names]:
+    """What all clients are called, as many events as it takes."""
+    found: list[Names] = []
+    first, size, some = 0, 0, list[str]()
+    for number, name in enumerate(map(readable, names)):
+        taken = len(name.encode()) + 1
+        if size + taken > NAMES_BYTES:
+            found.append(Names(first, tuple(some)))
+            first, size, some = number, 0, []
+        some.append(name)
+        size += taken
+    return [*found, Names(first, tuple(some))] if some else found
+
+
+def readable(name: str) -> str:
+    """Without line breaks, control characters and what turns the direction of a line."""
+    return "".join(letter for letter in name[: 2 * NAME_LETTERS] if letter.isprintable())[:NAME_LETTERS].strip()
+
+
+def few(counts: NDArray[np.int64], labels: Sequence[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Counts of (clients, labels) and the labels' names, of no more labels than are told apart."""
+    names = tuple(name[:100] for name in labels) or ("samples",)
+    if len(names) <= SPLIT_LABELS:
+        return counts, names
+    kept = SPLIT_LABELS - 1
+    counts = np.concatenate([counts[:, :kept], counts[:, kept:].sum(axis=1, keepdims=True)], axis=1)
+    return counts, (*names[:kept], "others")
+
+
 def splits(counts: NDArray[np.int64], labels: Sequence[str]) -> list[Split]:
     """The data of all clients, (clients, labels), as many events as they take."""
-    names = tuple(name[:100] for name in labels)
-    if len(names) > SPLIT_LABELS:
-        kept = SPLIT_LABELS - 1
-        counts = np.concatenate([counts[:, :kept], counts[:, kept:].sum(axis=1, keepdims=True)], axis=1)
-        names = (*names[:kept], "others")
+    counts, names = few(counts, labels)
     each = SPLIT_NUMBERS // len(names)
     return [
         Split(first, names, counts[first : first + each].astype(np.uint32)) for first in range(0, len(counts), each)

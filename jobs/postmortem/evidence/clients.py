@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from jobs.client_name import called
 from jobs.models import Event, Incident
 from jobs.postmortem.evidence.found import Evidence, context, some
 from jobs.postmortem.evidence.ranks import EVENTS
@@ -11,6 +12,7 @@ from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue
 from portal import untrusted
+from training.federation.tables import NAME_LETTERS
 
 MOST_DROPPED = 4  # that are told of one by one, each with another error
 LOOKED_AT = 64
@@ -54,7 +56,7 @@ def _dropped(incident: Incident, found: Evidence) -> None:
     for event in sorted(rows.order_by("-id")[:LOOKED_AT], key=lambda one: (-_round_of(one), one.pk)):
         client, text = untrusted.count(event.data.get("client")), _text(event.data.get("traceback"))
         if client is not None and text and _round_of(event):
-            said = f"client {client} dropped out in round {_round_of(event):,}: {_shortened(text)}"
+            said = f"{called(client, _name(event.data))} dropped out in round {_round_of(event):,}: {_shortened(text)}"
             sign = context(EVENTS, said, cause="federated.clients", at=event.time.timestamp())
             told.setdefault(_raised(text).partition(":")[0], sign)
     found.signs += list(told.values())[:MOST_DROPPED]
@@ -70,15 +72,19 @@ def _left_out(incident: Incident, found: Evidence) -> None:
     rows = Event.objects.filter(
         attempt__job=attempt.job_id, attempt__number__lte=attempt.number, kind="client.quarantined"
     )
-    since: dict[int, int] = {}
+    since: dict[int, tuple[int, str]] = {}
     for data in rows.order_by("id").values_list("data", flat=True)[:MOST_NAMED]:
         client, round_ = untrusted.count(data.get("client")), untrusted.count(data.get("step"))
         if client is not None and round_ is not None:
-            since.setdefault(client, round_)
+            since.setdefault(client, (round_, called(client, _name(data))))
     if since:
-        each = some(f"client {client} since round {round_:,}" for client, round_ in sorted(since.items()))
+        each = some(f"{who} since round {round_:,}" for _, (round_, who) in sorted(since.items()))
         text = f"not asked any more, as their updates were not made of numbers: {each}"
         found.signs.append(context(EVENTS, text, cause="numerics.nan"))
+
+
+def _name(data: dict[str, object]) -> str:
+    return untrusted.name(data.get("name"), NAME_LETTERS)
 
 
 def _text(value: object) -> str:

@@ -12,7 +12,7 @@ from jobs.spec import JobSpec, write_toml
 from portal.models import Project, User
 from tests.jobs.reporting import Spooled, post
 from tests.lab import a_job
-from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, STATES, RoundTable, splits
+from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, STATES, RoundTable, named, splits
 
 RUN = {"recipe": "tabular", "rounds": 30, "clients": 10, "split": "dirichlet", "dirichlet": {"alpha": 0.3}}
 Did = tuple[int, str, float, float, float]
@@ -60,6 +60,11 @@ def table(rounds: dict[int, list[Did]], **columns: Any) -> dict[str, str]:
 def split(counts: list[list[int]], labels: tuple[str, ...] = ("no", "yes")) -> list[dict[str, object]]:
     """The fields of `clients.split` events."""
     return [part.pack() for part in splits(np.array(counts), labels)]
+
+
+def names(*called: str) -> list[dict[str, object]]:
+    """The fields of `clients.named` events."""
+    return [part.pack() for part in named(called)]
 
 
 def tell(job: Job, stream: Spooled) -> None:

@@ -14,7 +14,7 @@ from jobs.models import Job
 from portal.cli import rounds as commands
 from portal.cli.main import main
 from portal.models import Project, User
-from tests.jobs.federation.federations import a_federation, everybody, split, table, tell
+from tests.jobs.federation.federations import a_federation, everybody, names, split, table, tell
 from tests.jobs.reporting import Spooled
 from tests.lab import a_job, a_project, bearer, person
 
@@ -28,9 +28,10 @@ def client(mira: User) -> Client:
 
 @pytest.fixture
 def job(mira: User, project: Project) -> Job:
-    """Seven rounds of five clients; client 3 is in trouble, of client 4 little is known."""
+    """Seven rounds of five clients; client 3 is in trouble, of client 4 little is known, even who it is."""
     job = a_federation(mira, project, state="running", run={"clients": 5})
     stream = Spooled().tell("clients.split", **split([[4, 1], [1, 1], [0, 9], [2, 2], [3, 0]])[0])
+    stream.tell("clients.named", **names("ada", "bea", "cy", "=dora", "")[0])
     for number in range(1, 8):
         did = everybody(3)
         did += [(3, "dropped" if number % 2 else "late", 0.75, 0.25, 9.0), (4, "trained", math.nan, math.nan, math.nan)]
@@ -58,7 +59,15 @@ def test_rounds_come_newest_first_and_page_by_page(client: Client, job: Job) -> 
 
 def test_a_round_tells_what_each_did_that_was_named(client: Client, job: Job) -> None:
     (row,) = get(client, job, "rounds", **{"from": 6, "to": 6, "clients": "true"})["items"]
-    assert row["clients"][3] == {"client": 3, "state": "late", "loss": 0.75, "accuracy": 0.25, "seconds": 9.0}
+    assert row["worst_name"] == "=dora"
+    assert row["clients"][3] == {
+        "client": 3,
+        "name": "=dora",
+        "state": "late",
+        "loss": 0.75,
+        "accuracy": 0.25,
+        "seconds": 9.0,
+    }
     assert row["clients"][4]["accuracy"] is None
 
 
@@ -67,6 +76,7 @@ def test_clients_come_worst_first_or_as_asked(client: Client, job: Job) -> None:
     assert found["labels"] == ["no", "yes"]
     assert [row["number"] for row in found["items"]] == [3, 0, 1, 2, 4], "of the last nothing is known"
     worst = found["items"][0]
+    assert [row["name"] for row in found["items"]] == ["=dora", "ada", "bea", "cy", ""]
     assert (worst["samples"], worst["split"], worst["late"], worst["dropped"], worst["last_round"]) == (
         4,
         [2, 2],
@@ -119,15 +129,16 @@ class TestTheCommandLine:
         head, newest, _ = done.output.splitlines()
         assert head.split()[:4] == ["ROUND", "TRAINED", "LATE", "DROPPED"]
         assert newest.split()[:4] == ["7", "4", "0", "1"]
+        assert "3 =dora" in newest
 
     def test_it_lists_clients_for_people_and_machines(self, job: Job) -> None:
         done = CliRunner().invoke(main, ["clients", str(job.pk)])
-        assert done.output.splitlines()[1].split()[:3] == ["3", "4", "0.250"]
+        assert done.output.splitlines()[1].split()[:4] == ["3", "=dora", "4", "0.250"]
         done = CliRunner().invoke(main, ["clients", str(job.pk), "--csv", "--sort", "number"])
         lines = done.output.splitlines()
-        assert lines[0].startswith("number,samples,trained")
-        assert lines[4] == "3,4,0,3,4,0,0,9.0,0.75,0.25,7"
-        assert lines[5] == "4,3,7,0,0,0,0,,,,7"
+        assert lines[0].startswith("number,name,samples,trained")
+        assert lines[4] == "3,'=dora,4,0,3,4,0,0,9.0,0.75,0.25,7", "no formula for a spreadsheet"
+        assert lines[5] == "4,,3,7,0,0,0,0,,,,7"
         done = CliRunner().invoke(main, ["rounds", str(job.pk), "--json"])
         assert len(json.loads(done.output)["items"]) == 7
         assert CliRunner().invoke(main, ["rounds", str(job.pk), "--json", "--csv"]).exit_code == 2

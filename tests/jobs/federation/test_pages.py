@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from jobs.models import Event, Job
 from portal.models import Project, User
-from tests.jobs.federation.federations import Did, a_federation, everybody, split, table, tell
+from tests.jobs.federation.federations import Did, a_federation, everybody, names, split, table, tell
 from tests.jobs.pages.reading import text
 from tests.jobs.reporting import Spooled
 from tests.lab import a_job, a_project, person, signed_in
@@ -154,6 +154,20 @@ class TestRounds:
         assert "Loss by client, worst first" in html
         assert "h-slow" not in html
         assert "<h3>Accuracy" not in html
+        html = text(client.get(f"/jobs/{job.pk}/clients"))
+        assert rows_of(html, "h-clients") == ["client 1", "client 0"]
+        assert '<th scope="col" class="num" aria-sort="descending"><a href="?sort=-loss">Loss' in html
+
+    def test_who_has_a_name_is_called_by_it_and_nothing_of_it_is_markup(self, client: Client, job: Job) -> None:
+        tell(job, Spooled(uid="cd" * 8).tell("clients.named", **names("ada", "", "", "<b>dora</b>", "eve")[0]))
+        html = text(client.get(f"/jobs/{job.pk}"))
+        assert "<b>dora" not in html
+        assert "Client 3 (&lt;b&gt;dora&lt;/b&gt;) has been rejected in 8 of its last 12 rounds." in html
+        assert "<small>client 3 (&lt;b&gt;dora" in html, "the fact"
+        assert [row["name"] for row in matrix(html)["rows"]][:2] == ["client 0 (ada)", "client 1"]
+        assert 'client 4 <span class="owner" title="eve">eve</span>' in html.split('id="h-slow"')[1]
+        assert ">3 <span" in html.split('id="data"')[1].split("</table>")[0], "the worst of each round"
+        assert 'title="&lt;b&gt;dora' in text(client.get(f"/jobs/{job.pk}/clients"))
 
 
 class TestClients:
@@ -180,13 +194,13 @@ class TestClients:
         stream = Spooled(uid="ab" * 8)
         for number in (4, 7):
             trace = 'Traceback (most recent call last):\n  File "c.py", line 1\nOSError: <b>gone</b>'
-            stream.tell("client.dropped", step=number, client=2, traceback=trace)
+            stream.tell("client.dropped", step=number, client=2, name="cy <3", traceback=trace)
         stream.tell("client.dropped", step=9, client="x", traceback=5).tell("client.dropped", traceback={})
         tell(job, stream)
         html = text(client.get(f"/jobs/{job.pk}/clients"))
         assert html.count("OSError: &lt;b&gt;gone") == 2, "the sentence, and the whole"
-        assert "2 times, last client 2 in round 7" in html
-        assert "Client 2 dropped out of round 7" in text(client.get(f"/jobs/{job.pk}"))
+        assert "2 times, last client 2 (cy &lt;3) in round 7" in html
+        assert "Client 2 (cy &lt;3) dropped out of round 7" in text(client.get(f"/jobs/{job.pk}"))
         assert Event.objects.filter(kind="client.dropped").count() == 4
 
     def test_only_a_federation_of_ones_own_has_any(self, client: Client, mira: User, project: Project) -> None:

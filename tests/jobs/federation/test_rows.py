@@ -12,7 +12,7 @@ from jobs.intake import reports
 from jobs.models import Attempt, Client, ClientSplit, Event, Job, Round
 from jobs.submitting.submit import delete
 from portal.models import Project, User
-from tests.jobs.federation.federations import a_federation, everybody, split, table, tell
+from tests.jobs.federation.federations import a_federation, everybody, names, split, table, tell
 from tests.jobs.reporting import Spooled, post
 from tests.lab import a_checkpoint, a_job
 
@@ -78,6 +78,23 @@ def test_the_split_is_kept_by_client(job: Job) -> None:
     assert Client.objects.get(number=0).samples == 2
 
 
+def test_names_are_kept_by_client_whichever_comes_first(job: Job) -> None:
+    told = names(*(f"owner-{number}" for number in range(3000)))
+    stream = Spooled().tell("round.clients", **table({1: everybody(2)}))
+    for part in told:
+        stream.tell("clients.named", **part)
+    stream.tell("clients.split", **split([[4, 1], [1, 1]])[0])
+    tell(job, stream)
+    assert len(told) == 2
+    one = Client.objects.get(number=1)
+    assert (one.name, one.trained, one.samples) == ("owner-1", 1, 2)
+    assert rounds.names(job, [0, 2999, 3000]) == {0: "owner-0", 2999: "owner-2999"}
+    assert len(rounds.names(job, range(1000))) == 1000
+    assert sum(event.data["names"] for event in Event.objects.filter(kind="clients.named")) == 3000
+    tell(job, Spooled(incarnation=1).tell("clients.named", **names("ada", "")[0]))
+    assert rounds.names(job, [0, 1]) == {0: "ada"}
+
+
 def test_a_resumed_attempt_keeps_rows_of_its_own(job: Job) -> None:
     first = job.latest
     tell(
@@ -138,7 +155,11 @@ def test_ranks_that_start_again_in_place_do_their_rounds_again(job: Job) -> None
     ],
 )
 def test_what_no_server_of_ours_tells_is_only_an_event(job: Job, data: dict[str, str]) -> None:
-    tell(job, Spooled().tell("round.clients", **data).tell("clients.split", first=-1, labels=[], counts="x"))
+    stream = Spooled().tell("round.clients", **data).tell("clients.split", first=-1, labels=[], counts="x")
+    tell(
+        job,
+        stream.tell("clients.named", first=0, names="x").tell("clients.named", **names("a")[0] | {"first": 100_000}),
+    )
     assert not Round.objects.exists()
     assert not Client.objects.exists()
     assert Event.objects.filter(kind="round.clients").count() == 1

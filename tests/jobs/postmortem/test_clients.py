@@ -94,15 +94,15 @@ class TestClients:
     def test_who_was_left_out_and_since_which_round(self, federated: Left) -> None:
         """In an earlier attempt, too."""
         attempt = federated.attempt
-        told(federated, "client.quarantined", step=3, client=2, updates=3)
-        told(federated, "client.quarantined", step=3, client=2, updates=3)
+        told(federated, "client.quarantined", step=3, client=2, name="ada", updates=3)
+        told(federated, "client.quarantined", step=3, client=2, name="ada", updates=3)
         Job.objects.filter(pk=attempt.job_id).update(latest=attempt)
         told(federated, "client.quarantined", step=9, client=6, updates=3)
         raised(federated, "training.federated.controller.QuorumLost", QUORUM)
         _, verdict = federated.diagnosed()
         assert texts(verdict, "context") == [
-            "not asked any more, as their updates were not made of numbers: client 2 since round 3, client 6 since "
-            "round 9"
+            "not asked any more, as their updates were not made of numbers: client 2 (ada) since round 3, client 6 "
+            "since round 9"
         ]
 
     def test_what_no_trainer_of_ours_tells_changes_nothing(self, federated: Left) -> None:

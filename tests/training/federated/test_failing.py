@@ -31,9 +31,9 @@ class Spy:
         return [event for event in self.events if event["kind"] == kind]
 
 
-def _told() -> tuple[failing.Failures, Spy]:
+def _told(*names: str) -> tuple[failing.Failures, Spy]:
     spy = Spy()
-    return failing.Failures(spy), spy  # type: ignore[arg-type]
+    return failing.Failures(spy, names), spy  # type: ignore[arg-type]
 
 
 def _facts(clients: int, *, dropped: int = 0, broken: int = 0) -> Facts:
@@ -110,6 +110,12 @@ class TestBounds:
             "client 7 dropped out: KeyError: 1 (in round 1)",
             "client 7 dropped out: OSError: 5 (in round 5)",
         ]
+
+    def test_events_tell_whose_data_a_client_has_where_that_is_known(self) -> None:
+        told, spy = _told("ada", "")
+        told.tell(1, {0: "KeyError: 1", 1: "KeyError: 1"}, [0, 2])
+        told.tell_quarantined(2, [0], 3)
+        assert [event.get("name") for event in spy.events] == ["ada", None, "ada", None, "ada"]
 
     def test_at_most_a_few_a_round(self) -> None:
         told, spy = _told()

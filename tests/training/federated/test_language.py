@@ -39,10 +39,11 @@ def test_clients_are_packages_and_learn(texts: Path, tmp_path: Path) -> None:
     rounds = rounds_of(tmp_path, table(texts))
     federation = rounds.federation
     labels = federation.divided.labels
-    assert set(labels.owner_names) == WORDS.keys()
+    assert set(labels.owner_names) == WORDS.keys() == set(federation.divided.names)
     for client, ids in enumerate(federation.divided.train):
         assert len(set(labels.of["train"][ids].tolist())) == 1, "one package a client"
         (own,) = set(labels.of["train"][ids].tolist())
+        assert federation.divided.names[client] == labels.owner_names[own]
         kept = federation.divided.validation[client]
         assert set(labels.of["validation"][kept].tolist()) <= {own}
     assert rounds.work.alone == "", "attention goes through vmap"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from training.config import choices
 from training.data import Labels
 from training.federated.split import dirichlet
 from training.federated.split.shift import drawn, view
-from training.federation import config, parts, splitting
+from training.federation import config, parts, splitting, tables
 from training.federation.config import FOLDERS, FederationConfig
 
 NAMES = choices.names(FOLDERS["split"])
@@ -144,6 +146,26 @@ def test_columns_keep_owners_together_and_join_the_smallest() -> None:
     divided = divide("column", labels, 3)
     assert divided.sizes.tolist() == [50, 40, 10]
     assert divided.owners["validation"].tolist() == [0, 1, 2, 2, 2]
+    assert divided.names == ("a", "b", "c and 2 more"), "by whose their samples are"
+    assert divide("iid", labels, 3).names == ()
+
+
+def test_names_are_packed_in_as_many_events_as_they_take() -> None:
+    names = ["ada", "", "hôpital nº 9", "two\nlines \u202eback\udc80", "x" * 200, *(f"owner {n}" for n in range(5000))]
+    parts = [tables.Names.unpack(part.pack()) for part in tables.named(names)]
+    assert len(parts) > 1
+    assert max(len(str(part.pack())) for part in parts) < 32_768
+    assert [part.first for part in parts] == [0, len(parts[0].names), len(parts[0].names) + len(parts[1].names)]
+    found = [name for part in parts for name in part.names]
+    assert found == [*names[:3], "twolines back", "x" * tables.NAME_LETTERS, *names[5:]]
+    assert tables.named([]) == []
+
+
+@pytest.mark.parametrize("names", ["no table", 7, base64.b85encode(zlib.compress(b"a\x1b[2J")).decode()])
+def test_names_that_we_never_pack_are_refused(names: object) -> None:
+    for event in ({"first": 0, "names": names}, tables.named(["ada"])[0].pack() | {"first": True}):
+        with pytest.raises(tables.TableError):
+            tables.Names.unpack(event)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,132 @@
+"""How a federation's data would lie, drawn: few clients a bar each, of many a band that goes through all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.client_name import called
+from jobs.presenting.federation import COLOURS, Share, first_colour, in_words, legend, shares
+from portal import formatting
+from training.federation.outline import QUANTILES, Outline
+
+ROWS = 16
+"""Clients that have a bar each."""
+COLUMNS = 100
+"""Of a band; of more clients it shows every so many."""
+HEIGHT = 1000
+UNEVEN = 20
+"""Times of the client in the middle that the largest has: from there on heights are roots, or all others were flat."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One client. `commonest`: the label that it has most of, and how much."""
+
+    number: int
+    name: str
+    shares: list[Share]
+    told: str
+    samples: int
+    commonest: str
+    part: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """Columns side by side, as tall as they have samples: by colour the path of all its pieces."""
+
+    paths: list[tuple[int, str]]
+    columns: int
+    first: str
+    last: str
+    most: int
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Either `rows` or a `band`."""
+
+    says: str
+    labels: list[str]
+    rows: list[Row]
+    band: Band | None
+    spreads: list[tuple[str, list[str]]]
+
+
+def drawn(outline: Outline, says: str) -> Drawn:
+    """`says`: the same in a sentence, for who does not see it."""
+    is_few = len(outline.counts) <= ROWS
+    return Drawn(
+        says=says,
+        labels=legend(outline.labels),
+        rows=[_row(outline, client) for client in range(len(outline.counts))] if is_few else [],
+        band=None if is_few else _band(outline),
+        spreads=list(_spreads(outline)),
+    )
+
+
+def _row(outline: Outline, client: int) -> Row:
+    counts = outline.counts[client].tolist()
+    return Row(
+        number=client,
+        name=outline.name(client),
+        shares=shares(counts, max(1, int(outline.sizes.max()))),
+        told=in_words(counts, outline.labels),
+        samples=int(outline.sizes[client]),
+        commonest=outline.labels[outline.commonest[client]],
+        part=float(outline.commonest_shares[client]),
+    )
+
+
+def _band(outline: Outline) -> Band:
+    many = len(outline.counts)
+    if many <= COLUMNS:
+        chosen, caption = np.arange(many), "A column is a client"
+        ends = [called(client, outline.name(client)) for client in (0, many - 1)]
+    else:
+        order = np.argsort(outline.sizes, kind="stable")
+        chosen = order[np.linspace(0, many - 1, COLUMNS).astype(np.int64)]
+        caption = f"{COLUMNS} of {formatting.count(many)} clients, the smallest first"
+        ends = ["the smallest", "the largest"]
+    most = int(outline.sizes.max())
+    counts = outline.counts[chosen]
+    if counts.shape[1] > COLOURS:
+        counts = np.concatenate([counts[:, : COLOURS - 1], counts[:, COLOURS - 1 :].sum(axis=1, keepdims=True)], axis=1)
+    is_uneven = most > UNEVEN * float(np.median(outline.sizes))
+    if is_uneven:
+        caption += "; heights are square roots"
+    paths = _paths(counts, most, is_uneven=is_uneven)
+    return Band(paths=paths, columns=len(chosen), first=ends[0], last=ends[1], most=most, caption=caption)
+
+
+def _paths(counts: NDArray[np.int64], most: int, *, is_uneven: bool) -> list[tuple[int, str]]:
+    """Whole numbers, so that pieces meet; those from which a label has nothing are left out."""
+    sizes = counts.sum(axis=1, keepdims=True) / max(1, most)
+    parts = counts.cumsum(axis=1) / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    tops = HEIGHT - np.rint(HEIGHT * parts * (np.sqrt(sizes) if is_uneven else sizes)).astype(np.int64)
+    bottoms = np.concatenate([np.full((len(counts), 1), HEIGHT), tops[:, :-1]], axis=1)
+    found = []
+    for colour in range(counts.shape[1]):
+        pieces = zip(tops[:, colour].tolist(), (bottoms - tops)[:, colour].tolist(), strict=True)
+        path = "".join(f"M{x} {top}h1v{tall}h-1z" for x, (top, tall) in enumerate(pieces) if tall)
+        if path:
+            found.append((first_colour(counts[0].tolist()) + colour, path))
+    return found
+
+
+def _spreads(outline: Outline) -> list[tuple[str, list[str]]]:
+    words = {"samples": "Samples", "labels": "Labels", "commonest_share": "Of the commonest label"}
+    told = []
+    for what, values in outline.spreads.items():
+        if what != "samples" and len(outline.labels) < 2:
+            continue
+        is_share = what == "commonest_share"
+        cells = [values[quantile] for quantile in QUANTILES]
+        told.append(
+            (words[what], [formatting.share(one) if is_share else formatting.count(round(one)) for one in cells])
+        )
+    return told
