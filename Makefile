@@ -8,8 +8,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST = $(PYTHON_OF_VENV) -m pytest -q
-# test_schema.py is slow, and finding its tests alone (every case of every address) takes each worker three seconds.
-QUICK = --dist loadscope --ignore tests/slurm --ignore tests/portal/test_schema.py
+QUICK = --dist loadscope --ignore tests/slurm
 BUT_TRAINING = $(filter-out tests/training tests/slurm,$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 # What runs in `test-all` alone; WHOLE=yes takes it along.
 NOT_WHOLE = $(if $(filter yes,$(WHOLE)),, and not whole)
