@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 import portal.celery  # noqa: F401  (binds shared tasks to our broker, as every process of ours does)
+from tests import migrated
 from tests.examples import examples
 from tests.stack import Stack
 from tests.turns import has_its_turn, waiting
@@ -57,6 +58,17 @@ def _signals_as_before() -> Iterator[None]:
     for number in changed:
         signal.signal(number, before[number])
     assert not changed, f"left changed: {', '.join(number.name for number in changed)}"
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(
+    django_db_modify_db_settings: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Workers share what one of them has migrated."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            migrated.share(tmp_path_factory.getbasetemp().parent, patch)
+        yield
 
 
 @pytest.fixture(scope="session")
