@@ -2,8 +2,9 @@
 
 python -m tests.turns 2     whose turn it is of two: 0, or 1 after the next commit
 
-TEST_HALF (0 or 1) takes half of all tests that there are; TEST_TURN (any number) takes a part of each family that the
-marker `turns` divides, as `@pytest.mark.turns(3)` does into three.
+TEST_PART (1/4) takes so much of all tests that there are; TEST_TURN (any number) takes a part of each family that the
+marker `turns` divides, as `@pytest.mark.turns(3)` does into three: the cases of a test, or where a file has the mark
+all that is in it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def turn(of: int) -> int:
 
 
 def has_its_turn(test: str) -> bool:
-    """Whether the test of this name is of the half that is asked for (TEST_HALF: 0 or 1)."""
-    half = os.environ.get("TEST_HALF", "")
-    return not half or zlib.crc32(test.encode()) % 2 == int(half)
+    """Whether the test of this name is of the part that is asked for (TEST_PART: 0/2 or 1/2 where there are two)."""
+    mine, _, parts = os.environ.get("TEST_PART", "").partition("/")
+    return not parts or zlib.crc32(test.encode()) % int(parts) == int(mine)
 
 
 def waiting(items: Iterable[pytest.Item]) -> set[pytest.Item]:
