@@ -32,7 +32,8 @@ def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 def _copy(creation: DatabaseCreation, kept: Path) -> str:
     """What Django's own does, without migrating."""
-    connection, name = creation.connection, creation._get_test_db_name()
+    connection: Any = creation.connection
+    name = str(creation._get_test_db_name())  # type: ignore[attr-defined]
     connection.close()
     settings.DATABASES[connection.alias]["NAME"] = connection.settings_dict["NAME"] = name
     connection.ensure_connection()
