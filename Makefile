@@ -8,8 +8,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST = $(PYTHON_OF_VENV) -m pytest -q
-# test_schema.py is slow, and finding its tests alone (every case of every address) takes each worker three seconds.
-QUICK = --dist loadscope --ignore tests/slurm --ignore tests/portal/test_schema.py
+QUICK = --dist loadscope --ignore tests/slurm
 BUT_TRAINING = $(filter-out tests/training tests/slurm,$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 # What runs in `test-all` alone; WHOLE=yes takes it along.
 NOT_WHOLE = $(if $(filter yes,$(WHOLE)),, and not whole)
@@ -50,11 +49,11 @@ test-portal: dev ## whole portals, kill -9 of each of their parts, a browser: th
 	@TEST_STAGE=$@ $(PYTEST) -n 3 --dist loadscope --no-loadscope-reorder --durations 10 -m "slow$(NOT_WHOLE)" $(BUT_TRAINING)
 
 test-postgres: dev ## the quick tests that touch the database, in a private PostgreSQL that they start
-	@TEST_STAGE=$@ TEST_DATABASE=postgres TEST_HALF=$(POSTGRES_HALF) $(PYTEST) -n 2 $(QUICK) -m "database and not slow" $(BUT_TRAINING)
+	@TEST_STAGE=$@ TEST_DATABASE=postgres TEST_PART=$(POSTGRES_PART) $(PYTEST) -n 2 $(QUICK) -m "database and not slow" $(BUT_TRAINING)
 
 test-slurm: dev ## what needs a whole Slurm, which the tests unpack and start (as root, on Debian): TEST_SLURM=24.11, or two releases
 	@$(AS_ROOT) $(PYTHON_OF_VENV) -m tests.slurm.release $(filter-out 1,$(TEST_SLURM))
-	@$(AS_ROOT) env TEST_STAGE=$@ TEST_SLURM=$(or $(TEST_SLURM),1) $(PYTEST) -n 4 --dist loadscope --durations 10 tests/slurm
+	@$(AS_ROOT) env TEST_STAGE=$@ TEST_TURN=$(if $(TEST_TURN),$(shell expr $(TEST_TURN) / 2)) TEST_SLURM=$(or $(TEST_SLURM),1) $(PYTEST) -n 4 --dist loadscope --durations 10 tests/slurm
 
 check-image: ## the image's steps and roles, as far as they can be proven without an engine
 	@sh docker/check.sh

@@ -12,9 +12,10 @@ import hypothesis
 import pytest
 
 import portal.celery  # noqa: F401  (binds shared tasks to our broker, as every process of ours does)
+from tests import migrated
 from tests.examples import examples
 from tests.stack import Stack
-from tests.turns import has_its_turn
+from tests.turns import has_its_turn, waiting
 
 # The same examples in every run, however loaded the machine: a failure is a change's, never the day's.
 hypothesis.settings.register_profile(
@@ -27,13 +28,19 @@ hypothesis.settings.load_profile("vigil")
 OPENS_DATABASE = {"db", "transactional_db", "django_db_reset_sequences", "django_db_serialized_rollback"}
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A stage of slow tests alone reads no file that has none: to load the others takes each worker ten seconds."""
+    only_slow = config.option.markexpr.startswith("slow") and collection_path.suffix == ".py"
+    return only_slow and "mark.slow" not in collection_path.read_text() or None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what touches the database; and files with many slow tests come first: what is left at the end is quick."""
-    waits = [item for item in items if not has_its_turn(item.nodeid)]
+    waits = waiting(items) | {item for item in items if not has_its_turn(item.nodeid)}
     if waits:
-        config.hook.pytest_deselected(items=waits)
-        items[:] = [item for item in items if has_its_turn(item.nodeid)]
+        config.hook.pytest_deselected(items=[item for item in items if item in waits])
+        items[:] = [item for item in items if item not in waits]
     for item in items:
         if item.get_closest_marker("django_db") or OPENS_DATABASE & set(getattr(item, "fixturenames", ())):
             item.add_marker("database")
@@ -51,6 +58,17 @@ def _signals_as_before() -> Iterator[None]:
     for number in changed:
         signal.signal(number, before[number])
     assert not changed, f"left changed: {', '.join(number.name for number in changed)}"
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(
+    django_db_modify_db_settings: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Workers share what one of them has migrated."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            migrated.share(tmp_path_factory.getbasetemp().parent, patch)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,10 @@
-"""What a landing proves by halves: the next one takes the other half, `make test-all` takes both.
+"""What a landing proves by parts: the next one takes the next part, `make test-all` takes all.
 
 python -m tests.turns 2     whose turn it is of two: 0, or 1 after the next commit
+
+TEST_PART (1/4) takes so much of all tests that there are; TEST_TURN (any number) takes a part of each family that the
+marker `turns` divides, as `@pytest.mark.turns(3)` does into three: the cases of a test, or where a file has the mark
+all that is in it.
 """
 
 from __future__ import annotations
@@ -9,7 +13,11 @@ import os
 import subprocess
 import sys
 import zlib
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,9 +31,25 @@ def turn(of: int) -> int:
 
 
 def has_its_turn(test: str) -> bool:
-    """Whether the test of this name is of the half that is asked for (TEST_HALF: 0 or 1)."""
-    half = os.environ.get("TEST_HALF", "")
-    return not half or zlib.crc32(test.encode()) % 2 == int(half)
+    """Whether the test of this name is of the part that is asked for (TEST_PART: 0/2 or 1/2 where there are two)."""
+    mine, _, parts = os.environ.get("TEST_PART", "").partition("/")
+    return not parts or zlib.crc32(test.encode()) % int(parts) == int(mine)
+
+
+def waiting(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """Those of a family whose turn is another landing's: one after the other in their order, as TEST_TURN says."""
+    asked, place = os.environ.get("TEST_TURN", ""), Counter[str]()
+    waits = set()
+    for item in items:
+        mark = item.get_closest_marker("turns")
+        if not asked or mark is None:
+            continue
+        (of,) = mark.args
+        family = item.nodeid.partition("[")[0] if mark in item.own_markers else str(item.path)
+        if place[family] % of != int(asked) % of:
+            waits.add(item)
+        place[family] += 1
+    return waits
 
 
 def _git(*words: str) -> str:

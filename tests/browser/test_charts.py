@@ -14,7 +14,7 @@ from jobs import live
 from tests.browser.conftest import Watched, drag
 from tests.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser]
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.turns(2)]
 Browse = Callable[..., Watched]
 AGAIN = re.compile(r"/series\?.*\ball=1\b")
 PICTURE = "(canvas) => canvas.toDataURL()"

@@ -12,7 +12,7 @@ from portal import formatting
 from tests.browser.conftest import Watched, drag
 from tests.stack import REPOSITORY, Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser]
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.turns(2)]
 Browse = Callable[..., Watched]
 
 # Before the chart could be drawn anew.

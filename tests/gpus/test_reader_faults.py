@@ -76,19 +76,19 @@ def test_another_gpu_in_the_slot(nvml: StandIn, watch: Watch) -> None:
 @pytest.mark.parametrize("whose", ["*", "3"])
 def test_silence_is_told_with_its_beginning_and_its_end(nvml: StandIn, watch: Watch, whose: str) -> None:
     watched = watch(silent_seconds=0.5, opening_seconds=0.5)
-    watched.first(Looks)
-    hung = time.time()
+    first = watched.first(Looks)
     nvml.say(f"{whose} hang 1")
-    silent = watched.first(Silent)
-    assert abs(silent.since - hung) < 1.0
-    assert watched.reader.newest is None, "what was known is no answer any more"
+    # A busy machine is silent now and then by itself; this silence is the one that does not end.
+    until(lambda: watched.all(Silent) and watched.reader.newest is None and watched.reader.silent_since)
+    silent = watched.all(Silent)[-1]
+    assert first.time - 1.0 < silent.since < time.time()
     assert watched.reader.silent_since == silent.since
     nvml.say()
-    answers = watched.first(Answers)
-    assert (answers.since, answers.seconds > 0) == (silent.since, True)
-    assert watched.looks().looks[0] == STEADY
-    assert watched.reader.silent_since is None
-    assert len(watched.all(Silent)) <= 1
+    (answers,) = until(lambda: [one for one in watched.all(Answers) if one.since == silent.since])
+    assert answers.seconds > 0
+    until(lambda: watched.looks().looks[0] == STEADY and watched.reader.silent_since is None)
+    told = [one.since for one in watched.told if isinstance(one, Silent)]
+    assert len(told) == len(set(told)), "each is told once"
 
 
 @pytest.mark.long

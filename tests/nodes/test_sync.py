@@ -181,6 +181,6 @@ def _timed(told: Told, change: int) -> float:
     for n in range(20):
         told.machines[n] = replace(told.machines[n], gpus_used=100 * change + n)
         told.queued[n] = replace(told.queued[n], priority=100 * change + n)
-    start = time.perf_counter()
+    start = time.process_time()
     sync.read(told, Part.NODES, Part.QUEUE)
-    return time.perf_counter() - start
+    return time.process_time() - start

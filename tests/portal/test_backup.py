@@ -80,6 +80,7 @@ def test_what_was_there_comes_back_while_others_write_on(make_stack: MakeStack, 
                 name = f"token {len(names)}"
                 client.post("/api/v1/tokens", json={"name": name}).raise_for_status()
                 names.append(name)
+                time.sleep(0.02)  # to write on, not to keep the machine from all else
 
     writers = threading.Thread(target=write)
     writers.start()
@@ -160,6 +161,7 @@ def test_damaged_database_with_its_log_is_kept_and_replaced(make_stack: MakeStac
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after_s", [0.15, 0.45, 0.7, 0.9, 1.1])
+@pytest.mark.turns(5)
 def test_kill_leaves_the_old_or_the_new(make_stack: MakeStack, made: Path, after_s: float) -> None:
     stack = make_stack()
     database = stack.home / "vigil.sqlite3"
@@ -231,6 +233,7 @@ def test_refusals_of_backup(make_stack: MakeStack, made: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.turns(3)
 def test_backup_of_the_code_before_is_migrated(make_stack: MakeStack, tmp_path: Path) -> None:
     stack, other, path = make_stack(), make_stack(fresh=True), tmp_path / "vigil.tar.gz"
     environment = {**stack.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}

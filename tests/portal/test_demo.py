@@ -1,11 +1,14 @@
 """The demonstration lab: made once, whole, and told by the same rules as real jobs."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.db import transaction
+from django.test import override_settings
 
 from jobs import lease, rounds
 from jobs.models import Attempt, Checkpoint, Failure, Job
@@ -19,6 +22,8 @@ from portal.models import Chunk, Project, User
 from tests.jobs.schedulers import Told
 
 pytestmark = pytest.mark.django_db
+Made = tuple[list[str], Path]
+"""The names of its jobs, and where their runs lie."""
 
 
 def test_what_failed_is_made_once_nobody_counts_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,76 +36,80 @@ def test_what_failed_is_made_once_nobody_counts_any_more(monkeypatch: pytest.Mon
     assert Failure.objects.exists()
 
 
-@pytest.fixture
-def made(settings: Any, tmp_path: Path) -> list[str]:
-    settings.VIGIL_RUNS = tmp_path
-    actions.first_start()
-    return lab.make()
+@pytest.fixture(scope="class")
+def made(django_db_setup: None, django_db_blocker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    """The lab, made once for all that is asked of it: what each test changes is taken back."""
+    runs = tmp_path_factory.mktemp("runs")
+    with django_db_blocker.unblock(), override_settings(VIGIL_RUNS=runs), transaction.atomic():
+        actions.first_start()
+        yield lab.make(), runs
+        transaction.set_rollback(True)
 
 
 @pytest.mark.long
-def test_is_made_once(made: list[str]) -> None:
-    assert len(made) == len(STORIES) + len(LIVE)
-    chunks, users = Chunk.objects.count(), User.objects.count()
-    call_command("demo")
-    assert (Job.objects.count(), Chunk.objects.count(), User.objects.count()) == (len(made), chunks, users)
-    sync.read(Told(machines=[]))
-    assert Node.objects.count() == len(NODES), "its nodes outlive what the scheduler says"
+class TestLab:
+    def test_is_made_once(self, made: Made) -> None:
+        names, _ = made
+        assert len(names) == len(STORIES) + len(LIVE)
+        chunks, users = Chunk.objects.count(), User.objects.count()
+        call_command("demo")
+        assert (Job.objects.count(), Chunk.objects.count(), User.objects.count()) == (len(names), chunks, users)
+        sync.read(Told(machines=[]))
+        assert Node.objects.count() == len(NODES), "its nodes outlive what the scheduler says"
 
+    def test_the_past_is_whole_and_over(self, made: Made) -> None:
+        _, runs = made
+        past = Attempt.objects.filter(job__name__in=[story.name for story in STORIES])
+        assert past.count() == sum(len(story.tries) for story in STORIES)
+        for undone in ("ended_at", "closed_at", "decided_at"):
+            assert past.filter(**{undone: None}).count() == 0, "nothing is left to the follower"
+        assert not Checkpoint.objects.filter(state=Checkpoint.State.COMMITTED).exists(), "nothing to verify on disk"
+        for attempt in past:
+            assert attempt.created_at <= attempt.started_at <= attempt.ended_at  # type: ignore[operator]
+        for story in STORIES:
+            latest = Job.objects.get(name=story.name).latest
+            assert latest is not None
+            assert (latest.step, latest.steps) == (story.tries[-1].last_step, story.steps)
+            assert latest.latest["loss"]
 
-@pytest.mark.long
-def test_the_past_is_whole_and_over(made: list[str], tmp_path: Path) -> None:
-    past = Attempt.objects.filter(job__name__in=[story.name for story in STORIES])
-    assert past.count() == sum(len(story.tries) for story in STORIES)
-    for undone in ("ended_at", "closed_at", "decided_at"):
-        assert past.filter(**{undone: None}).count() == 0, "nothing is left to the follower"
-    assert not Checkpoint.objects.filter(state=Checkpoint.State.COMMITTED).exists(), "nothing to verify on disk"
-    for attempt in past:
-        assert attempt.created_at <= attempt.started_at <= attempt.ended_at  # type: ignore[operator]
-    for story in STORIES:
-        latest = Job.objects.get(name=story.name).latest
-        assert latest is not None
-        assert (latest.step, latest.steps) == (story.tries[-1].last_step, story.steps)
-        assert latest.latest["loss"]
+        job = Job.objects.get(name="gpt-760m-context-4k")
+        first, second = job.attempts.order_by("number")  # type: ignore[attr-defined]
+        assert (first.state, second.state) == ("node_fail", "completed")
+        assert second.resume_from is not None
+        assert (second.resume_from.step, second.resume_from.attempt) == (3000, first)
 
-    job = Job.objects.get(name="gpt-760m-context-4k")
-    first, second = job.attempts.order_by("number")  # type: ignore[attr-defined]
-    assert (first.state, second.state) == ("node_fail", "completed")
-    assert second.resume_from is not None
-    assert (second.resume_from.step, second.resume_from.attempt) == (3000, first)
+        job = Job.objects.get(name="gpt-760m-batch-4096")
+        log = runs / job.directory / "job" / "attempt-1" / "logs" / "0.0.log"
+        assert "OutOfMemoryError" in log.read_text(), "logs lie where pages look"
 
-    job = Job.objects.get(name="gpt-by-package")
-    names = {client.name: client for client in job.clients.all()}  # type: ignore[attr-defined]
-    assert (len(names), job.latest.rounds.count()) == (12, 90)  # type: ignore[union-attr]
-    assert names["multiprocessing"].rejected > 20
-    assert names["tkinter"].late > names["tkinter"].dropped
-    assert names["wsgiref"].dropped > 2
-    assert rounds.splits(job, [0])[1] == {0: [2310, *[0] * 11]}
+        job = Job.objects.get(name="gpt-by-package")
+        clients = {client.name: client for client in job.clients.all()}  # type: ignore[attr-defined]
+        assert (len(clients), job.latest.rounds.count()) == (12, 90)  # type: ignore[union-attr]
+        assert clients["multiprocessing"].rejected > 20
+        assert clients["tkinter"].late > clients["tkinter"].dropped
+        assert clients["wsgiref"].dropped > 2
+        assert rounds.splits(job, [0])[1] == {0: [2310, *[0] * 11]}
 
-    job = Job.objects.get(name="gpt-760m-batch-4096")
-    log = tmp_path / job.directory / "job" / "attempt-1" / "logs" / "0.0.log"
-    assert "OutOfMemoryError" in log.read_text(), "logs lie where pages look"
+        waiting = Attempt.objects.filter(job__tags__name="live", state="pending", scheduler_id="")
+        assert waiting.count() == len(LIVE), "what runs is real, and due to be submitted"
 
-    waiting = Attempt.objects.filter(job__tags__name="live", state="pending", scheduler_id="")
-    assert waiting.count() == len(LIVE), "what runs is real, and due to be submitted"
-
-
-@pytest.mark.long
-def test_its_machines_have_a_past_and_go_on(made: list[str]) -> None:
-    assert Agent.objects.filter(is_made_up=True).count() == len(NODES)
-    assert Gpu.objects.filter(lost_at__isnull=False).get().agent.node == telemetry.LOST[0]
-    assert NodeEvent.objects.get(kind="xid").code == 79
-    now = time.time()
-    agent = Agent.objects.get(node="dgx-07")
-    gpu = agent.gpus.first()
-    assert gpu is not None
-    for days in (0.01, 1, 20):
-        end = int(now - days * telemetry.DAY_S)
-        outline = read.gpu_curve(agent, gpu.pk, "watts", start=end - 3600, end=end).outline
-        assert len(outline.first) >= 6, f"{days} days ago"
-    telemetry.tell(now)
-    telemetry.tell(now + 10)
-    agent.refresh_from_db()
-    assert not agent.is_silent()
-    assert agent.newest["gpus"][gpu.uuid]["gpu_percent"] > 0
-    assert GpuUse.objects.filter(user="kofi.mensah", idle_s__gt=3600).exists(), "somebody holds one and does nothing"
+    def test_its_machines_have_a_past_and_go_on(self, made: Made) -> None:
+        assert Agent.objects.filter(is_made_up=True).count() == len(NODES)
+        assert Gpu.objects.filter(lost_at__isnull=False).get().agent.node == telemetry.LOST[0]
+        assert NodeEvent.objects.get(kind="xid").code == 79
+        now = time.time()
+        agent = Agent.objects.get(node="dgx-07")
+        gpu = agent.gpus.first()
+        assert gpu is not None
+        for days in (0.01, 1, 20):
+            end = int(now - days * telemetry.DAY_S)
+            outline = read.gpu_curve(agent, gpu.pk, "watts", start=end - 3600, end=end).outline
+            assert len(outline.first) >= 6, f"{days} days ago"
+        telemetry.tell(now)
+        telemetry.tell(now + 10)
+        agent.refresh_from_db()
+        assert not agent.is_silent()
+        assert agent.newest["gpus"][gpu.uuid]["gpu_percent"] > 0
+        assert GpuUse.objects.filter(user="kofi.mensah", idle_s__gt=3600).exists(), (
+            "somebody holds one and does nothing"
+        )

@@ -1,11 +1,13 @@
 """The API against its own schema: whatever schemathesis thinks of, no fault of ours and no answer off the schema."""
 
+from functools import cache
+
 import pytest
 import schemathesis
 from django.core.signals import request_finished, request_started
 from django.core.wsgi import get_wsgi_application
 from django.db import close_old_connections
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -22,8 +24,14 @@ from tests.examples import examples
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
-application = get_wsgi_application()
-schema = schemathesis.openapi.from_wsgi("/api/openapi.json", application)
+PARTS = 12
+
+
+@cache
+def addresses():
+    """Made when the first is asked: every worker finds this test, one runs it."""
+    schema = schemathesis.openapi.from_wsgi("/api/openapi.json", get_wsgi_application())
+    return [found.ok() for found in schema.get_all_operations()]
 
 
 @schemathesis.serializer("application/toml")
@@ -60,16 +68,27 @@ def secret(tmp_path, settings, one_connection):
     return Token.issue(mira, "test")[1]
 
 
-@schema.parametrize()
-@settings(
-    max_examples=examples(15), deadline=None, derandomize=True, database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much, HealthCheck.too_slow],
-)  # fmt: skip
-def test_api_keeps_its_own_schema(case, secret):
-    headers = {"Authorization": f"Bearer {secret}"}
-    there = case.path_parameters or {}
-    if isinstance(there.get("job_id"), int) and there["job_id"] > 0:
-        there["job_id"] = Job.objects.get().pk  # or hardly anything would be reached
-    if "attempts" in case.path:  # has a door of its own
-        headers = {}
-    case.call_and_validate(headers=headers, checks=CHECKS)
+@pytest.mark.turns(4)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_api_keeps_its_own_schema(part, secret):
+    """A twelfth of the addresses: a test for each of them would be of one name, and workers run each name once."""
+    for address in addresses()[part::PARTS]:
+        ask(address, secret)
+
+
+def ask(address, secret):
+    @given(case=address.as_strategy())
+    @settings(
+        max_examples=examples(15), deadline=None, derandomize=True, database=None,
+        suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+    )  # fmt: skip
+    def keeps_its_schema(case):
+        headers = {"Authorization": f"Bearer {secret}"}
+        there = case.path_parameters or {}
+        if isinstance(there.get("job_id"), int) and there["job_id"] > 0:
+            there["job_id"] = Job.objects.get().pk  # or hardly anything would be reached
+        if "attempts" in case.path:  # has a door of its own
+            headers = {}
+        case.call_and_validate(headers=headers, checks=CHECKS)
+
+    keeps_its_schema()

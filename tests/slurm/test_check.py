@@ -15,12 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, BOB, PORTAL, People
 from tests.slurm.portal import Portal
 from tests.slurm.room import as_user
 from tests.slurm.tls import tls_before
 from tests.stack import REPOSITORY
+
+pytestmark = pytest.mark.turns(2)
 
 # Of these clusters, on purpose: they are quick, and live on one machine without GPUs.
 KNOWN = {
@@ -69,6 +73,7 @@ def left_behind(portal: Portal) -> list[Path]:
     return [*portal.runs.glob("*/*"), *portal.runs.glob(".trash/*")]
 
 
+@pytest.mark.turns(1)  # always
 def test_all_is_well(portal: Portal) -> None:
     found = check(portal, "--partition=debug")
     assert found.at("error") == {}, found.progress

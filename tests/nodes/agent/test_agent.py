@@ -122,7 +122,7 @@ class TestWhatItTells:
         assert batches[1]["gpus"] == []
         assert batches[1]["n"] == 10
         assert batches[1]["host"]["load_1"] is not None
-        (facts,) = agent.portal.events("facts")
+        (facts,) = until(lambda: agent.portal.events("facts"))
         assert facts["gpus"] == []
         assert "No GPU is read here" in agent.log
 

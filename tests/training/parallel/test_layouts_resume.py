@@ -104,6 +104,7 @@ def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 class TestOnItsOwnLayout:
+    @pytest.mark.turns(2)
     @pytest.mark.parametrize("layout", OWN)
     def test_hex_equal(self, layout: str, own: dict[str, tuple[Done, Done]]) -> None:
         (whole, whole_dir), (resumed, resumed_dir) = own[layout]
@@ -145,6 +146,7 @@ def pairs() -> Iterator[Any]:
 
 
 class TestOnAnotherLayout:
+    @pytest.mark.turns(2)
     @pytest.mark.parametrize(("written", "read"), list(pairs()))
     def test_the_same_run(self, written: str, read: str, others: Others) -> None:
         """What was saved at step SAVED is read whole and alike, and the next loss is the one that would have come."""

@@ -101,6 +101,7 @@ class LikeOneProcess:
     )  # all cases of a class run in the first one's fixture; pool.SECONDS ends them
 
     @pytest.mark.slow
+    @pytest.mark.turns(2)
     def test_the_losses_are_those_of_one_process(self, row: Combination, schedule: str | None, ran: Runs) -> None:
         run, alone = ran[row, schedule], ran[ALONE]
         found, expected = losses(run, self.WORLD), losses(alone, 1)

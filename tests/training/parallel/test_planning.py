@@ -45,6 +45,7 @@ MODEL = {"layers": 6, "heads": 8, "kv_heads": 4, "head_width": 32, "hidden": 704
     ],
     ids=str,
 )
+@pytest.mark.turns(3)
 def test_the_estimate_is_near_what_is_measured(world: int, table: dict[str, Any], tmp_path: Path) -> None:
     """Within a tenth; of several ranks a sixth, for what is gathered lives until a thread of gloo's lets it go."""
     ranks = [
