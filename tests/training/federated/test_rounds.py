@@ -106,11 +106,12 @@ def test_series_and_rows_of_rounds_tell_the_same(tmp_path: Path) -> None:
     assert (started["steps"], started["clients"], started["alone"]) == (6, 12, "")
 
 
-def test_digits_reach_their_accuracy(tmp_path: Path) -> None:
-    """Dirichlet 0.3, rate 0.3: the same as others have measured of FedAvg."""
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=[pytest.mark.slow, pytest.mark.whole]) for n in (1, 2))])
+def test_digits_reach_their_accuracy(seed: int, tmp_path: Path) -> None:
+    """Dirichlet 0.3, rate 0.3: as others have measured of FedAvg. These seeds: .867 .883 .897, then .957 .950 .967."""
     told = Telling()
     table = {**DIGITS, "clients": 10, "rounds": 30, "dirichlet": {"alpha": 0.3}, "tabular": {"hidden": 64}}
-    run(tmp_path, table, reporter=told)
+    run(tmp_path, {**table, "seed": seed, "validate_every": 10}, reporter=told)
     assert told.series["accuracy"][10] >= 0.82
     assert told.series["accuracy"][30] >= 0.93
 
