@@ -24,13 +24,14 @@ from tests.planted import Planted
 from tests.slurm.cluster import Cluster
 from tests.slurm.machine import Machine
 from tests.slurm.people import ALICE
-from tests.slurm.portal import Person, Portal, language
+from tests.slurm.portal import Person, Portal, federated, language
 from tests.stack import wait_for
 
 PATIENCE_S = 240.0
 TO_LOSE, TO_PREEMPT, ELSEWHERE = "dgx03", "dgx04", "dgx01|dgx02"  # as features: nodes by name take root's scontrol here
 REQUEUED = r"^Requeued; it goes on as attempt 2\.$"
 KILL_WAIT_S = 5.0  # of this cluster's
+CLIENTS_FAILED = ("federated.clients", r"^All clients of a federation failed .*happen again.* Your move\.$")
 GPU_LOST = ("gpu.off_bus", r"Started anew from the beginning without dgx\d\d as attempt 2")
 
 
@@ -40,7 +41,19 @@ class Trained(Planted):
 
     def spec(self, **resources: Any) -> dict[str, Any]:
         kept = {name: part for name, part in super().spec(**resources).items() if name not in ("kind", "script")}
-        return {**language(steps=10**6, checkpoint_every=1_000), **kept}
+        return {**self.run(), **kept}
+
+    def run(self) -> dict[str, Any]:
+        """Of what kind it is, and what it trains."""
+        return language(steps=10**6, checkpoint_every=1_000)
+
+
+@dataclass(frozen=True)
+class Federated(Trained):
+    """Nobody can train: one sample a batch has no deviation to normalise by."""
+
+    def run(self) -> dict[str, Any]:
+        return federated(batch=1, tabular={"hidden": 8, "batch_norm": True})
 
 
 PLANTED = {
@@ -52,6 +65,7 @@ PLANTED = {
     "preempted": Planted("for_ever", "", REQUEUED),
     "node lost": Planted("endless", "scheduler.node_fail", REQUEUED),
     "launch": Planted("success", "scheduler.launch", r"Started anew from the beginning without dgx\d\d as attempt 2"),
+    "all clients failed": Federated("all-clients", *CLIENTS_FAILED, ranks=1),
     **planted.ANYWHERE,
 }
 ASKED: dict[str, dict[str, Any]] = {

@@ -136,6 +136,8 @@ class Rounds(Loop):
         told.seconds = time.perf_counter() - began
         self.cadence.note_step(told.seconds, saving=agreed.saving)
         self._told = told
+        if agreed.stop and self.world.leads:  # nothing else is done at this boundary
+            self.telling.tell(round_, told, None)
         return agreed
 
     def _round(self, round_: int) -> Told:

@@ -50,7 +50,8 @@ class Told:
 
     @property
     def is_counted(self) -> NDArray[np.bool_]:
-        return np.isin(self.states, (TRAINED, LATE))
+        counted: NDArray[np.bool_] = (self.states == TRAINED) | (self.states == LATE)
+        return counted
 
 
 def told_of(controller: Controller) -> Told:

@@ -21,6 +21,8 @@ NAMED = 1000
 """Clients that one event tells of, over all its rounds."""
 ROUNDS = 400
 """Rounds that one event tells of."""
+LETTERS = 31_000
+"""Of both tables in an event; 400 rounds take at most 26,100, whatever their numbers are."""
 STATES = ("trained", "late", "dropped", "rejected", "broken")
 """late: its update came after its round, and was used. dropped: it sent nothing, or too late. rejected: the aggregation
 left its update out. broken: its update was no numbers."""
@@ -57,8 +59,12 @@ class RoundTable:
     clients: Columns = field(default_factory=lambda: empty(CLIENT_COLUMNS))
 
     def pack(self) -> dict[str, str]:
-        """The fields of an event."""
-        return {"rounds": _pack(self.rounds, ROUND_COLUMNS), "clients": _pack(foremost(self.clients), CLIENT_COLUMNS)}
+        """The fields of an event: whole rounds, and as many of the clients as there is room for."""
+        rounds = _pack(self.rounds, ROUND_COLUMNS)
+        named, room = foremost(self.clients), LETTERS - len(rounds)
+        while len(packed := _pack(named, CLIENT_COLUMNS)) > room:
+            named = foremost(named, len(named["round"]) * room // len(packed))
+        return {"rounds": rounds, "clients": packed}
 
     @classmethod
     def unpack(cls, event: Mapping[str, object]) -> RoundTable:
@@ -168,11 +174,11 @@ def empty(columns: Mapping[str, str]) -> Columns:
     return {name: np.zeros(0, dtype=kind) for name, kind in columns.items()}
 
 
-def foremost(clients: Columns) -> Columns:
-    """At most NAMED rows: those with whom something was the matter first, then of the newest round."""
-    if len(clients["round"]) <= NAMED:
+def foremost(clients: Columns, most: int = NAMED) -> Columns:
+    """So many rows: those with whom something was the matter first, then of the newest round."""
+    if len(clients["round"]) <= most:
         return clients
-    order = np.lexsort((clients["client"], -clients["round"].astype(np.int64), clients["state"] == 0))[:NAMED]
+    order = np.lexsort((clients["client"], -clients["round"].astype(np.int64), clients["state"] == 0))[:most]
     return {name: values[order] for name, values in clients.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from jobs.submitting.submit import delete
 from portal.models import Project, User
 from tests.jobs.federation.federations import a_federation, everybody, names, split, table, tell
 from tests.jobs.reporting import Spooled, post
-from tests.lab import a_checkpoint, a_job
+from tests.lab import a_checkpoint, a_job, bearer, signed_in
+from training.federation import tables
 
 pytestmark = pytest.mark.django_db
 
@@ -207,13 +209,37 @@ def test_deleting_a_job_deletes_its_rows(mira: User, project: Project) -> None:
     assert not any(model.objects.exists() for model in (Job, Round, Client, ClientSplit))
 
 
-def test_fifty_thousand_rounds_of_many_clients_are_taken(job: Job) -> None:
-    """Whole posts at their largest; here a few of them, each as the server packs it."""
-    stream = Spooled()
-    for first in range(1, 2001, 400):
-        did = {n: [(n % 10_000, "trained", 0.5, 0.5, 1.0)] for n in range(first, first + 400)}
-        stream.tell("round.clients", **table(did, trained=10_000))
+def many(first: int, draw: np.random.Generator) -> dict[str, str]:
+    """An event of as many rounds as one tells of, in which as many of 10,000 clients are named."""
+    rounds = {name: np.zeros(tables.ROUNDS) for name in tables.ROUND_COLUMNS}
+    rounds |= {"round": np.arange(first, first + tables.ROUNDS), "trained": np.full(tables.ROUNDS, 10_000)}
+    rounds |= {name: draw.random(tables.ROUNDS) for name in ("seconds", "loss", "accuracy")}
+    clients = {name: draw.random(tables.NAMED) for name in tables.CLIENT_COLUMNS}
+    clients |= {"round": draw.choice(rounds["round"], tables.NAMED), "state": draw.integers(5, size=tables.NAMED)}
+    return tables.RoundTable(rounds, {**clients, "client": draw.integers(10_000, size=tables.NAMED)}).pack()
+
+
+@pytest.mark.parametrize("rounds", [2_000, pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.whole])])
+def test_fifty_thousand_rounds_of_many_clients_are_taken_and_shown_in_parts(
+    rounds: int, job: Job, mira: User, django_assert_max_num_queries: Any
+) -> None:
+    """Whole posts at their largest, each as the server packs it. Pages and answers are as short as those of few."""
+    draw, stream = np.random.default_rng(0), Spooled()
+    for first in range(1, rounds + 1, tables.ROUNDS):
+        stream.tell("round.clients", step=first + tables.ROUNDS - 1, **many(first, draw))
     tell(job, stream)
-    assert Round.objects.count() == 2000
-    assert Round.objects.filter(trained=10_000).count() == 2000
-    assert Client.objects.count() == 2000
+    assert Round.objects.count() == Round.objects.filter(trained=10_000).count() == rounds
+    assert Client.objects.count() <= 10_000
+    assert sum(Client.objects.values_list("trained", flat=True)) > rounds / tables.ROUNDS * 100
+    assert Event.objects.filter(kind="round.clients").count() == rounds / tables.ROUNDS
+    reader = signed_in(mira)
+    for path in ("", "/clients", "?before=1000"):
+        with django_assert_max_num_queries(60):
+            page = reader.get(f"/jobs/{job.pk}{path}")
+        assert page.status_code == 200
+        assert len(page.content) < 300_000
+    for rest in ("rounds?clients=true&limit=200", "clients?limit=200"):
+        found = bearer(mira).get(f"/api/v1/jobs/{job.pk}/{rest}")
+        assert len(found.json()["items"]) == 200
+        assert len(found.content) < 300_000
+    assert bearer(mira).get(f"/api/v1/jobs/{job.pk}/rounds?limit=100000").status_code == 422

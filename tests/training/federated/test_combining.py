@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from tests.training import ranks
 from tests.training.federated.in_process import accuracy, ready, train
+from training.config import choices
 from training.federated.controller import QuorumLost
 from training.federated.pending import Arrivals
 from training.federated.questions import Sent
@@ -29,6 +30,17 @@ DIGITS: dict[str, Any] = {
 }
 BAD = (3, 7)
 FAR = -1e6
+BEARS: dict[str, dict[str, Any]] = {
+    "median": {"f": 2},
+    "trimmed_mean": {"trim": 2},
+    "krum": {"f": 2},
+    "multi_krum": {"f": 2},
+    "bulyan": {"f": 2},
+    "norm_clipping": {},
+    "fltrust": {"root_samples": 60},
+    "hierarchical": {"groups": 5},
+}
+"""Two bad ones of eleven."""
 
 
 def rounds_of(folder: Path, **table: Any) -> Rounds:
@@ -47,6 +59,20 @@ def spoil(rounds: Rounds, *, factor: float, of: tuple[int, ...] = BAD, name: str
         return sent
 
     rounds.work.run = spoilt  # type: ignore[method-assign]
+
+
+def watch(rounds: Rounds) -> dict[int, torch.Tensor]:
+    """Client → the update that it sends, or has learnt if it is spoilt only after this."""
+    found: dict[int, torch.Tensor] = {}
+    run = rounds.work.run
+
+    def seen(chunk: Any, *arguments: Any, **options: Any) -> Sent:
+        sent = run(chunk, *arguments, **options)
+        found.update(zip(sent.clients.tolist(), sent.values["delta"].clone(), strict=True))
+        return sent
+
+    rounds.work.run = seen  # type: ignore[method-assign]
+    return found
 
 
 def did(told: Told, state: int) -> list[int]:
@@ -92,18 +118,48 @@ class TestAnAttack:
         assert torch.isfinite(rounds.server.weights).all()
 
 
+class TestTenTimesTooLarge:
+    """Two of eleven send what they have learnt ten times: no numbers to be told by, and the right way."""
+
+    def moved(self, folder: Path, **table: Any) -> tuple[torch.Tensor, torch.Tensor, Told]:
+        """Where a round leads, and what each client has learnt, (clients, numbers)."""
+        rounds = rounds_of(folder, clients=11, dtype="fp64", **table)
+        before, learnt = rounds.server.weights.clone(), watch(rounds)
+        spoil(rounds, factor=10)
+        (told,) = train(rounds, 1)
+        return rounds.server.weights - before, torch.stack([learnt[client] for client in range(11)]), told
+
+    def test_leads_the_mean_astray(self, tmp_path: Path) -> None:
+        moved, learnt, _ = self.moved(tmp_path)
+        assert moved.norm() > 2 * learnt.mean(dim=0).norm()
+        assert moved.norm() > learnt.norm(dim=1).max()
+
+    @pytest.mark.parametrize("aggregation", BEARS)
+    def test_is_borne(self, aggregation: str, tmp_path: Path) -> None:
+        """The round leads to about where it would lead without: nearer to it than some of the clients themselves."""
+        moved, learnt, told = self.moved(tmp_path, aggregation=aggregation, **{aggregation: BEARS[aggregation]})
+        mean = learnt.mean(dim=0)
+        assert (moved - mean).norm() <= (learnt - mean).norm(dim=1).max()
+        out = set(did(told, REJECTED))
+        if aggregation in ("krum", "multi_krum", "bulyan"):
+            assert set(BAD) <= out
+        if aggregation in ("norm_clipping", "fltrust"):
+            assert not out, "it is shortened, not left out"
+
+    def test_counts_no_more_than_its_norm_allows(self, tmp_path: Path) -> None:
+        moved, learnt, _ = self.moved(tmp_path, aggregation="norm_clipping", norm_clipping={"norm": 0.25})
+        assert learnt.norm(dim=1).min() > 0.25
+        torch.testing.assert_close(
+            moved, (learnt / learnt.norm(dim=1, keepdim=True) * 0.25).mean(dim=0), atol=0.01, rtol=0
+        )
+
+    def test_each_rule_is_tried(self) -> None:
+        assert set(BEARS) == set(choices.names(config.FOLDERS["aggregation"])) - {"mean"}
+
+
 def test_the_update_of_the_only_one_that_counts_is_the_next_model_s(tmp_path: Path) -> None:
     rounds = rounds_of(tmp_path, aggregation="krum", krum={"f": 1}, dtype="fp64")
-    before = rounds.server.weights.clone()
-    found: dict[int, torch.Tensor] = {}
-    run = rounds.work.run
-
-    def seen(chunk: Any, *arguments: Any, **options: Any) -> Sent:
-        sent = run(chunk, *arguments, **options)
-        found.update(zip(sent.clients.tolist(), sent.values["delta"], strict=True))
-        return sent
-
-    rounds.work.run = seen  # type: ignore[method-assign]
+    before, found = rounds.server.weights.clone(), watch(rounds)
     (told,) = train(rounds)
     (chosen,) = did(told, TRAINED)
     assert torch.equal(rounds.server.weights, before + found[chosen])

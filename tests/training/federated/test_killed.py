@@ -1,11 +1,11 @@
-"""A federation under Vigil's own launcher: killed in the middle of a round it comes to the very same model."""
+"""A federation under Vigil's own launcher: killed or stopped within a round it comes to the very same model."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import signal
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -74,32 +74,68 @@ def _rank(run: Run, rank: int, gone: set[int]) -> psutil.Process:
 
 def _kill(run: Run, rank: int, incarnation: int, round_: int, gone: set[int]) -> None:
     """In a round after this one."""
-    path = heartbeat_path(run.attempt(), rank=rank, incarnation=incarnation)
-    until(lambda: [*run.path.glob("job/checkpoints/*/COMMITTED")], 120)
-    until(lambda: (beat := read_beat(path)) and beat.phase == "step" and beat.step >= round_, 120)
+    _in_a_round(run, round_, rank=rank, incarnation=incarnation)
     process = _rank(run, rank, gone)
     gone.add(process.pid)
     process.send_signal(signal.SIGKILL)
     until(lambda: len(run.events("incarnation.ended")) > incarnation, 60)
 
 
-@pytest.mark.parametrize("more", ["", pytest.param(LATE, marks=pytest.mark.whole)], ids=["for all", "for nobody"])
-def test_a_rank_killed_in_the_middle_of_a_round_changes_no_bit(run: Run, tmp_path: Path, more: str) -> None:
-    undisturbed = Run(tmp_path / "undisturbed")
+def _in_a_round(run: Run, after: int, *, attempt: int = 1, rank: int = 0, incarnation: int = 0) -> None:
+    """Until it is in a round after this one, and has a checkpoint to go on from."""
+    path = heartbeat_path(run.attempt(attempt), rank=rank, incarnation=incarnation)
+    until(lambda: [*run.path.glob("job/checkpoints/*/COMMITTED")], 120)
+    until(lambda: (beat := read_beat(path)) and beat.phase == "step" and beat.step >= after, 120)
+
+
+@pytest.fixture(scope="class")
+def undisturbed(more: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What it comes to where nobody disturbs it."""
+    run = Run(tmp_path_factory.mktemp("undisturbed") / "run")
     try:
-        undisturbed.describe(TEXT.format(more=more))
-        assert undisturbed.launch().wait(240) == 0, undisturbed.log()
+        run.describe(TEXT.format(more=more))
+        assert run.launch().wait(240) == 0, run.log()
+        return _digests(run)
     finally:
-        undisturbed.end()
-    run.describe(TEXT.format(more=more))
-    launcher, gone = run.launch(), set[int]()
-    for kill in range(min(KILLS, 4)):
-        _kill(run, 1 - kill % 2, kill, 9 + 9 * kill, gone)
-    assert launcher.wait(240) == 0, run.log()
-    ended = run.events("incarnation.ended")
-    assert [(one["rank"], one["signal"]) for one in ended[:1]] == [(1, signal.SIGKILL)]
-    assert ended[0]["restarting"]
-    started = run.events("incarnation.started")
-    assert started[1]["resumed_from"].startswith("step-")
-    assert _digests(run) == _digests(undisturbed)
-    run.assert_nothing_left()
+        run.end()
+
+
+@pytest.mark.parametrize(
+    "more", ["", pytest.param(LATE, marks=pytest.mark.whole)], ids=["for all", "for nobody"], scope="class"
+)
+class TestInTheMiddleOfARound:
+    def test_a_killed_rank_changes_no_bit(self, run: Run, more: str, undisturbed: dict[str, str]) -> None:
+        run.describe(TEXT.format(more=more))
+        launcher, gone = run.launch(), set[int]()
+        for kill in range(min(KILLS, 4)):
+            _kill(run, 1 - kill % 2, kill, 9 + 9 * kill, gone)
+        assert launcher.wait(240) == 0, run.log()
+        ended = run.events("incarnation.ended")
+        assert [(one["rank"], one["signal"]) for one in ended[:1]] == [(1, signal.SIGKILL)]
+        assert ended[0]["restarting"]
+        started = run.events("incarnation.started")
+        assert started[1]["resumed_from"].startswith("step-")
+        assert _digests(run) == undisturbed
+        run.assert_nothing_left()
+
+    @pytest.mark.whole
+    def test_a_killed_launcher_and_a_stop_change_no_bit(self, run: Run, more: str, undisturbed: dict[str, str]) -> None:
+        """Another attempt follows each: after the kill from the newest checkpoint, after the stop from a new one."""
+        run.describe(TEXT.format(more=more))
+        killed = run.launch()
+        _in_a_round(run, 9)
+        killed.send_signal(signal.SIGKILL)
+        run.assert_nothing_left()
+        stopped = run.launch(restart=1)
+        _in_a_round(run, 20, attempt=2)
+        stopped.send_signal(signal.SIGTERM)
+        assert stopped.wait(240) == 75, run.log()
+        saved = json.loads((run.attempt(2) / "stopped.json").read_text())
+        assert max(run.losses(2)[0]) == saved["step"], "the round was ended first"
+        assert run.launch(restart=2).wait(240) == 0, run.log()
+        second, third = (run.events("incarnation.started", number)[0]["resumed_from"] for number in (2, 3))
+        assert second.startswith("step-")
+        assert third == saved["name"] == f"step-{saved['step']}"
+        assert min(run.losses(3)[0]) == saved["step"] + 1
+        assert _digests(run) == undisturbed
+        run.assert_nothing_left()

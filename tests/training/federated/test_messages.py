@@ -92,6 +92,7 @@ class TestRefused:
             (lambda header: header.update(round=True), "is of round true, not 12"),
             (lambda header: header.update(client=None), "is of client null, not 345"),
             (lambda header: header.update(samples=68), "has 68 samples; it has 67"),
+            (lambda header: header.update(samples=1_000_000), "has 1000000 samples; it has 67"),
             (lambda header: header.update(samples=0), "has 0 samples; a whole number from 1"),
             (lambda header: header.update(samples=6.0), "has 6.0 samples; a whole number from 1"),
             (lambda header: header.update(samples=None), "has null samples, not 67"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.training.federated.in_process import CONVEX, DIGITS, Telling, digest, ready, run, start, train
+from training.attempt import stopping
 from training.config.asked import ConfigError
 from training.federated.controller import Controller
 from training.federated.working import Work
@@ -60,6 +61,37 @@ def test_a_run_killed_within_a_round_goes_on_to_the_same_bits(
     assert again.step == table["rounds"]
 
 
+@pytest.mark.parametrize(("kind", "validate_every", "ends"), [("fedbuff", 1, 3), ("fedavg", 4, 4)])
+def test_a_stop_within_a_round_waits_for_its_end_and_goes_on_to_the_same_bits(
+    kind: str, validate_every: int, ends: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked in round 3 is heard in the validation after it, or when the next one begins; nothing is untold."""
+    table = {**KINDS[kind], "validate_every": validate_every}
+    run(tmp_path / "whole", table, reporter=(whole := Telling()))
+    loop = start(tmp_path / "stopped", table, reporter=(first := Telling()))
+    loop.stop.watch(loop.place.attempt_dir)
+    with monkeypatch.context() as patched:
+        patched.setattr(stopping, "LOOK_SECONDS", 0.0)
+        real = Work.run
+
+        def asks(work: Work, chunk: Any, round_: int, *arguments: Any, **options: Any) -> Any:
+            if round_ == 3:
+                (loop.place.attempt_dir / stopping.REQUESTED).touch()
+            return real(work, chunk, round_, *arguments, **options)
+
+        patched.setattr(Work, "run", asks)
+        assert not loop.run()
+    assert loop.step == ends
+    assert digest(tmp_path / "stopped").startswith(f"step-{ends} ")
+    run(tmp_path / "stopped", table, reporter=(second := Telling()))
+    assert second.of("run.started")[0]["start_step"] == ends
+    assert digest(tmp_path / "stopped") == digest(tmp_path / "whole")
+    for name in ("loss", "accuracy", "trained"):
+        assert first.series.get(name, {}) | second.series[name] == whole.series[name]
+    rows = [tables.RoundTable.unpack(event) for told in (first, second) for event in told.of("round.clients")]
+    assert np.concatenate([row.rounds["round"] for row in rows]).tolist() == [1, 2, 3, 4, 5, 6]
+
+
 def test_what_is_on_its_way_goes_on_after_a_resume(tmp_path: Path) -> None:
     """The asynchronous pace has updates under way at every checkpoint, and a clock."""
     table = {**KINDS["fedbuff"], "rounds": 3}
@@ -107,11 +139,12 @@ def test_series_and_rows_of_rounds_tell_the_same(tmp_path: Path, capsys: pytest.
     assert (started["steps"], started["clients"], started["alone"]) == (6, 12, "")
 
 
-def test_digits_reach_their_accuracy(tmp_path: Path) -> None:
-    """Dirichlet 0.3, rate 0.3: the same as others have measured of FedAvg."""
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=[pytest.mark.slow, pytest.mark.whole]) for n in (1, 2))])
+def test_digits_reach_their_accuracy(seed: int, tmp_path: Path) -> None:
+    """Dirichlet 0.3, rate 0.3: as others have measured of FedAvg. These seeds: .867 .883 .897, then .957 .950 .967."""
     told = Telling()
     table = {**DIGITS, "clients": 10, "rounds": 30, "dirichlet": {"alpha": 0.3}, "tabular": {"hidden": 64}}
-    run(tmp_path, table, reporter=told)
+    run(tmp_path, {**table, "seed": seed, "validate_every": 10}, reporter=told)
     assert told.series["accuracy"][10] >= 0.82
     assert told.series["accuracy"][30] >= 0.93
 

@@ -1,0 +1,141 @@
+"""What a long federation of many clients tells stays within what an attempt may tell, and nothing of it is cut off."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import vigil_report
+from tests.training.federated.in_process import Telling as Reporter
+from training.federated import failing, telling
+from training.federated.judging import Judged
+from training.federated.messages import Traffic
+from training.federated.telling import BROKEN, DROPPED, LATE, REJECTED, TRAINED, Telling, Told
+from training.federation.tables import CLIENT_COLUMNS, NAMED, ROUND_COLUMNS, ROUNDS, Columns, RoundTable
+from training.reporting.spool import read_spool
+
+CLIENTS = 100_000
+SERIES, EVENTS = 1_000, 50_000
+"""Of an attempt, by the portal's intake."""
+MOST_TOLD = 20_000
+ERRORS = ("KeyError: 1", "OSError: 5")
+
+
+class Clock:
+    """In place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(telling, "time", made := Clock())
+    return made
+
+
+def a_round(draw: np.random.Generator, asked: int) -> Told:
+    """Numbers that nothing makes shorter, and clients in every kind of trouble."""
+    clients = draw.choice(CLIENTS, asked, replace=False)
+    states = draw.choice([TRAINED, LATE, DROPPED, REJECTED, BROKEN], asked, p=[0.8, 0.05, 0.05, 0.05, 0.05])
+    dropped = clients[states == DROPPED].tolist()
+    sizes = draw.integers(10**5, 10**6, asked)
+    return Told(
+        clients=clients,
+        losses=draw.lognormal(size=asked),
+        states=states,
+        failed={client: ERRORS[client % 2] for client in dropped},
+        samples=asked,
+        loss=draw.lognormal(),
+        compute_seconds=0.1,
+        wait_seconds=0.1,
+        transfer_seconds=0.1,
+        traffic=Traffic(clients, sizes, sizes),
+        client_seconds=draw.lognormal(size=asked),
+        seconds=draw.lognormal(),
+    )
+
+
+def judged(draw: np.random.Generator, accuracies: NDArray[np.float64]) -> Judged:
+    """By others' accuracies, but that it is worst for another client."""
+    by_client = accuracies.copy()
+    by_client[draw.integers(CLIENTS)] = 0.0
+    return Judged({"loss": draw.lognormal(), "accuracy": draw.random()}, {"accuracy": by_client})
+
+
+def test_the_fullest_event_is_told_whole(clock: Clock, tmp_path: Path) -> None:
+    """As many rounds as one tells of, the last few of 10,000 clients: there is room for it, and it can be read."""
+    reporter = vigil_report.Stream(tmp_path, rank=0, incarnation=0)
+    told, draw = Telling(reporter, None), np.random.default_rng(0)  # type: ignore[arg-type]
+    rounds = [a_round(draw, 10_000 if number > ROUNDS - 3 else 400) for number in range(1, ROUNDS + 1)]
+    accuracies = draw.random(CLIENTS)
+    for number, one in enumerate(rounds, start=1):
+        told.tell(number, one, judged(draw, accuracies))
+    told.close()
+    reporter.close()
+    (file,) = (tmp_path / "spool").iterdir()
+    _, batches, _ = read_spool(file)
+    (event,) = (event for batch in batches for event in batch.events if event["kind"] == "round.clients")
+    assert len(json.dumps(event)) <= vigil_report.EVENT_BYTES
+    assert "truncated" not in event
+    table = RoundTable.unpack(event)
+    assert table.rounds["round"].tolist() == list(range(1, ROUNDS + 1))
+    assert table.rounds["trained"].tolist() == [int((one.states == TRAINED).sum()) for one in rounds]
+    assert NAMED / 2 < len(table.clients["client"]) <= NAMED
+    assert (table.clients["state"] != TRAINED).all(), "those in trouble come first"
+
+
+def test_whatever_numbers_there_are_rounds_are_whole() -> None:
+    """Of clients as many as there is room for are named."""
+    draw = np.random.default_rng(0)
+
+    def columns(kinds: dict[str, str], rows: int) -> Columns:
+        return {name: np.frombuffer(draw.bytes(rows * np.dtype(kind).itemsize), kind) for name, kind in kinds.items()}
+
+    rounds, clients = columns(ROUND_COLUMNS, ROUNDS), columns(CLIENT_COLUMNS, NAMED)
+    clients |= {"round": draw.choice(rounds["round"], NAMED), "state": draw.integers(5, size=NAMED)}
+    event = RoundTable(rounds, clients).pack()
+    assert len(json.dumps({"kind": "round.clients", "time": 2**53, "step": 2**53, **event})) <= vigil_report.EVENT_BYTES
+    table = RoundTable.unpack(event)
+    assert all(table.rounds[name].tobytes() == values.tobytes() for name, values in rounds.items())
+    assert 100 < len(table.clients["client"]) < 300
+
+
+@pytest.mark.parametrize("rounds", [3_000, pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.whole])])
+def test_however_long_it_is_events_are_few(rounds: int, clock: Clock) -> None:
+    """A second a round, of which the most events come: one each at first, then ever fewer."""
+    told, draw = Telling(reporter := Reporter(), None), np.random.default_rng(0)  # type: ignore[arg-type]
+    some = [a_round(draw, 10) for _ in range(50)]
+    for number in range(1, rounds + 1):
+        clock.now += 1.0
+        told.tell(number, some[number % 50], None)
+    told.close()
+    tables = [RoundTable.unpack(event) for event in reporter.of("round.clients")]
+    assert np.concatenate([table.rounds["round"] for table in tables]).tolist() == list(range(1, rounds + 1))
+    assert 2_500 <= len(tables) <= 2_501 + 2_500 * math.log(rounds / 2_500)
+    assert 2_500 * (1 + math.log(1_000_000 / 2_500)) < MOST_TOLD, "of the longest run that can be asked for"
+    for kind in ("client.dropped", "client.broken"):
+        assert len(reporter.of(kind)) <= failing.TOLD
+    assert len(reporter.events) < EVENTS / 2
+    assert len(reporter.series) < SERIES / 10
+
+
+def test_rounds_of_milliseconds_wait_for_each_other(clock: Clock) -> None:
+    """No more than so many at once, however rare the events have become."""
+    told, draw = Telling(reporter := Reporter(), None), np.random.default_rng(0)  # type: ignore[arg-type]
+    clock.now = 30 * 86_400.0
+    one: Any = a_round(draw, 10)
+    for number in range(1, 2 * ROUNDS + 2):
+        clock.now += 0.01
+        told.tell(number, one, None)
+    tables = [RoundTable.unpack(event) for event in reporter.of("round.clients")]
+    assert [len(table.rounds["round"]) for table in tables] == [1, ROUNDS, ROUNDS]
