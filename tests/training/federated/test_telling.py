@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,10 @@ SERIES, EVENTS = 1_000, 50_000
 """Of an attempt, by the portal's intake."""
 MOST_TOLD = 20_000
 ERRORS = ("KeyError: 1", "OSError: 5")
+
+
+NAMELESS: Any = SimpleNamespace(divided=SimpleNamespace(names=()))
+"""All that is asked of a federation whose clients have no names."""
 
 
 class Clock:
@@ -75,7 +80,7 @@ def judged(draw: np.random.Generator, accuracies: NDArray[np.float64]) -> Judged
 def test_the_fullest_event_is_told_whole(clock: Clock, tmp_path: Path) -> None:
     """As many rounds as one tells of, the last few of 10,000 clients: there is room for it, and it can be read."""
     reporter = vigil_report.Stream(tmp_path, rank=0, incarnation=0)
-    told, draw = Telling(reporter, None), np.random.default_rng(0)  # type: ignore[arg-type]
+    told, draw = Telling(reporter, NAMELESS), np.random.default_rng(0)
     rounds = [a_round(draw, 10_000 if number > ROUNDS - 3 else 400) for number in range(1, ROUNDS + 1)]
     accuracies = draw.random(CLIENTS)
     for number, one in enumerate(rounds, start=1):
@@ -113,7 +118,7 @@ def test_whatever_numbers_there_are_rounds_are_whole() -> None:
 @pytest.mark.parametrize("rounds", [3_000, pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.whole])])
 def test_however_long_it_is_events_are_few(rounds: int, clock: Clock) -> None:
     """A second a round, of which the most events come: one each at first, then ever fewer."""
-    told, draw = Telling(reporter := Reporter(), None), np.random.default_rng(0)  # type: ignore[arg-type]
+    told, draw = Telling(reporter := Reporter(), NAMELESS), np.random.default_rng(0)
     some = [a_round(draw, 10) for _ in range(50)]
     for number in range(1, rounds + 1):
         clock.now += 1.0
@@ -131,7 +136,7 @@ def test_however_long_it_is_events_are_few(rounds: int, clock: Clock) -> None:
 
 def test_rounds_of_milliseconds_wait_for_each_other(clock: Clock) -> None:
     """No more than so many at once, however rare the events have become."""
-    told, draw = Telling(reporter := Reporter(), None), np.random.default_rng(0)  # type: ignore[arg-type]
+    told, draw = Telling(reporter := Reporter(), NAMELESS), np.random.default_rng(0)
     clock.now = 30 * 86_400.0
     one: Any = a_round(draw, 10)
     for number in range(1, 2 * ROUNDS + 2):
