@@ -83,6 +83,7 @@ def record() -> None:
     assert not sampler.due()  # the next one waits until this one's cost is little
 
 
+@pytest.mark.slow
 def test_records_a_real_step_in_its_parts() -> None:
     process = ranks.fork(record)
     process.join(ranks.SECONDS)
