@@ -301,7 +301,7 @@ def _crowd(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
 def _sum(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
     found = _found("sums", numbers=sizes.numbers, updates=sizes.updates, pairs=sizes.pairs)
     ratios = [mine / theirs for mine, theirs in zip(found["ours"], found["plain"], strict=True)]
-    print(f"\nthe sum of {sizes.updates} updates of {sizes.numbers:,} numbers, a client a chunk; {sizes.pairs} pairs")
+    print(f"\nthe sum of {sizes.updates} updates of {sizes.numbers:,} numbers, chunk by chunk; {sizes.pairs} pairs")
     for name, what in (("ours", "float64 along a tree"), ("plain", "float32, add_(alpha=…)")):
         print(f"  {what}: {' '.join(f'{seconds:.2f}' for seconds in found[name])} s")
     print(f"  largest difference, beside the largest number: {found['difference']:.1e}")

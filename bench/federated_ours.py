@@ -246,23 +246,23 @@ def sums(asked: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     found = json.loads(asked)
     numbers, updates = found["numbers"], found["updates"]
-    rows = [torch.randn(1, numbers) for _ in range(min(updates, 4))]  # more than any cache holds
     weights = torch.linspace(1, 2, updates, dtype=torch.float64)
     ids = torch.arange(updates).numpy()
     same = torch.ones(updates, dtype=torch.int64).numpy()
     chunks = schedule.cut(ids, same, same, numbers=numbers, alone=True)
+    rows = torch.randn(max(len(chunk.clients) for chunk in chunks), numbers)  # more than any cache holds
 
     def mine() -> torch.Tensor:
         tree = ours.Tree(len(chunks))
         for number, chunk in enumerate(chunks):
-            (client,) = chunk.clients.tolist()  # as many of them are cut
-            tree.put_sum(number, [(rows[client % len(rows)], weights[client : client + 1])], torch.device("cpu"))
+            tree.put_sum(number, [(rows[: len(chunk.clients)], weights[chunk.clients])], torch.device("cpu"))
         return tree.root
 
     def plain() -> torch.Tensor:
         total = torch.zeros(numbers)
-        for client in range(updates):
-            total.add_(rows[client % len(rows)][0], alpha=float(weights[client]))
+        for chunk in chunks:
+            for row, client in zip(rows, chunk.clients.tolist(), strict=False):
+                total.add_(row, alpha=float(weights[client]))
         return total
 
     taken: dict[str, list[float]] = {"ours": [], "plain": []}

@@ -20,32 +20,38 @@ Node = tuple[int, int]
 
 def add_weighted(total: Tensor, rows: Tensor, weights: Tensor) -> None:
     """total += Σ weights[i] · rows[i], in float64. `total` (numbers,) float64, `rows` (clients, numbers)."""
-    clients, numbers = rows.shape
-    width = max(1, BLOCK // max(1, clients))
-    for begin in range(0, numbers, width):
-        part = rows[:, begin : begin + width].double()
-        if clients == 1:
-            total[begin : begin + width].add_(part[0].mul_(weights[0]))
-        else:
-            total[begin : begin + width].add_(weights @ part)
+    for where, part in _weighted(rows, weights):
+        total[where].add_(part)
 
 
-def _put_one(value: Tensor, row: Tensor, weight: float, others: Sequence[Tensor]) -> None:
-    """value = weight · row + Σ others, of which `value` is the last if there are any.
+def _put(value: Tensor, rows: Tensor, weights: Tensor, others: Sequence[Tensor]) -> None:
+    """value = Σ weights[i] · rows[i] + Σ others, of which `value` is the last if there are any.
 
     Block by block all the way up: each number is fetched and put back once. In memory that is there already, as new
     memory costs more than what is written to it.
     """
-    rest = [torch.split(other, BLOCK) for other in others[:-1]]
-    room = _empty(min(BLOCK, len(row)), value.device)
-    for part, into, *more in zip(torch.split(row, BLOCK), torch.split(value, BLOCK), *rest, strict=True):
-        if not others:
-            into.copy_(part).mul_(weight)
-            continue
-        found = room[: len(part)].copy_(part).mul_(weight)
-        for other in more:
-            found.add_(other)
-        into.add_(found)
+    for where, part in _weighted(rows, weights):
+        for other in others[:-1]:
+            part.add_(other[where])
+        if others:
+            value[where].add_(part)
+        else:
+            value[where] = part
+
+
+def _weighted(rows: Tensor, weights: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """The weighted sum in float64, a block after the other; each is good until the next."""
+    clients, numbers = rows.shape
+    width = max(1, BLOCK // max(1, clients))
+    room = _empty(min(width, numbers), rows.device)
+    for begin in range(0, numbers, width):
+        where = slice(begin, min(begin + width, numbers))
+        part = room[: where.stop - begin]
+        if clients == 1:
+            part.copy_(rows[0, where]).mul_(weights[0])
+        else:
+            torch.mv(rows[:, where].double().T, weights, out=part)
+        yield where, part
 
 
 Part = tuple[Tensor, Tensor]
@@ -76,14 +82,7 @@ class Tree:
         begin = 0
         for rows, weights in parts:
             end = begin + rows.shape[1]
-            if len(rows) == 1:
-                _put_one(value[begin:end], rows[0], float(weights[0]), [other[begin:end] for other in others])
-            else:
-                total = zeros(end - begin, device)
-                add_weighted(total, rows, weights)
-                for other in others:
-                    total.add_(other[begin:end])
-                value[begin:end] = total
+            _put(value[begin:end], rows, weights, [other[begin:end] for other in others])
             begin = end
         self._free += others[:-1]
         self._nodes[node] = value
