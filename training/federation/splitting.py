@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +34,12 @@ class Divided:
     """By client, whose samples it has by nature; empty: clients go by their numbers."""
 
     @cached_property
-    def train(self) -> list[Ids]:
+    def train(self) -> Sequence[Ids]:
         """By client, its samples' ids, ascending."""
         return self._by_client("train")
 
     @cached_property
-    def validation(self) -> list[Ids]:
+    def validation(self) -> Sequence[Ids]:
         return self._by_client("validation")
 
     @cached_property
@@ -52,12 +53,34 @@ class Divided:
         pairs = self.owners["train"] * names + self.labels.of["train"]
         return np.bincount(pairs, minlength=self.clients * names).reshape(self.clients, names)
 
-    def _by_client(self, split: Split) -> list[Ids]:
+    def _by_client(self, split: Split) -> Sequence[Ids]:
         owners = self.owners[split]
         order = np.argsort(owners, kind="stable")
         nobodys = int((owners < 0).sum())
-        bounds = np.cumsum(np.bincount(owners[owners >= 0], minlength=self.clients))[:-1]
-        return np.split(order[nobodys:], bounds)
+        ends = np.cumsum(np.bincount(owners[owners >= 0], minlength=self.clients))
+        return _Slices(order[nobodys:], np.concatenate([[0], ends]))
+
+
+class _Slices(Sequence[Ids]):
+    """Parts of one array, one after the other: tens of thousands of views would take more memory than it does."""
+
+    def __init__(self, whole: Ids, bounds: NDArray[np.int64]) -> None:
+        self._whole, self._bounds = whole, bounds
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    @overload
+    def __getitem__(self, place: int) -> Ids: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Ids]: ...
+    def __getitem__(self, place: int | slice) -> Ids | list[Ids]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        if not -len(self) <= place < len(self):
+            raise IndexError(place)
+        place %= len(self)
+        return self._whole[self._bounds[place] : self._bounds[place + 1]]
 
 
 def divide(config: FederationConfig, labels: Labels) -> Divided:
