@@ -50,7 +50,7 @@ class Told:
 
     @property
     def is_counted(self) -> NDArray[np.bool_]:
-        return (self.states == TRAINED) | (self.states == LATE)
+        return np.isin(self.states, (TRAINED, LATE))
 
 
 def told_of(controller: Controller) -> Told:
