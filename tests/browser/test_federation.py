@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 from tests.browser.conftest import Watched
 from tests.stack import Stack, wait_for
@@ -22,6 +22,16 @@ SPEC = {
     },
 }  # fmt: skip
 MATRIX = "(script) => script.textContent"
+
+
+@pytest.fixture
+def nothing_left(portal_up: Stack) -> Iterator[None]:
+    """What a test submits ends with it."""
+    yield
+    with portal_up.client() as client:
+        for job in client.get("/api/v1/jobs", params={"state": "alive"}).json()["items"]:
+            client.post(f"/api/v1/jobs/{job['id']}/cancel")
+    wait_for(lambda: not portal_up.job_processes(), "its job's processes to end", 120)
 
 
 @pytest.fixture
@@ -70,3 +80,39 @@ def test_without_a_script_its_numbers_are_there(portal_up: Stack, running: int, 
     expect(watched.page.locator("#matrix")).to_be_hidden()
     watched.page.locator("#data summary").click()
     expect(watched.page.locator("#data tbody tr").first).to_be_visible()
+
+
+def test_its_kind_is_chosen_in_the_form(portal_up: Stack, nothing_left: None, browse: Callable[..., Watched]) -> None:
+    """From one kind to another and back: what all have stays as it was written, what one has goes with it."""
+    watched = browse(portal_up)
+    page = watched.page
+
+    def box(name: str) -> Locator:
+        return page.locator(f"#fields [name='{name}']")
+
+    def choose(kind: str, shown: str, gone: tuple[str, ...]) -> None:
+        box("kind").select_option(kind)
+        expect(box(shown)).to_be_visible()
+        for name in gone:
+            expect(box(name)).to_have_count(0)
+        expect(box("name")).to_have_value("switched")
+        expect(box("resources.time_limit")).to_have_value("00:07:00")
+        expect(page.locator("#toml")).to_have_value(re.compile(rf'kind = "{kind}".*"00:07:00"', re.S))
+
+    watched.open("/submit")
+    box("name").fill("switched")
+    box("resources.time_limit").fill("00:07:00")
+    expect(page.locator("#toml")).to_have_value(re.compile('"00:07:00"'))
+    choose("federated", "run.rounds", ("run.steps", "run.parallelism", "script.entry"))
+    box("run.rounds").fill("3")
+    expect(page.locator("#toml")).to_have_value(re.compile("rounds = 3"))
+    choose("script", "script.entry", ("run.steps", "run.rounds", "run.clients"))
+    expect(page.locator("#toml")).not_to_have_value(re.compile("rounds"))
+    choose("federated", "run.rounds", ("run.steps", "script.entry"))
+    box("run.rounds").fill("2")
+    expect(page.locator("#toml")).to_have_value(re.compile("rounds = 2"))
+    expect(page.locator("#say")).to_contain_text("Ready to submit.")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.wait_for_url(re.compile(r"/jobs/\d+$"))
+    expect(page.locator("h1")).to_have_text("switched")
+    expect(page.locator(".tabs").get_by_role("link", name="Rounds")).to_be_visible()

@@ -211,10 +211,10 @@ def test_deleting_a_job_deletes_its_rows(mira: User, project: Project) -> None:
 
 def many(first: int, draw: np.random.Generator) -> dict[str, str]:
     """An event of as many rounds as one tells of, in which as many of 10,000 clients are named."""
-    rounds = {name: np.zeros(tables.ROUNDS) for name in tables.ROUND_COLUMNS}
+    rounds: tables.Columns = {name: np.zeros(tables.ROUNDS) for name in tables.ROUND_COLUMNS}
     rounds |= {"round": np.arange(first, first + tables.ROUNDS), "trained": np.full(tables.ROUNDS, 10_000)}
     rounds |= {name: draw.random(tables.ROUNDS) for name in ("seconds", "loss", "accuracy")}
-    clients = {name: draw.random(tables.NAMED) for name in tables.CLIENT_COLUMNS}
+    clients: tables.Columns = {name: draw.random(tables.NAMED) for name in tables.CLIENT_COLUMNS}
     clients |= {"round": draw.choice(rounds["round"], tables.NAMED), "state": draw.integers(5, size=tables.NAMED)}
     return tables.RoundTable(rounds, {**clients, "client": draw.integers(10_000, size=tables.NAMED)}).pack()
 

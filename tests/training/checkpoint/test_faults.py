@@ -103,11 +103,18 @@ def test_another_model_is_refused_by_name(run: Run) -> None:
     assert "step-12 was trained with" in incarnation.output()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+ENDLESS = {
+    "distributed": {**TINY, "steps": 100_000},
+    "federated": {"recipe": "tabular", "rounds": 100_000, "clients": 4, "flush_steps": 1},
+}
+
+
+@pytest.fixture(params=ENDLESS)
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, of 8 MiB, where one may be mounted."""
     place = tmp_path / "run" / "job" / "checkpoints"
-    run = Run(tmp_path / "run", {**TINY, "steps": 100_000, "checkpoint_every": 10, "keep_checkpoints": 2})
+    asked = {**ENDLESS[request.param], "checkpoint_every": 10, "keep_checkpoints": 2}
+    run = Run(tmp_path / "run", asked, kind=request.param)
     assert run.job_dir == place.parent
     place.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True)

@@ -56,16 +56,15 @@ def test_hex_equal_after_a_kill(table: dict[str, Any], tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-def test_hex_equal_on_one_and_two_ranks(tmp_path: Path) -> None:
-    table = {**TOPK_INT8, "rounds": 3, "clients": 40, "per_round": 30}
-    found = []
-    for size in (1, 2):
-        ranks = [fork(_rank, tmp_path / f"{size}", rank, size, table) for rank in range(size)]
-        for rank in ranks:
-            rank.join(120)
-            assert rank.exitcode == 0
-        found.append(digest(tmp_path / f"{size}"))
-    assert found[0] == found[1]
+@pytest.mark.parametrize("table", [DIGITS, TOPK_INT8], ids=["whole updates", "topk"])
+def test_hex_equal_in_process_and_on_two_ranks(table: dict[str, Any], tmp_path: Path) -> None:
+    table = {**table, "rounds": 3, "clients": 40, "per_round": 30}
+    run(tmp_path / "alone", table)
+    ranks = [fork(_rank, tmp_path / "ranks", rank, 2, table) for rank in range(2)]
+    for rank in ranks:
+        rank.join(120)
+        assert rank.exitcode == 0
+    assert digest(tmp_path / "ranks") == digest(tmp_path / "alone")
 
 
 def _rank(folder: Path, rank: int, size: int, table: dict[str, Any]) -> None:

@@ -203,6 +203,14 @@ def test_a_buffer_of_all_is_fedavg(tmp_path: Path) -> None:
     assert digest(tmp_path / "buffered") == digest(tmp_path / "plain")
 
 
+def test_fresh_models_of_the_only_client_are_fedavg_s(tmp_path: Path) -> None:
+    """FedAsync that takes all of a model, which is never old."""
+    alone = {**CONVEX, "clients": 1}
+    asynchronous = {"algorithm": "fedasync", "pace": "asynchronous", "fedasync": {"mixing": 1.0}}
+    found, plain = run(tmp_path / "async", {**alone, **asynchronous}), run(tmp_path / "plain", alone)
+    torch.testing.assert_close(found.server.weights, plain.server.weights, rtol=0, atol=1e-14)
+
+
 def test_statistics_are_no_shorter_for_being_late(tmp_path: Path) -> None:
     table = {**KINDS["deadline"], "tabular": {"hidden": 8, "batch_norm": True}, "rounds": 8}
     table["deadline"] = {"quantile": 0.5, "late_exponent": 10.0}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.training.federated.in_process import DIGITS_FP64, REGRESSION, Federation
-from tests.training.federated.quadratic import mean, quadratics
+from tests.training.federated.quadratic import mean, quadratics, together
 
 STEPS, RATE = 2, 0.05
 BETA1, BETA2, TAU, SERVER = 0.8, 0.9, 0.05, 0.2
@@ -42,6 +42,18 @@ def test_without_momentum_it_is_fedavg(tmp_path: Path) -> None:
     plain = Federation(tmp_path, "fedavg", DIGITS_FP64, dtype="fp32")
     server = Federation(tmp_path, "fedavgm", DIGITS_FP64, dtype="fp32", options={"learning_rate": 1.0, "momentum": 0.0})
     assert torch.equal(server.go(3), plain.go(3))
+
+
+def test_one_step_each_is_synchronous_sgd(tmp_path: Path) -> None:
+    """The clients' rate, the server's momentum: torch's own optimizer on everything that they have."""
+    options = {"learning_rate": 1.0, "momentum": 0.9}
+    federation = Federation(tmp_path, "fedavgm", REGRESSION, epochs=None, local_steps=1, options=options)
+    w, whole = federation.model, together(quadratics(federation), federation.divided.sizes)
+    sgd = torch.optim.SGD([w], lr=RATE, momentum=0.9)
+    for _ in range(5):
+        w.grad = whole.gradient(w)
+        sgd.step()
+    torch.testing.assert_close(federation.go(5), w, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", SECOND)
