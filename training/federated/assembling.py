@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +20,7 @@ from training.data import Batch, Ids, Prepared, Split, Task
 from training.engine import filling
 from training.federated.filtering import Chain
 from training.federated.layout import Layout, parameters, statistics
-from training.federated.model import Model
+from training.federated.model import Model, normalises
 from training.federated.own import choosing
 from training.federated.own.program import Program
 from training.federated.pending import Pending
@@ -131,12 +133,35 @@ def _as_vectors(
     module: nn.Module = task.model.to(device, dtype)
     module.train()
     own = _personal(config, algorithm, task)
-    trained, running = parameters(module), statistics(module)
+    trained, running = parameters(module), _running(task, module, device, dtype)
+    if not trained:
+        raise ConfigError([Problem("run.recipe", f"{config.recipe} makes a model that has nothing to train.")])
     weights, others = Layout.of(trained, own.__contains__), Layout.of(running, own.__contains__)
     constants = parts.adapters(config.adapters).constants(module)
     held = {name: module.get_parameter(name).detach() for name in constants}
     model = Model(task, weights, others, algorithm, options, device, dtype, held)
     return model, weights.vector(trained).to(device, dtype), others.vector(running).to(device, dtype)
+
+
+def _running(task: Task, module: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What changes as the model trains: of buffers that are no layer's of ours, those that a step changes. Masks and
+    tables of positions are constants, and stay where they are."""
+    found = statistics(module)
+    ours = set(normalises(module))
+    if found.keys() <= ours:
+        return found
+    probe = copy.deepcopy(module)
+    ids = np.arange(min(2, task.samples["train"]))
+    parts = task.batch("train", ids)
+    batch = tuple(part.to(device, dtype if part.is_floating_point() else None) for part in parts)
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), suppress(Exception):  # what fails is told of in its place
+        task.loss(probe, batch)
+    after = statistics(probe)
+    return {name: value for name, value in found.items() if name in ours or _differ(value, after[name])}
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return one.shape != other.shape or not torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _check_same(config: FederationConfig, start: Manifest, remedy: str) -> None:

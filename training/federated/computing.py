@@ -130,8 +130,9 @@ class One:
         called: list[tuple[Tensor, Tensor]] = []
         entered: list[Tensor] = []
 
-        def model(inputs: Tensor, *more: Tensor) -> Tensor:
-            answer: Tensor = functional_call(task.model, tensors, (inputs if shift is None else inputs + shift, *more))
+        def model(inputs: Tensor, *more: Tensor, **named: Any) -> Tensor:
+            shifted = inputs if shift is None else inputs + shift
+            answer: Tensor = functional_call(task.model, tensors, (shifted, *more), named)
             called.append((inputs, answer))
             return answer
 
@@ -149,8 +150,8 @@ class One:
         changed = statistics.clone() if self._model.statistics.size else statistics
         tensors = {**self._model.weights.tensors(w), **self._model.statistics.tensors(changed), **_counters(task.model)}
 
-        def model(*inputs: Tensor) -> Tensor:
-            answer: Tensor = functional_call(task.model, tensors, inputs)
+        def model(*inputs: Tensor, **named: Any) -> Tensor:
+            answer: Tensor = functional_call(task.model, tensors, inputs, named)
             return answer
 
         entered: list[Tensor] = []

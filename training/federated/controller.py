@@ -26,7 +26,7 @@ from training.federated.questions import CLIENTS, SAMPLES, Question, Sent
 from training.federated.schedule import Chunk, Ids
 from training.federated.server import Round, Server
 from training.federated.transport.ranks import Ranks
-from training.federated.working import Work
+from training.federated.working import Work, seeded
 from training.federation import draws
 from training.federation.pacing import Plan
 from training.runtime.distributed import World
@@ -121,6 +121,7 @@ class Controller:
         """Whose updates the aggregation left out."""
         self._work, self._exchange, self._world, self._beat = work, exchange, world, beat
         self._combining = combining
+        self._asked_so_far = 0
         self._chunks = self._cut()
         self._shares = schedule.shares(self._chunks, world.size)
         self._each = [sum(len(self._chunks[number].clients) for number in share) for share in self._shares]
@@ -220,6 +221,9 @@ class Controller:
         self.costs.wait_seconds += waited - computed
         self.costs.transfer_seconds += time.perf_counter() - waited
         self.costs.traffic += self._traffic(question, found)
+        self._asked_so_far += 1
+        # Ranks have computed other clients: what the server draws must not follow from what those drew.
+        seeded(derive_seed(self._work.seed, draws.SERVER, self.round, self._asked_so_far), self._world.device)
         return self._answer(question, sums.split(total, sizes), found, arrivals), mine, found
 
     def _traffic(self, question: Question, facts: Facts) -> Traffic:

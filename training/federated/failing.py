@@ -34,14 +34,19 @@ class ClientsFailed(RuntimeError):
 # On the ranks that compute them.
 
 
-def traceback_of(error: Exception) -> str:
+def traceback_of(error: BaseException) -> str:
     """A client's own; of a long one the innermost frames, and always what was raised."""
-    raised = "".join(traceback.format_exception_only(error)).strip()
-    frames = "".join(traceback.format_exception(error)).strip().removesuffix(raised)
+    raised = _encodable("".join(traceback.format_exception_only(error)).strip())
+    frames = _encodable("".join(traceback.format_exception(error)).strip()).removesuffix(raised)
     if len(frames) > FRAMES_LETTERS:
         _, _, rest = frames[-FRAMES_LETTERS:].partition('\n  File "')
         frames = f'{_HEAD}\n  File "{rest}'
     return frames + raised[:RAISED_LETTERS]
+
+
+def _encodable(text: str) -> str:
+    """Half of a surrogate pair, as names of files may have, can be written nowhere."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def passed_on(failed: Mapping[int, str], before: int) -> dict[int, str]:

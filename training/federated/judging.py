@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,24 +124,24 @@ class Judge:
             weights, statistics = server.weights, server.statistics
             if is_personal:
                 weights, statistics = self._own_model(server, {n: v[client] for n, v in server.kept.items()})
-            scores = self._own_scores(client, weights, statistics, self._look_up(ids))
+            scores = self._own_scores(client, weights, statistics, ids)
             return ids, {name: torch.full((len(ids),), value, dtype=torch.float64) for name, value in scores.items()}
 
         clients = [client for client, ids in enumerate(self._divided.validation) if len(ids)]
         return [lambda client=client: look(client) for client in clients]  # type: ignore[misc]
 
-    def _own_scores(self, client: int, weights: Tensor, statistics: Tensor, batch: Batch) -> dict[str, float]:
+    def _own_scores(self, client: int, weights: Tensor, statistics: Tensor, ids: Ids) -> dict[str, float]:
         task, model = self._model.task, self._model
         assert task.judge is not None
         module = copy.deepcopy(task.model)
         fill(module, {**model.weights.tensors(weights), **model.statistics.tensors(statistics)})
         module.eval()
         try:
-            scores = dict(task.judge(module, batch))
+            scores = dict(task.judge(module, self._look_up(ids)))
         except Exception as error:
             raise ClientsFailed(f"client {client} can't be judged", failing.traceback_of(error)) from None
         if "loss" not in scores:
-            scores["loss"] = float(self._scores(weights, statistics, batch)["loss"].mean())
+            scores["loss"] = float(self._scores(weights, statistics, self._look_up(ids))["loss"].mean())
         return scores
 
     def _own_model(self, server: Server, kept: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -156,8 +157,8 @@ class Judge:
         task = self._model.task
         tensors = {**self._model.weights.tensors(weights), **self._model.statistics.tensors(statistics)}
 
-        def model(*inputs: Tensor) -> Tensor:
-            answer: Tensor = functional_call(task.model, tensors, inputs)
+        def model(*inputs: Tensor, **named: Any) -> Tensor:
+            answer: Tensor = functional_call(task.model, tensors, inputs, named)
             return answer
 
         if task.each is not None:

@@ -54,7 +54,7 @@ class Layout:
     def tensors(self, vector: Tensor) -> dict[str, Tensor]:
         """(…, size) → views of it by name, (…, *shape)."""
         parts = zip(torch.split(vector, self.sizes, dim=-1), self.shapes.items(), strict=True)
-        return {name: part.view(*vector.shape[:-1], *shape) for part, (name, shape) in parts}
+        return {name: part.view((*vector.shape[:-1], *shape)) for part, (name, shape) in parts}
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:

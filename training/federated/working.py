@@ -6,6 +6,7 @@ fewer ranks, must come to the same model.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -164,7 +165,7 @@ class Work:
     def _answered(
         self, chunk: Chunk, round_: int, question: Question, server: Server, own: Mapping[str, Tensor], *, strict: bool
     ) -> Sent:
-        _seed(derive_seed(self._config.seed, draws.DROPOUT, round_, int(chunk.clients[0])), self._model.device)
+        seeded(derive_seed(self._config.seed, draws.DROPOUT, round_, int(chunk.clients[0])), self._model.device)
         ids, there = self._batches(chunk, round_) if question.takes_steps else _no_batches(chunk)
         one = One(
             self._config,
@@ -221,7 +222,7 @@ class Work:
                 done.append(one(mine, who, counts[place], parts, None, whole))
             except (ConfigError, DataError):
                 raise  # of all of them
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # a library that was made for the command line may exit
                 failed[client] = failing.traceback_of(error)
                 done.append(None)
             seconds.append(time.perf_counter() - began)
@@ -248,8 +249,13 @@ class Work:
         return self._look_up(ids.numpy().reshape(-1), ids.shape), weights.to(self._model.device)
 
 
-def _seed(seed: int, device: torch.device) -> None:
-    """What torch draws from on this device. manual_seed takes a millisecond on a CPU, to note it for absent devices."""
+def seeded(seed: int, device: torch.device) -> None:
+    """Whatever somebody's code draws from: Python, numpy, and torch on this device.
+
+    torch.manual_seed takes a millisecond on a CPU, to note it for absent devices.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (what others' code draws from is this one)
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
     else:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from training.attempt import place
 from training.attempt.heartbeat import NullHeartbeat
+from training.attempt.place import Place
 from training.attempt.stopping import StopRequest
 from training.checkpoint import storage
 from training.checkpoint.staging import tree
@@ -67,9 +68,13 @@ def start(
     world: World | None = None,
     reporter: AnyReporter | None = None,
     code: Path | None = None,
+    where: Place | None = None,
 ) -> Rounds:
-    """The next attempt of a run in this folder: once it runs, from its newest checkpoint, if it has one."""
-    where = place.by_hand(folder)
+    """The next attempt of a run in this folder: once it runs, from its newest checkpoint, if it has one.
+
+    `where`: as one of several ranks has made it for all of them.
+    """
+    where = where or place.by_hand(folder)
     return Rounds(
         parse(run),
         where,
@@ -82,10 +87,15 @@ def start(
 
 
 def run(
-    folder: Path, table: dict[str, Any], *, world: World | None = None, reporter: AnyReporter | None = None
+    folder: Path,
+    table: dict[str, Any],
+    *,
+    world: World | None = None,
+    reporter: AnyReporter | None = None,
+    where: Place | None = None,
 ) -> Rounds:
     """To its end."""
-    rounds = start(folder, table, world=world, reporter=reporter)
+    rounds = start(folder, table, world=world, reporter=reporter, where=where)
     assert rounds.run()
     return rounds
 

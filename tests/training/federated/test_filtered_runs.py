@@ -13,6 +13,8 @@ from torch._C._distributed_c10d import FileStore
 
 from tests.training.federated.in_process import DIGITS, Telling, digest, run, start
 from tests.training.ranks import fork
+from training.attempt import place
+from training.attempt.place import Place
 from training.federated.controller import Controller
 from training.federated.questions import Sent
 from training.federated.rounds import Rounds
@@ -60,17 +62,18 @@ def test_hex_equal_after_a_kill(table: dict[str, Any], tmp_path: Path, monkeypat
 def test_hex_equal_in_process_and_on_two_ranks(table: dict[str, Any], tmp_path: Path) -> None:
     table = {**table, "rounds": 3, "clients": 40, "per_round": 30}
     run(tmp_path / "alone", table)
-    ranks = [fork(_rank, tmp_path / "ranks", rank, 2, table) for rank in range(2)]
+    where = place.by_hand(tmp_path / "ranks")
+    ranks = [fork(_rank, where, rank, 2, table) for rank in range(2)]
     for rank in ranks:
         rank.join(120)
         assert rank.exitcode == 0
     assert digest(tmp_path / "ranks") == digest(tmp_path / "alone")
 
 
-def _rank(folder: Path, rank: int, size: int, table: dict[str, Any]) -> None:
+def _rank(where: Place, rank: int, size: int, table: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=FileStore(str(folder / "store"), size), rank=rank, world_size=size)
-    run(folder, table, world=World(rank, size, torch.device("cpu")))
+    dist.init_process_group("gloo", store=FileStore(str(where.run_dir / "store"), size), rank=rank, world_size=size)
+    run(where.run_dir, table, world=World(rank, size, torch.device("cpu")), where=where)
     dist.destroy_process_group()
 
 

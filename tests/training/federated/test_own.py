@@ -16,6 +16,7 @@ from tests.training.federated.in_process import Telling, digest, start
 from training.config.asked import ConfigError
 from training.corpus.errors import DataError
 from training.federated.failing import ClientsFailed
+from training.federated.own.client import TOLD
 from training.federated.rounds import Rounds
 from training.federation.config import beside_code
 
@@ -251,7 +252,8 @@ def _with(data: str) -> str:
         (LINEAR.replace("nn.Linear(4, 3)", "3"), {}, r"model\(\) gives a int, not a torch\.nn\.Module"),
         (f"HEAD = 'fc'\n{LINEAR}", {}, r"HEAD is 'fc', but the model has no such module"),
         (LINEAR + "\n\ndef loss(model, x, y):\n    return model(x).sum()\n", {}, r"loss\(\) gives a tensor of"),
-        (LINEAR.replace("nn.Linear(4, 3)", "nn.Flatten(0)"), {}, "no parameters|nothing to train|gives"),
+        (LINEAR.replace("nn.Linear(4, 3)", "nn.Flatten()"), {}, r"run\.recipe: client makes a model that has nothing"),
+        (LINEAR.replace("model()", "model(*, hidden)"), {}, r"run\.client\.hidden: is missing, and model"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_run_is_refused_with_what_to_do(
@@ -282,3 +284,105 @@ def test_files_beside_it_can_be_imported(tmp_path: Path) -> None:
     (tmp_path / "code" / "own_layers.py").write_text("from torch import nn\nOWN = nn.Linear(4, 3)\n")
     loop = ready(tmp_path, LINEAR.replace("nn.Linear(4, 3)", "__import__('own_layers').OWN"))
     assert loop.federation.model.weights.size == 15
+
+
+SCALED = LINEAR.replace(
+    "def model():\n    return nn.Linear(4, 3)",
+    """class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 3), nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("hidden_by", torch.full((2, 2), -torch.inf).triu(1))
+        self.register_buffer("seen", torch.tensor(0.0))
+
+    def forward(self, *, x):
+        if self.training:
+            self.seen += 1
+        return self.scale * self.linear(x)
+
+
+def model():
+    return Scaled()
+
+
+def loss(model, x, y):
+    return nn.functional.cross_entropy(model(x=x), y, reduction="none")""",
+)
+
+
+def test_numbers_without_dims_train_and_constants_stay_at_home(tmp_path: Path) -> None:
+    """A scale without dims, a causal mask full of −∞, a count that goes on; and a model that is called by name."""
+    telling = Telling()
+    loop = started(tmp_path, SCALED, telling=telling)
+    assert loop.run()
+    assert loop.federation.model.weights.size == 16
+    assert list(loop.federation.model.statistics.shapes) == ["seen"]
+    assert telling.series["validation_loss"][4] < telling.series["validation_loss"][1]
+
+
+def test_what_is_drawn_by_chance_follows_from_the_seed(tmp_path: Path) -> None:
+    drawing = "\n\ndef train(model, batches, learning_rate):\n    import random\n    import numpy as np\n"
+    drawing += (
+        "    nn.init.constant_(model.bias, random.random() + np.random.rand() + torch.rand(()).item())\n    return 0\n"
+    )
+    noise = (
+        "import torch\n\n\ndef aggregate(server):\n    return server.model + server.mean['delta'] + torch.randn(15)\n"
+    )
+    found = [started(tmp_path / name, LINEAR + drawing, noise, recipe="client", algorithm="own") for name in "ab"]
+    for place, loop in enumerate(found):
+        torch.manual_seed(place)  # what was drawn before, on another rank say, counts for nothing
+        assert loop.run()
+    assert torch.equal(found[0].server.weights, found[1].server.weights)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "error"),
+    [
+        ("return 3.0", r"aggregate\(\) of algorithm\.py gives a float, not the next model: 15 numbers"),
+        ("pass", r"aggregate\(\) of algorithm\.py gives a NoneType"),
+        ("return server.model.mean().reshape(1)", r"gives \(1,\) numbers, not the next model: 15"),
+        ("server.memory['n'] = torch.ones(2)\n    return server.model", r"left server\.memory\['n'\] as .*2.* was .*1"),
+        ("server.memory['n'] = 1.0\n    return server.model", r"left server\.memory\['n'\] as float"),
+        ("server.memory['more'] = torch.ones(1)\n    return server.model", r"left server\.memory\['more'\] as"),
+    ],
+)
+def test_what_an_algorithm_makes_is_looked_at(tmp_path: Path, algorithm: str, error: str) -> None:
+    file = "import torch\n\n\ndef memory(model):\n    return {'n': torch.ones(1)}\n\n\ndef aggregate(server):\n    "
+    with pytest.raises(TypeError, match=error):
+        started(tmp_path, LINEAR, file + algorithm, recipe="client", algorithm="own").run()
+
+
+@pytest.mark.parametrize("sent", ["'delta'", "{'delta': 'banana'}"])
+def test_what_an_algorithm_sends_is_weighted_as_there_is(tmp_path: Path, sent: str) -> None:
+    file = f"SENT = {sent}\n\n\ndef aggregate(server):\n    return server.model\n"
+    with pytest.raises(ConfigError, match=r"client\.algorithm: algorithm\.py has SENT = "):
+        ready(tmp_path, LINEAR, file, recipe="client", algorithm="own")
+
+
+def test_scores_have_names_that_nobody_else_has(tmp_path: Path) -> None:
+    """All that a federation tells by itself is refused as a name, but for the accuracy and the loss."""
+    telling = Telling()
+    assert started(tmp_path, telling=telling, rounds=1).run()
+    assert telling.series.keys() - {"loss", "accuracy"} <= TOLD
+    evaluate = "\n\ndef evaluate(model, x, y):\n    return {'dropped': 1}\n"
+    with pytest.raises(ClientsFailed, match=r"a score called 'dropped', which is Vigil's own"):
+        started(tmp_path / "taken", LINEAR + evaluate).run()
+
+
+def test_a_client_that_exits_drops_out(tmp_path: Path) -> None:
+    client = LINEAR + MOMENTUM.replace("    optimizer =", "    len(batches) == 3 and exit(3)\n    optimizer =")
+    telling = Telling()
+    assert started(tmp_path, client, telling=telling, batch=5).run()
+    assert telling.of("client.dropped")[0]["client"] == 2
+    assert "SystemExit: 3" in telling.of("client.dropped")[0]["traceback"]
+
+
+def test_odd_files_beside_it_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "code" / "folder.py").mkdir(parents=True)
+    (tmp_path / "code" / ".#client.py").symlink_to("me@here.1234")
+    client = LINEAR.replace(
+        "return x,", "x = torch.from_numpy(x.numpy()[:, ::-1].copy()).numpy()[:, ::-1]\n    return x,"
+    )
+    assert (
+        ready(tmp_path, client.replace("(x[:, 0] > 0).long() + (x[:, 1] > 0).long()", "x[:, 0] > 0")).work.alone == ""
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from training import contracts
 from training.config.asked import ConfigError, Problem
@@ -15,6 +17,9 @@ from training.federation import parts
 from training.federation.config import OWN_ALGORITHM, FederationConfig
 from training.federation.filter_order import UPDATE
 from training.federation.parts import Algorithm
+
+if TYPE_CHECKING:
+    from training.federated.server import Round
 
 
 def recipe(config: FederationConfig, program: Program | None) -> Recipe:
@@ -35,10 +40,14 @@ def algorithm(config: FederationConfig, program: Program | None) -> Algorithm:
     )
     own = {name: _given_options(functions, name) for name in names if name in functions}
     said = {name: getattr(functions.module, name) for name in names if hasattr(functions.module, name)}
+    sent = said.get("SENT", usual.SENT)
+    if not isinstance(sent, Mapping) or not set(sent.values()) <= {"samples", "clients"}:
+        text = f'{functions.file} has SENT = {sent!r:.100}. Write what is sent by name, each "samples" or "clients".'
+        raise ConfigError([Problem("client.algorithm", text)])
     if "train" in said and "SENT" not in said:
         text = f'{functions.file} has train(), but does not say what it sends: SENT = {{"delta": "samples"}}.'
         raise ConfigError([Problem("client.algorithm", text)])
-    _check_sent(config, said.get("SENT", usual.SENT))
+    _check_sent(config, sent)
     return replace(usual, **{**said, **own})
 
 
@@ -54,7 +63,44 @@ def _check_sent(config: FederationConfig, sent: Mapping[str, str]) -> None:
 
 
 def _given_options(functions: Functions, name: str) -> Any:
-    return lambda *given, **options: functions.call(name, *given)
+    """The function with its options, its answer looked at where it is the server's, or becomes part of its state."""
+    check = _ANSWERS.get(name)
+
+    def called(*given: Any, **options: object) -> Any:
+        found = functions.call(name, *given)
+        if check is not None:
+            check(f"{name}() of {functions.file}", found, *given)
+        return found
+
+    def aggregated(server: Round, **options: object) -> Tensor:
+        before = {what: value.shape for what, value in server.memory.items()}
+        found: Tensor = called(server)
+        _check_memory(functions.file, server.memory, before)
+        return found.to(server.model)
+
+    return aggregated if name == "aggregate" else called
+
+
+def _check_model(what: str, found: Any, server: Round) -> None:
+    if not isinstance(found, Tensor) or found.shape != server.model.shape:
+        gives = f"{tuple(found.shape)} numbers" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise TypeError(f"{what} gives {gives}, not the next model: {len(server.model):,} numbers, as server.model is")
+
+
+def _check_tensors(what: str, found: Any, *given: Any) -> None:
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise TypeError(f"{what} gives a {type(found).__name__}, not a dict of tensors by name")
+
+
+_ANSWERS = {"aggregate": _check_model, "train": _check_tensors, "begin": _check_tensors, "memory": _check_tensors}
+
+
+def _check_memory(file: str, memory: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """What lies in checkpoints has its place there from the first round on."""
+    after = {what: value.shape if isinstance(value, Tensor) else type(value).__name__ for what, value in memory.items()}
+    if wrong := [what for what in {**before, **after} if before.get(what) != after.get(what)]:
+        was, is_ = before.get(wrong[0], "not there"), after.get(wrong[0], "not there")
+        raise TypeError(f"aggregate() of {file} left server.memory[{wrong[0]!r}] as {is_}, and it was {was}")
 
 
 def _needed(program: Program | None) -> Program:

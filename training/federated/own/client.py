@@ -23,6 +23,12 @@ FUNCTIONS = ("model", "data", "loss", "train", "evaluate", "name")
 MOST_LABELS = 256
 """Different whole numbers that are taken for classes, which the picture of the split is by."""
 MOST_SCORES, NAME_LETTERS = 20, 64
+TOLD = frozenset({
+    *("step", "self", "validation_loss", "round_seconds", "step_seconds", "compute_seconds", "wait_seconds"),
+    *("transfer_seconds", "mib_up", "mib_down", "trained", "late", "dropped", "rejected"),
+    *(f"client_{what}_{of}" for what in ("loss", "accuracy") for of in ("min", "q25", "median", "q75", "max")),
+})  # fmt: skip
+"""Series that have another meaning (training.federated.telling)."""
 
 
 class OwnClient:
@@ -114,6 +120,8 @@ class OwnClient:
             raise TypeError(f'evaluate() gives a {type(told).__name__}, not a dict such as {{"accuracy": 0.9}}')
         if wrong := [name for name in told if not _is_name(name)]:
             raise TypeError(f"evaluate() gives a score called {wrong[0]!r:.100}; take a short name, like accuracy")
+        if taken := sorted(TOLD & told.keys()):
+            raise TypeError(f"evaluate() gives a score called {taken[0]!r}, which is Vigil's own; take another")
         return {name: _number(value, f"evaluate() gives as {name}") for name, value in told.items()}
 
 
@@ -133,21 +141,30 @@ def _usual(parts: tuple[Tensor, ...]) -> Callable[[Callable[..., Tensor], Batch]
 
 def _of_classes(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
     *inputs, labels = batch
-    logits = model(*inputs).float() if inputs[0].dtype == torch.bfloat16 else model(*inputs)
+    logits = _answer(model(*inputs))
+    labels = labels.long()
     if logits.dim() != 2 or labels.dim() != 1:
         shapes = f"{tuple(logits.shape)} for labels {tuple(labels.shape)}"
         raise DataError(f"The model gives {shapes}, not (samples, classes) for (samples,). Write loss(model, …).")
-    loss = functional.cross_entropy(logits, labels.long(), reduction="none")
+    loss = functional.cross_entropy(logits, labels, reduction="none")
     return {"loss": loss, "accuracy": (logits.argmax(dim=-1) == labels).to(loss.dtype)}
 
 
 def _of_values(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
     *inputs, values = batch
-    found = model(*inputs)
+    found = _answer(model(*inputs))
     if found.numel() != values.numel():
         shapes = f"{tuple(found.shape)} for values {tuple(values.shape)}"
         raise DataError(f"The model gives {shapes}: as many of each are compared. Write loss(model, …) for another.")
     return {"loss": (found.reshape(values.shape) - values).square().reshape(len(values), -1).mean(dim=1) / 2}
+
+
+def _answer(found: Any) -> Tensor:
+    """What the model gives, or the part of it that transformers' models call so."""
+    found = getattr(found, "logits", found)
+    if not isinstance(found, Tensor):
+        raise DataError(f"The model gives a {type(found).__name__}, not a tensor. Write loss(model, …).")
+    return found
 
 
 def _number(told: Any, what: str) -> float:

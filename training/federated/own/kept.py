@@ -206,16 +206,21 @@ def _tensors(client: int, found: object) -> tuple[Tensor, ...]:
             " the samples as its first dim."
         )
     try:
-        tensors = tuple(torch.as_tensor(part).detach().cpu() for part in found)
+        tensors = tuple(_tensor(part).detach().cpu() for part in found)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"data({client}) gives what is no tensor: {error}") from None
-    if any(not 1 <= tensor.dim() <= DIMS or tensor.is_complex() for tensor in tensors):
+    if any(not 1 <= one.dim() <= DIMS or one.is_complex() or one.layout is not torch.strided for one in tensors):
         shapes = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors)
-        raise DataError(f"data({client}) gives {shapes}. Give real numbers, with the samples as the first dim.")
+        raise DataError(f"data({client}) gives {shapes}. Give dense, real numbers, with the samples as the first dim.")
     if len({len(tensor) for tensor in tensors}) > 1:
         counts = ", ".join(str(len(tensor)) for tensor in tensors)
         raise DataError(f"data({client}) gives parts of {counts} samples. Give as many of each.")
     return tensors
+
+
+def _tensor(part: Any) -> Tensor:
+    """An array may be a view that torch has none like, a reversed one say."""
+    return torch.as_tensor(np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part)
 
 
 def _check_alike(client: int, parts: list[Part], found: list[Part]) -> None:

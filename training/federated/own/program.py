@@ -37,7 +37,8 @@ class Program:
         """Where the clients' data are kept: another place once the files, or what they are told, are others."""
         digest = hashlib.sha256(repr(told).encode())
         for path in sorted(self.folder.rglob("*.py")):
-            digest.update(f"{path.relative_to(self.folder)}\0".encode() + path.read_bytes())
+            if path.is_file():  # an editor's lock is a link to nowhere
+                digest.update(f"{path.relative_to(self.folder)}\0".encode() + path.read_bytes())
         return self.job_dir / "data" / digest.hexdigest()[:16]
 
 
@@ -62,6 +63,7 @@ class Functions:
             )
         self._options = {name: _declared(found, options) for name, found in self._functions.items()}
         self._check_known(options)
+        self._check_needed(options)
 
     def _check_known(self, options: Mapping[str, Value]) -> None:
         keywords = [_keywords(found) for found in self._functions.values()]
@@ -72,6 +74,17 @@ class Functions:
             Problem(f"run.{TABLES[self._field]}.{name}", f"{self.file} has no such option. {_nearest(name, known)}")
             for name in options
             if name not in known
+        ]
+        if wrong:
+            raise ConfigError(wrong)
+
+    def _check_needed(self, options: Mapping[str, Value]) -> None:
+        table = f"run.{TABLES[self._field]}"
+        wrong = [
+            Problem(f"{table}.{one.name}", f"is missing, and {name}() of {self.file} has no default for it.")
+            for name, function in self._functions.items()
+            for one in inspect.signature(function).parameters.values()
+            if one.kind is one.KEYWORD_ONLY and one.default is one.empty and one.name not in options
         ]
         if wrong:
             raise ConfigError(wrong)
@@ -94,8 +107,10 @@ def _imported(folder: Path, file: str, field: str) -> ModuleType:
     if not path.is_relative_to(root) or not path.is_file():
         there = ", ".join(sorted(one.name for one in root.glob("*.py"))[:5]) or "no Python file"
         raise ConfigError([Problem(f"client.{field}", f"{file} is not in the directory. It has {there}.")])
-    name = path.stem
+    name = path.stem if path.stem not in sys.stdlib_module_names else f"own_{path.stem}"
     known = sys.modules.get(name)
+    if known is not None and not getattr(known, "__file__", None):
+        name = f"own_{path.stem}"
     if known is not None and getattr(known, "__file__", None) == str(path):
         return known
     for place in (str(root), str(path.parent)):
