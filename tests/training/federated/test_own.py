@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import struct
 import sys
@@ -16,9 +17,11 @@ from tests.training.federated.in_process import Telling, digest, start
 from training.config.asked import ConfigError
 from training.corpus.errors import DataError
 from training.federated.failing import ClientsFailed
+from training.federated.own import choosing
 from training.federated.own.client import TOLD
+from training.federated.own.program import Program
 from training.federated.rounds import Rounds
-from training.federation.config import beside_code
+from training.federation.config import beside_code, parse
 
 LINEAR = """
 import torch
@@ -44,6 +47,7 @@ def train(model, batches, learning_rate, *, momentum=0.9):
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
 """
+ALGORITHM = "def aggregate(server):\n    return server.model + server.mean['delta']\n"
 RUN: dict[str, Any] = {"clients": 3, "rounds": 4, "learning_rate": 0.3, "checkpoint_every": 2}
 
 
@@ -386,3 +390,15 @@ def test_odd_files_beside_it_do_no_harm(tmp_path: Path) -> None:
     assert (
         ready(tmp_path, client.replace("(x[:, 0] > 0).long() + (x[:, 1] > 0).long()", "x[:, 0] > 0")).work.alone == ""
     )
+
+
+def test_a_file_that_is_called_as_a_module_of_others_takes_nobodys_place(tmp_path: Path) -> None:
+    loop = ready(tmp_path, LINEAR)
+    (tmp_path / "code" / "random.py").write_text(LINEAR)
+    (tmp_path / "code" / "torch.py").write_text(ALGORITHM)
+    program = Program(tmp_path / "code", loop.place.job_dir, "random.py", "torch.py")
+    config = parse({**RUN, "recipe": "client", "algorithm": "own"})
+    choosing.recipe(config, program)
+    choosing.algorithm(config, program)
+    assert sys.modules["random"] is random
+    assert sys.modules["torch"] is torch

@@ -107,10 +107,10 @@ def _imported(folder: Path, file: str, field: str) -> ModuleType:
     if not path.is_relative_to(root) or not path.is_file():
         there = ", ".join(sorted(one.name for one in root.glob("*.py"))[:5]) or "no Python file"
         raise ConfigError([Problem(f"client.{field}", f"{file} is not in the directory. It has {there}.")])
-    name = path.stem if path.stem not in sys.stdlib_module_names else f"own_{path.stem}"
-    known = sys.modules.get(name)
-    if known is not None and not getattr(known, "__file__", None):
-        name = f"own_{path.stem}"
+    name, known = path.stem, sys.modules.get(path.stem)
+    if name in sys.stdlib_module_names or (known is not None and getattr(known, "__file__", None) != str(path)):
+        name = f"own_{name}"  # a file called random.py, or torch.py, takes nobody's place
+        known = sys.modules.get(name)
     if known is not None and getattr(known, "__file__", None) == str(path):
         return known
     for place in (str(root), str(path.parent)):
