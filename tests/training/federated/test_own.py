@@ -51,6 +51,12 @@ ALGORITHM = "def aggregate(server):\n    return server.model + server.mean['delt
 RUN: dict[str, Any] = {"clients": 3, "rounds": 4, "learning_rate": 0.3, "checkpoint_every": 2}
 
 
+@pytest.fixture(autouse=True)
+def _paths_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run's code is found by, no later test's process must look through."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
 def started(
     folder: Path, client: str = LINEAR, algorithm: str = "", /, *, telling: Telling | None = None, **run: Any
 ) -> Rounds:
