@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from django.db.models import Max, Min
+from django.db.models import Max, Min, Q
 from numpy.typing import NDArray
 
 from jobs import rounds
 from jobs.client_name import called
-from jobs.gathering.clients import WORST, foremost
+from jobs.gathering.clients import NEVER_IN_TIME, WORST, foremost
 from jobs.models import Client, Event, Round
 from jobs.presenting import federation as drawn
 from jobs.presenting.federation import Fairness, Straggler
@@ -138,14 +138,18 @@ def of_page(life: Life, clients: Sequence[Client]) -> Fairness | None:
 
 
 def stragglers(life: Life) -> list[Straggler]:
-    """The slowest clients, where the pace has a clock."""
-    shown = foremost(life.job, "seconds", STRAGGLERS, timed__gt=0)
-    if not shown:
-        return []
+    """The slowest clients, where the pace has a clock; those first that were never in time."""
     timed = Client.objects.filter(job=life.job, timed__gt=0)
+    if not timed.exists() and _pace(life) != "deadline":
+        return []
+    shown = foremost(life.job, "seconds", STRAGGLERS, Q(timed__gt=0) | NEVER_IN_TIME)
     told = timed.values_list("seconds_sum", "timed")[: MEDIAN_OF + 1]
     means = np.array([total / times for total, times in told])
     return drawn.stragglers(shown, float(np.median(means)) if len(means) <= MEDIAN_OF else None)
+
+
+def _pace(life: Life) -> object:
+    return (life.job.spec.get("run") or {}).get("pace")
 
 
 def dropped_out(life: Life) -> tuple[list[DroppedOut], bool]:

@@ -89,6 +89,20 @@ class TestRounds:
         assert rows_of(html, "h-slow")[0] == "client 4"
         assert "8 ×" in html
 
+    def test_who_was_never_in_time_is_the_slowest(self, client: Client, mira: User, project: Project) -> None:
+        job = a_federation(mira, project, state="running", run={"clients": 4, "pace": "deadline"})
+        stream = Spooled()
+        for number in range(1, 5):
+            did: list[Did] = [(one, "trained", 0.5, 0.9, 1.0 + one) for one in range(2)]
+            did += [(2, "dropped", math.nan, math.nan, math.nan), (3, "late", 0.5, 0.9, math.nan)]
+            stream.tell("round.clients", **table({number: did[: 4 if number > 1 else 3]}))
+        tell(job, stream)
+        html = text(client.get(f"/jobs/{job.pk}"))
+        assert rows_of(html, "h-slow") == ["client 2", "client 3", "client 1", "client 0"]
+        assert (html.count("never in time"), html.count("always late")) == (1, 1)
+        html = text(client.get(f"/jobs/{job.pk}/clients?sort=seconds"))
+        assert rows_of(html, "h-clients") == ["client 2", "client 3", "client 1", "client 0"]
+
     def test_its_charts_are_those_of_rounds(self, client: Client, job: Job) -> None:
         html = text(client.get(f"/jobs/{job.pk}"))
         for title in ("Accuracy", "Loss", "Seconds a round", "Bytes a round"):
