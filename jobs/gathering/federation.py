@@ -28,6 +28,8 @@ IN_TROUBLE = 45
 WORST_SHOWN = 12
 STRAGGLERS = 8
 MEDIAN_OF = 20_000
+PACED = frozenset({"asynchronous", "deadline"})
+"""Paces that wait for no straggler: being late is how they are meant, and late updates are used."""
 DROPPED = "client.dropped"
 DROPPED_READ = 200
 MOST_TEXT = 8_000
@@ -125,6 +127,7 @@ def of_page(life: Life, clients: Sequence[Client]) -> Fairness | None:
     if not clients:
         return None
     labels, split = rounds.splits(life.job, [one.number for one in clients])
+    is_timed = Client.objects.filter(job=life.job, timed__gt=0).exists()
     name = "accuracy" if measure == "accuracy" else "validation_loss"
     return drawn.fairness(
         clients,
@@ -133,6 +136,7 @@ def of_page(life: Life, clients: Sequence[Client]) -> Fairness | None:
         measure=measure,
         ends=(ends["low"] or 0.0, ends["high"] if ends["high"] is not None else 1.0),
         line=number(life.latest.latest, name),
+        is_timed=is_timed,
         most_samples=ends["most"] or max((sum(counts) for counts in split.values()), default=1),
     )
 
@@ -226,7 +230,8 @@ def _lately(did: _Did) -> dict[int, list[int]]:
 
 def _misbehaves(life: Life, did: _Did) -> str:
     lately = _lately(did)
-    return drawn.misbehaves(lately, rounds.names(life.job, lately))
+    fine = frozenset({"late"} if _pace(life) in PACED else ())
+    return drawn.misbehaves(lately, rounds.names(life.job, lately), fine=fine)
 
 
 def _says(rows: Sequence[tuple[int, Client | None]], first: int, last: int) -> str:

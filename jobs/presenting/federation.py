@@ -67,6 +67,8 @@ class Fairness:
     high: float
     line: float | None
     labels: list[str]
+    is_timed: bool
+    """Whether seconds are known of any client: those that are computed together have none of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +126,16 @@ def _part_of(client: Client) -> str:
     return formatting.share((client.trained + client.late) / client.asked) if client.asked else formatting.MISSING
 
 
-def misbehaves(did: Mapping[int, Sequence[int]], names: Mapping[int, str]) -> str:
-    """A sentence on the client that is worst off; `did`: by client the states of its newest rounds."""
+def misbehaves(
+    did: Mapping[int, Sequence[int]], names: Mapping[int, str], *, fine: frozenset[str] = frozenset()
+) -> str:
+    """A sentence on the client that is worst off; `did`: by client the states of its newest rounds; `fine`: those
+    that are as they are meant.
+    """
     found = []
     for client, states in did.items():
         for rank, state in enumerate(_HAPPENED):
-            times = sum(one == STATES.index(state) for one in states)
+            times = 0 if state in fine else sum(one == STATES.index(state) for one in states)
             if times >= LEAST and times >= OFTEN * len(states):
                 found.append((-rank, times, -client, state, len(states)))
     if not found:
@@ -150,12 +156,13 @@ def fairness(
     ends: tuple[float, float],
     line: float | None,
     most_samples: int,
+    is_timed: bool,
 ) -> Fairness:
     """`ends`: the lowest and the highest value of all clients; `line`: the global model's."""
     low, high = _around(*ends, line, whole=measure == "accuracy")
     rows = [_row(one, split.get(one.number), labels, getattr(one, measure), low, high, most_samples) for one in clients]
     at = _on(line, low, high)
-    return Fairness(measure=measure, rows=rows, low=low, high=high, line=at, labels=legend(labels))
+    return Fairness(measure=measure, rows=rows, low=low, high=high, line=at, labels=legend(labels), is_timed=is_timed)
 
 
 def stragglers(clients: Sequence[Client], median: float | None) -> list[Straggler]:

@@ -73,6 +73,16 @@ class TestRounds:
         assert "Round 13 of 30, training since" in html
         assert "Client 3 has been rejected in 8 of its last 12 rounds. 1 more client is in trouble." in html
 
+    def test_late_is_no_trouble_where_the_pace_is_meant_so(self, client: Client, mira: User, project: Project) -> None:
+        for pace, is_told in {"rounds": True, "deadline": False, "asynchronous": False}.items():
+            job = a_federation(
+                mira, project, state="running", run={"clients": 2, "pace": pace},
+                attempt={"step": 4, "last_report_at": timezone.now()},
+            )  # fmt: skip
+            did: list[Did] = [(0, "trained", 0.5, 0.9, 1.0), (1, "late", 0.5, 0.9, 8.0)]
+            tell(job, Spooled().tell("round.clients", **table(dict.fromkeys(range(1, 5), did))))
+            assert ("Client 1 came late in 4" in text(client.get(f"/jobs/{job.pk}"))) is is_told
+
     def test_its_facts_are_those_of_a_federation(self, client: Client, job: Job) -> None:
         html = text(client.get(f"/jobs/{job.pk}"))
         for fact in ("of 30 · 2 s", "0.875", "client 3", "of 5 asked", "37.7 MB"):
@@ -171,6 +181,7 @@ class TestRounds:
         html = text(client.get(f"/jobs/{job.pk}/clients"))
         assert rows_of(html, "h-clients") == ["client 1", "client 0"]
         assert '<th scope="col" class="num" aria-sort="descending"><a href="?sort=-loss">Loss' in html
+        assert "A round</" not in html, "they are computed together"
 
     def test_who_has_a_name_is_called_by_it_and_nothing_of_it_is_markup(self, client: Client, job: Job) -> None:
         tell(job, Spooled(uid="cd" * 8).tell("clients.named", **names("ada", "", "", "<b>dora</b>", "eve")[0]))
