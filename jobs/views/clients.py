@@ -17,7 +17,7 @@ from portal.http.paging import BadCursor, page
 ROWS = 50
 COLUMNS = (
     ("number", "Client", ""), ("worst", "Accuracy", "num"), ("loss", "Loss", "num wide-only"),
-    ("samples", "Samples", "num"), ("trained", "Trained", "num wide-only"), ("late", "Late", "num"),
+    ("samples", "Samples", "num wide-only"), ("trained", "Trained", "num wide-only"), ("late", "Late", "num"),
     ("dropped", "Dropped", "num"), ("rejected", "Rejected", "num"), ("seconds", "A round", "num wide-only"),
 )  # fmt: skip
 BY_LOSS = [
