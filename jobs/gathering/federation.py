@@ -93,18 +93,19 @@ def picture(life: Life, *, before: int | None = None) -> Picture:
     known = {row.number: row for row in Client.objects.filter(job=life.job, number__in=chosen.tolist())}
     cells = _cells(did, chosen, columns)
     rows = [(client, known.get(client)) for client in chosen.tolist()]
+    data = drawn.matrix(
+        window,
+        cells.tolist(),
+        rows,
+        first=first,
+        columns=columns,
+        done=max(0, last - first + 1),
+        total=max(wanted, done),
+    )
     return Picture(
         window=window,
-        data=drawn.matrix(
-            window,
-            cells.tolist(),
-            rows,
-            first=first,
-            columns=columns,
-            done=max(0, last - first + 1),
-            total=max(wanted, done),
-        ),
-        says=_says(rows, first, last),
+        data=data,
+        says=_says(data["rows"], first, last),
         clients=total,
         shown=len(rows),
         is_sample=len(rows) < total,
@@ -234,9 +235,9 @@ def _misbehaves(life: Life, did: _Did) -> str:
     return drawn.misbehaves(lately, rounds.names(life.job, lately), fine=fine)
 
 
-def _says(rows: Sequence[tuple[int, Client | None]], first: int, last: int) -> str:
+def _says(rows: Sequence[dict[str, Any]], first: int, last: int) -> str:
     """The drawing in a sentence, for who does not see it."""
-    odd = [f"{row} {trouble}" for _, row in rows if row and (trouble := drawn.trouble_of(row))]
+    odd = [f"{row['name']} {row['note']}" for row in rows if row["odd"]]
     some = ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
     return f"{len(rows)} clients by rounds {first} to {last}. {some or 'Hardly any was in trouble'}."
 
