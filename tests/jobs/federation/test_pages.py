@@ -88,6 +88,18 @@ class TestRounds:
         for fact in ("of 30 · 2 s", "0.875", "client 3", "of 5 asked", "37.7 MB"):
             assert fact in html, fact
 
+    def test_once_it_has_ended_its_accuracy_leads(self, client: Client, mira: User, project: Project) -> None:
+        job = a_federation(
+            mira, project, state="completed", run={"clients": 3},
+            attempt={"step": 2, "latest": {"accuracy": 0.957, "client_accuracy_min": 0.8}},
+        )  # fmt: skip
+        judged, after = table({1: everybody(3)}), table({2: everybody(3)}, worst=-1)
+        stream = Spooled().tell("round.clients", **judged).tell("round.clients", **after)
+        tell(job, stream.tell("clients.named", **names("ada")[0]))
+        html = text(client.get(f"/jobs/{job.pk}"))
+        assert "Accuracy 0.957 after 2 rounds, completed" in html
+        assert "It serves client 0 (ada) worst: 0.800." in html
+
     def test_fairness_has_the_worst_first_and_how_their_data_lie(self, client: Client, job: Job) -> None:
         html = text(client.get(f"/jobs/{job.pk}"))
         assert rows_of(html, "h-fairness") == ["client 3", "client 4", "client 0", "client 1", "client 2"]
