@@ -224,7 +224,7 @@ class Life:
             Fact(name="Accuracy", value=formatting.loss(number(latest, "accuracy")), small=loss, live="accuracy"),
             Fact(name="Worst client", value=formatting.loss(number(latest, "client_accuracy_min")), small=told.worst),
             Fact(name="Clients", value=formatting.count(told.counted), small=of, live="clients"),
-            Fact(name="Sent", value=formatting.disk(told.sent_bytes), small="both ways"),
+            Fact(name="Sent both ways", value=formatting.disk(told.sent_bytes)),
         ]
 
     def _running(self) -> list[Fact]:
