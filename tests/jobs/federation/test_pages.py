@@ -200,7 +200,7 @@ class TestRounds:
         html = text(client.get(f"/jobs/{job.pk}"))
         assert "<b>dora" not in html
         assert "Client 3 (&lt;b&gt;dora&lt;/b&gt;) has been rejected in 8 of its last 12 rounds." in html
-        assert ">client 3 (&lt;b&gt;dora" in html, "the fact"
+        assert "<small>client 3 (&lt;b&gt;dora" in html, "the fact"
         assert [row["name"] for row in matrix(html)["rows"]][:2] == ["client 0 (ada)", "client 1"]
         assert 'client 4 <span class="owner" title="eve">eve</span>' in html.split('id="h-slow"')[1]
         assert ">3 <span" in html.split('id="data"')[1].split("</table>")[0], "the worst of each round"
