@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Case, F, FloatField, QuerySet, Value, When
+from django.db.models import Case, F, FloatField, Q, QuerySet, Value, When
 from django.db.models.functions import Cast, Coalesce
 
 from jobs.models import Client, Job
 from portal.http.paging import Order
 
 _FURTHEST = 1e300
-_MEAN = Case(When(timed__gt=0, then=F("seconds_sum") / F("timed")), default=None, output_field=FloatField())
+_SLOWER = 1e200
+NEVER_IN_TIME = Q(timed=0, trained=0) & (Q(late__gt=0) | Q(dropped__gt=0))
+"""Of these no seconds are known but that they were more than all others': the more often, the slower."""
+_MEAN = Case(
+    When(timed__gt=0, then=F("seconds_sum") / F("timed")),
+    When(NEVER_IN_TIME, then=Cast(F("late") + F("dropped"), FloatField()) * Value(_SLOWER)),
+    default=None,
+    output_field=FloatField(),
+)
 _TROUBLE = F("late") + F("dropped") + F("rejected") + F("broken")
 _KEYS: dict[str, tuple[Any, bool]] = {
     "number": (F("number"), False),
@@ -42,7 +50,7 @@ def ordered(job: Job, sort: str = WORST) -> tuple[QuerySet[Client], Order]:
     return Client.objects.filter(job=job).annotate(**{name: by}), Order(name, descending=falls)
 
 
-def foremost(job: Job, sort: str, most: int, **only: Any) -> list[Client]:
+def foremost(job: Job, sort: str, most: int, only: Q | None = None) -> list[Client]:
     """The first of them."""
     rows, order = ordered(job, sort)
-    return list(rows.filter(**only).order_by(f"{'-' if order.descending else ''}{order.field}", "number")[:most])
+    return list(rows.filter(only or Q()).order_by(f"{'-' if order.descending else ''}{order.field}", "number")[:most])

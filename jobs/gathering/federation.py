@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from django.db.models import Max, Min
+from django.db.models import Max, Min, Q
 from numpy.typing import NDArray
 
 from jobs import rounds
 from jobs.client_name import called
-from jobs.gathering.clients import WORST, foremost
+from jobs.gathering.clients import NEVER_IN_TIME, WORST, foremost
 from jobs.models import Client, Event, Round
 from jobs.presenting import federation as drawn
 from jobs.presenting.federation import Fairness, Straggler
@@ -28,6 +28,8 @@ IN_TROUBLE = 45
 WORST_SHOWN = 12
 STRAGGLERS = 8
 MEDIAN_OF = 20_000
+PACED = frozenset({"asynchronous", "deadline"})
+"""Paces that wait for no straggler: being late is how they are meant, and late updates are used."""
 DROPPED = "client.dropped"
 DROPPED_READ = 200
 MOST_TEXT = 8_000
@@ -91,18 +93,19 @@ def picture(life: Life, *, before: int | None = None) -> Picture:
     known = {row.number: row for row in Client.objects.filter(job=life.job, number__in=chosen.tolist())}
     cells = _cells(did, chosen, columns)
     rows = [(client, known.get(client)) for client in chosen.tolist()]
+    data = drawn.matrix(
+        window,
+        cells.tolist(),
+        rows,
+        first=first,
+        columns=columns,
+        done=max(0, last - first + 1),
+        total=max(wanted, done),
+    )
     return Picture(
         window=window,
-        data=drawn.matrix(
-            window,
-            cells.tolist(),
-            rows,
-            first=first,
-            columns=columns,
-            done=max(0, last - first + 1),
-            total=max(wanted, done),
-        ),
-        says=_says(rows, first, last),
+        data=data,
+        says=_says(data["rows"], first, last),
         clients=total,
         shown=len(rows),
         is_sample=len(rows) < total,
@@ -125,6 +128,7 @@ def of_page(life: Life, clients: Sequence[Client]) -> Fairness | None:
     if not clients:
         return None
     labels, split = rounds.splits(life.job, [one.number for one in clients])
+    is_timed = Client.objects.filter(job=life.job, timed__gt=0).exists()
     name = "accuracy" if measure == "accuracy" else "validation_loss"
     return drawn.fairness(
         clients,
@@ -133,19 +137,24 @@ def of_page(life: Life, clients: Sequence[Client]) -> Fairness | None:
         measure=measure,
         ends=(ends["low"] or 0.0, ends["high"] if ends["high"] is not None else 1.0),
         line=number(life.latest.latest, name),
+        is_timed=is_timed,
         most_samples=ends["most"] or max((sum(counts) for counts in split.values()), default=1),
     )
 
 
 def stragglers(life: Life) -> list[Straggler]:
-    """The slowest clients, where the pace has a clock."""
-    shown = foremost(life.job, "seconds", STRAGGLERS, timed__gt=0)
-    if not shown:
-        return []
+    """The slowest clients, where the pace has a clock; those first that were never in time."""
     timed = Client.objects.filter(job=life.job, timed__gt=0)
+    if not timed.exists() and _pace(life) != "deadline":
+        return []
+    shown = foremost(life.job, "seconds", STRAGGLERS, Q(timed__gt=0) | NEVER_IN_TIME)
     told = timed.values_list("seconds_sum", "timed")[: MEDIAN_OF + 1]
     means = np.array([total / times for total, times in told])
     return drawn.stragglers(shown, float(np.median(means)) if len(means) <= MEDIAN_OF else None)
+
+
+def _pace(life: Life) -> object:
+    return (life.job.spec.get("run") or {}).get("pace")
 
 
 def dropped_out(life: Life) -> tuple[list[DroppedOut], bool]:
@@ -222,12 +231,13 @@ def _lately(did: _Did) -> dict[int, list[int]]:
 
 def _misbehaves(life: Life, did: _Did) -> str:
     lately = _lately(did)
-    return drawn.misbehaves(lately, rounds.names(life.job, lately))
+    fine = frozenset({"late"} if _pace(life) in PACED else ())
+    return drawn.misbehaves(lately, rounds.names(life.job, lately), fine=fine)
 
 
-def _says(rows: Sequence[tuple[int, Client | None]], first: int, last: int) -> str:
+def _says(rows: Sequence[dict[str, Any]], first: int, last: int) -> str:
     """The drawing in a sentence, for who does not see it."""
-    odd = [f"{row} {trouble}" for _, row in rows if row and (trouble := drawn.trouble_of(row))]
+    odd = [f"{row['name']} {row['note']}" for row in rows if row["odd"]]
     some = ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
     return f"{len(rows)} clients by rounds {first} to {last}. {some or 'Hardly any was in trouble'}."
 

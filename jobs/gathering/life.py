@@ -18,6 +18,8 @@ from jobs.presenting.sentence import soon
 from jobs.progress import progress
 
 MOST_EVENTS = 600
+JUDGED_WITHIN = 20
+"""Rounds: whom the model serves worst is told only of those in which clients were judged."""
 
 
 def tell(job: Job, now: datetime | None = None) -> header.Life:
@@ -59,13 +61,13 @@ def _resumable(latest: Attempt, there: list[Checkpoint]) -> Checkpoint | None:
 
 def _exchange(job: Job, attempts: list[Attempt]) -> header.Exchange | None:
     """A federation's newest round; None before the first."""
-    newest = rounds.newest(rounds.spans(attempts), 1)
+    newest = rounds.newest(rounds.spans(attempts), JUDGED_WITHIN)
     if not newest:
         return None
     row = newest[-1]
+    judged = next((one.worst for one in reversed(newest) if one.worst is not None), None)
     sent = rounds.sent_bytes([owner_of(attempt.pk) for attempt in attempts])
-    names = {} if row.worst is None else rounds.names(job, [row.worst])
-    worst = "" if row.worst is None else called(row.worst, names.get(row.worst, ""))
+    worst = "" if judged is None else called(judged, rounds.names(job, [judged]).get(judged, ""))
     return header.Exchange(counted=row.counted, asked=row.asked, seconds=row.seconds, worst=worst, sent_bytes=sent)
 
 

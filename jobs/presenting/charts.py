@@ -85,6 +85,8 @@ SENT: dict[str, Any] = {
     "zero": True,
     "series": [{"name": "communicated_mib", "label": "sent", "color": 4, "digits": 3}],
 }
+MB = 2**20 / 1e6
+"""In a MiB."""
 ACCURACY: dict[str, Any] = {
     "id": "accuracy",
     "title": "Accuracy",
@@ -132,27 +134,29 @@ CLIENT_LOSS: dict[str, Any] = {
 ROUND_SECONDS: dict[str, Any] = {
     "id": "seconds",
     "title": "Seconds a round",
-    "unit": "stacked: compute, wait, transfer",
+    "unit": "one on the other",
+    "suffix": "s",
     "width": "half",
     "height": 120,
     "zero": True,
     "stacked": True,
     "series": [
         {"name": "compute_seconds", "label": "compute", "color": 1},
-        {"name": "wait_seconds", "label": "+ wait", "color": 5},
-        {"name": "transfer_seconds", "label": "+ transfer", "color": 4},
+        {"name": "wait_seconds", "label": "wait", "color": 5},
+        {"name": "transfer_seconds", "label": "transfer", "color": 4},
     ],
 }
 ROUND_BYTES: dict[str, Any] = {
     "id": "bytes",
     "title": "Bytes a round",
-    "unit": "MiB, all clients",
+    "unit": "MB, all clients",
+    "suffix": "MB",
     "width": "half",
     "height": 120,
     "zero": True,
     "series": [
-        {"name": "mib_down", "label": "down", "color": 3},
-        {"name": "mib_up", "label": "up", "color": 2},
+        {"name": "mib_down", "drawn": "mb_down", "times": MB, "label": "down", "color": 3},
+        {"name": "mib_up", "drawn": "mb_up", "times": MB, "label": "up", "color": 2},
     ],
 }
 

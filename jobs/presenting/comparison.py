@@ -42,6 +42,11 @@ class Side:
     sent: Line
     """Bytes of all rounds up to one."""
     seconds: Line
+    data: dict[str, str]
+    """What decides on which samples its clients train and are judged: recipe, split and clients, with their options."""
+    held_out: float | None
+    """Samples that an accuracy is the mean of, as far as is known."""
+    is_alive: bool
 
     def sent_at(self, rounds: Floats) -> Floats:
         """Bytes up to each of these rounds."""
@@ -98,13 +103,18 @@ def compare(sides: tuple[Side, Side]) -> Comparison | None:
     rounds = min(side.rounds for side in sides)
     if measure is None or not rounds:
         return None
+    apart = _apart(sides)
     sent = min(float(side.sent.value[-1]) if len(side.sent.value) else 0.0 for side in sides)
-    same_rounds = _standings(sides, measure, [rounds, rounds])
-    same_bytes = _standings(sides, measure, [min(side.rounds, side.round_at(sent)) for side in sides])
+    same_rounds = _standings(sides, measure, [rounds, rounds], apart=apart)
+    same_bytes = _standings(sides, measure, [min(side.rounds, side.round_at(sent)) for side in sides], apart=apart)
+    many = "accuracies" if measure == "accuracy" else "losses"
+    so_far = " so far" if any(side.is_alive for side in sides) else ""
+    lead = f"After {formatting.plural(rounds, 'round')}{so_far}, {_says(same_rounds, measure)}"
+    rest = f"For the same {formatting.disk(sent)} on the wire, {_says(same_bytes, measure)}" if sent else ""
     return Comparison(
         measure=measure,
-        lead=f"After {formatting.plural(rounds, 'round')}, {_says(same_rounds, measure)}",
-        rest=f"For the same {formatting.disk(sent)} on the wire, {_says(same_bytes, measure)}" if sent else "",
+        lead=f"They were trained on different data ({apart}): {many} can't be compared." if apart else lead,
+        rest="" if apart else rest,
         drawings=[
             _draw(sides, measure, same_rounds, at=float(rounds), x=lambda side, round_: round_, form=_round),
             *(
@@ -116,11 +126,21 @@ def compare(sides: tuple[Side, Side]) -> Comparison | None:
     )
 
 
-def _standings(sides: tuple[Side, Side], measure: str, rounds: list[int]) -> list[Standing]:
+def _apart(sides: tuple[Side, Side]) -> str:
+    """The first thing in which their data differ: "recipe text against tabular"."""
+    one, other = (side.data for side in sides)
+    for name in [*one, *(name for name in other if name not in one)]:
+        mine, its = one.get(name), other.get(name)
+        if mine != its:
+            return f"{name} {mine or 'none'} against {its or 'none'}"
+    return ""
+
+
+def _standings(sides: tuple[Side, Side], measure: str, rounds: list[int], *, apart: str) -> list[Standing]:
     values = [side.lines[measure].at(round_) for side, round_ in zip(sides, rounds, strict=True)]
     known = [value for value in values if value is not None]
-    is_tie = len(known) == 2 and len(set(known)) == 1
-    best = (max if measure == "accuracy" else min)(known) if known and not is_tie else None
+    is_open = bool(apart) or (len(known) == 2 and _are_near(sides, measure, known))
+    best = (max if measure == "accuracy" else min)(known) if known and not is_open else None
     return [
         Standing(
             job=side.job,
@@ -135,19 +155,30 @@ def _standings(sides: tuple[Side, Side], measure: str, rounds: list[int]) -> lis
     ]
 
 
+def _are_near(sides: tuple[Side, Side], measure: str, values: list[float]) -> bool:
+    """Whether they read alike, or are less apart than one sample more that is told right."""
+    if formatting.loss(values[0]) == formatting.loss(values[1]):
+        return True
+    held_out = [side.held_out for side in sides if side.held_out]
+    is_known = measure == "accuracy" and bool(held_out)
+    return is_known and abs(values[0] - values[1]) < (1 - 1e-6) / min(held_out)
+
+
 def _says(standings: list[Standing], measure: str) -> str:
     """ "#7 heron is ahead: accuracy 0.957 against 0.897."."""
     ahead = next((one for one in standings if one.is_ahead), None)
     what = TITLES[measure].lower()
     if ahead is None:
-        return f"neither is ahead: {what} {formatting.loss(standings[0].value)}."
-    other = next(one for one in standings if not one.is_ahead)
-    if other.value is None:
-        had = f"#{other.job.pk} {other.job.name} had been measured in no round yet"
+        one, other = (formatting.loss(standing.value) for standing in standings)
+        near = "" if one == other else f" against {other}, less than one held-out sample apart"
+        return f"neither is ahead: {what} {one}{near}."
+    other_one = next(one for one in standings if not one.is_ahead)
+    if other_one.value is None:
+        had = f"#{other_one.job.pk} {other_one.job.name} had been measured in no round yet"
         return f"#{ahead.job.pk} {ahead.job.name} is ahead: {had}."
     return (
         f"#{ahead.job.pk} {ahead.job.name} is ahead: {what} {formatting.loss(ahead.value)}"
-        f" against {formatting.loss(other.value)}."
+        f" against {formatting.loss(other_one.value)}."
     )
 
 

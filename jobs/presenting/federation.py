@@ -67,6 +67,8 @@ class Fairness:
     high: float
     line: float | None
     labels: list[str]
+    is_timed: bool
+    """Whether seconds are known of any client: those that are computed together have none of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,18 +90,10 @@ def matrix(
     done: int,
     total: int,
 ) -> dict[str, Any]:
-    """What the script draws: a row a client, a column a round; a cell is a state's number, −1: nothing is known."""
-    rows = [
-        {
-            "name": called(number, client.name if client else ""),
-            "short": str(number),
-            "owner": client.name if client else "",
-            "note": (trouble_of(client) or _part_of(client)) if client else "",
-            "odd": bool(client and trouble_of(client)),
-            "values": list(values),
-        }
-        for (number, client), values in zip(clients, cells, strict=True)
-    ]
+    """What the script draws: a row a client, a column a round; a cell is a state's number, −1: nothing is known.
+    What stands at a row's end counts its cells.
+    """
+    rows = [_cells_of(number, client, values) for (number, client), values in zip(clients, cells, strict=True)]
     accuracies = {row.number - first: formatting.loss(row.accuracy) for row in window if row.accuracy is not None}
     return {
         "rows": rows,
@@ -112,24 +106,47 @@ def matrix(
     }
 
 
+def _cells_of(number: int, client: Client | None, values: Sequence[int]) -> dict[str, Any]:
+    owner = client.name if client else ""
+    times = {state: values.count(i) for i, state in enumerate(STATES)}
+    trouble = _most(times)
+    return {
+        "name": called(number, owner),
+        "short": str(number),
+        "owner": owner,
+        "note": trouble or _part_of(times),
+        "odd": bool(trouble),
+        "values": list(values),
+    }
+
+
 def trouble_of(client: Client) -> str:
     """What has happened to it most, where that is more than now and then."""
-    worst = max(_HAPPENED, key=lambda state: int(getattr(client, state)))
-    times = int(getattr(client, worst))
-    return f"{worst} {formatting.count(times)}×" if times >= LEAST and times >= 0.05 * client.asked else ""
+    return _most({state: int(getattr(client, state)) for state in STATES})
 
 
-def _part_of(client: Client) -> str:
+def _most(times: Mapping[str, int]) -> str:
+    worst = max(_HAPPENED, key=lambda state: times[state])
+    often = times[worst] >= LEAST and times[worst] >= 0.05 * sum(times.values())
+    return f"{worst} {formatting.count(times[worst])}×" if often else ""
+
+
+def _part_of(times: Mapping[str, int]) -> str:
     """How often its update counted, of the times that it was asked."""
-    return formatting.share((client.trained + client.late) / client.asked) if client.asked else formatting.MISSING
+    asked = sum(times.values())
+    return formatting.share((times["trained"] + times["late"]) / asked) if asked else ""
 
 
-def misbehaves(did: Mapping[int, Sequence[int]], names: Mapping[int, str]) -> str:
-    """A sentence on the client that is worst off; `did`: by client the states of its newest rounds."""
+def misbehaves(
+    did: Mapping[int, Sequence[int]], names: Mapping[int, str], *, fine: frozenset[str] = frozenset()
+) -> str:
+    """A sentence on the client that is worst off; `did`: by client the states of its newest rounds; `fine`: those
+    that are as they are meant.
+    """
     found = []
     for client, states in did.items():
         for rank, state in enumerate(_HAPPENED):
-            times = sum(one == STATES.index(state) for one in states)
+            times = 0 if state in fine else sum(one == STATES.index(state) for one in states)
             if times >= LEAST and times >= OFTEN * len(states):
                 found.append((-rank, times, -client, state, len(states)))
     if not found:
@@ -150,12 +167,13 @@ def fairness(
     ends: tuple[float, float],
     line: float | None,
     most_samples: int,
+    is_timed: bool,
 ) -> Fairness:
     """`ends`: the lowest and the highest value of all clients; `line`: the global model's."""
     low, high = _around(*ends, line, whole=measure == "accuracy")
     rows = [_row(one, split.get(one.number), labels, getattr(one, measure), low, high, most_samples) for one in clients]
     at = _on(line, low, high)
-    return Fairness(measure=measure, rows=rows, low=low, high=high, line=at, labels=legend(labels))
+    return Fairness(measure=measure, rows=rows, low=low, high=high, line=at, labels=legend(labels), is_timed=is_timed)
 
 
 def stragglers(clients: Sequence[Client], median: float | None) -> list[Straggler]:

@@ -153,6 +153,9 @@ class Life:
                 newest_checkpoint=newest.step if newest else None,
                 instead=instead_of_resuming(attempt.cause),
                 validation_loss=number(attempt.latest, "validation_loss"),
+                accuracy=number(attempt.latest, "accuracy") if self.exchange else None,
+                worst=self.exchange.worst if self.exchange else "",
+                worst_accuracy=number(attempt.latest, "client_accuracy_min"),
                 cancelling=self.cancelling,
                 cancelled_by=attempt.cancel_asked_by.username if attempt.cancel_asked_by else "",
                 reports=self.job.of_kind.trains or attempt.last_report_at is not None,
@@ -221,7 +224,7 @@ class Life:
             Fact(name="Accuracy", value=formatting.loss(number(latest, "accuracy")), small=loss, live="accuracy"),
             Fact(name="Worst client", value=formatting.loss(number(latest, "client_accuracy_min")), small=told.worst),
             Fact(name="Clients", value=formatting.count(told.counted), small=of, live="clients"),
-            Fact(name="Sent", value=formatting.disk(told.sent_bytes), small="up and down"),
+            Fact(name="Sent both ways", value=formatting.disk(told.sent_bytes)),
         ]
 
     def _running(self) -> list[Fact]:

@@ -43,6 +43,9 @@ class Facts:
     newest_checkpoint: int | None = None
     instead: str = ""  # what to do where going on from that checkpoint would come to the same end
     validation_loss: float | None = None
+    accuracy: float | None = None  # a federation's
+    worst: str = ""  # the client that it is worst for …
+    worst_accuracy: float | None = None
     cancelling: bool = False
     cancelled_by: str = ""
     reports: bool = True  # a script may never report
@@ -162,6 +165,10 @@ def _ended(facts: Facts) -> Sentence:
         if facts.validation_loss is not None:
             rest += f"{', ' if rest else ''}validation loss {formatting.loss(facts.validation_loss)}"
         attempts = f" over {formatting.plural(facts.number, 'attempt')}" if facts.number > 1 else ""
+        if facts.accuracy is not None:
+            after = f" after {formatting.plural(facts.step, facts.counts)}" if facts.step else ""
+            lead = f"Accuracy {formatting.loss(facts.accuracy)}{after}, completed{took}{attempts}."
+            return Sentence(lead, _worst(facts))
         return Sentence(f"Completed{took}{attempts}.", f"{rest[:1].upper()}{rest[1:]}." if rest else "")
     if facts.state == "cancelled":
         by = f" by {facts.cancelled_by}" if facts.cancelled_by else ""
@@ -186,6 +193,12 @@ def _ended(facts: Facts) -> Sentence:
         else "Read the log, then clone it with the fix."
     )
     return Sentence(lead, _stop(facts.reason), move or fix)
+
+
+def _worst(facts: Facts) -> str:
+    if not facts.worst or facts.worst_accuracy is None:
+        return ""
+    return f"It serves {facts.worst} worst: {formatting.loss(facts.worst_accuracy)}."
 
 
 def _at_step(facts: Facts) -> str:

@@ -17,7 +17,7 @@ from portal.http.paging import BadCursor, page
 ROWS = 50
 COLUMNS = (
     ("number", "Client", ""), ("worst", "Accuracy", "num"), ("loss", "Loss", "num wide-only"),
-    ("samples", "Samples", "num"), ("trained", "Trained", "num wide-only"), ("late", "Late", "num"),
+    ("samples", "Samples", "num wide-only"), ("trained", "Trained", "num wide-only"), ("late", "Late", "num"),
     ("dropped", "Dropped", "num"), ("rejected", "Rejected", "num"), ("seconds", "A round", "num wide-only"),
 )  # fmt: skip
 BY_LOSS = [
@@ -53,12 +53,12 @@ def table(request: HttpRequest, job_id: int) -> HttpResponse:
         part = page(rows, order, cursor=None, limit=ROWS)
     dropped, has_more = gathered.dropped_out(shown.life)
     fairness = gathered.of_page(shown.life, part.items)
+    columns = BY_LOSS if fairness and fairness.measure == "loss" else COLUMNS
+    is_timed = fairness is not None and fairness.is_timed
     context = shown.context(
         "clients",
         fairness=fairness,
-        columns=[
-            _column(*column, sort) for column in (BY_LOSS if fairness and fairness.measure == "loss" else COLUMNS)
-        ],
+        columns=[_column(*column, sort) for column in columns if is_timed or column[0] != "seconds"],
         next=part.next,
         is_later="after" in request.GET,
         dropped=dropped,

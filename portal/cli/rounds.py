@@ -124,11 +124,18 @@ def _client_lines(answer: dict[str, Any]) -> list[str]:
             *(formatting.loss(one[name]) for name in ("accuracy", "loss")),
             *(formatting.count(one[name]) for name in ("trained", "late", "dropped")),
             formatting.count(one["rejected"] + one["broken"]),
-            formatting.duration(one["seconds"]),
+            _took(one),
         ]
         for one in answer["items"]
     ]
     return table(head, rows, "No clients yet, or no federation: `vigil job ID` says of which kind it is.")
+
+
+def _took(one: dict[str, Any]) -> str:
+    """A client's mean round; of one that was never in time no seconds are known."""
+    if one["seconds"] is None and not one["trained"] and one["late"]:
+        return "always late"
+    return formatting.duration(one["seconds"])
 
 
 def _short(name: str) -> str:

@@ -1,6 +1,7 @@
 // Line charts. The head is legend and readout in one, so nothing floats and nothing jumps.
 //
-// spec: {id, title, series: [{name, label, color, digits, kind}], breaks, restarts, limits, zero, smooth, band, stacked}
+// spec: {id, title, series: [{name, label, color, digits, kind}], breaks, restarts, limits, zero, smooth, band, stacked, suffix}
+// a series also: times, what its values are multiplied by, and drawn, what it is called then
 // kind: dots; low and high, one after the other, are the edges of a band. stacked: each line stands on the one before.
 // and over time instead of steps (times.js) also: x, span(), y, bare, under(u, chart)
 // on: {zoom(range, kind), log(on), smooth(share), reread()}: what a person chose comes back by choose()
@@ -245,11 +246,12 @@ export class Chart {
   // One sentence with the finding, for who does not see the drawing.
   tell() {
     const { series, xunit = "step" } = this.spec;
-    const curve = this.curves.get(series.find(({ kind }) => kind !== "low" && kind !== "high").name);
+    const { name, times = 1 } = series.find(({ kind }) => kind !== "low" && kind !== "high");
+    const curve = this.curves.get(name);
     const ghosts = this.ghosts.map(({ step }) => `${count(step[0])} to ${count(step.at(-1))}`);
     if (!curve?.n || `${curve.n} ${ghosts}` === this.told) return;
     this.told = `${curve.n} ${ghosts}`;
-    const ends = [curve.main.find(Number.isFinite), curve.main.findLast(Number.isFinite)];
+    const ends = [curve.main.find(Number.isFinite) * times, curve.main.findLast(Number.isFinite) * times];
     const at = this.spec.x?.form ?? ((step) => `${xunit} ${step}`);
     const finding = `${this.spec.title}: from ${measure(ends[0])} at ${at(curve.first)} to ${measure(ends[1])} at ${at(curve.last)}.`;
     const again = ghosts.length ? ` Done again: ${xunit}s ${[...new Set(ghosts)].join(", ")}.` : "";

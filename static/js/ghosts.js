@@ -1,7 +1,7 @@
 // What was done twice: the superseded stretches, wide and pale under the line of record, so that one sees the same line
 // again. They are painted and nothing else: neither the readout nor a table nor the smoothing of the record knows them.
 import { smooth } from "./curves.js";
-import { halfLife } from "./lines.js";
+import { halfLife, scaled } from "./lines.js";
 import { tint } from "./paint.js";
 
 const WIDTH = 6;
@@ -34,7 +34,9 @@ class Ghost {
   drawn(chart) {
     const { spec, share } = chart;
     const curve = chart.curvesShown().get(this.name);
-    return spec.smooth && share && curve?.n ? smooth(this.step, this.value, halfLife(curve, share), []) : this.value;
+    const { times } = spec.series.find((s) => s.name === this.name);
+    const values = times ? scaled(this.value, times) : this.value;
+    return spec.smooth && share && curve?.n ? smooth(this.step, values, halfLife(curve, share), []) : values;
   }
 }
 

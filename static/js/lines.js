@@ -7,18 +7,19 @@ import { label } from "./ranges.js";
 export function linesOf(spec) {
   const lines = [];
   for (const s of spec.series) {
+    const key = s.drawn ?? s.name;
     if (spec.band) {
-      lines.push({ ...s, key: `${s.name} min`, label: "", kind: "low", column: "min" });
-      lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max" });
-      lines.push({ ...s, key: s.name, column: "median" });
-      lines.push({ ...s, key: `${s.name} worst`, label: "worst", kind: "fact", column: "worst" });
+      lines.push({ ...s, key: `${key} min`, label: "", kind: "low", column: "min" });
+      lines.push({ ...s, key: `${key} max`, kind: "high", column: "max" });
+      lines.push({ ...s, key, column: "median" });
+      lines.push({ ...s, key: `${key} worst`, label: "worst", kind: "fact", column: "worst" });
     } else if (s.kind || spec.stacked) {
-      lines.push({ ...s, key: s.name, kind: s.kind ?? "stack", column: "value" });
+      lines.push({ ...s, key, kind: s.kind ?? "stack", column: "value" });
     } else {
-      lines.push({ ...s, key: `${s.name} min`, kind: "low", column: "min", silent: true });
-      lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max", silent: true });
-      if (spec.smooth) lines.push({ ...s, key: `${s.name} raw`, label: "raw", kind: "raw", column: "raw" });
-      lines.push({ ...s, key: s.name, column: spec.smooth ? "smooth" : "value" });
+      lines.push({ ...s, key: `${key} min`, kind: "low", column: "min", silent: true });
+      lines.push({ ...s, key: `${key} max`, kind: "high", column: "max", silent: true });
+      if (spec.smooth) lines.push({ ...s, key: `${key} raw`, label: "raw", kind: "raw", column: "raw" });
+      lines.push({ ...s, key, column: spec.smooth ? "smooth" : "value" });
     }
   }
   return lines;
@@ -33,11 +34,15 @@ export function dataOf(spec, lines, curves, share) {
     const curve = curves.get(s.name);
     if (!curve?.n) return { x: [], ys: mine.map(() => []) };
     if (!s.kind && !spec.x) gaps.push(...oddOf(curve).map(([from, to, what]) => [from, to, what, s.name]));
-    return { x: curve.steps, ys: columnsOf(mine, curve, share, breaks) };
+    const ys = columnsOf(mine, curve, share, breaks);
+    return { x: curve.steps, ys: s.times ? ys.map((column) => scaled(column, s.times)) : ys };
   });
   const data = align(parts);
   return { data: spec.stacked ? stacked(data) : data, gaps };
 }
+
+// In the unit that is drawn.
+export const scaled = (column, times) => column.map((value) => value * times);
 
 // Each column with all those before it.
 function stacked([x, ...columns]) {

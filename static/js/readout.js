@@ -1,9 +1,9 @@
 // The head of a chart: legend and readout in one line, with its place reserved.
-import { count, loss, measure } from "./words.js";
+import { count, loss, measure, NBSP } from "./words.js";
 
 export class Readout {
-  constructor(element, lines, { xunit = "step", unit = "", x, bare }) {
-    this.form = unit === "seconds" ? seconds : measure;
+  constructor(element, lines, { xunit = "step", unit = "", suffix = "", x, bare }) {
+    this.form = suffix ? (value) => suffixed(value, suffix) : unit === "seconds" ? seconds : measure;
     this.xform = x?.form ?? count;
     this.bare = bare;
     this.element = element;
@@ -65,7 +65,8 @@ export class Readout {
     put(this.at.value, this.xform(x[i]));
     if (this.note) this.told(columns[this.fact.column], i);
     this.shown.forEach(({ line, column }, n) => {
-      const read = (c) => at(columns[c], i, line.kind === "dots" || index === null || index === undefined);
+      const on = (c) => at(columns[c], i, line.kind === "dots" || index === null || index === undefined);
+      const read = (c) => (line.kind === "stack" && c ? above(on(c), on(c - 1)) : on(c));
       const form = line.digits === undefined ? this.form : fixed(line.digits);
       const [low, high] = [read(column), line.kind === "low" ? read(column + 1) : null];
       const odd = oddAt(x, columns[column], i, line.name, gaps);
@@ -100,6 +101,11 @@ const fixed = (digits) =>
 
 // The unit stands in the title; what is far below it brings its own.
 const seconds = (value) => (value !== null && Math.abs(value) < 0.01 ? `${measure(value * 1000)} ms` : measure(value));
+
+const suffixed = (value, suffix) => (Number.isFinite(value) ? `${measure(value)}${NBSP}${suffix}` : measure(value));
+
+// Of lines that stand on one another, what one of them adds.
+const above = (sum, below) => (sum === null ? null : sum - (below ?? 0));
 
 // The value there, or the newest before it: curves have their points at different steps.
 function at(column, index, backwards) {

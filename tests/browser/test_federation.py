@@ -62,6 +62,8 @@ def test_its_page_follows_it_round_by_round(
     expect(canvas).to_be_visible()
     for chart in ("accuracy", "loss", "seconds", "bytes"):
         page.locator(f"[data-chart={chart}] canvas").wait_for()
+    expect(page.locator("[data-chart=seconds] .readout")).to_contain_text(re.compile(r"compute [\d.]+\s(m?s)"))
+    expect(page.locator("[data-chart=bytes] .readout")).to_contain_text(re.compile(r"down [\d.e−]+\sMB"))
     before = drawn(watched)
     last = before["first"] + before["done"]
     wait_for(lambda: (now := drawn(watched))["first"] + now["done"] > last, "newer rounds on the page", 60)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.test import Client
 
 from jobs.models import Job
 from portal.models import Project, User
-from tests.jobs.federation.federations import a_federation, tell
+from tests.jobs.federation.federations import a_federation, split, tell
 from tests.jobs.pages.reading import text
 from tests.jobs.reporting import Spooled
 from tests.lab import a_job, a_project, person, signed_in
@@ -21,10 +23,11 @@ def client(mira: User) -> Client:
 
 
 def federation(
-    mira: User, project: Project, name: str, *, rounds: int, gain: float, mib: float, what: str = "accuracy"
-) -> Job:
+    mira: User, project: Project, name: str, *, rounds: int, gain: float, mib: float, what: str = "accuracy",
+    state: str = "completed", **run: Any,
+) -> Job:  # fmt: skip
     """Each round it gains so much and sends so much, down and up alike."""
-    job = a_federation(mira, project, name=name, state="running", run={"rounds": rounds})
+    job = a_federation(mira, project, name=name, state=state, run={"rounds": rounds, **run})
     stream = Spooled()
     for number in range(1, rounds + 1):
         value = gain * number
@@ -52,6 +55,44 @@ def test_of_losses_the_lower_is_ahead(client: Client, mira: User, project: Proje
     assert f"#{one.pk} one is ahead: loss 0.500 against 1.000." in text(
         client.get(f"/jobs/compare?job={one.pk}&job={two.pk}")
     )
+
+
+def test_of_different_data_none_is_ahead(client: Client, mira: User, project: Project) -> None:
+    def lead(**run: Any) -> str:
+        other = federation(mira, project, "other", rounds=5, gain=0.2, mib=1.0, what="loss", **run)
+        return text(client.get(f"/jobs/compare?job={one.pk}&job={other.pk}"))
+
+    one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0, what="loss")
+    html = lead(clients=20)
+    assert "They were trained on different data (clients 10 against 20): losses can&#x27;t be compared." in html
+    assert "ahead" not in html
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"recipe": "language"}, "recipe tabular against language"),
+        ({"tabular": {"source": "breast_cancer"}}, "tabular.source digits against breast_cancer"),
+        ({"tabular": {"held_out": 3}}, "tabular.held_out 6 against 3"),
+        ({"split": "iid", "dirichlet": None}, "split dirichlet against iid"),
+        ({"dirichlet": {"alpha": 3.0}}, "dirichlet.alpha 0.3 against 3.0"),
+    ]
+    for run, says in others:
+        assert f"different data ({says})" in lead(**run)
+    assert "is ahead" in lead(tabular={"hidden": 8}), "its model is another"
+
+
+def test_while_one_runs_it_is_so_far(client: Client, mira: User, project: Project) -> None:
+    one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0)
+    two = federation(mira, project, "two", rounds=4, gain=0.2, mib=1.0, state="running")
+    html = text(client.get(f"/jobs/compare?job={one.pk}&job={two.pk}"))
+    assert f"After 4 rounds so far, #{two.pk} two is ahead: accuracy 0.800 against 0.400." in html
+
+
+def test_less_than_a_held_out_sample_is_no_lead(client: Client, mira: User, project: Project) -> None:
+    one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0)
+    two = federation(mira, project, "two", rounds=5, gain=0.102, mib=1.0)
+    told: dict[str, Any] = split([[25, 0]] * 10)[0]
+    for job in (one, two):  # a fifth as many are held out
+        tell(job, Spooled(uid="ab" * 8).tell("clients.split", **told))
+    html = text(client.get(f"/jobs/compare?job={one.pk}&job={two.pk}"))
+    assert "neither is ahead: accuracy 0.500 against 0.510, less than one held-out sample apart." in html
 
 
 def test_a_long_run_is_compared_by_its_stretches(client: Client, mira: User, project: Project) -> None:

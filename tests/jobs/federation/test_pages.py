@@ -73,10 +73,32 @@ class TestRounds:
         assert "Round 13 of 30, training since" in html
         assert "Client 3 has been rejected in 8 of its last 12 rounds. 1 more client is in trouble." in html
 
+    def test_late_is_no_trouble_where_the_pace_is_meant_so(self, client: Client, mira: User, project: Project) -> None:
+        for pace, is_told in {"rounds": True, "deadline": False, "asynchronous": False}.items():
+            job = a_federation(
+                mira, project, state="running", run={"clients": 2, "pace": pace},
+                attempt={"step": 4, "last_report_at": timezone.now()},
+            )  # fmt: skip
+            did: list[Did] = [(0, "trained", 0.5, 0.9, 1.0), (1, "late", 0.5, 0.9, 8.0)]
+            tell(job, Spooled().tell("round.clients", **table(dict.fromkeys(range(1, 5), did))))
+            assert ("Client 1 came late in 4" in text(client.get(f"/jobs/{job.pk}"))) is is_told
+
     def test_its_facts_are_those_of_a_federation(self, client: Client, job: Job) -> None:
         html = text(client.get(f"/jobs/{job.pk}"))
         for fact in ("of 30 · 2 s", "0.875", "client 3", "of 5 asked", "37.7 MB"):
             assert fact in html, fact
+
+    def test_once_it_has_ended_its_accuracy_leads(self, client: Client, mira: User, project: Project) -> None:
+        job = a_federation(
+            mira, project, state="completed", run={"clients": 3},
+            attempt={"step": 2, "latest": {"accuracy": 0.957, "client_accuracy_min": 0.8}},
+        )  # fmt: skip
+        judged, after = table({1: everybody(3)}), table({2: everybody(3)}, worst=-1)
+        stream = Spooled().tell("round.clients", **judged).tell("round.clients", **after)
+        tell(job, stream.tell("clients.named", **names("ada")[0]))
+        html = text(client.get(f"/jobs/{job.pk}"))
+        assert "Accuracy 0.957 after 2 rounds, completed" in html
+        assert "It serves client 0 (ada) worst: 0.800." in html
 
     def test_fairness_has_the_worst_first_and_how_their_data_lie(self, client: Client, job: Job) -> None:
         html = text(client.get(f"/jobs/{job.pk}"))
@@ -88,6 +110,20 @@ class TestRounds:
         html = text(client.get(f"/jobs/{job.pk}"))
         assert rows_of(html, "h-slow")[0] == "client 4"
         assert "8 ×" in html
+
+    def test_who_was_never_in_time_is_the_slowest(self, client: Client, mira: User, project: Project) -> None:
+        job = a_federation(mira, project, state="running", run={"clients": 4, "pace": "deadline"})
+        stream = Spooled()
+        for number in range(1, 5):
+            did: list[Did] = [(one, "trained", 0.5, 0.9, 1.0 + one) for one in range(2)]
+            did += [(2, "dropped", math.nan, math.nan, math.nan), (3, "late", 0.5, 0.9, math.nan)]
+            stream.tell("round.clients", **table({number: did[: 4 if number > 1 else 3]}))
+        tell(job, stream)
+        html = text(client.get(f"/jobs/{job.pk}"))
+        assert rows_of(html, "h-slow") == ["client 2", "client 3", "client 1", "client 0"]
+        assert (html.count("never in time"), html.count("always late")) == (1, 1)
+        html = text(client.get(f"/jobs/{job.pk}/clients?sort=seconds"))
+        assert rows_of(html, "h-clients") == ["client 2", "client 3", "client 1", "client 0"]
 
     def test_its_charts_are_those_of_rounds(self, client: Client, job: Job) -> None:
         html = text(client.get(f"/jobs/{job.pk}"))
@@ -157,6 +193,7 @@ class TestRounds:
         html = text(client.get(f"/jobs/{job.pk}/clients"))
         assert rows_of(html, "h-clients") == ["client 1", "client 0"]
         assert '<th scope="col" class="num" aria-sort="descending"><a href="?sort=-loss">Loss' in html
+        assert "A round</" not in html, "they are computed together"
 
     def test_who_has_a_name_is_called_by_it_and_nothing_of_it_is_markup(self, client: Client, job: Job) -> None:
         tell(job, Spooled(uid="cd" * 8).tell("clients.named", **names("ada", "", "", "<b>dora</b>", "eve")[0]))
