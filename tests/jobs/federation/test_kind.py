@@ -128,3 +128,16 @@ def test_the_command_line_counts_rounds() -> None:
     assert any(
         "rounds" in line and "12/30" in line for line in tables.job({**told, **rest, **times, "attempt": attempt})
     )
+
+
+FEDERATION = {"recipe": "tabular", "rounds": 3, "clients": 4, "split": "dirichlet", "dirichlet": {"alpha": 0.3}}
+
+
+@pytest.mark.parametrize("kind", [{"kind": "federate"}, {}])
+def test_a_kind_that_is_wrong_or_left_out_is_one_thing_to_mend(kind):
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse({"name": "heron", **kind, "run": FEDERATION, "resources": {"nodes": 0}})
+    of_kind, other = sorted(caught.value.problems, key=lambda problem: problem.field)
+    assert (of_kind.field, other.field) == ("kind", "resources.nodes")
+    assert "Did you mean" in of_kind.message
+    assert '"federated"?' in of_kind.message
