@@ -15,6 +15,7 @@ from jobs.spec import JobSpec
 from jobs.submitting import cadence, profiling
 from jobs.submitting.dryrun import dry_run
 from jobs.submitting.submit import resume, submit
+from portal import formatting
 from portal.cli import tables, watch
 from portal.models import Project, User
 from tests.jobs.federation.federations import a_federation, spec_of
@@ -108,7 +109,8 @@ def test_its_weights_can_be_taken_out(client: Client, mira: User, project: Proje
 
 def test_a_dry_run_tells_how_its_data_would_lie(mira: User) -> None:
     found = {finding.title: finding for finding in dry_run(mira, spec_of())}
-    assert found["Specification"].text.startswith("Holds: 30 rounds of fedavg on tabular, 10 clients")
+    holds = found["Specification"].text.replace(formatting.NBSP, " ")
+    assert holds.startswith("Holds: 30 rounds of fedavg on tabular, 10 clients")
     assert "10\N{NO-BREAK SPACE}clients:" in found["Split"].text
     assert "in the middle." in found["Split"].text
     many = JobSpec.parse({"name": "x", "kind": "federated", "run": {"clients": 700, "batch": 2}})
