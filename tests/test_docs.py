@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from jobs.spec import JobSpec
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
     path.relative_to(REPOSITORY).as_posix()
@@ -100,3 +102,19 @@ def test_documents_that_the_code_refers_to_are_there() -> None:
     ):
         for path in re.findall(r"\bdocs/[\w./-]*\w", _text(file)) if file != "tests/test_docs.py" else []:
             assert any(there.startswith(path) for there in _tracked()), f"{file}: {path}"
+
+
+def _blocks(document: str, language: str) -> list[str]:
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```", _text(document))
+
+
+@pytest.mark.parametrize("text", _blocks("docs/federated.md", "toml"), ids=lambda text: text.split('"')[1])
+def test_a_federation_in_the_documents_can_be_submitted(text: str) -> None:
+    assert JobSpec.parse_toml(text).kind == "federated"
+
+
+@pytest.mark.parametrize("text", _blocks("docs/federated.md", "python"), ids=lambda text: text.splitlines()[0])
+def test_code_in_the_documents_imports_what_it_uses(text: str) -> None:
+    exec(compile(text, "docs/federated.md", "exec"), {})  # noqa: S102
+    used = set(re.findall(r"\b(np|nn|torch)\.", text))
+    assert used <= set(re.findall(r"(?m)^(?:from \w+ )?import (?:\w+ as )?(\w+)$", text))

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from django.conf import settings
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest, HttpResponse
 from pydantic import BaseModel, ConfigDict, StrictInt, StrictStr, ValidationError
@@ -251,9 +252,13 @@ def _from_form(request: HttpRequest) -> _Sent:
     data: dict[str, Any] = dict(request.POST.items())
     if (parent := whole(data.get("parent"))) is not None:
         data["parent"] = parent
-    strangers = set(request.FILES) - {"code"}
-    if strangers:
-        raise bad_field(sorted(strangers)[0], "Send the program's folder as one file named code.")
+    if strangers := set(request.FILES) - {"code", "spec_toml"}:
+        text = "No file is taken by this name. Send the program's folder as one file named code, its TOML as spec_toml."
+        raise bad_field(sorted(strangers)[0], text)
+    if isinstance(file := request.FILES.get("spec_toml"), UploadedFile):  # curl's -F spec_toml=@job.toml
+        if (file.size or 0) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:  # as of a field
+            raise too_large()
+        data["spec_toml"] = _text(bytes(file.read()))
     return _from_body(data, _code(request.FILES.get("code")))
 
 

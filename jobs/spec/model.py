@@ -330,6 +330,8 @@ class JobSpec(Part):
     @classmethod
     def _all_problems(cls, data: dict[str, Any], problems: list[Problem]) -> list[Problem]:
         """The problems of single fields, and what can be told without these."""
+        if told := list(_of_what_kind(data, problems)):
+            return told
         rest, more = mended(cls, data, problems)
         found = [*problems, *more]
         return [*found, *standing(cls, rest._across(), found, data.get("kind"))] if rest is not None else found
@@ -385,6 +387,20 @@ class JobSpec(Part):
                 "client",
                 f'Nothing uses it. Write recipe = "{OWN_CLIENT}" or algorithm = "{OWN_ALGORITHM}", or take it out.',
             )
+
+
+def _of_what_kind(data: dict[str, Any], problems: list[Problem]) -> Iterator[Problem]:
+    """Where the kind is wrong, or a federation's is left out: that, and what is wrong whatever the kind is."""
+    run = data.get("run")
+    if "kind" not in data and isinstance(run, dict):
+        theirs = [name for name in run if name in FederationConfig.model_fields and name not in RunConfig.model_fields]
+        if not theirs:
+            return
+        named, be = ", ".join(theirs[:3]), "is" if len(theirs) == 1 else "are"
+        yield Problem("kind", f'Missing, but {named} {be} a federation\'s. Did you mean kind = "federated"?')
+    elif not any(problem.field == "kind" for problem in problems):
+        return
+    yield from (problem for problem in problems if problem.field.partition(".")[0] not in {"run", "script", "client"})
 
 
 def _unkeepable(place: str, value: object, depth: int = 0) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Iterator
 from typing import Any, Union, get_args, get_origin
@@ -84,6 +85,9 @@ def _message(detail: dict[str, Any], model: type[BaseModel], path: str, data: di
             example = "2"  # ranks along an axis
         return f"{value} is not {wanted}. Write it like {key.split('[')[0]} = {example}."
     if kind in {"literal_error", "enum"}:
+        given, known = _at(data, path), re.findall(r"'([^']*)'", context["expected"])
+        if isinstance(given, str) and (close := difflib.get_close_matches(given[:80], known, n=1, cutoff=0.6)):
+            return f'{value} is not known here. Did you mean "{close[0]}"?'
         return f"{value} is not known here. Choose one of {context['expected']}."
     if kind in {"greater_than_equal", "greater_than"}:
         limit = f"at least {_amount(context['ge'])}" if "ge" in context else f"more than {_amount(context['gt'])}"

@@ -30,7 +30,7 @@ from portal import formatting
 from portal.models import Project, User
 from training.config import choices
 from training.federation import checking, splitting
-from training.federation.config import FederationConfig
+from training.federation.config import OWN_ALGORITHM, OWN_CLIENT, FederationConfig
 from training.federation.outline import Outline, outline
 
 NEWEST = 200
@@ -85,10 +85,17 @@ def _specification(spec: JobSpec) -> Finding:
 
 def _what(spec: JobSpec) -> str:
     if isinstance(spec.run, FederationConfig):
-        return f"{spec.run.rounds:,} rounds of {spec.run.algorithm} on {spec.run.recipe}, {spec.run.clients:,} clients"
+        return f"{_federation(spec.run)}, {formatting.plural(spec.run.clients, 'client')}"
     if spec.run is not None:
         return f"{spec.run.length:,} steps of {spec.run.recipe}"
     return spec.script.entry if spec.script else ""
+
+
+def _federation(run: FederationConfig) -> str:
+    """ "30 rounds of fedavg on tabular"; what is somebody's own is not called so."""
+    algorithm = "your own algorithm" if run.algorithm == OWN_ALGORITHM else run.algorithm
+    what = "your own clients" if run.recipe == OWN_CLIENT else run.recipe
+    return f"{formatting.plural(run.rounds, 'round')} of {algorithm} on {what}"
 
 
 def _start(user: User, spec: JobSpec, project: Project) -> Iterator[Finding]:
@@ -224,9 +231,8 @@ def _disk(spec: JobSpec) -> Iterator[Finding]:
         )
         return
     needed = one * (kept + 2)  # one being written, one it started from
-    text = (
-        f"About {needed / 1e6:,.0f} MB for checkpoints ({kept} kept of {one / 1e6:,.0f} MB); {free / 1e9:,.0f} GB free."
-    )
+    each = formatting.disk(one)
+    text = f"About {formatting.disk(needed)} for checkpoints ({kept} kept of {each}); {free / 1e9:,.0f} GB free."
     yield Finding("ok" if needed < free else "error", "Disk", text)
 
 

@@ -12,6 +12,7 @@ from jobs.errors import Problem
 from jobs.spec import JobSpec
 from nodes.models import Node
 from nodes.scheduling.capacity import Room
+from portal import formatting
 
 
 def misfits(spec: JobSpec) -> list[Problem]:
@@ -42,7 +43,9 @@ def shortfalls(spec: JobSpec, room: Room, *, times: int, where: str) -> Iterator
     over = f" × {times} nodes" if times > 1 else ""
     if asked.gpus_per_node * times > room.gpus:
         hint = "Write 0 to run on CPUs." if room.gpus == 0 else f"Take at most {room.gpus // times}."
-        message = f"{asked.gpus_per_node} GPUs{over} are asked for, {where} {room.gpus or 'none'}. {hint}"
+        be = "is" if asked.gpus_per_node * times == 1 else "are"
+        gpus = formatting.plural(asked.gpus_per_node, "GPU")
+        message = f"{gpus}{over} {be} asked for, {where} {room.gpus or 'none'}. {hint}"
         yield Problem("resources.gpus_per_node", message)
     elif asked.cpus_per_node * times > room.cpus:
         field = (

@@ -243,7 +243,7 @@ def _start_of(job: Job, last: Attempt, step: int | None, generation: int | None)
         nearest = (
             f"Nearest: {', '.join(f'{s:,}' for s in sorted(there))}." if there else "There is none to resume from."
         )
-        raise SpecError.at("step", f"No checkpoint at {job.of_kind.counts} {step:,}. {nearest}")
+        raise SpecError.at(job.of_kind.counts, f"No checkpoint at {job.of_kind.counts} {step:,}. {nearest}")
     return chosen
 
 
@@ -260,7 +260,9 @@ def _has_work(job: Job, start: Checkpoint | None) -> None:
 def _lengthen(job: Job, steps: int, start: Checkpoint | None) -> None:
     """Change how far the job runs: in the spec, and in its text, where comments and order stay."""
     if start is not None and steps <= start.step:
-        raise SpecError.at("steps", f"{steps:,} is not beyond the checkpoint at {job.of_kind.counts} {start.step:,}.")
+        raise SpecError.at(
+            job.of_kind.many, f"{steps:,} is not beyond the checkpoint at {job.of_kind.counts} {start.step:,}."
+        )
     field = job.of_kind.length
     text = set_values(job.spec_toml, {f"run.{field}": steps})
     spec = JobSpec.parse({**job.spec, "run": {**job.spec["run"], field: steps}})

@@ -36,7 +36,10 @@ def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
     except JobError as error:
         messages.error(request, str(error))
     else:
-        how = "Slurm ends it." if job.is_attached else "The ranks save a last checkpoint and stop."
+        has_started = job.latest is not None and job.latest.started_at is not None
+        how = "The ranks save a last checkpoint and stop." if has_started else "It has not started."
+        if job.is_attached:
+            how = "Slurm ends it."
         messages.success(request, f"Cancelling {job.name}. {how}")
     return _back(request, job)
 

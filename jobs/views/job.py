@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field, replace
 from difflib import unified_diff
+from itertools import pairwise
 from typing import Any
 
 from django.conf import settings
@@ -173,10 +174,16 @@ def attempts(request: HttpRequest, job_id: int) -> HttpResponse:
     ran = environments.shown(history(page.life.attempts, most=MOST_READ))
     guarded, chosen = guard_events.of(page.life.attempts), layouts.chosen(page.life.attempts)
     in_place = verdicts.in_place(page.life.attempts)
+    before = {
+        attempt.pk: earlier.steps
+        for earlier, attempt in pairwise(page.life.attempts)
+        if earlier.steps and attempt.steps and earlier.steps != attempt.steps
+    }
     told = [
         replace(
             _told(attempt, page.life, ran.get(attempt.number), guarded.get(attempt.pk, []), chosen.get(attempt.pk)),
             in_place=[(one, verdicts.says(one)) for one in in_place.get(attempt.pk, [])],
+            steps_before=before.get(attempt.pk),
         )
         for attempt in reversed(page.life.attempts)
     ]
@@ -197,6 +204,7 @@ class Told:
     steps: slurm_steps.SlurmSteps | None
     postmortem: str  # its address
     in_place: list[tuple[Incident, str]] = field(default_factory=list)  # after which its ranks were started again
+    steps_before: int | None = None  # how many the attempt before it was asked for, where others
 
 
 def _told(
@@ -234,6 +242,7 @@ def spec(request: HttpRequest, job_id: int) -> HttpResponse:
         diff=_diff(parent, page.job) if parent else [],
         text=text.splitlines(),
         show=show,
+        lengthened=len({attempt.steps for attempt in page.life.attempts if attempt.steps}) > 1,
         source=clone.source_of(page.job),
     )
     return render(request, "jobs/spec.html", context)

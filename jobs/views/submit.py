@@ -67,6 +67,16 @@ class Draft:
     spec: JobSpec | SweepSpec | None
     problems: list[Problem]
     findings: list[Finding]
+    packed: bool = False
+    """Whether the form has an archive of its code, chosen and not sent yet."""
+
+    @property
+    def lacks_code(self) -> bool:
+        """Whether an archive is all that it lacks."""
+        spec = self.spec.first if isinstance(self.spec, SweepSpec) else self.spec
+        if spec is None or spec.code is None or spec.code.git or self.packed:
+            return False
+        return not self.problems and not any(finding.level == "error" for finding in self.findings)
 
     @property
     def marks(self) -> list[dict[str, object]]:
@@ -87,6 +97,8 @@ class Draft:
     @property
     def fixes(self) -> list[tuple[str, str]]:
         """What is wrong, by name and where it is told: (title, id of an element), in the form's order."""
+        if self.lacks_code:
+            return [("Code", "f-code")]
         if not any(problem.field for problem in self.problems):
             return []
         wrong = {problem.field for problem in self.problems}
@@ -103,12 +115,19 @@ class Draft:
             )
             return lead, doubts[0].text
         many = len(self.problems)
+        if self.lacks_code:
+            return "Its code has still to be chosen:", self.outlook
         if not many:
             return "Ready to submit.", self.outlook
         if many > 1:
             return f"{formatting.count(many)} things to fix:", ""
         only = self.problems[0]
         return ("One thing to fix:", only.message) if only.field else (only.message, "")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the name of the only field and its message are one sentence: "Clients are 2,000, but …"."""
+        return self.say[1][:1].islower()
 
     @cached_property
     def split(self) -> Drawn | None:
@@ -204,6 +223,7 @@ def sync(request: HttpRequest) -> HttpResponse:
     user = user_of(request)
     text = _posted_text(request)
     drafted = draft(user, text)
+    drafted.packed = bool(request.POST.get("packed"))
     side = "toml" if request.POST.get("side") == "toml" else "form"
     shape = [f.path for section in _sections(user, drafted) for f in section.all]
     reshaped = side == "form" and set(shape) != {name for name in request.POST if name in _names(request.POST)}

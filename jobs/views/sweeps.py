@@ -158,8 +158,12 @@ def _best(rows: list[Row], metric: str) -> Row | None:
         for row in rows
         if (value := number(row.attempt.latest, metric)) is not None and math.isfinite(value)
     ]
-    sign = -1.0 if any(word in metric for word in MORE_IS_BETTER) else 1.0
+    sign = -1.0 if _more_is_better(metric) else 1.0
     return min(told, key=lambda pair: sign * pair[0])[1] if told else None
+
+
+def _more_is_better(metric: str) -> bool:
+    return any(word in metric for word in MORE_IS_BETTER)
 
 
 def _sorted(rows: list[Row], sort: str, paths: list[str], metrics: list[str]) -> list[Row]:
@@ -215,7 +219,8 @@ def _say(
             f"{path.rpartition('.')[2]} {value}" for path, value in zip(best.paths, best.values, strict=True)
         )
         value, what = number(best.attempt.latest, metrics[0]), metrics[0].replace("_", " ")
-        rest.append(f"{'Best' if over else 'Ahead'}: {best.job.name} with {with_it}, {what} {value:.3f}.")
+        leads = f"{'Best' if over else 'Ahead'} by the {'highest' if _more_is_better(metrics[0]) else 'lowest'} {what}"
+        rest.append(f"{leads}: {best.job.name} with {with_it}, {value:.3f}.")
     return lead, " ".join(rest)
 
 

@@ -231,7 +231,11 @@ def spec(job_id: int, pinned: bool, as_json: bool) -> None:
 def cancel(job_id: int, as_json: bool) -> None:
     """Ask a job to stop; it writes a last checkpoint first."""
     job = find_portal().post(f"jobs/{job_id}/cancel")
-    how = "Slurm ends it." if job["kind"] == "attached" else "Its last checkpoint will be kept."
+    how = "It writes a last checkpoint first, and that is kept."
+    if job["kind"] == "attached":
+        how = "Slurm ends it."
+    elif job["started_at"] is None:
+        how = "It has not started, so there is nothing to save."
     out(job, lambda job: [f"#{job['id']} is asked to stop. {how}"], as_json)
 
 

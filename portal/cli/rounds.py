@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 
 from portal import formatting, untrusted
 from portal.cli.params import JobId, as_json, out
-from portal.cli.portal import find_portal
+from portal.cli.portal import Portal, Trouble, find_portal, kind_of
 from portal.cli.tables import table
 from portal.cli.terminal import echo_whole
 
@@ -41,9 +42,7 @@ limit = click.option("-n", "--limit", type=click.IntRange(min=1), default=20, sh
 def rounds(job_id: int, first: int | None, last: int | None, limit: int, as_csv: bool, as_json: bool) -> None:
     """List a federation's rounds, newest first."""
     _not_both(as_csv, as_json)
-    wanted = {"from": first, "to": last, "limit": AT_ONCE if as_csv else min(limit, AT_ONCE)}
-    found = find_portal().items(f"jobs/{job_id}/rounds", most=None if as_csv else limit, **wanted)
-    _print(found, ROUND_COLUMNS, _round_lines, as_csv, as_json)
+    _print(job_id, "rounds", {"from": first, "to": last}, limit, ROUND_COLUMNS, _round_lines, as_csv, as_json)
 
 
 @click.command()
@@ -55,9 +54,7 @@ def rounds(job_id: int, first: int | None, last: int | None, limit: int, as_csv:
 def clients(job_id: int, sort: str, limit: int, as_csv: bool, as_json: bool) -> None:
     """List a federation's clients, the worst served first."""
     _not_both(as_csv, as_json)
-    wanted = {"sort": sort, "limit": AT_ONCE if as_csv else min(limit, AT_ONCE)}
-    found = find_portal().items(f"jobs/{job_id}/clients", most=None if as_csv else limit, **wanted)
-    _print(found, CLIENT_COLUMNS, _client_lines, as_csv, as_json)
+    _print(job_id, "clients", {"sort": sort}, limit, CLIENT_COLUMNS, _client_lines, as_csv, as_json)
 
 
 def _not_both(as_csv: bool, as_json: bool) -> None:
@@ -65,13 +62,39 @@ def _not_both(as_csv: bool, as_json: bool) -> None:
         raise click.UsageError("Choose one of --csv and --json.")
 
 
-def _print(found: Iterable[dict[str, Any]], columns: tuple[str, ...], lines: Any, as_csv: bool, as_json: bool) -> None:
-    if not as_csv:
-        out({"items": list(found)}, lines, as_json)
+def _print(
+    job_id: int,
+    what: str,
+    wanted: dict[str, Any],
+    limit: int,
+    columns: tuple[str, ...],
+    lines: Any,
+    as_csv: bool,
+    as_json: bool,
+) -> None:
+    portal = find_portal()
+    one_more = None if as_csv else limit + 1  # tells whether that is all
+    at_once = AT_ONCE if one_more is None else min(one_more, AT_ONCE)
+    items = iter(portal.items(f"jobs/{job_id}/{what}", most=one_more, limit=at_once, **wanted))
+    if as_csv:
+        first = list(itertools.islice(items, 1))
+        if not first:
+            _is_a_federation(portal, job_id, what)
+        _write([columns])
+        for item in itertools.chain(first, items):
+            _write([[_cell(item[name]) for name in columns]])
         return
-    _write([columns])
-    for item in found:
-        _write([[_cell(item[name]) for name in columns]])
+    found = list(items)
+    if not found:
+        _is_a_federation(portal, job_id, what)
+    more = [f"There are more: --limit {limit * 10}, or --csv for all."] if len(found) > limit else []
+    out({"items": found[:limit]}, lambda answer: [*lines(answer), *more], as_json)
+
+
+def _is_a_federation(portal: Portal, job_id: int, what: str) -> None:
+    """Raises Trouble where the job can have none of them."""
+    if (kind := kind_of(portal, job_id).name) != "federated":
+        raise Trouble(f"#{job_id} is {kind}: only a federated job has {what}.")
 
 
 def _cell(value: object) -> object:
@@ -85,19 +108,37 @@ def _write(rows: Iterable[Iterable[object]]) -> None:
 
 
 def _round_lines(answer: dict[str, Any]) -> list[str]:
-    head = ["ROUND>", "TRAINED>", "LATE>", "DROPPED>", "REJECTED>", "LOSS>", "ACCURACY>", "WORST>", "TOOK>", "SENT>"]
+    head = [
+        "ROUND>",
+        "TRAINED>",
+        "LATE>",
+        "DROPPED>",
+        "REJECTED>",
+        "LOSS>",
+        "ACCURACY>",
+        "WORST SERVED",
+        "TOOK>",
+        "SENT>",
+    ]
     rows = [
         [
             *(formatting.count(one[name]) for name in ("number", "trained", "late", "dropped")),
             formatting.count(one["rejected"] + one["broken"]),
             *(formatting.loss(one[name]) for name in ("loss", "accuracy")),
-            f"{formatting.count(one['worst'])} {_short(one['worst_name'])}".rstrip(),
+            _worst(one),
             formatting.duration(one["seconds"]),
             formatting.disk(one["bytes_up"] + one["bytes_down"]),
         ]
         for one in answer["items"]
     ]
-    return table(head, rows, "No rounds yet, or no federation: `vigil job ID` says of which kind it is.")
+    return table(head, rows, "No rounds yet.")
+
+
+def _worst(one: dict[str, Any]) -> str:
+    """For whom the round's model was worst: by the number alone it would read as a score."""
+    if one["worst"] is None:
+        return formatting.MISSING
+    return f"client {formatting.count(one['worst'])} {_short(one['worst_name'])}".rstrip()
 
 
 def _client_lines(answer: dict[str, Any]) -> list[str]:
@@ -128,7 +169,7 @@ def _client_lines(answer: dict[str, Any]) -> list[str]:
         ]
         for one in answer["items"]
     ]
-    return table(head, rows, "No clients yet, or no federation: `vigil job ID` says of which kind it is.")
+    return table(head, rows, "No clients yet.")
 
 
 def _took(one: dict[str, Any]) -> str:

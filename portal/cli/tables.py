@@ -29,7 +29,7 @@ def table(head: Row, rows: list[Row], empty: str) -> list[str]:
 
 
 def jobs(answer: dict[str, Any]) -> list[str]:
-    head = ["ID>", "STATE", "NAME", "PROJECT", "OWNER", "STEP>", "LOSS>", "CREATED"]
+    head = ["ID>", "STATE", "NAME", "PROJECT", "OWNER", "DONE>", "LOSS>", "CREATED"]
     rows = [
         [
             *(str(j["id"]), formatting.word(j["state"]), j["name"], j["project"], j["owner"]),
@@ -97,7 +97,7 @@ def sweep(answer: dict[str, Any]) -> list[str]:
     at_once = f", {answer['at_once']} at once" if answer["at_once"] else ""
     lead = f"Sweep {answer['id']} {answer['name']}: {counts(answer['counts'])}{at_once}: {answer['url']}"
     paths = list(answer["values"])
-    head = ["ID>", "STATE", *(path.removeprefix("run.").removeprefix("script.") for path in paths), "STEP>", "LOSS>"]
+    head = ["ID>", "STATE", *(path.removeprefix("run.").removeprefix("script.") for path in paths), "DONE>", "LOSS>"]
     rows = [
         [str(j["id"]), formatting.word(j["state"]), *(_value(j, path) for path in paths), steps(j["progress"]), loss(j)]
         for j in answer["items"]

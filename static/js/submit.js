@@ -34,7 +34,18 @@ form.addEventListener("input", (event) => {
 form.addEventListener("change", (event) => {
   if (event.target.matches("#fields select")) changed("form", 0);
   if (event.target.id === "file") open(event.target.files[0]);
+  if (event.target.id === "f-code") packed();
 });
+
+// An archive is sent with Submit alone; until then the server is told whether there is one.
+function packed() {
+  const box = document.getElementById("packed");
+  const chosen = document.getElementById("f-code")?.files.length ? "1" : "";
+  if (box.value === chosen) return;
+  box.value = chosen;
+  // With both sides in step the text is asked of, so that the answer leaves alone what is typed into it meanwhile.
+  if (!timer) changed(sync.classList.contains("htmx-request") ? side.value : "toml", 0);
+}
 
 form.addEventListener("click", (event) => {
   const button = event.target.closest("[data-do]");
@@ -105,7 +116,9 @@ function tie() {
 document.addEventListener("htmx:afterSettle", () => {
   tie();
   draw();
+  packed();
 });
 
+packed();
 draw();
 form.querySelector("[aria-invalid]")?.focus();

@@ -36,7 +36,7 @@ def answers(nowhere, portal, monkeypatch):  # noqa: F811
 def test_submit_prints_its_jobs(portal, spec):  # noqa: F811
     said = vigil("submit", spec).stdout
     assert said.startswith("Submitted sweep 3 rates with 2 jobs: http://portal/sweeps/3\n")
-    assert "ID  STATE    seed    STEP   LOSS" in said
+    assert "ID  STATE    seed    DONE   LOSS" in said
     assert portal.asked[0].headers["Idempotency-Key"]
 
 

@@ -30,7 +30,8 @@ def _misfits(config: FederationConfig, ranks: int) -> Iterator[Misfit]:
     if ranks > config.selected:
         yield Misfit(
             "clients" if config.per_round is None else "per_round",
-            f"{config.selected} clients a round leave nothing to do for some of {ranks} ranks. Ask for fewer ranks.",
+            ("1 client a round leaves" if config.selected == 1 else f"{config.selected:,} clients a round leave")
+            + f" nothing to do for some of {ranks} ranks. Ask for fewer ranks.",
         )
     found = [
         *contracts.recipe(config.recipe).check(config, Shape({"dp": ranks})),

@@ -71,8 +71,8 @@ KEEPS = Fact(
 )
 HIDES = Fact("filters", "show the server nothing but the sum of all updates", _hides)
 NEVER_WAITS = Fact("pace", "makes a model of the next few updates", lambda config: config.pace == "asynchronous")
-IS_PARTICULAR = Fact("algorithm", "is for a certain pace", lambda config: bool(_paces(config)))
-IS_ANOTHER = Fact("pace", "is not the one", lambda config: config.pace not in _paces(config))
+IS_PARTICULAR = Fact("algorithm", "works at one pace only", lambda config: bool(_paces(config)))
+IS_ANOTHER = Fact("pace", "has updates come in another way", lambda config: config.pace not in _paces(config))
 
 CONTRADICTIONS = (
     Contradiction(

@@ -67,6 +67,15 @@ def test_submit_with_code(settings, table):
     assert stranger.json()["errors"][0]["field"] == "file"
 
 
+def test_submit_toml_as_a_file():
+    """As curl sends `-F spec_toml=@job.toml`."""
+    sam = lab.bearer(lab.sysadmin())
+    lab.a_project()
+    sent = {"spec_toml": SimpleUploadedFile("job.toml", TOML.encode())}
+    assert sam.post(JOBS, sent).status_code == 201
+    assert sam.post(JOBS, {"spec_toml": SimpleUploadedFile("job.toml", b"\xff")}).status_code == 400
+
+
 def test_every_file_that_a_federation_is_made_of_is_looked_for():
     sam = lab.bearer(lab.sysadmin())
     lab.a_project()

@@ -121,15 +121,31 @@ class TestTheCommandLine:
                 answer = client.get(f"/api/v1/{path}", wanted)
                 return list(answer.json()["items"])[:most]
 
+            def get(self, path: str) -> dict[str, Any]:
+                return dict(client.get(f"/api/v1/{path}").json())
+
         monkeypatch.setattr(commands, "find_portal", Portal)
 
     def test_it_lists_rounds(self, job: Job) -> None:
         done = CliRunner().invoke(main, ["rounds", f"#{job.pk}", "-n", "2"])
         assert done.exit_code == 0, done.output
-        head, newest, _ = done.output.splitlines()
+        head, newest, *_ = done.output.splitlines()
         assert head.split()[:4] == ["ROUND", "TRAINED", "LATE", "DROPPED"]
         assert newest.split()[:4] == ["7", "4", "0", "1"]
         assert "3 =dora" in newest
+
+    def test_it_says_that_there_are_more(self, job: Job) -> None:
+        assert "client 3 =dora" in CliRunner().invoke(main, ["rounds", str(job.pk)]).output
+        done = CliRunner().invoke(main, ["rounds", str(job.pk), "-n", "2"])
+        assert "There are more: --limit 20, or --csv for all." in done.output
+        assert "There are more" not in CliRunner().invoke(main, ["rounds", str(job.pk), "-n", "7"]).output
+
+    def test_of_another_kind_it_lists_nothing_and_says_so(self, mira: User, project: Project) -> None:
+        other = a_job(mira, project)
+        for command in ("rounds", "clients"):
+            done = CliRunner().invoke(main, [command, str(other.pk)])
+            assert done.exit_code == 1
+            assert f"only a federated job has {command}" in done.output
 
     def test_it_lists_clients_for_people_and_machines(self, job: Job) -> None:
         done = CliRunner().invoke(main, ["clients", str(job.pk)])

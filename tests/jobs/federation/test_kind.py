@@ -15,6 +15,7 @@ from jobs.spec import JobSpec
 from jobs.submitting import cadence, profiling
 from jobs.submitting.dryrun import dry_run
 from jobs.submitting.submit import resume, submit
+from portal import formatting
 from portal.cli import tables, watch
 from portal.models import Project, User
 from tests.jobs.federation.federations import a_federation, spec_of
@@ -108,7 +109,8 @@ def test_its_weights_can_be_taken_out(client: Client, mira: User, project: Proje
 
 def test_a_dry_run_tells_how_its_data_would_lie(mira: User) -> None:
     found = {finding.title: finding for finding in dry_run(mira, spec_of())}
-    assert found["Specification"].text.startswith("Holds: 30 rounds of fedavg on tabular, 10 clients")
+    holds = found["Specification"].text.replace(formatting.NBSP, " ")
+    assert holds.startswith("Holds: 30 rounds of fedavg on tabular, 10 clients")
     assert "10\N{NO-BREAK SPACE}clients:" in found["Split"].text
     assert "in the middle." in found["Split"].text
     many = JobSpec.parse({"name": "x", "kind": "federated", "run": {"clients": 700, "batch": 2}})
@@ -128,3 +130,16 @@ def test_the_command_line_counts_rounds() -> None:
     assert any(
         "rounds" in line and "12/30" in line for line in tables.job({**told, **rest, **times, "attempt": attempt})
     )
+
+
+FEDERATION = {"recipe": "tabular", "rounds": 3, "clients": 4, "split": "dirichlet", "dirichlet": {"alpha": 0.3}}
+
+
+@pytest.mark.parametrize("kind", [{"kind": "federate"}, {}])
+def test_a_kind_that_is_wrong_or_left_out_is_one_thing_to_mend(kind):
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse({"name": "heron", **kind, "run": FEDERATION, "resources": {"nodes": 0}})
+    of_kind, other = sorted(caught.value.problems, key=lambda problem: problem.field)
+    assert (of_kind.field, other.field) == ("kind", "resources.nodes")
+    assert "Did you mean" in of_kind.message
+    assert '"federated"?' in of_kind.message

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.utils import timezone
 
 from jobs import kinds
-from jobs.models import Job
+from jobs.models import Attempt, Job
 from jobs.postmortem import telling
 from jobs.presenting import cadence, guard_events, headline, lanes, rank_steps, rejoin, sentence
 from jobs.presenting.cost import Again, Cost
@@ -23,8 +24,9 @@ from jobs.spec import JobSpec
 from portal.cli import diagnose, tables
 from portal.models import Project, User
 from tests.jobs.federation.federations import a_federation
+from tests.jobs.pages.reading import text
 from tests.jobs.presenting.test_lanes import FACTS
-from tests.lab import a_checkpoint, a_job
+from tests.lab import a_checkpoint, a_job, signed_in
 from training.config.counting import counted
 from training.launch.watchdog import Hang
 
@@ -133,6 +135,29 @@ def test_a_post_mortem_reads_what_is_said_of_either(name: str) -> None:
     line = "step 812  not saved: no space" if name == "vigil.passed_over" else entry["example"]
     for said in (line, re.sub(r"\bstep (?=\d)", "round ", line)):
         assert re.search(entry["pattern"], said), said
+
+
+@pytest.mark.django_db
+def test_home_says_where_each_ended(mira: User, project: Project) -> None:
+    def news(job: Job) -> str:
+        Attempt.objects.filter(job=job).update(ended_at=timezone.now())
+        return text(signed_in(mira).get("/")).replace("\N{NO-BREAK SPACE}", " ")
+
+    attempt = {"state": "cancelled", "step": 25}
+    assert "was cancelled at step 25" in news(a_job(mira, project, attempt=attempt))
+    assert "was cancelled at round 25" in news(a_federation(mira, project, attempt=attempt))
+
+
+@pytest.mark.django_db
+def test_how_far_a_resume_goes_is_told(mira: User, project: Project) -> None:
+    job = a_federation(mira, project, attempt={"state": "completed", "step": 30, "steps": 30})
+    first = job.attempts.get()
+    again = Attempt.objects.create(job=job, number=2, state="running", steps=60)
+    Job.objects.filter(pk=job.pk).update(latest=again)
+    assert first.steps == 30
+    page = signed_in(mira)
+    assert "rounds 30 → 60" in text(page.get(f"/jobs/{job.pk}/attempts"))
+    assert "As it was written, with the rounds of a resume" in text(page.get(f"/jobs/{job.pk}/spec"))
 
 
 @pytest.mark.django_db

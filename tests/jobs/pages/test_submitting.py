@@ -12,7 +12,7 @@ from nodes.models import Association, Node, Partition, Qos, Reservation
 from portal.models import Project, User
 from tests.jobs.asking import ENTRIES, its_code, packed, text_of
 from tests.jobs.pages.reading import text
-from tests.lab import a_job, a_project, person, signed_in
+from tests.lab import a_job, a_project, person, signed_in, sysadmin
 from tests.stack import REPOSITORY
 
 pytestmark = pytest.mark.django_db
@@ -62,6 +62,25 @@ def test_an_uploaded_file_is_the_text(client: Client) -> None:
     file = SimpleUploadedFile("spec.toml", SPEC.encode())
     client.post("/submit", {"toml": "name =", "file": file, "do": "submit", "side": "toml"})
     assert Job.objects.get().name == "from-a-test"
+
+
+def test_a_name_and_its_problem_are_one_sentence(client: Client) -> None:
+    asked = {"toml": 'name = "many"\nkind = "federated"\n[run]\nclients = 2000\n', "side": "toml"}
+    assert 'Clients</a> <span class="muted">are 2,000, but there are' in text(client.post("/submit/sync", asked))
+
+
+@pytest.mark.parametrize(
+    "table",
+    ['kind = "script"\n[script]\ndirectory = "."\n', 'kind = "federated"\n[client]\ndirectory = "."\n'],
+    ids=["script", "client"],
+)
+def test_code_has_still_to_be_chosen(project: Project, table: str) -> None:
+    client = signed_in(sysadmin())
+    asked = {"toml": f'name = "mine"\n{table}', "side": "toml"}
+    html = text(client.post("/submit/sync", asked))
+    assert 'Its code has still to be chosen: <a href="#f-code">Code</a>' in html
+    assert "Ready to submit." not in html
+    assert "Ready to submit." in text(client.post("/submit/sync", asked | {"packed": "1"}))
 
 
 def test_checking_changes_nothing(client: Client) -> None:

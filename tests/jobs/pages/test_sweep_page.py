@@ -34,8 +34,8 @@ def order(text: str) -> list[int]:
 def test_the_best_is_told_and_the_table_sorts(mira, sweep):
     client = lab.signed_in(mira)
     text = client.get(f"/sweeps/{sweep.pk}").content.decode()
-    assert "Ahead:" in text
-    assert "with learning_rate 0.001, seed 2, loss 2.100" in text
+    assert "Ahead by the lowest loss:" in text
+    assert "with learning_rate 0.001, seed 2, 2.100" in text
     assert order(text) == [0, 1, 2, 3]
     for sort, wanted in (
         ("m0", [1, 0, 2, 3]),

@@ -186,7 +186,7 @@ def test_a_federations_table_is_another_than_the_trainers() -> None:
     federated = {"name": "x", "kind": "federated"}
     assert JobSpec.parse({**federated, "run": {"rounds": 5}}).run.length == 5
     assert 'has no "steps"' in problems({**federated, "run": {"steps": 5}})["run.steps"]
-    assert 'has no "rounds"' in problems({"name": "x", "run": {"rounds": 5}})["run.rounds"]
+    assert 'has no "rounds"' in problems({"name": "x", "kind": "distributed", "run": {"rounds": 5}})["run.rounds"]
     assert 'Did you mean "fedavg"?' in problems({**federated, "run": {"algorithm": "fedavgg"}})["run.algorithm"]
     told = problems({**federated, "run": {"epochs": 1, "local_steps": 2, "dirichlet": {}}})
     assert told["run.local_steps"] == "is given beside epochs. Keep one of them."
