@@ -54,7 +54,7 @@ class TestWhatItTells:
             assert batch["gpus"] == [uuid(number) for number in range(8)]
             assert tuple(batch["columns"]) == COLUMNS
             assert {len(column) for column in batch["columns"]["watts"]} == {batch["n"]}
-            assert batch["columns"]["gpu_percent"][2].count(17) >= 8, "a look may be late on a busy machine"
+            assert set(batch["columns"]["gpu_percent"][2]) - {None} == {17}, "a look may be late on a busy machine"
         assert middle[1]["at"] == pytest.approx(middle[0]["at"] + middle[0]["n"] * middle[0]["period"])
         (process,) = batches[-1]["processes"]
         assert process == {
