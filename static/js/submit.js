@@ -41,10 +41,11 @@ form.addEventListener("change", (event) => {
 function packed() {
   const box = document.getElementById("packed");
   const chosen = document.getElementById("f-code")?.files.length ? "1" : "";
-  if (box.value === chosen) return;
+  // Of two requests the first would be broken off: once its answer has settled, this is looked at again.
+  if (box.value === chosen || sync.classList.contains("htmx-request")) return;
   box.value = chosen;
   // With both sides in step the text is asked of, so that the answer leaves alone what is typed into it meanwhile.
-  if (!timer) changed(sync.classList.contains("htmx-request") ? side.value : "toml", 0);
+  if (!timer) changed("toml", 0);
 }
 
 form.addEventListener("click", (event) => {
