@@ -173,9 +173,7 @@ class TestHeldTime:
         monkeypatch.setattr(sums, "added", refusing)
         monkeypatch.setattr(counting, "fields_of", refusing_too)
         count()
-        assert set(NodeHeld.objects.filter(days=1).values_list("node", flat=True)) == {
-            "good"
-        }  # of two days at midnight
+        assert set(NodeHeld.objects.filter(days=1).values_list("node", flat=True)) == {"good"}  # of two days, perhaps
         assert Failure.objects.get().incident == good.incidents.get()
         assert [one.message for one in caplog.records if "can't be counted" in one.message] != []
         assert not Attempt.objects.filter(is_counted=False).exists()
