@@ -108,7 +108,7 @@ class TestClients:
     def test_what_no_trainer_of_ours_tells_changes_nothing(self, federated: Left) -> None:
         told(federated, "client.dropped", step="x", client=5, traceback=TRACEBACK)
         told(federated, "client.dropped", step=1, client=5, traceback={"a": 1})
-        told(federated, "client.dropped", step=2, client=-1, traceback=["\0" * 9])
+        told(federated, "client.dropped", step=2, client=-1, traceback=["\x1b" * 9])
         told(federated, "client.quarantined", step=None, client="x")
         told(federated, "run.failed", exception=["ClientsFailed"], error=None)
         _, verdict = federated.diagnosed()
