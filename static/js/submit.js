@@ -40,7 +40,9 @@ form.addEventListener("change", (event) => {
 // An archive is sent with Submit alone; until then the server is told whether there is one.
 function packed() {
   const box = document.getElementById("packed");
-  const chosen = document.getElementById("f-code")?.files.length ? "1" : "";
+  const code = document.getElementById("f-code");
+  const chosen = code?.files.length ? "1" : "";
+  if (!code) box.value = ""; // nothing to ask: no code is wanted
   // Of two requests the first would be broken off: once its answer has settled, this is looked at again.
   if (box.value === chosen || sync.classList.contains("htmx-request")) return;
   box.value = chosen;
