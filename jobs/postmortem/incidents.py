@@ -20,6 +20,7 @@ from hashlib import blake2b
 
 from django.db import IntegrityError, transaction
 from django.db.models import F
+from django.urls import reverse
 from django.utils import timezone
 
 from jobs import live
@@ -70,13 +71,14 @@ def hurry(incident_id: int = 0) -> None:
 
 @cache
 def get_ready() -> None:
-    """Load what the first diagnosis needs before that comes, and somebody waits for it.
+    """Load what the first diagnosis and its notice need before those come, and somebody waits for the next.
 
-    It takes half a second of processor time, which may be seconds where jobs have the machine.
+    It takes a second of processor time, which may be twenty where jobs have the machine.
     """
     known = site.catalogue()
     read = offline.read([Log("nothing", io.BytesIO(b"RuntimeError: nothing\n"), None)], known)
     find_cause(read.scanned, known)
+    reverse("home")  # a notice has links, and the first one loads every page
     logger.info("ready to diagnose by %d entries", len(known.entries))
 
 

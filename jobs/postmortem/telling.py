@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 KIND, SITE = "incident", "incident.site"
 WAIT = timedelta(seconds=45)  # for the decision; then it is told without
 LATEST = timedelta(days=1)  # what is older is told to nobody any more
-BUDGET_S = 20.0  # of a look: verdicts wait meanwhile, and what is left is told by the next
+BUDGET_S = 5.0  # of a look: verdicts wait meanwhile, by which restarts are decided, and the next goes on
 TOGETHER = timedelta(minutes=1)  # that a message waits for more that died alike
 ACTS = {"researcher": "you, or whose program it is", "sysadmin": "a sysadmin", "both": "you or a sysadmin"}
 OF_SITE = [cause.code for cause in CAUSES.values() if cause.owner == "sysadmin"]
