@@ -13,7 +13,7 @@ from jobs.errors import Problem
 from jobs.presenting import form_schema
 from jobs.presenting.form_fields import Field, Section
 from jobs.spec import RUNS
-from jobs.spec.model import ClientCode, Script
+from jobs.spec.code import ClientCode, Script
 from training.config import choices
 from training.config.asked import Asked
 from training.config.run_config import RunConfig

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime, tzinfo
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Field,
     ValidationError,
     ValidationInfo,
@@ -19,9 +18,11 @@ from pydantic import (
 
 from jobs.errors import Problem, SpecError
 from jobs.spec import restarts, slurm, values
+from jobs.spec.code import ClientCode, Code, Script
 from jobs.spec.environment import Environment
 from jobs.spec.mending import mended, standing
 from jobs.spec.part import Part
+from jobs.spec.resources import Resources
 from jobs.spec.toml import read_toml
 from jobs.spec.wording import problems_of
 from training.config.asked import Asked
@@ -33,120 +34,6 @@ from training.planning import checking
 RUNS: dict[str, type[Asked]] = {model.KIND: model for model in (RunConfig, FederationConfig)}
 """What [run] is, by kind of job."""
 MAX_DEPTH = 8  # tables in tables
-
-
-class Resources(Part):
-    """What the scheduler is asked for."""
-
-    nodes: Annotated[int | str, BeforeValidator(values.nodes)] = Field(
-        default=1, title="Nodes", description='How many, or "min:max" for an elastic job.'
-    )
-    spares: int = Field(
-        default=0,
-        ge=0,
-        le=64,
-        title="Spare nodes",
-        description="Beyond those: they stand by, and take the place of one that fails.",
-    )
-    gpus_per_node: int = Field(
-        default=0, ge=0, le=64, title="GPUs a node", description="One rank a GPU; 0 runs on CPUs."
-    )
-    ranks_per_node: int = Field(default=1, ge=1, le=1024, title="Ranks a node", description="Where there are no GPUs.")
-    cpus_per_rank: int = Field(
-        default=1, ge=1, le=1024, title="CPUs a rank", description="Cores for each rank's process."
-    )
-    memory_gib: float | None = Field(
-        default=None,
-        gt=0,
-        le=100_000,
-        allow_inf_nan=False,
-        title="Memory a node (GiB)",
-        description="Empty: the scheduler's default.",
-    )
-    time_limit: Annotated[str, AfterValidator(values.time_limit)] = Field(
-        default="01:00:00", title="Time limit", description="HH:MM:SS or D-HH:MM:SS, for each attempt."
-    )
-    gpu_type: Annotated[str, AfterValidator(slurm.word)] = Field(
-        default="", title="GPU type", description="Slurm’s word for it, such as h100; empty: any."
-    )
-    partition: Annotated[str, AfterValidator(slurm.word)] = Field(
-        default="", title="Partition", description="Empty: Slurm’s default."
-    )
-    qos: Annotated[str, AfterValidator(slurm.word)] = Field(
-        default="", title="QOS", description="Empty: your account’s default."
-    )
-    constraint: Annotated[str, AfterValidator(slurm.constraint)] = Field(
-        default="", title="Node features", description="As Slurm writes them, such as nvlink&(h100|h200)."
-    )
-    reservation: Annotated[str, AfterValidator(slurm.word)] = Field(
-        default="", title="Reservation", description="Start inside it."
-    )
-    begin: Annotated[str, BeforeValidator(values.moment), AfterValidator(slurm.begin)] = Field(
-        default="", title="Not before", description="2026-12-01T02:00 in the site’s time zone, or +2h."
-    )
-    exclusive: bool = Field(default=False, title="Whole nodes", description="Nobody else’s jobs beside it.")
-    require_nodes: Annotated[list[str], Field(max_length=200), AfterValidator(slurm.hosts)] = Field(
-        default_factory=list, title="Required nodes", description="All of them, such as dgx[01-04]."
-    )
-    exclude_nodes: Annotated[list[str], Field(max_length=200), AfterValidator(slurm.hosts)] = Field(
-        default_factory=list, title="Excluded nodes", description="None of them, such as dgx07."
-    )
-
-    @property
-    def min_nodes(self) -> int:
-        return self.nodes if isinstance(self.nodes, int) else int(self.nodes.split(":")[0])
-
-    @property
-    def max_nodes(self) -> int:
-        return self.nodes if isinstance(self.nodes, int) else int(self.nodes.split(":")[1])
-
-    @property
-    def least_allocated(self) -> int:
-        """Nodes that the scheduler is asked for at least: spares, too."""
-        return self.min_nodes + self.spares
-
-    @property
-    def most_allocated(self) -> int:
-        return self.max_nodes + self.spares
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the loss of a node does not end its allocation: it goes on in those that are left."""
-        return self.max_nodes > self.min_nodes or self.spares > 0
-
-    @property
-    def local_world_size(self) -> int:
-        """Ranks on each node."""
-        return self.gpus_per_node or self.ranks_per_node
-
-    @property
-    def cpus_per_node(self) -> int:
-        return self.local_world_size * self.cpus_per_rank
-
-    @property
-    def memory_mib_per_node(self) -> int | None:
-        return None if self.memory_gib is None else max(1, round(self.memory_gib * 1024))
-
-    @property
-    def time_limit_seconds(self) -> int:
-        return values.seconds_of(self.time_limit)
-
-    @property
-    def begin_at(self) -> datetime | None:
-        """The moment, of a job that was submitted: its offset is written down then."""
-        return datetime.fromisoformat(self.begin) if self.begin else None
-
-    def across(self) -> Iterator[Problem]:
-        """What no single field can tell."""
-        if self.gpu_type and not self.gpus_per_node:
-            yield Problem("resources.gpu_type", "No GPU is asked for. Write gpus_per_node, too, or take the type out.")
-        if self.spares and self.max_nodes > self.min_nodes:
-            yield Problem("resources.spares", "An elastic job goes on without what it loses. Take spares out.")
-        if len(self.require_nodes) > self.most_allocated:
-            named = len(self.require_nodes)
-            yield Problem("resources.require_nodes", f"{named} nodes are named. Write nodes = {named}, or name fewer.")
-        if both := sorted({*self.require_nodes} & {*self.exclude_nodes}):
-            yield Problem("resources.exclude_nodes", f"{both[0]} is required and excluded. Take it out of one of them.")
 
 
 class Restart(Part):
@@ -167,76 +54,6 @@ class Restart(Part):
         max_length=64,
         title="By cause",
         description='What follows a cause, where not what Vigil does: "memory.gpu_oom" = "stop", "gpu.*" = "restart".',
-    )
-
-
-class Code(Part):
-    """Somebody's own files: a directory that is packed and sent along, or a commit that is fetched as the job runs."""
-
-    KIND: ClassVar[str]
-    """The kind of job that it is for."""
-    TABLE: ClassVar[str]
-    """Its name in a specification."""
-
-    directory: str = Field(
-        default="", max_length=4096, title="Directory", description="Packed and sent by `vigil submit`."
-    )
-    git: Annotated[str, AfterValidator(values.git)] = Field(
-        default="", title="Git URL", description="https:// or ssh://"
-    )
-    ref: Annotated[str, AfterValidator(values.ref)] = Field(
-        default="", title="Git ref", description="A branch, a tag or a commit."
-    )
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if self.git and self.directory:
-            raise ValueError("directory and git are both given. Keep one of them.")
-        if not self.git and not self.directory:
-            raise ValueError('The program comes from nowhere. Give directory = "." or git = "https://…" and a ref.')
-        if self.git and not self.ref:
-            raise ValueError('git needs a ref: ref = "main", a tag or a commit.')
-        return self
-
-
-class Script(Code):
-    """Somebody's own program, one process a rank, with torchrun's environment."""
-
-    KIND: ClassVar[str] = "script"
-    TABLE: ClassVar[str] = "script"
-
-    entry: Annotated[str, AfterValidator(values.entry)] = Field(
-        default="train.py", max_length=500, title="Program", description="The file to run, inside the directory."
-    )
-    args: list[str] = Field(default_factory=list, max_length=1000, title="Arguments")
-    env: Annotated[dict[str, str], AfterValidator(values.environment)] = Field(
-        default_factory=dict, max_length=200, title="Environment", description="Variables that the program sees."
-    )
-    python: Annotated[str, AfterValidator(values.python)] = Field(
-        default="",
-        max_length=4096,
-        title="Python",
-        description="Interpreter or virtual environment; empty: the portal's own.",
-    )
-
-
-class ClientCode(Code):
-    """What clients of a federation have and do, or what the server makes of it, as somebody wrote it."""
-
-    KIND: ClassVar[str] = "federated"
-    TABLE: ClassVar[str] = "client"
-
-    entry: Annotated[str, AfterValidator(values.entry)] = Field(
-        default="client.py",
-        max_length=500,
-        title="Client",
-        description="The file with model() and data(client), inside the directory. Its options stand in [run.client].",
-    )
-    algorithm: Annotated[str, AfterValidator(values.entry)] = Field(
-        default="algorithm.py",
-        max_length=500,
-        title="Algorithm",
-        description="The file with aggregate(), inside the directory. Its options stand in [run.own].",
     )
 
 

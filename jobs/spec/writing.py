@@ -6,7 +6,8 @@ from typing import Any
 
 import tomlkit
 
-from jobs.spec.model import ClientCode, JobSpec, Script
+from jobs.spec.code import ClientCode, Script
+from jobs.spec.model import JobSpec
 from training.config.asked import Asked
 from training.config.choices import CHOSEN
 from training.config.run_config import RunConfig

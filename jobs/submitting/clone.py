@@ -9,7 +9,7 @@ from jobs.disk import rundir
 from jobs.errors import Conflict
 from jobs.models import Job
 from jobs.spec import set_values
-from jobs.spec.model import ClientCode, Script
+from jobs.spec.code import ClientCode, Script
 from portal import untrusted
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")

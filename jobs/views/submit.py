@@ -27,7 +27,7 @@ from jobs.presenting.outline import Drawn, drawn
 from jobs.presenting.toml_lines import line_of, locate
 from jobs.spec import MAX_BYTES, JobSpec, SweepSpec, has_sweep, read_toml, set_values
 from jobs.spec.mending import mended, standing
-from jobs.spec.model import Resources
+from jobs.spec.resources import Resources
 from jobs.submitting import names, submit, sweeps
 from jobs.submitting.admission import beside, project_of
 from jobs.submitting.dryrun import Finding, dry_run, sweep_run

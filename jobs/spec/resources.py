@@ -1,0 +1,127 @@
+"""What a job asks its scheduler for, with what follows of it: ranks, nodes at least and at most, seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from jobs.errors import Problem
+from jobs.spec import slurm, values
+from jobs.spec.part import Part
+
+
+class Resources(Part):
+    """What the scheduler is asked for."""
+
+    nodes: Annotated[int | str, BeforeValidator(values.nodes)] = Field(
+        default=1, title="Nodes", description='How many, or "min:max" for an elastic job.'
+    )
+    spares: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        title="Spare nodes",
+        description="Beyond those: they stand by, and take the place of one that fails.",
+    )
+    gpus_per_node: int = Field(
+        default=0, ge=0, le=64, title="GPUs a node", description="One rank a GPU; 0 runs on CPUs."
+    )
+    ranks_per_node: int = Field(default=1, ge=1, le=1024, title="Ranks a node", description="Where there are no GPUs.")
+    cpus_per_rank: int = Field(
+        default=1, ge=1, le=1024, title="CPUs a rank", description="Cores for each rank's process."
+    )
+    memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        le=100_000,
+        allow_inf_nan=False,
+        title="Memory a node (GiB)",
+        description="Empty: the scheduler's default.",
+    )
+    time_limit: Annotated[str, AfterValidator(values.time_limit)] = Field(
+        default="01:00:00", title="Time limit", description="HH:MM:SS or D-HH:MM:SS, for each attempt."
+    )
+    gpu_type: Annotated[str, AfterValidator(slurm.word)] = Field(
+        default="", title="GPU type", description="Slurm’s word for it, such as h100; empty: any."
+    )
+    partition: Annotated[str, AfterValidator(slurm.word)] = Field(
+        default="", title="Partition", description="Empty: Slurm’s default."
+    )
+    qos: Annotated[str, AfterValidator(slurm.word)] = Field(
+        default="", title="QOS", description="Empty: your account’s default."
+    )
+    constraint: Annotated[str, AfterValidator(slurm.constraint)] = Field(
+        default="", title="Node features", description="As Slurm writes them, such as nvlink&(h100|h200)."
+    )
+    reservation: Annotated[str, AfterValidator(slurm.word)] = Field(
+        default="", title="Reservation", description="Start inside it."
+    )
+    begin: Annotated[str, BeforeValidator(values.moment), AfterValidator(slurm.begin)] = Field(
+        default="", title="Not before", description="2026-12-01T02:00 in the site’s time zone, or +2h."
+    )
+    exclusive: bool = Field(default=False, title="Whole nodes", description="Nobody else’s jobs beside it.")
+    require_nodes: Annotated[list[str], Field(max_length=200), AfterValidator(slurm.hosts)] = Field(
+        default_factory=list, title="Required nodes", description="All of them, such as dgx[01-04]."
+    )
+    exclude_nodes: Annotated[list[str], Field(max_length=200), AfterValidator(slurm.hosts)] = Field(
+        default_factory=list, title="Excluded nodes", description="None of them, such as dgx07."
+    )
+
+    @property
+    def min_nodes(self) -> int:
+        return self.nodes if isinstance(self.nodes, int) else int(self.nodes.split(":")[0])
+
+    @property
+    def max_nodes(self) -> int:
+        return self.nodes if isinstance(self.nodes, int) else int(self.nodes.split(":")[1])
+
+    @property
+    def least_allocated(self) -> int:
+        """Nodes that the scheduler is asked for at least: spares, too."""
+        return self.min_nodes + self.spares
+
+    @property
+    def most_allocated(self) -> int:
+        return self.max_nodes + self.spares
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the loss of a node does not end its allocation: it goes on in those that are left."""
+        return self.max_nodes > self.min_nodes or self.spares > 0
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks on each node."""
+        return self.gpus_per_node or self.ranks_per_node
+
+    @property
+    def cpus_per_node(self) -> int:
+        return self.local_world_size * self.cpus_per_rank
+
+    @property
+    def memory_mib_per_node(self) -> int | None:
+        return None if self.memory_gib is None else max(1, round(self.memory_gib * 1024))
+
+    @property
+    def time_limit_seconds(self) -> int:
+        return values.seconds_of(self.time_limit)
+
+    @property
+    def begin_at(self) -> datetime | None:
+        """The moment, of a job that was submitted: its offset is written down then."""
+        return datetime.fromisoformat(self.begin) if self.begin else None
+
+    def across(self) -> Iterator[Problem]:
+        """What no single field can tell."""
+        if self.gpu_type and not self.gpus_per_node:
+            yield Problem("resources.gpu_type", "No GPU is asked for. Write gpus_per_node, too, or take the type out.")
+        if self.spares and self.max_nodes > self.min_nodes:
+            yield Problem("resources.spares", "An elastic job goes on without what it loses. Take spares out.")
+        if len(self.require_nodes) > self.most_allocated:
+            named = len(self.require_nodes)
+            yield Problem("resources.require_nodes", f"{named} nodes are named. Write nodes = {named}, or name fewer.")
+        if both := sorted({*self.require_nodes} & {*self.exclude_nodes}):
+            yield Problem("resources.exclude_nodes", f"{both[0]} is required and excluded. Take it out of one of them.")
