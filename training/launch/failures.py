@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from signal import SIGABRT
 from typing import Any, Literal
+
+from training.attempt.heartbeat import Beat
 
 Kind = Literal["exception", "signal", "hang", "lost_peer", "address_in_use", "node", "gpu"]
 
@@ -78,6 +80,16 @@ def failure_of(rank: int, exit_code: int | None, signal: int | None, log: Path, 
     elif _LOST_PEER.search(error):
         kind = "lost_peer"
     return Failure(rank, kind, exit_code, signal, error, order)
+
+
+def left_early(rank: int, beat: Beat | None, *, order: float) -> Iterator[Failure]:
+    """What exit code 0 means of a rank of Vigil's own that was not at its end: code that it runs has ended the process.
+
+    `beat`: its last word; None: it left none, as on a disk that has been full from the first, and is believed.
+    """
+    if beat is not None and beat.phase != "end":
+        said = f"It left with exit code 0 before its run had ended ({beat.phase}): does its code call os._exit()?"
+        yield Failure(rank, "exception", 0, None, said, order)
 
 
 def first_failure(failures: Iterable[Failure]) -> Failure:

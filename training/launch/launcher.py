@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from training.attempt.files import FULL, write_json
+from training.attempt.heartbeat import heartbeat_path, read_beat
 from training.attempt.lineage import publish_generation, read_generation
 from training.launch.attempt import Attempt
 from training.launch.capturing import Capturing
 from training.launch.ends import Ends
 from training.launch.environment import RankCommand, rank_environment
-from training.launch.failures import Failure, failure_of
+from training.launch.failures import Failure, failure_of, left_early
 from training.launch.gpus import Gpus, named
 from training.launch.incarnation import Ending, Incarnation, Turn
 from training.launch.last_look import LastLook
@@ -289,6 +290,9 @@ class Launcher:
             ended = rank.exit or rank.poll()
             if ended and not ended.ok:
                 found.append(failure_of(rank.rank, ended.exit_code, ended.signal, rank.log, order=ended.at))
+            elif ended and self._plan.script is None:
+                path = heartbeat_path(self._attempt.folder, rank=rank.rank, incarnation=incarnation.number)
+                found += left_early(rank.rank, read_beat(path), order=ended.at)
         return found
 
     def _dump(self, ranks: list[Rank], number: int) -> None:

@@ -97,6 +97,17 @@ def test_the_first_failing_ranks_code_is_the_launchers(run: Run) -> None:
     assert run.result()["first_failure"]["exit_code"] == 42
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_exit_code_0_in_the_midst_of_a_run_is_no_success(run: Run, ranks: int) -> None:
+    """As somebody's code has it that calls os._exit(0) within a step."""
+    assert run.fake(ranks=ranks, steps=40, accidents=[accident(0, 5, "exit", code=0)]).wait(PATIENCE_S) == 1
+    result = run.result()
+    assert (result["cause"], result["exit_code"]) == ("failed", 1)
+    assert result["error"] == "It left with exit code 0 before its run had ended (step): does its code call os._exit()?"
+    assert (result["first_failure"]["rank"], result["first_failure"]["exit_code"]) == (0, 0)
+    assert len(run.events("incarnation.started")) == 1
+
+
 def test_only_the_launcher_asks_for_another_turn(run: Run) -> None:
     """A program that ends with 75 each time would else be queued again forever."""
     assert run.fake(steps=40, accidents=[accident(0, 5, "exit", code=75)]).wait(PATIENCE_S) == 1
