@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, timedelta
 from typing import Any
 
 import pytest
@@ -26,14 +26,25 @@ from tests.nodes.telemetry.reporting import START, UUIDS, Machine
 from tests.portal.test_cli import nowhere, portal, vigil  # noqa: F401
 
 pytestmark = pytest.mark.django_db
-TODAY = datetime.now(UTC).date
+
+
+@pytest.fixture
+def one_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a test happens around noon, whenever it is run: days are counted."""
+    began, really = timezone.now(), timezone.now
+    noon = began.replace(hour=12, minute=0)
+    monkeypatch.setattr(timezone, "now", lambda: noon + (really() - began))
+
+
+def today() -> date:
+    return timezone.now().astimezone(UTC).date()
 
 
 def use(scheduler_id: str, user: str, hours: tuple[float, float, float], *, days_ago: int = 0, **more: Any) -> GpuUse:
     """What a merge would have counted: hours held, used and idle."""
     held_s, used_s, idle_s = (HOUR_S * one for one in hours)
     told = {"held_s": held_s, "used_s": used_s, "idle_s": idle_s, "is_added": False, **more}
-    day = TODAY() - timedelta(days=days_ago)
+    day = today() - timedelta(days=days_ago)
     return GpuUse.objects.update_or_create(day=day, scheduler_id=scheduler_id, defaults={"user": user, **told})[0]
 
 
@@ -162,6 +173,7 @@ class TestCounting:
         adding.add()
         assert [one["held_hours"] for one in asked(ann, "by=job&days=7")["items"]] == [7]
 
+    @pytest.mark.usefixtures("one_day")
     def test_of_a_job_that_began_before_only_its_days_in_the_window_count(self) -> None:
         ann = person("ann", slurm_user="ann")
         for days_ago, number in ((9, 50), (8, 40), (3, 2), (0, 1)):
@@ -222,11 +234,12 @@ class TestWhoSees:
 
 
 class TestAsking:
+    @pytest.mark.usefixtures("one_day")
     def test_days(self, lab: dict[str, User]) -> None:
         sam = lab["sam"]
         assert asked(sam, "days=20")["total"]["held_hours"] == 150
         assert asked(sam, "days=21")["total"]["held_hours"] == 650
-        assert asked(sam, "days=1")["since"] == TODAY().isoformat()
+        assert asked(sam, "days=1")["since"] == today().isoformat()
 
     def test_a_sentence(self, lab: dict[str, User]) -> None:
         said = "In 7 days 150 GPU-hours were held and 43.3 % used; 48 were idle: most by wren (30)."
@@ -309,7 +322,7 @@ class TestAsking:
 
 
 def test_the_command(portal: Any) -> None:  # noqa: F811
-    since = (datetime.now(UTC) - timedelta(hours=14)).isoformat()
+    since = (timezone.now() - timedelta(hours=14)).isoformat()
     row = {"name": "ann", "job": None, "held_hours": 48.0, "used_hours": 4.0, "idle_hours": 38.0, "used_share": 0.0833}
     idle = {"name": "notebook", "job": 7, "scheduler_id": "70", "person": "ann", "gpus": 1, "held": 2, "since": since}
     answer = {"text": "In 30 days …", "by": "person", "items": [row], "idle_now": [idle]}
