@@ -76,6 +76,7 @@ def hours(found: dict[str, Any]) -> dict[str, tuple[float, float, float]]:
     return {one["name"]: (one["held_hours"], one["used_hours"], one["idle_hours"]) for one in found["items"]}
 
 
+@pytest.mark.usefixtures("one_day")
 class TestCounting:
     def test_from_an_agents_samples_to_a_persons_hours(self) -> None:
         """Two GPUs over a window: one worked at half, one not at all; the machine was silent for a while between."""
@@ -173,7 +174,6 @@ class TestCounting:
         adding.add()
         assert [one["held_hours"] for one in asked(ann, "by=job&days=7")["items"]] == [7]
 
-    @pytest.mark.usefixtures("one_day")
     def test_of_a_job_that_began_before_only_its_days_in_the_window_count(self) -> None:
         ann = person("ann", slurm_user="ann")
         for days_ago, number in ((9, 50), (8, 40), (3, 2), (0, 1)):
@@ -233,8 +233,8 @@ class TestWhoSees:
         assert Client().get("/api/v1/waste.csv").status_code == 401
 
 
+@pytest.mark.usefixtures("one_day")
 class TestAsking:
-    @pytest.mark.usefixtures("one_day")
     def test_days(self, lab: dict[str, User]) -> None:
         sam = lab["sam"]
         assert asked(sam, "days=20")["total"]["held_hours"] == 150
