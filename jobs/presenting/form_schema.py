@@ -114,10 +114,15 @@ def offering(drawn: Field, known: Callable[[str], list[str]] | None) -> Field:
     return replace(drawn, known=tuple(names), hint=said)
 
 
-def choose(drawn: Field, names: list[str]) -> Field:
-    """A choice among these; what was written stays visible even if it is none of them."""
+def choose(drawn: Field, names: list[str], *, folder: str = "") -> Field:
+    """A choice among these; what was written stays visible even if it is none of them.
+
+    `folder`: where they are modules of it, what the chosen one is stands below.
+    """
     offered = names if drawn.value in names or not drawn.value else [*names, drawn.value]
-    return replace(drawn, kind="choice", choices=tuple(offered))
+    is_there = bool(folder) and drawn.value in choices.names(folder)
+    hint = _brief(choices.get(folder, drawn.value).description, "choice") if is_there else drawn.hint
+    return replace(drawn, kind="choice", choices=tuple(offered), hint=hint)
 
 
 def _title(name: str) -> str:

@@ -93,7 +93,7 @@ def _section(part: str, schema: dict[str, Any], data: Mapping[str, Any], wrong: 
             continue
         drawn = form_schema.field(path, described, values.get(name), wrong)
         if (kind := form_schema.folder_of(path)) and drawn.kind != "lines":
-            drawn = form_schema.choose(drawn, described.get("enum") or choices.names(kind))
+            drawn = form_schema.choose(drawn, described.get("enum") or choices.names(kind), folder=kind)
         (section.fields if path in FIRST else section.more).append(drawn)
     section.fields.sort(key=lambda field: [*FIRST].index(field.path))
     return section
@@ -113,16 +113,34 @@ def _add_options(section: Section, data: Mapping[str, Any], wrong: dict[str, str
     """Adds the options of what the run chooses to its section; those of its recipe are one by themselves."""
     run, model = _table(data, "run"), _run_model(data)
     for chooses, folder in choices.CHOSEN[model.KIND].items():
-        if chooses != "recipe":
-            default = model.model_fields[chooses].get_default(call_default_factory=True)
-            for one in form_schema.named(run.get(chooses, default)):
-                section.more += [] if _is_open(folder, one) else _options(folder, one, run, wrong)
+        if chooses == "recipe":
+            continue
+        usual = form_schema.named(model.model_fields[chooses].get_default(call_default_factory=True))
+        chosen = form_schema.named(run.get(chooses, usual))
+        options = [field for one in chosen if not _is_open(folder, one) for field in _options(folder, one, run, wrong)]
+        if chosen == usual:
+            section.more += options
+        else:
+            _bring_forward(section, f"run.{chooses}", options)
     if model is RunConfig:
         for owner in _along_axes(run):
             section.more += _options("parallel", owner, run, wrong)
     recipe = str(run.get("recipe", model.model_fields["recipe"].default))
     options = [] if _is_open("recipes", recipe) else _options("recipes", recipe, run, wrong)
     return [Section(f"{recipe.capitalize()} recipe", *_foremost(recipe, options))] if options else []
+
+
+def _bring_forward(section: Section, path: str, options: list[Field]) -> None:
+    """Who has chosen something wants to see it, and what there is to set of it right behind."""
+    chooser = next((field for field in (*section.fields, *section.more) if field.path == path), None)
+    if chooser is None:  # there is nothing else to choose
+        section.more += options
+        return
+    if chooser in section.more:
+        section.more.remove(chooser)
+        section.fields.append(chooser)
+    place = section.fields.index(chooser) + 1
+    section.fields[place:place] = options
 
 
 def _clients(schema: dict[str, Any], data: Mapping[str, Any], wrong: dict[str, str]) -> list[Section]:

@@ -72,6 +72,19 @@ def test_each_communication_has_its_own_fields() -> None:
     assert "diloco" not in text, "nothing stays behind that would only be refused"
 
 
+def test_what_is_chosen_is_said_in_a_line_and_has_its_options_behind_it() -> None:
+    text = 'name = "x"\nkind = "federated"\n[run]\nalgorithm = "fedprox"\npace = "deadline"\n'
+    form, run = fields(text), next(one for one in sections(read_toml(text)) if one.title == "Run")
+    assert form["run.algorithm"].hint.startswith("FedProx: ")
+    assert form["run.selection"].hint == "So many, each as likely as any other"
+    order = [field.path for field in run.fields]
+    for chooser, option in (("run.algorithm", "run.fedprox.mu"), ("run.pace", "run.deadline.quorum")):
+        assert order.index(chooser) < order.index(option) < order.index(chooser) + 8
+    for wild in ('transport = "pigeons"', "filters = 5", 'pace = ["rounds"]', "algorithm = {}"):
+        assert "run.rounds" in fields(f'name = "x"\nkind = "federated"\n[run]\n{wild}\n')
+    assert "run.pace" in {field.path for field in sections(read_toml('kind = "federated"\n'))[2].more}
+
+
 @pytest.mark.parametrize("lines", ['parallelism = "fsdp"', "mesh = { tp = 2, pp = 2 }", 'communication = "diloco"', ""])
 def test_a_choice_that_nobody_made_is_not_written(lines: str) -> None:
     """A browser sends what a choice shows, which is its first where none is as it stands."""
