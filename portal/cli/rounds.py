@@ -143,6 +143,7 @@ def _worst(one: dict[str, Any]) -> str:
 
 def _client_lines(answer: dict[str, Any]) -> list[str]:
     has_names = any(one["name"] for one in answer["items"])
+    is_timed = any(_took(one) != formatting.MISSING for one in answer["items"])
     head = [
         *(
             "CLIENT>",
@@ -154,7 +155,7 @@ def _client_lines(answer: dict[str, Any]) -> list[str]:
             "LATE>",
             "DROPPED>",
             "REJECTED>",
-            "A ROUND>",
+            *(["A ROUND>"] if is_timed else []),
         ),
     ]
     rows = [
@@ -165,7 +166,7 @@ def _client_lines(answer: dict[str, Any]) -> list[str]:
             *(formatting.loss(one[name]) for name in ("accuracy", "loss")),
             *(formatting.count(one[name]) for name in ("trained", "late", "dropped")),
             formatting.count(one["rejected"] + one["broken"]),
-            _took(one),
+            *([_took(one)] if is_timed else []),
         ]
         for one in answer["items"]
     ]

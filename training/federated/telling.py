@@ -16,14 +16,13 @@ from training.federated.judging import Judged
 from training.federated.messages import Traffic
 from training.federated.schedule import Ids
 from training.federation import tables
-from training.federation.tables import Columns
+from training.federation.tables import QUANTILES, Columns
 from training.reporting.reporter import AnyReporter
 from training.units import MIB
 
 MOST_HELD = 8 * tables.NAMED
 """Clients that are held until the next event, of whom most will not be told of."""
 TRAINED, LATE, DROPPED, REJECTED, BROKEN = range(len(tables.STATES))
-QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
 
 @dataclass

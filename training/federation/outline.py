@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from training.federation import tables
 from training.federation.splitting import Divided
+from training.federation.tables import QUANTILES
 
 NAMED = 1000
 """Clients that are told of one by one; the others are summed."""
-QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,8 @@ CLIENT_COLUMNS = {
     "round": "<u4", "client": "<u4", "state": "<u1", "loss": "<f4", "accuracy": "<f4", "seconds": "<f4",
 }  # fmt: skip
 """Of one client in one round; NaN: not known."""
+QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
+"""By which a distribution over clients is told."""
 SPLIT_NUMBERS = 6000
 """Counts in one event: clients times labels."""
 SPLIT_LABELS = 64

@@ -1,7 +1,8 @@
-"""One rank alone is a world, too: checkpoints are written by a process group of one."""
+"""One rank alone is a world, too: checkpoints are written by a process group of one. What a run loads goes with it."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -18,3 +19,9 @@ def _world() -> Iterator[None]:
     yield
     dist.destroy_process_group()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _paths_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run's own code is found by, no later test's process must look through."""
+    monkeypatch.setattr(sys, "path", [*sys.path])

@@ -1,4 +1,4 @@
-"""Clients and algorithms of somebody's own: client.py and algorithm.py, as they are run beside Vigil's."""
+"""Clients of somebody's own: client.py, as it is run beside Vigil's recipes."""
 
 from __future__ import annotations
 
@@ -13,66 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.federated.in_process import Telling, digest, start
+from tests.training.federated.in_process import Telling, digest
+from tests.training.federated.own import ALGORITHM, LINEAR, MOMENTUM, RUN, ready, started
 from training.config.asked import ConfigError
 from training.corpus.errors import DataError
 from training.federated.failing import ClientsFailed
 from training.federated.own import choosing
 from training.federated.own.client import TOLD
 from training.federated.own.program import Program
-from training.federated.rounds import Rounds
-from training.federation.config import beside_code, parse
-
-LINEAR = """
-import torch
-from torch import nn
-
-
-def model():
-    return nn.Linear(4, 3)
-
-
-def data(client):
-    draw = torch.Generator().manual_seed(client)
-    x = torch.randn(6 + 6 * client, 4, generator=draw)
-    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
-"""
-"""Three classes, and six samples more for each client; every sixth is kept for validation."""
-MOMENTUM = """
-
-def train(model, batches, learning_rate, *, momentum=0.9):
-    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=momentum)
-    for x, y in batches:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-"""
-ALGORITHM = "def aggregate(server):\n    return server.model + server.mean['delta']\n"
-RUN: dict[str, Any] = {"clients": 3, "rounds": 4, "learning_rate": 0.3, "checkpoint_every": 2}
-
-
-@pytest.fixture(autouse=True)
-def _paths_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a run's code is found by, no later test's process must look through."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-
-def started(
-    folder: Path, client: str = LINEAR, algorithm: str = "", /, *, telling: Telling | None = None, **run: Any
-) -> Rounds:
-    """The next attempt of a run in this folder, with these files."""
-    code = folder / "code"
-    code.mkdir(parents=True, exist_ok=True)
-    for name, text in {"client.py": client, "algorithm.py": algorithm}.items():
-        (code / name).write_text(text)
-        sys.modules.pop(Path(name).stem, None)  # a process has one run, but this one has many
-    return start(folder / "run", beside_code({**RUN, **run}), reporter=telling, code=code)
-
-
-def ready(folder: Path, *files: str, **run: Any) -> Rounds:
-    loop = started(folder, *files, **run)
-    loop._prepare(None)
-    return loop
+from training.federation.config import parse
 
 
 def test_a_model_and_data_are_enough(tmp_path: Path) -> None:
@@ -139,40 +88,6 @@ def test_a_loss_of_its_own_is_minimised(tmp_path: Path) -> None:
     loop._round(2)
     assert loop.work.alone == ""
     assert torch.allclose(loop.server.weights[12:], torch.full((3,), 2.0), atol=0.1)
-
-
-def test_an_algorithm_of_its_own_is_like_vigils(tmp_path: Path) -> None:
-    """FedAvgM as somebody else would write it, on Vigil's data."""
-    momentum = """
-import torch
-
-
-def memory(model):
-    return {"velocity": torch.zeros_like(model)}
-
-
-def aggregate(server, *, momentum=0.9):
-    server.memory["velocity"] = momentum * server.memory["velocity"] + server.mean["delta"]
-    return server.model + server.memory["velocity"]
-"""
-    table = {"recipe": "tabular", "tabular": {"hidden": 8}}
-    mine = started(tmp_path / "own", LINEAR, momentum, **table, algorithm="own", own={"momentum": 0.5})
-    theirs = started(tmp_path / "theirs", **table, algorithm="fedavgm", fedavgm={"momentum": 0.5})
-    assert mine.run()
-    assert theirs.run()
-    assert torch.equal(mine.server.weights, theirs.server.weights)
-
-
-def test_an_algorithm_says_what_its_clients_send(tmp_path: Path) -> None:
-    train = "\n\ndef train(client, *, times=1.0):\n    return {'delta': times * (client.descend() - client.model)}\n"
-    aggregate = "\n\ndef aggregate(server):\n    return server.model + server.mean['delta']\n"
-    with pytest.raises(ConfigError, match=r"client\.algorithm: algorithm\.py has train\(\), but does not say"):
-        ready(tmp_path / "silent", LINEAR, train + aggregate, algorithm="own")
-    sent = "SENT = {'delta': 'samples'}\n"
-    loop = ready(tmp_path, LINEAR, sent + train + aggregate, algorithm="own", own={"times": 0.0}, recipe="client")
-    before = loop.server.weights.clone()
-    loop._round(1)
-    assert torch.equal(loop.server.weights, before)
 
 
 def test_it_resumes_bit_for_bit_and_asks_for_no_data_twice(tmp_path: Path) -> None:
@@ -260,6 +175,7 @@ def _with(data: str) -> str:
         (_with("    return {'train': (x, x), 'test': (x, x)}"), {}, r"gives a dict of 'train', 'test'"),
         (_with("    return torch.tensor(1.0), torch.tensor(1)"), {}, r"with the samples as the first dim"),
         (LINEAR.replace("nn.Linear(4, 3)", "3"), {}, r"model\(\) gives a int, not a torch\.nn\.Module"),
+        (LINEAR.replace("nn.Linear(4, 3)", "nn.Linear(4, 3, dtype=torch.cfloat)"), {}, r"weight .* has complex"),
         (f"HEAD = 'fc'\n{LINEAR}", {}, r"HEAD is 'fc', but the model has no such module"),
         (LINEAR + "\n\ndef loss(model, x, y):\n    return model(x).sum()\n", {}, r"loss\(\) gives a tensor of"),
         (LINEAR.replace("nn.Linear(4, 3)", "nn.Flatten()"), {}, r"run\.recipe: client makes a model that has nothing"),
@@ -343,30 +259,6 @@ def test_what_is_drawn_by_chance_follows_from_the_seed(tmp_path: Path) -> None:
         torch.manual_seed(place)  # what was drawn before, on another rank say, counts for nothing
         assert loop.run()
     assert torch.equal(found[0].server.weights, found[1].server.weights)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "error"),
-    [
-        ("return 3.0", r"aggregate\(\) of algorithm\.py gives a float, not the next model: 15 numbers"),
-        ("pass", r"aggregate\(\) of algorithm\.py gives a NoneType"),
-        ("return server.model.mean().reshape(1)", r"gives \(1,\) numbers, not the next model: 15"),
-        ("server.memory['n'] = torch.ones(2)\n    return server.model", r"left server\.memory\['n'\] as .*2.* was .*1"),
-        ("server.memory['n'] = 1.0\n    return server.model", r"left server\.memory\['n'\] as float"),
-        ("server.memory['more'] = torch.ones(1)\n    return server.model", r"left server\.memory\['more'\] as"),
-    ],
-)
-def test_what_an_algorithm_makes_is_looked_at(tmp_path: Path, algorithm: str, error: str) -> None:
-    file = "import torch\n\n\ndef memory(model):\n    return {'n': torch.ones(1)}\n\n\ndef aggregate(server):\n    "
-    with pytest.raises(TypeError, match=error):
-        started(tmp_path, LINEAR, file + algorithm, recipe="client", algorithm="own").run()
-
-
-@pytest.mark.parametrize("sent", ["'delta'", "{'delta': 'banana'}"])
-def test_what_an_algorithm_sends_is_weighted_as_there_is(tmp_path: Path, sent: str) -> None:
-    file = f"SENT = {sent}\n\n\ndef aggregate(server):\n    return server.model\n"
-    with pytest.raises(ConfigError, match=r"client\.algorithm: algorithm\.py has SENT = "):
-        ready(tmp_path, LINEAR, file, recipe="client", algorithm="own")
 
 
 def test_scores_have_names_that_nobody_else_has(tmp_path: Path) -> None:

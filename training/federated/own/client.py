@@ -78,6 +78,8 @@ class OwnClient:
         model = self._functions.call("model")
         if not isinstance(model, nn.Module):
             raise DataError(f"model() gives a {type(model).__name__}, not a torch.nn.Module.")
+        if odd := [name for name, value in model.state_dict().items() if value.is_complex()]:
+            raise DataError(f"{odd[0]} of the model has complex numbers. Hold real and imaginary parts apart.")
         each = self._own_loss if "loss" in self._functions else _usual(parts["train"])
 
         def batch(split: Split, ids: Ids) -> Batch:

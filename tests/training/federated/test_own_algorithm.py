@@ -1,0 +1,69 @@
+"""An algorithm of somebody's own: algorithm.py, as it is run beside Vigil's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.federated.own import LINEAR, ready, started
+from training.config.asked import ConfigError
+
+
+def test_an_algorithm_of_its_own_is_like_vigils(tmp_path: Path) -> None:
+    """FedAvgM as somebody else would write it, on Vigil's data."""
+    momentum = """
+import torch
+
+
+def memory(model):
+    return {"velocity": torch.zeros_like(model)}
+
+
+def aggregate(server, *, momentum=0.9):
+    server.memory["velocity"] = momentum * server.memory["velocity"] + server.mean["delta"]
+    return server.model + server.memory["velocity"]
+"""
+    table = {"recipe": "tabular", "tabular": {"hidden": 8}}
+    mine = started(tmp_path / "own", LINEAR, momentum, **table, algorithm="own", own={"momentum": 0.5})
+    theirs = started(tmp_path / "theirs", **table, algorithm="fedavgm", fedavgm={"momentum": 0.5})
+    assert mine.run()
+    assert theirs.run()
+    assert torch.equal(mine.server.weights, theirs.server.weights)
+
+
+def test_an_algorithm_says_what_its_clients_send(tmp_path: Path) -> None:
+    train = "\n\ndef train(client, *, times=1.0):\n    return {'delta': times * (client.descend() - client.model)}\n"
+    aggregate = "\n\ndef aggregate(server):\n    return server.model + server.mean['delta']\n"
+    with pytest.raises(ConfigError, match=r"client\.algorithm: algorithm\.py has train\(\), but does not say"):
+        ready(tmp_path / "silent", LINEAR, train + aggregate, algorithm="own")
+    sent = "SENT = {'delta': 'samples'}\n"
+    loop = ready(tmp_path, LINEAR, sent + train + aggregate, algorithm="own", own={"times": 0.0}, recipe="client")
+    before = loop.server.weights.clone()
+    loop._round(1)
+    assert torch.equal(loop.server.weights, before)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "error"),
+    [
+        ("return 3.0", r"aggregate\(\) of algorithm\.py gives a float, not the next model: 15 numbers"),
+        ("pass", r"aggregate\(\) of algorithm\.py gives a NoneType"),
+        ("return server.model.mean().reshape(1)", r"gives \(1,\) numbers, not the next model: 15"),
+        ("server.memory['n'] = torch.ones(2)\n    return server.model", r"left server\.memory\['n'\] as .*2.* was .*1"),
+        ("server.memory['n'] = 1.0\n    return server.model", r"left server\.memory\['n'\] as float"),
+        ("server.memory['more'] = torch.ones(1)\n    return server.model", r"left server\.memory\['more'\] as"),
+    ],
+)
+def test_what_an_algorithm_makes_is_looked_at(tmp_path: Path, algorithm: str, error: str) -> None:
+    file = "import torch\n\n\ndef memory(model):\n    return {'n': torch.ones(1)}\n\n\ndef aggregate(server):\n    "
+    with pytest.raises(TypeError, match=error):
+        started(tmp_path, LINEAR, file + algorithm, recipe="client", algorithm="own").run()
+
+
+@pytest.mark.parametrize("sent", ["'delta'", "{'delta': 'banana'}"])
+def test_what_an_algorithm_sends_is_weighted_as_there_is(tmp_path: Path, sent: str) -> None:
+    file = f"SENT = {sent}\n\n\ndef aggregate(server):\n    return server.model\n"
+    with pytest.raises(ConfigError, match=r"client\.algorithm: algorithm\.py has SENT = "):
+        ready(tmp_path, LINEAR, file, recipe="client", algorithm="own")
