@@ -112,7 +112,7 @@ def test_a_rank_that_stops_responding_is_named_by_its_collectives(run: Run) -> N
 
     Both leave what they can, also that of the node which does not lead; training goes on from the newest checkpoint.
     """
-    launch = "nodes = 2\n[launch.watchdog]\nstep = 2.0\ndata = 20.0\n"
+    launch = "nodes = 2\n[launch.watchdog]\nstep = 2.0\ndata = 20.0\nsave = 20.0\n"  # wherever it stops
     text = TINY.format(steps=100_000, every=20, launch=launch).replace("ranks_per_node = 2", "ranks_per_node = 1")
     run.describe(text)
     launchers = [run.launch(node=node, nodes=2) for node in (0, 1)]

@@ -71,8 +71,9 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("cases")
     asked = [item.callspec.params for item in request.session.items if getattr(item, "cls", None) is request.cls]
     mine = [(one["row"], one["schedule"]) for one in asked]
-    found = _finish({ALONE}, 1, folder) if request.cls.WORLD > 1 else {}
-    return found | _finish(dict.fromkeys(mine), request.cls.WORLD, folder)
+    if request.cls.WORLD == 1:
+        return _finish(dict.fromkeys([ALONE, *mine]), 1, folder)
+    return _finish({ALONE}, 1, folder) | _finish(dict.fromkeys(mine), request.cls.WORLD, folder)
 
 
 def _finish(mine: Iterable[tuple[Combination, str | None]], world: int, folder: Path) -> Runs:
