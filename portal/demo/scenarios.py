@@ -329,6 +329,7 @@ tags = ["demo", "live"]
 [resources]
 ranks_per_node = {cpus}
 time_limit = "00:10:00"
+begin = "+2h"
 [run]
 recipe = "vision"
 steps = 400
