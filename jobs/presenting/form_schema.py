@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -15,6 +16,7 @@ MOST_KNOWN = 200  # names that a box offers …
 NAMED = 4  # … and up to which they stand below it
 _WORDS = {"tags", "after", "environment.modules"}
 _HOSTS = {"resources.require_nodes", "resources.exclude_nodes"}
+_SOURCE = re.compile(r" \([^()]*\)$")  # whose it is, in docs/; too long for a form
 _SPELLED = {"fp8": "FP8", "kv": "KV", "lora": "LoRA", "mib": "(MiB)", "mtbf": "MTBF", "rope": "RoPE"}
 
 
@@ -120,8 +122,9 @@ def choose(drawn: Field, names: list[str], *, folder: str = "") -> Field:
     `folder`: where they are modules of it, what the chosen one is stands below.
     """
     offered = names if drawn.value in names or not drawn.value else [*names, drawn.value]
-    is_there = bool(folder) and drawn.value in choices.names(folder)
-    hint = _brief(choices.get(folder, drawn.value).description, "choice") if is_there else drawn.hint
+    hint = drawn.hint
+    if folder and drawn.value in choices.names(folder):
+        hint = _SOURCE.sub("", choices.get(folder, drawn.value).description.rstrip("."))
     return replace(drawn, kind="choice", choices=tuple(offered), hint=hint)
 
 

@@ -122,8 +122,9 @@ def ahead_of(own: QueuedJob | None, request: Request, cluster: Cluster) -> list[
 
 
 def _is_in_turn(job: QueuedJob, cluster: Cluster) -> bool:
-    """Whether it waits for room, and not for something else. One machine starts all in order."""
-    return cluster.is_one_machine or word_of(job.reason) in IN_TURN
+    """Whether it waits for room, and not for something else. One machine starts in order whatever is to begin now."""
+    word = word_of(job.reason)
+    return word != stuck.BEGIN if cluster.is_one_machine else word in IN_TURN
 
 
 def _turn(job: QueuedJob) -> tuple[float, float, float]:

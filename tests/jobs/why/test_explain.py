@@ -234,6 +234,18 @@ def test_one_machine_says_who_holds_what() -> None:
     assert {"resources.ranks_per_node": 2} in now(found)
 
 
+@pytest.mark.parametrize(("reason", "waits"), [("BeginTime", False), ("", True), ("Priority", True)])
+def test_one_machine_starts_in_order_what_is_to_begin_now(reason: str, waits: bool) -> None:
+    box = NodeStatus(name="box", state="idle", cpus=8, partitions=("local",), plays_many=True)
+    where = cluster(
+        box,
+        partitions=(Partition(name="local", is_default=True),),
+        queue=(queued("5", cpus=8, partition="local", reason=reason),),
+    )
+    found = why(spec_of(resources={"ranks_per_node": 4}, run={"global_batch": 32}), where, "", scheduler_id="")
+    assert (bool(found.blocks), found.ahead.jobs) == (waits, int(waits))
+
+
 @pytest.mark.parametrize(
     ("state", "used", "says"),
     [
