@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 WIDTH, HEIGHT = 1000.0, 200.0
+BEYOND = 4.0
+"""Times of where two are compared that are drawn: one that went on for long would press the other flat."""
 TITLES = {"accuracy": "Accuracy", "validation_loss": "Validation loss", "loss": "Loss"}
 
 
@@ -192,9 +194,11 @@ def _draw(
     form: Callable[[float], str],
 ) -> Drawing:
     along = [(x(side, side.lines[measure].round), side.lines[measure].value) for side in sides]
+    first, last = (max(float(xs[end]) for xs, _ in along) for end in (0, -1))
+    most = max(min(last, BEYOND * at), first) or 1.0
+    along = [_up_to(most, xs, values) for xs, values in along]
     values = np.concatenate([value for _, value in along])
     low, high = float(values.min()), float(values.max())
-    most = max(float(xs[-1]) for xs, _ in along) or 1.0
     of_rounds, height = form is _round, (high - low) or 1.0
     return Drawing(
         title="At equal rounds" if of_rounds else "At equal bytes",
@@ -206,6 +210,14 @@ def _draw(
         standings=standings,
         caption=f"{TITLES[measure]} over {'rounds' if of_rounds else 'bytes sent, up and down'}",
     )
+
+
+def _up_to(most: float, xs: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """The part of a line that is shown, to its very end."""
+    if xs[-1] <= most:
+        return xs, values
+    kept = int(np.searchsorted(xs, most, "right"))
+    return np.append(xs[:kept], most), np.append(values[:kept], np.interp(most, xs, values))
 
 
 def _points(x: Floats, y: Floats) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -47,6 +48,16 @@ def test_who_is_ahead_depends_on_what_is_equal(client: Client, mira: User, proje
     assert '<td class="num">3</td><td class="num">0.120</td><td class="num">62.9 MB</td>' in equal_bytes
     assert '<td class="num">30</td><td class="num">0.900</td><td class="num">62.9 MB</td>' in equal_bytes
     assert html.count("<polyline class=") == 4
+
+
+def test_one_that_went_on_for_long_presses_the_other_not_flat(client: Client, mira: User, project: Project) -> None:
+    short = federation(mira, project, "short", rounds=10, gain=0.05, mib=1.0)
+    long = federation(mira, project, "long", rounds=1000, gain=0.0005, mib=1.0)
+    html = text(client.get(f"/jobs/compare?job={short.pk}&job={long.pk}"))
+    assert "<span>round 40</span>" in html
+    assert 'x1="250.0"' in html
+    (ends, *_) = [points.split()[-1] for points in re.findall(r'<polyline class="s2" points="([^"]+)"', html)]
+    assert ends.startswith("1000.0,")
 
 
 def test_of_losses_the_lower_is_ahead(client: Client, mira: User, project: Project) -> None:
