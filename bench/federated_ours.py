@@ -130,8 +130,8 @@ def write_work(rounds: Rounds, path: Path) -> None:
 def alone(asked: str) -> dict[str, Any]:
     """So many rounds from torch's import on: how soon the first is over, how long one takes, memory.
 
-    Memory is what Linux counts as resident, above what it was once torch was imported; `rounds_mib`: at most in a
-    round, without the table of samples, which the recipe holds as a whole.
+    Memory is what Linux counts as resident, above what it was once torch was imported (`torch_mib`); `rounds_mib`: at
+    most in a round, without the table of samples, which the recipe holds as a whole.
     """
     import torch
 
@@ -159,6 +159,7 @@ def alone(asked: str) -> dict[str, Any]:
     in_rounds = (resident("VmHWM") - base) / MIB
     return {
         **told,
+        "torch_mib": base / MIB,
         "peak_mib": max(told["made_mib"], in_rounds),
         "rounds_mib": in_rounds - told["table_mib"],
         "seconds": [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)],

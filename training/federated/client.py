@@ -105,8 +105,12 @@ class Client:
         w = self.model if begin is None else begin
         for step in range(self.steps):
             gradient = self.gradient(w, step)
-            w = w - self.learning_rate * (gradient if correct is None else correct(w, gradient))
+            w = self.step(w, gradient if correct is None else correct(w, gradient))
         return w
+
+    def step(self, w: Tensor, direction: Tensor) -> Tensor:
+        """w − η · direction, in one pass: a product by itself would be as large again for all stacked clients."""
+        return torch.sub(w, direction, alpha=self.learning_rate)
 
     def represent(self, w: Tensor, step: int) -> Tensor:
         """What enters the head of the model w for a step's batch, (samples, features), in training's mode.

@@ -207,6 +207,7 @@ class Controller:
             tree.put_sum(number, self._parts(question, sizes, sent, mine), self._world.device)
             if combining is not None:
                 mine.sent.append(combining.rows(len(sent.clients), question.folded(sent.values)))
+            del sent  # a chunk's memory is there for the next one
         shares = self._shares
         if added.chunks:
             shares = [*shares[:-1], range(shares[-1].start, chunks)]

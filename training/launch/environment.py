@@ -14,6 +14,10 @@ from training.launch.incarnation import Incarnation
 from training.launch.plan import BadPlan, Plan
 from training.launch.ranks import inherited
 
+HEAP = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+"""For glibc's malloc: what a step has freed stays with the process for the next, which would else fetch every page anew
+from the kernel. That took a fifth of the round of a federation on a CPU."""
+
 
 @dataclass(frozen=True)
 class RankCommand:
@@ -32,7 +36,7 @@ def trainer(plan: Plan) -> RankCommand:
         raise BadPlan(f"The job's Python, {sys.executable}, has no torch. Install it there, or take another Python.")
     arguments = (sys.executable, "-P", "-m", "training", str(plan.run_dir / "portal" / "run.toml"))
     lean = {"PYDANTIC_DISABLE_PLUGINS": "__all__"}  # looking for some reads the metadata of every package installed
-    return RankCommand(arguments, plan.job_dir, {**lean, **plan.env, **found})
+    return RankCommand(arguments, plan.job_dir, {**HEAP, **lean, **plan.env, **found})
 
 
 def rank_environment(

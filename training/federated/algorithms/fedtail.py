@@ -81,7 +81,7 @@ def train(
         sigma = curvatures(terms.by_class, w, power_steps)
         weights = 1 / (1 + sigma) if gamma == "formula" else sigma / (1 + sigma)
         beside = grad(terms.beside)(w, weights, terms.shift(w, rho) if rho else None)
-        w = w - client.learning_rate * (client.gradient(w, step) + beside)
+        w = client.step(w, client.gradient(w, step) + beside)
     return {"delta": w - client.model}
 
 

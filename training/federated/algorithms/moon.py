@@ -34,7 +34,7 @@ def train(
         towards = client.represent(client.model, step)
         away = client.represent(client.kept["previous"], step)
         contrast = partial(_contrast, towards=towards, away=away, mu=mu, temperature=temperature)
-        w = w - client.learning_rate * client.gradient(w, step, beside=contrast)
+        w = client.step(w, client.gradient(w, step, beside=contrast))
     client.kept["previous"] = w
     return {"delta": w - client.model}
 
