@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-BLOCK = 2**16
+BLOCK = 2**18
 """Numbers that are brought to float64 at a time: they stay in the cache, whole tensors took six times as long."""
 Node = tuple[int, int]
 """(first chunk, chunks that it would have if the tree were full), a power of two."""
