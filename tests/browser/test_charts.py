@@ -13,6 +13,7 @@ from playwright.sync_api import Locator, Page, Route, WebSocketRoute, expect
 from jobs import live
 from tests.browser.conftest import Watched, drag
 from tests.stack import Stack
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.turns(2)]
 Browse = Callable[..., Watched]
@@ -69,16 +70,14 @@ def test_what_was_chosen_is_in_the_address_and_going_back_undoes_it(
     assert page.url == f"{zoomed}&log=loss"
     figure.get_by_label("Smoothing").select_option("5\N{NO-BREAK SPACE}%")
     assert page.url == f"{zoomed}&log=loss&smooth=0.05"
-    page.wait_for_load_state("networkidle")
     page.mouse.move(5, 5)
-    picture = figure.locator("canvas").evaluate(PICTURE)
 
     # Somebody else opens that address.
     theirs = browse(lab_up)
     their_figure = opened(theirs, page.url.removeprefix(watched.url))
     expect(their_figure.locator("[data-scale=log]")).to_have_attribute("aria-pressed", "true")
     expect(their_figure.get_by_label("Smoothing")).to_have_value("0.05")
-    looks_like(their_figure, picture)
+    until(lambda: their_figure.locator("canvas").evaluate(PICTURE) == figure.locator("canvas").evaluate(PICTURE))
     assert their_figure.locator(".readout").inner_text() == figure.locator(".readout").inner_text()
 
     page.go_back()
