@@ -80,7 +80,7 @@ class Up:
             "PYDANTIC_DISABLE_PLUGINS": "__all__",  # looking for some reads the metadata of every package installed
         }
         if self.demo and not self.settings.VIGIL_LOCAL_CPUS:
-            slots = len(os.sched_getaffinity(0)) + DEMO_SLOTS
+            slots = max(2, len(os.sched_getaffinity(0))) + DEMO_SLOTS
             self.environment["VIGIL_LOCAL_CPUS"] = str(slots)
 
     # starting
