@@ -36,9 +36,8 @@ START_PATIENCE_S = 60.0
 LOOK_S = 1.0  # how often logs are read; a death wakes us at once
 # A child that dies this often before anything was ready will not come up by trying again.
 HOPELESS_AFTER = 4
-DEMO_SLOTS = (
-    2  # beyond the cores, for what the demonstration lab runs: whoever looks around wants to run something, too
-)
+# Beyond the cores, for what the demonstration lab runs: whoever looks around wants to run something, too.
+DEMO_SLOTS = 2
 # Who may know where Slurm's key is: who speaks with Slurm, and who looks at its mode before serving, to forget it then.
 NEED_KEYS = frozenset({"follow", "web"})
 KEYS = ("VIGIL_SLURM_KEY_FILE", "VIGIL_SLURM_TOKEN_COMMAND")
