@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,6 +49,16 @@ class Facts:
     seconds: dict[int, float] = field(default_factory=dict)
     """What each has taken, of those that were computed by themselves."""
 
+    @classmethod
+    def joined(cls, parts: Sequence[Facts]) -> Facts:
+        return cls(
+            clients=np.concatenate([np.zeros(0, dtype=np.int64), *(part.clients for part in parts)]),
+            losses=np.concatenate([np.zeros(0), *(part.losses for part in parts)]),
+            is_fine=np.concatenate([np.zeros(0, dtype=np.bool_), *(part.is_fine for part in parts)]),
+            failed={client: text for part in parts for client, text in part.failed.items()},
+            seconds={client: took for part in parts for client, took in part.seconds.items()},
+        )
+
     @property
     def broken(self) -> list[int]:
         """Those that answered, and not with numbers."""
@@ -84,11 +93,8 @@ class Costs:
 class _Mine:
     """What this rank's clients have answered."""
 
-    clients: list[int] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    is_fine: list[bool] = field(default_factory=list)
-    failed: dict[int, str] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
+    facts: list[Facts] = field(default_factory=list)
+    """By chunk."""
     kept: list[dict[str, Tensor]] = field(default_factory=list)
     sent: list[Mapping[str, Tensor]] = field(default_factory=list)
     """By chunk what was answered, where it is not added up."""
@@ -113,7 +119,7 @@ class Controller:
     ) -> None:
         self.server, self.plan, self.round = server, plan, round_
         self.costs = Costs()
-        self.facts = _facts(())
+        self.facts = Facts.joined(())
         """Of the question that trains."""
         self.arrivals = Arrivals.none()
         """Late answers to it of earlier rounds."""
@@ -214,10 +220,10 @@ class Controller:
             if self._world.rank == self._world.size - 1:
                 tree.put((chunks - 1, 1), added.summed(sizes, self._weights_of(question, added), self._world.device))
         computed = time.perf_counter()
-        facts = self._exchange.facts((mine.clients, mine.losses, mine.is_fine, mine.failed, mine.seconds))
+        facts = self._exchange.facts(Facts.joined(mine.facts))
         waited = time.perf_counter()
         total = self._exchange.total(tree, shares, chunks, sum(sizes.values()))
-        found = _facts(facts)
+        found = Facts.joined(facts)
         self.costs.compute_seconds += computed - began
         self.costs.wait_seconds += waited - computed
         self.costs.transfer_seconds += time.perf_counter() - waited
@@ -279,11 +285,10 @@ class Controller:
             rows = value if bool(now.all()) else torch.where(now[:, None].to(value.device), value, 0)
             weights = now * samples if question.weighted_by(name) == SAMPLES else now.double()
             parts.append((rows, weights.to(device)))
-        mine.clients += sent.clients.tolist()
-        mine.losses += sent.losses.tolist()
-        mine.is_fine += fine.tolist()
-        mine.failed |= failing.passed_on(sent.failed, len(mine.failed))
-        mine.seconds |= dict(zip(sent.clients.tolist(), sent.seconds, strict=bool(sent.seconds)))
+        failed = failing.passed_on(sent.failed, sum(len(part.failed) for part in mine.facts))
+        seconds = dict(zip(sent.clients.tolist(), sent.seconds, strict=bool(sent.seconds)))
+        losses = sent.losses.detach().double().cpu().numpy()
+        mine.facts.append(Facts(sent.clients, losses, fine.numpy(), failed, seconds))
         if sent.kept:
             mine.kept.append(self._kept(sent, fine))
         if not bool(now.all()) and folded:
@@ -348,13 +353,3 @@ def _are_numbers(sent: Sent) -> Tensor:
         if rows.shape[1]:  # both ends take a NaN along, and unlike to look at each number they make no copies
             good &= torch.isfinite(rows.amax(dim=1)) & torch.isfinite(rows.amin(dim=1))
     return good.cpu() & ~torch.from_numpy(np.isin(sent.clients, list(sent.failed)))
-
-
-def _facts(parts: Sequence[tuple[Any, ...]]) -> Facts:
-    return Facts(
-        clients=np.array([client for part in parts for client in part[0]], dtype=np.int64),
-        losses=np.array([loss for part in parts for loss in part[1]], dtype=np.float64),
-        is_fine=np.array([fine for part in parts for fine in part[2]], dtype=bool),
-        failed={client: text for part in parts for client, text in part[3].items()},
-        seconds={client: took for part in parts for client, took in part[4].items()},
-    )

@@ -35,13 +35,16 @@ FIRST = ("source", "model", "hidden")
 SYNTHETIC = "synthetic"
 DIGITS = "digits"
 COLUMNS = 8
+"""Of a table that are standardised at a time: a large one is there once."""
+BLOCK = 4096
+"""Rows of a synthetic regression that are made at a time."""
 
 
 @dataclass(frozen=True)
 class Table:
     """Rows of features, standardised over the training rows, and what is to be told from them."""
 
-    features: NDArray[np.float64]
+    features: NDArray[np.floating]
     """(rows, features)."""
     targets: NDArray[np.float64]
     """(rows,): a label's number, or a value."""
@@ -79,11 +82,15 @@ def check(config: Asked, shape: Shape) -> Iterator[Misfit]:
 
 def labels(data: Path, *, held_out: int = 6, samples: int = 2000, **options: object) -> Labels:
     """By class; of a regression all are alike."""
-    kept = splits(_rows(data, samples), held_out)
     if data.name == SYNTHETIC:
-        return Labels({split: np.zeros(len(rows), dtype=np.int64) for split, rows in kept.items()}, ("value",))
+        zero = np.zeros(1, dtype=np.int64)
+        return Labels(
+            {split: np.broadcast_to(zero, many) for split, many in _sizes(samples, held_out).items()}, ("value",)
+        )
     table = _read(data)
-    return Labels({split: table.targets[rows].astype(np.int64) for split, rows in kept.items()}, table.labels)
+    of = table.targets[_order(len(table.targets), held_out)].astype(np.int64)
+    trained = _sizes(len(of), held_out)["train"]
+    return Labels({"train": of[:trained], "validation": of[trained:]}, table.labels)
 
 
 def build(
@@ -103,16 +110,22 @@ def build(
 ) -> Task:
     import torch
 
-    table = _made_up(samples, features, noise) if data.name == SYNTHETIC else _read(data)
-    kept = splits(len(table.targets), held_out)
-    features_of_all = table.features if data.name == SYNTHETIC else table.features.copy()  # others read what was read
-    standardised = _standardised(features_of_all, kept["train"], pixels=data.stem.startswith(DIGITS))
-    rows = torch.from_numpy(standardised).to(torch.get_default_dtype())
+    dtype = torch.get_default_dtype()
+    if data.name == SYNTHETIC:
+        table = _made_up(samples, features, noise, torch.empty(0, dtype=dtype).numpy().dtype)
+    else:
+        read = _read(data)
+        order = _order(len(read.targets), held_out)
+        table = Table(read.features[order], read.targets[order], read.labels)
+    sizes = _sizes(len(table.targets), held_out)
+    _standardise(table.features, sizes["train"], pixels=data.stem.startswith(DIGITS))
+    rows = torch.from_numpy(table.features).to(dtype)
     targets = torch.from_numpy(table.targets)
     targets = targets.long() if table.labels else targets.to(rows.dtype)
+    begins: dict[Split, int] = {"train": 0, "validation": sizes["train"]}
 
     def batch(split: Split, ids: Ids) -> Batch:
-        wanted = torch.from_numpy(kept[split][ids])
+        wanted = torch.from_numpy(ids) + begins[split]
         return rows[wanted], targets[wanted]
 
     is_binary = model == "logistic" and len(table.labels) == 2
@@ -120,7 +133,7 @@ def build(
     each = _of_two if is_binary else _of_classes if table.labels else _of_values
     return Task(
         model=_model(model, rows.shape[1], hidden, outputs, batch_norm=batch_norm),
-        samples={split: len(found) for split, found in kept.items()},
+        samples=sizes,
         batch=batch,
         loss=lambda model, batch: each(model, batch)["loss"].mean(),
         score=lambda model, batch: {name: values.mean() for name, values in each(model, batch).items()},
@@ -129,12 +142,17 @@ def build(
     )
 
 
-def splits(rows: int, held_out: int) -> dict[Split, Ids]:
-    """The numbers of the rows to train on, and of those kept for validation."""
-    if not held_out:
-        return {"train": np.arange(rows), "validation": np.arange(0)}
-    kept = np.arange(rows) % held_out == 0
-    return {"train": np.flatnonzero(~kept), "validation": np.flatnonzero(kept)}
+def _sizes(rows: int, held_out: int) -> dict[Split, int]:
+    """How many rows are trained on, and how many are kept for validation."""
+    kept = -(-rows // held_out) if held_out else 0
+    return {"train": rows - kept, "validation": kept}
+
+
+def _order(rows: int, held_out: int) -> Ids:
+    """The rows of a file as they are kept: those to train on, and then those for validation, each of so many."""
+    numbers = np.arange(rows)
+    is_kept = numbers % held_out == 0 if held_out else np.zeros(rows, dtype=bool)
+    return np.concatenate([numbers[~is_kept], numbers[is_kept]])
 
 
 def _model(kind: str, features: int, hidden: int, outputs: int, *, batch_norm: bool) -> nn.Module:
@@ -167,10 +185,6 @@ def _of_values(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
     return {"loss": (model(rows).squeeze(-1) - targets).square() / 2}
 
 
-def _rows(data: Path, samples: int) -> int:
-    return samples if data.name == SYNTHETIC else len(_read(data).targets)
-
-
 @functools.lru_cache(maxsize=4)
 def _read(path: Path) -> Table:
     with gzip.open(path, "rb") as file:
@@ -184,23 +198,27 @@ def _read(path: Path) -> Table:
     return Table(values[:, :-1], values[:, -1], names)
 
 
-def _made_up(rows: int, features: int, noise: float) -> Table:
+def _made_up(rows: int, features: int, noise: float, dtype: np.dtype[np.floating]) -> Table:
+    """Drawn in float64, whatever it is kept in, so that runs of either have the same samples."""
     draw = np.random.RandomState(0)  # the only one of numpy's whose numbers are promised never to change
-    values = draw.standard_normal((rows, features))
     weights = draw.standard_normal(features)
-    return Table(values, values @ weights + noise * draw.standard_normal(rows), ())
+    values, targets = np.empty((rows, features), dtype), np.empty(rows)
+    for begin in range(0, rows, BLOCK):
+        block = draw.standard_normal((min(BLOCK, rows - begin), features))
+        values[begin : begin + BLOCK] = block
+        targets[begin : begin + BLOCK] = block @ weights + noise * draw.standard_normal(len(block))
+    return Table(values, targets, ())
 
 
-def _standardised(values: NDArray[np.float64], train: Ids, *, pixels: bool) -> NDArray[np.float64]:
-    """The values, changed in place: mean 0 and deviation 1 over the training rows; pixels, of which some are never lit,
-    from 0 to 1. A few columns at a time: a large table is there once."""
+def _standardise(values: NDArray[np.floating], trained: int, *, pixels: bool) -> None:
+    """Changes the values in place: mean 0 and deviation 1 over the first rows, which are trained on; pixels, of which
+    some are never lit, from 0 to 1."""
     if pixels:
         values /= 16
-        return values
+        return
     for begin in range(0, values.shape[1], COLUMNS):
         columns = values[:, begin : begin + COLUMNS]
-        of = columns[train]
-        deviation = of.std(axis=0)
-        columns -= of.mean(axis=0)
+        of = columns[:trained]
+        deviation = of.std(axis=0, dtype=np.float64)
+        columns -= of.mean(axis=0, dtype=np.float64)
         columns /= np.where(deviation > 0, deviation, 1.0)
-    return values
