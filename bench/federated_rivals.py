@@ -240,7 +240,8 @@ def flower(path: str) -> None:
     torch.set_num_threads(1)
     work = _read_once(path)
     model = work.model()
-    turns = Turns(lambda: work.score(model))
+    lost = 0
+    turns = Turns(lambda: {**work.score(model), "lost": lost})
     client_app, server_app = ClientApp(), ServerApp()
 
     @client_app.train()
@@ -263,9 +264,16 @@ def flower(path: str) -> None:
         model.load_state_dict(arrays.to_torch_state_dict())
         turns.done()
 
+    class Counting(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            nonlocal lost
+            replies = list(replies)
+            lost += len(work.owned) - sum(not reply.has_error() for reply in replies)
+            return super().aggregate_train(server_round, replies)
+
     @server_app.main()
     def main(grid: Any, context: Any) -> None:
-        strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=len(work.owned))
+        strategy = Counting(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=len(work.owned))
         strategy.start(
             grid=grid, initial_arrays=ArrayRecord(work.weights), num_rounds=10**6, evaluate_fn=evaluate,
             train_config=ConfigRecord({}),

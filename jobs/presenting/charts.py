@@ -163,17 +163,14 @@ ROUND_BYTES: dict[str, Any] = {
 
 def figures(job: Job, life: Life, names: list[str]) -> list[dict[str, Any]]:
     """The charts of this kind of job, in order; `names`: the series that it has told so far."""
-    empty = _empty(job, life)
     if job.kind == "distributed":
-        drawn = _of_trainer(job, names)
-    elif job.kind == "federated":
-        drawn = _of_federation(names)
-    else:
-        drawn = _of_attached(life, names) if job.is_attached else _of_script(names)
-    return [{"empty": empty, **figure} for figure in drawn]
+        return _of_trainer(job, names)
+    if job.kind == "federated":
+        return _of_federation(names)
+    return _of_attached(life, names) if job.is_attached else _of_script(names)
 
 
-def _empty(job: Job, life: Life) -> str:
+def empty(job: Job, life: Life) -> str:
     """What stands where there is nothing to draw, and when to expect something."""
     if not life.latest.is_alive:
         return "This job ended without reporting any."

@@ -103,7 +103,11 @@ def _overview(request: HttpRequest, page: Page) -> dict[str, Any]:
     newest += [(one.at, one.text) for one in slow if one.attempt == page.life.latest][-SHOWN_SLOW:]
     newest += hardware_events.of(page.life.latest, page.life.now)
     return {
-        "marks": curves.marks(page.life) | ({"slow": slow_mounts.by_step(page.life, slow)} if slow else {}),
+        "marks": {
+            **curves.marks(page.life),
+            **({"slow": slow_mounts.by_step(page.life, slow)} if slow else {}),
+            "empty": charts.empty(page.job, page.life),
+        },
         "newest": page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
         "shown": performance.tell(page.life, may_change=page.may_change),
         "finding": gpu_tab.low_use(page.life),

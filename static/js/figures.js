@@ -40,7 +40,7 @@ export class Figures {
     return this.charts.flatMap(({ names }) => [...names]);
   }
 
-  // Where attempts begin, and restarts within them.
+  // Where attempts begin, and restarts within them; and what stands where there is nothing yet.
   mark(marks) {
     for (const chart of this.charts.filter(({ unit }) => unit !== "second")) {
       Object.assign(chart.spec, marks);

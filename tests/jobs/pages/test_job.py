@@ -73,7 +73,7 @@ def test_charts_know_where_attempts_and_restarts_begin(client: Client, mira: Use
         Event.objects.create(attempt=first, incarnation=incarnation, **began)
 
     def marks(path: str) -> object:
-        return json.loads(client.get(path).text.split('id="marked" type="application/json">')[1].split("<")[0])
+        return {key: value for key, value in marked(client, path).items() if key != "empty"}
 
     one = {"at": 0, "label": "attempt 1", "state": None}
     assert marks(f"/jobs/{job.pk}") == {"breaks": [one], "restarts": [80, 120]}
@@ -86,14 +86,29 @@ def test_charts_know_where_attempts_and_restarts_begin(client: Client, mira: Use
     assert 'id="marked"' not in client.get(f"/jobs/{job.pk}/life?tab=logs").text
 
 
+def test_charts_without_values_say_what_to_expect_now(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="pending")
+    assert marked(client, f"/jobs/{job.pk}")["empty"] == "No values yet: it waits in the queue."
+    Attempt.objects.update(state="running", started_at=timezone.now())
+    told = marked(client, f"/jobs/{job.pk}/life?tab=overview")["empty"]
+    assert told == "No values yet. The trainer reports about every second once step 1 is done."
+    Attempt.objects.update(state="failed", ended_at=timezone.now())
+    assert marked(client, f"/jobs/{job.pk}/life?tab=overview")["empty"] == "This job ended without reporting any."
+
+
+def marked(client: Client, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        client.get(path).text.split('id="marked" type="application/json">')[1].split("<")[0]
+    )
+    return found
+
+
 def test_charts_of_a_program_of_somebody_s_mark_its_restarts_too(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running", kind="script", attempt={"incarnation": 2})
     for incarnation, name in enumerate(["", "step-80", "step-120.g3", "?"]):
         told = {"incarnation": incarnation, "resumed_from": name}
         Event.objects.create(attempt=job.latest, time=timezone.now(), kind="incarnation.started", rank=-1, data=told)
-    page = client.get(f"/jobs/{job.pk}/life?tab=overview").text
-    marks = json.loads(page.split('id="marked" type="application/json">')[1].split("<")[0])
-    assert marks["restarts"] == [80, 120]
+    assert marked(client, f"/jobs/{job.pk}/life?tab=overview")["restarts"] == [80, 120]
 
 
 def test_what_replicas_send_is_drawn_where_somebody_chose_how(client: Client, mira: User, project: Project) -> None:
