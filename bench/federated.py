@@ -138,8 +138,8 @@ class Turn:
     """Of all its processes together, a round."""
     loss: float
     accuracy: float
-    lost: int
-    """Answers of clients that never came, so far."""
+    lost: Sequence[str]
+    """Of answers that clients did not give, so far, why."""
 
 
 class Contender:
@@ -157,7 +157,7 @@ class Contender:
         told = self._hear()
         cpu = stage.cpu_seconds(self._child.pid) - before
         accuracy = told.get("accuracy", float("nan"))
-        return Turn(told["seconds"], cpu / rounds, told["loss"], accuracy, told.get("lost", 0))
+        return Turn(told["seconds"], cpu / rounds, told["loss"], accuracy, told.get("lost", []))
 
     def _hear(self) -> dict[str, Any]:
         assert self._child.stdout
@@ -260,7 +260,7 @@ def _compared(clients: int, found: dict[str, list[Turn]], bars: dict[str, bool])
             f"  {name:<12} {statistics.median(rounds):7.3f} s a round ({min(rounds):.3f} to {max(rounds):.3f}), CPU "
             f"{cpu:.3f} s; {ratio:.1f}× ours ({min(ratios):.1f} to {max(ratios):.1f}); "
             f"then loss {end.loss:.5f}, accuracy {end.accuracy:.3f}"
-            + (f"; {end.lost} answers were lost" if end.lost else "")
+            + (f"; {len(end.lost)} answers were lost: {end.lost[-1][:200]}" if end.lost else "")
         )
         figures[name] = {"seconds": statistics.median(rounds), "cpu_seconds": cpu, "ratio": ratio, "loss": end.loss}
         if limit := BARS.get(clients, {}).get(name):

@@ -240,7 +240,7 @@ def flower(path: str) -> None:
     torch.set_num_threads(1)
     work = _read_once(path)
     model = work.model()
-    lost = 0
+    lost: list[str] = []
     turns = Turns(lambda: {**work.score(model), "lost": lost})
     client_app, server_app = ClientApp(), ServerApp()
 
@@ -266,9 +266,9 @@ def flower(path: str) -> None:
 
     class Counting(FedAvg):
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            nonlocal lost
             replies = list(replies)
-            lost += len(work.owned) - sum(not reply.has_error() for reply in replies)
+            lost.extend(reply.error.reason or "no reason" for reply in replies if reply.has_error())
+            lost.extend(["no answer"] * (len(work.owned) - len(replies)))
             return super().aggregate_train(server_round, replies)
 
     @server_app.main()

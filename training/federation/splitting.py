@@ -110,7 +110,11 @@ def check(config: FederationConfig, divided: Divided) -> Iterator[Misfit]:
         yield Misfit(f"{config.aggregation}.root_samples", f"{text} Write at most {kept - 1:,}, better half of them.")
     empty = np.flatnonzero(divided.sizes == 0)
     samples = len(divided.owners["train"])
-    if samples < config.clients:
+    if not samples:
+        yield Misfit(
+            "recipe", f'is "{config.recipe}", but its data leave nothing to train on. Keep less of them apart.'
+        )
+    elif samples < config.clients:
         yield Misfit("clients", f"are {config.clients:,}, but there are {samples:,} samples. Write at most {samples}.")
     elif len(empty):
         some = ", ".join(map(str, empty[:3])) + (", …" if len(empty) > 3 else "")

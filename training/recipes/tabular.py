@@ -78,6 +78,8 @@ def check(config: Asked, shape: Shape) -> Iterator[Misfit]:
         yield Misfit("tabular.model", 'is "logistic", but a regression has no classes. Write "linear" or "mlp".')
     if not values and options.get("model") == "linear":
         yield Misfit("tabular.model", 'is "linear", for values; these are classes. Write "logistic" or "mlp".')
+    if options.get("held_out") == 1:
+        yield Misfit("tabular.held_out", "is 1, which keeps every row for validation. Write 0, or at least 2.")
 
 
 def labels(data: Path, *, held_out: int = 6, samples: int = 2000, **options: object) -> Labels:
