@@ -100,7 +100,7 @@ class Over(Exception):
 class Turns:
     """A process's side: so many rounds are asked for, and told of."""
 
-    def __init__(self, score: Callable[[], dict[str, float]]) -> None:
+    def __init__(self, score: Callable[[], dict[str, Any]]) -> None:
         self._score = score
         self._left = 0
         self._taken: list[float] = []
@@ -273,6 +273,8 @@ def flower(path: str) -> None:
 
     @server_app.main()
     def main(grid: Any, context: Any) -> None:
+        while len(list(grid.get_node_ids())) < len(work.owned):  # else the first round is of those that are there
+            time.sleep(0.1)
         strategy = Counting(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=len(work.owned))
         strategy.start(
             grid=grid, initial_arrays=ArrayRecord(work.weights), num_rounds=10**6, evaluate_fn=evaluate,
