@@ -269,8 +269,9 @@ class Planted:
             assert verdict.seconds + seconds(verdict.made_at, ended.decided_at) <= OWN_S, ended
 
 
-OWN_S = 8.0
-"""Of the ten seconds from the end what is Vigil's alone: to read what was left, and after that to decide."""
+OWN_S = 12.0
+"""What is Vigil's alone: to read what was left, and after that to decide. Four seconds beside six busy processes, ten
+beside all other tests on a machine of half the speed; it is to be less than a decision waits for a verdict."""
 WHOLE_S = 25.0
 """To the verdict, and to the decision, where many jobs start and end at once on a machine of two cores."""
 

@@ -203,7 +203,7 @@ def plant(site: Site, places: ExitStack) -> None:
         site.submit(name, what, **ASKED.get(name, {}))
         if name == "hung":
             planted.set_patience(site.run_directory(name))
-    wait_for(lambda: "ready to diagnose" in site.stack.log("diagnose"), "what diagnoses to be there")
+    wait_for(lambda: "ready to diagnose" in site.stack.log("diagnose"), "what diagnoses to be there", PATIENCE_S)
     for name, what in PLANTED.items():
         wait_for(site.has_room, f"fewer jobs, so that {name} can be planted", PATIENCE_S)
         site.submit(name, what, **ASKED.get(name, {}))
