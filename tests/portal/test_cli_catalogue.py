@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from portal.cli import catalogue
-from tests.portal.test_cli import portal, problem, vigil  # noqa: F401
+from tests.portal.commands import portal, problem, vigil  # noqa: F401
 
 ENTRY = {
     "name": "storage.ours_down",

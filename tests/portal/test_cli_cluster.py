@@ -6,7 +6,7 @@ from datetime import datetime
 import pytest
 
 from portal.cli import drain
-from tests.portal.test_cli import nowhere, portal, problem, vigil  # noqa: F401
+from tests.portal.commands import nowhere, portal, problem, vigil  # noqa: F401
 
 READING = {"read_at": "2026-01-31T12:00:00Z", "error": "", "failing_since": None}
 NODE = {

@@ -4,7 +4,7 @@ import json
 
 import httpx
 
-from tests.portal.test_cli import JOB, nowhere, portal, problem, vigil  # noqa: F401
+from tests.portal.commands import JOB, nowhere, portal, problem, vigil  # noqa: F401
 
 STEP_4 = {
     "id": 1, "step": 4, "name": "step-4", "generation": 1, "state": "verified", "problem": "", "resumable": True,

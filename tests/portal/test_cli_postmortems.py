@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.portal.test_cli import JOB, nowhere, portal, vigil  # noqa: F401
+from tests.portal.commands import JOB, nowhere, portal, vigil  # noqa: F401
 
 TOLD = {
     "job": 7, "attempt": 2, "cause": "data.corrupt", "evidence_cause": "program.exception", "confidence": 0.9,

@@ -3,7 +3,7 @@
 import json
 
 from portal.cli import profiles
-from tests.portal.test_cli import JOB, portal, problem, vigil  # noqa: F401
+from tests.portal.commands import JOB, portal, problem, vigil  # noqa: F401
 
 NAME = "step-90-94.rank0.abc123.json.gz"
 WAITS = {

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from portal.cli import terminal, watch
-from tests.portal.test_cli import JOB, nowhere, portal, problem, vigil  # noqa: F401
+from tests.portal.commands import JOB, nowhere, portal, problem, vigil  # noqa: F401
 from tests.portal.test_cli_telemetry import AGENT, GPU, TELEMETRY
 
 DOING = "\x1b]0;mine\x07\x1b]52;c;bWluZQ==\x07\x9b2J\rover\u202egnp\0"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from portal.cli import sweeps
-from tests.portal.test_cli import JOB, nowhere, portal, vigil  # noqa: F401
+from tests.portal.commands import JOB, nowhere, portal, vigil  # noqa: F401
 
 SWEEP = {
     "id": 3, "name": "rates", "project": "default", "owner": "mira", "values": {"run.seed": [1, 2]}, "at_once": 1,

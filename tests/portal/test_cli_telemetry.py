@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from tests.portal.test_cli import nowhere, portal, problem, vigil  # noqa: F401
+from tests.portal.commands import nowhere, portal, problem, vigil  # noqa: F401
 
 AGENT = {
     "node": "dgx-01", "version": "0.1.0", "enrolled_at": None, "enrolled_by": "ops", "is_silent": False,

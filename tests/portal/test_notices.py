@@ -22,7 +22,7 @@ from portal.notify import SYSADMINS, raise_notice, withdraw, withdraw_missing
 from portal.tasks import tidy
 from tests.jobs.pages.reading import text
 from tests.lab import a_job, a_project, bearer, person, signed_in, sysadmin
-from tests.portal.test_cli import nowhere, portal, problem, vigil  # noqa: F401
+from tests.portal.commands import nowhere, portal, problem, vigil  # noqa: F401
 from tests.stack import Stack
 
 pytestmark = pytest.mark.django_db

@@ -14,7 +14,7 @@ from jobs.postmortem import runbook
 from portal.models import AuditEntry, SiteRunbook
 from tests.jobs.pages.reading import text
 from tests.lab import bearer, person, signed_in, sysadmin
-from tests.portal.test_cli import nowhere, portal, problem, vigil  # noqa: F401
+from tests.portal.commands import nowhere, portal, problem, vigil  # noqa: F401
 
 FILES = sorted(path.stem for path in runbook.FOLDER.glob("*.md"))
 

@@ -4,67 +4,24 @@ from __future__ import annotations
 
 import time
 import tomllib
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
 from jobs.disk import rundir, tokens, upload
-from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
-from jobs.following import arrays, follow, handover
+from jobs.errors import IdempotencyConflict, SpecError
+from jobs.following import arrays
 from jobs.models import Attempt, Job, Predecessor, Stray, Sweep
 from jobs.spec import SweepSpec
-from jobs.submitting import sweeps
-from jobs.submitting.submit import cancel, delete
+from jobs.submitting.submit import delete
 from nodes.schedulers.base import SchedulerError
-from portal.models import Project, User
+from portal.models import User
 from tests.jobs.asking import ENTRIES, ask, its_code, text_of
 from tests.jobs.schedulers import Told
-from tests.lab import a_project, person
+from tests.jobs.submitting.sweeping import TEXT, firsts, later, make, tick
 
 pytestmark = pytest.mark.django_db
-
-TEXT = """\
-# Which rate?
-name = "rates"
-project = "default"
-
-[run]
-steps = 40  # short
-
-[sweep]
-at_once = 2
-
-[sweep.over]
-"run.learning_rate" = [1e-3, 2e-3]
-"run.seed" = [1, 2, 3]
-"""
-
-
-def make(user: User, text: str = TEXT, **options: Any) -> Sweep:
-    return sweeps.submit(user, SweepSpec.parse_toml(text), spec_toml=text, **options)[0]
-
-
-def tick(told: Told) -> None:
-    assert follow.tick(told)
-
-
-def later() -> None:
-    """Longer than any request takes."""
-    moment = timezone.now() - timedelta(seconds=31)
-    Attempt.objects.filter(ended_at=None, scheduler_id="").exclude(submitting_at=None).update(submitting_at=moment)
-    Stray.objects.update(tried_at=moment)
-
-
-def firsts(sweep: Sweep) -> list[Attempt]:
-    rows = Attempt.objects.filter(job__sweep=sweep, number=1).select_related("job")
-    return list(rows.order_by("job__sweep_index"))
-
-
-@pytest.fixture
-def told() -> Told:
-    return Told(has_arrays=True)
 
 
 def test_every_combination_is_a_job_of_its_own(oskar: User) -> None:
@@ -242,50 +199,6 @@ def test_a_refusal_ends_them_all_with_its_words(oskar: User, told: Told) -> None
     assert told.arrays == []
 
 
-def test_one_that_was_cancelled_before_is_left_out(oskar: User, told: Told) -> None:
-    sweep = make(oskar)
-    cancel(oskar, sweep.jobs.get(sweep_index=1))
-    tick(told)
-    ((_, tasks, _),) = told.arrays
-    assert tasks == [0, 2, 3, 4, 5]
-    assert [one.state for one in firsts(sweep)][:3] == ["pending", "cancelled", "pending"]
-
-
-def test_one_that_was_cancelled_while_nobody_knew_is_hunted_down(oskar: User, told: Told) -> None:
-    sweep = make(oskar)
-    told.loses_answers = True
-    tick(told)
-    lost, told.jobs, told.loses_answers = told.jobs, {}, False
-    cancel(oskar, sweep.jobs.get(sweep_index=1))
-    later()
-    tick(told)  # the request is not there: 1 has ended, the others are asked for again
-    assert [tasks for _, tasks, _ in told.arrays] == [[0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 5]]
-    stray = Stray.objects.get()
-    assert (stray.key, stray.task, stray.scheduler_id) == (sweep.key, 1, "")
-    told.jobs |= lost  # now it arrives
-    later()
-    tick(told)
-    assert told.cancelled == ["501_1"]
-    told.say("501_1", state="cancelled")
-    later()
-    tick(told)
-    tick(told)
-    assert not Stray.objects.exclude(scheduler_id="").exists()
-
-
-def test_an_id_that_comes_for_one_that_has_ended_is_cancelled(oskar: User, told: Told) -> None:
-    sweep = make(oskar)
-    rows = firsts(sweep)
-    Attempt.objects.filter(pk=rows[2].pk).update(ended_at=timezone.now(), state="cancelled")
-    rows[2].job.refresh_from_db()
-    ids = told.submit_array(_asked(sweep), [0, 1, 2], at_once=None)
-    for one in rows:
-        handover.prepare(one)
-    arrays._taken(sweep, rows[:3], ids, told, time.monotonic() + 5)
-    assert told.cancelled == ["501_2"]
-    assert (Stray.objects.get().key, Stray.objects.get().task) == (sweep.key, 2)
-
-
 def test_a_restart_is_a_submission_of_its_own(oskar: User, told: Told) -> None:
     sweep = make(oskar)
     tick(told)
@@ -299,31 +212,6 @@ def test_a_restart_is_a_submission_of_its_own(oskar: User, told: Told) -> None:
     assert told.submissions[0].key == second.key
     assert told.submissions[0].environment == {"VIGIL_SUBMISSION": second.key}
     assert len(told.arrays) == 1
-
-
-def test_cancelling_a_sweep_asks_for_the_end_of_all_that_live(oskar: User, told: Told) -> None:
-    sweep = make(oskar)
-    tick(told)
-    told.say("501_0", state="completed", ended_at=time.time(), nodes=("dgx-01",), exit_code=0)
-    tick(told)
-    Attempt.objects.filter(scheduler_id="501_0").update(decided_at=timezone.now())
-    assert sweeps.cancel(oskar, sweep) == 5
-    tick(told)
-    assert sorted(told.cancelled) == [f"501_{n}" for n in range(1, 6)]
-    for n in range(1, 6):
-        told.say(f"501_{n}", state="cancelled")
-    tick(told)
-    assert sweep.counts() == {"completed": 1, "cancelled": 5}
-    Attempt.objects.update(decided_at=timezone.now())
-    with pytest.raises(Conflict):
-        sweeps.cancel(oskar, sweep)
-
-
-def test_others_may_not_cancel_it(oskar: User, project: Project) -> None:
-    sweep = make(oskar)
-    with pytest.raises(Refused):
-        sweeps.cancel(person("eve", project), sweep)
-    assert Sweep.objects.visible_to(person("mallory", a_project("other"))).count() == 0
 
 
 def test_it_waits_for_the_jobs_before_it(oskar: User, told: Told) -> None:
@@ -395,10 +283,3 @@ class TestWithoutArrays:
         tick(told)
         assert all(one.scheduler_id for one in firsts(sweep))
         assert {asked.key for asked in told.submissions} == {one.key for one in firsts(sweep)}
-
-
-def _asked(sweep: Sweep) -> Any:
-    from jobs.disk.prepare import submission
-
-    first = firsts(sweep)[0]
-    return submission(first, handover.prepare(first))

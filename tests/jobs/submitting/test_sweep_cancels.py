@@ -1,0 +1,96 @@
+"""Sweeps that are cancelled: whole or one by one, before and after anybody knows under which number they run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from jobs.disk.prepare import submission
+from jobs.errors import Conflict, Refused
+from jobs.following import arrays, handover
+from jobs.models import Attempt, Stray, Sweep
+from jobs.submitting import sweeps
+from jobs.submitting.submit import cancel
+from portal.models import Project, User
+from tests.jobs.schedulers import Told
+from tests.jobs.submitting.sweeping import firsts, later, make, tick
+from tests.lab import a_project, person
+
+pytestmark = pytest.mark.django_db
+
+
+def test_one_that_was_cancelled_before_is_left_out(oskar: User, told: Told) -> None:
+    sweep = make(oskar)
+    cancel(oskar, sweep.jobs.get(sweep_index=1))
+    tick(told)
+    ((_, tasks, _),) = told.arrays
+    assert tasks == [0, 2, 3, 4, 5]
+    assert [one.state for one in firsts(sweep)][:3] == ["pending", "cancelled", "pending"]
+
+
+def test_one_that_was_cancelled_while_nobody_knew_is_hunted_down(oskar: User, told: Told) -> None:
+    sweep = make(oskar)
+    told.loses_answers = True
+    tick(told)
+    lost, told.jobs, told.loses_answers = told.jobs, {}, False
+    cancel(oskar, sweep.jobs.get(sweep_index=1))
+    later()
+    tick(told)  # the request is not there: 1 has ended, the others are asked for again
+    assert [tasks for _, tasks, _ in told.arrays] == [[0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 5]]
+    stray = Stray.objects.get()
+    assert (stray.key, stray.task, stray.scheduler_id) == (sweep.key, 1, "")
+    told.jobs |= lost  # now it arrives
+    later()
+    tick(told)
+    assert told.cancelled == ["501_1"]
+    told.say("501_1", state="cancelled")
+    later()
+    tick(told)
+    tick(told)
+    assert not Stray.objects.exclude(scheduler_id="").exists()
+
+
+def test_an_id_that_comes_for_one_that_has_ended_is_cancelled(oskar: User, told: Told) -> None:
+    sweep = make(oskar)
+    rows = firsts(sweep)
+    Attempt.objects.filter(pk=rows[2].pk).update(ended_at=timezone.now(), state="cancelled")
+    rows[2].job.refresh_from_db()
+    ids = told.submit_array(_asked(sweep), [0, 1, 2], at_once=None)
+    for one in rows:
+        handover.prepare(one)
+    arrays._taken(sweep, rows[:3], ids, told, time.monotonic() + 5)
+    assert told.cancelled == ["501_2"]
+    assert (Stray.objects.get().key, Stray.objects.get().task) == (sweep.key, 2)
+
+
+def test_cancelling_a_sweep_asks_for_the_end_of_all_that_live(oskar: User, told: Told) -> None:
+    sweep = make(oskar)
+    tick(told)
+    told.say("501_0", state="completed", ended_at=time.time(), nodes=("dgx-01",), exit_code=0)
+    tick(told)
+    Attempt.objects.filter(scheduler_id="501_0").update(decided_at=timezone.now())
+    assert sweeps.cancel(oskar, sweep) == 5
+    tick(told)
+    assert sorted(told.cancelled) == [f"501_{n}" for n in range(1, 6)]
+    for n in range(1, 6):
+        told.say(f"501_{n}", state="cancelled")
+    tick(told)
+    assert sweep.counts() == {"completed": 1, "cancelled": 5}
+    Attempt.objects.update(decided_at=timezone.now())
+    with pytest.raises(Conflict):
+        sweeps.cancel(oskar, sweep)
+
+
+def test_others_may_not_cancel_it(oskar: User, project: Project) -> None:
+    sweep = make(oskar)
+    with pytest.raises(Refused):
+        sweeps.cancel(person("eve", project), sweep)
+    assert Sweep.objects.visible_to(person("mallory", a_project("other"))).count() == 0
+
+
+def _asked(sweep: Sweep) -> Any:
+    first = firsts(sweep)[0]
+    return submission(first, handover.prepare(first))

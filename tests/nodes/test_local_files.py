@@ -1,0 +1,49 @@
+"""The local scheduler's files: what its watchers write down, and who is served from the queue that they make."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from nodes.schedulers.local import shim, slots
+
+
+def test_a_full_disk_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be written is tried again, and the newest is what gets written."""
+    place = tmp_path / "jobs" / "1"
+    place.mkdir(parents=True)
+    slots.write_json(str(place / "request.json"), {"submitted_at": 1.0})
+    watcher = shim.Shim(str(place))
+
+    def full(path: str, value: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "write_json", full)
+        watcher.note(state="running")
+        watcher.note(reason="newest")
+    watcher.write()
+    status = slots.read_json(str(place / "status.json"))
+    assert status is not None
+    assert (status["state"], status["reason"]) == ("running", "newest")
+
+
+def test_who_asks_for_more_than_there_is_holds_up_nobody(tmp_path: Path) -> None:
+    """The machine became smaller while a job waited for all of it: the next one runs, and its own reason says why."""
+    for part in ("jobs/1", "jobs/2", "queue"):
+        (tmp_path / part).mkdir(parents=True)
+    with contextlib.ExitStack() as living:
+        for job_id, cpus in ((1, 8), (2, 1)):
+            asked = {"cpus": cpus, "gpus": 0, "memory_mib": 0, "min_nodes": 1, "max_nodes": 1}
+            slots.write_json(slots.ticket_path(str(tmp_path), job_id), asked)
+            lock = living.enter_context((tmp_path / "jobs" / str(job_id) / "shim.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        slots.write_json(str(tmp_path / "capacity.json"), {"cpus": 2, "gpus": [], "memory_mib": 1000})
+        assert slots.take(str(tmp_path), 1) == (None, slots.TOO_LARGE)
+        taken, _ = slots.take(str(tmp_path), 2)
+        assert taken is not None
+        slots.write_json(str(tmp_path / "capacity.json"), {"cpus": 9, "gpus": [], "memory_mib": 1000})
+        assert slots.take(str(tmp_path), 1)[0] is not None
