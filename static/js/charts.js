@@ -136,7 +136,7 @@ export class Chart {
     this.unmake();
     if (!this.loaded) return;
     const p = document.createElement("p");
-    p.textContent = this.spec.empty || "No values yet. The trainer reports about every second once step 1 is done.";
+    p.textContent = this.spec.empty;
     this.plot.classList.add("nothing");
     this.plot.replaceChildren(p);
     this.readout.show(null, null);

@@ -90,7 +90,9 @@ def divide(config: FederationConfig, labels: Labels) -> Divided:
     if split.NATURAL and labels.owners is None:
         why = labels.unowned or 'nobody knows whose the samples are. Write "dirichlet".'
         raise ConfigError([Problem("run.split", f'is "{config.split}", but {why}')])
-    owners = split.divide(labels, config.clients, draw, **config.options_of(config.split))
+    owners: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+    if len(labels.of["train"]):  # else nobody has any, and `check` says so
+        owners = split.divide(labels, config.clients, draw, **config.options_of(config.split))
     alike = _of_their_owners(labels, owners) if split.NATURAL else _alike(labels, owners, config.clients, draw)
     root = _root(config, len(alike))
     alike[root] = -1

@@ -85,7 +85,7 @@ def check(config: Asked, shape: Shape) -> Iterator[Misfit]:
 def labels(data: Path, *, held_out: int = 6, samples: int = 2000, **options: object) -> Labels:
     """By class; of a regression all are alike."""
     if data.name == SYNTHETIC:
-        zero = np.zeros(1, dtype=np.int64)
+        zero = np.zeros(1, dtype=np.int64)  # once, however many see it
         return Labels(
             {split: np.broadcast_to(zero, many) for split, many in _sizes(samples, held_out).items()}, ("value",)
         )

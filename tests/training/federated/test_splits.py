@@ -81,6 +81,14 @@ def test_every_sample_has_one_owner_and_none_is_invented_or_lost(
         assert divided.sizes.min() >= 1
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_data_that_leave_nothing_to_train_on_are_refused_as_such(name: str) -> None:
+    divided = divide(name, labels_of(0, 3, validation=9), 4)
+    (misfit,) = splitting.check(asked(name, 4), divided)
+    assert misfit.field == "recipe"
+    assert "nothing to train on" in str(misfit)
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "column"])
 def test_another_seed_another_split(name: str) -> None:
     labels = labels_of(1000, 10)
