@@ -1,5 +1,5 @@
 // The head of a chart: legend and readout in one line, with its place reserved.
-import { count, loss, measure, NBSP } from "./words.js";
+import { count, duration, loss, measure, NBSP } from "./words.js";
 
 export class Readout {
   constructor(element, lines, { xunit = "step", unit = "", suffix = "", x, bare }) {
@@ -102,7 +102,10 @@ const fixed = (digits) =>
 // The unit stands in the title; what is far below it brings its own.
 const seconds = (value) => (value !== null && Math.abs(value) < 0.01 ? `${measure(value * 1000)} ms` : measure(value));
 
-const suffixed = (value, suffix) => (Number.isFinite(value) ? `${measure(value)}${NBSP}${suffix}` : measure(value));
+const suffixed = (value, suffix) => {
+  if (!Number.isFinite(value)) return measure(value);
+  return suffix === "s" ? duration(value) : `${measure(value)}${NBSP}${suffix}`;
+};
 
 // Of lines that stand on one another, what one of them adds.
 const above = (sum, below) => (sum === null ? null : sum - (below ?? 0));
