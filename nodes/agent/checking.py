@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from gpus.health import faults
 from gpus.pci import place
 from gpus.reader import Reader
 from gpus.told import Counters, Looks
@@ -34,15 +35,6 @@ MIB = 2**20
 ROOT_MIB, SHM_PERCENT = 512, 10
 MOST_BLOCKED = 16
 NVIDIA, DISPLAYS = "0x10de", ("0x0300", "0x0302")
-ACTIONS = {
-    1: "asks to be reset",
-    2: "asks for a reboot of the node",
-    3: "asks that what it shares with other GPUs is drained",
-    4: "asks to be drained and reset",
-    5: "asks for a recovery of IMEX",
-    6: "asks for a reset of its bus",
-    7: "asks for a reboot of the system",
-}
 
 
 def main() -> int:
@@ -135,10 +127,8 @@ def _sick(watch: GpuWatch, looks: Looks, counters: Counters | None) -> Iterator[
         counted = counters.counters[number] if counters and number < len(counters.counters) else {}
         if number < len(looks.looks) and looks.looks[number] is None:
             yield f"{name} is lost."
-        elif action := counted.get("recovery_action"):
-            yield f"{name} {ACTIONS.get(action, 'asks for a repair')}."
-        elif counted.get("remapped_failed"):
-            yield f"{name} could not remap a row of its memory."
+        elif broken := faults(counted):
+            yield f"{name} {broken[0]}."
 
 
 def pci_gpus(sys: Path) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from gpus.xids import Severity, severity
 from nodes.presenting.events import ECHO, meaning
 from portal import formatting
 
@@ -26,6 +27,7 @@ class Gpu:
     slowdown_c: int | None = None
     throttle: int = 0
     lost_at: datetime | None = None
+    faults: Sequence[str] = ()  # gpus.health: what is broken about it, the worst first
     is_hidden: bool = False
 
     @property
@@ -40,10 +42,24 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Xid:
+    """Equal errors that the driver reported: an Xid of a GPU, or an SXid of an NVSwitch."""
+
     code: int | None
     gpu: int | None
     at: datetime
     count: int = 1
+    kind: str = "xid"  # or sxid
+    is_fatal: bool = False  # an SXid's own word
+
+    @property
+    def severity(self) -> Severity:
+        if self.kind == "xid":
+            return severity(self.code)
+        return Severity.FATAL if self.is_fatal else Severity.NOTE
+
+    @property
+    def name(self) -> str:
+        return f"{'Xid' if self.kind == 'xid' else 'SXid'} {formatting.MISSING if self.code is None else self.code}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +72,7 @@ class Facts:
     is_silent: bool = False
     driver_silent_at: datetime | None = None
     gpus: Sequence[Gpu] = ()
-    xids: Sequence[Xid] = ()  # of the last hours, the newest first
+    xids: Sequence[Xid] = ()  # of the last hours
     hanging: Sequence[tuple[str, datetime]] = ()  # mounts that are slow, and since when
     cpu_percent: float | None = None
     state: str = ""  # the scheduler's word; "": it knows nothing of the machine
@@ -84,6 +100,7 @@ def _wrong(facts: Facts) -> Iterator[str]:
         since = formatting.clock(facts.driver_silent_at, facts.now)
         yield f"NVIDIA’s driver has not answered since {since}: what its GPUs do is not known."
     yield from _lost(facts)
+    yield from _faulty(facts)
     yield from _xids(facts)
     if not facts.is_silent:
         yield from _hanging(facts)
@@ -110,17 +127,28 @@ def _lost(facts: Facts) -> Iterator[str]:
     yield f"{which} been lost since {formatting.clock(since, facts.now)}."
 
 
+def _faulty(facts: Facts) -> Iterator[str]:
+    """GPUs that answer and are broken all the same; one that is lost has been named."""
+    faulty = [gpu for gpu in facts.gpus if gpu.faults and not gpu.lost_at]
+    if not faulty:
+        return
+    more = f" {formatting.plural(len(faulty) - 1, 'more GPU is', 'more GPUs are')} broken." if len(faulty) > 1 else ""
+    yield f"GPU {faulty[0].index} {faulty[0].faults[0]}.{more}"
+
+
 def _xids(facts: Facts) -> Iterator[str]:
-    known = [xid for xid in facts.xids if xid.code != ECHO] or facts.xids
+    """The worst of them, of equally bad ones the newest: a program's error must not hide a GPU off the bus."""
+    known = [xid for xid in facts.xids if xid.kind != "xid" or xid.code != ECHO] or facts.xids
     if not known:
         return
-    newest = known[0]
-    where = "" if newest.gpu is None else f" on GPU {newest.gpu}"
-    what = f": {meaning(newest.code)}" if meaning(newest.code) else ""
+    worst = max(known, key=lambda xid: (xid.severity, xid.at))
+    where = "" if worst.gpu is None else f" on GPU {worst.gpu}"
+    words = meaning(worst.code) if worst.kind == "xid" else "a fatal NVSwitch error" if worst.is_fatal else ""
+    what = f": {words}" if words else ""
     others = sum(xid.count for xid in known) - 1
     hours = XIDS_FOR // timedelta(hours=1)
     more = f"; {formatting.plural(others, 'more', 'more')} in {hours}{NBSP}h" if others else ""
-    yield f"Xid {newest.code}{where}, {formatting.ago(newest.at, facts.now)}{what}{more}."
+    yield f"{worst.name}{where}, {formatting.ago(worst.at, facts.now)}{what}{more}."
 
 
 def _hanging(facts: Facts) -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 
 from django.db.models import Sum
 from django.utils import timezone
 
+from gpus import xids
 from nodes.models import Agent, Gpu, Holding, Node, NodeEvent, QueuedJob
 from portal.exposition import Family, Value
 
@@ -19,6 +21,7 @@ _OF_GPUS: dict[str, tuple[str, float, str]] = {
     "vigil_gpu_temperature_celsius": ("temperature_c", 1, "Temperature of the GPU."),
     "vigil_gpu_power_watts": ("watts", 1, "Power drawn."),
 }
+CRITICAL = xids.FATAL | xids.CRITICAL
 Samples = list[tuple[tuple[str, ...], Value]]
 
 
@@ -33,8 +36,9 @@ def families(now: datetime | None = None) -> Iterator[Family]:
     yield Family(
         "vigil_node_state", "gauge", "1 for the state that the scheduler says the node is in.", ("node", "state"), nodes
     )
+    yield from _allocatable()
     yield from _of_gpus(up)
-    yield _xids()
+    yield from _driver_errors()
     queued = QueuedJob.objects.order_by("partition", "state").values_list("partition", "state")
     jobs: Samples = [(tuple(where), many) for *where, many in queued.annotate(Sum("tasks"))]
     yield Family(
@@ -59,21 +63,47 @@ def _of_gpus(up: dict[int, Agent]) -> Iterator[Family]:
     yield Family("vigil_gpu_allocated", "gauge", "1: one of the scheduler's jobs holds it.", GPU_LABELS, allocated)
 
 
-def _xids() -> Family:
-    """Counts since the first: also of GPUs and machines that are silent or gone, for a counter must not vanish."""
-    rows = NodeEvent.objects.filter(kind="xid").exclude(code=None).order_by()
-    sums = list(rows.values_list("agent", "gpu", "code").annotate(Sum("count")))
-    nodes = dict(Agent.objects.values_list("pk", "node"))
-    gpus = (
-        {pk: (str(index), uuid) for pk, index, uuid in Gpu.objects.values_list("pk", "index", "uuid")} if sums else {}
+def _allocatable() -> Iterator[Family]:
+    """What the scheduler gives out, by the same properties as the pages' "Free" and "In use"."""
+    nodes = list(Node.objects.order_by("name").only("name", "state", "gpus", "gpus_used"))
+    totals: Samples = [((node.name,), node.gpus) for node in nodes]
+    yield Family("vigil_node_gpus", "gauge", "GPUs that the scheduler gives out on the node.", ("node",), totals)
+    free: Samples = [((node.name,), node.gpus_free) for node in nodes]
+    yield Family(
+        "vigil_node_gpus_free",
+        "gauge",
+        "GPUs that a job could get now; 0 on a node that takes no jobs.",
+        ("node",),
+        free,
     )
-    samples: Samples = [
-        ((nodes[agent], *gpus.get(gpu, ("", "")), str(code)), many) for agent, gpu, code, many in sums if agent in nodes
-    ]
-    return Family(
-        "vigil_gpu_xid_total",
-        "counter",
-        "Xids by number, as the kernel log told them.",
-        (*GPU_LABELS, "xid"),
-        sorted(samples),
-    )
+
+
+def _driver_errors() -> Iterator[Family]:
+    """Xids by GPU and SXids by node, since the first: a counter must not vanish with its GPU or its machine's silence.
+
+    Prometheus sees no increase in a series that begins at 1, so an alert on `increase(…)` would miss the first error.
+    By code that would take a series of zeros for each code and GPU; instead the counters of critical Xids and of SXids
+    start at 0 for every GPU and every node that has GPUs.
+    """
+    nodes = dict(Agent.objects.order_by().values_list("pk", "node"))
+    rows = Gpu.objects.order_by().values_list("pk", "agent", "index", "uuid")
+    gpus = {pk: (nodes[agent], str(index), uuid) for pk, agent, index, uuid in rows}
+    events = NodeEvent.objects.exclude(code=None).order_by()
+    by_code: Counter[tuple[str, ...]] = Counter()
+    critical: Counter[tuple[str, ...]] = Counter(dict.fromkeys(gpus.values(), 0))
+    by_gpu = events.filter(kind="xid").values_list("agent", "gpu", "code").annotate(Sum("count"))
+    for agent, gpu, code, many in by_gpu:
+        place = gpus.get(gpu) or (nodes[agent], "", "")
+        by_code[*place, str(code)] += many
+        critical[place] += many if code in CRITICAL else 0
+    with_gpus = {node for node, *_ in gpus.values()}
+    switches: Counter[tuple[str, ...]] = Counter({(node, fatal): 0 for node in with_gpus for fatal in ("no", "yes")})
+    by_node = events.filter(kind="sxid").values_list("agent", "data__fatal").annotate(Sum("count"))
+    for agent, is_fatal, many in by_node:
+        switches[nodes[agent], "yes" if is_fatal is True else "no"] += many
+    for name, text, labels, counts in (
+        ("vigil_gpu_xid_total", "Xids by number, as the kernel log reported them.", (*GPU_LABELS, "xid"), by_code),
+        ("vigil_gpu_critical_xid_total", "Xids after which a GPU needs a reset or a repair.", GPU_LABELS, critical),
+        ("vigil_nvswitch_sxid_total", "NVSwitch errors (SXids), fatal or not.", ("node", "fatal"), switches),
+    ):
+        yield Family(name, "counter", text, labels, sorted(counts.items()))

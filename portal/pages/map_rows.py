@@ -79,6 +79,8 @@ class Machine:
     takes_jobs: bool = True
     cpus: int = 0
     cpus_used: int = 0
+    gpus: int = 0  # that the scheduler gives out; 0 where it knows of none, whatever the agent sees
+    gpus_used: int = 0
     silent_since: datetime | None = None  # when its agent was last heard, if that is too long ago
     rack: str = ""
     slot: int = 0
@@ -89,6 +91,11 @@ class Machine:
     @property
     def is_silent(self) -> bool:
         return self.silent_since is not None
+
+    @property
+    def gpus_free(self) -> int:
+        """What the scheduler would give out now: the same figure as `nodes.models.Node.gpus_free`."""
+        return max(0, self.gpus - self.gpus_used) if self.takes_jobs else 0
 
 
 @dataclass
@@ -122,10 +129,10 @@ def machines(user: User, now: datetime, *, names: Iterable[str] | None = None) -
 
 
 def _of_scheduler(row: tuple[Any, ...]) -> Machine:
-    name, state, reason, partitions, cpus, cpus_used, *_ = row
+    name, state, reason, partitions, cpus, cpus_used, gpus, gpus_used, _ = row
     return Machine(
-        name, state=state, reason=reason, partitions=_names(partitions), cpus=cpus, cpus_used=cpus_used,
-        takes_jobs=not capacity.closed(state), is_in_service=capacity.is_in_service(state),
+        name, state=state, reason=reason, partitions=_names(partitions), cpus=cpus, cpus_used=cpus_used, gpus=gpus,
+        gpus_used=gpus_used, takes_jobs=not capacity.closed(state), is_in_service=capacity.is_in_service(state),
     )  # fmt: skip
 
 

@@ -45,9 +45,10 @@ def facts(drawn: RackMap, waiting: Waiting) -> list[tuple[str, str, str, str]]:
     out = sum(not row.machine.takes_jobs for row in rows)
     watts = kilowatts(devices)
     cap = sum([device.cap_watts or 0 for device in devices]) / 1000
-    in_all = formatting.plural(len(devices), "GPU")
+    # As home and the list of nodes count: a machine that only its agent knows gets no jobs.
+    in_all = formatting.plural(sum(row.machine.gpus for row in rows) or len(devices), "GPU")
     return [
-        ("In use", formatting.count(sum(row.held for row in rows)), f"of {in_all}", "running"),
+        ("In use", formatting.count(sum(row.used for row in rows)), f"of {in_all}", "running"),
         ("Working", formatting.measure(sum(told) / 100) if told else "–", "by utilisation", ""),
         ("Free", formatting.count(free), f"{formatting.count(together)} together at most" if free else "", ""),
         ("Takes no jobs", formatting.count(out), f"of {formatting.plural(len(rows), 'node')}", "out" if out else ""),

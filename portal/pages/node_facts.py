@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Max, Q, Sum
 
+from gpus import health
 from jobs.listing import held
 from jobs.listing.held import Stretch
 from jobs.listing.sight import Sight, earliest, sight
@@ -180,7 +181,6 @@ class Machine:
 def facts_of(shown: Machine) -> machine.Facts:
     """What its sentence is made of."""
     node, agent = shown.node, shown.agent
-    recent = NodeEvent.objects.filter(agent=agent, kind="xid", last_at__gte=shown.now - machine.XIDS_FOR)
     lasting = NodeEvent.objects.filter(agent=agent, is_open=True).order_by("at")
     by_node: dict[str, Any] = {} if node is None else said_by_scheduler(node)
     return machine.Facts(
@@ -190,14 +190,21 @@ def facts_of(shown: Machine) -> machine.Facts:
         is_silent=shown.is_silent,
         driver_silent_at=next((row.at for row in lasting if row.kind == "gpu.silent"), None),
         gpus=[gpu_facts(shown, gpu) for gpu in shown.has],
-        xids=[
-            machine.Xid(row.code, row.gpu.index if row.gpu else None, row.last_at, row.count)
-            for row in recent.select_related("gpu").order_by("-last_at")[:MOST_EVENTS]
-        ],
+        xids=driver_errors(agent, shown.now - machine.XIDS_FOR),
         hanging=[(events.mount_of(row.data), row.at) for row in lasting if row.kind == "mount.slow"],
         cpu_percent=shown.host.get("cpu_percent"),
         **by_node,
     )
+
+
+def driver_errors(agent: Agent, since: datetime) -> list[machine.Xid]:
+    """Return the Xids and SXids since then, one for each code and GPU, so that no flood of one hides another."""
+    rows = NodeEvent.objects.filter(agent=agent, kind__in=("xid", "sxid"), last_at__gte=since).order_by()
+    alike = rows.values_list("code", "gpu__index", "kind", "data__fatal").annotate(last=Max("last_at"), n=Sum("count"))
+    return [
+        machine.Xid(code, index, last, many, kind, is_fatal is True)
+        for code, index, kind, is_fatal, last, many in alike[:MOST_MARKS]
+    ]
 
 
 def said_by_scheduler(node: Node) -> dict[str, Any]:
@@ -222,6 +229,7 @@ def gpu_facts(shown: Machine, gpu: Gpu) -> machine.Gpu:
         slowdown_c=gpu.slowdown_c,
         throttle=newest.get("throttle") or 0,
         lost_at=gpu.lost_at,
+        faults=health.faults(gpu.counters),
         is_hidden=shown.hides(gpu),
     )
 

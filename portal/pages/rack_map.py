@@ -109,12 +109,21 @@ class Row:
         return self.machine.is_silent or "lost" in self.states or "hot" in self.states
 
     @cached_property
-    def held(self) -> int:
-        return sum([device.is_held for device in self.machine.devices])
+    def gpus(self) -> int:
+        """How many the scheduler gives out; where it knows of none, how many the agent sees."""
+        return self.machine.gpus or len(self.machine.devices)
 
     @cached_property
+    def used(self) -> int:
+        """How many are allocated, as the list of nodes and home count them."""
+        machine = self.machine
+        used = machine.gpus_used if machine.gpus else sum([device.is_held for device in machine.devices])
+        return min(self.gpus, used)
+
+    @property
     def free(self) -> int:
-        return self.states.count("idle")
+        """A cell may be hot or lost and still be free to the scheduler: what counts is who would get a job there."""
+        return self.machine.gpus_free
 
     @cached_property
     def limit_c(self) -> int:
@@ -150,7 +159,7 @@ class Row:
         if devices:
             hidden = any(device.is_held and device.holder is None for device in devices)
             said += ["in use"] if hidden and not named else []
-            said += [f"{self.free} free" if self.free < len(devices) else "free"] if self.free else []
+            said += [f"{self.free} free" if self.free < self.gpus else "free"] if self.free else []
         return ", ".join(part for part in said if part) or formatting.word(self.machine.state)
 
     def in_state(self, state: str) -> list[Device]:
@@ -179,11 +188,11 @@ class Column:
 
     @cached_property
     def gpus(self) -> int:
-        return sum(len(row.machine.devices) for row in self.rows)
+        return sum(row.gpus for row in self.rows)
 
     @cached_property
-    def held(self) -> int:
-        return sum(row.held for row in self.rows)
+    def used(self) -> int:
+        return sum(row.used for row in self.rows)
 
     @cached_property
     def wasted(self) -> int:

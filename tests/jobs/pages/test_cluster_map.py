@@ -33,7 +33,8 @@ NBSP = "\N{NO-BREAK SPACE}"
 
 
 def machine(name: str = "dgx-01", *devices: Device, **fields: Any) -> Machine:
-    return Machine(name, **{"state": "mixed", "partitions": ["h100"], "devices": list(devices), **fields})
+    counted = {"gpus": len(devices), "gpus_used": sum(device.is_held for device in devices)}
+    return Machine(name, **{"state": "mixed", "partitions": ["h100"], "devices": list(devices), **counted, **fields})
 
 
 def busy(index: int, percent: int = 90, celsius: int = 60, **fields: Any) -> Device:
@@ -143,7 +144,7 @@ def test_a_rack_is_compared_with_those_beside_it() -> None:
 
 def test_the_sums_of_a_rack() -> None:
     (column,) = drawn(machine("n", busy(0, 80, 60), busy(1, 0, 40, is_wasted=True), Device(2), rack="R")).columns
-    assert (column.gpus, column.held, column.wasted, column.kilowatts) == (3, 2, 1, 1.0)
+    assert (column.gpus, column.used, column.wasted, column.kilowatts) == (3, 2, 1, 1.0)
     assert (column.percent, column.mean_c) == (40, 50)
 
 

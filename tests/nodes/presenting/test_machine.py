@@ -52,8 +52,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "GPU 5 has been lost since",
     ),
     (
+        {"gpus": [Gpu(index=3, percent=90, faults=["needs a reset", "also this"]), Gpu(index=4, faults=["is broken"])]},
+        "GPU 3 needs a reset. 1 more GPU is broken.",
+    ),
+    (
         {"xids": [Xid(45, 2, NOW), Xid(79, 2, NOW - timedelta(minutes=12), 3)]},
         "Xid 79 on GPU 2, 12 min ago: it has fallen off the bus; 2 more in 6 h.",
+    ),
+    (
+        {"xids": [Xid(13, 1, NOW, 40), Xid(63, 0, NOW), Xid(79, 2, NOW - timedelta(hours=5)), Xid(45, 2, NOW)]},
+        "Xid 79 on GPU 2, 5 h ago: it has fallen off the bus; 41 more in 6 h.",
+    ),
+    (
+        {"xids": [Xid(119, 0, NOW), Xid(20034, None, NOW - timedelta(hours=1), kind="sxid", is_fatal=True)]},
+        "SXid 20034, 1 h ago: a fatal NVSwitch error; 1 more in 6 h.",
     ),
     ({"hanging": [("/data", NOW), ("/home", NOW)]}, "/data and /home have been slow or hanging since"),
     (

@@ -1,0 +1,35 @@
+"""Rank NVIDIA's Xids by what they mean for the next job on that GPU.
+
+Source: NVIDIA's Xid catalogue, by the immediate action that it names: replace or reboot is fatal, a reset critical, to
+investigate a warning, to restart the application a note.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Severity(IntEnum):
+    """How urgent an error is, so that the worst of several is their `max`."""
+
+    NOTE = 0
+    """The program's own error, or one that costs nothing but the program."""
+    WARNING = 1
+    CRITICAL = 2
+    """The GPU needs a reset before the next job."""
+    FATAL = 3
+    """The GPU or its node needs a reboot or a repair."""
+
+
+FATAL = frozenset({48, 54, 61, 62, 64, 79, 95, 140, 143, 157, 161, 171, 172})
+CRITICAL = frozenset({46, 74, 109, 110, 119, 120, 136, 151, 154, 155, 158, 167})
+NOTES = frozenset({13, 31, 43, 45, 94, 156, 160})
+
+
+def severity(code: int | None) -> Severity:
+    """Return the severity of this Xid; an unlisted one is a warning, as drivers add new ones."""
+    if code in FATAL:
+        return Severity.FATAL
+    if code in CRITICAL:
+        return Severity.CRITICAL
+    return Severity.NOTE if code in NOTES else Severity.WARNING
