@@ -1,9 +1,10 @@
 """Aggregations that are no sum: every update is brought to every rank, and one of them makes one of all.
 
-What is sent beside them, running statistics, is added up all the same. Bringing them together takes a model's size a
-client on each rank, where a sum takes a few; the price of looking at each by itself. Rank 0 alone computes, and tells
-the others: ranks whose processors round differently would otherwise choose different clients once in a while, and go on
-with different models.
+Every vector that leaves a client passes through the rule: the update, and the running statistics as their difference to
+the server's. Each passes by itself, as their scales have nothing in common: joined into one vector, the larger would
+hide an attack on the smaller. Bringing them together takes a model's size a client on each rank, where a sum takes a
+few; the price of looking at each by itself. Rank 0 alone computes, and tells the others: ranks whose processors round
+differently would otherwise choose different clients once in a while, and go on with different models.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from torch import Tensor
 
 from training.federated import sums
 from training.federated.aggregation._robust import TooFew
+from training.federated.aggregation.norm_clipping import norms
 from training.federated.assembling import Federation
+from training.federated.layout import Layout
+from training.federated.model import STATISTICS
 from training.federated.pending import Arrivals
 from training.federated.questions import SAMPLES, Question
 from training.federated.rooting import Root
@@ -29,13 +33,20 @@ from training.federation.filter_order import UPDATE
 from training.federation.parts import Aggregation
 from training.runtime.distributed import World
 
+HEAVIEST = 3.0
+"""A client weighs at most as much as so many clients with the round's median number of samples. How many samples it has
+is its own word; unbounded, one lie would outweigh all others in rules that weigh by samples."""
+FAR = 10.0
+"""Running statistics that were left out are a reason to report their client as rejected where they lie so many times
+farther from the server's than the median client's. Krum and its kin always leave some honest ones out."""
+
 
 @dataclass(frozen=True)
 class Combined:
     """What a round's updates have become, the same on every rank."""
 
     mean: dict[str, Tensor]
-    """(numbers,) float64 by name; of UPDATE what the aggregation made of it."""
+    """(numbers,) float64 by name: what the aggregation made of it."""
     sum: dict[str, Tensor]
     left_out: Ids
     """Clients, ascending."""
@@ -69,6 +80,7 @@ class Combining:
         sizes = work.sizes_of(work.training, server)
         self._like = {name: server.weights.new_empty(size) for name, size in sizes.items()}
         """By name what a client sends."""
+        self._variances = _variances(federation.model.statistics).to(world.device)
         self._root = Root(federation) if aggregation.TRUSTED and world.leads else None
 
     def rows(self, clients: int, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -132,20 +144,46 @@ class Combining:
         return {name: value[where] for name, value in found.items()}
 
     def _weights(self, question: Question, name: str, handed: Handed) -> Tensor:
-        """(clients,)"""
-        by_samples = question.weighted_by(name) == SAMPLES
-        weights = handed.factors * (self._samples[handed.clients] if by_samples else 1.0)
+        """Return the weight of each client (clients,), bounded by HEAVIEST."""
+        samples = self._samples[handed.clients].astype(np.float64)
+        samples = np.minimum(samples, HEAVIEST * np.median(samples))
+        weights = handed.factors * (samples if question.weighted_by(name) == SAMPLES else 1.0)
         return torch.from_numpy(weights).to(self._world.device)
 
     def _made(
         self, question: Question, rows: Mapping[str, Tensor], weights: Mapping[str, Tensor], round_: int
     ) -> tuple[dict[str, Tensor], list[int]]:
-        """The combined row and the sums of what else was sent, by name; and the places of those left out."""
-        trusted = () if self._root is None else (self._root.update(self._server, question, round_),)
-        combined, out = self._aggregation.combine(rows[UPDATE], weights[UPDATE], *trusted, **self._options)
-        left = _without(weights, out)
-        made = {name: _sum(value, left[name]) for name, value in rows.items() if name != UPDATE}
-        return {UPDATE: combined, **made}, sorted(out)
+        """Return the combined vector of each name, and the places of the clients that were left out."""
+        trusted = {} if self._root is None else self._root.update(self._server, question, round_)
+        made, out = self._apply(rows[UPDATE], weights[UPDATE], trusted.get(UPDATE))
+        found = {UPDATE: made}
+        if STATISTICS in rows:
+            found[STATISTICS], far = self._statistics(rows[STATISTICS], weights[STATISTICS], trusted.get(STATISTICS))
+            everybody = set(out) | set(far)
+            out = list(everybody) if len(everybody) < len(rows[UPDATE]) else out
+        return found, sorted(out)
+
+    def _apply(self, rows: Tensor, weights: Tensor, trusted: Tensor | None) -> tuple[Tensor, Sequence[int]]:
+        extra = () if trusted is None else (trusted,)
+        return self._aggregation.combine(rows, weights, *extra, **self._options)
+
+    def _statistics(self, rows: Tensor, weights: Tensor, trusted: Tensor | None) -> tuple[Tensor, list[int]]:
+        """Return the next running statistics, and the places of clients whose own were left out as far away.
+
+        Where the rule finds none to trust, the server's stay as they are: without new ones the round is still good.
+        """
+        own = self._server.statistics
+        changes = rows - own
+        try:
+            change, out = self._apply(changes, weights, None if trusted is None else trusted - own)
+        except TooFew:
+            change, out = torch.zeros_like(own, dtype=torch.float64), ()
+        lengths = norms(changes)
+        is_far = lengths > FAR * lengths.quantile(0.5)
+        found = own.double() + change
+        # A rule that only bounds lengths may still lead a variance below zero, which has no root.
+        found[self._variances] = found[self._variances].clamp(min=0)
+        return found, [place for place in out if bool(is_far[place])]
 
     def _from_first(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What rank 0 has made, on every rank."""
@@ -155,13 +193,14 @@ class Combining:
         return {name: value[0] for name, value in found.items()}
 
 
-def _combined(made: Mapping[str, Tensor], weights: Mapping[str, Tensor], left_out: Ids) -> Combined:
-    mean, total = {}, {}
-    for name, value in made.items():
-        weight = weights[name].sum()
-        mean[name] = value if name == UPDATE else value / weight
-        total[name] = value * weight if name == UPDATE else value
-    return Combined(mean, total, left_out)
+def _variances(layout: Layout) -> Tensor:
+    """Return which running statistics (numbers,) are variances of layers that normalise over a batch."""
+    parts = [torch.full((shape.numel(),), name.endswith("running_var")) for name, shape in layout.shapes.items()]
+    return torch.cat([torch.zeros(0, dtype=torch.bool), *parts])
+
+
+def _combined(made: dict[str, Tensor], weights: Mapping[str, Tensor], left_out: Ids) -> Combined:
+    return Combined(made, {name: value * weights[name].sum() for name, value in made.items()}, left_out)
 
 
 def _without(weights: Mapping[str, Tensor], left_out: Sequence[int]) -> dict[str, Tensor]:
@@ -170,9 +209,3 @@ def _without(weights: Mapping[str, Tensor], left_out: Sequence[int]) -> dict[str
     for value in found.values():
         value[list(left_out)] = 0
     return found
-
-
-def _sum(rows: Tensor, weights: Tensor) -> Tensor:
-    total = sums.zeros(rows.shape[1], rows.device)
-    sums.add_weighted(total, rows, weights)
-    return total

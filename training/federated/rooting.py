@@ -20,7 +20,6 @@ from training.federated.schedule import Chunk
 from training.federated.server import Server
 from training.federated.working import Work
 from training.federation import draws
-from training.federation.filter_order import UPDATE
 from training.federation.splitting import Divided
 from training.runtime.seeds import derive_seed
 
@@ -40,12 +39,12 @@ class Root:
         widths = schedule.widths_of(own.sizes, config.batch)
         self._chunk = Chunk(np.zeros(1, dtype=np.int64), int(steps[0]), int(widths[0]))
 
-    def update(self, server: Server, question: Question, round_: int) -> Tensor:
-        """(numbers,): its answer to what the clients were asked; TooFew if it is no numbers."""
+    def update(self, server: Server, question: Question, round_: int) -> dict[str, Tensor]:
+        """Return its answer to the clients' question, (numbers,) by name; raise TooFew if it is not finite."""
         sent = self._work.run(self._chunk, round_, replace(self._work.training, model=question.model), server)
         if sent.failed:
             raise RuntimeError(f"the server's own update failed:\n{sent.failed[0]}")
-        update = self._work.training.folded(sent.values)[UPDATE][0]
-        if not torch.isfinite(update).all():
+        found = {name: value[0] for name, value in self._work.training.folded(sent.values).items()}
+        if not all(bool(torch.isfinite(value).all()) for value in found.values()):
             raise TooFew("the server's own update is no numbers")
-        return update
+        return found

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -285,3 +289,63 @@ class TestChecks:
 def test_each_has_its_paper_on_the_first_line() -> None:
     for name, choice in choices.describe(FOLDERS["aggregation"]).items():
         assert "arXiv" in choice.description or name == "mean"
+
+
+def krum_by_the_paper(rows: list[list[Fraction]], f: int) -> list[Fraction]:
+    """Return each row's score in exact arithmetic: the sum of squared distances to its n - f - 2 nearest others."""
+    scores = []
+    for place, row in enumerate(rows):
+        apart = sorted(
+            sum(((a - b) ** 2 for a, b in zip(row, other, strict=True)), Fraction(0))
+            for number, other in enumerate(rows)
+            if number != place
+        )
+        scores.append(sum(apart[: max(1, len(rows) - f - 2)], Fraction(0)))
+    return scores
+
+
+def bulyan_by_the_paper(rows: list[list[Fraction]], f: int) -> list[float]:
+    """El Mhamdi et al.'s two stages in exact arithmetic; of equal scores the first is taken."""
+    left, chosen = list(rows), list[list[Fraction]]()
+    while len(chosen) < len(rows) - 2 * f:
+        scores = krum_by_the_paper(left, f) if len(left) > 1 else [Fraction(0)]
+        chosen.append(left.pop(scores.index(min(scores))))
+    found = []
+    for column in zip(*chosen, strict=True):
+        ordered = sorted(column)
+        middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+        nearest = sorted(ordered, key=lambda number: abs(number - middle))[: len(rows) - 4 * f]
+        found.append(float(sum(nearest, Fraction(0)) / len(nearest)))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_bulyan_and_krum_are_the_papers_also_where_two_updates_are_tied(seed: int) -> None:
+    """At n = 4f + 3 the last pick of Bulyan is always between two updates of the same score: their distance."""
+    f, clients = 2, 11
+    rows = torch.randn(clients, 40, generator=torch.Generator().manual_seed(seed))
+    exact = [[Fraction(number) for number in row] for row in rows.double().tolist()]
+    assert combine("bulyan", rows, f=f)[0] == pytest.approx(bulyan_by_the_paper(exact, f), rel=0, abs=1e-12)
+    scores = krum_by_the_paper(exact, f)
+    best = scores.index(min(scores))
+    assert combine("krum", rows, f=f)[0] == [float(number) for number in exact[best]]
+    nearest = sorted(range(clients), key=lambda place: scores[place])[: clients - f]
+    expected = [float(sum((exact[place][at] for place in nearest), Fraction(0)) / len(nearest)) for at in range(40)]
+    assert combine("multi_krum", rows, f=f)[0] == pytest.approx(expected, rel=0, abs=1e-12)
+
+
+SYMMETRIC = """
+import torch
+from training.federated.aggregation._robust import distances
+
+torch.set_num_threads(1)
+for seed in range(100):
+    apart = distances(torch.randn(11, 276, generator=torch.Generator().manual_seed(seed)))
+    assert torch.equal(apart, apart.T), seed
+"""
+
+
+def test_two_updates_are_as_far_apart_either_way() -> None:
+    """On the instructions of older processors, whose products of matrices aren't symmetric: a process of its own."""
+    settings = {**os.environ, "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    subprocess.run([sys.executable, "-c", SYMMETRIC], env=settings, check=True, timeout=60)  # noqa: S603

@@ -166,26 +166,30 @@ def test_the_update_of_the_only_one_that_counts_is_the_next_model_s(tmp_path: Pa
     assert told.loss == told.losses[told.clients == chosen]
 
 
-def test_what_is_sent_beside_is_summed_over_those_that_were_not_left_out(tmp_path: Path) -> None:
+def test_statistics_pass_through_the_rule_by_themselves(tmp_path: Path) -> None:
+    """As their difference to the server's; who is left out of them alone still has its update counted."""
     table: dict[str, Any] = {"aggregation": "multi_krum", "multi_krum": {"f": 1}, "split": "quantity", "dtype": "fp64"}
     rounds = rounds_of(tmp_path, **table)
     assert rounds.combining is not None
     rounds.combining._like = {name: torch.empty(2, dtype=torch.float64) for name in ("delta", "statistics")}
+    rounds.server.statistics = torch.tensor([1.0, 1.0], dtype=torch.float64)
+    rounds.combining._variances = torch.tensor([False, True])
     clients = np.array([5, 0, 1, 2, 3, 4])
     rows = torch.tensor([[1e6, 1e6], [1.0, 2.0], [1.0, 3.0], [1.0, 4.0], [1.0, 5.0], [-7.0, 7.0]], dtype=torch.float64)
-    sent = {"delta": rows, "statistics": torch.arange(12, dtype=torch.float64).view(6, 2)}
+    about = torch.tensor([[1.0, 2.0], [1.0, 2.0], [3.0, 2.0], [2.0, 2.0], [-1e9, -1e9], [0.0, 0.0]], dtype=rows.dtype)
     combined = rounds.combining.combine(
-        rounds.work.training, [sent], [6], clients=clients, counts=clients != 4, late=Arrivals.none(), round_=1
+        rounds.work.training,
+        [{"delta": rows, "statistics": about}],
+        [6],
+        clients=clients,
+        counts=clients != 4,
+        late=Arrivals.none(),
+        round_=1,
     )
     assert not isinstance(combined, str)
-    assert combined.left_out.tolist() == [5]
     assert combined.mean["delta"].tolist() == [1.0, 3.5]
-    samples = torch.from_numpy(rounds.federation.divided.sizes[:4]).double()
-    assert len(set(samples.tolist())) == 4
-    expected = (samples[:, None] * sent["statistics"][1:5]).sum(dim=0)
-    assert combined.sum["statistics"].tolist() == expected.tolist()
-    assert combined.mean["statistics"].tolist() == (expected / samples.sum()).tolist()
-    assert combined.sum["delta"].tolist() == [samples.sum(), 3.5 * samples.sum()]
+    assert combined.mean["statistics"].tolist() == [7 / 4, 2.0]
+    assert combined.left_out.tolist() == [3, 5], "one for its update, one for statistics far from all others"
 
 
 def test_late_updates_are_among_those_that_are_combined(tmp_path: Path) -> None:

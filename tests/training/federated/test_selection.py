@@ -162,6 +162,15 @@ class TestByLoss:
         found = select(of, 1, losses=losses).tolist()
         assert {3, 8, 15} < set(found)
 
+    @pytest.mark.parametrize("claimed", [1e9, 1e300])
+    def test_a_claimed_loss_counts_no_more_than_a_high_one(self, claimed: float) -> None:
+        """Four report more than the others let expect, one of them without bounds: they are drawn alike."""
+        losses = np.linspace(1.0, 2.0, 20)
+        losses[[0, 5, 9, 14]] = [claimed, 4.0, 4.0, 4.0]
+        found = shares(asked("by_loss", clients=20, per_round=1, candidates=20), 800, losses=losses)
+        assert found[0] == pytest.approx(1 / 4, abs=0.06)
+        assert found[[0, 5, 9, 14]].sum() == pytest.approx(1)
+
     def test_as_many_candidates_as_are_asked_are_no_choice(self) -> None:
         losses = np.arange(20.0)
         of = asked("by_loss", clients=20, per_round=5, candidates=5)

@@ -80,6 +80,9 @@ def distances(rows: Tensor) -> Tensor:
         # wherever a single bad update is.
         centred = block - block.median(dim=0).values
         products += centred @ centred.T
+    # BLAS computes the two halves in different orders: without this the same pair has two distances, and which of
+    # equally good updates Krum takes would depend on rounding.
+    products = (products + products.T) / 2
     squares = products.diagonal()
     found = (squares[:, None] + squares[None, :] - 2 * products).clamp_(min=0)
     found = found.nan_to_num_(nan=torch.inf, posinf=torch.inf)  # too far apart for float64

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from training.federated.selecting import Asked
     from training.federation.config import FederationConfig
 
+FENCE = 1.5
+"""Distances between the quartiles, above the upper one (Tukey, 1977)."""
+
 
 def select(
     asked: Asked,
@@ -25,9 +28,22 @@ def select(
     """The paper's rpow-d: by the loss of a client's last training, which costs no message. None yet: the highest."""
     many = max(asked.count, 2 * asked.count if candidates is None else candidates)
     drawn = asked.draw.permutation(asked.weighted(asked.samples[asked.eligible].astype(np.float64), many))
-    losses = asked.losses[drawn]
+    losses = np.minimum(asked.losses[drawn], _highest(asked.losses))
     order = np.argsort(np.where(np.isnan(losses), -np.inf, -losses), kind="stable")
     return np.sort(drawn[order[: asked.count]])
+
+
+def _highest(losses: NDArray[np.float64]) -> float:
+    """Return the largest loss that counts: whoever reports more is drawn by lot among those that do.
+
+    A loss is the client's own word, and one that claims 1e30 would come before everybody else for ever. The bound is
+    Tukey's fence above the losses that are known.
+    """
+    known = losses[~np.isnan(losses)]
+    if not len(known):
+        return np.inf
+    low, high = np.quantile(known, [0.25, 0.75], method="lower")  # never between an honest one and a liar
+    return float(high + FENCE * (high - low))
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:
