@@ -57,7 +57,7 @@ def _committed(attempt: Attempt, event: Mapping[str, Any]) -> None:
         "parent_step": untrusted.count(event.get("parent_step")),
         "parent_generation": untrusted.count(event.get("parent_generation"), untrusted.COLUMN),
         "bytes": untrusted.count(event.get("bytes")) or 0,
-        "seconds": untrusted.number(event.get("seconds"), 1e9),
+        "seconds": untrusted.duration(event.get("seconds")),
         "consumed_samples": untrusted.count(event.get("consumed_samples")),
         "world_size": untrusted.count(event.get("world_size"), untrusted.COLUMN),
         "created_at": _time(event.get("time")),
@@ -128,9 +128,16 @@ def committed_by(attempt: Attempt) -> int:
 
 
 def last_write_seconds(job_id: int) -> float | None:
-    """How long the newest checkpoint of a job took to write, for the grace that stopping needs."""
-    rows = Checkpoint.objects.filter(job_id=job_id, seconds__isnull=False).order_by("-created_at")
-    return rows.values_list("seconds", flat=True).first()
+    """Return how long the newest checkpoint of a job took to write, for the grace period that stopping needs.
+
+    The trainer reports it. It is believed up to the time for which the portal saw that attempt run.
+    """
+    rows = Checkpoint.objects.filter(job_id=job_id, seconds__isnull=False).select_related("attempt")
+    newest = rows.order_by("-created_at").only("seconds", "attempt__started_at", "attempt__ended_at").first()
+    if newest is None or newest.seconds is None:
+        return None
+    since, until = newest.attempt.started_at, newest.attempt.ended_at or timezone.now()
+    return newest.seconds if since is None else min(newest.seconds, max(0.0, (until - since).total_seconds()))
 
 
 def due_for_verification() -> Checkpoint | None:

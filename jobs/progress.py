@@ -18,6 +18,9 @@ class Progress:
     eta_seconds: float | None = None
 
 
+LONGEST_ESTIMATE_S = 10 * 366 * 86_400  # a trainer may report any number of steps; beyond that is no estimate
+
+
 def progress(attempt: Attempt | None, now: datetime | None = None) -> Progress:
     """The attempt's progress by its last report; needs no query (resume_from only if it is already loaded)."""
     if attempt is None or attempt.step is None:
@@ -36,4 +39,5 @@ def _eta_seconds(attempt: Attempt, left: int, now: datetime) -> float | None:
         return None
     whole = left * attempt.pace_seconds / attempt.pace_steps
     since = max(0.0, (now - attempt.last_report_at).total_seconds())
-    return round(max(0.0, whole - since), 1)
+    left_s = max(0.0, whole - since)
+    return round(left_s, 1) if left_s <= LONGEST_ESTIMATE_S else None

@@ -39,6 +39,7 @@ urlpatterns = [
     path("jobs/<int:job_id>/spec", job.spec, name="job_spec"),
     path("jobs/<int:job_id>/spec.toml", job.spec_toml, name="job_spec_toml"),
     path("jobs/<int:job_id>/cancel", actions.cancel, name="job_cancel"),
+    path("jobs/<int:job_id>/kill", actions.kill, name="job_kill"),
     path("jobs/<int:job_id>/resume", actions.resume, name="job_resume"),
     path("jobs/<int:job_id>/profile", performance.profile, name="job_profile"),
     path("jobs/<int:job_id>/profiles/<int:number>/<str:name>", performance.download, name="job_profile_download"),

@@ -7,7 +7,7 @@ from django.http import HttpRequest
 
 from portal.models import AuditEntry, Membership, Project, User
 
-Action = Literal["see", "submit", "change", "manage"]
+Action = Literal["see", "submit", "change", "kill", "manage"]
 
 
 class Owned(Protocol):
@@ -31,9 +31,9 @@ def user_of(request: HttpRequest) -> User:
 
 
 def can(user: User | AnonymousUser, action: Action, thing: Project | Owned | Cluster) -> bool:
-    """Whether the person may see, submit to, change or manage a project, something in it, or the cluster.
+    """Whether the person may see, submit to, change, kill or manage a project, something in it, or the cluster.
 
-    Members see what their project has and submit to it; its owner and the project's leads change a job;
+    Members see what their project has and submit to it; its owner and the project's leads change a job and kill it;
     leads manage the project; everybody sees the cluster; sysadmins do everything.
     """
     if not isinstance(user, User) or not user.is_active:
@@ -50,7 +50,7 @@ def _as_member(user: User, action: Action, thing: Project | Owned) -> bool:
         return False
     if role == Membership.Role.LEAD:
         return True
-    if action == "change" and not isinstance(thing, Project):
+    if action in {"change", "kill"} and not isinstance(thing, Project):
         return thing.owner_id == user.pk
     return action in {"see", "submit"}
 

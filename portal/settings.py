@@ -50,6 +50,11 @@ VIGIL_REPORT_URL = env("VIGIL_REPORT_URL", VIGIL_PUBLIC_URL).rstrip("/")
 VIGIL_REPORTS = env("VIGIL_REPORTS", "post")
 if VIGIL_REPORTS not in {"post", "tail"}:
     raise SystemExit(f"VIGIL_REPORTS={VIGIL_REPORTS} is not known: use post or tail.")
+# The longest that a cancelled job may take to save and stop, whatever it reports of its own writes. Slurm's own
+# warning before a time limit (--signal) takes at most 65,535 s.
+VIGIL_MAX_GRACE_SECONDS = int(env("VIGIL_MAX_GRACE_SECONDS", "900"))
+if not 30 <= VIGIL_MAX_GRACE_SECONDS <= 65_535:
+    raise SystemExit(f"VIGIL_MAX_GRACE_SECONDS={VIGIL_MAX_GRACE_SECONDS} is out of range: use 30 to 65535.")
 VIGIL_SPOOL_DAYS = int(env("VIGIL_SPOOL_DAYS", "14"))  # kept after an attempt has closed
 VIGIL_SCHEDULER = env("VIGIL_SCHEDULER", "local")
 VIGIL_QUEUE_VISIBLE = env("VIGIL_QUEUE_VISIBLE", "everyone")  # or own: as where Slurm has PrivateData=jobs

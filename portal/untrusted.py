@@ -17,6 +17,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")  # of git, by SHA-1 or SHA
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 END_OF_TIME = 2**33  # in Unix seconds: the year 2242
+LONGEST = 366 * 86_400.0  # seconds: no write, round or step takes longer than a year
 
 
 def whole(text: str | None, below: int = 2**63) -> int | None:
@@ -47,6 +48,11 @@ def number(value: object, most: float = 1e12) -> float | None:
 def share(value: object) -> float | None:
     """A part of a whole: from 0 to 1."""
     return number(value, 1)
+
+
+def duration(value: object) -> float | None:
+    """Return a duration in seconds, from 0 to a year."""
+    return number(value, LONGEST)
 
 
 def line(value: object, most: int = 300) -> str:

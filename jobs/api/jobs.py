@@ -240,9 +240,30 @@ def delete(request: ApiRequest, job_id: int) -> Status[None]:
     ),
 )
 def cancel(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
-    """Its ranks save a last checkpoint and stop; `state` follows within seconds."""
+    """Its ranks save a last checkpoint and stop; `state` follows within seconds.
+
+    Sent again, 10 s or more after the first, it kills the job as `/kill` does.
+    """
     found = job_of(request, job_id, "change", doing="cancelled")
     lifecycle.cancel(request.auth, found)
+    return Status(202, job_shape(job_of(request, job_id)))
+
+
+@router.post(
+    "/{int:job_id}/kill",
+    response={202: JobShape},
+    summary="Kill a job at once, without a last checkpoint",
+    openapi_extra=described(
+        errors={
+            403: NOT_YOURS,
+            409: "It has already ended.",
+        }
+    ),
+)
+def kill(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
+    """For jobs that do not stop when cancelled. Work since the newest checkpoint is lost; it is in the audit log."""
+    found = job_of(request, job_id, "kill", doing="killed")
+    lifecycle.kill(request.auth, found)
     return Status(202, job_shape(job_of(request, job_id)))
 
 

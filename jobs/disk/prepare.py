@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
+from django.conf import settings
 from django.utils import timezone
 
 from jobs import checkpoints, suspects
@@ -131,8 +132,9 @@ def array_submission(sweep: Sweep, attempts: Sequence[Attempt]) -> Submission:
 
 
 def grace_of(attempt: Attempt) -> int:
-    """Seconds that stopping may take: twice the last measured write and half a minute (protocols.md §2)."""
-    return STOP_SECONDS + math.ceil(2 * (checkpoints.last_write_seconds(attempt.job_id) or 0.0))
+    """Return the seconds that stopping may take: twice the last write plus half a minute, up to the site's limit."""
+    needed = STOP_SECONDS + math.ceil(2 * (checkpoints.last_write_seconds(attempt.job_id) or 0.0))
+    return min(needed, settings.VIGIL_MAX_GRACE_SECONDS)
 
 
 def run_toml(
@@ -159,6 +161,7 @@ def run_toml(
             "cpus_per_rank": resources.cpus_per_rank,
             "in_place": spec.restart.in_place,
             "grace_seconds": STOP_SECONDS,
+            "max_grace_seconds": settings.VIGIL_MAX_GRACE_SECONDS,
             "time_limit_seconds": seconds_of(resources.time_limit),
         },
     }

@@ -1,4 +1,7 @@
-"""Cancelling is a state that the follower advances: asked → signalled → killed, a step a tick."""
+"""Cancelling is a state that the follower advances: asked → signalled → killed, a step a tick.
+
+A requested kill skips the signal and the wait for a last checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,8 @@ def _due(now: datetime) -> AttemptQuerySet:
     shortest = now - timedelta(seconds=STOP_SECONDS) - LAUNCHER_WAIT
     due = (
         Q(waits, cancel_killed_at=None)
-        | Q(~waits, cancel_signalled_at=None)
+        | Q(kill_requested_at__isnull=False, cancel_killed_at=None)
+        | Q(~waits, cancel_signalled_at=None, cancel_killed_at=None)
         | Q(~waits, cancel_killed_at=None, cancel_signalled_at__lt=shortest)
         | Q(cancel_killed_at__lt=now - KILL_AGAIN)
     )
@@ -50,7 +54,11 @@ def _advance(tick: TickContext, attempt: Attempt) -> None:
     if attempt.state == Attempt.State.PENDING or attempt.job.is_attached:  # nobody there knows USR1: as scancel does it
         if attempt.cancel_killed_at is None or now - attempt.cancel_killed_at > KILL_AGAIN:
             _kill(tick, attempt, now)
-    elif attempt.cancel_signalled_at is None:
+    elif attempt.kill_requested_at is not None and attempt.cancel_killed_at is None:
+        if (root := folders.root_of(attempt)) is not None:  # batch.sh must not ask to be requeued
+            _tell(attempt, root, now)
+        _kill(tick, attempt, now)
+    elif attempt.cancel_signalled_at is None and attempt.cancel_killed_at is None:
         root = folders.root_of(attempt)
         if root is not None:  # batch.sh does not ask to be requeued, the launcher says why it stopped
             _tell(attempt, root, now)

@@ -93,6 +93,8 @@ def _who_cancelled(attempt: Attempt) -> str:
         return f"Its sweep was stopped. {sweep.stopped_why}"
     if not attempt.scheduler_id:
         return "Cancelled before it was submitted."
+    if attempt.kill_requested_at is not None:
+        return f"Killed by {attempt.kill_requested_by}." if attempt.kill_requested_by else "Killed."
     if who is not None:
         return f"Cancelled by {who}."
     return "Cancelled outside Vigil, as by scancel." if attempt.cancel_asked_at is None else "Cancelled."

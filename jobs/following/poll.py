@@ -33,6 +33,7 @@ MISSING_FOR = timedelta(seconds=60)  # before a scheduler that does not know a j
 UNTOLD_FOR = timedelta(minutes=10)  # that it cannot tell a job's state, before the launcher's last word counts
 UNTOLD_AT_ONCE = 20  # of which each costs a look at the shared file system
 APPLY_S = 3.0  # a tick; what is left differs in the next one as well
+_REQUESTS = ("cancel_asked_at", "cancel_asked_by", "kill_requested_at", "kill_requested_by")
 AT_ONCE = 500  # rows a query: SQLite bounds its variables
 
 
@@ -193,14 +194,14 @@ class Poll:
             if not ending.end(attempt, ended, decided_at=now, decision=text):
                 return None
             # Read under the row's lock: whoever asks later finds this attempt decided, and asks for the next one's end.
-            attempt.refresh_from_db(fields=["cancel_asked_at", "cancel_asked_by"])
+            attempt.refresh_from_db(fields=list(_REQUESTS))
             following = next_attempt(attempt, Attempt.Origin.REQUEUED)
             following.scheduler_id = attempt.scheduler_id
             following.scheduler_user = attempt.scheduler_user
             following.scheduler_restart_count = attempt.scheduler_restart_count + 1
             following.submitting_at = following.submitted_at = now
-            following.cancel_asked_at = attempt.cancel_asked_at  # who wanted the end wants it still
-            following.cancel_asked_by = attempt.cancel_asked_by
+            for name in _REQUESTS:  # who wanted the end wants it still
+                setattr(following, name, getattr(attempt, name))
             following.save()
             live.announce(following.pk)
         return following
@@ -237,7 +238,7 @@ class Poll:
 
     def _whole(self, ids: Sequence[int]) -> Iterator[Attempt]:
         """Reads these rows as they are now, in this order."""
-        rows = Attempt.objects.alive().with_job().select_related("cancel_asked_by")
+        rows = Attempt.objects.alive().with_job().select_related("cancel_asked_by", "kill_requested_by")
         for part in _parts(ids, 50):
             found = rows.in_bulk(part)
             yield from (found[pk] for pk in part if pk in found)

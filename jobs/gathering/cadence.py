@@ -70,7 +70,7 @@ def of(life: Life) -> Cadence | None:
         return None
     told = Event.objects.filter(attempt__in=life.attempts, kind=KIND, rank=0)
     event = told.order_by("-attempt__number", "-incarnation", "-id").first()
-    cost = untrusted.number(event.data.get("cost_seconds")) if event else None
+    cost = untrusted.duration(event.data.get("cost_seconds")) if event else None
     if event is None or not cost:
         return None
     nodes, count = _nodes(life)
@@ -78,15 +78,15 @@ def of(life: Life) -> Cadence | None:
     mtbf_s, source = _between_failures(life, event, nodes, count)
     if not mtbf_s:
         return None
-    write = untrusted.number(event.data.get("write_seconds")) or 0.0
-    present = untrusted.number(event.data.get("interval_seconds")) or None
+    write = untrusted.duration(event.data.get("write_seconds")) or 0.0
+    present = untrusted.duration(event.data.get("interval_seconds")) or None
     best = max(saving.best_period(cost, mtbf_s), WRITES * write)
     return Cadence(
         cost_s=cost,
         present_s=present,
         best_s=best,
         is_automatic=event.data.get("automatic") is True,
-        aim_s=untrusted.number(event.data.get("best_interval_seconds")) or None,
+        aim_s=untrusted.duration(event.data.get("best_interval_seconds")) or None,
         mtbf_s=mtbf_s,
         source=source,
         kept=saving.effective(present, cost=cost, mtbf=mtbf_s) if present else None,

@@ -25,7 +25,9 @@ JUDGED_WITHIN = 20
 def tell(job: Job, now: datetime | None = None) -> header.Life:
     """The job's life in few queries."""
     now = now or timezone.now()
-    attempts = list(job.attempts.select_related("resume_from", "cancel_asked_by").order_by("number"))
+    attempts = list(
+        job.attempts.select_related("resume_from", "cancel_asked_by", "kill_requested_by").order_by("number")
+    )
     checkpoints: list[Checkpoint] = list(
         job.checkpoints.exclude(state=Checkpoint.State.PRUNED)
         .order_by("-created_at", "-pk")

@@ -179,6 +179,7 @@ class _Intake:
     accepted: set[int] = field(default_factory=set)  # indexes into post.streams
     columns: list[Fresh] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    now: datetime = field(default_factory=timezone.now)
 
     def advance(self) -> None:
         """Move the cursors of the streams that go on where they stand; the others' content is left out."""
@@ -259,7 +260,7 @@ class _Intake:
         for kind in sorted({kind for kind in kinds if kind is not None}):
             mine = [one == kind for one in kinds]
             runs = [
-                (parts[stream].rank, parts[stream].times[batch], count)
+                (parts[stream].rank, min(parts[stream].times[batch], self.now.timestamp()), count)
                 for (stream, batch, count), is_mine in zip(sent.runs, mine, strict=True)
                 if is_mine
             ]
@@ -302,7 +303,7 @@ class _Intake:
         return events
 
     def _event(self, kind: str, time: float, part: Part, data: dict[str, Any]) -> Event:
-        at = datetime.fromtimestamp(time, UTC)
+        at = min(datetime.fromtimestamp(time, UTC), self.now)  # the job's own clock: nothing has happened tomorrow
         return Event(attempt=self.attempt, time=at, kind=kind, rank=part.rank, incarnation=part.incarnation, data=data)
 
     def _store_events(self) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from jobs import rounds, starts
 from jobs.models import Attempt, ClientSplit, Event, Round
+from portal import untrusted
 from training.federation.tables import STATES, Names, RoundTable, Split, TableError
 
 ROUNDS, SPLIT, NAMED, STARTED = "round.clients", "clients.split", "clients.named", "run.started"
@@ -153,6 +154,7 @@ def _rows(attempt: Attempt, at: datetime, incarnation: int, table: RoundTable) -
     named = np.empty(len(clients["round"]), rounds.NAMED)
     for name in rounds.NAMED.names or ():
         named[name] = clients[name]
+    named["seconds"][~(named["seconds"] <= untrusted.LONGEST)] = np.nan
     for i, number in enumerate(each["round"].tolist()):
         yield Round(
             attempt=attempt,
@@ -160,7 +162,7 @@ def _rows(attempt: Attempt, at: datetime, incarnation: int, table: RoundTable) -
             incarnation=incarnation,
             told_at=at,
             **{name: int(each[name][i]) for name in (*STATES, "bytes_up", "bytes_down")},
-            seconds=_number(each["seconds"][i]),
+            seconds=untrusted.duration(float(each["seconds"][i])),
             loss=_number(each["loss"][i]),
             accuracy=_number(each["accuracy"][i]),
             worst=int(each["worst"][i]) if each["worst"][i] >= 0 else None,
@@ -177,7 +179,7 @@ def _count_clients(attempt: Attempt, tables: Sequence[RoundTable]) -> None:
     if not len(numbers):
         return
     counts = {state: np.add.reduceat((columns["state"] == i).astype(np.int64), first) for i, state in enumerate(STATES)}
-    is_timed = np.isfinite(columns["seconds"]) & (columns["seconds"] >= 0)
+    is_timed = (columns["seconds"] >= 0) & (columns["seconds"] <= untrusted.LONGEST)
     counts["timed"] = np.add.reduceat(is_timed.astype(np.int64), first)
     counts["seconds_sum"] = np.add.reduceat(np.where(is_timed, columns["seconds"], 0).astype(np.float64), first)
     last = np.append(first[1:], len(order)) - 1

@@ -119,13 +119,19 @@ class Attempt(models.Model):
     closed_at = models.DateTimeField(null=True, blank=True, help_text="No report is taken any more; its token is dead.")
     is_counted = models.BooleanField(default=False, help_text="The sums of held time have it.")
 
-    # Cancelling is a state that the follower advances: asked → signalled → killed.
+    # Cancelling is a state that the follower advances: asked → signalled → killed, or at once if a kill is requested.
     cancel_asked_at = models.DateTimeField(null=True, blank=True)
     cancel_asked_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+"
     )
     cancel_signalled_at = models.DateTimeField(null=True, blank=True)
     cancel_killed_at = models.DateTimeField(null=True, blank=True)
+    kill_requested_at = models.DateTimeField(
+        null=True, blank=True, help_text="Since when it is to end at once, without a last checkpoint."
+    )
+    kill_requested_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+"
+    )
 
     # After the end: what Vigil decided. A row that ended and has no decision is found by the next tick.
     collecting_since = models.DateTimeField(

@@ -70,7 +70,7 @@ def _end_of(told: dict[str, Any], node: str) -> End | None:
         exit_code=untrusted.count(told.get("exit_code"), 256),
         signal=untrusted.count(told.get("signal"), 65) or None,
         at=untrusted.number(told.get("ended_at"), untrusted.END_OF_TIME),
-        seconds=untrusted.number(told.get("seconds"), 1e9),
+        seconds=untrusted.duration(told.get("seconds")),
         peak_mib=untrusted.count(told.get("peak_mib"), 1 << 32),
         by_us=told.get("by_us") is True,
         pid=untrusted.count(told.get("pid"), 1 << 31),

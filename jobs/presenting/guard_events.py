@@ -76,8 +76,8 @@ def _gpu_silent(data: Mapping[str, Any]) -> str:
 
 
 def _gpu_answers(data: Mapping[str, Any]) -> str:
-    seconds = untrusted.number(data.get("seconds"))
-    after = f" after {formatting.duration(seconds)}" if seconds is not None and seconds >= 0 else ""
+    seconds = untrusted.duration(data.get("seconds"))
+    after = f" after {formatting.duration(seconds)}" if seconds is not None else ""
     return f"the GPUs{_node(data)} answer again{after}"
 
 

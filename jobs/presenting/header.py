@@ -114,6 +114,10 @@ class Life:
         return self.latest.is_alive and self.latest.cancel_asked_at is not None
 
     @property
+    def killing(self) -> bool:
+        return self.latest.is_alive and self.latest.kill_requested_at is not None
+
+    @property
     def ran_s(self) -> float | None:
         """Seconds that its attempts ran, all together; None before the first has started."""
         spans = [((a.ended_at or self.now) - a.started_at).total_seconds() for a in self.attempts if a.started_at]
@@ -158,6 +162,8 @@ class Life:
                 worst_accuracy=number(attempt.latest, "client_accuracy_min"),
                 cancelling=self.cancelling,
                 cancelled_by=attempt.cancel_asked_by.username if attempt.cancel_asked_by else "",
+                killing=self.killing,
+                killed_by=attempt.kill_requested_by.username if attempt.kill_requested_by else "",
                 reports=self.job.of_kind.trains or attempt.last_report_at is not None,
                 attached=self.job.is_attached,
                 unconfirmed=attempt.is_unconfirmed,

@@ -67,7 +67,7 @@ class Row:
         """Why it waits or how it ended, short enough for a cell."""
         attempt = self.attempt
         if attempt.is_alive and attempt.cancel_asked_at:
-            return "cancelling"
+            return "killing" if attempt.kill_requested_at else "cancelling"
         if attempt.state == "completed" and attempt.started_at and attempt.ended_at:
             took = formatting.duration((attempt.ended_at - attempt.started_at).total_seconds())
             return f"attempt {attempt.number}: {took}" if attempt.number > 1 else took

@@ -48,6 +48,8 @@ class Facts:
     worst_accuracy: float | None = None
     cancelling: bool = False
     cancelled_by: str = ""
+    killing: bool = False
+    killed_by: str = ""
     reports: bool = True  # a script may never report
     attached: bool = False  # Vigil follows it, and did not start it
     unconfirmed: bool = False  # nor has the scheduler said that it is this person's
@@ -84,6 +86,8 @@ def _pending(facts: Facts) -> Sentence:
 
 
 def _running(facts: Facts) -> Sentence:
+    if facts.killing:
+        return Sentence("Killing.", "Its processes end without a last checkpoint.")
     if facts.cancelling and facts.attached:
         return Sentence("Cancelling.", "Slurm tells it to end, and kills what has not after its KillWait.")
     if facts.cancelling:
@@ -171,8 +175,8 @@ def _ended(facts: Facts) -> Sentence:
             return Sentence(lead, _worst(facts))
         return Sentence(f"Completed{took}{attempts}.", f"{rest[:1].upper()}{rest[1:]}." if rest else "")
     if facts.state == "cancelled":
-        by = f" by {facts.cancelled_by}" if facts.cancelled_by else ""
-        lead = f"Cancelled{by}{_at_step(facts)}."
+        by = f" by {facts.killed_by or facts.cancelled_by}" if facts.killed_by or facts.cancelled_by else ""
+        lead = f"{'Killed' if facts.killed_by else 'Cancelled'}{by}{_at_step(facts)}."
         # The reason says more where nobody in Vigil asked for it: scancel, or a job that it was to come after.
         more = "" if by else _stop(facts.reason)
         rest = _resumable(facts)

@@ -6,6 +6,7 @@ No scheduler is asked here: these functions run inside web requests.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from datetime import timedelta
 from hashlib import sha256
 
 from django.db import transaction
@@ -23,11 +24,13 @@ from jobs.queueing import queue
 from jobs.spec import JobSpec, set_values
 from jobs.submitting.admission import check
 from jobs.submitting.idempotency import answered, durable, make_once, remember
-from portal.access import can, note_if_sysadmin
+from portal.access import can, note, note_if_sysadmin
 from portal.models import IdempotencyKey, Project, User
 from portal.series import store
 
 CANCEL_TRIES = 3
+SAME_REQUEST = timedelta(seconds=10)
+"""A cancel that is repeated within this time is the same one: a double click, or a client that tries again."""
 
 
 def submit(
@@ -124,8 +127,11 @@ def pin(user: User, job: Job, checkpoint: Checkpoint, *, pinned: bool) -> None:
         raise Conflict(f"Not pinned. {checkpoint.name} of #{job.pk} is not on disk any more: it was just pruned.")
 
 
-def cancel(user: User, job: Job) -> None:
-    """Ask for the end: the follower signals, waits for a last checkpoint, then kills. A restart that was due is off."""
+def cancel(user: User, job: Job, *, may_kill: bool = True) -> bool:
+    """Ask for the end: the follower signals, waits for a last checkpoint, then kills. A restart that was due is off.
+
+    Repeated later than SAME_REQUEST, with `may_kill`, it kills at once. Return whether it does.
+    """
     _may_change(user, job)
     latest = None
     for _ in range(CANCEL_TRIES):
@@ -134,12 +140,40 @@ def cancel(user: User, job: Job) -> None:
             if asked.update(cancel_asked_at=timezone.now(), cancel_asked_by=user):
                 note_if_sysadmin(user, "job.cancelled", job)
                 transaction.on_commit(lambda: queue(tasks.follow))
-                return
+                return False
         latest = job.attempts.order_by("-number").first()
         if latest is None or latest.ended_at is not None:
             break  # else the follower made it just now, while we waited for the one before
     if latest is not None and latest.cancel_asked_at is None:
         raise Conflict(f"Not cancelled. #{job.pk} has already ended: {latest.state.replace('_', ' ')}.")
+    if latest is None or latest.ended_at is not None or latest.cancel_asked_at is None or not may_kill:
+        return False
+    if timezone.now() - latest.cancel_asked_at < SAME_REQUEST:
+        return False
+    kill(user, job)
+    return True
+
+
+def kill(user: User, job: Job) -> None:
+    """End a job at once: the follower has the scheduler kill its processes, and none saves a last checkpoint."""
+    if not can(user, "kill", job):
+        raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
+    unended = Q(ended_at=None) | Q(decided_at=None)
+    for _ in range(CANCEL_TRIES):
+        with durable(), transaction.atomic():
+            now = timezone.now()
+            open_attempts = Attempt.objects.filter(unended, job=job)
+            killed = open_attempts.filter(kill_requested_at=None).update(kill_requested_at=now, kill_requested_by=user)
+            open_attempts.filter(cancel_asked_at=None).update(cancel_asked_at=now, cancel_asked_by=user)
+            if killed:
+                note(user, "job.killed", job, "no last checkpoint")
+                transaction.on_commit(lambda: queue(tasks.follow))
+                return
+        latest = job.attempts.order_by("-number").first()
+        if latest is None or latest.ended_at is not None:
+            raise Conflict(f"Not killed. #{job.pk} has already ended.")
+        if latest.kill_requested_at is not None:
+            return  # by an earlier request: the follower is at it
 
 
 def delete(user: User, job: Job) -> None:

@@ -21,6 +21,7 @@ from portal.access import can, user_of
 from portal.untrusted import whole
 
 MOST_AT_ONCE = 100
+_NO_CHECKPOINT = "Its processes end without a last checkpoint."
 
 
 def _job(request: HttpRequest, job_id: int) -> Job:
@@ -32,15 +33,32 @@ def _job(request: HttpRequest, job_id: int) -> Job:
 def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
     job = _job(request, job_id)
     try:
-        submit.cancel(user_of(request), job)
+        is_killed = submit.cancel(user_of(request), job)
     except JobError as error:
         messages.error(request, str(error))
     else:
+        if is_killed:
+            messages.success(request, f"Killing {job.name}, as it was being cancelled already. {_NO_CHECKPOINT}")
+            return _back(request, job)
         has_started = job.latest is not None and job.latest.started_at is not None
         how = "The ranks save a last checkpoint and stop." if has_started else "It has not started."
         if job.is_attached:
             how = "Slurm ends it."
         messages.success(request, f"Cancelling {job.name}. {how}")
+    return _back(request, job)
+
+
+@login_required
+@require_POST
+def kill(request: HttpRequest, job_id: int) -> HttpResponse:
+    """End a job at once."""
+    job = _job(request, job_id)
+    try:
+        submit.kill(user_of(request), job)
+    except JobError as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, f"Killing {job.name}. {_NO_CHECKPOINT}")
     return _back(request, job)
 
 
@@ -53,7 +71,7 @@ def cancel_several(request: HttpRequest) -> HttpResponse:
     user, done = user_of(request), 0
     for job in Job.objects.visible_to(user).with_latest_attempt().filter(pk__in=chosen):
         try:
-            submit.cancel(user, job)
+            submit.cancel(user, job, may_kill=False)  # one that is saving keeps its time to save
             done += 1
         except JobError as error:
             messages.error(request, str(error))

@@ -43,6 +43,7 @@ class Page:
     job: Job
     life: Life
     may_change: bool
+    may_kill: bool
 
     def context(self, tab: str, **more: object) -> dict[str, object]:
         counts = {
@@ -57,6 +58,7 @@ class Page:
             "said": self.life.sentence,
             "attempt": self.life.latest,
             "may_change": self.may_change,
+            "may_kill": self.may_kill,
             "tab": tab,
             "counts": counts,
             "outside": attached.facts(self.job),
@@ -70,7 +72,7 @@ def page_of(request: HttpRequest, job_id: int) -> Page:
     user = user_of(request)
     jobs = Job.objects.visible_to(user).with_latest_attempt().select_related("parent")
     job = get_object_or_404(jobs, pk=job_id)
-    return Page(job, lives.tell(job), can(user, "change", job))
+    return Page(job, lives.tell(job), can(user, "change", job), can(user, "kill", job))
 
 
 @login_required

@@ -192,7 +192,7 @@ def _bottleneck(event: Event | None, life: Life) -> Bottleneck:
 def _parts(split: object) -> list[Part]:
     """The parts of a step, in their order; none where nothing adds up."""
     told = split if isinstance(split, Mapping) else {}
-    seconds = {name: value for name in SPLIT if (value := untrusted.number(told.get(name))) is not None and value > 0}
+    seconds = {name: value for name in SPLIT if (value := untrusted.duration(told.get(name))) is not None and value > 0}
     total, at, found = sum(seconds.values()), 0.0, []
     for name, value in seconds.items():
         title, color = _PARTS[name]
@@ -211,7 +211,7 @@ def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("Products", f"{formatting.percent(matmul)} of what is computed"))
     steps, last = untrusted.count(data.get("steps")), untrusted.count(data.get("last_step"))
     if steps and last:
-        each = untrusted.number(data.get("step_seconds"))
+        each = untrusted.duration(data.get("step_seconds"))
         mean = f", {formatting.duration(each)} each" if each else ""
         found.append(("Measured", f"{formatting.plural(steps, 'step')}, to step {formatting.count(last)}{mean}"))
     if sampled := untrusted.count(data.get("sampled_step")):

@@ -24,7 +24,7 @@ from jobs.following import follow
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, SweepSpec, write_toml
 from jobs.submitting import sweeps
-from jobs.submitting.submit import cancel, resume, submit
+from jobs.submitting.submit import cancel, kill, resume, submit
 from nodes.models import Node, NodeOrder
 from nodes.schedulers.local import slots
 from nodes.schedulers.local.scheduler import LocalScheduler
@@ -218,6 +218,21 @@ def test_an_elastic_job_goes_on_with_one_node_of_two(sam: User, scheduler: Local
     assert said(attempt)[0].endswith("rank 0 of 1")
     assert int(said(attempt)[0].split()[1]) >= 10
     follow_until(scheduler, lambda: attempt.events.filter(kind="nodes.lost"))
+
+
+def test_kill_ends_a_job_that_obeys_nothing(sam: User, scheduler: LocalScheduler, root: Path) -> None:
+    """Its launcher and ranks are stopped: no signal that can be ignored would end them."""
+    job = start(sam, 6000, 0.05)
+    follow_until(scheduler, lambda: newest().state == "running" and printed(newest(), "from"))
+    for process in processes_of(root):
+        process.send_signal(signal.SIGSTOP)
+    cancel(sam, job)
+    follow.tick(scheduler)
+    assert newest().cancel_signalled_at is not None
+    kill(sam, job)
+    follow_until(scheduler, lambda: newest().decided_at)
+    assert (newest().state, newest().reason) == ("cancelled", "Killed by sam.")
+    assert not processes_of(root)
 
 
 def test_cancel_saves_and_resume_goes_on(sam: User, scheduler: LocalScheduler, root: Path) -> None:

@@ -247,6 +247,15 @@ def test_job_and_tokens(portal):
     assert "/me/" in vigil("tokens").stdout
 
 
+def test_kill(portal):
+    portal.answers["POST", "jobs/7/kill"] = JOB
+    assert "no last checkpoint" in vigil("kill", "7").stdout
+    assert "no last checkpoint" in vigil("cancel", "7", "--now").stdout
+    attempt = {**JOB["attempt"], "kill_requested_at": "2026-01-31T12:00:00Z"}
+    portal.answers["POST", "jobs/7/cancel"] = {**JOB, "attempt": attempt}
+    assert "is killed" in vigil("cancel", "7").stdout
+
+
 def test_cancel_and_resume(portal):
     portal.answers["POST", "jobs/7/cancel"] = JOB
     assert "#7" in vigil("cancel", "7").stdout

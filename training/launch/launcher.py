@@ -343,7 +343,8 @@ class Launcher:
         self._capturing.tend()
         if self._stop.look(self._signals.asked):
             # Twice the last measured write, and the plan's own (30 s).
-            self._grace = self._plan.grace_seconds + 2 * _last_write(self._plan.checkpoints)
+            needed = self._plan.grace_seconds + 2 * _last_write(self._plan.checkpoints)
+            self._grace = min(needed, self._plan.max_grace_seconds)
             self._say(f"asked to stop: {self._stop.reason}; {self._grace:.0f} s of grace")
             if self._members.leads(self._last):
                 self._reporter.event("stop.requested", reason=self._stop.reason, grace_seconds=self._grace)

@@ -61,6 +61,7 @@ class Plan:
     return_seconds: float = 0.0  # for a lost node to come back, where fewer than min_nodes are left
     grow_seconds: float = 60.0  # of an incarnation before it is ended to take in more nodes, at least
     grace_seconds: float = 30.0  # besides twice the last measured write
+    max_grace_seconds: float = 900.0  # for both together: the portal kills after that
     drain_seconds: float = 10.0  # for the last reports, while the nodes wait
     sample_seconds: float = 2.0  # between two looks at what the node's processes use
     limits: Mapping[str, float] = field(default_factory=dict)  # the watchdog's, by phase
@@ -140,6 +141,7 @@ def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> Pla
         return_seconds=launch.seconds("return_seconds", 120.0 if most > least else 30.0 if nodes > 1 else 0.0),
         grow_seconds=launch.seconds("grow_seconds", 60.0),
         grace_seconds=launch.seconds("grace_seconds", 30.0),
+        max_grace_seconds=launch.seconds("max_grace_seconds", 900.0),
         drain_seconds=launch.seconds("drain_seconds", 10.0),
         sample_seconds=launch.seconds("sample_seconds", 2.0),
         limits={phase: watchdog.seconds(phase, 0) for phase in watchdog.found},

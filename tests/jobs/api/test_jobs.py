@@ -99,6 +99,19 @@ def test_cancel_asks_once_and_refuses_the_ended(client, mira, project):
     assert send(client, "post", f"{JOBS}/{ended.pk}/cancel").status_code == 409
 
 
+def test_kill(client, mira, project):
+    job = lab.a_job(mira, project, state="running")
+    answer = send(client, "post", f"{JOBS}/{job.pk}/kill")
+    assert answer.status_code == 202
+    assert answer.json()["attempt"]["kill_requested_at"]
+    assert answer.json()["attempt"]["cancel_asked_at"]
+    ended = lab.a_job(mira, project)
+    assert send(client, "post", f"{JOBS}/{ended.pk}/kill").status_code == 409
+    others = lab.a_job(lab.person("yuki", project), project, state="running")
+    assert send(client, "post", f"{JOBS}/{others.pk}/kill").status_code == 403
+    assert send(lab.bearer(mira, scope="read"), "post", f"{JOBS}/{job.pk}/kill").status_code == 403
+
+
 def test_resume(client, mira, project):
     running = lab.a_job(mira, project, state="running")
     assert send(client, "post", f"{JOBS}/{running.pk}/resume").status_code == 409

@@ -11,13 +11,16 @@ import pytest
 from django.utils import timezone
 
 from jobs.disk import rundir
+from jobs.errors import Refused
 from jobs.following import ending, follow
 from jobs.following.policy import Decision
 from jobs.models import Attempt, Job
-from jobs.submitting.submit import cancel
-from portal.models import User
+from jobs.submitting.submit import cancel, kill
+from portal.access import can
+from portal.models import AuditEntry, User
 from tests.jobs.following.launchers import newest
 from tests.jobs.schedulers import Told
+from tests.lab import a_checkpoint, person, sysadmin
 
 pytestmark = pytest.mark.django_db
 
@@ -124,3 +127,78 @@ def test_a_restart_that_was_due_is_off(
     tick()
     assert Attempt.objects.count() == 1
     assert "does not start it anew" in newest().decision
+
+
+def test_no_report_makes_a_job_uncancellable(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    """Its launcher is stopped, its ranks ignore signals, and it claims that its last write took eleven days."""
+    told.say("101", state="running")
+    tick()
+    a_checkpoint(Job.objects.select_related("latest").get(), 100, seconds=1e6)
+    Attempt.objects.update(started_at=timezone.now() - timedelta(days=30))
+    cancel(oskar, job)
+    tick()
+    Attempt.objects.update(cancel_signalled_at=timezone.now() - timedelta(seconds=890))
+    tick()
+    assert not told.cancelled, "within the site's limit it may be saving"
+    Attempt.objects.update(cancel_signalled_at=timezone.now() - timedelta(seconds=916))
+    tick()
+    assert told.cancelled == ["101"]
+
+
+def test_a_second_cancel_kills(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    told.say("101", state="running")
+    tick()
+    assert not cancel(oskar, job)
+    assert not cancel(oskar, job), "a double click"
+    tick()
+    assert told.signals == [("101", "USR1")]
+    Attempt.objects.update(cancel_asked_at=timezone.now() - timedelta(seconds=11))
+    assert not cancel(oskar, job, may_kill=False)
+    assert cancel(oskar, job)
+    tick()
+    tick()
+    assert told.cancelled == ["101"]
+    told.say("101", state="cancelled", signal=9)
+    tick()
+    assert (newest().state, newest().reason) == ("cancelled", "Killed by oskar.")
+    assert Attempt.objects.count() == 1
+
+
+def test_a_sysadmin_kills_at_once_and_it_is_audited(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    told.say("101", state="running")
+    tick()
+    sam = sysadmin()
+    kill(sam, job)
+    kill(sam, job)
+    tick()
+    assert told.cancelled == ["101"]
+    assert not told.signals, "no time to save"
+    assert (rundir.path_of(newest().job.directory) / "portal" / "cancelled").exists(), "batch.sh asks for no requeue"
+    Attempt.objects.update(cancel_killed_at=timezone.now() - timedelta(seconds=11))
+    tick()
+    assert told.cancelled == ["101", "101"], "as long as it lives"
+    assert [(one.user, one.action) for one in AuditEntry.objects.all()] == [(sam, "job.killed")]
+
+
+def test_a_requeue_in_between_is_killed_too(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    told.say("101", state="running")
+    tick()
+    kill(oskar, job)
+    told.say("101", state="running", restart_count=1)
+    tick()
+    assert (newest().number, newest().kill_requested_by) == (2, oskar)
+    tick()
+    assert "101" in told.cancelled
+    assert not told.signals
+
+
+def test_who_may_kill(oskar: User, job: Job) -> None:
+    lead = person("lena", job.project, role="lead")
+    assert can(oskar, "kill", job)
+    assert can(lead, "kill", job)
+    assert can(sysadmin(), "kill", job)
+    member = person("mo", job.project)
+    assert not can(member, "kill", job)
+    with pytest.raises(Refused):
+        kill(member, job)
+    assert not Attempt.objects.exclude(kill_requested_at=None).exists()

@@ -1,5 +1,7 @@
 """What buttons do: cancel, resume, edit."""
 
+from datetime import timedelta
+
 import pytest
 from django.test import Client
 from django.utils import timezone
@@ -157,3 +159,36 @@ def test_what_a_sysadmin_changes_for_somebody_is_noted(project: Project, mira: U
     job = a_job(mira, project)
     signed_in(sysadmin()).post(f"/jobs/{job.pk}/edit", {"name": "renamed"})
     assert AuditEntry.objects.filter(action="job.changed").exists()
+
+
+def test_kill_now_is_offered_to_those_who_may_and_says_what_is_lost(
+    client: Client, mira: User, project: Project
+) -> None:
+    job = a_job(mira, project, state="running", name="wren")
+    page = text(client.get(f"/jobs/{job.pk}"))
+    assert "all its work is lost" in page
+    save(job, 100)
+    assert "Work since step 100 is lost" in text(client.get(f"/jobs/{job.pk}"))
+    assert "Kill wren now?" not in text(signed_in(person("yuki", project)).get(f"/jobs/{job.pk}"))
+    client.post(f"/jobs/{job.pk}/cancel")
+    assert 'id="do-kill"' in text(client.get(f"/jobs/{job.pk}"))
+    sam = sysadmin()
+    html = text(signed_in(sam).post(f"/jobs/{job.pk}/kill", follow=True))
+    assert "Killing wren. Its processes end without a last checkpoint." in html
+    assert Attempt.objects.get(job=job).kill_requested_by == sam
+    assert AuditEntry.objects.get().action == "job.killed"
+    assert "Kill wren now?" not in html
+
+
+def test_a_second_click_on_cancel_does_not_kill_but_a_later_one_says_that_it_does(
+    client: Client, mira: User, project: Project
+) -> None:
+    job = a_job(mira, project, state="running", name="wren")
+    for _ in range(2):
+        client.post(f"/jobs/{job.pk}/cancel")
+    assert Attempt.objects.get(job=job).kill_requested_at is None
+    Attempt.objects.update(cancel_asked_at=timezone.now() - timedelta(seconds=11))
+    client.post("/jobs/cancel", {"job": [str(job.pk)]})
+    assert Attempt.objects.get(job=job).kill_requested_at is None, "of several at once none is killed"
+    assert "Killing wren" in text(client.post(f"/jobs/{job.pk}/cancel", follow=True))
+    assert Attempt.objects.get(job=job).kill_requested_by == mira
