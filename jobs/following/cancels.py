@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from datetime import datetime, timedelta
 from functools import partial
-from pathlib import Path
 
 from django.db.models import Q
 from django.utils import timezone
@@ -51,30 +50,31 @@ def _due(now: datetime) -> AttemptQuerySet:
 
 def _advance(tick: TickContext, attempt: Attempt) -> None:
     now = timezone.now()
-    if attempt.state == Attempt.State.PENDING or attempt.job.is_attached:  # nobody there knows USR1: as scancel does it
-        if attempt.cancel_killed_at is None or now - attempt.cancel_killed_at > KILL_AGAIN:
+    if attempt.cancel_killed_at is not None:
+        if now - attempt.cancel_killed_at > KILL_AGAIN:
             _kill(tick, attempt, now)
-    elif attempt.kill_requested_at is not None and attempt.cancel_killed_at is None:
-        if (root := folders.root_of(attempt)) is not None:  # batch.sh must not ask to be requeued
-            _tell(attempt, root, now)
+    elif attempt.state == Attempt.State.PENDING or attempt.job.is_attached:  # nobody there knows USR1: as scancel does
         _kill(tick, attempt, now)
-    elif attempt.cancel_signalled_at is None and attempt.cancel_killed_at is None:
-        root = folders.root_of(attempt)
-        if root is not None:  # batch.sh does not ask to be requeued, the launcher says why it stopped
-            _tell(attempt, root, now)
+    elif attempt.kill_requested_at is not None:
+        _tell(attempt, now)
+        _kill(tick, attempt, now)
+    elif attempt.cancel_signalled_at is None:
+        _tell(attempt, now)
         # Not TERM: Slurm gives that to the srun in the script as well, which then kills its tasks at once.
         tick.scheduler.signal(attempt.scheduler_id, "USR1", user=attempt.scheduler_user)
         tick.note(attempt, cancel_signalled_at=now)
-    elif attempt.cancel_killed_at is None:
-        grace = timedelta(seconds=grace_of(attempt)) + LAUNCHER_WAIT
-        if now - attempt.cancel_signalled_at > grace:
-            _kill(tick, attempt, now)
-    elif now - attempt.cancel_killed_at > KILL_AGAIN:
+    elif now - attempt.cancel_signalled_at > timedelta(seconds=grace_of(attempt)) + LAUNCHER_WAIT:
         _kill(tick, attempt, now)
 
 
-def _tell(attempt: Attempt, root: Path, now: datetime) -> None:
-    """A full disk, or one that is away, must not keep a job running: should it be requeued for that, it is killed."""
+def _tell(attempt: Attempt, now: datetime) -> None:
+    """Leave a file by which batch.sh asks for no requeue, and the launcher says why it stopped.
+
+    A full disk, or one that is away, must not keep a job running: should it be requeued for that, it is killed.
+    """
+    root = folders.root_of(attempt)
+    if root is None:
+        return
     try:
         rundir.write(root / "portal" / "cancelled", now.isoformat())
     except OSError as error:
