@@ -13,6 +13,14 @@ def merge() -> None:
     merge(budget_s=10.0)
 
 
+@shared_task(name="nodes.tasks.alert", expires=15)
+def alert() -> None:
+    """Notify sysadmins of hardware that needs them."""
+    from nodes.telemetry.hardware_alerts import notify_sysadmins
+
+    notify_sysadmins()
+
+
 @shared_task(name="nodes.tasks.pull", expires=10)
 def pull() -> None:
     """Ask the dcgm-exporters that the site names, in place of agents."""

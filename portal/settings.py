@@ -350,6 +350,7 @@ CELERY_TASK_ROUTES = {
     **{f"jobs.tasks.{name}": {"queue": "diagnose"} for name in ("diagnose", "replay")},
     "portal.tasks.send": {"queue": "send"},
     "nodes.tasks.pull": {"queue": "pull"},
+    "nodes.tasks.alert": {"queue": "follow"},  # a few queries, and `work` may be verifying gigabytes
 }
 CELERY_TIMEZONE = "UTC"
 

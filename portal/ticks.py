@@ -25,6 +25,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "verify": {"task": "jobs.tasks.verify", "schedule": 10.0, "options": {"expires": 10}},
     "compact": {"task": "jobs.tasks.compact", "schedule": 15.0, "options": {"expires": 15}},
     "merge-telemetry": {"task": "nodes.tasks.merge", "schedule": 30.0, "options": {"expires": 30}},
+    "alert-hardware": {"task": "nodes.tasks.alert", "schedule": 15.0, "options": {"expires": 15}},
     "thin-telemetry": {"task": "nodes.tasks.thin", "schedule": 3600.0, "options": {"expires": 3600}},
     "waste": {"task": "jobs.tasks.waste", "schedule": 60.0, "options": {"expires": 60}},
     "reliability": {"task": "jobs.tasks.reliability", "schedule": 60.0, "options": {"expires": 60}},

@@ -59,6 +59,7 @@ class MachineGpu(Schema):
     slowdown_c: int | None
     is_lost: bool
     lost_at: datetime | None
+    fault: str = Field(description="What its counters say is broken; empty: nothing. `vigil-agent check` fails on it.")
     newest: dict[str, int] = Field(description="The newest values by field; what is not told is missing.")
     counters: dict[str, Any] = Field(description="Slow ones, as last told: ECC, remapped rows, links.")
     counted_at: datetime | None
@@ -289,6 +290,7 @@ def gpu_shape(agent: Agent, gpu: Gpu, holders: list[dict[str, Any]], *, is_hidde
         "memory_mib",
         "power_cap_watts",
         "slowdown_c",
+        "fault",
         "lost_at",
         "counted_at",
     )

@@ -114,6 +114,9 @@ class Gpu(models.Model):
     facts = models.JSONField(default=dict, blank=True)
     counters = models.JSONField(default=dict, blank=True, help_text="Slow ones, as last told.")
     counted_at = models.DateTimeField(null=True, blank=True)
+    fault = models.CharField(
+        max_length=200, blank=True, help_text="The worst that its counters show (gpus.health), as a page says it."
+    )
     first_seen_at = models.DateTimeField(default=timezone.now)
     gone_at = models.DateTimeField(null=True, blank=True, help_text="Its machine tells of it no more.")
     lost_at = models.DateTimeField(null=True, blank=True, help_text="Fallen off the bus, and not back.")

@@ -27,7 +27,7 @@ class Gpu:
     slowdown_c: int | None = None
     throttle: int = 0
     lost_at: datetime | None = None
-    faults: Sequence[str] = ()  # gpus.health: what is broken about it, the worst first
+    fault: str = ""  # gpus.health: the worst that is broken about it, as the end of a sentence
     is_hidden: bool = False
 
     @property
@@ -129,11 +129,11 @@ def _lost(facts: Facts) -> Iterator[str]:
 
 def _faulty(facts: Facts) -> Iterator[str]:
     """GPUs that answer and are broken all the same; one that is lost has been named."""
-    faulty = [gpu for gpu in facts.gpus if gpu.faults and not gpu.lost_at]
+    faulty = [gpu for gpu in facts.gpus if gpu.fault and not gpu.lost_at]
     if not faulty:
         return
     more = f" {formatting.plural(len(faulty) - 1, 'more GPU is', 'more GPUs are')} broken." if len(faulty) > 1 else ""
-    yield f"GPU {faulty[0].index} {faulty[0].faults[0]}.{more}"
+    yield f"GPU {faulty[0].index} {faulty[0].fault}.{more}"
 
 
 def _xids(facts: Facts) -> Iterator[str]:

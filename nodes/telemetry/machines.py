@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from gpus import health
 from nodes.models import Agent, Gpu, GpuPlace, NodeEvent
 from portal import untrusted
 
@@ -40,8 +41,9 @@ def gpu_ids(agent: Agent, uuids: Sequence[str], at: datetime) -> list[int | None
 
 
 def note_counters(agent: Agent, uuid: str | None, told: dict[str, Any], at: datetime) -> None:
-    """A GPU's slow counters as they are now."""
-    Gpu.objects.filter(agent=agent, uuid=uuid or "").update(counters=cleaned(told), counted_at=at)
+    """Store a GPU's slow counters as they are now, and what they say is broken."""
+    fault = next(iter(health.faults(told)), "")
+    Gpu.objects.filter(agent=agent, uuid=uuid or "").update(counters=cleaned(told), counted_at=at, fault=fault)
 
 
 def _note_gpu(agent: Agent, uuid: str, place: int, about: dict[str, Any], at: datetime) -> Gpu | None:

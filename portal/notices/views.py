@@ -18,6 +18,7 @@ from portal.http.paging import BadCursor, Order, page
 from portal.models import Channel, Delivery, Project, User
 from portal.notices import channels
 from portal.notices.forms import ChannelForm
+from portal.outbox.kinds import KINDS
 from portal.sending import mail, webhook
 
 NEWEST = Order("id", descending=True)
@@ -33,7 +34,7 @@ def new(request: HttpRequest) -> HttpResponse:
     if kind not in Channel.Kind.values:
         raise Http404
     project = _project(user, request.GET.get("project", ""))
-    start = {"kinds": ["incident", "gpu.idle", "incident.site", "gpu.unheld", "channel"]}
+    start = {"kinds": [kind.code for kind in KINDS]}
     initial = {**start, "time_zone": _zone(user), "address": user.email if kind == "email" and not project else ""}
     form = _form(user, kind, request, project, initial=initial)
     if request.method == "POST" and form.is_valid():

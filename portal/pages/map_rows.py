@@ -26,7 +26,7 @@ from nodes.telemetry.newest import UNTOLD, Newest, newest_of
 from nodes.telemetry.use import IDLE_AFTER
 from portal.models import User
 
-_GPU = ("agent_id", "pk", "uuid", "index", "lost_at", "slowdown_c", "power_cap_watts")
+_GPU = ("agent_id", "pk", "uuid", "index", "lost_at", "slowdown_c", "power_cap_watts", "fault")
 _HOLDING = ("gpu_id", "pk", "scheduler_id", "user", "name", "is_long")
 _BY_INDEX = itemgetter(3)
 _NODE = (
@@ -54,6 +54,7 @@ class Device(msgspec.Struct, gc=False):
     index: int
     pk: int | None = None
     is_lost: bool = False
+    is_broken: bool = False  # it answers, and its counters say that it must not (gpus.health)
     is_held: bool = False
     is_hidden: bool = False
     is_wasted: bool = False  # held, and has done nothing for a while
@@ -174,21 +175,21 @@ def _fill(machine: Machine, node: tuple[Any, ...] | None, told: _Told, idle_from
 
 
 def _device(row: tuple[Any, ...], newest: Newest, told: _Told, holders: dict[str, Holder], idle_from: float) -> Device:
-    _, pk, _, index, lost_at, slowdown_c, cap_watts = row
+    _, pk, _, index, lost_at, slowdown_c, cap_watts, fault = row
     held, is_wasted, holder = told.holdings.get(pk), False, None
     if held is not None:
         _, key, scheduler_id, user, name, is_long = held
         if told.visible is not None and key not in told.visible:
             return Device(
-                index, pk, is_lost=lost_at is not None, is_held=True, is_hidden=True, slowdown_c=slowdown_c,
-                cap_watts=cap_watts,
+                index, pk, is_lost=lost_at is not None, is_broken=bool(fault), is_held=True, is_hidden=True,
+                slowdown_c=slowdown_c, cap_watts=cap_watts,
             )  # fmt: skip
         is_wasted = is_long and newest.quiet_since is not None and newest.quiet_since <= idle_from
         holder = holders.get(scheduler_id)
         if holder is None:
             holder = holders[scheduler_id] = Holder(user, name)
     return Device(
-        index, pk, is_lost=lost_at is not None, is_held=held is not None, is_wasted=is_wasted,
+        index, pk, is_lost=lost_at is not None, is_broken=bool(fault), is_held=held is not None, is_wasted=is_wasted,
         percent=newest.gpu_percent, memory_mib=newest.memory_mib, temperature_c=newest.temperature_c,
         watts=newest.watts, throttle=newest.throttle, slowdown_c=slowdown_c, cap_watts=cap_watts, holder=holder,
     )  # fmt: skip

@@ -25,7 +25,7 @@ def say(drawn: RackMap, slow: Sequence[SlowFileSystem], waiting: Waiting, now: d
     rows = [row for column in drawn.columns for row in column.rows]
     if not rows:
         return "No node is known yet.", "The scheduler is asked within seconds of Vigil’s start."
-    broken = [*_out(rows), *_lost(rows), *_silent(rows)]
+    broken = [*_out(rows), *_damaged(rows, "lost"), *_damaged(rows, "broken"), *_silent(rows)]
     lead = _joined(broken) or _all_well(rows)
     hung = [f"{one.text(now)}." for one in slow if one.is_open]
     if hung:
@@ -86,13 +86,14 @@ def _out(rows: Sequence[Row]) -> list[str]:
     return [f"{formatting.plural(len(out), 'node')} are out of service{names}"]
 
 
-def _lost(rows: Sequence[Row]) -> list[str]:
-    lost = [(row.name, device.index) for row in rows if "lost" in row.states for device in row.in_state("lost")]
-    if len(lost) == 1:
-        return [f"GPU {lost[0][1]} of {lost[0][0]} is lost"]
-    nodes = list(dict.fromkeys(name for name, _ in lost))
+def _damaged(rows: Sequence[Row], state: str) -> list[str]:
+    """Name the GPUs that are lost, or broken."""
+    found = [(row.name, device.index) for row in rows if state in row.states for device in row.in_state(state)]
+    if len(found) == 1:
+        return [f"GPU {found[0][1]} of {found[0][0]} is {state}"]
+    nodes = list(dict.fromkeys(name for name, _ in found))
     where = f"on {nodes[0]}" if len(nodes) == 1 else f"on {formatting.plural(len(nodes), 'node')}"
-    return [f"{formatting.plural(len(lost), 'GPU')} are lost {where}"] if lost else []
+    return [f"{formatting.plural(len(found), 'GPU')} are {state} {where}"] if found else []
 
 
 def _silent(rows: Sequence[Row]) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from django.db.models import Max, Q, Sum
 
-from gpus import health
 from jobs.listing import held
 from jobs.listing.held import Stretch
 from jobs.listing.sight import Sight, earliest, sight
@@ -229,7 +228,7 @@ def gpu_facts(shown: Machine, gpu: Gpu) -> machine.Gpu:
         slowdown_c=gpu.slowdown_c,
         throttle=newest.get("throttle") or 0,
         lost_at=gpu.lost_at,
-        faults=health.faults(gpu.counters),
+        fault=gpu.fault,
         is_hidden=shown.hides(gpu),
     )
 

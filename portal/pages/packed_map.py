@@ -6,7 +6,16 @@ from typing import Any
 
 from portal.pages.rack_map import HIGH_C, LOW_C, WORDS, Column, RackMap, Row
 
-LETTERS = {"busy": "b", "wasted": "w", "idle": "i", "drained": "d", "lost": "l", "hot": "h", "stray": "s"}
+LETTERS = {
+    "busy": "b",
+    "wasted": "w",
+    "idle": "i",
+    "drained": "d",
+    "lost": "l",
+    "broken": "x",
+    "hot": "h",
+    "stray": "s",
+}
 MOST_OWNERS = 255
 NOTHING = "--"
 HEX: dict[int | None, str] = {value: f"{value:02x}" for value in range(256)} | {None: NOTHING}

@@ -23,10 +23,10 @@ LOW_C, HIGH_C = 30, 86
 FOLDS_AT, CANVAS_AT = 64, 256  # nodes beyond which detail folds, and cells are painted
 TALLEST = {"full": 12, "folded": 32, "canvas": 40}  # rows of a column of nodes that have no rack
 COLOURS = 8
-MARKS = {"busy": "", "wasted": "z", "idle": "", "drained": "–", "lost": "×", "hot": "▲", "stray": "?"}
+MARKS = {"busy": "", "wasted": "z", "idle": "", "drained": "–", "lost": "×", "broken": "!", "hot": "▲", "stray": "?"}
 WORDS = {
     "busy": "in use", "wasted": "held and idle", "idle": "free", "drained": "takes no jobs", "lost": "lost",
-    "hot": "hot", "stray": "works, and nobody holds it",
+    "broken": "broken", "hot": "hot", "stray": "works, and nobody holds it",
 }  # fmt: skip
 
 
@@ -106,7 +106,7 @@ class Row:
 
     @cached_property
     def is_unwell(self) -> bool:
-        return self.machine.is_silent or "lost" in self.states or "hot" in self.states
+        return self.machine.is_silent or bool({"lost", "broken", "hot"}.intersection(self.states))
 
     @cached_property
     def gpus(self) -> int:
@@ -141,7 +141,7 @@ class Row:
         if not machine.is_in_service or not machine.takes_jobs:
             word = formatting.word(machine.state)
             return f"{word}, {machine.reason}" if machine.reason else word
-        for state, word in (("lost", "lost"), ("hot", "hot")):
+        for state, word in (("lost", "lost"), ("broken", "broken"), ("hot", "hot")):
             if state in self.states:
                 indices = [str(device.index) for device in self.in_state(state)]
                 return f"{'GPU' if len(indices) == 1 else 'GPUs'} {', '.join(indices)} {word}"
@@ -285,6 +285,8 @@ def _heats_at(device: Device) -> int:
 def _state(device: Device, machine: Machine) -> str:
     if device.is_lost:
         return "lost"
+    if device.is_broken:
+        return "broken"
     if device.throttle & THERMAL or (device.temperature_c or 0) >= _heats_at(device):
         return "hot"
     if device.is_held:

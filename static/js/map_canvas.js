@@ -9,7 +9,7 @@ const HEAD = 18;
 const BETWEEN = 18; // columns
 const FEWEST = 8; // cells in a column's width
 const NOBODY = 255;
-const STATES = { b: "busy", w: "wasted", i: "idle", d: "drained", l: "lost", h: "hot", s: "stray" };
+const STATES = { b: "busy", w: "wasted", i: "idle", d: "drained", l: "lost", x: "broken", h: "hot", s: "stray" };
 const ramp = (name) => Array.from({ length: 9 }, (_, i) => `--${name}-${i}`);
 const [USES, HEATS, OWNERS] = ["seq", "heat", "series"].map(ramp);
 const LETTERS = Object.fromEntries(Object.entries(STATES).map(([letter, state]) => [state, letter]));
@@ -307,6 +307,7 @@ function made(key) {
     i: () => ({ fill: token("--bg"), edge: token("--line-strong") }),
     d: () => ({ fill: token("--hover"), sign: "drained", ink: token("--faint") }),
     l: () => ({ fill: token("--failed"), sign: "lost", ink: token("--bg") }),
+    x: () => ({ fill: token("--failed"), sign: "broken", ink: token("--bg") }),
     h: () => ({ fill: solid("--running", 0.3), sign: "hot", ink: token("--warn") }),
     s: () => ({ fill: token("--bg"), edge: token("--running"), sign: "stray", ink: token("--running") }),
   }[key]();
@@ -330,6 +331,10 @@ const SIGNS = {
   lost: (c, x, y, ink) => {
     line(c, ink, [x + 2, y + 2, x + 6, y + 6]);
     line(c, ink, [x + 6, y + 2, x + 2, y + 6]);
+  },
+  broken: (c, x, y, ink) => {
+    line(c, ink, [x + 4, y + 1, x + 4, y + 5]);
+    line(c, ink, [x + 4, y + 6, x + 4, y + 7]);
   },
   hot: (c, x, y, ink) => {
     c.fillStyle = ink;

@@ -5,6 +5,7 @@ const WORDS = {
   idle: "free",
   drained: "takes no jobs",
   lost: "lost",
+  broken: "broken",
   hot: "hot",
   stray: "works, and nobody holds it",
 };
@@ -17,7 +18,7 @@ export const heatBucket = (celsius, low, high) =>
 
 // What a GPU's state becomes by its newest values; who holds it, and since when it is idle, only the database knows.
 export function stateOf(before, percent, celsius, limit) {
-  if (before === "lost" || before === "drained") return before;
+  if (before === "lost" || before === "broken" || before === "drained") return before;
   if (celsius !== null && celsius >= limit) return "hot";
   return before === "wasted" && percent > 0 ? "busy" : before;
 }

@@ -52,7 +52,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "GPU 5 has been lost since",
     ),
     (
-        {"gpus": [Gpu(index=3, percent=90, faults=["needs a reset", "also this"]), Gpu(index=4, faults=["is broken"])]},
+        {"gpus": [Gpu(index=3, percent=90, fault="needs a reset"), Gpu(index=4, fault="is broken")]},
         "GPU 3 needs a reset. 1 more GPU is broken.",
     ),
     (
