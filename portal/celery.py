@@ -9,9 +9,11 @@ import os
 
 from celery import Celery
 
+from portal.broker import Broker
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
 
-app = Celery("vigil", fixups=[])
+app = Celery("vigil", fixups=[], amqp=Broker)
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["jobs", "nodes", "portal"])
 app.set_default()

@@ -336,6 +336,10 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
     "interval_step": 0.1,
     # How long a worker's wait for a task lasts before it is begun anew. A task ends it at once, whatever this says.
     "polling_interval": 20,
+    # A Redis that is stopped or unreachable accepts a command and never answers it: requests, ticks and workers would
+    # wait for ever. A worker's wait for its next task is not limited by this.
+    "socket_timeout": 2.0,
+    "socket_connect_timeout": 2.0,
 }
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True

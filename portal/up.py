@@ -36,6 +36,8 @@ START_PATIENCE_S = 60.0
 LOOK_S = 1.0  # how often logs are read; a death wakes us at once
 # A child that dies this often before anything was ready will not come up by trying again.
 HOPELESS_AFTER = 4
+# Redis starts in milliseconds and everything waits for it: it is never left down for longer than this.
+REDIS_BACK_OFF_S = 1.0
 # Beyond the cores, for what the demonstration lab runs: whoever looks around wants to run something, too.
 DEMO_SLOTS = 2
 # Who may know where Slurm's key is: who speaks with Slurm, and who looks at its mode before serving, to forget it then.
@@ -121,7 +123,7 @@ class Up:
             command = redis_server.command(redis_server.find_server(), directory)
         except redis_server.NoRedis as error:
             raise Refused(str(error)) from None
-        redis = self._add("redis", command, important=None)
+        redis = self._add("redis", command, important=None, longest_wait_s=REDIS_BACK_OFF_S)
         deadline = time.monotonic() + START_PATIENCE_S
         while not redis_server.answers(redis_server.socket_path(directory)):
             if time.monotonic() > deadline:

@@ -53,6 +53,7 @@ class Child:
     important: re.Pattern[str] | None = IMPORTANT
     pass_fds: Sequence[int] = ()
     niceness: int = 0
+    longest_wait_s: float = BACK_OFF_S[-1]  # before it is started again, however often it dies
     process: subprocess.Popen[bytes] | None = None
     is_ready: bool = False
     deaths: int = 0
@@ -115,7 +116,7 @@ class Child:
         """Count one death; answers in how many seconds it may start again."""
         lived = time.monotonic() - self.started_at
         self.deaths = 1 if lived > WELL_AFTER_S else self.deaths + 1
-        wait = BACK_OFF_S[min(self.deaths, len(BACK_OFF_S)) - 1]
+        wait = min(BACK_OFF_S[min(self.deaths, len(BACK_OFF_S)) - 1], self.longest_wait_s)
         self.start_again_at = time.monotonic() + wait
         return wait
 

@@ -1,0 +1,20 @@
+"""Workers try a broker that is away every second, however long it has been away."""
+
+from pathlib import Path
+
+import pytest
+from kombu.exceptions import OperationalError
+
+from portal import broker
+from portal.celery import app
+
+
+def test_tries_never_become_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("kombu.utils.functional.sleep", lambda seconds: None)
+    connection = app.connection_for_read(f"redis+socket://{tmp_path}/none.sock")
+    with pytest.raises(OperationalError):
+        connection.ensure_connection(lambda error, wait: waits.append(wait), max_retries=40)
+    assert waits[0] <= broker.FIRST_RETRY_S
+    assert max(waits) <= broker.LONGEST_RETRY_S
+    assert len(waits) >= 40
