@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from signal import SIGABRT
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, Signals
 from typing import Any, Literal
 
 from training.attempt.heartbeat import Beat
@@ -40,6 +40,8 @@ _GPU = re.compile(
     r"GPU (?:is lost|has fallen off the bus)|uncorrectable NVLink error",
     re.IGNORECASE,
 )
+# What ends a process by its own fault or by the kernel's hand, as a shell passes it on in its exit code.
+_FATAL = frozenset({SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV})
 _ADDRESS_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -68,8 +70,10 @@ class Failure:
 
 
 def failure_of(rank: int, exit_code: int | None, signal: int | None, log: Path, *, order: float) -> Failure:
-    """What an exit means, with the rank's own last word."""
-    error = last_error(log)
+    """Return what an exit means. A shell whose child died of a signal exits with 128 plus its number."""
+    if signal is None and (exit_code or 0) - 128 in _FATAL:
+        exit_code, signal = None, (exit_code or 0) - 128
+    error = last_error(log) if signal is None else _error_of_signal(signal, log)
     kind: Kind = "exception"
     if signal is not None and not (signal == SIGABRT and _LOST_PEER.search(error)):
         kind = "signal"
@@ -80,6 +84,22 @@ def failure_of(rank: int, exit_code: int | None, signal: int | None, log: Path, 
     elif _LOST_PEER.search(error):
         kind = "lost_peer"
     return Failure(rank, kind, exit_code, signal, error, order)
+
+
+def _error_of_signal(signal: int, log: Path) -> str:
+    """Return why a signal ended a rank: an error that the log tells of a crash, else the signal's name.
+
+    A signal from outside, such as SIGKILL, cannot be announced by the program: whatever it printed last says nothing.
+    """
+    crashed = signal in _FATAL and signal != SIGKILL
+    return (crashed and _raised(_last_lines(log))) or f"killed by {_name_of(signal)}"
+
+
+def _name_of(signal: int) -> str:
+    try:
+        return Signals(signal).name
+    except ValueError:
+        return f"signal {signal}"
 
 
 def left_early(rank: int, beat: Beat | None, *, order: float) -> Iterator[Failure]:
@@ -100,15 +120,25 @@ def first_failure(failures: Iterable[Failure]) -> Failure:
 def last_error(log: Path) -> str:
     """The last line of the last traceback in a log, or what NCCL's thread or C++ said, or of what Python died, else its
     last line; at most 500 characters."""
+    lines = _last_lines(log)
+    return _raised(lines) or (lines[-1][:500] if lines else "")
+
+
+def _last_lines(log: Path) -> list[str]:
+    """Return the last lines of a log that are not blank."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             lines = [line.rstrip() for line in file.read(_TAIL_BYTES).decode(errors="replace").splitlines()]
     except OSError:
-        return ""
-    said = [line for line in lines if line.strip()]
+        return []
+    return [line for line in lines if line]
+
+
+def _raised(lines: list[str]) -> str:
+    """Return the last error that some line names, or "" where none does."""
     died = ""
-    for line in reversed(said):
+    for line in reversed(lines):
         if watchdog := _WATCHDOG.search(line):
             return watchdog[1][:500]
         if died and (what := _WHAT.match(line)):
@@ -117,4 +147,4 @@ def last_error(log: Path) -> str:
             return line[:500]
         if line.startswith(_DIED):
             died = line
-    return (died or said[-1])[:500] if said else ""
+    return died[:500]

@@ -296,6 +296,35 @@ def test_the_kind_of_a_failure(tmp_path: Path, error: str, kind: str) -> None:
     assert failure_of(0, None, 9, path, order=0.0).kind == "signal"
 
 
+CAUGHT = TRACEBACK.format(error="ValueError: bad sample, skipped")
+
+
+@pytest.mark.parametrize(
+    ("log", "exit_code", "number", "error"),
+    [
+        ("step 900 loss 1.9\n", None, signal.SIGKILL, "killed by SIGKILL"),
+        (f"{CAUGHT}step 900 loss 1.9\n", None, signal.SIGKILL, "killed by SIGKILL"),
+        ("step 900 loss 1.9\n", None, signal.SIGSEGV, "killed by SIGSEGV"),
+        (
+            f"step 900\n{DUMP.format(of='Segmentation fault')}",
+            None,
+            signal.SIGSEGV,
+            "Fatal Python error: Segmentation fault",
+        ),
+        ("step 900 loss 1.9\n", None, 34, "killed by SIGRTMIN"),
+        ("", None, 40, "killed by signal 40"),
+        ("step 900\n./run.sh: line 3: 4711 Killed  python train.py\n", 137, None, "killed by SIGKILL"),
+    ],
+)
+def test_what_a_program_printed_last_is_not_why_a_signal_ended_it(
+    tmp_path: Path, log: str, exit_code: int | None, number: int | None, error: str
+) -> None:
+    path = tmp_path / "0.0.log"
+    path.write_text(log)
+    failure = failure_of(0, exit_code, number, path, order=0.0)
+    assert (failure.kind, failure.error) == ("signal", error)
+
+
 NCCL_WATCHDOG = """[rank9]:[E1122 18:37:01.83 ProcessGroupNCCL.cpp:2068] [PG ID 0 PG GUID 0(default_pg) Rank 9] {what}
 Last error:
 NET/IB : Got completion from peer 10.5.0.34<33956> with error 5, opcode 0, len 1, vendor err 244 (Recv)
