@@ -23,6 +23,7 @@ from jobs.disk.rundir import FOLDER, open_root, runs_root
 from jobs.errors import Problem, Refused
 from jobs.models import Attempt
 from portal import untrusted
+from training.program import HEAD_BYTES, NotAProgram, interpreter_of
 
 MAX_BYTES = 50 * 1000 * 1000
 MAX_UNPACKED = 500 * 1000 * 1000
@@ -42,25 +43,51 @@ class Sent:
     dirty: bool
 
 
-def problems(code: bytes, *, entries: Mapping[str, str]) -> list[Problem]:
-    """What is wrong with an archive; nothing is written. `entries`: the files that it has to have, by their fields."""
+def problems(code: bytes, *, entries: Mapping[str, str], programs: Set[str] = frozenset()) -> list[Problem]:
+    """What is wrong with an archive; nothing is written. `entries`: the files that it has to have, by their fields.
+
+    `programs`: those fields whose files are started as programs.
+    """
     if len(code) > MAX_BYTES:
         return [
             Problem("code", f"{len(code) / 1e6:.0f} MB are too much: at most 50 MB. Keep data and weights out of it.")
         ]
+    heads: dict[str, bytes] = {}
+    executable: set[str] = set()
+    started = {entries[field] for field in programs & entries.keys()}
     try:
-        names = {member.name for _, member in _walk(code) if member.isreg()}
+        for archive, member in _walk(code):
+            if member.isreg():
+                heads[member.name] = _head(archive, member) if member.name in started else b""
+                if member.mode & 0o100:
+                    executable.add(member.name)
     except _Bad as bad:
         return [Problem("code", str(bad))]
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:
         return [
             Problem("code", f"This is not a whole tar.gz ({error}). Pack it with tar -czf code.tar.gz -C DIRECTORY .")
         ]
-    return [
-        Problem(field, f"{entry} is not in the upload. Name a file of it, from its top.")
-        for field, entry in entries.items()
-        if entry not in names
-    ]
+    found = []
+    for field, entry in entries.items():
+        if entry not in heads:
+            found.append(Problem(field, f"{entry} is not in the upload. Name a file of it, from its top."))
+        elif field in programs:
+            found += _program_problems(field, entry, heads[entry], is_executable=entry in executable)
+    return found
+
+
+def _head(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    source = archive.extractfile(member)
+    return source.read(HEAD_BYTES) if source is not None else b""
+
+
+def _program_problems(field: str, entry: str, head: bytes, *, is_executable: bool) -> list[Problem]:
+    """Return the problem with a file that is to be started, where nothing says what runs it."""
+    try:
+        interpreter_of(entry, head, is_executable=is_executable)
+    except NotAProgram as error:
+        return [Problem(field, str(error))]
+    return []
 
 
 def keep(code: bytes) -> str:

@@ -46,7 +46,10 @@ class Script(Code):
     TABLE: ClassVar[str] = "script"
 
     entry: Annotated[str, AfterValidator(values.entry)] = Field(
-        default="train.py", max_length=500, title="Program", description="The file to run, inside the directory."
+        default="train.py",
+        max_length=500,
+        title="Program",
+        description="The file to run, inside the directory: a Python file, or one with a #! line.",
     )
     args: list[str] = Field(default_factory=list, max_length=1000, title="Arguments")
     env: Annotated[dict[str, str], AfterValidator(values.environment)] = Field(

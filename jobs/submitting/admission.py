@@ -101,4 +101,4 @@ def _code_problems(specs: Sequence[JobSpec], code: bytes | None) -> list[Problem
     if asked.git:
         return [Problem("code", "The code comes from git; leave the upload out, or give directory instead.")]
     entries = {field: entry for spec in specs for field, entry in spec.entries.items()}
-    return upload.problems(code, entries=entries)
+    return upload.problems(code, entries=entries, programs={"script.entry"})

@@ -6,11 +6,13 @@ import os
 import shutil
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from training.launch.attempt import Attempt
 from training.launch.environment import RankCommand
 from training.launch.plan import BadPlan, Plan
+from training.program import HEAD_BYTES, ITSELF, PYTHON, NotAProgram, interpreter_of
 
 
 def prepare(plan: Plan, attempt: Attempt) -> RankCommand:
@@ -22,7 +24,31 @@ def prepare(plan: Plan, attempt: Attempt) -> RankCommand:
     variables = {**plan.env, **plan.script.env}
     own = variables.get("PYTHONPATH", "")
     environment = {**variables, "PYTHONPATH": f"{reporting}:{own}" if own else str(reporting)}
-    return RankCommand((_python(plan.script.python), "-u", str(entry), *plan.script.args), code, environment)
+    python = _python(plan.script.python)
+    words = _interpreter(entry, plan.script.entry)
+    if words == PYTHON:
+        return RankCommand((python, "-u", str(entry), *plan.script.args), code, environment)
+    environment["PATH"] = _path_with(python, variables, is_chosen=bool(plan.script.python))
+    return RankCommand((*words, str(entry), *plan.script.args), code, environment)
+
+
+def _path_with(python: str, variables: Mapping[str, str], *, is_chosen: bool) -> str:
+    """Return PATH for a shell script: `python` is the chosen interpreter, else what PATH has, else the job's own."""
+    path, folder = variables.get("PATH") or os.environ.get("PATH", os.defpath), str(Path(python).parent)
+    return f"{folder}:{path}" if is_chosen else f"{path}:{folder}"
+
+
+def _interpreter(path: Path, name: str) -> tuple[str, ...]:
+    """Return what runs the entry, or BadPlan with what to write where nothing says it or it is not on this node."""
+    with open(path, "rb") as file:
+        head = file.read(HEAD_BYTES)
+    try:
+        words = interpreter_of(name, head, is_executable=os.access(path, os.X_OK))
+    except NotAProgram as error:
+        raise BadPlan(f"script.entry: {error}") from None
+    if words not in (PYTHON, ITSELF) and not os.access(words[0], os.X_OK):
+        raise BadPlan(f"script.entry = {name!r} begins with #!{words[0]}, which is not on this node")
+    return words
 
 
 def _entry(code: Path, name: str) -> Path:

@@ -1,5 +1,8 @@
 """Submitting over REST: in three forms, once for each key; wrong specs and what is no request."""
 
+import io
+import tarfile
+
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
@@ -65,6 +68,27 @@ def test_submit_with_code(settings, table):
         assert [error["field"] for error in lab.bearer(sam).post(JOBS, wrong).json()["errors"]] == [field]
     stranger = lab.bearer(sam).post(JOBS, {"spec_toml": toml, "file": code(train_py="print(1)")})
     assert stranger.json()["errors"][0]["field"] == "file"
+
+
+def test_a_shell_script_without_a_first_line_is_refused_by_field():
+    sam = lab.bearer(lab.sysadmin())
+    lab.a_project()
+    text = text_of("script").replace('entry = "train.py"', 'entry = "run.sh"')
+    sent = {"spec_toml": text if "run.sh" in text else f'{text}\nentry = "run.sh"\n'}
+    (error,) = sam.post(JOBS, sent | {"code": plain("run.sh", "export A=1\n")}).json()["errors"]
+    assert error["field"] == "script.entry"
+    assert "#!/bin/bash" in error["message"]
+    made = sam.post(JOBS, sent | {"code": plain("run.sh", "#!/bin/bash\nexport A=1\n")})
+    assert made.status_code == 201, made.content
+
+
+def plain(name: str, text: str) -> SimpleUploadedFile:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        member = tarfile.TarInfo(name)
+        member.size, member.mode = len(text), 0o644
+        archive.addfile(member, io.BytesIO(text.encode()))
+    return SimpleUploadedFile("code.tar.gz", buffer.getvalue())
 
 
 def test_submit_toml_as_a_file():

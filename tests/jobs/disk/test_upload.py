@@ -267,3 +267,24 @@ def test_a_commit_is_believed_only_if_it_looks_like_one(comment: str, tmp_path: 
     assert not says(buffer.getvalue())
     sent = about(buffer.getvalue(), settings, tmp_path)
     assert (sent.commit, sent.dirty) == (("12" * 20, True) if comment == "12" * 20 else ("", False))
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "words"),
+    [
+        ("export A=1\n", 0o644, "#!/bin/bash"),
+        ("#!/bin/bash\r\nexport A=1\r\n", 0o755, "Windows line endings"),
+        ("#!/bin/bash\nexport A=1\n", 0o644, ""),
+        ("export A=1\n", 0o755, ""),
+    ],
+)
+def test_a_program_that_nothing_runs_is_refused_at_submission(text: str, mode: int, words: str) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        member = tarfile.TarInfo("run.sh")
+        member.size, member.mode = len(text), mode
+        archive.addfile(member, io.BytesIO(text.encode()))
+    entries = {"script.entry": "run.sh"}
+    found = upload.problems(buffer.getvalue(), entries=entries, programs={"script.entry"})
+    assert [problem.field for problem in found] == (["script.entry"] if words else [])
+    assert all(words in problem.message for problem in found)
