@@ -51,7 +51,7 @@ test-portal: dev ## whole portals, kill -9 of each of their parts, a browser: th
 test-postgres: dev ## the quick tests that touch the database, in a private PostgreSQL that they start
 	@TEST_STAGE=$@ TEST_DATABASE=postgres TEST_PART=$(POSTGRES_PART) $(PYTEST) -n 2 $(QUICK) -m "database and not slow" $(BUT_TRAINING)
 
-test-slurm: dev ## what needs a whole Slurm, which the tests unpack and start (as root, on Debian): TEST_SLURM=24.11, or two releases
+test-slurm: dev ## what needs a whole Slurm, which the tests unpack and start (as root, on Debian): TEST_SLURM=24.11, or all releases
 	@$(AS_ROOT) $(PYTHON_OF_VENV) -m tests.slurm.release $(filter-out 1,$(TEST_SLURM))
 	@$(AS_ROOT) env TEST_STAGE=$@ TEST_TURN=$(if $(TEST_TURN),$(shell expr $(TEST_TURN) / 2)) TEST_SLURM=$(or $(TEST_SLURM),1) $(PYTEST) -n 4 --dist loadscope --durations 10 tests/slurm
 

@@ -1,6 +1,6 @@
 """These tests start whole Slurms: `make test-slurm` and `.ci/run` run them, `make test` leaves them out.
 
-TEST_SLURM=1 runs each test on both releases, TEST_SLURM=24.11 on that one alone.
+TEST_SLURM=1 runs each test on all releases, TEST_SLURM=24.11 on that one alone.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Release:
         return "disabled" if self.name > "23" else "autodetect"
 
 
-RELEASES = (Release("22.05", "bookworm", 12), Release("24.11", "trixie", 13))
+RELEASES = (Release("22.05", "bookworm", 12), Release("24.11", "trixie", 13), Release("26.05", "forky", 14))
 
 # Debian 13 has a libmariadb3 (11.8.9) that refuses each result of slurmdbd. This one has the same ABI.
 OLDER_CLIENT = "bookworm"

@@ -1,6 +1,6 @@
-"""Record what real slurmrestds answer, for the tests beside this file: every REST version of both releases.
+"""Record what real slurmrestds answer, for the tests beside this file: every REST version of all releases.
 
-    python -m tests.nodes.slurm.record [22.05 24.11]      as root, some three minutes each; writes recorded/
+    python -m tests.nodes.slurm.record [22.05 24.11 26.05]      as root, some three minutes each; writes recorded/
 
 Each file is one answer: {"status", "type", "body"}, in recorded/<version>/<moment>/<path>.json. Jobs are known by
 their names. No request is kept, so no token either; the machine's own name reads "head".
