@@ -19,6 +19,7 @@ class QueuedShape(Schema):
     """A job of the scheduler that waits or runs, whoever's it is."""
 
     scheduler_id: str
+    component: str = Field(description='"85+1" of heterogeneous job 85, as Slurm writes it; empty of every other job.')
     job: int | None = Field(description="Vigil's number, where it is a job of Vigil's that you can see.")
     sweep: int | None = Field(description="Vigil's number of the sweep whose array it is, where you can see it.")
     name: str

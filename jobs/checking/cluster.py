@@ -31,6 +31,7 @@ def nodes(site: Site) -> Iterator[Finding]:
         yield bad("Nodes", "Slurm names none", "See slurm.conf.")
     else:
         yield ok("Nodes", f"{len(there)} with {seen}")
+    yield from _left_out("Nodes", there.unreadable)
 
 
 def partitions(site: Site) -> Iterator[Finding]:
@@ -44,3 +45,10 @@ def partitions(site: Site) -> Iterator[Finding]:
         yield ok("Partitions", ", ".join(one.name for one in found))
     else:
         yield bad("Partitions", "Slurm names none", "See slurm.conf.")
+    yield from _left_out("Partitions", found.unreadable)
+
+
+def _left_out(title: str, unreadable: int) -> Iterator[Finding]:
+    if unreadable:
+        remedy = "The worker's log names them. Report it with the answer of slurmrestd."
+        yield warn(title, f"{unreadable} could not be read and {'is' if unreadable == 1 else 'are'} left out", remedy)

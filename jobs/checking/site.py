@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from nodes.schedulers.base import NodeStatus, Scheduler, SchedulerError
+from nodes.schedulers.base import Listing, NodeStatus, Scheduler, SchedulerError
 from nodes.schedulers.cluster import Accounts, Partition
 from nodes.schedulers.slurm.commands import run
 from nodes.schedulers.slurm.http import SlurmHttp
@@ -80,11 +80,11 @@ class Site:
         return text(at(told, "slurm", "release")) or text(at(told, "Slurm", "release"))
 
     @cached_property
-    def partitions(self) -> list[Partition]:
+    def partitions(self) -> Listing[Partition]:
         return self.rest.partitions()
 
     @cached_property
-    def nodes(self) -> list[NodeStatus]:
+    def nodes(self) -> Listing[NodeStatus]:
         return self.rest.nodes()
 
     @cached_property

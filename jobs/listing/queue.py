@@ -107,6 +107,7 @@ class QueueSearch:
             rows = rows.filter(Q(partition=self.partition) | Q(partition__regex=_listed(self.partition)))
         for word in self.text.split()[:10]:
             matches = Q(name__icontains=word) | Q(user__icontains=word) | Q(account__icontains=word)
+            matches |= Q(component=word)
             if (number := whole(word.lstrip("#"))) is not None:
                 matches |= Q(scheduler_id=str(number))
             rows = rows.filter(matches)

@@ -48,6 +48,8 @@ class ReadingShape(Schema):
     read_at: datetime | None
     error: str = Field(description="Why the last asking failed; empty: it did not.")
     failing_since: datetime | None
+    unreadable: int = Field(description="Records of the last answer that could not be read, and are left out.")
+    unreadable_text: str = Field(description="The same in a sentence; empty where everything was read.")
 
 
 class OrderShape(Schema):

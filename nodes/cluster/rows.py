@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
+from math import inf
 from operator import attrgetter
 from typing import Any, ClassVar, Protocol
 
@@ -15,6 +16,7 @@ from nodes.models import Association, Fact, Node, Partition, Qos, QueuedJob, Res
 
 AT_ONCE = 1000  # rows a transaction, when there are many: a first look at a large cluster
 BATCH = 200  # rows a statement; a driver may allow but so many values
+_BOUNDS = {"IntegerField": (-(2**31), 2**31 - 1), "BigIntegerField": (-(2**63), 2**63 - 1)}
 FORM = "1"  # raised when the same words are to be written otherwise: then every row is
 
 
@@ -47,6 +49,7 @@ class Difference:
     kind: Kind
     changed: list[Fact]
     gone: list[int]
+    unreadable: int = 0  # that no column can hold, such as a priority of 2^64: left out
 
     def pieces(self) -> Iterator[Difference]:
         """Yields the difference in parts of AT_ONCE rows; what is gone goes with the first."""
@@ -76,15 +79,19 @@ def differences(kind: Kind, told: Iterable[Told], *, made_up: bool = False) -> D
     columns = ("pk", "digest", *kind.key)
     known = {tuple(key): (pk, digest) for pk, digest, *key in rows.values_list(*columns).iterator()}
     changed: dict[tuple[object, ...], Fact] = {}
-    seen = set()
+    seen, unreadable = set(), 0
     digest_of, key_of = _digester(kind.model), _getter(kind.key)
     for one in told:
         key, digest = key_of(one), digest_of(one)
-        seen.add(key)
         if known.get(key, (0, ""))[1] != digest:
-            changed[key] = kind.model(**columns_of(one, kind.model), digest=digest, is_made_up=made_up)
+            row = kind.model(**columns_of(one, kind.model), digest=digest, is_made_up=made_up)
+            if not _is_storable(row):
+                unreadable += 1
+                continue
+            changed[key] = row
+        seen.add(key)
     gone = [pk for key, (pk, _) in known.items() if key not in seen]
-    return Difference(kind, list(changed.values()), gone)
+    return Difference(kind, list(changed.values()), gone, unreadable)
 
 
 def write(*found: Difference, also: Callable[[], object] | None = None) -> None:
@@ -121,6 +128,16 @@ def _column(name: str, value: Any, most: int | None) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {key: dict(inner) if isinstance(inner, Mapping) else inner for key, inner in asdict(value).items()}
     return value
+
+
+def _is_storable(row: Fact) -> bool:
+    """Return whether every whole number is within its column on every database."""
+    for column in row._meta.concrete_fields:
+        value = getattr(row, column.attname)
+        low, high = _BOUNDS.get(column.get_internal_type(), (-inf, inf))
+        if isinstance(value, int) and not low <= value <= high:
+            return False
+    return True
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Told], tuple[object, ...]]:

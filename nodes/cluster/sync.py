@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
+from typing import Any
 
 from django.conf import settings
 from django.utils import timezone
@@ -15,7 +16,7 @@ from django.utils import timezone
 from nodes.cluster import rows
 from nodes.cluster.rows import Difference
 from nodes.models import Reading
-from nodes.schedulers.base import NodeStatus, Scheduler, SchedulerError
+from nodes.schedulers.base import Listing, NodeStatus, Scheduler, SchedulerError
 from nodes.schedulers.choose import SchedulerSettings, open_scheduler
 from portal.models import User
 
@@ -96,7 +97,7 @@ def read(source: Scheduler, *parts: Part) -> None:
         except SchedulerError as error:
             _note_failure(part, str(error))
         else:
-            rows.write(*found, also=partial(_note_success, part))
+            rows.write(*found.differences, also=partial(_note_success, part, found.unreadable))
 
 
 def miss(error: SchedulerError) -> None:
@@ -129,9 +130,11 @@ def _due(now: datetime, known: Mapping[str, Reading]) -> list[Part]:
     return sorted(since, key=lambda part: since[part])
 
 
-def _note_success(part: Part) -> None:
+def _note_success(part: Part, unreadable: int) -> None:
     now = timezone.now()
-    told = {"asked_at": now, "read_at": now, "error": "", "failing_since": None}
+    told = {"asked_at": now, "read_at": now, "error": "", "failing_since": None, "unreadable": unreadable}
+    if unreadable and Reading.objects.filter(part=part).exclude(unreadable=unreadable).exists():
+        logger.warning("%s: %d of the scheduler's records could not be read and are left out", part.label, unreadable)
     if not Reading.objects.filter(part=part).update(**told):
         Reading.objects.update_or_create(part=part, defaults=told)
 
@@ -143,8 +146,21 @@ def _note_failure(part: Part, error: str) -> None:
         logger.warning("%s are no longer told: %s", part.label, error)
 
 
-def _nodes(source: Scheduler) -> list[Difference]:
-    return [rows.differences(rows.NODES, map(_calmed, source.nodes()))]
+@dataclass(frozen=True)
+class Found:
+    """What the scheduler answered about one part. `unreadable`: records that could neither be read nor stored."""
+
+    differences: tuple[Difference, ...]
+    unreadable: int
+
+    @classmethod
+    def of(cls, unreadable: int, *differences: Difference) -> Found:
+        return cls(differences, unreadable + sum(difference.unreadable for difference in differences))
+
+
+def _nodes(source: Scheduler) -> Found:
+    nodes = source.nodes()
+    return Found.of(nodes.unreadable, rows.differences(rows.NODES, map(_calmed, nodes)))
 
 
 def _calmed(node: NodeStatus) -> NodeStatus:
@@ -152,15 +168,20 @@ def _calmed(node: NodeStatus) -> NodeStatus:
     return node if node.load is None else replace(node, load=round(node.load, 1))
 
 
-def _accounts(source: Scheduler) -> list[Difference]:
-    told = source.accounts()
-    return [rows.differences(rows.QOS, told.qos), rows.differences(rows.ASSOCIATIONS, told.associations)]
+def _accounts(source: Scheduler) -> Found:
+    accounts = source.accounts()
+    qos = rows.differences(rows.QOS, accounts.qos)
+    return Found.of(accounts.unreadable, qos, rows.differences(rows.ASSOCIATIONS, accounts.associations))
 
 
-_ASK: dict[Part, Callable[[Scheduler], list[Difference]]] = {
+def _listing(kind: rows.Kind, found: Listing[Any]) -> Found:
+    return Found.of(found.unreadable, rows.differences(kind, found))
+
+
+_ASK: dict[Part, Callable[[Scheduler], Found]] = {
     Part.NODES: _nodes,
-    Part.QUEUE: lambda source: [rows.differences(rows.QUEUE, source.queue())],
-    Part.PARTITIONS: lambda source: [rows.differences(rows.PARTITIONS, source.partitions())],
-    Part.RESERVATIONS: lambda source: [rows.differences(rows.RESERVATIONS, source.reservations())],
+    Part.QUEUE: lambda source: _listing(rows.QUEUE, source.queue()),
+    Part.PARTITIONS: lambda source: _listing(rows.PARTITIONS, source.partitions()),
+    Part.RESERVATIONS: lambda source: _listing(rows.RESERVATIONS, source.reservations()),
     Part.ACCOUNTS: _accounts,
 }

@@ -13,6 +13,7 @@ from django.db import models
 from django.db.models import Q
 
 from nodes.scheduling import capacity
+from portal import formatting
 from portal.models import User
 
 Row = TypeVar("Row", bound="Fact", covariant=True)
@@ -193,6 +194,7 @@ class QueuedJob(Fact):
     """A job of the scheduler that waits or runs, whoever's it is."""
 
     scheduler_id = models.CharField(max_length=64, unique=True)
+    component = models.CharField(max_length=64, blank=True, help_text="85+1: of heterogeneous job 85.")
     name = models.TextField()
     user = models.CharField(max_length=255, db_index=True)
     state = models.CharField(max_length=32, db_index=True)
@@ -243,9 +245,28 @@ class Reading(models.Model):
     read_at = models.DateTimeField(null=True, blank=True, help_text="What the rows say was true then.")
     error = models.TextField(blank=True, help_text="Why the last asking failed; empty: it did not.")
     failing_since = models.DateTimeField(null=True, blank=True)
+    unreadable = models.IntegerField(default=0, help_text="Records of the last answer that could not be read.")
 
     def __str__(self) -> str:
         return self.part
+
+    @property
+    def unreadable_text(self) -> str:
+        """Return "1 job could not be read and is left out."; "" where everything was read."""
+        if not self.unreadable:
+            return ""
+        are = "is" if self.unreadable == 1 else "are"
+        records = formatting.plural(self.unreadable, _RECORDS[self.part]).replace(formatting.NBSP, " ")
+        return f"{records} could not be read and {are} left out."
+
+
+_RECORDS: dict[str, str] = {
+    Reading.Part.NODES: "node",
+    Reading.Part.QUEUE: "job",
+    Reading.Part.PARTITIONS: "partition",
+    Reading.Part.RESERVATIONS: "reservation",
+    Reading.Part.ACCOUNTS: "account record",
+}
 
 
 class NodeOrderQuerySet(models.QuerySet["NodeOrder"]):

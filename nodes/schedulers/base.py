@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
 
@@ -20,6 +20,7 @@ ENDED = frozenset(
 UNKNOWN = "unknown"
 _STATES = ALIVE | ENDED | {UNKNOWN}
 CLOCKS_APART = timedelta(minutes=15)  # at most
+T = TypeVar("T")
 
 
 class SchedulerError(Exception):
@@ -32,6 +33,14 @@ class SchedulerError(Exception):
         super().__init__(message)
         self.permanent = permanent
         self.number = number
+
+
+class Listing(list[T]):
+    """Records that a scheduler listed; `unreadable` counts those that it sent and nobody could read."""
+
+    def __init__(self, records: Iterable[T] = (), *, unreadable: int = 0) -> None:
+        super().__init__(records)
+        self.unreadable = unreadable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,15 +209,15 @@ class Scheduler(Protocol):
         """End it for good: out of the queue, or SIGKILL to everything it started."""
         ...
 
-    def nodes(self) -> list[NodeStatus]: ...
+    def nodes(self) -> Listing[NodeStatus]: ...
 
-    def queue(self) -> list[QueuedJob]:
+    def queue(self) -> Listing[QueuedJob]:
         """Everybody's jobs that wait or run, as far as the scheduler shows them to us."""
         ...
 
-    def partitions(self) -> list[Partition]: ...
+    def partitions(self) -> Listing[Partition]: ...
 
-    def reservations(self) -> list[Reservation]: ...
+    def reservations(self) -> Listing[Reservation]: ...
 
     def accounts(self) -> Accounts:
         """QOS and associations with their limits and shares. Raises where the accounts do not answer."""

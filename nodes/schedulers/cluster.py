@@ -94,6 +94,7 @@ class QueuedJob:
     name: str
     user: str
     state: str
+    component: str = ""  # "85+1" of heterogeneous job 85, as Slurm's commands write it; "" of every other job
     account: str = ""
     partition: str = ""
     qos: str = ""
@@ -120,7 +121,8 @@ class QueuedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Accounts:
-    """What the accounts say. Both are empty where nothing is accounted."""
+    """QOS and associations; both are empty where nothing is accounted. `unreadable`: records that are left out."""
 
     qos: tuple[Qos, ...] = ()
     associations: tuple[Association, ...] = ()
+    unreadable: int = 0

@@ -10,7 +10,7 @@ from django.db.models import Sum
 from django.utils import timezone
 
 from gpus import xids
-from nodes.models import Agent, Gpu, Holding, Node, NodeEvent, QueuedJob
+from nodes.models import Agent, Gpu, Holding, Node, NodeEvent, QueuedJob, Reading
 from portal.exposition import Family, Value
 
 MIB = 1024 * 1024
@@ -39,6 +39,11 @@ def families(now: datetime | None = None) -> Iterator[Family]:
     yield from _allocatable()
     yield from _of_gpus(up)
     yield from _driver_errors()
+    unreadable: Samples = [((part,), many) for part, many in Reading.objects.values_list("part", "unreadable")]
+    yield Family(
+        "vigil_scheduler_unreadable_records", "gauge", "Records of the scheduler's last answer that could not be read.",
+        ("part",), unreadable,
+    )  # fmt: skip
     queued = QueuedJob.objects.order_by("partition", "state").values_list("partition", "state")
     jobs: Samples = [(tuple(where), many) for *where, many in queued.annotate(Sum("tasks"))]
     yield Family(

@@ -311,7 +311,8 @@ def as_of(reading: dict[str, Any]) -> str:
         return "The scheduler has not been asked yet: this is not what it says."
     then = datetime.fromisoformat(reading["read_at"]).astimezone()
     today = then.date() == datetime.now().astimezone().date()
-    return f"As of {then:%H:%M:%S}." if today else f"As of {then:%Y-%m-%d %H:%M:%S}."
+    said = f"As of {then:%H:%M:%S}." if today else f"As of {then:%Y-%m-%d %H:%M:%S}."
+    return f"{said} {reading.get('unreadable_text', '')}".rstrip()
 
 
 def _queued(job: dict[str, Any]) -> str:
@@ -319,6 +320,7 @@ def _queued(job: dict[str, Any]) -> str:
     own = f"#{job['job']}" if job["job"] else f"sweep {job['sweep']}" if job.get("sweep") else ""
     notes = [own] if own else []
     notes += [f"{job['tasks']:,} jobs"] if job.get("tasks", 1) > 1 else []
+    notes += [f"component {job['component']}"] if job.get("component") else []
     return str(job["name"]) + (f" ({', '.join(notes)})" if notes else "")
 
 

@@ -15,6 +15,8 @@ from portal.access import CLUSTER, can, user_of
 from portal.models import User
 
 LATE = timedelta(seconds=90)  # a part is read at least every minute
+# Partitions and reservations have no page of their own: what could not be read of them is said beside the nodes.
+SHOWN_WITH = {Reading.Part.NODES: (Reading.Part.NODES, Reading.Part.PARTITIONS, Reading.Part.RESERVATIONS)}
 
 
 def scheduler_name() -> str:
@@ -22,8 +24,13 @@ def scheduler_name() -> str:
 
 
 def stale(part: Reading.Part, now: datetime) -> str:
-    """What is wrong with a page that shows this part; "" while it is fresh."""
-    reading = sync.readings()[part]
+    """Return what is wrong with a page that shows this part; "" while it is fresh and whole."""
+    readings = sync.readings()
+    unread = (readings[shown].unreadable_text for shown in SHOWN_WITH.get(part, (part,)))
+    return " ".join(filter(None, (_silence(readings[part], now), *unread)))
+
+
+def _silence(reading: Reading, now: datetime) -> str:
     if reading.read_at is None:
         return f"{scheduler_name()} does not answer. {_ended(reading.error)}" if reading.error else ""
     said = f"this is what it said at {formatting.clock(reading.read_at, now)}."

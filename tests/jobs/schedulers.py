@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, SlurmStep, Submission
+from nodes.schedulers.base import JobStatus, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
 
 DGX_01 = NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, memory_mib=65_536, gpu_type="h100", plays_many=True)
@@ -29,6 +29,7 @@ class Told:
     reserved: list[Reservation] = field(default_factory=list)
     accounted: Accounts = field(default_factory=Accounts)
     broken_parts: dict[str, SchedulerError] = field(default_factory=dict)  # by method: "queue", "accounts", "drain" …
+    unreadable: dict[str, int] = field(default_factory=dict)  # by part: records of "nodes", "queue" left out
     asked: list[str] = field(default_factory=list)  # parts of the cluster that were asked for
     drained: dict[str, str] = field(default_factory=dict)
     stepped: dict[tuple[str, int], tuple[SlurmStep, ...]] = field(default_factory=dict)  # by id and restart count
@@ -91,21 +92,21 @@ class Told:
         self._refuse("cancel", scheduler_id)
         self.cancelled.append(scheduler_id)
 
-    def nodes(self) -> list[NodeStatus]:
+    def nodes(self) -> Listing[NodeStatus]:
         self._part("nodes")
-        return list(self.machines)
+        return Listing(self.machines, unreadable=self.unreadable.get("nodes", 0))
 
-    def queue(self) -> list[QueuedJob]:
+    def queue(self) -> Listing[QueuedJob]:
         self._part("queue")
-        return list(self.queued)
+        return Listing(self.queued, unreadable=self.unreadable.get("queue", 0))
 
-    def partitions(self) -> list[Partition]:
+    def partitions(self) -> Listing[Partition]:
         self._part("partitions")
-        return list(self.divided)
+        return Listing(self.divided)
 
-    def reservations(self) -> list[Reservation]:
+    def reservations(self) -> Listing[Reservation]:
         self._part("reservations")
-        return list(self.reserved)
+        return Listing(self.reserved)
 
     def accounts(self) -> Accounts:
         self._part("accounts")

@@ -56,6 +56,12 @@ def test_a_silent_scheduler_is_told_beside_what_it_said(portal):  # noqa: F811
     assert "Slurm did not answer for 10 s." in result.stderr
 
 
+def test_what_could_not_be_read_is_told_below_the_table(portal):  # noqa: F811
+    reading = {**READING, "unreadable": 1, "unreadable_text": "1 node could not be read and is left out."}
+    portal.answers["GET", "nodes"] = {"items": [NODE], "reading": reading}
+    assert vigil("nodes").stdout.rstrip().endswith("1 node could not be read and is left out.")
+
+
 def test_drain_waits_for_what_the_scheduler_says(portal):  # noqa: F811
     portal.answers["POST", "nodes/dgx-01/drain"] = ORDER
     silent = {**ORDER, "outcome": "Slurm did not answer for 10 s."}

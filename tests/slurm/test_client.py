@@ -215,6 +215,24 @@ def test_one_task_of_an_array(followed: Followed) -> None:
     assert {followed.wait(task, "running").state for task in (tasks[0], tasks[2])} == {"running"}
 
 
+def test_a_heterogeneous_job_of_somebody_else(followed: Followed) -> None:
+    """Slurm's short list writes its components as "85+0" and "86+1", which is no id that it answers to."""
+    job = followed.submit()
+    others = ("sbatch", "--parsable", "--output=/dev/null", "-N1", ":", "-N1", "--wrap", "sleep 300")
+    leader = followed.cluster.run(*others, user=BOB).strip()
+    try:
+        followed.wait(job, "running")
+        followed.wait(leader, "running")
+        followed.reason(job)
+        queue = followed.slurm.queue()
+        assert queue.unreadable == 0
+        components = {one.scheduler_id: one.component for one in queue if one.component}
+        assert components == {leader: f"{leader}+0", str(int(leader) + 1): f"{leader}+1"}
+    finally:
+        followed.cluster.run("scancel", leader, user=BOB)
+    followed.wait(leader, "cancelled")
+
+
 def test_a_limit_of_a_qos(followed: Followed) -> None:
     first = followed.submit(qos="small", gpus_per_node=2)
     followed.wait(first, "running")

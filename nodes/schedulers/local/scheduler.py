@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, SlurmStep, Submission
+from nodes.schedulers.base import JobStatus, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
 from nodes.schedulers.local import job_queue, machine, processes, shim, slots
 from nodes.schedulers.local.machine import Gpu
@@ -106,7 +106,7 @@ class LocalScheduler:
     def cancel(self, scheduler_id: str, *, user: str = "") -> None:
         self._tell(scheduler_id, "CANCEL")
 
-    def nodes(self) -> list[NodeStatus]:
+    def nodes(self) -> Listing[NodeStatus]:
         with slots.locked(self.root):
             slots.write_capacity(self.root, self._capacity())
             free = slots.free(self._capacity(), slots.alive(self.root))
@@ -117,36 +117,36 @@ class LocalScheduler:
         state = "idle" if idle else "allocated" if full else "mixed"
         if order is not None:
             state = "drained" if idle else "draining"
-        return [
-            NodeStatus(
-                name=shim.node_names(1)[0],
-                state=state,
-                reason=order["reason"] if order else "",
-                reason_by=order["by"] if order else "",
-                reason_at=order["at"] if order else None,
-                partitions=(job_queue.PARTITION,),
-                cpus=self.cpus,
-                cpus_used=cpus_used,
-                gpus=len(self.gpus),
-                gpus_used=gpus_used,
-                gpu_type=self.gpus[0].name if self.gpus else "",
-                gpus_allocated=tuple(int(index) for index in busy if index.isdecimal()),
-                memory_mib=self.memory_mib,
-                memory_used_mib=self.memory_mib - free["memory_mib"],
-                plays_many=True,
-            )
-        ]
+        node = NodeStatus(
+            name=shim.node_names(1)[0],
+            state=state,
+            reason=order["reason"] if order else "",
+            reason_by=order["by"] if order else "",
+            reason_at=order["at"] if order else None,
+            partitions=(job_queue.PARTITION,),
+            cpus=self.cpus,
+            cpus_used=cpus_used,
+            gpus=len(self.gpus),
+            gpus_used=gpus_used,
+            gpu_type=self.gpus[0].name if self.gpus else "",
+            gpus_allocated=tuple(int(index) for index in busy if index.isdecimal()),
+            memory_mib=self.memory_mib,
+            memory_used_mib=self.memory_mib - free["memory_mib"],
+            plays_many=True,
+        )
+        return Listing([node])
 
-    def queue(self) -> list[QueuedJob]:
+    def queue(self) -> Listing[QueuedJob]:
         with slots.locked(self.root):
             jobs = slots.alive(self.root)
-        return job_queue.described(self.root, jobs, user=self.user)
+        return Listing(job_queue.described(self.root, jobs, user=self.user))
 
-    def partitions(self) -> list[Partition]:
-        return [Partition(name=job_queue.PARTITION, is_default=True, nodes=(shim.node_names(1)[0],))]
+    def partitions(self) -> Listing[Partition]:
+        only = Partition(name=job_queue.PARTITION, is_default=True, nodes=(shim.node_names(1)[0],))
+        return Listing([only])
 
-    def reservations(self) -> list[Reservation]:
-        return []
+    def reservations(self) -> Listing[Reservation]:
+        return Listing()
 
     def accounts(self) -> Accounts:
         return Accounts()

@@ -8,6 +8,7 @@ from collections.abc import Set
 from dataclasses import replace
 
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
+from nodes.schedulers.slurm.http import NotSlurms
 from nodes.schedulers.slurm.rest import Run, SlurmRest
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,9 @@ class PastJobs:
                 found = self._accounted(scheduler_id)
             except SchedulerError as error:
                 logger.warning("job %s: the accounts do not answer: %s", scheduler_id, error)
-                break
+                if not _is_about_one(error):
+                    break
+                found = JobStatus(scheduler_id=scheduler_id, state=UNKNOWN)
             if found is not None and found.state in ENDED:
                 self.ended[scheduler_id] = found
             else:
@@ -98,8 +101,9 @@ class PastJobs:
             raise SchedulerError("The accounts (slurmdbd) did not answer just now; they are asked again soon.")
         try:
             return self.rest.runs(scheduler_id.partition("_")[0])
-        except SchedulerError:
-            self.away_until = time.monotonic() + AWAY_S
+        except SchedulerError as error:
+            if not _is_about_one(error):
+                self.away_until = time.monotonic() + AWAY_S
             raise
 
     def _ask_before(self, status: JobStatus) -> str | None:
@@ -110,6 +114,11 @@ class PastJobs:
             return None
         told = [run.record.status for run in runs if run.record.has(status.scheduler_id)]
         return _ended_before(told, status.restart_count)
+
+
+def _is_about_one(error: SchedulerError) -> bool:
+    """Return whether the accounts are there and only what was asked about one job has no readable answer."""
+    return error.permanent or isinstance(error, NotSlurms)
 
 
 def _ended_before(runs: list[JobStatus], restart_count: int) -> str | None:

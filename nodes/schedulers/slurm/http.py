@@ -31,6 +31,7 @@ TIMEOUT_S = 10.0
 TRIES = 3
 WHOLE = 2  # time-outs until the last byte of an answer must be there: 15 MB of jobs take their time
 LONGEST_ANSWER = 256 * 1024**2  # bytes; 30,000 jobs
+CONFIRMED_S = 60.0  # the document of paths is 2 MB with Slurm 26.05
 NEEDED = frozenset({"job/submit", "job/{job_id}", "jobs", "nodes", "partitions"})
 NOTHING_FOUND = 9003  # v0.0.38 calls an empty list an error
 UNKNOWN_JOB = frozenset({2017, 9002, NOTHING_FOUND})
@@ -50,6 +51,10 @@ class SlurmError(SchedulerError):
 
 class NotTaken(SlurmError):
     """Slurm does not take the token."""
+
+
+class NotSlurms(SchedulerError):
+    """It answered with something else than Slurm's JSON, as for a path that it does not know."""
 
 
 class NoAnswer(SchedulerError):
@@ -114,6 +119,7 @@ class SlurmHttp:
             follow_redirects=False,
         )
         self._served: Served | None = None
+        self._confirmed_at = float("-inf")  # when a rediscovery last found what was known already
 
     @property
     def served(self) -> Served:
@@ -163,10 +169,8 @@ class SlurmHttp:
             url = f"/{service}/{self.served.version_of(service)}/{path}"
             told = None if body is None else body(self.served.slurm)
             answer = self._send(method, url, who, query or {}, told, may_repeat=may_repeat)
-            if answer.status != 404 or answer.is_json:
+            if answer.status != 404 or answer.is_json or not self._rediscover(url):
                 break
-            logger.info("slurmrestd does not serve %s any more: asked again what it serves", url)
-            self._served = None
         assert answer is not None
         if answer.status == 304:
             return None
@@ -179,6 +183,21 @@ class SlurmHttp:
             if isinstance(error, NotTaken) or not error.number or error.number < 0:  # v0.0.38 does not say why
                 self.tokens.forget(user)
             raise
+
+    def _rediscover(self, url: str) -> bool:
+        """Ask anew what is served, after an answer as if Slurm had been upgraded; return whether that has changed.
+
+        Where it has not, the path is at fault, and for CONFIRMED_S others like it cost no further discovery.
+        """
+        now = time.monotonic()
+        if now - self._confirmed_at < CONFIRMED_S:
+            return False
+        logger.info("slurmrestd does not serve %s: asking again what it serves", url)
+        before, self._served = self._served, None
+        if self.served != before:
+            return True
+        self._confirmed_at = now
+        return False
 
     def _discover(self) -> Json:
         problem: SchedulerError | None = None
@@ -308,7 +327,7 @@ def _read(answer: Answer, url: str, user: str, decode: Decode) -> Json:
         if answer.status in {401, 403}:
             raise _refused(user, f"HTTP {answer.status}") from None
         kind = answer.kind.split(";")[0] or "something"
-        raise SchedulerError(
+        raise NotSlurms(
             f"{url} answered HTTP {answer.status} with {kind} that is not Slurm's JSON."
             " Is another program listening there, or a proxy in between?"
         ) from None

@@ -6,19 +6,24 @@ them, but only if something has changed.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 
-from nodes.schedulers.base import ENDED, JobStatus
+from nodes.schedulers.base import ENDED, JobStatus, SchedulerError
 from nodes.schedulers.cluster import QueuedJob
+from nodes.schedulers.slurm.http import NoAnswer, NotTaken
 from nodes.schedulers.slurm.rest import JobList, SlurmRest
 from nodes.schedulers.slurm.shapes import Record
+
+logger = logging.getLogger(__name__)
 
 WAITING_AT_ONCE = 10  # of waiting jobs whose reasons are asked for anew, a look
 SINGLY = 20  # changed jobs that are asked for one by one; more of them together
 GAP_S = 10.0  # after which a job may have been requeued and started again unseen
 FRESH_S = 1.0  # what was told so lately is not asked for again
+UNREADABLE_S = 60.0  # until a job that could not be read is asked for again: it may cost a rediscovery
 SHARE_OF_CHANGES = 4  # a list of changes is asked for again only after this many times what it took
 
 
@@ -40,6 +45,14 @@ class JobCache:
     told_at: dict[str, float] = field(default_factory=dict)  # when each was last asked for by itself
     asked_singly: int = 0  # in the last look
     cancelled: set[str] = field(default_factory=set)  # by us, of waiting tasks: Slurm forgets these without a word
+    unreadable_rows: int = 0  # of the last full list
+    unreadable_states: int = 0  # of the last short list
+    unreadable: dict[str, float] = field(default_factory=dict)  # jobs whose own answer failed, and when that was
+
+    @property
+    def unreadable_jobs(self) -> int:
+        """How many jobs Slurm lists that are missing here."""
+        return self.unreadable_rows + self.unreadable_states + len(self.unreadable)
 
     def look(self) -> bool:
         """Bring the cache in step with slurmctld; tell whether it was asked at all."""
@@ -73,13 +86,14 @@ class JobCache:
 
     def take(self, found: JobList, *, is_all: bool) -> None:
         """Remember these; `is_all`: and nothing but these."""
+        jobs = found.both()
         if is_all:
-            self.records.clear()
-            self.queue.clear()
-            self.places.clear()
-            self.told_at.clear()
+            for known in (self.records, self.queue, self.places, self.told_at, self.unreadable):
+                known.clear()
+            self.unreadable_rows = jobs.unreadable
         self.default_partition = found.default_partition() or self.default_partition
-        for record, job in found.both():
+        for record, job in jobs:
+            self.unreadable.pop(record.own_id, None)
             self.records[record.own_id] = record
             if record.status.state in ENDED:
                 self.queue.pop(record.own_id, None)
@@ -91,7 +105,7 @@ class JobCache:
     def forget(self, own_id: str) -> None:
         if (record := self.records.get(own_id)) is not None:
             self.places.pop(record.status.scheduler_id, None)
-        for kept in (self.records, self.queue, self.words, self.told_at):
+        for kept in (self.records, self.queue, self.words, self.told_at, self.unreadable):
             kept.pop(own_id, None)
 
     def keep_only(self, wanted: Set[str]) -> None:
@@ -109,6 +123,13 @@ class JobCache:
         is_there = array.has(scheduler_id) if self.waiting is None else scheduler_id in self.waiting
         return array if is_there else None
 
+    def may_be_unread(self, scheduler_id: str) -> bool:
+        """Return whether Slurm may well know a job that is not here, because something it sent could not be read."""
+        own_id = self.places.get(scheduler_id, scheduler_id.partition("_")[0])
+        if not self.rest.tells_states:
+            return self.unreadable_rows > 0
+        return self.unreadable_states > 0 or (own_id in self.words and own_id not in self.records)
+
     def fate(self, scheduler_id: str) -> JobStatus | None:
         """The end of a task that never had a record of its own: cancelled by us, or with what was left of its array."""
         array = self.records.get(scheduler_id.partition("_")[0])
@@ -122,10 +143,11 @@ class JobCache:
         """Looks at the short list, then at each job that has changed, or at all together where many have."""
         states = self.rest.states()
         was_away = time.monotonic() - self.asked_at > GAP_S
-        said = {_own_id(listed): words for listed, words in states.items()}
-        for own_id in [known for known in self.records if known not in said]:
+        said = states.by_own_id()
+        for own_id in [known for known in (*self.records, *self.unreadable) if known not in said]:
             self.forget(own_id)
         changed = [own_id for own_id, words in said.items() if was_away or self.words.get(own_id) != words]
+        changed += [known for known in self._to_retry() if known not in changed]
         if len(changed) > SINGLY:
             self.list_all()
         else:
@@ -133,11 +155,33 @@ class JobCache:
                 self._ask_for(own_id)
         self.asked_singly = len(changed) if len(changed) <= SINGLY else SINGLY
         self.words = said
-        self.waiting = frozenset(states)
+        self.waiting = frozenset(states.words)
+        self.unreadable_states = states.unreadable
 
     def _ask_for(self, own_id: str) -> None:
-        self.take(self.rest.details(own_id), is_all=False)
+        """Read one job anew. Slurm has just answered the short list, so an odd answer is about this job alone."""
         self.told_at[own_id] = time.monotonic()
+        try:
+            found = self.rest.details(own_id)
+        except (NoAnswer, NotTaken):
+            raise
+        except SchedulerError as error:
+            self._note_unreadable(own_id, str(error))
+            return
+        if found.both().unreadable:
+            self._note_unreadable(own_id, "its record is not of the expected form")
+        self.take(found, is_all=False)
+
+    def _note_unreadable(self, own_id: str, problem: str) -> None:
+        if own_id not in self.unreadable:
+            logger.warning("job %s could not be read and is left out: %s", own_id, problem)
+        self.records.pop(own_id, None)
+        self.queue.pop(own_id, None)
+        self.unreadable[own_id] = time.monotonic()
+
+    def _to_retry(self) -> list[str]:
+        due = time.monotonic() - UNREADABLE_S
+        return [own_id for own_id, tried_at in self.unreadable.items() if tried_at < due]
 
     def _look_for_changes(self) -> bool:
         """Asks a Slurm without the short list for changes; a large answer is not asked for as often."""
@@ -155,8 +199,3 @@ class JobCache:
 
 def _waits(record: Record) -> bool:
     return record.status.state == "pending"
-
-
-def _own_id(listed: str) -> str:
-    """The number in "17" or "17_3", where Slurm writes either the array's id or, once it runs, the task's own."""
-    return listed.partition("_")[0]

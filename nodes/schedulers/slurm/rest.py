@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from nodes.schedulers.base import NodeStatus, SchedulerError, SlurmStep, Submission
+from nodes.schedulers.base import Listing, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Association, Partition, QueuedJob, Reservation
 from nodes.schedulers.slurm import shapes
 from nodes.schedulers.slurm.http import NOTHING_FOUND, UNKNOWN_JOB, Json, Service, SlurmError, SlurmHttp, is_permanent
@@ -17,26 +18,29 @@ from nodes.schedulers.slurm.shapes import Record
 from nodes.schedulers.slurm.values import at, integer, moment, objects, text, words
 from nodes.schedulers.slurm.versions import ACCOUNTS_BY_USER, BATCH_SIGNALS, BY_TASK, Version
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 ALREADY_ENDED = 2021  # ESLURM_ALREADY_DONE
 _ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,9})?\Z", re.ASCII)
+_LISTED_ID = re.compile(r"([1-9][0-9]{0,9})([_+][0-9\[].*)?", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class JobList:
     """Every job that slurmctld knows, read as far as somebody wants to know."""
 
-    _jobs: list[Mapping[str, object]]
+    _jobs: Sequence[object]
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Listing[Record]:
         return _each(shapes.record, self._jobs)
 
     def default_partition(self) -> str:
         """The partition into which Slurm put a job that named none; "" where none tells."""
-        put = (job.get("partition") for job in self._jobs if "USING_DEFAULT_PARTITION" in words(job.get("flags")))
+        jobs = objects(self._jobs)
+        put = (job.get("partition") for job in jobs if "USING_DEFAULT_PARTITION" in words(job.get("flags")))
         return next((name for name in map(text, put) if name and "," not in name), "")
 
-    def both(self) -> Iterator[tuple[Record, QueuedJob]]:
+    def both(self) -> Listing[tuple[Record, QueuedJob]]:
         """The two of one job together."""
 
         def read(raw: Mapping[str, object]) -> tuple[Record, QueuedJob]:
@@ -55,6 +59,17 @@ class Run:
 
     record: Record
     steps: tuple[SlurmStep, ...]
+
+
+@dataclass(frozen=True)
+class ListedStates:
+    """The short list of jobs: state words by the id that Slurm lists. `unreadable` counts rows without such an id."""
+
+    words: Mapping[str, tuple[str, ...]]
+    unreadable: int
+
+    def by_own_id(self) -> dict[str, tuple[str, ...]]:
+        return {own_id_of(listed): words for listed, words in self.words.items()}
 
 
 class SlurmRest:
@@ -88,10 +103,16 @@ class SlurmRest:
             raise SlurmError(f"Slurm took the job and gave it no id: {_said(answer)}")
         return str(job_id)
 
-    def states(self) -> dict[str, tuple[str, ...]]:
-        """Every job's state words, by id; waiting tasks of an array one by one."""
-        answer = self.http.get("jobs/state") or {}
-        return {str(row.get("job_id")): words(row.get("state")) for row in _list(answer, "jobs")}
+    def states(self) -> ListedStates:
+        """Return every job's state words; waiting tasks of an array and heterogeneous components one by one."""
+
+        def read(row: Mapping[str, object]) -> tuple[str, tuple[str, ...]]:
+            listed = str(row.get("job_id"))
+            own_id_of(listed)
+            return listed, words(row.get("state"))
+
+        found = _each(read, _list(self.http.get("jobs/state") or {}, "jobs"))
+        return ListedStates(dict(found), found.unreadable)
 
     def jobs(self, *, since: float | None = None, user: str = "") -> JobList | None:
         """All of them; None if nothing has changed `since`, a time of Slurm's own clock."""
@@ -130,24 +151,28 @@ class SlurmRest:
         answer = self.http.get("diag") or {}
         return moment(at(answer, "statistics", "req_time"))
 
-    def nodes(self) -> list[NodeStatus]:
-        return list(_each(shapes.node, _list(self.http.get("nodes") or {}, "nodes")))
+    def nodes(self) -> Listing[NodeStatus]:
+        return _each(shapes.node, _list(self.http.get("nodes") or {}, "nodes"))
 
-    def partitions(self) -> list[Partition]:
-        return list(_each(shapes.partition, _list(self.http.get("partitions") or {}, "partitions")))
+    def partitions(self) -> Listing[Partition]:
+        return _each(shapes.partition, _list(self.http.get("partitions") or {}, "partitions"))
 
-    def reservations(self) -> list[Reservation]:
+    def reservations(self) -> Listing[Reservation]:
         answer = self.http.get("reservations") or {}
-        return list(_each(shapes.reservation, objects(answer.get("reservations"))))
+        return _each(shapes.reservation, answer.get("reservations"))
 
     def accounts(self) -> Accounts:
         answer = self.http.get("qos", service="slurmdb") or {}
-        qos = _each(shapes.qos, objects(answer.get("qos") or answer.get("QOS")))
-        rows = objects((self.http.get("associations", service="slurmdb") or {}).get("associations"))
-        associations = list(_each(shapes.association, rows))
+        qos = _each(shapes.qos, answer.get("qos") or answer.get("QOS"))
+        answer = self.http.get("associations", service="slurmdb") or {}
+        associations = _each(shapes.association, answer.get("associations"))
+        unreadable = qos.unreadable + associations.unreadable
+        found: list[Association] = associations
         if self.http.served.has("shares"):
-            associations = _with_shares(associations, shapes.shares(self.http.get("shares") or {}))
-        return Accounts(qos=tuple(qos), associations=tuple(associations))
+            shares = _each(shapes.share, at(self.http.get("shares"), "shares", "shares"))
+            unreadable += shares.unreadable
+            found = _with_shares(associations, dict(shares))
+        return Accounts(qos=tuple(qos), associations=tuple(found), unreadable=unreadable)
 
     def update_node(self, name: str, *, state: str, reason: str = "") -> None:
         body: dict[str, Any] = {"state": [state]}
@@ -155,7 +180,7 @@ class SlurmRest:
             body["reason"] = reason
         self.http.post(f"node/{name}", lambda _: body)
 
-    def _of_job(self, job_id: str, *, service: Service) -> list[Mapping[str, object]]:
+    def _of_job(self, job_id: str, *, service: Service) -> list[object]:
         try:
             return _list(self.http.get(f"job/{job_id}", service=service) or {}, "jobs")
         except SlurmError as error:
@@ -178,9 +203,20 @@ class SlurmRest:
                 raise
 
 
-def _in_order(jobs: list[Mapping[str, object]]) -> list[Run]:
+def own_id_of(listed: str) -> str:
+    """Return the number in "17", "17_3" or "17+0", the ids of /jobs/state; raise ValueError for anything else.
+
+    Before "_" stands the array, or, once a task runs, its own id; before "+" the component's own id, while Slurm's
+    commands write the heterogeneous job's there.
+    """
+    if (found := _LISTED_ID.fullmatch(listed)) is None:
+        raise ValueError(f"{listed[:40]!r} is not the id of a job")
+    return found[1]
+
+
+def _in_order(jobs: list[object]) -> list[Run]:
     """The runs of one job: v0.0.38 does not number them, but tells when each was submitted and began."""
-    told = [(found, shapes.steps(raw)) for raw in jobs for found in _each(shapes.accounted, [raw])]
+    told = _each(lambda raw: (shapes.accounted(raw), shapes.steps(raw)), jobs)
     told.sort(key=lambda run: _place(run[0]))
     runs: list[Run] = []
     for found, ended_steps in told:
@@ -213,22 +249,27 @@ def _with_shares(
     ]  # fmt: skip
 
 
-def _each(read: Callable[[Mapping[str, object]], T], raws: list[Mapping[str, object]]) -> Iterator[T]:
-    """Every one that can be read: a single odd one must not hide the others."""
-    for raw in raws:
+def _each(read: Callable[[Mapping[str, object]], T], raws: object) -> Listing[T]:
+    """Read every record of a list; one that cannot be read is counted and must not hide the others."""
+    found = Listing[T]()
+    for raw in raws if isinstance(raws, list | tuple) else ():
         try:
-            yield read(raw)
-        except (ValueError, TypeError, KeyError, OverflowError):
-            continue
+            if not isinstance(raw, Mapping):
+                raise TypeError(f"{type(raw).__name__} instead of an object")
+            found.append(read(raw))
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            found.unreadable += 1
+            logger.info("left out a record of Slurm's: %s: %.200r", error, raw)
+    return found
 
 
-def _list(answer: Json, name: str) -> list[Mapping[str, object]]:
+def _list(answer: Json, name: str) -> list[object]:
     """The list that an answer is about; an answer of 200 that has errors instead of it is an error."""
     found, errors = answer.get(name), objects(answer.get("errors"))
     is_empty = found == [] and all(integer(error.get("error_number")) == NOTHING_FOUND for error in errors)
     if not isinstance(found, list) or not (found or is_empty):
         raise SchedulerError(f"Slurm's answer has no {name}: {_said(answer)}")
-    return objects(found)
+    return found
 
 
 def _said(answer: Json) -> str:

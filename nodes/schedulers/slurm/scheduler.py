@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, NodeStatus, SchedulerError, SlurmStep, Submission
+from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
 from nodes.schedulers.slurm.accounting import PastJobs
 from nodes.schedulers.slurm.commands import Commands
@@ -118,8 +118,12 @@ class Slurm:
                 answer[scheduler_id] = JobStatus(scheduler_id=scheduler_id, state=UNKNOWN)
         answer |= past.tell(forgotten)
         for scheduler_id in forgotten:
-            if scheduler_id not in answer and (fate := cache.fate(scheduler_id)) is not None:
+            if scheduler_id in answer:
+                continue
+            if (fate := cache.fate(scheduler_id)) is not None:
                 answer[scheduler_id] = fate
+            elif cache.may_be_unread(scheduler_id):
+                answer[scheduler_id] = JobStatus(scheduler_id=scheduler_id, state=UNKNOWN)
         cache.asked_at = time.monotonic()
         return {known: past.with_before(status) for known, status in answer.items()}
 
@@ -160,25 +164,26 @@ class Slurm:
             if not any(word in str(error) for word in GONE):
                 raise
 
-    def nodes(self) -> list[NodeStatus]:
+    def nodes(self) -> Listing[NodeStatus]:
         return self.rest.nodes()
 
-    def queue(self) -> list[QueuedJob]:
+    def queue(self) -> Listing[QueuedJob]:
         cache = self._cache
         age = time.monotonic() - cache.listed_at
         if age > max(FRESH_S, SHARE * cache.took_s):
             cache.list_all()
-        return list(cache.queue.values())
+        return Listing(cache.queue.values(), unreadable=cache.unreadable_jobs)
 
-    def partitions(self) -> list[Partition]:
+    def partitions(self) -> Listing[Partition]:
         """All partitions. Since v0.0.40 REST names no default: jobs that named none tell it, or scontrol does."""
         found = self.rest.partitions()
         if any(one.is_default for one in found):
             return found
         known = found[0].name if len(found) == 1 else self._cache.default_partition or self._default_partition()
-        return [replace(one, is_default=one.name == known) for one in found]
+        marked = (replace(one, is_default=one.name == known) for one in found)
+        return Listing(marked, unreadable=found.unreadable)
 
-    def reservations(self) -> list[Reservation]:
+    def reservations(self) -> Listing[Reservation]:
         return self.rest.reservations()
 
     def accounts(self) -> Accounts:

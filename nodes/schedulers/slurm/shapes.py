@@ -178,6 +178,7 @@ def queued(raw: Raw, told: Record) -> QueuedJob:
     indices = dict(zip(nodes, details, strict=False)) if isinstance(details, list) else {}
     return QueuedJob(
         scheduler_id=told.status.scheduler_id,
+        component=_component(raw),
         name=text(raw.get("name")),
         user=told.user,
         state=told.status.state,
@@ -217,7 +218,7 @@ def node(raw: Raw) -> NodeStatus:
     load = number(raw.get("cpu_load"))
     reason, asked_by = _of_vigil(text(raw.get("reason")))
     return NodeStatus(
-        name=text(raw.get("name")),
+        name=_named(raw),
         state=node_state([*words(raw.get("state")), *words(raw.get("state_flags"))]),
         reason=reason,
         reason_by=(asked_by or text(raw.get("reason_set_by_user"))) if reason else "",
@@ -247,7 +248,7 @@ def partition(raw: Raw) -> Partition:
     state = words(pick(("partition", "state"), ("state",)))
     modes = words(pick(("preempt_mode",), ("preemption_mode",), ("preemption", "mode")))
     return Partition(
-        name=text(raw.get("name")),
+        name=_named(raw),
         state=(state[0] if state else "up").lower(),
         is_default="default" in {flag.lower() for flag in words(raw.get("flags"))},
         nodes=hosts(pick(("nodes", "configured"), ("nodes",))),
@@ -269,7 +270,7 @@ def qos(raw: Raw) -> Qos:
     most = at(raw, "limits", "max")
     wall = number(at(most, "wall_clock", "per", "job"))
     return Qos(
-        name=text(raw.get("name")),
+        name=_named(raw),
         description=text(raw.get("description")),
         priority=integer(raw.get("priority")),
         preempts=words(at(raw, "preempt", "list")),
@@ -293,7 +294,7 @@ def association(raw: Raw) -> Association:
     most = raw.get("max")
     wall = number(at(most, "jobs", "per", "wall_clock"))
     return Association(
-        account=text(raw.get("account")),
+        account=_named(raw, "account"),
         user=text(raw.get("user")),
         partition=text(raw.get("partition")),
         parent=text(raw.get("parent_account")),
@@ -316,7 +317,7 @@ def association(raw: Raw) -> Association:
 
 def reservation(raw: Raw) -> Reservation:
     return Reservation(
-        name=text(raw.get("name")),
+        name=_named(raw),
         nodes=hosts(raw.get("node_list")),
         starts_at=moment(raw.get("start_time")),
         ends_at=moment(raw.get("end_time")),
@@ -327,16 +328,25 @@ def reservation(raw: Raw) -> Reservation:
     )
 
 
-def shares(raw: Raw) -> dict[tuple[str, str], tuple[float | None, float | None]]:
-    """Reads /shares: (account, user) → (fair share, effective usage), both 0 … 1."""
-    found = {}
-    for row in objects(at(raw, "shares", "shares")):
-        name, parent = text(row.get("name")), text(row.get("parent"))
-        is_user = "USER" in {word.upper() for word in words(row.get("type"))}
-        place = (parent, name) if is_user else (name, "")
-        factor = number(at(row, "fairshare", "factor"))
-        found[place] = (factor, number(row.get("effective_usage")))
+def share(raw: Raw) -> tuple[tuple[str, str], tuple[float | None, float | None]]:
+    """Read one row of /shares: (account, user) and (fair share, effective usage), both 0 … 1."""
+    name, parent = _named(raw), text(raw.get("parent"))
+    is_user = "USER" in {word.upper() for word in words(raw.get("type"))}
+    place = (parent, name) if is_user else (name, "")
+    return place, (number(at(raw, "fairshare", "factor")), number(raw.get("effective_usage")))
+
+
+def _named(raw: Raw, key: str = "name") -> str:
+    """Return what a record is known by; raise ValueError where it has nothing of the kind."""
+    if not (found := text(raw.get(key))):
+        raise ValueError(f"a record without {key}")
     return found
+
+
+def _component(raw: Raw) -> str:
+    """Return "85+1" for a component of heterogeneous job 85; "" for every other job."""
+    leader, offset = integer(raw.get("het_job_id")), number(raw.get("het_job_offset"))
+    return f"{leader}+{int(offset)}" if leader and offset is not None else ""
 
 
 def _own_id(raw: Raw) -> str:

@@ -307,6 +307,22 @@ def test_silence_is_said(mira: User, told: Told) -> None:
     assert "was last asked 4 min ago" in text(mira, "/queue")
 
 
+def test_what_could_not_be_read_is_counted_on_the_page_and_over_rest(mira: User, told: Told) -> None:
+    told.unreadable = {"nodes": 2, "queue": 1}
+    told.queued = [queued(85, component="85+0"), queued(86, component="85+1")]
+    sync.read(told)
+    assert "2 nodes could not be read and are left out." in text(mira, "/nodes")
+    html = text(mira, "/queue")
+    assert "1 job could not be read and is left out." in html
+    assert "86 (85+1 of a heterogeneous job)" in html
+    answer = signed_in(mira).get("/api/v1/queue?q=85%2B1").json()
+    assert [(item["scheduler_id"], item["component"]) for item in answer["items"]] == [("86", "85+1")]
+    assert (answer["reading"]["unreadable"], answer["reading"]["error"]) == (1, "")
+    told.unreadable = {}
+    sync.read(told)
+    assert "could not be read" not in text(mira, "/nodes") + text(mira, "/queue")
+
+
 def test_empty_pages_say_what_comes(mira: User) -> None:
     assert "No nodes yet" in text(mira, "/nodes")
     assert "The queue has not been read yet." in text(mira, "/queue")
