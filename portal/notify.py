@@ -5,7 +5,7 @@
 
 It stands at home, and goes by e-mail, Slack or webhook wherever they asked for it (`portal.outbox`). Whatever finds out
 such things may do so as often as it likes and in several processes: the key is told of once. Titles, details and facts
-may hold what strangers wrote; they become lines of bounded length, and pages and messages escape them.
+may hold what strangers wrote; they become lines of bounded length with secrets masked; pages and messages escape them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from portal import untrusted
+from portal.masking import masked
 from portal.models import Notice, NoticeRead, Project, User
 from portal.outbox.filling import drop_told, fill
 
@@ -128,7 +129,7 @@ def _facts(facts: Facts) -> list[list[str]]:
 
 
 def _line(text: str, most: int) -> str:
-    return untrusted.line(" ".join(_ESCAPES.sub("", text).split()), most)
+    return untrusted.line(masked(" ".join(_ESCAPES.sub("", text).split())), most)
 
 
 def _audience(to: User | Literal[Notice.Audience.SYSADMINS]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.intake.wire import storable
+from portal.masking import masked
 from training.config.exit_codes import STOPPED
 
 # The causes, in one word each, and what a page says of them.
@@ -137,5 +138,5 @@ def _failure(value: object) -> dict[str, Any]:
             kept[name] = value[name]
     for name, longest in (("kind", 32), ("error", 2000)):
         if isinstance(value.get(name), str):
-            kept[name] = storable(value[name])[:longest]
+            kept[name] = masked(storable(value[name])[:longest])
     return kept

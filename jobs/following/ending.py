@@ -29,6 +29,7 @@ from jobs.following.policy import decide
 from jobs.intake import reports
 from jobs.models import Attempt, Stream
 from jobs.postmortem import incidents
+from portal.masking import masked
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def reason_of(attempt: Attempt, cause: str, failure: dict[str, Any]) -> str:
         return _who_cancelled(attempt)
     if cause in NUMERICS.values() and (numerics := numerics_of(failure)):
         return f"{numerics[1]}."
-    error = failure.get("error", "") or (folders.said_before_launch(attempt) if cause == "failed" else "")
+    error = failure.get("error", "") or (masked(folders.said_before_launch(attempt)) if cause == "failed" else "")
     rank = f"Rank {failure['rank']}: " if "rank" in failure else ""
     return f"{rank}{error}" if error else WORDS.get(cause, "")
 

@@ -280,7 +280,7 @@ def of(job: Job, number: int | None) -> Document | None:
     following = job.attempts.filter(number=incident.attempt.number + 1).select_related("resume_from").first()
     return Document(
         incident=incident,
-        told=newest or {},
+        told=verdicts.masked_verdict(newest or {}),
         versions=[Version(*row) for row in made.values_list("version", "made_at", "cause", "confidence")],
         following=following,
         written=getattr(incident, "written", None),

@@ -13,9 +13,9 @@ from django.urls import reverse
 
 from jobs.causes import CAUSES
 from jobs.models import Attempt, Diagnosis, Incident
-from jobs.postmortem.masking import DOTS
 from jobs.presenting.rank_steps import named
 from portal import untrusted
+from portal.masking import DOTS, masked
 
 SHOWN = 6  # pieces of evidence on a job's page
 _DIGITS = re.compile(r"\d+")
@@ -81,7 +81,14 @@ def of(attempt: Attempt) -> Shown | None:
     newest = Diagnosis.objects.filter(incident=incident).order_by("-version").first()
     if newest is None:
         return None
-    return Shown(incident, newest.verdict, pieces(attempt, newest.verdict, SHOWN))
+    verdict = masked_verdict(newest.verdict)
+    return Shown(incident, verdict, pieces(attempt, verdict, SHOWN))
+
+
+def masked_verdict(verdict: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored verdict with its evidence masked by the forms known today: an older release knew fewer."""
+    evidence = [{**one, "text": masked(str(one.get("text", "")))} for one in verdict.get("evidence", ())]
+    return {**verdict, "evidence": evidence} if evidence else verdict
 
 
 def before(attempts: Sequence[Attempt]) -> Shown | None:

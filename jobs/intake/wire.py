@@ -19,6 +19,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from portal.http.posts import Malformed
+from portal.masking import masked
 from training.reporting import lines
 from training.reporting.lines import DEPTH, EVENT_BYTES, SERIES_NAME, STEP_LIMIT
 
@@ -27,6 +28,9 @@ STREAMS = 2_048
 BATCHES = 50_000
 EVENTS = 2_000
 LATEST_TIME = 32_503_680_000.0  # the year 3000, in Unix seconds
+
+EXCERPTS = {"run.failed": "error", "client.dropped": "traceback"}  # by the kind of event, where it quotes a log
+EXCERPT_LETTERS = 8_000  # twice what our trainer sends; bounds what masking costs
 
 Batch = tuple[int, int]  # index of the stream in the post, index of the batch in the stream
 
@@ -264,7 +268,15 @@ def _event(index: int, raw: msgspec.Raw, streams: list[Part], bad: dict[Batch, s
         return None
     for key in ("stream", "batch", "kind", "time"):
         del data[key]
+    _mask_excerpt(about.kind, data)
     return Happening(batch, about.kind, about.time, data)
+
+
+def _mask_excerpt(kind: str, data: dict[str, Any]) -> None:
+    """Mask the secrets in what an event quotes of a log, before anything stores it, and cut what nobody reads."""
+    key = EXCERPTS.get(kind, "")
+    if isinstance(text := data.get(key), str):
+        data[key] = masked(text[:EXCERPT_LETTERS])
 
 
 def _mended(text: bytes) -> bytes:

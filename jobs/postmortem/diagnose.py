@@ -15,7 +15,6 @@ from dataclasses import replace
 from jobs.causes import CAUSES, NONE, UNKNOWN
 from jobs.postmortem.case import Case, in_order
 from jobs.postmortem.choosing import earliest, ends_only, hardware, is_before, warned_of
-from jobs.postmortem.masking import masked
 from jobs.postmortem.rank_ends import LAUNCHER
 from jobs.postmortem.scanned import Scanned
 from jobs.postmortem.sign import Sign, code_of
@@ -23,6 +22,7 @@ from jobs.postmortem.signatures import Catalogue
 from jobs.postmortem.signs import signs_of
 from jobs.postmortem.survival import outlive
 from jobs.postmortem.verdict import Evidence, Other, Verdict
+from portal.masking import masked
 
 SURE_ENOUGH = 0.5
 _WANT_MORE = frozenset({UNKNOWN, "collective.timeout", "network.fabric", "program.illegal_access"})

@@ -15,8 +15,8 @@ from typing import Any
 from jobs.models import Diagnosis, Incident
 from jobs.postmortem import reading
 from jobs.postmortem.evidence.ranks import open_logs
-from jobs.postmortem.masking import masked
 from jobs.postmortem.reading import Log
+from portal.masking import masked
 
 MOST = 1_000  # cases, the newest
 HEAD, BEFORE, AFTER, TAIL = 20, 20, 30, 60  # lines

@@ -29,10 +29,10 @@ from jobs.models import Attempt, Diagnosis, Incident
 from jobs.postmortem import offline, site
 from jobs.postmortem.diagnose import diagnose as find_cause
 from jobs.postmortem.evidence.gather import gather, records_of
-from jobs.postmortem.masking import masked
 from jobs.postmortem.reading import Log
 from jobs.postmortem.signatures import Catalogue
 from jobs.postmortem.verdict import Verdict
+from portal.masking import masked
 
 logger = logging.getLogger(__name__)
 

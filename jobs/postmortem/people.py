@@ -18,6 +18,7 @@ from jobs.causes import CAUSES
 from jobs.errors import Conflict, Problem, Refused, SpecError
 from jobs.models import Diagnosis, FollowUp, Incident, PostMortem
 from portal.access import can, note_if_sysadmin
+from portal.masking import masked
 from portal.models import User
 
 NARRATIVE, FACTOR, ACTION, WHY = 20_000, 500, 300, 2_000  # letters at most
@@ -55,9 +56,9 @@ def write(
             same = same.filter(revision=revision)
         changes: dict[str, object] = {"edited_at": timezone.now(), "edited_by": user, "revision": F("revision") + 1}
         if narrative is not None:
-            changes["narrative"] = narrative
+            changes["narrative"] = masked(narrative)
         if factors is not None:
-            changes["factors"] = list(factors)
+            changes["factors"] = [masked(factor) for factor in factors]
         if same.update(**changes) != 1:
             raise Conflict(
                 "Not saved. Somebody else has changed it since you opened it. Open it anew, and write again."
@@ -91,7 +92,7 @@ def overrule(user: User, incident: Incident, *, cause: str, why: str) -> None:
     if problems := list(_too_long("why", why.strip(), WHY)):
         raise SpecError(problems)
     now = timezone.now()
-    told = {"overruled_cause": cause, "overruled_by": user, "overruled_at": now, "overruled_why": why.strip()}
+    told = {"overruled_cause": cause, "overruled_by": user, "overruled_at": now, "overruled_why": masked(why.strip())}
     with transaction.atomic():
         judged = Incident.objects.filter(pk=incident.pk, version__gt=0)  # else nobody would read its logs any more
         if not judged.update(**told, cause=cause, is_final=True, due_at=None, is_counted=False):
@@ -173,7 +174,7 @@ def _replace(written: PostMortem, actions: Sequence[Action], owners: dict[str, U
     for action in actions:
         row = there.get(action.id or 0)
         done: datetime | None = (row.done_at if row is not None and row.done_at else now) if action.is_done else None
-        told = {"text": action.text, "owner": owners.get(action.owner), "due": action.due, "done_at": done}
+        told = {"text": masked(action.text), "owner": owners.get(action.owner), "due": action.due, "done_at": done}
         if row is None:
             FollowUp.objects.create(postmortem=written, **told)
         else:

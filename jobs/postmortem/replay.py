@@ -20,10 +20,10 @@ from jobs.errors import Problem, SpecError
 from jobs.models import Diagnosis, Incident, Replay
 from jobs.models.site_entry import ReplayQuerySet
 from jobs.postmortem import examples, incidents, offline, site
-from jobs.postmortem.masking import masked
 from jobs.postmortem.signatures import Catalogue, entry_of, of_site
 from jobs.postmortem.trial_apart import plain
 from jobs.postmortem.verdict import Verdict
+from portal.masking import masked
 from portal.models import User
 
 MOST = 500  # incidents

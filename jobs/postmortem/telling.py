@@ -20,7 +20,6 @@ from django.utils import timezone
 
 from jobs.causes import CAUSES, Cause
 from jobs.models import Checkpoint, Incident
-from jobs.postmortem.masking import masked
 from portal import formatting, notify
 from portal.models import Notice
 from portal.notify import SYSADMINS
@@ -87,7 +86,7 @@ def _tell_owner(incident: Incident, key: str, cause: Cause) -> None:
         key,
         kind=KIND,
         to=job.owner,
-        title=masked(_title(incident, cause, alike)),
+        title=_title(incident, cause, alike),
         detail=cause.advice,
         link=reverse("sweep", args=[job.sweep_id]) if alike > 1 else _page(incident),
         tone="warn",
@@ -158,7 +157,7 @@ def _facts(incident: Incident, cause: Cause) -> list[tuple[str, str]]:
     return [
         ("Cause", f"{cause.code}, {sure}"),
         ("Who must act", ACTS[cause.owner]),
-        ("What Vigil did", masked(attempt.decision) or "nothing yet"),
+        ("What Vigil did", attempt.decision or "nothing yet"),
         ("Lost", _lost(incident)),
         ("Sign", _sign(incident)),
         ("Attempt", f"{attempt.number}{f' on {nodes}' if nodes else ''}, project {attempt.job.project.slug}"),
@@ -186,7 +185,7 @@ def _sign(incident: Incident) -> str:
     newest = incident.diagnoses.order_by("-version").first()
     evidence = newest.verdict.get("evidence", ()) if newest else ()
     root = next((str(one.get("text", "")) for one in evidence if one.get("role") == "root"), "")
-    return masked(root[: notify.MOST_FACT])
+    return root
 
 
 def _page(incident: Incident) -> str:
@@ -205,7 +204,7 @@ def _tell_sysadmins(incident: Incident, cause: Cause) -> None:
         _key_of_site(incident, cause.code, incident.node),
         kind=SITE,
         to=SYSADMINS,
-        title=masked(f"{cause.heading}{where}: {which}."),
+        title=f"{cause.heading}{where}: {which}.",
         detail=cause.advice,
         link=reverse("node", args=[incident.node]) if incident.node else _page(incident),
         tone="warn",

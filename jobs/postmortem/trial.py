@@ -22,7 +22,6 @@ import re2
 from jobs.causes import CAUSES
 from jobs.postmortem import offline, reference
 from jobs.postmortem.literals import words_of
-from jobs.postmortem.masking import masked
 from jobs.postmortem.operations import operations
 from jobs.postmortem.prefixes import prefix_of
 from jobs.postmortem.sieve import Sieve
@@ -40,6 +39,7 @@ from jobs.postmortem.signatures import (
 )
 from jobs.postmortem.signs import fits
 from jobs.postmortem.tracebacks import Traceback
+from portal.masking import masked
 
 SECONDS = 0.5  # of one core, for all that an entry looks for, over the reference
 MEMORY = 8 << 20  # bytes that RE2 may take for each of its patterns
