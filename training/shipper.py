@@ -236,7 +236,7 @@ class Shipper:
             return
         if answer.status == 200:
             self._obey(answer)
-        elif answer.status in {413, 422}:
+        elif answer.status in {400, 413, 422}:
             self._lighten(answer.status)
         else:
             self._back_off(f"the portal answered {answer.status}", answer.wait)

@@ -95,6 +95,7 @@ _TAKEN = {
             "security": [{"Bearer": []}],
         },
         errors={
+            400: "It is not UTF-8.",
             401: "The attempt has ended, or the token is another's.",
             413: "It is larger than one post may be: send less at once.",
             415: "It is packed otherwise than with gzip.",

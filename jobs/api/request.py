@@ -1,6 +1,5 @@
 """What a request about jobs says: its spec in any of three forms, its key, and the job it means."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,9 @@ from jobs.disk import upload
 from jobs.errors import Conflict, IdempotencyConflict, LogError, ProfileError, Refused, SpecError
 from jobs.models import Job, Sweep
 from jobs.spec import JobSpec, SweepSpec, has_sweep, plain_toml, read_toml, write_toml
+from portal import bounded
 from portal.access import Action, can
+from portal.bounded import Bounds
 from portal.http.api import Api, ApiRequest, bad_field, plain_message, too_large
 from portal.http.openapi import described
 from portal.http.problems import FieldError, Problem
@@ -22,6 +23,8 @@ from portal.untrusted import whole
 NOT_YOURS = "It is somebody else's, and you do not lead its project; or the token may only read."
 NOT_HERE = "You may not do this in this project or on this scheduler, or the token may only read."
 TYPES = "Send application/json, application/toml or multipart/form-data."
+# A specification, in an object that says what it is.
+_BODY = Bounds(depth=bounded.SPECIFICATION.depth + 1, items=bounded.SPECIFICATION.items + 10)
 TOML_TYPES = frozenset({"application/toml", "text/toml", "application/x-toml", "text/x-toml"})
 
 
@@ -198,16 +201,11 @@ def _spec_problem(request: HttpRequest, error: SpecError | type[SpecError]) -> H
 
 def _json(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(_text(body), parse_constant=_no_constant)
+        return bounded.json_object(_text(body), _BODY)
+    except bounded.TooComplex as error:
+        raise bad_field("spec", f"The body holds {error}. Keep data in files of its own.") from error
     except (ValueError, RecursionError) as error:
         raise Problem(400, f"The body is not JSON: {error}.", kind="malformed") from error
-    if not isinstance(found, dict):
-        raise Problem(400, "The body is not a JSON object.", kind="malformed")
-    return found
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _text(body: bytes) -> str:

@@ -18,7 +18,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from portal.http.posts import Malformed
+from portal.bounded import Bounds
+from portal.http.posts import UNREADABLE, Malformed, check_text
 from portal.masking import masked
 from training.reporting import lines
 from training.reporting.lines import DEPTH, EVENT_BYTES, SERIES_NAME, STEP_LIMIT
@@ -27,6 +28,9 @@ POINTS = 50_000
 STREAMS = 2_048
 BATCHES = 50_000
 EVENTS = 2_000
+# All that the limits above allow, with as much again for what events hold: 16 MiB of empty lists would be 360 MB.
+ITEMS = 1_000_000
+BOUNDS = Bounds(depth=ITEMS, items=ITEMS)  # how deep, each event says for itself
 LATEST_TIME = 32_503_680_000.0  # the year 3000, in Unix seconds
 
 EXCERPTS = {"run.failed": "error", "client.dropped": "traceback"}  # by the kind of event, where it quotes a log
@@ -128,7 +132,9 @@ class _About(msgspec.Struct):
 
 
 # Every escape of a JSON string; the second group are halves of surrogate pairs without the other half.
-_ESCAPE = re.compile(rb"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|(\\u[dD][89a-fA-F]..)|\\.", re.DOTALL)
+_ESCAPE = re.compile(
+    rb"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
+)
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _frames = msgspec.json.Decoder(_Frame)
 _raw_frames = msgspec.json.Decoder(_RawFrame)
@@ -141,6 +147,7 @@ _values = msgspec.json.Decoder(_Value)
 
 def parse(body: bytes) -> Post:
     """The post in a body. Raises Malformed."""
+    check_text(body, BOUNDS)
     bad: dict[Batch, str] = {}
     frame = _decode(body)
     _check_streams(frame.streams)
@@ -194,7 +201,7 @@ def _decode(body: bytes) -> _Frame | _RawFrame:
         return _frames.decode(body)
     except msgspec.ValidationError:
         return _decode_raw(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         if (mended := _mended(body)) != body:
             return _decode(mended)
         raise Malformed("body", f"is not JSON: {error}") from None
@@ -203,7 +210,7 @@ def _decode(body: bytes) -> _Frame | _RawFrame:
 def _decode_raw(body: bytes) -> _RawFrame:
     try:
         return _raw_frames.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         message, _, place = str(error).partition(" - at `$.")
         raise Malformed(place.rstrip("`") or "body", message) from None
 
@@ -245,7 +252,7 @@ def _sift(name: str, sent: _RawColumns, bad: dict[Batch, str]) -> Columns:
         for i in range(at, at + count):
             try:
                 step[i], value[i] = _steps.decode(sent.step[i]), float(_values.decode(sent.value[i]))
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 bad[stream, batch] = f"{name}: {error}"
         at += count
     return Columns(sent.runs, step, value)
@@ -254,17 +261,18 @@ def _sift(name: str, sent: _RawColumns, bad: dict[Batch, str]) -> Columns:
 def _event(index: int, raw: msgspec.Raw, streams: list[Part], bad: dict[Batch, str]) -> Happening | None:
     try:
         place = _places.decode(raw)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise Malformed(f"events.{index}", str(error)) from None
     _check_place(f"events.{index}", place.stream, place.batch, streams)
     batch = (place.stream, place.batch)
     try:
-        about, data = _abouts.decode(raw), without_nul(_objects.decode(raw))
-    except (msgspec.DecodeError, RecursionError) as error:
+        about = _abouts.decode(raw)
+        if len(bytes(raw)) > EVENT_BYTES + 1024:
+            bad[batch] = f"event {about.kind}: more than {EVENT_BYTES} bytes"
+            return None
+        data = without_nul(_objects.decode(raw))
+    except UNREADABLE as error:
         bad[batch] = f"event: {error}"
-        return None
-    if len(bytes(raw)) > EVENT_BYTES + 1024:
-        bad[batch] = f"event {about.kind}: more than {EVENT_BYTES} bytes"
         return None
     for key in ("stream", "batch", "kind", "time"):
         del data[key]

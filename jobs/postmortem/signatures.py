@@ -19,8 +19,11 @@ import re2
 
 from jobs.causes import CAUSES, NONE, UNKNOWN
 from jobs.postmortem.literals import Words, words_of
+from portal import bounded
+from portal.bounded import Bounds
 
 HERE = Path(__file__).parent / "catalogue"
+BOUNDS = Bounds(depth=4, items=20_000)  # of a file; our longest has a thousand
 MEMORY = 64 << 20  # of the sieve and of the set, for the states that they build as they read
 
 Role = Literal["root", "echo", "confirmation", "exit", "handled", "completed"]
@@ -118,8 +121,20 @@ def _check_kind(name: str, key: str, value: object) -> None:
 
 
 def read(text: str, **defaults: Any) -> list[Entry]:
-    """The entries of one file: tables `[[entry]]`, before them what is the same for all."""
-    raw = tomllib.loads(text)
+    """Return the entries of one file: tables `[[entry]]`, before them what is the same for all.
+
+    Raises tomllib.TOMLDecodeError where it is not TOML, and BadEntry for everything else that is wrong with it.
+    """
+    try:
+        raw = bounded.toml(text, BOUNDS)
+    except tomllib.TOMLDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:  # out of bounds, or a number of thousands of digits
+        raise BadEntry(str(error)) from None
+    return _entries(raw, **defaults)
+
+
+def _entries(raw: dict[str, Any], **defaults: Any) -> list[Entry]:
     entries = raw.pop("entry", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise BadEntry("an entry is a table: [[entry]]")
@@ -323,7 +338,7 @@ def catalogue() -> Catalogue:
     found: list[Entry] = []
     for path in sorted(HERE.glob("*.toml")):
         try:
-            found += read(path.read_text(encoding="utf-8"))
+            found += _entries(tomllib.loads(path.read_text(encoding="utf-8")))
         except tomllib.TOMLDecodeError as error:
             raise BadEntry(f"{path.name}: {error}") from None
     return Catalogue(replace(entry, advice=entry.advice or CAUSES[entry.cause].advice) for entry in found)

@@ -22,6 +22,9 @@ from jobs.spec.wording import problems_of
 
 MOST = 1_000  # combinations
 MOST_PROBLEMS = 20
+# Values and lines of all combinations together: each is checked and written out for every job. 250,000 take 3 s; what
+# 64 KB can hold, times a thousand, took 30 s.
+MOST_IN_ALL = 250_000
 TABLE = "sweep"
 _PATH = re.compile(r"run(\.\w+)+|script\.args|script\.env\.\w+", re.ASCII)
 _EXAMPLE = 'Write a line [sweep.over], and below it what it goes over, as "run.learning_rate" = [1e-3, 2e-3].'
@@ -95,6 +98,7 @@ class SweepSpec:
         combinations = [
             dict(zip(found.over, values, strict=True)) for values in itertools.product(*found.over.values())
         ]
+        _check_cost(found.size, _count(base), "values")
         name = base.get("name")
         named = [_named(base, values, name, number) for number, values in enumerate(combinations)]
         specs = _parsed(named, combinations)
@@ -161,6 +165,20 @@ def _wrong(found: Over) -> Iterator[Problem]:
         each = " × ".join(str(len(values)) for values in found.over.values())
         text = f"{each} = {found.size:,} combinations; a sweep has {MOST:,} at most."
         yield Problem("sweep.over", f"{text} Take fewer values, or make several sweeps of it.")
+
+
+def _check_cost(jobs: int, each: int, what: str) -> None:
+    """Refuse a sweep that is many jobs of a very long specification."""
+    if jobs * each > MOST_IN_ALL:
+        text = f"{jobs:,} jobs of {each:,} {what} each are too much: {MOST_IN_ALL:,} {what} in all."
+        raise SpecError.at("sweep.over", f"{text} Use fewer jobs, or a shorter specification.")
+
+
+def _count(value: object) -> int:
+    """Return how many values a table or a list holds, at any depth."""
+    if isinstance(value, Mapping):
+        return sum(map(_count, value.values()))
+    return sum(map(_count, value)) if isinstance(value, list) else 1
 
 
 def _twice(values: list[Any]) -> Any | None:
@@ -238,6 +256,7 @@ def _texts(text: str, combinations: list[dict[str, Any]], specs: list[JobSpec]) 
     """The text without [sweep] and with the values of each; the person's comments and order stay."""
     document = tomlkit.parse(text)
     document.remove(TABLE)
+    _check_cost(len(specs), tomlkit.dumps(document).count("\n"), "lines")
     for values, spec in zip(combinations, specs, strict=True):
         for path, value in {"name": spec.name, **values}.items():
             *tables, key = path.split(".")

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import tomllib
 from typing import Any
 
 import tomlkit
 
 from jobs.errors import SpecError
 from jobs.spec.broken import explain
+from portal import bounded
 
 MAX_BYTES = 64 * 1024
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML text of sane size, or SpecError with the line."""
+    """Return the tables of a TOML text, or raise SpecError with the line. What it may hold is bounded."""
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise SpecError.at(
             "", f"The specification is larger than {MAX_BYTES // 1024} KB. Keep code and data out of it."
         )
     try:
-        return tomllib.loads(text)
+        return bounded.toml(text)
+    except bounded.TooComplex as error:
+        raise SpecError.at("", str(error)) from None
     except (ValueError, RecursionError) as error:
         raise SpecError.at("", explain(text, error)) from None
 

@@ -135,6 +135,7 @@ class BySecret(HttpBearer):
             "security": [{"Bearer": []}],
         },
         errors={
+            400: "It is not UTF-8.",
             401: "The token is not this machine's.",
             413: "It is larger than one post may be: send less at once.",
             415: "It is packed otherwise than with gzip.",

@@ -13,8 +13,10 @@ from pydantic import Field
 from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import racks
 from nodes.models import RackPlace
+from portal import bounded
 from portal.http.api import ApiRequest, too_large
 from portal.http.openapi import described
+from portal.http.posts import UNREADABLE
 from portal.http.problems import Problem
 
 router = Router(tags=["cluster"])
@@ -106,13 +108,14 @@ def _read(request: ApiRequest) -> Sequence[racks.Place]:
         if request.content_type == "text/csv":
             return racks.of_csv(request.body.decode())
         if request.content_type == "application/json":
+            bounded.check_json(request.body)
             return racks.of_cells(map(_cells, msgspec.json.decode(request.body, type=_Body).items))
     except racks.WrongPlaces as error:
         errors = [{"field": f"line {one.line}", "message": one.message} for one in error.mistakes]
         raise Problem(422, str(error).replace("\n", " "), kind="invalid", errors=errors) from None  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
         raise Problem(422, f"{error}.", kind="invalid") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (*UNREADABLE, bounded.TooComplex) as error:
         raise Problem(400, f"The body can't be read: {error}.") from None
     raise Problem(415, "Send application/json or text/csv.")
 

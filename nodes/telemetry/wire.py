@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from nodes.telemetry.fields import GPU_FIELDS, PLACE
 from portal import untrusted
-from portal.http.posts import Malformed
+from portal.bounded import Bounds
+from portal.http.posts import UNREADABLE, Malformed, check_text
 
 BATCHES = 60
 GPUS = 64
@@ -25,6 +26,9 @@ HOST = 200
 PROCESSES = 500
 EVENTS = 2_000  # of a post
 EVENT_BYTES = 32 * 1024
+# All values of a post, and as many again for its events. What else there is in 16 MiB could be 360 MB of empty lists.
+ITEMS = 2 * VALUES
+BOUNDS = Bounds(depth=ITEMS, items=ITEMS)  # the types say how deep
 MISSING = -(2**31)  # of a column's value: not told
 LATEST = 32_503_680_000  # the year 3000, in Unix seconds
 
@@ -122,9 +126,10 @@ _happenings = msgspec.json.Decoder(Happening)
 
 def parse(body: bytes) -> Post:
     """The post in a body. Raises Malformed."""
+    check_text(body, BOUNDS)
     try:
         sent = _posts.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         message, _, place = str(error).partition(" - at `$")
         raise Malformed(place.strip("`.") or "body", message) from None
     if sum(len(batch.gpus) * batch.n for batch in sent.batches) * len(GPU_FIELDS) > VALUES:
@@ -163,7 +168,7 @@ def _event(place: str, raw: msgspec.Raw) -> Happening:
         raise Malformed(place, f"more than {EVENT_BYTES} bytes")
     try:
         event, more = _happenings.decode(raw), _objects.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Malformed(place, str(error)) from None
     event.more = {name: value for name, value in more.items() if name not in {"kind", "at", "gpu", "more"}}
     return event

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import click
 
+from portal import bounded
 from portal.cli.code_archive import Packed, Unpackable, pack
 from portal.cli.portal import Portal, Trouble
 
@@ -40,7 +40,7 @@ def read(path: Path, changes: list[str]) -> str:
 def pack_for(spec: Path, text: str) -> Packed | None:
     """The folder of its own code that a job runs, packed; named from where the spec lies. None for all other jobs."""
     try:
-        asked = tomllib.loads(text)
+        asked = bounded.toml(text)
     except (ValueError, RecursionError):
         return None  # the portal says what is wrong
     code: dict[str, Any] = next((asked[table] for table in TABLES if isinstance(asked.get(table), dict)), {})
@@ -77,7 +77,7 @@ def _entries(text: str) -> set[str]:
 def is_sweep(text: str) -> bool:
     """Whether it has [sweep]; what is no TOML is told by the portal."""
     try:
-        return "sweep" in tomllib.loads(text)
+        return "sweep" in bounded.toml(text)
     except (ValueError, RecursionError):
         return False
 
@@ -105,7 +105,7 @@ def _change(text: str) -> tuple[str, Any]:
     if not equals or not path.strip() or not all(path.strip().split(".")):
         raise click.UsageError(f"--set {text!r}: write it as run.steps=400.")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
+        parsed = bounded.toml(f"value = {value}")["value"]
     except (ValueError, RecursionError):
         parsed = value
     # 00:10:00 is a time of day to TOML; in a spec it is a text.

@@ -29,6 +29,7 @@ from ninja.throttling import BaseThrottle
 from ninja.utils import check_csrf
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
+from portal import bounded
 from portal.http import openapi, problems
 from portal.http.paging import BadCursor
 from portal.http.problems import FieldError, Problem
@@ -149,9 +150,10 @@ class PerPerson(BaseThrottle):
 
 
 class _Reader(Parser):
-    """Strict JSON: no NaN, no lone surrogates, bounded nesting."""
+    """Strict JSON: no NaN, no lone surrogates, as deep and as long as a request may be."""
 
     def parse_body(self, request: HttpRequest) -> dict[str, Any]:
+        bounded.check_json(request.body)
         body = msgspec.json.decode(request.body)
         if not isinstance(body, dict):
             raise ValueError("The body is not an object.")

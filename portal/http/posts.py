@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import msgspec
 from django.db import DatabaseError, connection
 from django.http import HttpResponse
 
+from portal import bounded
+from portal.bounded import Bounds
 from portal.http import problems
 from portal.http.limits import Application, Receive, Scope, Send
 from portal.http.problems import Problem
@@ -26,13 +29,15 @@ logger = logging.getLogger(__name__)
 Answer = Callable[[str, str, str, Iterable[bytes]], HttpResponse]
 """What a door says to (whose post, Authorization, Content-Encoding, the body in pieces). It may raise Problem."""
 
+# What msgspec raises for a text that it cannot read: bytes that are not UTF-8 come as Python's UnicodeDecodeError.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 COMPRESSED_BYTES = 1024 * 1024
 INFLATED_BYTES = 16 * 1024 * 1024
 WAITING = 256  # posts in hand at most; who is turned away comes again
 
 
 class Malformed(Exception):
-    """The post is no frame of ours; nothing was taken. Status 422, or 413 where it is too large."""
+    """The post is no frame of ours; nothing was taken. Status 422; 413: too large, 400: not UTF-8."""
 
     def __init__(self, field: str, message: str, *, status: int = 422) -> None:
         super().__init__(f"{field}: {message}")
@@ -123,6 +128,18 @@ def inflate(chunks: Iterable[bytes], encoding: str) -> bytes:
     if encoding == "gzip" and (not gunzip.eof or gunzip.unused_data):
         raise Malformed("body", "is not one whole gzip stream: truncated, or something follows it")
     return bytes(body)
+
+
+def check_text(body: bytes, bounds: Bounds) -> None:
+    """Refuse a body that is not UTF-8, or holds more than a post may, before it is parsed. Raises Malformed."""
+    try:
+        if not body.isascii():
+            body.decode()
+        bounded.check_json(body, bounds)
+    except UnicodeDecodeError as error:
+        raise Malformed("body", f"is not UTF-8: byte {error.start} cannot be read", status=400) from None
+    except bounded.TooComplex as error:
+        raise Malformed("body", f"holds {error}; send less at once", status=413) from None
 
 
 def _too_much(what: str) -> Malformed:

@@ -175,7 +175,7 @@ def test_a_malformed_frame_is_refused_whole_and_named(change: Any, field: str) -
     assert world(attempt) == before
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"NaN", b'{"version":1,"stre', b"[" * 10_000])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"NaN", b'{"version":1,"stre', b"[" * 10_000])
 def test_what_is_not_json_is_refused(body: bytes) -> None:
     attempt = attempt_of()
     assert send(attempt, gzip.compress(body)).status_code == 422
@@ -195,6 +195,41 @@ def test_a_stream_that_changes_its_name_is_refused() -> None:
     other = Spooled(rank=1, uid="c" * 16).log(1, loss=1.0).log(2, loss=1.0)
     assert send(attempt, frame((other, 1, 2))).status_code == 422
     assert world(attempt) == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"node": "', b'"node": "\xff'),
+        (b'"loss"', b'"lo\xc3ss"'),
+        (b'"kind": "k"', b'"kind": "\x80"'),
+        (b'"kind": "k"', b'"kind": "k", "text": "\xe2\x82"'),
+        (b'"kind": "k"', b'"kind": "\\ud800", "text": "\xf0\x9f"'),
+    ],
+)
+def test_bytes_that_are_no_utf_8_are_refused(old: bytes, new: bytes) -> None:
+    """Each was a 500: msgspec raises an error that is none of its own."""
+    attempt = attempt_of()
+    body = json.dumps(frame(Spooled().tell("k").log(1, loss=1.0))).encode()
+    assert old in body
+    before = world(attempt)
+    response = send(attempt, gzip.compress(body.replace(old, new)))
+    assert response.status_code == 400, response.content
+    assert "UTF-8" in response.json()["detail"]
+    assert world(attempt) == before
+
+
+def test_an_escape_cut_off_before_a_wide_letter_is_refused() -> None:
+    """To mend it as half of a surrogate pair would cut the letter in two."""
+    attempt = attempt_of()
+    body = json.dumps(frame(Spooled().tell("k"))).encode().replace(b'"k"', '"\\ud8aé"'.encode())
+    assert send(attempt, gzip.compress(body)).status_code == 422
+
+
+def test_a_post_of_millions_of_empty_lists_is_refused_before_it_is_read() -> None:
+    attempt = attempt_of()
+    body = json.dumps(frame(Spooled().log(1, loss=1.0))).encode()[:-1] + b', "more": [' + b"[]," * 3_000_000 + b"[]]}"
+    assert send(attempt, gzip.compress(body)).status_code == 413
 
 
 def test_truncated_and_oversized_bodies() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -149,3 +150,27 @@ def test_an_exporter_whose_head_never_ends_is_left(trickle: str) -> None:
     with pytest.raises(ValueError, match="come to an end"):
         dcgm.fetch(trickle, began + 0.3)
     assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"agent": "1.0"', b'"agent": "\xff"'),
+        (b'"kind": "xid"', b'"kind": "xid", "text": "\xc3"'),
+        (b'"host": {', b'"host": {"\x80": 1, '),
+        (b'"processes": [', b'"processes": [{"gpu": "GPU-1", "pid": 1, "name": "\xe2\x82"}, '),
+    ],
+)
+def test_bytes_that_are_no_utf_8_are_refused(machine: Machine, old: bytes, new: bytes) -> None:
+    """Each was a 500: msgspec raises an error that is none of its own."""
+    batch = {"at": int(time.time()), "n": 0, "events": [{"kind": "xid", "at": 1.0}], "host": {}, "processes": []}
+    whole = {"version": 1, "stream": machine.stream, "first": machine.next, "boot_id": "", "sent_at": 1.0}
+    body = json.dumps({**whole, "agent": "1.0", "batches": [batch]}).encode()
+    assert old in body
+    answer = machine.send(body.replace(old, new))
+    assert answer.status_code == 400, answer.content
+    assert "UTF-8" in answer.json()["detail"]
+
+
+def test_a_post_of_millions_of_empty_lists_is_refused_before_it_is_read(machine: Machine) -> None:
+    assert machine.send(b'{"columns": {"a": [' + b"[]," * 5_000_000 + b"[]]}}").status_code == 413
