@@ -30,7 +30,7 @@ from ninja.utils import check_csrf
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
 from portal import bounded
-from portal.http import openapi, problems
+from portal.http import openapi, problems, queries
 from portal.http.paging import BadCursor
 from portal.http.problems import FieldError, Problem
 from portal.models import Token, User, digest
@@ -208,7 +208,7 @@ class _Docs(Swagger):
 
 def make_api() -> Api:
     """The API without endpoints; portal.urls adds what the apps have."""
-    return Api(
+    api = Api(
         title="Vigil",
         version="1",
         description="A lab's portal for model training. Send `Authorization: Bearer <token>`; tokens are made at /me/.",
@@ -219,6 +219,8 @@ def make_api() -> Api:
         parser=_Reader(),
         renderer=_Writer(),
     )
+    api.add_decorator(queries.strict, mode="view")
+    return api
 
 
 def answer(data: object) -> HttpResponse:

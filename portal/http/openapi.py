@@ -19,7 +19,7 @@ USUAL = {
     404: "There is nothing at this address that you can see.",
     413: "The body is larger than this address takes.",
     415: "The body is of a type that this address does not take.",
-    422: "A parameter or a field is not what it may be. `errors` names each, with what would do.",
+    422: "A parameter or a field is unknown, or not what it may be. `errors` names each, with what would do.",
     429: "More requests a minute than one person may send.",
     500: "Vigil failed to answer. Its log says why.",
     503: "Vigil cannot answer just now: its database is busy.",
@@ -60,15 +60,13 @@ def complete(method: str, operation: dict[str, Any]) -> None:
 
 
 def _usual(method: str, operation: dict[str, Any]) -> set[int]:
-    found = {500, 503}
+    found = {422, 500, 503}  # 422: a query parameter that it does not have
     if {"Session": []} not in operation["security"]:  # not a person's door: it says itself what it refuses
         return found
     found |= {401, 429} | (set() if method in SAFE else {403})
     places = {parameter["in"] for parameter in operation.get("parameters", ())}
     if "path" in places:
         found.add(404)
-    if places & {"query", "header"}:
-        found.add(422)
     if "requestBody" in operation:
-        found |= {400, 413, 422}
+        found |= {400, 413}
     return found

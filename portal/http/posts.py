@@ -91,7 +91,7 @@ class Intake:
         await _respond(send, response)
 
     def _door(self, scope: Scope) -> tuple[Door | None, str]:
-        if scope["type"] == "http" and scope["method"] == "POST":
+        if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("query_string"):
             for door in self.doors:
                 if match := door.path.fullmatch(scope["path"]):
                     return door, match[1]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 from django.db import OperationalError
@@ -198,7 +199,8 @@ def test_what_an_error_means_is_said_where_it_happens():
     assert refused.startswith("It has not ended: cancel it first.")
     assert "Retry-After" in told["get", "/api/v1/jobs"]["429"]["headers"]
     assert "415" in told["post", "/api/v1/jobs"]
-    assert "422" not in told["get", "/api/v1/jobs/{job_id}"], "it takes nothing that could be wrong"
+    assert "422" in told["get", "/api/v1/jobs/{job_id}"], "a query parameter that it does not have"
+    assert "400" not in told["get", "/api/v1/jobs/{job_id}"], "it takes no body"
 
 
 def test_me_projects_and_nodes(mira):
@@ -214,3 +216,40 @@ def test_me_projects_and_nodes(mira):
     }
     assert [n["name"] for n in client.get("/api/v1/nodes").json()["items"]] == ["dgx-01"]
     assert client.get("/api/v1/nodes/dgx-01").json()["gpus"] == 8
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        (
+            "waste?from=2026-01-01&to=2026-02-01",
+            "There is no query parameter 'from'. This address takes days, by, sort",
+        ),
+        ("jobs?stat=alive", "Did you mean state?"),
+        ("me?limit=1", "this address takes none"),
+        ("waste.csv?day=3", "Did you mean days?"),
+    ],
+)
+def test_unknown_query_parameters_are_refused_by_name(mira, path, says):
+    """They were ignored, so that the answer was another question's."""
+    problem = is_problem(lab.bearer(mira).get(f"/api/v1/{path}"), 422)
+    assert says in problem["detail"]
+    assert [error["field"] for error in problem["errors"]] == [
+        pair.partition("=")[0] for pair in path.partition("?")[2].split("&")
+    ]
+
+
+def test_nobody_hears_of_parameters_before_signing_in():
+    is_problem(Client().get("/api/v1/waste?from=1"), 401)
+
+
+def test_every_address_refuses_unknown_query_parameters(mira):
+    """Those that read, that is: a body would have to be right first."""
+    client, schema = lab.bearer(mira), Client().get("/api/openapi.json").json()
+    paths = [path for path, methods in schema["paths"].items() if "get" in methods]
+    assert len(paths) > 40
+    for path in paths:
+        filled = re.sub(r"\{(\w+)\}", lambda match: "1", path)
+        answer = client.get(f"{filled}?nonsense=1")
+        assert answer.status_code == 422, (path, answer.content)
+        assert "nonsense" in answer.json()["detail"]
