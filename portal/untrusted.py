@@ -15,7 +15,6 @@ COUNTED = 2**53  # of steps, samples and bytes: what JSON's readers count exactl
 COLUMN = 2**31  # what a database's smallest whole-number column holds
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")  # of git, by SHA-1 or SHA-256
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 END_OF_TIME = 2**33  # in Unix seconds: the year 2242
 LONGEST = 366 * 86_400.0  # seconds: no write, round or step takes longer than a year
 
@@ -66,11 +65,6 @@ def line(value: object, most: int = 300) -> str:
 def name(value: object, most: int = 300) -> str:
     """Text that names something: printable and no longer than `most`, or nothing, as half a name names another."""
     return value if isinstance(value, str) and len(value) <= most and value.isprintable() else ""
-
-
-def cell(text: str) -> str:
-    """A name that a spreadsheet would take for a formula has an apostrophe before it."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def matching(pattern: re.Pattern[str], value: object) -> str | None:

@@ -19,6 +19,7 @@ from nodes.telemetry import read
 from nodes.telemetry.fields import GPU_FIELDS, gpu_owner, host_owner
 from nodes.telemetry.intake import AHEAD_S
 from nodes.telemetry.thin import FORGOTTEN_S, TENS
+from portal import csv_text
 from portal.http import parquet
 from portal.http.api import ApiRequest, stream
 from portal.http.openapi import described
@@ -101,8 +102,7 @@ def _read(agent: Agent, gpus: list[Gpu], names: list[str], start: int, end: int,
 def _lines(pieces: Iterator[_Piece]) -> Iterator[str]:
     yield CSV_HEADER
     for piece in pieces:
-        name = f'"{quoted}"' if (quoted := piece.name.replace('"', '""')) != piece.name or "," in quoted else quoted
-        head = f"{piece.node},{'' if piece.gpu is None else piece.gpu},{name},"
+        head = csv_text.write([[piece.node, piece.gpu, piece.name, ""]]).removesuffix("\n")
         pairs = zip(piece.time.tolist(), piece.value.tolist(), strict=True)
         yield "".join(f"{head}{step},{value:g}\n" for step, value in pairs)
 

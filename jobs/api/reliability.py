@@ -18,7 +18,7 @@ from jobs.failures.reading import BY, Row, Wanted
 from jobs.reliability.offenders import Offender
 from jobs.reliability.published import PUBLISHED, Published
 from jobs.reliability.rate import Assumed, Rate
-from portal import formatting, untrusted
+from portal import formatting
 from portal.http import csv_file
 from portal.http.api import ApiRequest, Cursor, Text, among, bad_field
 from portal.http.openapi import described
@@ -251,4 +251,4 @@ def _csv_rows(user: User, asked: Wanted) -> Iterator[Sequence[object]]:
         often, until = rate.per_thousand_interval or ("", ""), rate.mttf_days_interval or ("", "")
         told = (rate.per_thousand, *often, rate.mttf_days, *until, row.lost_gpu_hours, row.detect_s, row.recover_s)
         numbers = (f"{one:.4f}" if isinstance(one, float) else "" for one in told)
-        yield [asked.by, untrusted.cell(row.name), rate.failures, f"{rate.node_days:.4f}", *numbers]
+        yield [asked.by, row.name, rate.failures, f"{rate.node_days:.4f}", *numbers]

@@ -14,7 +14,7 @@ from pydantic import Field
 from jobs.waste import reading, saying
 from jobs.waste.reading import BY, MOST_DAYS, SORTS, Row, Wanted
 from jobs.waste.telling import IdleJob
-from portal import formatting, untrusted
+from portal import formatting
 from portal.http import csv_file
 from portal.http.api import ApiRequest, Cursor, among, bad_field
 from portal.http.openapi import described
@@ -122,8 +122,7 @@ def as_csv(request: ApiRequest, wanted: Query[WantedWaste]) -> StreamingHttpResp
 def _csv_rows(user: User, asked: Wanted) -> Iterator[Sequence[object]]:
     for row in reading.find(user, asked, timezone.now(), limit=CSV_ROWS).rows:
         hours = (f"{value:.4f}" for value in (row.hours.held, row.hours.used, row.hours.idle))
-        names = map(untrusted.cell, (row.name, row.project, row.person))
-        yield [asked.by, *names, "" if row.job is None else row.job, untrusted.cell(row.scheduler_id), *hours]
+        yield [asked.by, row.name, row.project, row.person, row.job, row.scheduler_id, *hours]
 
 
 def _asked(wanted: WantedWaste) -> Wanted:

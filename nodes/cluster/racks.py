@@ -12,6 +12,7 @@ from functools import lru_cache
 from django.db import transaction
 
 from nodes.models import RackPlace
+from portal import csv_text
 from portal.access import note
 from portal.models import User
 
@@ -112,11 +113,7 @@ def of_cells(rows: Iterable[Sequence[str]]) -> list[Place]:
 
 def as_csv(places: Iterable[Place | RackPlace]) -> str:
     """The places as `of_csv` reads them."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows((one.node, one.rack, one.slot, one.order) for one in places)
-    return out.getvalue()
+    return csv_text.write([COLUMNS, *((one.node, one.rack, one.slot, one.order) for one in places)])
 
 
 def replace(user: User, places: Sequence[Place]) -> int:
@@ -197,7 +194,7 @@ def _split(text: str) -> Iterator[tuple[int, list[str]]]:
             if not any(cell.strip() for cell in cells):
                 continue
             if not (is_first and cells[0].strip().lower() == "node"):
-                yield rows.line_num, cells
+                yield rows.line_num, [csv_text.read_cell(cell) for cell in cells]
             is_first = False
     except csv.Error as error:
         raise WrongPlaces([Mistake(rows.line_num, f"it can't be read as CSV: {error}.")]) from None

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import click
 
-from portal import formatting, untrusted
+from portal import csv_text, formatting
 from portal.cli.params import JobId, as_json, out
 from portal.cli.portal import Portal, Trouble, find_portal, kind_of
 from portal.cli.tables import table
@@ -82,7 +80,7 @@ def _print(
             _is_a_federation(portal, job_id, what)
         _write([columns])
         for item in itertools.chain(first, items):
-            _write([[_cell(item[name]) for name in columns]])
+            _write([[item[name] for name in columns]])
         return
     found = list(items)
     if not found:
@@ -97,14 +95,8 @@ def _is_a_federation(portal: Portal, job_id: int, what: str) -> None:
         raise Trouble(f"#{job_id} is {kind}: only a federated job has {what}.")
 
 
-def _cell(value: object) -> object:
-    return "" if value is None else untrusted.cell(value) if isinstance(value, str) else value
-
-
 def _write(rows: Iterable[Iterable[object]]) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    echo_whole(text.getvalue(), end="")
+    echo_whole(csv_text.write(rows), end="")
 
 
 def _round_lines(answer: dict[str, Any]) -> list[str]:

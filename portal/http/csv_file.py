@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from django.http import HttpRequest, StreamingHttpResponse
 
+from portal import csv_text
 from portal.http.api import stream
 
 
@@ -24,11 +23,7 @@ def answer(
     """The file; `rows` is called where the database may be asked."""
 
     def text() -> Iterator[str]:
-        written = io.StringIO()
-        writer = csv.writer(written, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows())
-        yield written.getvalue()
+        yield csv_text.write([header, *rows()])
 
     found = stream(request, text(), "text/csv; charset=utf-8")
     found.headers["Content-Disposition"] = f'attachment; filename="{name}"'
