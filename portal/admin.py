@@ -18,8 +18,11 @@ from django.utils.functional import cached_property
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 from unfold.views import ChangeList
+from unfold.widgets import UnfoldBooleanSwitchWidget
 
+from portal import formatting
 from portal.access import note, user_of
+from portal.accounts.forms import RevokesTokens
 from portal.models import AuditEntry, Membership, Token, User
 from portal.records import site
 
@@ -137,6 +140,25 @@ class PersonForm(UserChangeForm):
         return slurm_name(self.cleaned_data["slurm_user"])
 
 
+class PasswordForm(RevokesTokens, AdminPasswordChangeForm):
+    """A new password for somebody, set by a sysadmin."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.offer_revoking()
+        revoke = self.fields["revoke_tokens"]
+        revoke.widget = UnfoldBooleanSwitchWidget()
+        revoke.help_text = (
+            f"A token goes on working with a new password. They have {formatting.plural(len(self.tokens), 'token')}."
+        )
+
+    def save(self, commit: bool = True) -> Any:
+        with transaction.atomic():
+            user = super().save(commit=commit)
+            self.revoke_if_chosen()
+        return user
+
+
 def slurm_name(name: str | None) -> str | None:
     """A Unix user for somebody's jobs; empty is nobody. Root is never anybody's, nor a user of the system's own."""
     if not name:
@@ -159,7 +181,8 @@ class UserAdmin(Audited, _UserAdmin, ModelAdmin):
     called = ("person", "people")
     form = PersonForm
     add_form = UserCreationForm
-    change_password_form = AdminPasswordChangeForm
+    change_password_form = PasswordForm
+    change_user_password_template = "records/change_password.html"
     inlines = (MembershipInline,)
     list_display = ("username", "slurm_user", "is_sysadmin", "is_active", "last_login")
     list_filter = ("is_active",)
@@ -187,7 +210,7 @@ class UserAdmin(Audited, _UserAdmin, ModelAdmin):
 class TokenAdmin(ReadOnly):
     """Sysadmins see who has which tokens, and delete those that must die; nobody sees a secret."""
 
-    list_display = ("name", "user", "hint", "scope", "expires_at", "last_used_at", "revoked_at")
+    list_display = ("name", "user", "hint", "scope", "ends_at", "last_used_at", "revoked_at")
     list_filter = ("scope",)
     search_fields = ("name", "user__username")
     exclude = ("digest",)

@@ -109,6 +109,9 @@ VIGIL_WEBHOOK_PROXY = env("VIGIL_WEBHOOK_PROXY") or None  # http://proxy:3128; t
 # What a GPU-hour costs here, for what failures cost; empty: hours alone are told.
 VIGIL_GPU_HOUR_PRICE = amount("VIGIL_GPU_HOUR_PRICE")
 VIGIL_CURRENCY = env("VIGIL_CURRENCY", "€").strip()[:8]  # a sign before the amount, or a word after it
+VIGIL_TOKEN_MAX_DAYS = int(env("VIGIL_TOKEN_MAX_DAYS", "365"))  # the longest life of a person's API token
+if not 1 <= VIGIL_TOKEN_MAX_DAYS <= 3650:
+    raise SystemExit(f"VIGIL_TOKEN_MAX_DAYS={VIGIL_TOKEN_MAX_DAYS} is out of range: use 1 to 3650.")
 VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, person and web process
 
 
@@ -293,7 +296,7 @@ AUTH_PASSWORD_VALIDATORS = [
 # Security
 _tls = _public.scheme == "https"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = not ON_LOOPBACK
-SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_HTTPONLY = CSRF_COOKIE_HTTPONLY = True  # scripts take the CSRF token from the page, not the cookie
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
 CSRF_TRUSTED_ORIGINS = [f"{_public.scheme}://{_public.netloc}"]
 SECURE_HSTS_SECONDS = 31_536_000 if _tls else 0

@@ -22,7 +22,8 @@ from portal.access import note
 from portal.models import LoginLink, Membership, Project, Token, TokenQuerySet, User, digest
 
 LINK_LIFE = timedelta(hours=1)
-CLI_TOKEN_DAYS = 365
+TOKEN_DAYS = 90
+CLI_TOKEN, CLI_TOKEN_DAYS = "cli.toml", 365
 
 
 class Adapter(DefaultAccountAdapter):
@@ -95,14 +96,38 @@ def tokens_of(user: User) -> TokenQuerySet:
     return Token.objects.filter(user=user, revoked_at=None)
 
 
-def make_token(user: User, name: str, scope: str, days: int) -> tuple[Token, str]:
-    """A new token and its secret; ValueError if the person may not have that scope."""
+class TokenRefused(ValueError):
+    """A token that may not be made, and the field that is to blame."""
+
+    def __init__(self, field: str, message: str) -> None:
+        self.field = field
+        super().__init__(message)
+
+
+def make_token(user: User, name: str, scope: str, days: int | None = None) -> tuple[Token, str]:
+    """Return a new token and its secret. Raises TokenRefused."""
+    most = settings.VIGIL_TOKEN_MAX_DAYS
+    days = min(TOKEN_DAYS, most) if days is None else days
     if scope == Token.Scope.ADMIN and not user.is_sysadmin:
-        raise ValueError("Only sysadmins have tokens of scope admin. Take write.")
+        raise TokenRefused("scope", "Only sysadmins have tokens of scope admin. Take write.")
+    if days > most:
+        raise TokenRefused("days", f"A token lives for at most {most} days here. Take {most} or fewer.")
     token, secret = Token.issue(user, name, scope=scope, days=days)
     if scope == Token.Scope.ADMIN:
         note(user, "token.made", token)
     return token, secret
+
+
+def revoke_all_tokens(user: User) -> int:
+    """Revoke every token of a person, as after their password has changed. Return how many there were.
+
+    The one in cli.toml on this machine is replaced by another, so that `vigil` goes on working here.
+    """
+    has_file = tokens_of(user).filter(name=CLI_TOKEN).exists()
+    revoked = tokens_of(user).update(revoked_at=timezone.now())
+    if has_file and (Path(settings.VIGIL_HOME) / CLI_TOKEN).exists():
+        transaction.on_commit(lambda: _leave_cli_token(user), robust=True)
+    return revoked
 
 
 def revoke_token(user: User, token_id: int) -> bool:
@@ -160,12 +185,12 @@ def _slurm_user(name: str) -> str | None:
 
 def _leave_cli_token(user: User) -> None:
     """`$VIGIL_HOME/cli.toml` with this address and a token that lives: `vigil` on this machine just works."""
-    path = Path(settings.VIGIL_HOME) / "cli.toml"
+    path = Path(settings.VIGIL_HOME) / CLI_TOKEN
     secret = _living_secret(path)
     if secret is None:
-        user.tokens.filter(name="cli.toml", revoked_at=None).update(revoked_at=timezone.now())
+        user.tokens.filter(name=CLI_TOKEN, revoked_at=None).update(revoked_at=timezone.now())
         scope = Token.Scope.ADMIN if user.is_sysadmin else Token.Scope.WRITE
-        _, secret = Token.issue(user, "cli.toml", scope=scope, days=CLI_TOKEN_DAYS)
+        _, secret = Token.issue(user, CLI_TOKEN, scope=scope, days=CLI_TOKEN_DAYS)
     # JSON's strings are TOML's too.
     text = f"url = {json.dumps(settings.VIGIL_PUBLIC_URL)}\ntoken = {json.dumps(secret)}\n"
     if not path.exists() or path.read_text() != text:

@@ -63,7 +63,9 @@ class TokenAsked(Schema):
     model_config = {"extra": "forbid"}
     name: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=r"^[^\x00]*$")]
     scope: Scope = "write"
-    days: int = Field(90, ge=1, le=730)
+    days: int | None = Field(
+        None, ge=1, le=3650, description="Until it expires; at most the site's VIGIL_TOKEN_MAX_DAYS. Default: 90."
+    )
 
 
 @router.get("/me", response=Me, summary="Who asks")
@@ -105,8 +107,8 @@ def make_token(request: ApiRequest, asked: TokenAsked) -> Status[dict[str, objec
         raise Problem(403, "A token cannot make one that may do more than itself. Sign in for that.", kind="scope")
     try:
         token, secret = actions.make_token(request.auth, asked.name, asked.scope, asked.days)
-    except ValueError as error:
-        raise bad_field("scope", str(error)) from error
+    except actions.TokenRefused as error:
+        raise bad_field(error.field, str(error)) from error
     return Status(201, {**_shape(token), "secret": secret})
 
 
@@ -124,5 +126,6 @@ def revoke_token(request: ApiRequest, token_id: int) -> Status[None]:
 
 
 def _shape(token: Token) -> dict[str, object]:
-    names = ("id", "name", "hint", "scope", "created_at", "expires_at", "last_used_at")
-    return {**{name: getattr(token, name) for name in names}, "expired": token.is_expired}
+    names = ("id", "name", "hint", "scope", "created_at", "last_used_at")
+    shown = {name: getattr(token, name) for name in names}
+    return {**shown, "expires_at": token.ends_at, "expired": token.is_expired}

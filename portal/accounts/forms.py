@@ -8,6 +8,11 @@ from allauth.account import forms as allauth
 from django import forms
 from django.contrib.auth.forms import SetPasswordForm
 from django.core.exceptions import ValidationError
+from django.db import transaction
+
+from portal import formatting
+from portal.accounts import actions
+from portal.models import Token
 
 _FIXES = {
     "required": "{name} is missing. Fill it in.",
@@ -56,14 +61,59 @@ class ReauthenticateForm(InOurWords, allauth.ReauthenticateForm):
     names: ClassVar = {"password": "Password"}
 
 
-class ChangePasswordForm(InOurWords, allauth.ChangePasswordForm):
+class RevokesTokens(forms.Form):
+    """A form of a new password that offers to revoke the person's API tokens; on by default for sysadmins.
+
+    Sessions of other browsers end with the password by themselves; tokens do not.
+    """
+
+    user: Any
+    revoke_tokens = forms.BooleanField(required=False, label="Revoke the API tokens")
+    revoked = 0
+
+    def offer_revoking(self) -> None:
+        """Look up the tokens that the choice is about. A first password gives no reason to revoke any."""
+        alive = Token.objects.alive().filter(user=self.user)
+        self.tokens = [*alive] if self.user.has_usable_password() else []
+        self.fields["revoke_tokens"].initial = self.user.is_sysadmin
+
+    def revoke_if_chosen(self) -> None:
+        if self.tokens and self.cleaned_data.get("revoke_tokens"):
+            self.revoked = actions.revoke_all_tokens(self.user)
+
+    @property
+    def revoked_text(self) -> str:
+        """A sentence that goes after others; "" where none was revoked."""
+        return f" {formatting.plural(self.revoked, 'API token')} revoked." if self.revoked else ""
+
+
+class ChangePasswordForm(InOurWords, RevokesTokens, allauth.ChangePasswordForm):
     names: ClassVar = {"oldpassword": "The password now", "password1": "The new one", "password2": "The new one again"}
     fixes: ClassVar = {
         "password2.required": "Type the new password here once more.",
         "password2.": _FIXES["password_mismatch"],  # allauth's has no code
     }
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.offer_revoking()
 
-class NewPasswordForm(InOurWords, SetPasswordForm):  # type: ignore[type-arg]
+    def save(self) -> None:
+        with transaction.atomic():
+            super().save()
+            self.revoke_if_chosen()
+
+
+class NewPasswordForm(InOurWords, RevokesTokens, SetPasswordForm):  # type: ignore[type-arg]
     names: ClassVar = {"new_password1": "Password", "new_password2": "The same again"}
     fixes: ClassVar = {"new_password2.required": "Type the password here once more."}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.offer_revoking()
+
+    def save(self, commit: bool = True) -> Any:
+        with transaction.atomic():
+            user = super().save(commit=commit)
+            self.revoke_if_chosen()
+        return user

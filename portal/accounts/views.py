@@ -3,6 +3,7 @@
 from typing import ClassVar, cast
 
 from django import forms
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import login, update_session_auth_hash
 from django.contrib.auth.decorators import login_required
@@ -36,10 +37,14 @@ class TokenForm(InOurWords, forms.Form):
     }
     name = forms.CharField(max_length=100, help_text="What it is for, such as the machine that will hold it.")
     scope = forms.ChoiceField(choices=Token.Scope.choices, initial=Token.Scope.WRITE)
-    days = forms.IntegerField(min_value=1, max_value=730, initial=90, help_text="Days until it expires.")
+    days = forms.IntegerField(min_value=1)
 
     def __init__(self, user: User, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        most = settings.VIGIL_TOKEN_MAX_DAYS
+        days = forms.IntegerField(min_value=1, max_value=most, initial=min(actions.TOKEN_DAYS, most))
+        days.help_text = f"Until it expires; at most {most}"
+        self.fields["days"] = days
         if not user.is_sysadmin:
             scope = cast(forms.ChoiceField, self.fields["scope"])
             scope.choices = [choice for choice in Token.Scope.choices if choice[0] != Token.Scope.ADMIN]
@@ -73,7 +78,7 @@ def set_password(request: HttpRequest) -> HttpResponse:
         form.save()
         request.session.pop(MAY_SET, None)
         update_session_auth_hash(request, user)
-        messages.success(request, "Password set. Use it with your user name next time.")
+        messages.success(request, f"Password set. Use it with your user name next time.{form.revoked_text}")
         return redirect("home")
     return render(request, "account/set_password.html", {"form": form}, status=422 if form.errors else 200)
 
@@ -94,7 +99,7 @@ def make_token(request: HttpRequest) -> HttpResponse:
         return _page(request, form, status=422)
     try:
         token, secret = actions.make_token(user, **form.cleaned_data)
-    except ValueError as error:
+    except actions.TokenRefused as error:
         raise PermissionDenied(str(error)) from error
     return _page(request, TokenForm(user), new_token=token, new_secret=secret)
 

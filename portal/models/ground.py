@@ -1,10 +1,11 @@
 """The ground floor's records: people, projects, tokens, notices, leases, and the chunks of every series."""
 
 import secrets
-from datetime import timedelta
+from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import ClassVar, Self
 
+from django.conf import settings
 from django.contrib.auth.models import AbstractUser, UserManager
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
@@ -88,9 +89,15 @@ class Membership(models.Model):
         return f"{self.user} in {self.project}"
 
 
+def _longest_life() -> timedelta:
+    return timedelta(days=settings.VIGIL_TOKEN_MAX_DAYS)
+
+
 class TokenQuerySet(models.QuerySet["Token"]):
     def alive(self) -> Self:
-        return self.filter(Q(expires_at__gt=timezone.now()), revoked_at=None, user__is_active=True)
+        now = timezone.now()
+        is_young = Q(expires_at__gt=now, created_at__gt=now - _longest_life())
+        return self.filter(is_young, revoked_at=None, user__is_active=True)
 
 
 class Token(models.Model):
@@ -120,14 +127,19 @@ class Token(models.Model):
         return f"{self.name} ({self.hint}…)"
 
     @property
+    def ends_at(self) -> datetime:
+        """When it expires: as it was made, or earlier where the site has shortened the life of tokens since."""
+        return min(self.expires_at, self.created_at + _longest_life())
+
+    @property
     def is_expired(self) -> bool:
-        return self.expires_at <= timezone.now()
+        return self.ends_at <= timezone.now()
 
     @classmethod
     def issue(cls, user: User, name: str, *, scope: str = Scope.WRITE, days: int = 90) -> tuple["Token", str]:
         """A new token and its secret, which nobody can read again."""
         secret = f"vgl_{secrets.token_urlsafe(32)}"
-        expires_at = timezone.now() + timedelta(days=days)
+        expires_at = timezone.now() + min(timedelta(days=days), _longest_life())
         token = cls.objects.create(
             user=user, name=name, scope=scope, hint=secret[:8], digest=digest(secret), expires_at=expires_at
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.functional import SimpleLazyObject
 from django.utils.http import url_has_allowed_host_and_scheme
@@ -48,7 +49,7 @@ def theme(request: HttpRequest) -> HttpResponse:
     response = HttpResponseRedirect(back)
     wanted = request.POST.get("theme")
     if wanted in THEMES:
-        response.set_cookie("theme", wanted, max_age=YEAR_S, samesite="Lax")
+        response.set_cookie("theme", wanted, max_age=YEAR_S, samesite="Lax", secure=settings.SESSION_COOKIE_SECURE)
     else:
         response.delete_cookie("theme", samesite="Lax")
     return response

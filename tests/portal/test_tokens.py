@@ -1,13 +1,16 @@
 """API tokens: shown once, kept as digests, bounded by scope and time; made and revoked on a page and by the API."""
 
+import tomllib
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import pytest
 from django.core.cache import cache
 from django.test import Client
 from django.utils import timezone
 
-from portal.models import AuditEntry, Token
+from portal.accounts import actions
+from portal.models import AuditEntry, Token, User
 from tests import lab
 from tests.lab import send
 
@@ -146,9 +149,11 @@ def test_a_session_needs_its_csrf_token_for_everything_but_reading(mira):
     refused = send(browser, "post", "/api/v1/tokens", body)
     assert refused.status_code == 403
     assert refused.json()["type"] == "urn:vigil:problem:csrf"
-    browser.get("/me/")  # the page brings the cookie
-    cookie = browser.cookies["csrftoken"].value
-    assert send(browser, "post", "/api/v1/tokens", body, X_CSRFToken=cookie).status_code == 201
+    page = browser.get("/me/")  # it brings the token, for scripts in the page itself
+    assert browser.cookies["csrftoken"]["httponly"]
+    assert browser.cookies["csrftoken"]["samesite"] == "Lax"
+    token = str(page.context["csrf_token"])
+    assert send(browser, "post", "/api/v1/tokens", body, X_CSRFToken=token).status_code == 201
     _, secret = Token.issue(mira, "laptop")
     strict = Client(enforce_csrf_checks=True, headers={"Authorization": f"Bearer {secret}"})
     assert send(strict, "post", "/api/v1/tokens", body).status_code == 201, "a bearer has no need of one"
@@ -164,3 +169,121 @@ def test_requests_are_bounded_a_minute(mira, settings):
     assert late.headers["Content-Type"] == "application/problem+json"
     assert 0 < int(late.headers["Retry-After"]) <= 60
     assert lab.bearer(lab.person("tomas")).get("/api/v1/me").status_code == 200
+
+
+# A password that changes, and the tokens
+
+
+@pytest.fixture
+def _nobody_has_tried():
+    """allauth counts tries by address in the cache."""
+    cache.clear()
+    yield
+    cache.clear()
+
+
+NEW = {"oldpassword": lab.PASSWORD, "password1": "quite new indeed", "password2": "quite new indeed"}
+
+
+@pytest.mark.usefixtures("_nobody_has_tried")
+@pytest.mark.parametrize("is_sysadmin", [False, True])
+def test_a_changed_password_offers_to_revoke_tokens_and_for_sysadmins_by_default(mira, is_sysadmin):
+    mira.is_superuser = is_sysadmin
+    mira.save()
+    _, secret = Token.issue(mira, "laptop")
+    browser = lab.signed_in(mira)
+    page = browser.get("/accounts/password/change/").content.decode()
+    assert "<b>laptop</b> (write, never used)" in page
+    assert ("checked" in page.split('id="id_revoke_tokens"')[1].split(">")[0]) == is_sysadmin
+    browser.post("/accounts/password/change/", NEW)
+    assert asks(secret).get("/api/v1/me").status_code == 200, "not chosen"
+    again = {"oldpassword": "quite new indeed", "password1": "newer than that", "password2": "newer than that"}
+    browser.post("/accounts/password/change/", {**again, "revoke_tokens": "on"})
+    mira.refresh_from_db()
+    assert mira.check_password("newer than that")
+    assert asks(secret).get("/api/v1/me").status_code == 401
+
+
+@pytest.mark.usefixtures("_nobody_has_tried")
+def test_a_refused_password_revokes_nothing(mira):
+    _, secret = Token.issue(mira, "laptop")
+    lab.signed_in(mira).post("/accounts/password/change/", {**NEW, "oldpassword": "wrong", "revoke_tokens": "on"})
+    assert asks(secret).get("/api/v1/me").status_code == 200
+
+
+def test_a_password_set_by_a_link_offers_it_too_but_a_first_one_does_not(mira):
+    _, secret = Token.issue(mira, "laptop")
+    fields = {"new_password1": "quite new indeed", "new_password2": "quite new indeed", "revoke_tokens": "on"}
+    browser = by_link(mira)
+    assert "laptop" in browser.get("/accounts/password/new/").content.decode()
+    browser.post("/accounts/password/new/", fields)
+    assert asks(secret).get("/api/v1/me").status_code == 401
+    sam = lab.sysadmin()
+    sam.set_unusable_password()
+    sam.save()
+    _, secret = Token.issue(sam, "cli.toml")
+    browser = by_link(sam)
+    assert "revoke_tokens" not in browser.get("/accounts/password/new/").content.decode()
+    browser.post("/accounts/password/new/", fields)
+    assert asks(secret).get("/api/v1/me").status_code == 200, "vigil on the portal's machine goes on"
+
+
+def test_a_sysadmin_who_sets_somebodys_password_is_offered_it(mira):
+    _, secret = Token.issue(mira, "laptop")
+    path = f"/admin/portal/user/{mira.pk}/password/"
+    browser = lab.signed_in(lab.sysadmin())
+    assert "They have 1\N{NO-BREAK SPACE}token." in browser.get(path).content.decode()
+    fields = {"password1": "quite new indeed", "password2": "quite new indeed", "set-password": "1"}
+    browser.post(path, {**fields, "usable_password": "true", "revoke_tokens": "on"})
+    mira.refresh_from_db()
+    assert mira.check_password("quite new indeed")
+    assert asks(secret).get("/api/v1/me").status_code == 401
+
+
+def test_vigil_on_this_machine_goes_on_after_its_token_was_revoked(
+    settings, tmp_path, django_capture_on_commit_callbacks
+):
+    settings.VIGIL_HOME = tmp_path
+    actions.first_start()
+    sam = User.objects.get()
+    before = tomllib.loads((tmp_path / "cli.toml").read_text())["token"]
+    with django_capture_on_commit_callbacks(execute=True):
+        assert actions.revoke_all_tokens(sam) == 1
+    after = tomllib.loads((tmp_path / "cli.toml").read_text())["token"]
+    assert asks(before).get("/api/v1/me").status_code == 401
+    assert asks(after).get("/api/v1/me").status_code == 200
+
+
+# Their longest life
+
+
+def test_the_site_limits_how_long_tokens_live_at_every_door(mira, settings, tmp_path):
+    settings.VIGIL_TOKEN_MAX_DAYS, settings.VIGIL_HOME = 30, tmp_path
+    browser = lab.signed_in(mira)
+    assert "Until it expires; at most 30" in browser.get("/me/").content.decode()
+    assert browser.post("/me/tokens/", {"name": "x", "scope": "write", "days": "31"}).status_code == 422
+    refused = send(browser, "post", "/api/v1/tokens", {"name": "x", "days": 31})
+    assert refused.status_code == 422
+    assert refused.json()["errors"] == [
+        {"field": "days", "message": "A token lives for at most 30 days here. Take 30 or fewer."}
+    ]
+    assert send(browser, "post", "/api/v1/tokens", {"name": "x"}).status_code == 201, "the default fits"
+    actions.first_start()
+    assert [token.name for token in Token.objects.all()] == ["cli.toml", "x"]
+    assert all(token.expires_at <= timezone.now() + timedelta(days=30) for token in Token.objects.all())
+
+
+def test_a_shorter_life_ends_older_tokens_too(mira, settings):
+    _, secret = Token.issue(mira, "laptop", days=365)
+    Token.objects.update(created_at=timezone.now() - timedelta(days=40))
+    assert asks(secret).get("/api/v1/me").status_code == 200
+    settings.VIGIL_TOKEN_MAX_DAYS = 30
+    assert asks(secret).get("/api/v1/me").status_code == 401
+    (listed,) = lab.signed_in(mira).get("/api/v1/tokens").json()["items"]
+    assert listed["expired"]
+
+
+def by_link(user: User) -> Client:
+    browser = Client()
+    browser.post(urlsplit(actions.make_link(user)).path)
+    return browser
