@@ -70,7 +70,9 @@ class Answer:
     """The sums of what was answered, the same on every rank, in float64."""
 
     sum: Mapping[str, Tensor]
+    """Every answer in full, however late: what clients keep of it changes in full, too."""
     mean: Mapping[str, Tensor]
+    """Late answers count less in it."""
     facts: Facts
     selected: int
     """Clients whose answers count, late ones with them."""
@@ -223,6 +225,7 @@ class Controller:
         facts = self._exchange.facts(Facts.joined(mine.facts))
         waited = time.perf_counter()
         total = self._exchange.total(tree, shares, chunks, sum(sizes.values()))
+        taken_off = self._taken_off(question, sizes, added)
         found = Facts.joined(facts)
         self.costs.compute_seconds += computed - began
         self.costs.wait_seconds += waited - computed
@@ -231,7 +234,25 @@ class Controller:
         self._asked_so_far += 1
         # Ranks have computed other clients: what the server draws must not follow from what those drew.
         seeded(derive_seed(self._work.seed, draws.SERVER, self.round, self._asked_so_far), self._world.device)
-        return self._answer(question, sums.split(total, sizes), found, arrivals), mine, found
+        answer = self._answer(question, sums.split(total, sizes), found, arrivals)
+        if taken_off is not None:
+            answer.sum = sums.split(total + taken_off, sizes)
+        return answer, mine, found
+
+    def _taken_off(self, question: Question, sizes: Mapping[str, int], late: Arrivals) -> Tensor | None:
+        """Return what the discount of late answers takes off the sums (numbers,), or None if there is no discount.
+
+        The last rank computes it, like the late part of the sums, so that all ranks have the same bits.
+        """
+        if not late.chunks or bool((late.factors == 1).all()):
+            return None
+        last = self._world.size - 1
+        like = {"late": sums.zeros(sum(sizes.values()), self._world.device)}
+        mine = {}
+        if self._world.rank == last:
+            weights = self._weights_of(question, replace(late, factors=1 - late.factors))
+            mine = {"late": late.summed(sizes, weights, self._world.device)[None]}
+        return self._exchange.rows(mine, [0] * last + [1], like)["late"][0]
 
     def _traffic(self, question: Question, facts: Facts) -> Traffic:
         """Those that are given up were asked to train, too; what is no number was sent all the same."""

@@ -27,8 +27,9 @@ class Round:
     model: Tensor
     """(numbers,) float64: the shared part, as the round began."""
     sum: Mapping[str, Tensor]
-    """Weighted, by the names in SENT."""
+    """Weighted, by the names in SENT; late updates in full. For what must equal what the clients keep."""
     mean: Mapping[str, Tensor]
+    """Late updates count less. For steps of the model."""
     memory: dict[str, Tensor]
     """What the server remembers: to be replaced."""
     number: int

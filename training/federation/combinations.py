@@ -69,6 +69,12 @@ KEEPS = Fact(
     "keeps something with each client from round to round",
     lambda config: parts.algorithm(config.algorithm).keeps,
 )
+ADDS_UP_KEPT = Fact(
+    "algorithm",
+    "has the server add up the very updates by which clients change what they keep",
+    lambda config: bool(_says("algorithm", config, "ADDS_UP_KEPT")),
+)
+CHANGES_UPDATES = Fact("filters", "change an update on its way", lambda config: bool(config.filters))
 HIDES = Fact("filters", "show the server nothing but the sum of all updates", _hides)
 NEVER_WAITS = Fact("pace", "makes a model of the next few updates", lambda config: config.pace == "asynchronous")
 IS_PARTICULAR = Fact("algorithm", "works at one pace only", lambda config: bool(_paces(config)))
@@ -98,6 +104,18 @@ CONTRADICTIONS = (
         NEVER_WAITS,
         "A few updates, of models of different ages, are too few to tell bad ones by.",
         'Write aggregation = "mean", or pace = "deadline".',
+    ),
+    Contradiction(
+        SEES_EACH,
+        ADDS_UP_KEPT,
+        "Left out of the sum, a client would still have changed what it keeps.",
+        'Write aggregation = "mean", or algorithm = "fedavg".',
+    ),
+    Contradiction(
+        CHANGES_UPDATES,
+        ADDS_UP_KEPT,
+        "The server's sum and what the clients keep would drift apart.",
+        'Write filters = [], or algorithm = "scaffold".',
     ),
     Contradiction(
         TRUSTS_ITSELF,

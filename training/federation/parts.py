@@ -113,6 +113,9 @@ class Algorithm:
     """(config): what it can't work with. Without torch."""
     BROADCAST: tuple[str, ...] = ()
     """Of what the server remembers, that which it sends with the model, in the model's dtype."""
+    ADDS_UP_KEPT: bool = False
+    """Whether the server adds up the very updates by which clients change what they keep: then none may be left out, or
+    changed on its way."""
     JUDGES_BOTH: bool = False
     """Whether the server's model is judged beside those that clients have of their own: the means are its."""
     STEPS: bool = True

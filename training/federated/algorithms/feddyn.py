@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from training.federated.server import Round
 
 SENT = {"delta": "clients"}
+ADDS_UP_KEPT = True
 
 
 def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:
@@ -43,7 +44,10 @@ def train(
 
 
 def aggregate(server: Round, **options: float) -> Tensor:
-    """The paper's h is the mean of the gradients that clients keep, also those that were not asked."""
+    """The paper's h is the mean of the gradients that clients keep, also those that were not asked.
+
+    So it takes late updates in full (`sum`); only the model's step counts them less (`mean`).
+    """
     alpha = options["alpha"]
     server.memory["gradient"] = server.memory["gradient"] - alpha * server.sum["delta"] / server.clients
     return server.model + server.mean["delta"] - server.memory["gradient"] / alpha

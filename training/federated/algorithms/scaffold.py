@@ -1,7 +1,8 @@
 """SCAFFOLD: clients' steps are corrected by control variates (Karimireddy et al., 2019, arXiv 1910.06378).
 
 A client's is what option II of the paper makes it: the mean gradient along its way. The server's is the mean over all
-clients, also those that were not asked. Each client counts one, however many samples it has, as in the paper.
+clients, also those that were not asked; late changes count in full in it, while the model's step counts late updates
+less. Each client counts one, however many samples it has, as in the paper.
 """
 
 from __future__ import annotations

@@ -8,5 +8,8 @@ from training.federation.pacing import Plan, Scene
 
 
 def schedule(scene: Scene) -> Plan:
-    clients = scene.select(scene.wanted, np.zeros(0, dtype=np.int64))
-    return Plan(scene.round, clients, scene.full_steps(clients))
+    """Updates that a run with another pace left under way when it was resumed with this one count in the first round:
+    the clients have already changed what they keep."""
+    flight = np.sort(scene.flight.clients)
+    clients = scene.select(scene.wanted, flight)
+    return Plan(scene.round, clients, scene.full_steps(clients), arriving=flight)
