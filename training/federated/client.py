@@ -64,7 +64,7 @@ class Client:
         """(numbers,): as the round begins; its personal part at the end."""
         self.statistics = statistics
         """Running means and variances, as they are after the last step that was taken."""
-        self.steps, self.learning_rate = steps, learning_rate
+        self._steps, self.learning_rate = steps, learning_rate
         self.samples = samples
         """How many it has, a scalar."""
         self.server = server
@@ -76,7 +76,27 @@ class Client:
         self._losses, self._everything, self._looks, self._own = losses, everything, looks, own
         self.went_own_way = False
         """Whether it has trained as it likes to, where it has a way of its own."""
+        self._controlled: list[str] = []
+        """Shared with `apart`, as Ditto's second model is trained there."""
         self._seen: list[Tensor] = []
+
+    @property
+    def steps(self) -> int:
+        """How many batches it goes through."""
+        self._controlled.append("counts the steps of clients")
+        return self._steps
+
+    @property
+    def control(self) -> str:
+        """Return what the algorithm did with single steps, as the end of a sentence; "" if it took only their result.
+
+        A train() of the user's own knows nothing of it, so the algorithm would not be what its name says.
+        """
+        return (
+            ""
+            if self.went_own_way and not self._controlled
+            else next(iter(self._controlled), "has clients take no steps")
+        )
 
     def gradient(self, w: Tensor, step: int, *, beside: Beside | None = None) -> Tensor:
         """Of the mean loss of a step's batch, at w. Running statistics go on with it.
@@ -87,6 +107,7 @@ class Client:
         def loss(w: Tensor) -> tuple[Tensor, Tensor]:
             return self._losses(w, self.statistics, step, beside)
 
+        self._controlled.append("takes or corrects the steps of clients itself")
         gradient: Tensor
         gradient, (value, self.statistics) = grad_and_value(loss, has_aux=True)(w)
         self._seen.append(value)
@@ -103,7 +124,7 @@ class Client:
             self.went_own_way = True
             return w
         w = self.model if begin is None else begin
-        for step in range(self.steps):
+        for step in range(self._steps):
             gradient = self.gradient(w, step)
             w = self.step(w, gradient if correct is None else correct(w, gradient))
         return w

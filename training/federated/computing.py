@@ -80,11 +80,9 @@ class One:
             own=None if model.task.descend is None else lambda w, statistics: self._descended(w, statistics, batch),
         )
         sent = dict(self.question.answer(client))
-        if model.task.descend is not None and self.question.trains and not client.went_own_way:
-            text = f'is "{self._config.algorithm}", which takes or corrects the steps of clients itself, but they have'
-            raise ConfigError(
-                [Problem("run.algorithm", f'{text} a train() of their own. Write "fedavg", or no train().')]
-            )
+        if model.task.descend is not None and self.question.trains and (control := client.control):
+            text = f'is "{self._config.algorithm}", which {control}, but they have a train() of their own.'
+            raise ConfigError([Problem("run.algorithm", f'{text} Write "fedavg", or no train().')])
         if not self.question.trains:
             return sent, {}, client.seen
         if len(start) > shared:

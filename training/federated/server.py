@@ -56,7 +56,7 @@ class Server:
         self.weights = start.clone()
         """(numbers,): the personal part stays what the seed gave."""
         self.statistics = statistics.clone()
-        self.memory = {n: v.double() for n, v in algorithm.memory(start[:shared], **options).items()}
+        self.memory = {n: v.double().contiguous() for n, v in algorithm.memory(start[:shared], **options).items()}
         """What the algorithm remembers, float64 by name."""
         begun = dict(algorithm.begin(start[:shared], **options))
         if shared < len(start):

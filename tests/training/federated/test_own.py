@@ -15,6 +15,7 @@ import torch
 
 from tests.training.federated.in_process import Telling, digest
 from tests.training.federated.own import ALGORITHM, LINEAR, MOMENTUM, RUN, ready, started
+from training.config import choices
 from training.config.asked import ConfigError
 from training.corpus.errors import DataError
 from training.federated.failing import ClientsFailed
@@ -152,6 +153,12 @@ def test_a_client_that_raises_drops_out_by_name(tmp_path: Path) -> None:
     assert telling.series["dropped"][1] == 1
 
 
+EXPANDED = LINEAR.replace(
+    "    return nn.Linear(4, 3)",
+    "    model = nn.BatchNorm1d(4)\n    model.running_mean = torch.zeros(1).expand(4)\n    return model",
+)
+
+
 def _with(data: str) -> str:
     return LINEAR.replace("    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()", data)
 
@@ -179,6 +186,7 @@ def _with(data: str) -> str:
         (f"HEAD = 'fc'\n{LINEAR}", {}, r"HEAD is 'fc', but the model has no such module"),
         (LINEAR + "\n\ndef loss(model, x, y):\n    return model(x).sum()\n", {}, r"loss\(\) gives a tensor of"),
         (LINEAR.replace("nn.Linear(4, 3)", "nn.Flatten()"), {}, r"run\.recipe: client makes a model that has nothing"),
+        (EXPANDED, {}, r"client\.py: the buffer running_mean of the model .* Write expand\(…\)\.clone\(\)"),
         (LINEAR.replace("model()", "model(*, hidden)"), {}, r"run\.client\.hidden: is missing, and model"),
     ],
 )  # fmt: skip
@@ -188,6 +196,61 @@ def test_what_cannot_be_run_is_refused_with_what_to_do(
     with pytest.raises((ConfigError, DataError)) as refused:
         ready(tmp_path, client, **({"recipe": "client"} | run))
     assert re.search(says, str(refused.value)), refused.value
+
+
+NORMALISED = (
+    LINEAR.replace(
+        "def model():",
+        """class Normalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(x))
+
+
+def model():""",
+    ).replace("nn.Linear(4, 3)\n\n\ndef data", "Normalised()\n\n\ndef data")
+    + "\nHEAD = 'head'\n"
+)
+TAKES_WHAT_TRAIN_GIVES = {
+    *("fedadagrad", "fedadam", "fedasync", "fedavg", "fedavgm", "fedbn", "fedbuff", "fedper", "fedstein", "fedyogi"),
+    *("own", "qfedavg"),
+}
+
+
+@pytest.mark.parametrize("algorithm", choices.names("federated.algorithms"))
+def test_a_train_of_ones_own_is_refused_where_the_algorithm_would_not_be_applied(
+    tmp_path: Path, algorithm: str
+) -> None:
+    pace = {"pace": "asynchronous"} if algorithm in ("fedasync", "fedbuff") else {}
+    files = NORMALISED + MOMENTUM, ALGORITHM
+    if algorithm in TAKES_WHAT_TRAIN_GIVES:
+        loop = ready(tmp_path, *files, recipe="client", algorithm=algorithm, **pace)
+        before = loop.server.weights.clone()
+        loop._round(1)
+        assert not torch.equal(loop.server.weights, before)
+    else:
+        with pytest.raises(ConfigError, match=rf'run\.algorithm: .*"{algorithm}"'):
+            ready(tmp_path, *files, recipe="client", algorithm=algorithm, **pace)
+
+
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        ("client.kept['v'] = client.apart().descend(lambda w, g: g + w)", "takes or corrects the steps of clients"),
+        ("delta = delta / client.steps", "counts the steps of clients"),
+    ],
+)
+def test_so_is_an_algorithm_of_ones_own(tmp_path: Path, train: str, says: str) -> None:
+    """As Ditto does, and FedNova."""
+    algorithm = "SENT = {'delta': 'samples'}\n\n\ndef begin(model):\n    return {'v': model}\n\n\ndef train(client):\n"
+    algorithm += (
+        f"    delta = client.descend() - client.model\n    {train}\n    return {{'delta': delta}}\n\n\n{ALGORITHM}"
+    )
+    with pytest.raises(ConfigError, match=says):
+        ready(tmp_path, LINEAR + MOMENTUM, algorithm, recipe="client", algorithm="own")
 
 
 def test_what_the_file_raises_is_told_as_it_is(tmp_path: Path) -> None:

@@ -67,3 +67,12 @@ def test_what_an_algorithm_sends_is_weighted_as_there_is(tmp_path: Path, sent: s
     file = f"SENT = {sent}\n\n\ndef aggregate(server):\n    return server.model\n"
     with pytest.raises(ConfigError, match=r"client\.algorithm: algorithm\.py has SENT = "):
         ready(tmp_path, LINEAR, file, recipe="client", algorithm="own")
+
+
+@pytest.mark.parametrize("change", ["= server.memory['v'] + 1", "+= 1", "= torch.ones(1).double().expand(15)"])
+def test_memory_that_expand_has_made_is_saved_and_resumed(tmp_path: Path, change: str) -> None:
+    """Fifteen numbers in one place can't be written to, as a resume does."""
+    file = "import torch\n\n\ndef memory(model):\n    return {'v': torch.zeros(1).double().expand(15)}\n\n\n"
+    file += f"def aggregate(server):\n    server.memory['v'] {change}\n    return server.model + server.memory['v']\n"
+    for rounds in (2, 4):
+        assert started(tmp_path, LINEAR, file, recipe="client", algorithm="own", rounds=rounds).run()

@@ -76,6 +76,8 @@ def _given_options(functions: Functions, name: str) -> Any:
         before = {what: value.shape for what, value in server.memory.items()}
         found: Tensor = called(server)
         _check_memory(functions.file, server.memory, before)
+        # What expand() has made has one place for several numbers, and can't be written to.
+        server.memory.update({what: value.contiguous() for what, value in server.memory.items()})
         return found.to(server.model)
 
     return aggregated if name == "aggregate" else called

@@ -80,6 +80,9 @@ class OwnClient:
             raise DataError(f"model() gives a {type(model).__name__}, not a torch.nn.Module.")
         if odd := [name for name, value in model.state_dict().items() if value.is_complex()]:
             raise DataError(f"{odd[0]} of the model has complex numbers. Hold real and imaginary parts apart.")
+        if shared := [name for name, value in model.named_buffers() if _shares_memory(value)]:
+            text = f"the buffer {shared[0]} of the model holds several numbers in one place, as expand() leaves it."
+            raise DataError(f"{self._functions.file}: {text} Write expand(…).clone().")
         each = self._own_loss if "loss" in self._functions else _usual(parts["train"])
 
         def batch(split: Split, ids: Ids) -> Batch:
@@ -125,6 +128,12 @@ class OwnClient:
         if taken := sorted(TOLD & told.keys()):
             raise TypeError(f"evaluate() gives a score called {taken[0]!r}, which is Vigil's own; take another")
         return {name: _number(value, f"evaluate() gives as {name}") for name, value in told.items()}
+
+
+def _shares_memory(value: Tensor) -> bool:
+    """Return whether two of its numbers may be one in memory: nobody can fill such a tensor with a client's own."""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return 0 not in value.shape and reach < value.numel()
 
 
 def _kept(folder: Path) -> Kept:
