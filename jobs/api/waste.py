@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import date, datetime
 from typing import Annotated, Any, Literal
 
+from django.conf import settings
 from django.http import StreamingHttpResponse
 from django.utils import timezone
 from ninja import Query, Router, Schema
@@ -59,6 +60,8 @@ class WasteTotal(Schema):
     used_hours: float
     idle_hours: float
     used_share: float | None
+    idle_cost: float | None = Field(description="Where the site names a price of a GPU-hour.")
+    currency: str
 
 
 class IdleShape(Schema):
@@ -102,7 +105,7 @@ def waste(request: ApiRequest, wanted: Query[WantedWastePage]) -> dict[str, Any]
         "since": asked.since(now),
         "by": asked.by,
         "text": f"{lead} {also}".replace(formatting.NBSP, " "),
-        "total": _hours(found.total),
+        "total": _hours(found.total) | _cost(found.total),
         "idle_now": [_idle(job, is_seen) for job, is_seen in idle],
     }
 
@@ -137,6 +140,11 @@ def _row(row: Row) -> dict[str, Any]:
 def _hours(hours: reading.Hours) -> dict[str, float | None]:
     told = {f"{name}_hours": round(getattr(hours, name), 4) for name in ("held", "used", "idle")}
     return {**told, "used_share": None if hours.share is None else round(hours.share, 4)}
+
+
+def _cost(hours: reading.Hours) -> dict[str, Any]:
+    price = settings.VIGIL_GPU_HOUR_PRICE
+    return {"idle_cost": round(hours.idle * price, 2) if price else None, "currency": settings.VIGIL_CURRENCY}
 
 
 def _idle(job: IdleJob, is_seen: bool) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _PERIODS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 4 * 3600, 12 *
 
 @dataclass(frozen=True)
 class Mark:
-    """A week: its rate, and from where to where it may be; `y` in pixels from above."""
+    """A week: its rate, and from where to where it may be; `y` in pixels from above. `is_cut`: the interval goes on."""
 
     x: float
     y: float
@@ -30,6 +30,7 @@ class Mark:
     high: float
     title: str
     label: str
+    is_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ def weeks(rows: Sequence[Row]) -> Weeks | None:
     if not held:
         return None
     rates = [row.rate.per_thousand or 0.0 for _, row in held]
-    typical = _typical(rates, [row.rate.node_days for _, row in held])
-    most = 1.25 * max(*typical, *(one.per_thousand for one in PUBLISHED[1:]), 1.0)
+    most = _top([row for _, row in held])
 
     def y(value: float) -> float:
         return round(TOP + HEIGHT * (1 - min(1.0, value / most)), 1)
@@ -67,21 +67,25 @@ def weeks(rows: Sequence[Row]) -> Weeks | None:
     for place, row in held:
         low, high = row.rate.per_thousand_interval or (0.0, 0.0)
         day = f"{row.since.day}{formatting.NBSP}{row.since:%b}" if row.since else row.name
-        title = (
-            f"Week of {day}: {formatting.plural(row.rate.failures, 'failure')} in"
-            f" {formatting.measure(row.rate.node_days)} node-days"
-        )
+        held_for = f"{formatting.measure(row.rate.node_days)} node-days"
+        rate = f"{formatting.measure(row.rate.per_thousand)} per 1,000"
+        ends = f"{formatting.measure(low)} to {formatting.measure(high)}"
+        title = f"Week of {day}: {formatting.plural(row.rate.failures, 'failure')} in {held_for}, {rate} ({ends})"
         label = day if (len(rows) - 1 - place) % each == 0 else ""
         x = round(100 * (place + 0.5) / len(rows), 3)
-        marks.append(Mark(x, y(row.rate.per_thousand or 0.0), y(low), y(high), title, label))
+        marks.append(Mark(x, y(row.rate.per_thousand or 0.0), y(low), y(high), title, label, high > most))
     told = ", ".join(f"{formatting.measure(rate)}" for rate in rates[-12:])
     return Weeks(marks, _lines(y, most), _scale(y, most), f"Failures per 1,000 node-days by week, the last: {told}.")
 
 
-def _typical(rates: list[float], node_days: list[float]) -> list[float]:
-    """Those of weeks in which enough nodes were held: one that has just begun may have any rate, and ends above."""
-    enough = median(node_days) / ENOUGH
-    return [rate for rate, days in zip(rates, node_days, strict=True) if days >= enough]
+def _top(held: Sequence[Row]) -> float:
+    """Return the rate at the upper end of the scale: room for the intervals of weeks in which enough nodes were held.
+
+    One that has just begun may have any rate and an interval of any height; it would press all others flat.
+    """
+    enough = median(row.rate.node_days for row in held) / ENOUGH
+    ends = [(row.rate.per_thousand_interval or (0.0, 0.0))[1] for row in held if row.rate.node_days >= enough]
+    return max(1.05 * max(ends), 1.25 * max(1.0, *(one.per_thousand for one in PUBLISHED[1:])))
 
 
 def _lines(y: _Place, most: float) -> list[Line]:

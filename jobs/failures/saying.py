@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from django.conf import settings
-
 from jobs.failures.reading import Found, Wanted
+from jobs.presenting.cost import price_text
 from jobs.reliability.forecast import Forecast
 from jobs.reliability.offenders import Offender
 from jobs.reliability.published import TYPICAL
@@ -65,13 +64,7 @@ def mttf(rate: Rate) -> tuple[str, str]:
 def lost(gpu_hours: float) -> tuple[str, str]:
     """GPU-hours, and what they cost, where the site names a price."""
     hours = formatting.count(round(gpu_hours)) if gpu_hours >= 9.95 else f"{gpu_hours:.1f}".removesuffix(".0")
-    return hours, money(gpu_hours)
-
-
-def money(gpu_hours: float) -> str:
-    """ "" where the site names no price."""
-    price = settings.VIGIL_GPU_HOUR_PRICE
-    return formatting.money(gpu_hours * price, settings.VIGIL_CURRENCY) if price else ""
+    return hours, price_text(gpu_hours)
 
 
 def _chance(chance: float) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from django.conf import settings
-
+from jobs.presenting.cost import price_text
 from jobs.reliability.saving import LEAST_GAIN
 from portal import formatting
 
@@ -63,5 +62,5 @@ def _cost(cadence: Cadence) -> str:
 def _hours(gpu_hours: float) -> str:
     """GPU-hours, and money where the site names a price."""
     told = f"{formatting.measure(gpu_hours)}{formatting.NBSP}GPU-hours"
-    price = settings.VIGIL_GPU_HOUR_PRICE
-    return f"{told} ({formatting.money(gpu_hours * price, settings.VIGIL_CURRENCY)})" if price else told
+    price = price_text(gpu_hours)
+    return f"{told} ({price})" if price else told

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from django.conf import settings
+
 from portal import formatting
 
 if TYPE_CHECKING:
@@ -25,6 +27,12 @@ class Again:
     first_step_at: datetime | None = None  # of those that it did itself
     caught_up_at: datetime | None = None
     nodes: tuple[str, ...] = ()
+
+
+def price_text(gpu_hours: float) -> str:
+    """Return what so many GPU-hours cost; "" where the site names no price (VIGIL_GPU_HOUR_PRICE)."""
+    price = settings.VIGIL_GPU_HOUR_PRICE
+    return formatting.money(gpu_hours * price, settings.VIGIL_CURRENCY) if price else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,13 +144,30 @@ def _by_project(user: User, groups: Iterable[_Group]) -> list[Row]:
 
 
 def _by_person(groups: Iterable[_Group]) -> list[Row]:
-    found = _together(groups, lambda group: (group[1], group[2]))
-    names = dict(User.objects.filter(pk__in=[one for one, _ in found if one]).values_list("pk", "username"))
-    rows = []
-    for (person, user), hours in found.items():
-        name = names.get(person) or user or "nobody told"
-        rows.append(Row(name, hours, person=name))
-    return rows
+    """One row a person: hours of before their Slurm user was set here are theirs, too."""
+    groups = list(groups)
+    owners = _Owners([(person, user) for _, person, user, _ in groups])
+    found = _together(groups, lambda group: owners.name(group[1], group[2]))
+    return [Row(name or "unknown", hours, person=name or "unknown") for name, hours in found.items()]
+
+
+class _Owners:
+    """Names of those who held GPUs: people of this site, else users of the scheduler."""
+
+    def __init__(self, rows: Sequence[tuple[int | None, str]]) -> None:
+        """`rows`: of each the person, or None and the scheduler's user."""
+        users = {user for person, user in rows if person is None and user}
+        people = User.objects.filter(Q(pk__in={person for person, _ in rows if person}) | Q(slurm_user__in=users))
+        told = list(people.values_list("pk", "username", "slurm_user"))
+        self._by_id = {pk: username for pk, username, _ in told}
+        self._by_slurm_user = {slurm_user: username for _, username, slurm_user in told if slurm_user in users}
+        self._namesakes = set(User.objects.filter(username__in=users).values_list("username", flat=True))
+
+    def name(self, person: int | None, user: str) -> str:
+        """A user of the scheduler's is told apart from a person who is called the same; "" where nobody is known."""
+        if (name := self._by_id.get(person or 0) or self._by_slurm_user.get(user)) is not None:
+            return name
+        return f"{user} (Slurm user)" if user in self._namesakes else user
 
 
 def _together(groups: Iterable[_Group], key: Callable[[_Group], Any]) -> dict[Any, Hours]:
@@ -217,7 +234,7 @@ def _days_of(ids: Sequence[str], since: date) -> dict[tuple[int | None, str], tu
 def _job_rows(user: User, found: Sequence[JobHours]) -> list[Row]:
     jobs = _visible_jobs(user, [one.job for one in found if one.job])
     projects = dict(Project.objects.filter(pk__in=[one.project_id for one in found]).values_list("pk", "slug"))
-    people = dict(User.objects.filter(pk__in=[one.person_id for one in found]).values_list("pk", "username"))
+    owners = _Owners([(one.person_id, one.user) for one in found])
     held = visible_holdings(user).filter(scheduler_id__in=[one.scheduler_id for one in found]).order_by("pk")
     told = {row[0]: row for row in held.values_list("scheduler_id", "name", "agent__node")}
     rows = []
@@ -231,7 +248,7 @@ def _job_rows(user: User, found: Sequence[JobHours]) -> list[Row]:
                 _hours(one.held_s, one.used_s, one.idle_s),
                 link,
                 projects.get(one.project_id or 0, ""),
-                people.get(one.person_id or 0) or one.user,
+                owners.name(one.person_id, one.user),
                 job.pk if job else None,
                 one.scheduler_id,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jobs.presenting.cost import price_text
 from jobs.waste.reading import Found, Hours, Wanted
 from portal import formatting
 
@@ -39,8 +40,9 @@ def figure(value: float) -> str:
 
 
 def cells(hours: Hours) -> dict[str, str]:
-    """Its figures as a table has them: none shorter than a tenth of an hour."""
-    return {name: _cell(getattr(hours, name)) for name in ("held", "used", "idle")}
+    """Its figures as a table has them: none shorter than a tenth of an hour; and what the idle ones cost."""
+    told = {name: _cell(getattr(hours, name)) for name in ("held", "used", "idle")}
+    return {**told, "idle_cost": price_text(hours.idle) if hours.idle else ""}
 
 
 def _cell(value: float) -> str:
@@ -52,4 +54,7 @@ def _were(value: float) -> str:
 
 
 def _idle(total: Hours) -> str:
-    return f"{figure(total.idle)} {_were(total.idle)} idle" if total.idle >= LITTLE else "none were idle"
+    if total.idle < LITTLE:
+        return "none were idle"
+    price = price_text(total.idle)
+    return f"{figure(total.idle)}{f' ({price})' if price else ''} {_were(total.idle)} idle"

@@ -204,13 +204,20 @@ def _lasting(found: Iterable[tuple[Gpu, dict[str, object]]], now: datetime) -> l
 def _unheld_words(node: str, found: Sequence[tuple[Gpu, dict[str, object]]]) -> tuple[str, str]:
     gpus = sorted({gpu.index for gpu, _ in found})
     which = f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {formatting.listed([str(one) for one in gpus[:8]])}"
-    many = "A process is" if len(found) == 1 else f"{len(found)} processes are"
-    named = [
-        f"{line(one['user'], 32) or 'somebody'}’s {line(one['name'], 40) or 'process'} ({one['pid']})"
-        for _, one in found
-    ]
-    more = f" and {len(named) - 5} more" if len(named) > 5 else ""
-    return f"{many} on {which} of {node}, which no job holds.", f"{', '.join(named[:5])}{more}."
+    by_process: dict[tuple[object, str, str], int] = defaultdict(int)  # one that has a context on each GPU is one
+    for _, process in found:
+        by_process[process["pid"], line(process["name"], 40), line(process["user"], 32)] += 1
+    many = "A process is" if len(by_process) == 1 else f"{len(by_process)} processes are"
+    named = [_process_words(*process, on) for process, on in by_process.items()]
+    more = f"; {len(named) - 5} more" if len(named) > 5 else ""
+    return f"{many} on {which} of {node}, which no job holds.", f"{'; '.join(named[:5])}{more}."
+
+
+def _process_words(pid: object, name: str, user: str, gpus: int) -> str:
+    """ "python3 (PID 17) of ann", "PID 4242, user unknown, on 8 GPUs"."""
+    what = f"{name} (PID {pid})" if name else f"PID {pid}"
+    owner = f" of {user}" if user else ", user unknown"
+    return f"{what}{owner}, on {gpus} GPUs" if gpus > 1 else f"{what}{owner}"
 
 
 def _stands(kind: str) -> bool:

@@ -19,7 +19,11 @@ def test_a_week_that_has_just_begun_does_not_flatten_the_others() -> None:
     drawn = weeks(rows)
     assert drawn is not None
     assert [label for _, label in drawn.scale] == ["0", "50", "100"]
-    first, *_, last = drawn.marks
+    first, *others, last = drawn.marks
     assert first.y < TOP + HEIGHT / 2
     assert last.y == TOP, "it stands at the edge"
+    assert last.is_cut, "and says that its interval goes on"
+    for mark in (first, *others):
+        assert TOP < mark.high < mark.y < mark.low <= TOP + HEIGHT, "of the others all of the interval is seen"
+        assert not mark.is_cut
     assert last.title.startswith("Week of 23")

@@ -157,6 +157,31 @@ class TestCounting:
         waste()
         assert Holding.objects.get().until == end, "of another holding, by an attempt of the same number"
 
+    def test_a_person_is_one_row_however_their_hours_were_counted(self) -> None:
+        """Hours of before their Slurm user was set here have the scheduler's name alone."""
+        use("70", "mira-s", (10, 1, 5), days_ago=2)
+        waste()
+        person("mira", a_project("siskin"), slurm_user="mira-s")
+        vigils(User.objects.get(username="mira"), "71", name="lora", project="siskin")
+        use("71", "vigil", (20, 2, 5))
+        use("72", "mira", (1, 0, 0))  # a Slurm user who is called as she is here, and is somebody else
+        waste()
+        client = bearer(sysadmin(), "read")
+        items = client.get("/api/v1/waste?by=person&sort=-held").json()["items"]
+        assert [(item["name"], item["held_hours"]) for item in items] == [("mira", 30), ("mira (Slurm user)", 1)]
+        jobs = client.get("/api/v1/waste?by=job&sort=held").json()["items"]
+        assert [item["person"] for item in jobs] == ["mira (Slurm user)", "mira", "mira"]
+
+    def test_money_where_the_site_names_a_price(self, lab: dict[str, User], settings: Any) -> None:
+        client = bearer(lab["sam"], "read")
+        assert client.get("/api/v1/waste").json()["total"]["idle_cost"] is None
+        settings.VIGIL_GPU_HOUR_PRICE, settings.VIGIL_CURRENCY = 2.5, "€"
+        found = client.get("/api/v1/waste").json()
+        idle = found["total"]["idle_hours"]
+        assert (found["total"]["idle_cost"], found["total"]["currency"]) == (2.5 * idle, "€")
+        assert f"(€{2.5 * idle:,.2f}) were idle" in found["text"]
+        assert "€" in text(signed_in(lab["sam"]).get("/waste"))
+
     def test_a_jobs_attempts_are_one_job(self) -> None:
         ann = person("ann", a_project())
         job = vigils(ann, "7", name="lora", attempt={"started_at": timezone.now() - timedelta(days=9)})

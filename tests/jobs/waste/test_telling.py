@@ -230,7 +230,7 @@ class TestUnheld:
         self.look(1)
         (notice,) = told(sam)
         assert notice["title"] == "A process is on GPU 0 of dgx-01, which no job holds."
-        assert notice["detail"] == "ann’s python3 (17)."
+        assert notice["detail"] == "python3 (PID 17) of ann."
         assert (notice["link"], notice["kind"]) == ("/nodes/dgx-01", "gpu.unheld")
         assert told(oskar) == []
         self.look(2)
@@ -238,6 +238,18 @@ class TestUnheld:
         one.post(one.batch(int(time.time()), gpu_percent=0), first=None)
         self.look(3)
         assert told(sam) == []
+
+    def test_a_process_on_every_gpu_is_one_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Agent, "is_silent", lambda agent, now=None: False)
+        sam, one = sysadmin(), machine(8)
+        named = {"name": "", "user": "", "pid": 4242, "memory_mib": 5, "job": ""}
+        there = [{**named, "gpu": uuid} for uuid in one.gpus]
+        one.post({**one.batch(int(time.time()) - 5, gpu_percent=50), "processes": there})
+        self.look(0)
+        self.look(1)
+        (notice,) = told(sam)
+        assert notice["title"] == "A process is on GPUs 0, 1, 2, 3, 4, 5, 6 and 7 of dgx-01, which no job holds."
+        assert notice["detail"] == "PID 4242, user unknown, on 8 GPUs."
 
     def test_not_of_what_a_job_holds_by_then(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Agent, "is_silent", lambda agent, now=None: False)
