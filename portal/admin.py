@@ -22,6 +22,7 @@ from unfold.widgets import UnfoldBooleanSwitchWidget
 
 from portal import formatting
 from portal.access import note, user_of
+from portal.accounts import sysadmins
 from portal.accounts.forms import RevokesTokens
 from portal.models import AuditEntry, Membership, Token, User
 from portal.records import site
@@ -134,7 +135,15 @@ class MembershipInline(TabularInline):
 
 
 class PersonForm(UserChangeForm):
-    """Slurm user names are set here and nowhere else."""
+    """Slurm user names are set here and nowhere else, and the last sysadmin stays one."""
+
+    def clean(self) -> dict[str, Any]:
+        told: dict[str, Any] = super().clean() or self.cleaned_data
+        leaves = not (told.get("is_superuser") and told.get("is_active"))
+        if leaves and self.instance.pk and sysadmins.would_be_none([self.instance.pk]):
+            lost = "is_active" if told.get("is_superuser") else "is_superuser"
+            self.add_error(lost, f"{self.instance} {sysadmins.LAST}")
+        return told
 
     def clean_slurm_user(self) -> str | None:
         return slurm_name(self.cleaned_data["slurm_user"])
@@ -194,6 +203,14 @@ class UserAdmin(Audited, _UserAdmin, ModelAdmin):
         ("Times", {"fields": ("last_login", "date_joined")}),
     )
     readonly_fields = ("last_login", "date_joined")
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """Tell what goes along with people, and refuse where no sysadmin would be left."""
+        deleted, counts, missing, protected = super().get_deleted_objects(objs, request)
+        with transaction.atomic():
+            if sysadmins.would_be_none([user.pk for user in objs]):
+                protected = [*protected, f"The right of sysadmins: among these {sysadmins.LAST}"]
+        return deleted, counts, missing, protected
 
     @admin.display(boolean=True, description="Sysadmin", ordering="is_superuser")
     def is_sysadmin(self, user: User) -> bool:

@@ -1,8 +1,11 @@
 """The records: Django's admin as the rest of Vigil looks and speaks. It holds every app's, for sysadmins only."""
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from django.apps import apps
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
 from django.templatetags.static import static
 from django.urls import reverse
@@ -21,6 +24,18 @@ class Records(UnfoldAdminSite):
 
     def has_permission(self, request: HttpRequest) -> bool:
         return isinstance(request.user, User) and request.user.is_sysadmin
+
+    def admin_view(self, view: Callable[..., Any], cacheable: bool = False) -> Callable[..., Any]:
+        """Tell who is signed in and may not enter so; Django's sends them to sign in, and that page back, for ever."""
+        inner = super().admin_view(view, cacheable)
+
+        @wraps(inner)
+        def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            if request.user.is_authenticated and not self.has_permission(request):
+                raise PermissionDenied(f"The records are for sysadmins, and {request.user} is none.")
+            return inner(request, *args, **kwargs)
+
+        return guarded
 
     def register(self, models: Any, admin_class: Any = None, **options: Any) -> None:
         """Registers as Django does; `called` of the class is what people read: one and many.

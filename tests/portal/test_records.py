@@ -1,9 +1,12 @@
 """The records: Django's admin under Vigil's name, in its words and colours, for sysadmins."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 from django.contrib.staticfiles import finders
+from django.db import connection
 from django.test import Client
 
 from jobs.models import Attempt
@@ -77,7 +80,76 @@ def test_they_come_in_the_theme_that_was_chosen(browser: Client) -> None:
 
 def test_they_are_for_sysadmins_alone() -> None:
     member = lab.signed_in(lab.person("mira", lab.a_project(), is_staff=True))
-    assert member.get("/admin/").status_code == 302
+    for path in ("/admin/", "/admin/portal/user/", "/admin/nonsense/", "/admin/logout/"):
+        refused = member.get(path)
+        assert refused.status_code == 403, path
+        assert "The records are for sysadmins, and mira is none." in words(refused.text)
+        assert 'href="/"' in refused.text
+    assert member.get("/admin/login/?next=/admin/", follow=True).status_code == 403, "no loop"
+    assert Client().get("/admin/").status_code == 302, "whoever is not signed in is asked to"
+
+
+def person_form(user: User, **changes: str) -> dict[str, str]:
+    """What the browser sends to change a person; a right that is "" is taken."""
+    form = {
+        "username": user.username,
+        "is_active": "on",
+        "is_superuser": "on",
+        "memberships-TOTAL_FORMS": "0",
+        "memberships-INITIAL_FORMS": "0",
+        **changes,
+    }
+    return {name: value for name, value in form.items() if value}
+
+
+@pytest.mark.parametrize("right", ["is_superuser", "is_active"])
+def test_the_last_sysadmin_stays_one(browser: Client, right: str) -> None:
+    sam = User.objects.get()
+    path = f"/admin/portal/user/{sam.pk}/change/"
+    seen = words(browser.post(path, person_form(sam, **{right: ""})).text)
+    assert "sam is the last sysadmin" in seen
+    assert browser.get("/admin/").status_code == 200
+    lab.sysadmin("sue")
+    assert browser.post(path, person_form(sam, **{right: ""})).status_code == 302
+    assert [user.username for user in User.objects.filter(is_superuser=True, is_active=True)] == ["sue"]
+
+
+def test_a_deactivated_sysadmin_counts_for_none(browser: Client) -> None:
+    sam = User.objects.get()
+    lab.person("sue", is_superuser=True, is_active=False)
+    browser.post(f"/admin/portal/user/{sam.pk}/change/", person_form(sam, is_superuser=""))
+    assert User.objects.get(pk=sam.pk).is_superuser
+
+
+def test_the_last_sysadmin_is_not_deleted_alone_or_among_others(browser: Client) -> None:
+    sam, sue = User.objects.get(), lab.sysadmin("sue")
+    mo = lab.person("mo")
+    both = {"action": "delete_selected", "_selected_action": [sam.pk, sue.pk, mo.pk], "post": "yes"}
+    assert "last sysadmin" in words(browser.post("/admin/portal/user/", both).text)
+    assert User.objects.count() == 3
+    assert browser.post(f"/admin/portal/user/{sue.pk}/delete/", {"post": "yes"}).status_code == 302
+    assert "last sysadmin" in words(browser.post(f"/admin/portal/user/{sam.pk}/delete/", {"post": "yes"}).text)
+    assert browser.post(f"/admin/portal/user/{mo.pk}/delete/", {"post": "yes"}).status_code == 302
+    assert [user.username for user in User.objects.all()] == ["sam"]
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="On SQLite one writes at a time")
+@pytest.mark.django_db(transaction=True)
+def test_of_two_sysadmins_who_take_each_others_right_one_keeps_it() -> None:
+    users = [lab.sysadmin("sam"), lab.sysadmin("sue")]
+    browsers, start = [lab.signed_in(user) for user in users], Barrier(2)
+
+    def take(browser: Client, victim: User) -> int:
+        start.wait(10)
+        try:
+            form = person_form(victim, is_superuser="")
+            return browser.post(f"/admin/portal/user/{victim.pk}/change/", form).status_code
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        [*pool.map(take, browsers, reversed(users))]
+    assert User.objects.filter(is_superuser=True, is_active=True).count() == 1
 
 
 @pytest.mark.parametrize("selected", ["\0", "9" * 30, "x", "-1"])

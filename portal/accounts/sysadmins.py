@@ -1,0 +1,19 @@
+"""The right of sysadmins: somebody always has it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from portal.models import User
+
+LAST = "is the last sysadmin: nobody could manage Vigil any more. Make somebody else a sysadmin first."
+
+
+def would_be_none(leaving: Collection[int]) -> bool:
+    """Return whether no active sysadmin would be left without these people. Call it in the transaction of the change.
+
+    All sysadmins are locked until its end: of two who take the right from each other, the second sees that it is gone.
+    """
+    active = User.objects.select_for_update().filter(is_superuser=True, is_active=True).order_by("pk")
+    ids = list(active.values_list("pk", flat=True))
+    return bool(set(ids) & set(leaving)) and set(ids) <= set(leaving)
