@@ -20,6 +20,11 @@ _FINAL = ("scheduler.time_limit", "scheduler.preempted", "scheduler.node_fail", 
 # What ranks see of others that failed, or never came.
 _CONSEQUENCES = frozenset({"network.fabric", "collective.timeout", "rendezvous.failed"})
 _OF_DEVICES = re.compile(r"(?i)\b(?:cuda|gpus?|bf16|devices?|nccl|accelerator)\b")
+REPORTED = "reported"  # of a sign: the program reported it in its series (jobs.postmortem.evidence.series)
+LOSS = frozenset({"course", REPORTED})  # what the loss was, by the log or by the reports
+_OF_NUMBERS = re.compile(
+    r"(?i)\b(?:nan|inf|infinite|non-?finite|not finite|isfinite|diverg\w*|explod\w*|loss|grad\w*)\b"
+)
 _STOP = re.compile(r"(?i)\bSIGTERM\b|\bsignal 15\b|\bpreempt\w*")
 
 
@@ -58,10 +63,14 @@ def earliest(candidates: Sequence[Sign], case: Case) -> Sign:
     real = [sign for sign in candidates if not ends_only(sign)] or list(candidates)
     specific = [sign for sign in real if not sign.is_generic] or real
     if any(_is_telling(sign) for sign in specific):  # then the loss only shows what came of it
-        specific = [sign for sign in specific if sign.of != "course"]
+        specific = [sign for sign in specific if sign.of not in LOSS]
+    if any(_is_of_the_programs_own(sign) for sign in specific):
+        specific = [sign for sign in specific if sign.of != REPORTED]
     blamed = _blamed(case)
     named = [sign for sign in specific if sign.rank in blamed] if blamed else []
     first = _first(named or specific)
+    if first.traceback is not None and first.entry is None:  # of numbers, by its words: the reports say since when
+        first = next((sign for sign in specific if sign.of == REPORTED), first)
     if first.traceback is not None and first.entry is None:  # it says less than whatever has a name beside it
         beside = [sign for sign in real if sign.prefix.stream == first.prefix.stream and sign.file == first.file]
         told = [sign for sign in beside if _is_telling(sign)] or [sign for sign in beside if sign.entry is not None]
@@ -121,8 +130,13 @@ def _named_by_hardware(first: Sign, candidates: Sequence[Sign]) -> Sign:
         named = (sign for sign in candidates if sign.cause.startswith("gpu.") and not sign.is_generic)
         return next((sign for sign in named if not _is_xid_echo(sign, candidates)), first)
     if first.cause == "numerics.nan":  # what climbed before it was not a number has run away
-        return next((sign for sign in candidates if sign.of == "course" and sign.cause == "numerics.divergence"), first)
+        return next((sign for sign in candidates if sign.of in LOSS and sign.cause == "numerics.divergence"), first)
     return first
+
+
+def _is_of_the_programs_own(sign: Sign) -> bool:
+    """Return whether it is an exception that has nothing to do with numbers: then that ended the program."""
+    return sign.traceback is not None and sign.traceback.is_whole and not _OF_NUMBERS.search(sign.traceback.text)
 
 
 def _is_telling(sign: Sign) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from jobs.causes import CAUSES, NONE, UNKNOWN
 from jobs.postmortem.case import Case, in_order
-from jobs.postmortem.choosing import earliest, ends_only, hardware, is_before, warned_of
+from jobs.postmortem.choosing import REPORTED, earliest, ends_only, hardware, is_before, warned_of
 from jobs.postmortem.rank_ends import LAUNCHER
 from jobs.postmortem.scanned import Scanned
 from jobs.postmortem.sign import Sign, code_of
@@ -110,7 +110,7 @@ def _confidence(chosen: Sign, candidates: Sequence[Sign], case: Case, *, is_weak
     sure = 0.96
     if chosen.traceback is not None and chosen.entry is None:
         sure = 0.9 if chosen.traceback.is_whole else 0.8
-    elif chosen.is_generic:
+    elif chosen.is_generic or chosen.of == REPORTED:
         sure = 0.8
     if is_weak:
         sure *= 0.6

@@ -94,7 +94,7 @@ def course(marks: Sequence[Mark]) -> Course | None:
         bad -= 1
     ended_bad = told[bad + 1 :]
     before = told[: bad + 1]
-    climb = _climb([mark.loss or 0.0 for mark in before if math.isfinite(mark.loss or 0.0)])
+    climb = climbed([mark.loss or 0.0 for mark in before if math.isfinite(mark.loss or 0.0)])
     if ended_bad:
         first = ended_bad[0]
         if climb:
@@ -108,7 +108,7 @@ def course(marks: Sequence[Mark]) -> Course | None:
     return None
 
 
-def _climb(losses: Sequence[float]) -> bool:
+def climbed(losses: Sequence[float]) -> bool:
     """Whether the last of them are far above the lowest, and not by one step alone."""
     if len(losses) < ENOUGH:
         return False

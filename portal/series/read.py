@@ -97,6 +97,28 @@ def stretches(
     return patiently(look)
 
 
+def outline_of(
+    owner: Owner,
+    name: str,
+    incarnation: int,
+    *,
+    rank: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    points: int = 1_000,
+) -> Outline:
+    """Return what one incarnation reported, in stretches of a chunk each where it is long, else point by point."""
+    reading = Reading([owner], name, ids_of([owner], name), rank=rank, start=start, end=end)
+
+    def look() -> Outline:
+        wanted = [place for place, source in enumerate(reading.look()) if source[1] == incarnation]
+        own = np.isin(reading.source, wanted)
+        reading.rows, reading.source = reading.rows[own], reading.source[own]
+        return reading.outline() if reading.is_long(points) else of_points(*reading.exact())
+
+    return patiently(look)
+
+
 def ids_of(owners: Sequence[Owner], name: str, column: str = "") -> dict[int, int]:
     """Series id → place of its owner."""
     places = {owner: place for place, owner in enumerate(owners)}

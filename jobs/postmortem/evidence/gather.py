@@ -17,6 +17,7 @@ from jobs.postmortem.evidence.launchers import ends_of_ranks, looks_at_nodes, wo
 from jobs.postmortem.evidence.machines import curves_of_machines, events_of_machines
 from jobs.postmortem.evidence.ranks import guards_of_trainer, logs_of_ranks, stacks_of_ranks, steps_of_ranks
 from jobs.postmortem.evidence.scheduler import states_of_nodes, word_of_scheduler
+from jobs.postmortem.evidence.series import reported_series
 from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue
 
@@ -32,6 +33,7 @@ SOURCES: tuple[Source, ...] = (
     stacks_of_ranks,
     steps_of_ranks,
     guards_of_trainer,
+    reported_series,
     clients_of_federation,
     lineage_of_checkpoints,
     states_of_nodes,

@@ -37,7 +37,7 @@ def ends_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> 
 
 def word_of_launcher(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
     """Which rank failed first: the hang that the watchdog saw, the node that was lost; its exit, if no file has it."""
-    failure = _failure(incident)
+    failure = failure_of(incident)
     if not failure:
         return
     found.seen.add("launcher")
@@ -57,7 +57,7 @@ def word_of_launcher(incident: Incident, catalogue: Catalogue, found: Evidence) 
     found.signs.append(Sign(LAUNCHER, 0, text, "unknown", "exit", prefix, groups=groups, of="trainer"))
 
 
-def _failure(incident: Incident) -> dict[str, Any]:
+def failure_of(incident: Incident) -> dict[str, Any]:
     """The first failure, as the launcher told of it at the end of the attempt, or of the incarnation."""
     attempt = incident.attempt
     if incident.incarnation is None:
@@ -77,7 +77,7 @@ def _failure(incident: Incident) -> dict[str, Any]:
 
 def _named(incident: Incident, found: Evidence) -> int | None:
     """The rank that the launcher blames, unless that is one that only lost its peers."""
-    failure = _failure(incident)
+    failure = failure_of(incident)
     return failure.get("rank") if failure.get("kind") != "lost_peer" else None
 
 
