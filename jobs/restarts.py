@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.db import transaction
@@ -18,23 +20,38 @@ MOST = 50  # incidents of one attempt: what a job says of itself must cost other
 NOT_BAD = frozenset({"joined", "stopped"})  # it made room for more nodes, or was asked to stop
 
 
-def note_event(attempt: Attempt, event: Mapping[str, Any]) -> Incident | None:
-    """Open the incident that a launcher's event tells of, due at once. In the intake's transaction, so once."""
-    number = untrusted.count(event.get("incarnation"), untrusted.COLUMN)
-    if event.get("kind") != ENDED or event.get("restarting") is not True or number is None:
-        return None
-    if event.get("why") in NOT_BAD or attempt.job.is_attached:
-        return None
+def note_events(attempt: Attempt, events: Iterable[Mapping[str, Any]]) -> None:
+    """Open the incidents that a launcher's events report, due at once. In the intake's transaction, so once."""
+    bad: dict[int, Mapping[str, Any]] = {}
+    for event in events:
+        if (number := _ended_badly(event)) is not None:
+            bad.setdefault(number, event)
+    if not bad or attempt.job.is_attached:
+        return
     in_place = Incident.objects.filter(attempt=attempt).exclude(incarnation=None)
-    if in_place.count() >= MOST:
-        return None
+    there = set(in_place.values_list("incarnation", flat=True))
     now = timezone.now()
-    at = untrusted.moment(event.get("time")) or now
-    at = min(now, max(at, attempt.created_at))  # the job's own clock
-    incident, is_new = Incident.objects.get_or_create(
-        attempt=attempt, incarnation=number, defaults={"project_id": attempt.job.project_id, "at": at, "due_at": now}
-    )
-    if not is_new:
+    new = [number for number in bad if number not in there][: max(0, MOST - len(there))]
+    made = Incident.objects.bulk_create(
+        [
+            Incident(
+                attempt=attempt, incarnation=number, project_id=attempt.job.project_id, due_at=now,
+                at=_time_of(bad[number], attempt, now),
+            )
+            for number in new
+        ]
+    )  # fmt: skip
+    for incident in made:
+        transaction.on_commit(partial(queue, tasks.diagnose, incident.pk))
+
+
+def _ended_badly(event: Mapping[str, Any]) -> int | None:
+    """Return the incarnation that ended badly and began again, if the event says so."""
+    if event.get("kind") != ENDED or event.get("restarting") is not True or event.get("why") in NOT_BAD:
         return None
-    transaction.on_commit(lambda: queue(tasks.diagnose, incident.pk))
-    return incident
+    return untrusted.count(event.get("incarnation"), untrusted.COLUMN)
+
+
+def _time_of(event: Mapping[str, Any], attempt: Attempt, now: datetime) -> datetime:
+    """The job's own clock, within the time in which it can have been."""
+    return min(now, max(untrusted.moment(event.get("time")) or now, attempt.created_at))

@@ -88,6 +88,16 @@ def compact() -> None:
     compact(budget_s=10.0, quiet=quiet)
 
 
+@shared_task(name="jobs.tasks.apply_rounds", expires=30)
+def apply_rounds() -> None:
+    """Make rows of the rounds that an intake stored and had no time for, for a few seconds at most."""
+    import time
+
+    from jobs.intake.rounds import apply_left_over
+
+    apply_left_over(time.monotonic() + 10.0)
+
+
 @shared_task(name="jobs.tasks.remove_spools", expires=3600)
 def remove_spools() -> None:
     """Remove from disk what has long been in the database."""

@@ -24,6 +24,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "send": {"task": "portal.tasks.send", "schedule": 5.0, "options": {"expires": 5}},
     "verify": {"task": "jobs.tasks.verify", "schedule": 10.0, "options": {"expires": 10}},
     "compact": {"task": "jobs.tasks.compact", "schedule": 15.0, "options": {"expires": 15}},
+    "apply-rounds": {"task": "jobs.tasks.apply_rounds", "schedule": 30.0, "options": {"expires": 30}},
     "merge-telemetry": {"task": "nodes.tasks.merge", "schedule": 30.0, "options": {"expires": 30}},
     "alert-hardware": {"task": "nodes.tasks.alert", "schedule": 15.0, "options": {"expires": 15}},
     "thin-telemetry": {"task": "nodes.tasks.thin", "schedule": 3600.0, "options": {"expires": 3600}},

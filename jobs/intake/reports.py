@@ -19,13 +19,13 @@ from django.db import DatabaseError, DataError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs import checkpoints, live, restarts, starts
+from jobs import live, restarts
 from jobs.disk import rundir
-from jobs.intake import rounds, wire
+from jobs.intake import checkpoint_events, parts, rounds, wire
 from jobs.intake.standing import Standing
 from jobs.intake.wire import Part, Post
 from jobs.models import Attempt, Event, Stream
-from portal import counted
+from portal import bulk, counted
 from portal.http.posts import Malformed, inflate
 from portal.http.problems import Problem
 from portal.models import digest
@@ -41,6 +41,7 @@ EVENTS = 50_000
 # Where it stands is told as often as a script likes, once a step and rank: it takes no room from what happened.
 STANDING, STANDINGS = "progress", 10_000
 QUIET = timedelta(minutes=10)
+TAKING_S = 2.0  # of one post: what there is no time for is sent again
 _AT_ONCE = 64  # batches taken at once; a batch has at most POINTS_A_BATCH of training.reporting.lines points
 
 _ADVANCE = (
@@ -87,22 +88,55 @@ def receive(attempt_id: int, authorization: str, encoding: str, chunks: Iterable
         raise error.problem("malformed-report") from None
 
 
-def take(attempt_id: int, post: Post) -> Answer:
-    """Store what is new of a post, once: cursors, points, events and progress in one transaction.
+def take(attempt_id: int, post: Post, *, seconds: float = TAKING_S) -> Answer:
+    """Store what is new of a post, once, in a few short transactions; each has its share of the cursors.
 
-    A stream that does not go on where its cursor stands is left alone; the answer says where it stands.
+    A stream that does not go on where its cursor stands is left alone. The answer says where each stands, also where
+    `seconds` were not enough for all of the post: its sender goes on from there.
     """
+    began = time.monotonic()
+    until = began + seconds
+    answer: Answer | None = None
+    for part in parts.cut(post):
+        if answer is not None:
+            bulk.give_way(began)
+        began = time.monotonic()
+        try:
+            taken = _take_part(attempt_id, part, until)
+        except Malformed:
+            if answer is None:
+                raise
+            break  # what came before it is stored: refused is what begins with it
+        answer = taken if answer is None else _joined(answer, taken)
+        if time.monotonic() > until:
+            break
+    assert answer is not None
+    return answer
+
+
+def _take_part(attempt_id: int, post: Post, until: float) -> Answer:
+    has_room = not any(event.kind in rounds.KINDS for event in post.events) or rounds.has_room(attempt_id, until)
+    began = time.monotonic()
     with transaction.atomic():
         attempt = Attempt.objects.open().filter(pk=attempt_id).for_reports().first()
         if attempt is None:
             raise Closed(f"attempt {attempt_id} takes no reports")
         intake = _Intake(attempt, post)
-        intake.advance()
+        intake.advance(is_full=not has_room)
         if intake.accepted:
             intake.store()
-            transaction.on_commit(intake.publish)
             transaction.on_commit(partial(counted.taken, "reports", *intake.counts()))
-        return Answer(intake.cursors, attempt.version, bool(intake.accepted))
+        if not intake.has_pending:
+            transaction.on_commit(intake.publish)
+    if intake.has_pending:
+        bulk.give_way(began)
+        rounds.apply_pending(attempt_id, until)
+        transaction.on_commit(intake.publish)  # pages that hear of it find the rows
+    return Answer(intake.cursors, attempt.version, bool(intake.accepted))
+
+
+def _joined(answer: Answer, later: Answer) -> Answer:
+    return Answer({**answer.streams, **later.streams}, later.version, answer.taken or later.taken)
 
 
 def collect(
@@ -159,7 +193,7 @@ def _collect_stream(attempt_id: int, stream: spool.Spool, until: float) -> int:
         post = wire.of_spool(stream.header, batches, end=stream.ended)
         post.streams[0].first = cursor
         answer = take(attempt_id, post)
-        ended = stream.ended
+        ended = stream.ended and answer.streams[stream.stream] >= stream.next_seq
         if answer.streams[stream.stream] <= cursor and batches:
             break  # a shipper was quicker: the next call sees what is left
         cursor = answer.streams[stream.stream]
@@ -180,16 +214,20 @@ class _Intake:
     columns: list[Fresh] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     now: datetime = field(default_factory=timezone.now)
+    has_pending: bool = False  # events that are stored, and not yet in the rows of rounds and clients
 
-    def advance(self) -> None:
-        """Move the cursors of the streams that go on where they stand; the others' content is left out."""
+    def advance(self, *, is_full: bool = False) -> None:
+        """Move the cursors of the streams that go on where they stand; the others' content is left out.
+
+        With `is_full` none moves: the sender learns where they stand, and comes again.
+        """
         rows = self._rows()
         bad = _count_bad(self.post)
         moves = []
         for index, part in enumerate(self.post.streams):
             row = rows.get(part.id)
             self.cursors[part.id] = row.next_seq if row else 0
-            if row is None or part.first != row.next_seq or not (part.times or part.end > row.ended):
+            if is_full or row is None or part.first != row.next_seq or not (part.times or part.end > row.ended):
                 continue
             if (row.incarnation, row.rank) != (part.incarnation, part.rank):
                 raise Malformed(
@@ -319,17 +357,22 @@ class _Intake:
             left_out = set(map(id, happened[room:]))
             happened = happened[:room]
             self.events = [event for event in self.events if id(event) not in left_out]
-        of_clients = rounds.read(self.attempt, happened)
         Event.objects.bulk_create([*happened, *standing[: max(0, STANDINGS - stood)]])
-        rounds.store(self.attempt, of_clients)
-        for event in happened:
-            _follow_up(self.attempt, event)
+        self.has_pending = rounds.note_pending(self.attempt, happened)
+        reported = [_told(event) for event in happened]
+        checkpoint_events.apply(self.attempt, reported)
+        restarts.note_events(self.attempt, reported)
 
     def _note_once(self, kind: str, data: Mapping[str, Any]) -> None:
         if not Event.objects.filter(attempt=self.attempt, kind=kind).exists():
             Event.objects.create(attempt=self.attempt, time=timezone.now(), kind=kind, data=dict(data))
 
     def publish(self) -> None:
+        if not self.accepted:
+            return
+        for event in self.events:
+            if rounds.is_pending(self.attempt, event):
+                event.data = rounds.summary_of(event)
         live.publish(self.attempt, self.columns, self.events)
 
 
@@ -360,14 +403,6 @@ def _of_rank_0(fresh: Fresh) -> tuple[Any, Any]:
         return fresh.step, fresh.value
     mask = np.repeat([run[0] == 0 for run in fresh.runs], [run[2] for run in fresh.runs])
     return fresh.step[mask], fresh.value[mask]
-
-
-def _follow_up(attempt: Attempt, event: Event) -> None:
-    """What rows follow from an event: of checkpoints, and of ranks that were started again."""
-    if event.kind.startswith("checkpoint.") or event.kind in starts.KINDS:
-        checkpoints.note_event(attempt, _told(event))
-    elif event.kind == restarts.ENDED:
-        restarts.note_event(attempt, _told(event))
 
 
 def _told(event: Event) -> dict[str, Any]:

@@ -1,26 +1,31 @@
-"""What a federation's server tells of rounds and clients, made into rows: once a post, and without trust.
+"""What a federation's server reports of rounds and clients, made into rows without trust.
 
-A table that can't be what our server packs is left as the event that it came in. What is read is kept in rows, and the
-event keeps only what it was about.
+A post stores such an event as it came, beside a row that says it is pending; right after, each is applied in a short
+transaction of its own. An event whose table can't be what our server packs stays as it came; of the others the rows
+have the table, and the event keeps only counts.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import numpy as np
-from django.db import connection
+from django.db import transaction
 from numpy.typing import NDArray
 
 from jobs import rounds, starts
-from jobs.models import Attempt, ClientSplit, Event, Round
-from portal import untrusted
+from jobs.models import Attempt, ClientSplit, Event, PendingRoundEvent, Round
+from portal import bulk, untrusted
 from training.federation.tables import STATES, Names, RoundTable, Split, TableError
 
 ROUNDS, SPLIT, NAMED, STARTED = "round.clients", "clients.split", "clients.named", "run.started"
+KINDS = frozenset({ROUNDS, SPLIT, NAMED, STARTED})
+PACKED = frozenset({"rounds", "clients", "counts", "names"})
+ROUNDS_AT_ONCE = 2_000  # that are dropped by one transaction
+MOST_PENDING = 100  # of an attempt: what is beyond waits in its spool
 MOST_ROUNDS = 1_000_000
 """Of a federation, as its configuration has it; and clients:"""
 MOST_CLIENTS = 100_000
@@ -32,9 +37,10 @@ _FIELDS = [f.name for f in Round._meta.concrete_fields if f.name not in {"id", "
 
 _DID = ("trained", "late", "dropped", "rejected", "broken", "timed", "seconds_sum")
 _IS_NEWER = "(excluded.last_attempt, excluded.last_round) >= (jobs_client.last_attempt, jobs_client.last_round)"
-_COUNT_CLIENTS = f"""
+_COUNT_CLIENTS_INTO = f"""
     INSERT INTO jobs_client (job_id, number, {", ".join(_DID)}, loss, accuracy, last_attempt, last_round)
-    VALUES ({", ".join(["%s"] * (len(_DID) + 6))})
+"""
+_COUNT_CLIENTS_THEN = f"""
     ON CONFLICT (job_id, number) DO UPDATE SET
         {", ".join(f"{name} = jobs_client.{name} + excluded.{name}" for name in _DID)},
         loss = CASE WHEN {_IS_NEWER} THEN COALESCE(excluded.loss, jobs_client.loss)
@@ -44,77 +50,103 @@ _COUNT_CLIENTS = f"""
         last_round = CASE WHEN {_IS_NEWER} THEN excluded.last_round ELSE jobs_client.last_round END,
         last_attempt = CASE WHEN {_IS_NEWER} THEN excluded.last_attempt ELSE jobs_client.last_attempt END
 """
-_SIZE_CLIENTS = f"""
-    INSERT INTO jobs_client (job_id, number, samples, {", ".join(_DID)}, last_attempt, last_round)
-    VALUES (%s, %s, %s, {", ".join(["0"] * (len(_DID) + 2))})
-    ON CONFLICT (job_id, number) DO UPDATE SET samples = excluded.samples
-"""
-_NAME_CLIENTS = f"""
-    INSERT INTO jobs_client (job_id, number, name, {", ".join(_DID)}, last_attempt, last_round)
-    VALUES (%s, %s, %s, {", ".join(["0"] * (len(_DID) + 2))})
-    ON CONFLICT (job_id, number) DO UPDATE SET name = excluded.name
-"""
 
 
-@dataclass
-class Told:
-    """What a post brought: tables, when and by which incarnation they were told, splits, names, where ranks began."""
-
-    tables: list[tuple[datetime, int, RoundTable]] = field(default_factory=list)
-    splits: list[Split] = field(default_factory=list)
-    names: list[Names] = field(default_factory=list)
-    begun: dict[int, int] = field(default_factory=dict)
-    """By incarnation the round that it went on from."""
+def is_pending(attempt: Attempt, event: Event) -> bool:
+    """Return whether an event of the federation's server has to be made into rows."""
+    return attempt.job.kind == "federated" and event.rank == 0 and event.incarnation is not None and event.kind in KINDS
 
 
-def read(attempt: Attempt, events: Iterable[Event]) -> Told:
-    """Reads what rank 0 of a federation told; an event that was read keeps only what it was about."""
-    told = Told()
-    if attempt.job.kind != "federated":
-        return told
-    for event in events:
-        if event.rank != 0 or event.incarnation is None:
-            continue
-        try:
-            if event.kind == ROUNDS:
-                table = _checked(RoundTable.unpack(event.data))
-                told.tables.append((event.time, event.incarnation, table))
-                event.data = {
-                    **event.data,
-                    "rounds": len(table.rounds["round"]),
-                    "clients": len(table.clients["round"]),
-                }
-            elif event.kind == SPLIT:
-                split = Split.unpack(event.data)
-                if split.first + len(split.counts) > MOST_CLIENTS:
-                    raise TableError("more clients than there can be")
-                told.splits.append(split)
-                event.data = {**event.data, "counts": len(split.counts)}
-            elif event.kind == NAMED:
-                some = Names.unpack(event.data)
-                if some.first + len(some.names) > MOST_CLIENTS:
-                    raise TableError("more clients than there can be")
-                told.names.append(some)
-                event.data = {**event.data, "names": len(some.names)}
-            elif event.kind == STARTED and type(start := event.data.get("start_step")) is int and start >= 0:
-                told.begun[event.incarnation] = start
-        except TableError:
-            continue
-    return told
+def note_pending(attempt: Attempt, events: Iterable[Event]) -> bool:
+    """Mark the events that `apply_pending` has to read, in the transaction that stores them; return whether any."""
+    pending = [PendingRoundEvent(attempt=attempt, event=event) for event in events if is_pending(attempt, event)]
+    PendingRoundEvent.objects.bulk_create(pending)
+    return bool(pending)
 
 
-def store(attempt: Attempt, told: Told) -> None:
-    """Keeps it. After the events are kept, in their transaction: the attempt's row is locked."""
-    for incarnation, start in told.begun.items():  # what an earlier one did beyond is done again
-        attempt.rounds.filter(incarnation__lt=incarnation, number__gt=start).delete()
-    if told.splits:
-        _store_splits(attempt, told.splits)
-    if told.names:
-        _store_names(attempt, told.names)
-    if told.tables:
-        limits = _limits(attempt)
-        _store_rounds(attempt, told, limits)
-        _count_clients(attempt, [table for _, _, table in told.tables])
+def has_room(attempt_id: int, until: float) -> bool:
+    """Return whether an attempt may send more; until that monotonic time it makes room."""
+    return count_pending(attempt_id) < MOST_PENDING or apply_pending(attempt_id, until)
+
+
+def count_pending(attempt_id: int) -> int:
+    return PendingRoundEvent.objects.filter(attempt=attempt_id).count()
+
+
+def apply_pending(attempt_id: int, until: float) -> bool:
+    """Make stored events into rows, each in a transaction of its own, until that monotonic time; return whether all.
+
+    The event stands first in line for as long as its rows are not committed, so that a killed process loses nothing and
+    counts nothing twice.
+    """
+    while (began := time.monotonic()) < until:
+        with transaction.atomic():
+            # The lock comes first: who else applies this attempt's events waits, and then sees what is left.
+            attempt = Attempt.objects.filter(pk=attempt_id).for_reports().first()
+            first = PendingRoundEvent.objects.filter(attempt=attempt_id).select_related("event").order_by("pk").first()
+            if attempt is None or first is None:
+                return True
+            if _apply(attempt, first.event):
+                first.delete()
+        bulk.give_way(began)
+    return not count_pending(attempt_id)
+
+
+def apply_left_over(until: float) -> None:
+    """Apply what an intake had no time for, whichever attempt it belongs to."""
+    for attempt_id in PendingRoundEvent.objects.order_by("attempt").values_list("attempt", flat=True).distinct():
+        apply_pending(attempt_id, until)
+
+
+def summary_of(event: Event) -> dict[str, Any]:
+    """Return the event's data without its packed tables: those are for the database alone."""
+    return {name: value for name, value in event.data.items() if name not in PACKED}
+
+
+def _apply(attempt: Attempt, event: Event) -> bool:
+    """Store what one event holds; return whether that is all of it. The attempt's row is locked."""
+    assert event.incarnation is not None
+    if event.kind == STARTED:
+        return _drop_repeated(attempt, event.incarnation, event.data.get("start_step"))
+    try:
+        counts = _store(attempt, event)
+    except TableError:
+        return True  # it stays the event that it is
+    Event.objects.filter(pk=event.pk).update(data={**event.data, **counts})
+    return True
+
+
+def _store(attempt: Attempt, event: Event) -> dict[str, int]:
+    """Store the table of an event; return how many rows it had, by its field."""
+    if event.kind == ROUNDS:
+        table = _checked(RoundTable.unpack(event.data))
+        _store_rounds(attempt, event, table)
+        _count_clients(attempt, table)
+        return {"rounds": len(table.rounds["round"]), "clients": len(table.clients["round"])}
+    if event.kind == SPLIT:
+        split = Split.unpack(event.data)
+        _check_clients(split.first + len(split.counts))
+        _store_split(attempt, split)
+        return {"counts": len(split.counts)}
+    some = Names.unpack(event.data)
+    _check_clients(some.first + len(some.names))
+    _store_names(attempt, some)
+    return {"names": len(some.names)}
+
+
+def _drop_repeated(attempt: Attempt, incarnation: int, start: object) -> bool:
+    """Drop some rounds that an earlier incarnation did beyond where this one began; return whether none are left."""
+    if type(start) is not int or start < 0:
+        return True
+    beyond = attempt.rounds.filter(incarnation__lt=incarnation, number__gt=start)
+    some = list(beyond.values_list("pk", flat=True)[:ROUNDS_AT_ONCE])
+    Round.objects.filter(pk__in=some).delete()
+    return len(some) < ROUNDS_AT_ONCE
+
+
+def _check_clients(last: int) -> None:
+    if last > MOST_CLIENTS:
+        raise TableError("more clients than there can be")
 
 
 def _checked(table: RoundTable) -> RoundTable:
@@ -139,11 +171,10 @@ def _limits(attempt: Attempt) -> dict[int, int]:
     return found
 
 
-def _store_rounds(attempt: Attempt, told: Told, limits: dict[int, int]) -> None:
-    rows: dict[int, Round] = {}
-    for at, incarnation, table in sorted(told.tables, key=lambda one: one[1]):
-        limit = limits.get(incarnation, MOST_ROUNDS)
-        rows |= {row.number: row for row in _rows(attempt, at, incarnation, table) if row.number <= limit}
+def _store_rounds(attempt: Attempt, event: Event, table: RoundTable) -> None:
+    assert event.incarnation is not None
+    limit = _limits(attempt).get(event.incarnation, MOST_ROUNDS)
+    rows = {row.number: row for row in _rows(attempt, event.time, event.incarnation, table) if row.number <= limit}
     Round.objects.bulk_create(
         rows.values(), update_conflicts=True, unique_fields=["attempt", "number"], update_fields=_FIELDS
     )
@@ -170,11 +201,10 @@ def _rows(attempt: Attempt, at: datetime, incarnation: int, table: RoundTable) -
         )
 
 
-def _count_clients(attempt: Attempt, tables: Sequence[RoundTable]) -> None:
-    """Adds what each client did, and what is known of it since its last round: a row each that was named."""
-    columns = {name: np.concatenate([table.clients[name] for table in tables]) for name in tables[0].clients}
-    order = np.lexsort((columns["round"], columns["client"]))
-    columns = {name: column[order] for name, column in columns.items()}
+def _count_clients(attempt: Attempt, table: RoundTable) -> None:
+    """Add what each client did, and what is known of it since its last round: a row each that was named."""
+    order = np.lexsort((table.clients["round"], table.clients["client"]))
+    columns = {name: column[order] for name, column in table.clients.items()}
     numbers, first = np.unique(columns["client"], return_index=True)
     if not len(numbers):
         return
@@ -192,9 +222,9 @@ def _count_clients(attempt: Attempt, tables: Sequence[RoundTable]) -> None:
         columns["round"][last].tolist(),
         strict=True,
     )
-    values = [(attempt.job_id, *row[:-1], attempt.number, row[-1]) for row in rows]
-    with connection.cursor() as cursor:
-        cursor.executemany(_COUNT_CLIENTS, values)
+    bulk.insert_rows(
+        _COUNT_CLIENTS_INTO, ((attempt.job_id, *row[:-1], attempt.number, row[-1]) for row in rows), _COUNT_CLIENTS_THEN
+    )
 
 
 def _last_known(values: NDArray[Any], first: NDArray[np.int64]) -> NDArray[Any]:
@@ -204,38 +234,29 @@ def _last_known(values: NDArray[Any], first: NDArray[np.int64]) -> NDArray[Any]:
     return np.where(last >= first, values[np.maximum(last, 0)], np.nan)
 
 
-def _store_splits(attempt: Attempt, told: Sequence[Split]) -> None:
-    parts = {
-        split.first: ClientSplit(
-            job_id=attempt.job_id,
-            first=split.first,
-            clients=len(split.counts),
-            labels=list(split.labels),
-            counts=split.counts.astype("<u4").tobytes(),
-        )
-        for split in told
-    }
+def _store_split(attempt: Attempt, split: Split) -> None:
     there = ClientSplit.objects.filter(job_id=attempt.job_id)
-    if there.count() + len(parts) > MOST_PARTS:
-        there.exclude(first__in=list(parts)).delete()  # another split than before
-        parts = dict(sorted(parts.items())[:MOST_PARTS])
-    fields = ["clients", "labels", "counts"]
-    ClientSplit.objects.bulk_create(
-        parts.values(), update_conflicts=True, unique_fields=["job", "first"], update_fields=fields
+    if there.exclude(first=split.first).count() >= MOST_PARTS:
+        there.delete()  # another split than before
+    about = {"clients": len(split.counts), "labels": list(split.labels), "counts": split.counts.astype("<u4").tobytes()}
+    ClientSplit.objects.update_or_create(job_id=attempt.job_id, first=split.first, defaults=about)
+    sizes = np.minimum(split.counts.astype(np.int64).sum(axis=1), _MOST - 1).tolist()
+    _set_column(attempt, "samples", [(split.first + i, size) for i, size in enumerate(sizes)])
+
+
+def _store_names(attempt: Attempt, some: Names) -> None:
+    _set_column(attempt, "name", [(some.first + i, name) for i, name in enumerate(some.names)])
+
+
+def _set_column(attempt: Attempt, column: str, values: Sequence[tuple[int, Any]]) -> None:
+    """Write one column of clients, by their numbers; what stands there already is not written again."""
+    nothing = [0] * (len(_DID) + 2)
+    bulk.insert_rows(
+        f"INSERT INTO jobs_client (job_id, number, {column}, {', '.join(_DID)}, last_attempt, last_round)",
+        ((attempt.job_id, number, value, *nothing) for number, value in values),
+        f"ON CONFLICT (job_id, number) DO UPDATE SET {column} = excluded.{column}"
+        f" WHERE jobs_client.{column} IS NULL OR jobs_client.{column} <> excluded.{column}",
     )
-    sizes = {
-        split.first + i: int(min(size, _MOST - 1))
-        for split in told
-        for i, size in enumerate(split.counts.astype(np.int64).sum(axis=1).tolist())
-    }
-    with connection.cursor() as cursor:
-        cursor.executemany(_SIZE_CLIENTS, [(attempt.job_id, *one) for one in sorted(sizes.items())])
-
-
-def _store_names(attempt: Attempt, told: Sequence[Names]) -> None:
-    names = {some.first + i: name for some in told for i, name in enumerate(some.names)}
-    with connection.cursor() as cursor:
-        cursor.executemany(_NAME_CLIENTS, [(attempt.job_id, *one) for one in sorted(names.items())])
 
 
 def _number(value: Any) -> float | None:

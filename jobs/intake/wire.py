@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -81,6 +82,7 @@ class Happening:
     kind: str
     time: float
     data: dict[str, Any]
+    bytes: int = 0  # as it was sent
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,7 @@ def parse(body: bytes) -> Post:
     if len(frame.events) > EVENTS:
         raise Malformed("events", f"more than {EVENTS}; send fewer at once", status=413)
     events = [event for i, raw in enumerate(frame.events) if (event := _event(i, raw, frame.streams, bad))]
+    _refuse_crowded(events, bad)
     return Post(frame.streams, series, events, bad)
 
 
@@ -277,7 +280,14 @@ def _event(index: int, raw: msgspec.Raw, streams: list[Part], bad: dict[Batch, s
     for key in ("stream", "batch", "kind", "time"):
         del data[key]
     _mask_excerpt(about.kind, data)
-    return Happening(batch, about.kind, about.time, data)
+    return Happening(batch, about.kind, about.time, data, len(bytes(raw)))
+
+
+def _refuse_crowded(events: Sequence[Happening], bad: dict[Batch, str]) -> None:
+    """A batch is stored by one transaction, so it may not bring more events than a line of a spool may."""
+    counts = Counter(event.batch for event in events)
+    reason = f"more than {lines.EVENTS_A_BATCH} events"
+    bad.update({batch: reason for batch, count in counts.items() if count > lines.EVENTS_A_BATCH})
 
 
 def _mask_excerpt(kind: str, data: dict[str, Any]) -> None:

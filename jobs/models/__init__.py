@@ -1,14 +1,14 @@
 """The models of this app: Django looks for them here."""
 
 from jobs.models.attempt import Attempt, Event, Stream
-from jobs.models.checkpoint import Checkpoint
+from jobs.models.checkpoint import Checkpoint, EarlyPrune
 from jobs.models.disk import DiskSum
 from jobs.models.incident import Diagnosis, Incident
 from jobs.models.job import Job, Predecessor, Tag
 from jobs.models.listing import Listing
 from jobs.models.postmortem import FollowUp, PostMortem
 from jobs.models.reliability import CadenceOrder, Failure, JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
-from jobs.models.round import Client, ClientSplit, Round
+from jobs.models.round import Client, ClientSplit, PendingRoundEvent, Round
 from jobs.models.site_entry import Replay, SiteCatalogue, SiteEntry
 from jobs.models.stray import Stray
 from jobs.models.sweep import Sweep
@@ -22,6 +22,7 @@ __all__ = [
     "ClientSplit",
     "Diagnosis",
     "DiskSum",
+    "EarlyPrune",
     "Event",
     "FollowUp",
     "Failure",
@@ -31,6 +32,7 @@ __all__ = [
     "JobHours",
     "JobTime",
     "Listing",
+    "PendingRoundEvent",
     "PostMortem",
     "Predecessor",
     "Replay",

@@ -79,3 +79,19 @@ class Checkpoint(models.Model):
     @property
     def resumable(self) -> bool:
         return self.state in self.RESUMABLE
+
+
+class EarlyPrune(models.Model):
+    """A checkpoint whose removal was reported before its commit: when the commit arrives it is removed already."""
+
+    job = models.ForeignKey(Job, models.CASCADE, related_name="+", db_index=False)
+    step = models.BigIntegerField()
+    generation = models.PositiveIntegerField()
+
+    class Meta:
+        constraints = (
+            models.UniqueConstraint(fields=["job", "step", "generation"], name="one_early_prune_a_checkpoint"),
+        )
+
+    def __str__(self) -> str:
+        return f"step {self.step}, generation {self.generation}"

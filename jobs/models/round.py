@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 
 from jobs.client_name import called
-from jobs.models.attempt import Attempt
+from jobs.models.attempt import Attempt, Event
 from jobs.models.job import Job
 from training.federation.tables import NAME_LETTERS
 
@@ -105,3 +105,16 @@ class ClientSplit(models.Model):
 
     def __str__(self) -> str:
         return f"clients {self.first} to {self.first + self.clients - 1}"
+
+
+class PendingRoundEvent(models.Model):
+    """An event of a federation's server that is stored, and whose rounds and clients are not in rows yet.
+
+    One event may bring 400 rounds, or the names of 6,000 clients: each gets a transaction of its own.
+    """
+
+    attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="+")
+    event = models.OneToOneField(Event, models.CASCADE, related_name="+")
+
+    def __str__(self) -> str:
+        return f"event {self.event_id}"

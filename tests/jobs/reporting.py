@@ -7,9 +7,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.db import transaction
 from django.test import Client
 
-from jobs.intake import wire
+from jobs.intake import checkpoint_events, wire
 from jobs.models import Attempt, Event, Job, Stream
 from portal.models import Chunk, Project, User, digest
 from portal.series import codec
@@ -129,3 +130,9 @@ def world(attempt: Attempt) -> tuple[Any, ...]:
     row = {k: v for k, v in vars(attempt).items() if not k.startswith("_")}
     streams = list(Stream.objects.order_by("id").values())
     return row, streams, list(Event.objects.order_by("id").values()), list(Chunk.objects.order_by("id").values())
+
+
+def note_checkpoints(attempt: Attempt, *events: dict[str, Any]) -> None:
+    """What the intake does with events about checkpoints, without their post."""
+    with transaction.atomic():
+        checkpoint_events.apply(attempt, events)

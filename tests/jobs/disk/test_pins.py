@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from jobs import checkpoints
 from jobs.disk import prepare, rundir, trash
 from jobs.following import follow
 from jobs.models import Checkpoint, Job
 from portal.models import AuditEntry, Project, User
 from tests import lab
+from tests.jobs.reporting import note_checkpoints
 from tests.jobs.schedulers import Told
 from training.checkpoint import pruning
 
@@ -118,7 +118,7 @@ def test_there_is_no_such_checkpoint(client: Client, job: Job, name: str) -> Non
 
 
 def test_a_pruned_one_cannot_be_pinned(client: Client, job: Job) -> None:
-    checkpoints.note_event(job.latest, {"kind": "checkpoint.pruned", "step": 4, "generation": 1})  # type: ignore[arg-type]
+    note_checkpoints(job.latest, {"kind": "checkpoint.pruned", "step": 4, "generation": 1})  # type: ignore[arg-type]
     answer = patch(client, job, "step-4")
     assert answer.status_code == 409
     assert answer.json()["detail"].startswith("Not pinned. step-4 of #")
@@ -132,7 +132,7 @@ def test_a_pin_follows_the_checkpoint_when_another_of_its_step_is_written(client
     (folder / "step-4").mkdir()
     (folder / "step-4" / "COMMITTED").write_text("{}")
     event = {"kind": "checkpoint.committed", "step": 4, "name": "step-4", "generation": 2, "time": 2e9}
-    checkpoints.note_event(job.latest, event)  # type: ignore[arg-type]
+    note_checkpoints(job.latest, event)  # type: ignore[arg-type]
     assert pinned(job) == ["step-4.g1"]
     assert kept(job) == {(4, 1)}
     patch(client, job, "step-4")
@@ -225,6 +225,6 @@ def test_changes_that_cross_each_other_end_with_all_of_them(
 
 def test_one_that_is_pruned_all_the_same_is_not_called_pinned(client: Client, job: Job) -> None:
     patch(client, job, "step-4")
-    checkpoints.note_event(job.latest, {"kind": "checkpoint.pruned", "step": 4, "generation": 1})  # type: ignore[arg-type]
+    note_checkpoints(job.latest, {"kind": "checkpoint.pruned", "step": 4, "generation": 1})  # type: ignore[arg-type]
     assert pinned(job) == []
     assert patch(client, job, "step-4", {"pinned": False}).json()["state"] == "pruned"

@@ -19,7 +19,7 @@ from jobs.following.known import BY_END
 from jobs.following.policy import FREE, decide
 from jobs.intake import reports, verify
 from jobs.models import Attempt, Checkpoint, Job
-from tests.jobs.reporting import Spooled, post
+from tests.jobs.reporting import Spooled, note_checkpoints, post
 from tests.lab import a_job, a_project, on_disk, person
 from training import manifest
 
@@ -111,35 +111,35 @@ def event(step: int, generation: int = 1, kind: str = "checkpoint.committed", **
 class TestCheckpoints:
     def test_are_registered_once_and_pruned(self, attempt: Attempt) -> None:
         for _ in range(2):
-            checkpoints.note_event(attempt, event(100, parent_step=None, world_size=2, consumed_samples=3200))
+            note_checkpoints(attempt, event(100, parent_step=None, world_size=2, consumed_samples=3200))
         row = Checkpoint.objects.get()
         assert (row.step, row.name, row.bytes, row.seconds, row.world_size) == (100, "step-100", 10, 0.5, 2)
-        checkpoints.note_event(attempt, event(100, kind="checkpoint.pruned"))
+        note_checkpoints(attempt, event(100, kind="checkpoint.pruned"))
         assert Checkpoint.objects.get().state == "pruned"
-        checkpoints.note_event(attempt, event(100))  # a repeat of the older event brings nothing back
+        note_checkpoints(attempt, event(100))  # a repeat of the older event brings nothing back
         assert Checkpoint.objects.get().state == "pruned"
 
     def test_what_was_requeued_tells_where_it_goes_on(self, attempt: Attempt) -> None:
-        checkpoints.note_event(attempt, event(100))
+        note_checkpoints(attempt, event(100))
         started = {"kind": "run.started", "start_step": 100, "resumed_from": "step-100", "time": 1.7e9}
-        checkpoints.note_event(attempt, started)
+        note_checkpoints(attempt, started)
         assert attempt.resume_from is None, "in place, from its own"
         second = Attempt.objects.create(job=attempt.job, number=2, state="running", origin=Attempt.Origin.REQUEUED)
         for name in (None, "step-7", ["?"]):
-            checkpoints.note_event(second, {**started, "resumed_from": name})
+            note_checkpoints(second, {**started, "resumed_from": name})
             assert second.resume_from is None
         for _ in range(2):
-            checkpoints.note_event(second, started)
+            note_checkpoints(second, started)
         second.refresh_from_db()
         assert second.resume_from == Checkpoint.objects.get()
         asked = Attempt.objects.create(job=attempt.job, number=3, origin=Attempt.Origin.RESUMED)
-        checkpoints.note_event(asked, started)
+        note_checkpoints(asked, started)
         assert asked.resume_from is None, "a person's own choice stays"
 
     def test_of_a_program_of_somebody_s_its_launcher_tells_where_it_goes_on(self, attempt: Attempt) -> None:
         Job.objects.update(kind="script")
         attempt = Attempt.objects.select_related("job").get()
-        checkpoints.note_event(attempt, event(100))
+        note_checkpoints(attempt, event(100))
         second = Attempt.objects.create(job=attempt.job, number=2, state="running", origin=Attempt.Origin.REQUEUED)
         told = {"incarnation": 0, "nodes": ["dgx01"], "resumed_from": ""}
         launcher = Spooled(rank=-1).tell("incarnation.started", **told)
@@ -152,11 +152,11 @@ class TestCheckpoints:
         assert second.resume_from == Checkpoint.objects.get()
 
     def test_one_that_its_trainer_found_damaged_is_started_from_no_more(self, attempt: Attempt) -> None:
-        checkpoints.note_event(attempt, event(100))
-        checkpoints.note_event(attempt, event(200, parent_step=100, parent_generation=1))
+        note_checkpoints(attempt, event(100))
+        note_checkpoints(attempt, event(200, parent_step=100, parent_generation=1))
         Checkpoint.objects.filter(step=200).update(state="verified")
-        checkpoints.note_event(attempt, event(200, kind="checkpoint.damaged", reason="its sha256 differs"))
-        checkpoints.note_event(attempt, event(200, 7, kind="checkpoint.damaged", reason=["?"]))
+        note_checkpoints(attempt, event(200, kind="checkpoint.damaged", reason="its sha256 differs"))
+        note_checkpoints(attempt, event(200, 7, kind="checkpoint.damaged", reason=["?"]))
         row = Checkpoint.objects.get(step=200)
         assert (row.state, row.problem) == ("corrupt", "its sha256 differs")
         newest = checkpoints.newest_on_line(attempt)
@@ -164,8 +164,8 @@ class TestCheckpoints:
         assert newest.step == 100
 
     def test_one_told_of_late_takes_no_name_from_a_newer_one(self, attempt: Attempt) -> None:
-        checkpoints.note_event(attempt, event(200, 2))
-        checkpoints.note_event(attempt, event(200, 1))
+        note_checkpoints(attempt, event(200, 2))
+        note_checkpoints(attempt, event(200, 1))
         names = dict(Checkpoint.objects.values_list("generation", "name"))
         assert names == {1: "step-200.g1", 2: "step-200"}
 
@@ -179,26 +179,26 @@ class TestCheckpoints:
         assert Checkpoint.objects.get(step=200).parent_step == 100
 
     def test_one_that_was_damaged_and_made_anew_counts(self, attempt: Attempt) -> None:
-        checkpoints.note_event(attempt, event(200, bytes=7))
-        checkpoints.note_event(attempt, event(200, kind="checkpoint.damaged", reason="its sha256 differs"))
-        checkpoints.note_event(attempt, event(200, bytes=8))
+        note_checkpoints(attempt, event(200, bytes=7))
+        note_checkpoints(attempt, event(200, kind="checkpoint.damaged", reason="its sha256 differs"))
+        note_checkpoints(attempt, event(200, bytes=8))
         row = Checkpoint.objects.get()
         assert (row.state, row.problem, row.bytes) == ("committed", "", 8)
-        checkpoints.note_event(attempt, event(200, kind="checkpoint.pruned"))
-        checkpoints.note_event(attempt, event(200))
+        note_checkpoints(attempt, event(200, kind="checkpoint.pruned"))
+        note_checkpoints(attempt, event(200))
         assert Checkpoint.objects.get().state == "pruned", "told again by who starts from it, before it went"
 
     def test_another_line_moves_the_older_one_aside(self, attempt: Attempt) -> None:
-        checkpoints.note_event(attempt, event(100, 1))
-        checkpoints.note_event(attempt, event(100, 3))
+        note_checkpoints(attempt, event(100, 1))
+        note_checkpoints(attempt, event(100, 3))
         names = dict(Checkpoint.objects.values_list("generation", "name"))
         assert names == {1: "step-100.g1", 3: "step-100"}
 
     def test_who_starts_from_the_older_one_moves_nothing(self, attempt: Attempt) -> None:
         for generation in (1, 3):
-            checkpoints.note_event(attempt, event(100, generation, name="step-100"))
-        checkpoints.note_event(attempt, event(100, 1, name="step-100.g1"))
-        checkpoints.note_event(attempt, event(100, 2, name="step-100.g2"))  # nobody had lived to tell of it
+            note_checkpoints(attempt, event(100, generation, name="step-100"))
+        note_checkpoints(attempt, event(100, 1, name="step-100.g1"))
+        note_checkpoints(attempt, event(100, 2, name="step-100.g2"))  # nobody had lived to tell of it
         names = dict(Checkpoint.objects.values_list("generation", "name"))
         assert names == {1: "step-100.g1", 2: "step-100.g2", 3: "step-100"}
 
@@ -206,25 +206,25 @@ class TestCheckpoints:
         "bad", [{"step": -1}, {"step": "1"}, {"step": True}, {"step": 2**63}, {"generation": None}]
     )
     def test_nonsense_is_left_out(self, attempt: Attempt, bad: dict[str, Any]) -> None:
-        checkpoints.note_event(attempt, {**event(1), **bad})
+        note_checkpoints(attempt, {**event(1), **bad})
         assert not Checkpoint.objects.exists()
 
     def test_odd_details_do_not_matter(self, attempt: Attempt) -> None:
         odd = {"bytes": "many", "seconds": float("nan"), "parent_step": [], "world_size": -1, "time": 1e300}
-        checkpoints.note_event(attempt, event(1, **odd))
+        note_checkpoints(attempt, event(1, **odd))
         row = Checkpoint.objects.get()
         assert (row.bytes, row.seconds, row.parent_step, row.world_size) == (0, None, None, None)
 
     def test_newest_is_newest_on_the_line(self, job: Job, attempt: Attempt) -> None:
         for step in (100, 200, 300):
-            checkpoints.note_event(attempt, event(step, 1, parent_step=step - 100 or None, parent_generation=1))
+            note_checkpoints(attempt, event(step, 1, parent_step=step - 100 or None, parent_generation=1))
         newest = checkpoints.newest_on_line(attempt)
         assert newest is not None
         assert newest.step == 300
         chosen = Checkpoint.objects.get(step=100)
         second = Attempt.objects.create(job=job, number=2, resume_from=chosen)
         assert checkpoints.newest_on_line(second) == chosen
-        checkpoints.note_event(second, event(200, 2, parent_step=100, parent_generation=1))
+        note_checkpoints(second, event(200, 2, parent_step=100, parent_generation=1))
         newest = checkpoints.newest_on_line(second)
         assert newest is not None
         assert (newest.step, newest.generation) == (200, 2)
@@ -238,13 +238,13 @@ class TestCheckpoints:
         Attempt.objects.bulk_create(Attempt(job=job, number=number, cause="preempted") for number in range(2, 1202))
         last = Attempt.objects.latest("number")
         assert decide(last, "preempted").text.endswith("Started anew from the beginning as attempt 1202.")
-        checkpoints.note_event(attempt, event(100))
+        note_checkpoints(attempt, event(100))
         assert checkpoints.newest_on_line(last) == Checkpoint.objects.get()
 
     def test_verification_finds_what_is_wrong(self, job: Job, attempt: Attempt) -> None:
         on_disk(job)
         for step, data in ((100, b"good"), (200, b"evil"), (300, None)):
-            checkpoints.note_event(attempt, event(step, created_at=timezone.now()))
+            note_checkpoints(attempt, event(step, created_at=timezone.now()))
             write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", step, data)
         for _ in range(4):
             verify.verify_next()
@@ -256,7 +256,7 @@ class TestCheckpoints:
 
     def test_large_numbers_are_kept(self, attempt: Attempt) -> None:
         large = {"bytes": 3 * 2**40, "consumed_samples": 2**40, "parent_step": 2**35, "parent_generation": 1}
-        checkpoints.note_event(attempt, event(2**36, **large))
+        note_checkpoints(attempt, event(2**36, **large))
         row = Checkpoint.objects.get()
         assert row.step == 2**36
         assert {name: getattr(row, name) for name in large} == large
@@ -267,7 +267,7 @@ class TestCheckpoints:
         monkeypatch.setattr(verify, "MOST_BYTES", 3)
         on_disk(job)
         for step, data in ((100, b"good"), (200, b"short"), (300, None)):
-            checkpoints.note_event(attempt, event(step))
+            note_checkpoints(attempt, event(step))
             write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", step, data)
         for _ in range(3):
             assert verify.verify_next() is not None
@@ -288,7 +288,7 @@ class TestCheckpoints:
     ) -> None:
         on_disk(job)
         for step in (100, 200):
-            checkpoints.note_event(attempt, event(step))
+            note_checkpoints(attempt, event(step))
             write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", step, b"good")
         (rundir.path_of(job.directory) / "job" / "checkpoints" / "step-200" / "COMMITTED").write_text(manifest)
         for _ in range(2):
@@ -302,7 +302,7 @@ class TestCheckpoints:
     ) -> None:
         on_disk(job)
         for step in (100, 200):
-            checkpoints.note_event(attempt, event(step))
+            note_checkpoints(attempt, event(step))
             write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", step, b"good")
         real = os.open
 
@@ -325,11 +325,11 @@ class TestCheckpoints:
         on_disk(job)
         write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", 300, b"good")
         for step in (100, 200):
-            checkpoints.note_event(attempt, event(step))
+            note_checkpoints(attempt, event(step))
         for _ in range(2):
             verify.verify_next()
         assert set(Checkpoint.objects.values_list("state", "verify_tries")) == {("committed", 1)}
-        checkpoints.note_event(attempt, event(100, kind="checkpoint.pruned"))  # its report was late
+        note_checkpoints(attempt, event(100, kind="checkpoint.pruned"))  # its report was late
         for _ in range(2):
             Checkpoint.objects.update(verify_after=timezone.now())
             verify.verify_next()
@@ -340,7 +340,7 @@ class TestCheckpoints:
         self, job: Job, attempt: Attempt, settings: Any, tmp_path: Path
     ) -> None:
         on_disk(job)
-        checkpoints.note_event(attempt, event(100))
+        note_checkpoints(attempt, event(100))
         settings.VIGIL_RUNS = tmp_path / "unmounted"
         assert verify.verify_next() is not None
         assert verify.verify_next() is None

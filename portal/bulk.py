@@ -1,0 +1,69 @@
+"""Writing much without keeping others from it: many rows a statement, and turns between transactions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from django.db import connection
+from django.db.models import Model
+
+ROWS = 1_000  # of a statement
+REST_S = 0.1  # at most, between two transactions of one request
+PARAMETERS = 30_000  # of a statement: SQLite takes 32,766 as it is built by default, PostgreSQL as many as there are
+
+
+def give_way(since: float) -> None:
+    """Rest for as long as the transaction took that began at that monotonic time, before the next one.
+
+    SQLite has one writer and no queue for it: who waits asks again every 100 ms in the end, and would hardly ever find
+    a gap between transactions that follow each other at once. On PostgreSQL nobody waits for another attempt's rows.
+    """
+    if connection.vendor == "sqlite":
+        time.sleep(min(time.monotonic() - since, REST_S))
+
+
+def update_rows(rows: Sequence[Model], fields: Sequence[str]) -> None:
+    """Write these fields of the rows as they are now, by `UPDATE … FROM (VALUES …)`.
+
+    Django's `bulk_update` makes a CASE with a branch for each row of each field: SQLite searches it once a row.
+    """
+    if not rows:
+        return
+    table = rows[0]._meta
+    columns: list[Any] = [table.pk, *(table.get_field(name) for name in fields)]
+    names = [connection.ops.quote_name(field.column) for field in columns]
+    assigned = ", ".join(f"{name} = v.column{place}" for place, name in enumerate(names[1:], 2))
+    quoted = connection.ops.quote_name(table.db_table)
+    for some in _batches(rows, len(columns)):
+        values = ", ".join([_typed(columns), *[f"({', '.join(['%s'] * len(columns))})"] * (len(some) - 1)])
+        statement = f"UPDATE {quoted} SET {assigned} FROM (VALUES {values}) AS v WHERE {quoted}.{names[0]} = v.column1"
+        with connection.cursor() as cursor:
+            cursor.execute(statement, [_prepared(row, field) for row in some for field in columns])
+
+
+def insert_rows(into: str, rows: Iterable[Sequence[Any]], then: str) -> None:
+    """Execute `into` VALUES … `then`, a thousand rows a statement; no row may meet the same conflict twice."""
+    rows = list(rows)
+    for some in _batches(rows, len(rows[0]) if rows else 1):
+        values = ", ".join([f"({', '.join(['%s'] * len(some[0]))})"] * len(some))
+        with connection.cursor() as cursor:
+            cursor.execute(f"{into} VALUES {values} {then}", list(chain.from_iterable(some)))
+
+
+def _batches(rows: Sequence[Any], width: int) -> Iterator[Sequence[Any]]:
+    step = max(1, min(ROWS, PARAMETERS // width))
+    return (rows[at : at + step] for at in range(0, len(rows), step))
+
+
+def _typed(columns: Sequence[Any]) -> str:
+    """Return placeholders of the first row, whose types PostgreSQL takes for the others."""
+    if connection.vendor != "postgresql":
+        return f"({', '.join(['%s'] * len(columns))})"
+    return f"({', '.join(f'%s::{field.rel_db_type(connection) or field.db_type(connection)}' for field in columns)})"
+
+
+def _prepared(row: Model, field: Any) -> Any:
+    return field.get_db_prep_save(getattr(row, field.attname), connection)

@@ -1,0 +1,192 @@
+"""A report post takes a bounded number of queries and of events a transaction, whatever its job reported before."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.intake import parts, reports, rounds
+from jobs.models import Attempt, Checkpoint, Client, Event, Incident, Job, PendingRoundEvent, Round
+from tests.jobs.reporting import Batch, Spooled, attempt_of, frame, job_of, post, send, stored
+from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, RoundTable
+
+pytestmark = pytest.mark.django_db
+
+EVENTS: dict[str, Any] = {
+    "checkpoint.committed": lambda i: {"step": 500 + i, "generation": 1},
+    "checkpoint.pruned": lambda i: {"step": i, "generation": 1},
+    "checkpoint.damaged": lambda i: {"step": i, "generation": 1, "reason": "a shard is missing"},
+    "run.started": lambda i: {"start_step": 0, "resumed_from": f"step-{i}.g7"},
+    "incarnation.ended": lambda i: {"incarnation": i, "restarting": True, "why": "exception"},
+    "phase": lambda i: {"phase": "step"},
+}
+
+
+@pytest.fixture
+def attempt() -> Attempt:
+    return attempt_of(origin=Attempt.Origin.REQUEUED)
+
+
+def batch_of(kind: str, count: int) -> Batch:
+    return Batch(1_000.0, {}, [{"kind": kind, "time": 1_000.0, **EVENTS[kind](i)} for i in range(count)])
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+def test_a_hundred_events_take_as_many_queries_as_two(kind: str, attempt: Attempt) -> None:
+    Checkpoint.objects.bulk_create(
+        Checkpoint(job=attempt.job, attempt=attempt, step=i, name=f"step-{i}", generation=1, created_at=timezone.now())
+        for i in range(200)
+    )
+    taken = []
+    for rank, count in enumerate((2, 90)):
+        with CaptureQueriesContext(connection) as queries:
+            reports.take(attempt.pk, post(Spooled(rank=rank, batches=[batch_of(kind, count)])))
+        taken.append(len(queries))
+    assert taken[1] <= taken[0] + 2  # the second inserts its rows by a few statements
+
+
+def test_commits_do_not_search_what_was_removed(attempt: Attempt) -> None:
+    """The removals of a job are thousands of events: a commit asks an index, not them."""
+    removed = {"step": 7, "generation": 1}
+    reports.take(attempt.pk, post(Spooled(rank=1).tell("checkpoint.pruned", **removed)))
+    with CaptureQueriesContext(connection) as queries:
+        reports.take(attempt.pk, post(Spooled().tell("checkpoint.committed", **removed)))
+    assert Checkpoint.objects.get().state == "pruned"
+    assert not [query for query in queries if "JSON" in query["sql"].upper()]
+
+
+def test_more_incarnations_than_incidents_are_counted_once(attempt: Attempt) -> None:
+    for rank in range(2):
+        reports.take(attempt.pk, post(Spooled(rank=rank, batches=[batch_of("incarnation.ended", 90)])))
+    assert Incident.objects.count() == 50
+
+
+def test_a_batch_of_more_events_than_a_spool_may_have_is_quarantined(attempt: Attempt) -> None:
+    spooled = Spooled(batches=[batch_of("phase", 101), batch_of("phase", 1)])
+    assert send(attempt, frame(spooled)).json()["streams"] == {spooled.uid: 2}
+    assert sorted(Event.objects.values_list("kind", flat=True)) == ["phase", "report.quarantined"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 2)), min_size=1, max_size=12), st.booleans()
+)
+def test_parts_hold_the_whole_post_once(batches: list[tuple[int, int, int]], ends: bool) -> None:
+    """Cut anywhere, cursors go on from part to part, and no point or event is in two or in none."""
+    spooled = {rank: Spooled(rank=rank, ended=ends) for rank in range(4)}
+    for number, (rank, events, points) in enumerate(batches):
+        series = {f"s{i}": [(number, float(i))] for i in range(points)}
+        told = [{"kind": "custom", "time": 1.0, "number": number, "place": i} for i in range(events)]
+        spooled[rank].batches.append(Batch(1_000.0 + number, series, told))
+    whole = post(*spooled.values())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "EVENTS", 4)
+        cut = parts.cut(whole)
+    cursors = {part.id: 0 for part in whole.streams}
+    for one in cut:
+        assert len(one.events) <= 4 or len({event.batch for event in one.events}) == 1
+        for stream in one.streams:
+            assert stream.first == cursors[stream.id]
+            cursors[stream.id] += len(stream.times)
+    assert cursors == {part.id: len(part.times) for part in whole.streams}
+    assert {part.id for one in cut for part in one.streams if part.end} == {p.id for p in whole.streams if p.end}
+    assert _events_of(cut) == _events_of([whole])
+    assert _points_of(cut) == _points_of([whole])
+
+
+def _events_of(posts: list[Any]) -> list[Any]:
+    return sorted(
+        (post.streams[event.batch[0]].id, post.streams[event.batch[0]].first + event.batch[1], event.data["place"])
+        for post in posts
+        for event in post.events
+    )
+
+
+def _points_of(posts: list[Any]) -> list[Any]:
+    found = []
+    for one in posts:
+        for name, columns in one.series.items():
+            at = 0
+            for stream, batch, count in columns.runs:
+                place = one.streams[stream].id, one.streams[stream].first + batch
+                found += [(name, *place, int(columns.step[i]), float(columns.value[i])) for i in range(at, at + count)]
+                at += count
+    return sorted(found)
+
+
+def test_a_post_that_there_is_no_time_for_goes_on_where_the_answer_says(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "EVENTS", 2)
+    spooled = Spooled()
+    for step in range(9):
+        spooled.log(step, loss=1.0 / (step + 1)).tell("custom", number=step)
+    first, posts = 0, 0
+    while first < len(spooled.batches):
+        first = reports.take(attempt.pk, post((spooled, first, len(spooled.batches))), seconds=0).streams[spooled.uid]
+        posts += 1
+    assert posts == 5
+    assert [data["number"] for data in Event.objects.values_list("data", flat=True)] == list(range(9))
+    assert stored(attempt) == {("loss", 0, 0, step): [1.0 / (step + 1)] for step in range(9)}
+
+
+@pytest.fixture
+def federated() -> Attempt:
+    job = job_of()
+    Job.objects.filter(pk=job.pk).update(kind="federated")
+    job.refresh_from_db()
+    return attempt_of(job)
+
+
+def table(first: int) -> dict[str, str]:
+    each = {name: [1, 1] for name in ROUND_COLUMNS} | {"round": [first, first + 1]}
+    clients = {name: [0, 0] for name in CLIENT_COLUMNS} | {"round": [first, first + 1], "client": [3, 4]}
+    return RoundTable(_columns(each, ROUND_COLUMNS), _columns(clients, CLIENT_COLUMNS)).pack()
+
+
+def _columns(values: dict[str, Any], kinds: dict[str, str]) -> Any:
+    return {name: np.array(column, kinds[name]) for name, column in values.items()}
+
+
+def test_rounds_are_applied_one_event_a_transaction_and_once(
+    federated: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed between two events leaves the rest to whoever comes next."""
+    spooled = Spooled()
+    for first in range(1, 9, 2):
+        spooled.tell("round.clients", step=first, **table(first))
+    with monkeypatch.context() as patch:
+        applied = iter([True, True])
+        patch.setattr(rounds, "_apply", lambda *about, real=rounds._apply: next(applied) and real(*about))
+        with pytest.raises(StopIteration):
+            reports.take(federated.pk, post(spooled))
+    assert Event.objects.count() == 4
+    assert Round.objects.count() == 4
+    assert PendingRoundEvent.objects.count() == 2
+    reports.take(federated.pk, post(spooled))  # sent again, as no answer came
+    assert Event.objects.count() == 4
+    for _ in range(2):
+        rounds.apply_left_over(time.monotonic() + 60)
+    assert Round.objects.count() == 8
+    assert list(Client.objects.order_by("number").values_list("trained", flat=True)) == [4, 4]
+    assert all(isinstance(data["rounds"], int) for data in Event.objects.values_list("data", flat=True))
+
+
+def test_an_attempt_with_much_to_apply_takes_no_more(federated: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "MOST_PENDING", 2)
+    one, other = Spooled(rank=0), Spooled(rank=0, uid="f" * 16)
+    for first in range(1, 7, 2):
+        one.tell("round.clients", step=first, **table(first))
+    other.tell("round.clients", step=9, **table(9))
+    assert reports.take(federated.pk, post(one), seconds=0).streams == {one.uid: 3}
+    answer = reports.take(federated.pk, post(other), seconds=0)
+    assert (answer.streams, answer.taken) == ({other.uid: 0}, False)
+    assert reports.take(federated.pk, post(other)).streams == {other.uid: 1}
+    assert Round.objects.count() == 8
