@@ -183,6 +183,7 @@ class Agent:
 
     def _append_window(self, n: int, *, is_last: bool = True) -> None:
         """`is_last`: what the host does now belongs to it."""
+        events, *more = [*batches.in_parts(self._take_events())] or [[]]
         batch = batches.with_samples(
             at=self._slot_time(self._first),
             period=self._pace.period,
@@ -190,10 +191,12 @@ class Agent:
             samples=self._gpus.samples.take(self._first, n),
             host={**self._host.look(), **self._mounts.values()} if is_last else {},
             processes=self._processes.tell(self._gpus.newest_counters, self._gpus.gpus),
-            events=self._take_events(),
+            events=events,
         )
         self._kernel.xids.begin_window()
         self._append(batch)
+        for part in more:  # the portal takes no more of them in a batch
+            self._append_events(part)
         self._kernel.open()
         self._ask_mounts()
         self._make_room()

@@ -1,175 +1,350 @@
-"""Events of machines as rows: what is equal and near becomes one row with a count, what lasts one that is open."""
+"""Events of machines as rows: what is equal and near becomes one row with a count, what lasts one that is open.
+
+The events of a post are folded in memory, against the rows that they may belong to, and written by a few statements:
+a post may bring 2,000, and every other writer waits for it.
+"""
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from hashlib import blake2b
-from typing import Self
+from typing import Any, Self
 
-from django.db.models import F
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from nodes.models import Agent, Gpu, NodeEvent
-from nodes.telemetry.machines import cleaned
+from nodes.telemetry import warn
+from nodes.telemetry.machines import bounded
 from nodes.telemetry.wire import Happening
-from portal import untrusted
+from portal import bulk, untrusted
 
 MOST_A_DAY = 5_000  # rows of one machine
-MOST_OLD = 20 * MOST_A_DAY  # of them by what is told of days gone by
-MOST_COUNT = 10**6  # by one telling: sums of them fit a column
+MOST_OLD = 20 * MOST_A_DAY  # of them by what is reported of days gone by
+MOST_COUNT = 10**6  # by one report: sums of them fit a column
 NEAR = timedelta(minutes=10)  # equal events further apart are two
 OPENS = {"gpu.lost": "gpu.back", "gpu.silent": "gpu.answers", "mount.slow": "mount.well"}
 CLOSES = {closing: opening for opening, closing in OPENS.items()}
 FROM_KERNEL = frozenset({"xid", "sxid"})
-logger = logging.getLogger(__name__)
+# Rows that a post's events may belong to, the newest: an honest machine has one or two for each event.
+CANDIDATES = 2_000
 
 _DIGITS = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
+_CHANGED = ("count", "at", "last_at", "is_open", "is_confirmed", "first_seq", "last_seq")
+Key = tuple[str, str]  # fingerprint and boot
 
 
-def store(agent: Agent, event: Happening, boot_id: str) -> bool:
-    """Write it down; answers whether the agent's place in the kernel log has moved."""
-    told = _Told.of(event, boot_id)
-    if event.kind in CLOSES:
-        _close(agent, event)
-    elif told.last_seq is None or not _is_known(agent, told):
-        _open_or_add(agent, event, told)
-    if told.last_seq is None or told.boot_id != agent.boot_id or told.last_seq <= agent.kernel_seq:
+def store(agent: Agent, happenings: Sequence[Happening], boot_id: str) -> bool:
+    """Store a post's events in their order; return whether the agent's place in the kernel log has moved.
+
+    The caller holds the agent's row lock.
+    """
+    if not happenings:
         return False
-    agent.kernel_seq = told.last_seq
-    return True
+    before = agent.kernel_seq
+    folding = _Folding.read(agent, [_Report.of(event, boot_id) for event in happenings])
+    folding.fold()
+    folding.write()
+    return agent.kernel_seq != before
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Report:
     """What an event says, in the types of its row."""
 
     gpu: str
     kind: str
     code: int | None
     text: str
+    at: datetime
+    since: datetime | None
+    last_at: datetime | None
+    count: int
     first_seq: int | None  # of the kernel log; None: it is not from there
     last_seq: int | None
     boot_id: str
-    is_again: bool  # its first telling was given up
+    is_again: bool  # the batch that had it was given up
     is_confirmed: bool
+    mount: str
     fingerprint: str
+    data: dict[str, Any]
 
     @classmethod
     def of(cls, event: Happening, boot_id: str) -> Self:
         more, of_kernel = event.more, event.kind in FROM_KERNEL
         code = untrusted.count(more.get("xid", more.get("sxid")), 2**31)
-        text = untrusted.line(more.get("text"), 1_000)
+        text, mount = untrusted.line(more.get("text"), 1_000), untrusted.line(more.get("mount"), 300)
         first = untrusted.count(more.get("seq")) if of_kernel else None
         last = untrusted.count(more.get("last_seq", more.get("seq"))) if of_kernel else None
-        is_again = more.get("again") is True
+        is_again, opening = more.get("again") is True, CLOSES.get(event.kind)
+        about = mount if opening else mount or text  # what ends says nothing but what it is about
+        since, last_at = (untrusted.number(more.get(name), untrusted.END_OF_TIME) for name in ("since", "last_at"))
         return cls(
-            gpu=event.gpu or "", kind=event.kind, code=code, text=text, first_seq=first if last is not None else None,
-            last_seq=last if first is not None else None, is_again=is_again,
+            gpu=event.gpu or "",
+            kind=event.kind,
+            code=code,
+            text=text,
+            at=_moment(event.at),
+            since=_moment(since) if since else None,
+            last_at=_moment(last_at) if last_at else None,
+            count=min(untrusted.count(more.get("count")) or 1, MOST_COUNT),
+            first_seq=first if last is not None else None,
+            last_seq=last if first is not None else None,
             boot_id=untrusted.name(more.get("boot_id"), 64) or boot_id if is_again else boot_id,
+            is_again=is_again,
             is_confirmed=more.get("confirmed") is True,
-            fingerprint=fingerprint(event.kind, event.gpu or "", code, _about(event) or text),
-        )  # fmt: skip
-
-
-def _is_known(agent: Agent, told: _Told) -> bool:
-    """Whether these records of the kernel log count already: then nothing is new but that NVML told them, too.
-
-    An agent that has lost its own memory reads the log anew. What it gave up itself, and tells again, may have been
-    taken or not: its row says so.
-    """
-    is_old = told.boot_id == agent.boot_id and told.last_seq is not None and told.last_seq <= agent.kernel_seq
-    if not (is_old or told.is_again):
-        return False
-    counted = NodeEvent.objects.filter(
-        agent=agent, fingerprint=told.fingerprint, boot_id=told.boot_id, first_seq__lte=told.first_seq,
-        last_seq__gte=told.last_seq,
-    )  # fmt: skip
-    is_counted = bool(counted.update(is_confirmed=True)) if told.is_confirmed else counted.exists()
-    return is_counted or not told.is_again
-
-
-def _open_or_add(agent: Agent, event: Happening, told: _Told) -> None:
-    gpu = Gpu.objects.filter(uuid=told.gpu, agent=agent).first() if told.gpu else None
-    lasts = event.kind in OPENS
-    since, last = (untrusted.number(event.more.get(name), untrusted.END_OF_TIME) for name in ("since", "last_at"))
-    at = _moment(since if lasts and since else event.at)
-    last_at = max(at, _moment(last or event.at))
-    count = min(untrusted.count(event.more.get("count")) or 1, MOST_COUNT)
-    before = _alike(agent, told, at, lasts=lasts)
-    if before is None and _has_room(agent, at):
-        NodeEvent.objects.create(
-            agent=agent, gpu=gpu, kind=event.kind, code=told.code, text=told.text, at=at, last_at=last_at,
-            is_open=lasts, count=count, is_confirmed=told.is_confirmed, boot_id=told.boot_id,
-            first_seq=told.first_seq, last_seq=told.last_seq, fingerprint=told.fingerprint,
-            data=cleaned(event.more) | _mounted(agent, event),
-        )  # fmt: skip
-    elif before is not None and not lasts:
-        NodeEvent.objects.filter(pk=before.pk).update(
-            count=F("count") + count,
-            at=min(before.at, at),
-            last_at=max(before.last_at, last_at),
-            is_confirmed=before.is_confirmed or told.is_confirmed,
-            first_seq=_extreme(min, before.first_seq, told.first_seq),
-            last_seq=_extreme(max, before.last_seq, told.last_seq),
+            mount=mount,
+            fingerprint=fingerprint(opening or event.kind, event.gpu or "", None if opening else code, about),
+            data=more,
         )
-    if gpu is not None and event.kind == "gpu.lost":
-        Gpu.objects.filter(pk=gpu.pk).update(lost_at=at)
+
+    @property
+    def key(self) -> Key:
+        return self.fingerprint, self.boot_id
+
+    @property
+    def lasts(self) -> bool:
+        return self.kind in OPENS
+
+    @property
+    def begins_at(self) -> datetime:
+        return self.since if self.lasts and self.since else self.at
 
 
-def _mounted(agent: Agent, event: Happening) -> dict[str, str]:
-    """Of a mount's event: what is mounted there, by which file systems of several machines are known to be one."""
-    path = untrusted.line(event.more.get("mount"), 300)
-    mounts = agent.facts.get("mounts") if path else None
-    for one in mounts if isinstance(mounts, list) else ():
-        if isinstance(one, dict) and one.get("mount") == path:
-            return {"source": untrusted.line(one.get("source"), 300)}
-    return {}
+class _Rows:
+    """Rows of one fingerprint and boot, found by time and by their place in the kernel log.
+
+    Rows of a key lie apart, as what is near joins one, so the last that begins before a moment is the one to ask.
+    """
+
+    def __init__(self) -> None:
+        self.by_time: list[NodeEvent] = []
+        self.open: list[NodeEvent] = []
+        self.by_seq: list[NodeEvent] = []
+
+    def add(self, row: NodeEvent) -> None:
+        insort(self.by_time, row, key=_at)
+        if row.is_open:
+            insort(self.open, row, key=_at)
+        if row.first_seq is not None and row.last_seq is not None:
+            insort(self.by_seq, row, key=_first_seq)
+
+    def remove(self, row: NodeEvent) -> None:
+        """Take out a row that is about to change its place."""
+        _remove(self.by_time, row, _at)
+        if row.first_seq is not None and row.last_seq is not None:
+            _remove(self.by_seq, row, _first_seq)
+
+    def near(self, at: datetime, *, is_open: bool) -> NodeEvent | None:
+        rows = self.open if is_open else self.by_time
+        place = bisect_right(rows, at + NEAR, key=_at)
+        found = rows[place - 1] if place else None
+        return found if found is not None and found.last_at >= at - NEAR else None
+
+    def with_records(self, first: int, last: int) -> NodeEvent | None:
+        """The row that counts these records of the kernel log already."""
+        place = bisect_right(self.by_seq, first, key=_first_seq)
+        found = self.by_seq[place - 1] if place else None
+        return found if found is not None and (found.last_seq or 0) >= last else None
 
 
-def _alike(agent: Agent, told: _Told, at: datetime, *, lasts: bool) -> NodeEvent | None:
-    """The row of equal ones near this."""
-    rows = NodeEvent.objects.filter(agent=agent, fingerprint=told.fingerprint, boot_id=told.boot_id)
-    near = rows.filter(last_at__gte=at - NEAR, at__lte=at + NEAR)
-    return (near.filter(is_open=True) if lasts else near).order_by("-last_at").first()
+@dataclass
+class _Folding:
+    """A post's events and the rows that they may belong to."""
+
+    agent: Agent
+    reports: Sequence[_Report]
+    rows: dict[Key, _Rows]
+    gpus: dict[str, Gpu]
+    lost: dict[str, Gpu] = field(default_factory=dict)
+    """GPUs that were lost, or came back."""
+    new: list[NodeEvent] = field(default_factory=list)
+    changed: dict[int, NodeEvent] = field(default_factory=dict)
+    left_out: int = 0
+
+    @classmethod
+    def read(cls, agent: Agent, reports: Sequence[_Report]) -> Self:
+        names = {report.gpu for report in reports if report.gpu}
+        gpus = Gpu.objects.filter(agent=agent, uuid__in=names).only("uuid", "lost_at", "gone_at") if names else ()
+        rows: dict[Key, _Rows] = defaultdict(_Rows)
+        for row in {row.pk: row for row in _candidates(agent, reports)}.values():
+            rows[row.fingerprint, row.boot_id].add(row)
+        return cls(agent, reports, rows, {gpu.uuid: gpu for gpu in gpus})
+
+    def fold(self) -> None:
+        for report in self.reports:
+            if report.kind in CLOSES:
+                self._close(report)
+            elif report.last_seq is None or not self._is_known(report):
+                self._open_or_add(report)
+            seq, is_of_boot = report.last_seq, report.boot_id == self.agent.boot_id
+            if seq is not None and is_of_boot and seq > self.agent.kernel_seq:
+                self.agent.kernel_seq = seq
+
+    def write(self) -> None:
+        NodeEvent.objects.bulk_create(self.new)
+        bulk.update_rows(list(self.changed.values()), _CHANGED)
+        bulk.update_rows(list(self.lost.values()), ("lost_at",))
+        if self.left_out:
+            text = "%s: more than %d different events within a day: %d of a post are left out (logged once an hour)"
+            warn.once(("events", self.agent.pk), text, self.agent, MOST_A_DAY, self.left_out)
+
+    def _is_known(self, report: _Report) -> bool:
+        """Return whether these records of the kernel log count already: then only NVML's word may be new.
+
+        An agent that has lost its own memory reads the log from its beginning. What it gave up and sends again may have
+        been stored or not: its row says so.
+        """
+        assert report.first_seq is not None
+        assert report.last_seq is not None
+        is_old = report.boot_id == self.agent.boot_id and report.last_seq <= self.agent.kernel_seq
+        if not (is_old or report.is_again):
+            return False
+        row = self.rows[report.key].with_records(report.first_seq, report.last_seq)
+        if row is not None and report.is_confirmed and not row.is_confirmed:
+            row.is_confirmed = True
+            self._note_changed(row)
+        return row is not None or not report.is_again
+
+    def _open_or_add(self, report: _Report) -> None:
+        rows, at = self.rows[report.key], report.begins_at
+        last_at = max(at, report.last_at or report.at)
+        before = rows.near(at, is_open=report.lasts)
+        if before is None:
+            self._open(report, at, last_at)
+        elif not report.lasts:
+            rows.remove(before)
+            before.count += report.count
+            before.at, before.last_at = min(before.at, at), max(before.last_at, last_at)
+            before.is_confirmed = before.is_confirmed or report.is_confirmed
+            before.first_seq = _extreme(min, before.first_seq, report.first_seq)
+            before.last_seq = _extreme(max, before.last_seq, report.last_seq)
+            rows.add(before)
+            self._note_changed(before)
+        gpu = self.gpus.get(report.gpu)
+        if gpu is not None and report.kind == "gpu.lost":
+            gpu.lost_at = at
+            self.lost[gpu.uuid] = gpu
+
+    def _open(self, report: _Report, at: datetime, last_at: datetime) -> None:
+        if not self._has_room(at):
+            self.left_out += 1
+            return
+        gpu = self.gpus.get(report.gpu)
+        # The same post may say, later on, that the GPU is there no more: nobody will report that it is back.
+        gone_at = gpu.gone_at if gpu is not None and gpu.gone_at is not None and gpu.gone_at >= at else None
+        row = NodeEvent(
+            agent=self.agent, gpu=gpu, kind=report.kind, code=report.code, text=report.text, at=at,
+            last_at=max(last_at, gone_at or last_at), is_open=report.lasts and gone_at is None, count=report.count,
+            is_confirmed=report.is_confirmed, boot_id=report.boot_id, first_seq=report.first_seq,
+            last_seq=report.last_seq, fingerprint=report.fingerprint,
+            data=bounded(report.data) | self._mounted(report),
+        )  # fmt: skip
+        self.new.append(row)
+        self.rows[report.key].add(row)
+
+    def _close(self, report: _Report) -> None:
+        for boot in self._boots:  # also what an earlier boot had opened
+            rows = self.rows[report.fingerprint, boot]
+            for row in rows.open:
+                row.is_open, row.last_at = False, max(report.at, row.at)
+                self._note_changed(row)
+            rows.open = []
+        gpu = self.gpus.get(report.gpu)
+        if gpu is not None and report.kind == "gpu.back":
+            gpu.lost_at = None
+            self.lost[gpu.uuid] = gpu
+
+    @cached_property
+    def _boots(self) -> set[str]:
+        return {boot for _, boot in self.rows} | {report.boot_id for report in self.reports}
+
+    def _note_changed(self, row: NodeEvent) -> None:
+        if row.pk is not None:
+            self.changed[row.pk] = row
+
+    def _has_room(self, at: datetime) -> bool:
+        """A machine that reports ever other things is broken, or lies: it must not fill the database."""
+        is_new = at > self._day_ago
+        if self._room[is_new] <= 0:
+            return False
+        self._room[is_new] -= 1
+        return True
+
+    @cached_property
+    def _day_ago(self) -> datetime:
+        return timezone.now() - timedelta(days=1)
+
+    @cached_property
+    def _room(self) -> dict[bool, int]:
+        """How many rows there may yet be, of the last day (True) and of days before."""
+        rows = NodeEvent.objects.filter(agent=self.agent)
+        new, old = rows.filter(at__gt=self._day_ago).count(), rows.filter(at__lte=self._day_ago).count()
+        return {True: MOST_A_DAY - new, False: MOST_OLD - old}
+
+    def _mounted(self, report: _Report) -> dict[str, str]:
+        """What is mounted there, by which file systems of several machines are known to be one."""
+        return {"source": self._sources[report.mount]} if report.mount in self._sources else {}
+
+    @cached_property
+    def _sources(self) -> dict[str, str]:
+        """What the machine's facts say is mounted, by path."""
+        mounts = self.agent.facts.get("mounts")
+        found = [one for one in mounts if isinstance(one, dict)] if isinstance(mounts, list) else []
+        return {str(one.get("mount")): untrusted.line(one.get("source"), 300) for one in reversed(found)}
+
+
+def _candidates(agent: Agent, reports: Sequence[_Report]) -> Iterator[NodeEvent]:
+    """The rows that reports may belong to: near ones, open ones to close, and those of the same kernel records."""
+    mine = NodeEvent.objects.filter(agent=agent).only("fingerprint", "boot_id", *_CHANGED)
+    adding = [report for report in reports if report.kind not in CLOSES]
+    if adding:
+        first = min(report.begins_at for report in adding) - NEAR
+        last = max(report.begins_at for report in adding) + NEAR
+        yield from _of(mine.filter(last_at__gte=first, at__lte=last), adding)
+    if closing := [report for report in reports if report.kind in CLOSES]:
+        yield from _of(mine.filter(is_open=True), closing)
+    if of_kernel := [report for report in adding if report.first_seq is not None and report.last_seq is not None]:
+        lowest = min(report.first_seq or 0 for report in of_kernel)
+        highest = max(report.last_seq or 0 for report in of_kernel)
+        yield from _of(mine.filter(last_seq__gte=lowest, first_seq__lte=highest), of_kernel)
+
+
+def _of(rows: QuerySet[NodeEvent], reports: Iterable[_Report]) -> QuerySet[NodeEvent]:
+    marks = {report.fingerprint for report in reports}
+    return rows.filter(fingerprint__in=marks).order_by("-last_at")[:CANDIDATES]
+
+
+def _remove(rows: list[NodeEvent], row: NodeEvent, key: Callable[[NodeEvent], Any]) -> None:
+    place = bisect_left(rows, key(row), key=key)
+    while rows[place] is not row:
+        place += 1
+    del rows[place]
+
+
+def _at(row: NodeEvent) -> datetime:
+    return row.at
+
+
+def _first_seq(row: NodeEvent) -> int:
+    return row.first_seq or 0
 
 
 def _extreme(pick: Callable[[int, int], int], one: int | None, other: int | None) -> int | None:
     return other if one is None else one if other is None else pick(one, other)
 
 
-def _has_room(agent: Agent, at: datetime) -> bool:
-    """A machine that tells of ever other things is broken, or lies: it must not fill the database."""
-    day, rows = timezone.now() - timedelta(days=1), NodeEvent.objects.filter(agent=agent)
-    if rows.filter(at__gt=day).count() < MOST_A_DAY if at > day else rows.filter(at__lte=day).count() < MOST_OLD:
-        return True
-    logger.warning("%s: more than %d different events within a day are left out", agent, MOST_A_DAY)
-    return False
-
-
-def _close(agent: Agent, event: Happening) -> None:
-    opening = CLOSES[event.kind]
-    mark = fingerprint(opening, event.gpu or "", None, _about(event))
-    at = _moment(event.at)
-    for row in NodeEvent.objects.filter(agent=agent, fingerprint=mark, is_open=True):
-        NodeEvent.objects.filter(pk=row.pk).update(is_open=False, last_at=max(at, row.at))
-    if event.kind == "gpu.back":
-        Gpu.objects.filter(agent=agent, uuid=event.gpu or "").update(lost_at=None)
-
-
-def _about(event: Happening) -> str:
-    """Which mount a mount's event is of: two that are slow are two events."""
-    return untrusted.line(event.more.get("mount"), 300)
-
-
 def fingerprint(kind: str, gpu: str, code: int | None, text: str) -> str:
-    """The same for events that differ in nothing but numbers of their text."""
+    """Return the same for events that differ in nothing but numbers of their text."""
     told = "\n".join((kind, gpu, str(code), _DIGITS.sub("#", text)))
     return blake2b(told.encode(errors="replace"), digest_size=12).hexdigest()
 
 
-def _moment(at: float | None) -> datetime:
-    return datetime.fromtimestamp(at or 0.0, UTC)
+def _moment(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC)

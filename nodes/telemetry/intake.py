@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -16,21 +15,22 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from nodes.models import Agent, AgentStream, Frame
-from nodes.telemetry import events, frames, live, machines, wire
+from nodes.telemetry import events, frames, live, machines, warn, wire
 from nodes.telemetry.fields import NEWEST, PLACE, WINDOW_S
 from nodes.telemetry.use import BUSY_PERCENT
-from nodes.telemetry.wire import MISSING, Batch, Post
-from portal import counted, untrusted
+from nodes.telemetry.wire import MISSING, Batch, Happening, Post
+from portal import bulk, counted, untrusted
 from portal.http.posts import Malformed, inflate
 from portal.http.problems import Problem
 from portal.models import digest
-
-logger = logging.getLogger(__name__)
 
 STREAMS = 1_000  # of a machine: buffers that were lost
 CLOCK_S = 60.0  # a clock further off does not count
 EARLIEST = 10**9  # in Unix seconds
 AHEAD_S = 3_600.0
+TAKING_S = 2.0  # of one post: what there is no time for is sent again
+# Of a part of a post, which is stored by one transaction while all other writers wait.
+PART_EVENTS, PART_VALUES = 500, 250_000
 
 _ADVANCE = (
     "UPDATE nodes_agentstream SET next_seq = %s, given_up = given_up + %s"
@@ -50,16 +50,54 @@ def receive(node: str, authorization: str, encoding: str, chunks: Iterable[bytes
         raise error.problem("malformed-telemetry") from None
 
 
-def take(agent_id: int, post: Post, *, now: float | None = None) -> int:
-    """Store what is new of a post, once: cursor, frames, events and how the machine stands, in one transaction.
+def take(agent_id: int, post: Post, *, now: float | None = None, seconds: float = TAKING_S) -> int:
+    """Store what is new of a post, once, in a few short transactions: cursor, frames, events and how the machine is.
 
-    A post that does not go on where the stream's cursor stands changes nothing; the answer says where that is.
+    A post that does not go on where the stream's cursor stands changes nothing. The answer says where the cursor is,
+    also where `seconds` were not enough for all of the post: the agent goes on from there.
     """
+    until = time.monotonic() + seconds
+    cursor, began = 0, None
+    for part in _cut(post):
+        if began is not None:
+            bulk.give_way(began)
+        began = time.monotonic()
+        cursor = _take_part(agent_id, part, time.time() if now is None else now)
+        if cursor != part.first + len(part.batches) or time.monotonic() > until:
+            break
+    return cursor
+
+
+def _cut(post: Post) -> Iterator[Post]:
+    """The post in parts that take one transaction each; other writers get their turn between them."""
+    _keep_last_facts(post)
+    first, events, values = 0, 0, 0
+    for place, batch in enumerate(post.batches):
+        events, values = events + len(batch.events), values + batch.values.size
+        if place > first and (events > PART_EVENTS or values > PART_VALUES):
+            yield _part(post, first, place)
+            first, events, values = place, len(batch.events), batch.values.size
+    yield _part(post, first, len(post.batches))
+
+
+def _part(post: Post, first: int, stop: int) -> Post:
+    given_up = 0 if first else post.given_up
+    return msgspec.structs.replace(post, first=post.first + first, given_up=given_up, batches=post.batches[first:stop])
+
+
+def _keep_last_facts(post: Post) -> None:
+    """Facts say all that a machine is: of several in a post only the last counts."""
+    all_of_them = [(batch, event) for batch in post.batches for event in batch.events if event.kind == "facts"]
+    for batch, event in all_of_them[:-1]:
+        batch.events = [one for one in batch.events if one is not event]
+
+
+def _take_part(agent_id: int, post: Post, now: float) -> int:
     with transaction.atomic():
         agent = Agent.objects.select_for_update(no_key=True).defer("facts", "processes").get(pk=agent_id)
         stream = _stream(agent, post)
         cursor, after = stream.next_seq, post.first + len(post.batches)
-        taking = _Taking(agent, post, time.time() if now is None else now)
+        taking = _Taking(agent, post, now)
         if post.first - post.given_up <= cursor <= post.first and after > cursor:
             with connection.cursor() as database:
                 lost = post.first - cursor
@@ -107,15 +145,17 @@ class _Taking:
 
     def store(self) -> None:
         self._note_boot()
-        sampled, rows = [], []
+        sampled = []
         for batch in self.post.batches:
             batch.at -= self.shift
-            self._store_events(batch)
+            for event in batch.events:
+                self._correct(event)
             if (batch.n or batch.host) and self._is_of_now(batch):
                 sampled.append(batch)
-                rows.append(self._frame(batch))
+        ids = self._note_gpus(sampled)
+        self._store_events()
         if sampled:
-            Frame.objects.bulk_create(rows)
+            Frame.objects.bulk_create([self._frame(batch, ids) for batch in sampled])
             self._note_unmerged(min(batch.at for batch in sampled))
             self._note_newest(max(sampled, key=lambda batch: batch.at))
             live.after_commit(self.agent, sampled, self.now)
@@ -132,7 +172,8 @@ class _Taking:
         """Whether its time can be right, as the post's own was; what is of another age would be found by nobody."""
         is_right = EARLIEST <= batch.at <= self.now + AHEAD_S
         if not is_right:
-            logger.warning("%s: samples of second %d are left out", self.agent, batch.at)
+            text = "%s: samples of second %d are left out: no clock says that (logged once an hour)"
+            warn.once(("samples", self.agent.pk), text, self.agent, batch.at)
         return is_right
 
     def _note_boot(self) -> None:
@@ -140,29 +181,49 @@ class _Taking:
             self.agent.boot_id, self.agent.kernel_seq = self.post.boot_id, -1
             self.changed |= {"boot_id", "kernel_seq"}
 
-    def _store_events(self, batch: Batch) -> None:
-        for event in batch.events:
-            event.at = self._right(event.at)
-            for name in ("since", "last_at"):
-                if (told := untrusted.number(event.more.get(name), untrusted.END_OF_TIME)) is not None:
-                    event.more[name] = self._right(told)
-            if event.kind == "facts":
-                machines.note_facts(self.agent, event.more, self._moment(event.at))
+    def _correct(self, event: Happening) -> None:
+        """Turn an event's times into the portal's."""
+        event.at = self._right(event.at)
+        for name in ("since", "last_at"):
+            if (told := untrusted.number(event.more.get(name), untrusted.END_OF_TIME)) is not None:
+                event.more[name] = self._right(told)
+
+    def _note_gpus(self, sampled: Sequence[Batch]) -> dict[str, int]:
+        """Bring the machine's GPUs in step with facts and samples; return the row ids of those that are its own."""
+        uuids = {uuid for batch in sampled for uuid in batch.gpus}
+        facts = next((event for batch in self.post.batches for event in batch.events if event.kind == "facts"), None)
+        if facts is None and len(found := machines.present(self.agent, uuids)) == len(uuids):
+            return found
+        gpus = machines.MachineGpus.read(self.agent, [*uuids, *(machines.uuids_of(facts.more) if facts else ())])
+        for batch in self.post.batches:
+            if facts is not None and any(event is facts for event in batch.events):
+                gpus.note_facts(facts.more, self._moment(facts.at))
                 self.changed.add("facts")
-            elif event.kind == "gpu.counters":
-                machines.note_counters(self.agent, event.gpu, event.more, self._moment(event.at))
-            elif events.store(self.agent, event, self.post.boot_id):
-                self.changed.add("kernel_seq")
+            if any(batch is one for one in sampled):
+                gpus.note_sampled(batch.gpus, self._moment(batch.at))
+        gpus.write()
+        return gpus.ids()
+
+    def _store_events(self) -> None:
+        others, counters = [], {}
+        for batch in self.post.batches:
+            for event in batch.events:
+                if event.kind == "gpu.counters":
+                    counters[event.gpu or ""] = event.more, self._moment(event.at)
+                elif event.kind != "facts":
+                    others.append(event)
+        machines.note_counters(self.agent, counters)
+        if events.store(self.agent, others, self.post.boot_id):
+            self.changed.add("kernel_seq")
 
     def _right(self, at: float) -> float:
         """An event's time by the portal's clock, and not far ahead of it: else it would stand first for ever."""
         return min(at - self.shift, self.now + AHEAD_S)
 
-    def _frame(self, batch: Batch) -> Frame:
-        ids = machines.gpu_ids(self.agent, batch.gpus, self._moment(batch.at))
-        mine = [row for row, gpu_id in enumerate(ids) if gpu_id is not None]
-        values = batch.values if len(mine) == len(ids) else batch.values[:, mine]
-        data = frames.encode(batch.at, batch.period, [ids[row] or 0 for row in mine], batch.host, values)
+    def _frame(self, batch: Batch, ids: Mapping[str, int]) -> Frame:
+        mine = [row for row, uuid in enumerate(batch.gpus) if uuid in ids]
+        values = batch.values if len(mine) == len(batch.gpus) else batch.values[:, mine]
+        data = frames.encode(batch.at, batch.period, [ids[batch.gpus[row]] for row in mine], batch.host, values)
         return Frame(agent=self.agent, at=batch.at, until=batch.at + batch.period * max(1, batch.n), data=data)
 
     def _note_unmerged(self, first: int) -> None:

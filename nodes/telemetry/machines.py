@@ -1,65 +1,192 @@
-"""What a machine is: its facts, its GPUs by UUID, where each sits and since when, and their slow counters."""
+"""What a machine is: its facts, its GPUs by UUID, where each sits and since when, and their slow counters.
+
+GPUs are read once a post, changed in memory and written by a few statements, however many a post names.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from gpus import health
 from nodes.models import Agent, Gpu, GpuPlace, NodeEvent
-from portal import untrusted
+from nodes.telemetry import warn
+from portal import bulk, untrusted
 
-MOST_GPUS = 1_024  # that one machine ever told of
+MOST_GPUS = 1_024  # that one machine ever reported
+FACTS_GPUS = 64  # of one `facts`
 
-logger = logging.getLogger(__name__)
-
-
-def note_facts(agent: Agent, told: dict[str, Any], at: datetime) -> None:
-    """The machine's facts, and its GPUs: new ones, moved ones, and those that it tells of no more."""
-    agent.facts = cleaned(told)
-    there = []
-    for place, about in enumerate(_dicts(told.get("gpus"))[:64]):
-        uuid = untrusted.name(about.get("uuid"), 96)
-        if uuid and (gpu := _note_gpu(agent, uuid, place, about, at)):
-            there.append(gpu.pk)
-    for gpu in agent.gpus.exclude(pk__in=there).filter(gone_at=None):
-        _leave(gpu, at)
+_FIELDS = (
+    "agent", "index", "minor", "bus", "model", "memory_mib", "power_cap_watts", "slowdown_c", "facts", "gone_at"
+)  # fmt: skip
+_VALUES, _LETTERS = 64, 4_000  # of an event's data; `facts` have what their bytes allow
 
 
-def gpu_ids(agent: Agent, uuids: Sequence[str], at: datetime) -> list[int | None]:
-    """The rows' ids of these GPUs, in the same order; one that no facts have named gets a row. None: it is not its."""
-    known: dict[str, int | None] = dict(
-        Gpu.objects.filter(agent=agent, uuid__in=uuids, gone_at=None).values_list("uuid", "pk")
-    )
-    for place, uuid in enumerate(uuids):
-        if uuid not in known:
-            gpu = _note_gpu(agent, uuid, place, {}, at)
-            known[uuid] = gpu.pk if gpu else None
-    return [known[uuid] for uuid in uuids]
+def note_facts(agent: Agent, facts: dict[str, Any], at: datetime) -> None:
+    """Store a machine's facts and its GPUs, outside of a post."""
+    gpus = MachineGpus.read(agent, uuids_of(facts))
+    gpus.note_facts(facts, at)
+    gpus.write()
 
 
-def note_counters(agent: Agent, uuid: str | None, told: dict[str, Any], at: datetime) -> None:
-    """Store a GPU's slow counters as they are now, and what they say is broken."""
-    fault = next(iter(health.faults(told)), "")
-    Gpu.objects.filter(agent=agent, uuid=uuid or "").update(counters=cleaned(told), counted_at=at, fault=fault)
+def note_counters(agent: Agent, counters: Mapping[str, tuple[dict[str, Any], datetime]]) -> None:
+    """Store the slow counters of GPUs as they are now, by UUID, and what they say is broken."""
+    if not counters:
+        return
+    rows = list(Gpu.objects.filter(agent=agent, uuid__in=list(counters)).only("uuid"))
+    for gpu in rows:
+        reported, gpu.counted_at = counters[gpu.uuid]
+        gpu.counters, gpu.fault = cleaned(reported), next(iter(health.faults(reported)), "")
+    bulk.update_rows(rows, ("counters", "counted_at", "fault"))
 
 
-def _note_gpu(agent: Agent, uuid: str, place: int, about: dict[str, Any], at: datetime) -> Gpu | None:
-    """Its row; None where it can't be this machine's.
+def uuids_of(facts: Mapping[str, Any]) -> list[str]:
+    """Return the UUIDs of the GPUs that facts name."""
+    found = (untrusted.name(about.get("uuid"), 96) for about in _dicts(facts.get("gpus"))[:FACTS_GPUS])
+    return [uuid for uuid in found if uuid]
 
-    A GPU that moves has left the other machine, or that one is off: while it tells of it, nobody else is believed.
-    """
-    known = Gpu.objects.filter(uuid=uuid).select_related("agent").first()
-    if known is None and agent.gpus.count() >= MOST_GPUS:
-        return None
-    if known is not None and known.agent_id != agent.pk and known.gone_at is None and not known.agent.is_silent():
-        logger.warning("%s tells of %s, which %s has", agent, uuid, known.agent)
-        return None
+
+def present(agent: Agent, uuids: Iterable[str]) -> dict[str, int]:
+    """Return the row ids of those of these GPUs that the machine is known to have."""
+    there = Gpu.objects.filter(agent=agent, uuid__in=list(uuids), gone_at=None)
+    return dict(there.values_list("uuid", "pk"))
+
+
+@dataclass
+class MachineGpus:
+    """The GPUs of one machine, and those that a post says it has, while the machine's row is locked."""
+
+    agent: Agent
+    rows: dict[str, Gpu]
+    places: dict[str, GpuPlace]
+    """By UUID the open interval of where it sits."""
+    ever: int
+    """GPUs that the machine ever reported."""
+    changed: dict[str, Gpu] = field(default_factory=dict)
+    left: dict[str, datetime] = field(default_factory=dict)
+    ended: list[GpuPlace] = field(default_factory=list)
+    begun: list[GpuPlace] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, agent: Agent, uuids: Iterable[str]) -> MachineGpus:
+        known = Gpu.objects.select_related("agent").defer("agent__facts", "agent__newest", "agent__processes")
+        rows = {gpu.uuid: gpu for gpu in known.filter(agent=agent, gone_at=None)}
+        rows |= {gpu.uuid: gpu for gpu in known.filter(uuid__in=set(uuids) - rows.keys())}
+        open_places = GpuPlace.objects.filter(gpu__in=list(rows.values()), until=None)
+        by_id = {place.gpu_id: place for place in open_places}
+        places = {gpu.uuid: by_id[gpu.pk] for gpu in rows.values() if gpu.pk in by_id}
+        return cls(agent, rows, places, agent.gpus.count())
+
+    def ids(self) -> dict[str, int]:
+        """Return the row ids of the machine's own GPUs; after `write`."""
+        return {uuid: gpu.pk for uuid, gpu in self.rows.items() if gpu.agent_id == self.agent.pk}
+
+    def note_facts(self, facts: dict[str, Any], at: datetime) -> None:
+        """Note the machine's facts: new GPUs, moved ones, and those that it no longer reports."""
+        self.agent.facts = cleaned(facts)
+        there = set()
+        for place, about in enumerate(_dicts(facts.get("gpus"))[:FACTS_GPUS]):
+            uuid = untrusted.name(about.get("uuid"), 96)
+            if uuid and self._note(uuid, place, about, at):
+                there.add(uuid)
+        for gpu in self._here():
+            if gpu.uuid not in there:
+                self._leave(gpu, at)
+
+    def note_sampled(self, uuids: Sequence[str], at: datetime) -> None:
+        """Note the GPUs of a batch; one that no facts have named gets a row."""
+        for place, uuid in enumerate(uuids):
+            gpu = self.rows.get(uuid)
+            if gpu is None or not self._is_here(gpu):
+                self._note(uuid, place, {}, at)
+
+    def write(self) -> None:
+        new = [gpu for gpu in self.changed.values() if gpu.pk is None]
+        old = [gpu for gpu in self.changed.values() if gpu.pk is not None]
+        Gpu.objects.bulk_create(new)
+        bulk.update_rows(old, _FIELDS)
+        bulk.update_rows(self.ended, ("until",))
+        GpuPlace.objects.bulk_create(self.begun)
+        self._end_events()
+
+    def _note(self, uuid: str, place: int, about: dict[str, Any], at: datetime) -> bool:
+        """Note one GPU; return whether it can be this machine's.
+
+        A GPU that moves has left the other machine, or that one is off: while it reports it, nobody else is believed.
+        """
+        gpu = self.rows.get(uuid)
+        if gpu is None:
+            if self.ever >= MOST_GPUS:
+                return False
+            gpu = self.rows[uuid] = self.changed[uuid] = Gpu(uuid=uuid, first_seen_at=at, agent=self.agent, index=place)
+            self.ever += 1
+            self._set(gpu, _described(about, place))
+        elif gpu.agent_id != self.agent.pk and gpu.gone_at is None and not gpu.agent.is_silent():
+            warn.once(("gpu", self.agent.pk), "%s reports %s, which %s has", self.agent, uuid, gpu.agent)
+            return False
+        elif about:
+            self._set(gpu, _described(about, place))
+        elif gpu.agent_id != self.agent.pk:  # nothing but that it is there
+            self._set(gpu, {"index": place})
+        self._set(gpu, {"agent": self.agent, "gone_at": None})
+        self.left.pop(uuid, None)
+        self._place(gpu, at)
+        return True
+
+    def _set(self, gpu: Gpu, values: Mapping[str, Any]) -> None:
+        """Set what differs: `facts` that say nothing new write nothing."""
+        for name, value in values.items():
+            if getattr(gpu, name) != value:
+                setattr(gpu, name, value)
+                self.changed[gpu.uuid] = gpu
+
+    def _place(self, gpu: Gpu, at: datetime) -> None:
+        """Open the interval of where it sits; what sat in that slot before sits there no more."""
+        now = self.places.get(gpu.uuid)
+        if now is not None and (now.agent_id, now.index) == (gpu.agent_id, gpu.index):
+            return
+        for other in self._here():
+            if other.index == gpu.index and other is not gpu:
+                self._leave(other, at)
+        self._end(gpu.uuid, at)
+        self.places[gpu.uuid] = GpuPlace(gpu=gpu, agent_id=gpu.agent_id, index=gpu.index, since=at)
+        self.begun.append(self.places[gpu.uuid])
+
+    def _leave(self, gpu: Gpu, at: datetime) -> None:
+        self._set(gpu, {"gone_at": at})
+        self._end(gpu.uuid, at)
+        self.left[gpu.uuid] = at
+
+    def _end(self, uuid: str, at: datetime) -> None:
+        place = self.places.pop(uuid, None)
+        if place is not None:
+            place.until = max(at, place.since)
+            if place.pk is not None:
+                self.ended.append(place)
+
+    def _end_events(self) -> None:
+        """Close what lasted of GPUs that left: nobody will report that they are back."""
+        if not self.left:
+            return
+        at = {gpu.pk: self.left[uuid] for uuid, gpu in self.rows.items() if uuid in self.left}
+        rows = list(NodeEvent.objects.filter(gpu__in=list(at), is_open=True).only("gpu", "is_open", "last_at"))
+        for row in rows:
+            row.is_open, row.last_at = False, at[row.gpu_id or 0]
+        bulk.update_rows(rows, ("is_open", "last_at"))
+
+    def _here(self) -> list[Gpu]:
+        return [gpu for gpu in self.rows.values() if self._is_here(gpu)]
+
+    def _is_here(self, gpu: Gpu) -> bool:
+        return gpu.agent_id == self.agent.pk and gpu.gone_at is None
+
+
+def _described(about: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """What facts say of a GPU, as its row has it."""
     index = untrusted.count(about.get("index"), 1024)
-    told = {
-        "agent": agent,
+    return {
         "index": place if index is None else index,
         "minor": untrusted.count(about.get("minor"), 1024),
         "bus": untrusted.name(about.get("bus"), 32),
@@ -68,49 +195,38 @@ def _note_gpu(agent: Agent, uuid: str, place: int, about: dict[str, Any], at: da
         "power_cap_watts": _rounded(about.get("power_cap_watts")),
         "slowdown_c": _rounded(about.get("slowdown_c")),
         "facts": cleaned(about),
-        "gone_at": None,
     }
-    gpu, is_new = Gpu.objects.get_or_create(uuid=uuid, defaults=told | {"first_seen_at": at})
-    if not is_new:
-        if not about:  # nothing but that it is there
-            told = {"agent": agent, "gone_at": None} | ({"index": place} if gpu.agent_id != agent.pk else {})
-        for name, value in told.items():
-            setattr(gpu, name, value)
-        gpu.save(update_fields=list(told))
-    _place(gpu, at)
-    return gpu
 
 
-def _place(gpu: Gpu, at: datetime) -> None:
-    """The open interval of where it sits; who sat in that slot before sits there no more."""
-    now = GpuPlace.objects.filter(gpu=gpu, until=None).first()
-    if now is not None and (now.agent_id, now.index) == (gpu.agent_id, gpu.index):
-        return
-    for other in Gpu.objects.filter(agent=gpu.agent_id, index=gpu.index, gone_at=None).exclude(pk=gpu.pk):
-        _leave(other, at)
-    if now is not None:
-        GpuPlace.objects.filter(pk=now.pk).update(until=max(at, now.since))
-    GpuPlace.objects.create(gpu=gpu, agent_id=gpu.agent_id, index=gpu.index, since=at)
+def bounded(value: dict[str, Any]) -> Any:
+    """Return an event's data as they may be kept: of 2,000 events in a post none may be large."""
+    return cleaned(value, left=[_VALUES, _LETTERS])
 
 
-def _leave(gpu: Gpu, at: datetime) -> None:
-    Gpu.objects.filter(pk=gpu.pk).update(gone_at=at)
-    NodeEvent.objects.filter(gpu=gpu, is_open=True).update(
-        is_open=False, last_at=at
-    )  # nobody will tell that it is back
-    for place in GpuPlace.objects.filter(gpu=gpu, until=None):
-        GpuPlace.objects.filter(pk=place.pk).update(until=max(at, place.since))
+def cleaned(value: Any, *, room: int = 6, left: list[int] | None = None) -> Any:
+    """Return what an agent sent as it may be kept and shown: bounded, and without what no database takes.
 
-
-def cleaned(value: Any, *, room: int = 6) -> Any:
-    """What an agent told, as it may be kept and shown: bounded, and without what no database takes."""
+    `left` counts down values and letters; what comes after they are used up is null.
+    """
+    if left is not None:
+        left[0] -= 1
+        if min(left) <= 0:
+            return None
     if isinstance(value, str):
-        return untrusted.line(value, 500)
+        text = untrusted.line(value, 500)
+        if left is not None:
+            left[1] -= len(text)
+        return text
     if isinstance(value, dict) and room:
-        return {untrusted.line(key, 64): cleaned(inner, room=room - 1) for key, inner in list(value.items())[:200]}
+        pairs = _first(value.items(), left)
+        return {untrusted.line(key, 64): cleaned(inner, room=room - 1, left=left) for key, inner in pairs}
     if isinstance(value, list) and room:
-        return [cleaned(inner, room=room - 1) for inner in value[:200]]
+        return [cleaned(inner, room=room - 1, left=left) for inner in _first(value, left)]
     return value if isinstance(value, bool | int | float) or value is None else None
+
+
+def _first(values: Iterable[Any], left: list[int] | None) -> list[Any]:
+    return list(values)[: 200 if left is None else max(0, min(200, left[0]))]
 
 
 def _rounded(value: object) -> int | None:

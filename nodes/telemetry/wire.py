@@ -24,7 +24,9 @@ SAMPLES = 600  # of a batch
 VALUES = 1_000_000  # of a post
 HOST = 200
 PROCESSES = 500
-EVENTS = 2_000  # of a post
+EVENTS = 2_000  # of a post, and of a batch, which is stored by one transaction:
+EVENTS_A_BATCH = 500
+NAMED_GPUS = 128  # of a post: twice what a machine may have, as GPUs are replaced
 EVENT_BYTES = 32 * 1024
 # All values of a post, and as many again for its events. What else there is in 16 MiB could be 360 MB of empty lists.
 ITEMS = 2 * VALUES
@@ -136,6 +138,10 @@ def parse(body: bytes) -> Post:
         raise Malformed("batches", f"more than {VALUES} values; send fewer at once", status=413)
     if sum(len(batch.events) for batch in sent.batches) > EVENTS:
         raise Malformed("batches", f"more than {EVENTS} events; send fewer at once", status=413)
+    if any(len(batch.events) > EVENTS_A_BATCH for batch in sent.batches):
+        raise Malformed("batches", f"more than {EVENTS_A_BATCH} events in one; cut it", status=413)
+    if len({uuid for batch in sent.batches for uuid in batch.gpus}) > NAMED_GPUS:
+        raise Malformed("batches", f"more than {NAMED_GPUS} different GPUs; send fewer at once", status=413)
     batches = [_batch(f"batches.{i}", batch) for i, batch in enumerate(sent.batches)]
     return Post(sent.stream, sent.first, sent.given_up, sent.boot_id, untrusted.line(sent.agent), sent.sent_at, batches)
 

@@ -240,8 +240,8 @@ def _lose(agent: Agent, at: int) -> None:
     gpu = agent.gpus.get(index=LOST[1])
     text = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
     xid = {"xid": 79, "text": text, "seq": 4_711, "bus": gpu.bus, "confirmed": True}
-    for kind, more in (("xid", xid), ("gpu.lost", {"index": gpu.index})):
-        events.store(agent, Happening(kind, float(at), gpu.uuid, more), f"demo-{agent.pk}")
+    both = (("xid", xid), ("gpu.lost", {"index": gpu.index}))
+    events.store(agent, [Happening(kind, float(at), gpu.uuid, more) for kind, more in both], f"demo-{agent.pk}")
 
 
 def _host(agent: Agent, at: int) -> dict[str, float]:

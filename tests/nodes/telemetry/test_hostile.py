@@ -15,6 +15,7 @@ from django.test import Client
 
 from nodes.models import Gpu, GpuUse, Holding, NodeEvent
 from nodes.telemetry import dcgm, holdings, merge
+from nodes.telemetry.wire import EVENTS_A_BATCH
 from portal.exposition import samples
 from tests.nodes.telemetry.reporting import START, UUIDS, Machine
 
@@ -29,7 +30,8 @@ def machine(db: None) -> Machine:
 
 
 def told(machine: Machine, *events: dict[str, Any]) -> None:
-    answer = machine.post({"at": int(time.time()), "n": 0, "events": list(events)})
+    parts = [list(events[at : at + EVENTS_A_BATCH]) for at in range(0, len(events), EVENTS_A_BATCH)]
+    answer = machine.post(*({"at": int(time.time()), "n": 0, "events": part} for part in parts))
     assert answer.status_code == 200, answer.content
 
 
