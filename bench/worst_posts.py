@@ -1,0 +1,197 @@
+"""The largest posts that an agent's or an attempt's token may legally send, by kind of event (`bench.writer_hold`)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, Names, RoundTable, Split
+
+Event = dict[str, Any]
+SIZES = (100, 2_000)
+"""Events of a post: an ordinary one, and the most that one may hold."""
+
+EVENTS_A_BATCH = 500
+INFLATED = 15 * 1024 * 1024  # just under the limit of the intake doors
+ROUNDS, NAMED = 400, 1_000  # of one `round.clients`
+
+
+def telemetry_bodies(now: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (name, batches and boot id) for every kind of event and for samples."""
+    for kind, make in _MACHINE_EVENTS.items():
+        for size in SIZES:
+            events = list(_fitting(make(i, now) for i in range(size)))
+            cut = [events[at : at + EVENTS_A_BATCH] for at in range(0, len(events), EVENTS_A_BATCH)]
+            yield f"{kind} × {len(events)}", {"batches": [{"at": int(now), "n": 0, "events": some} for some in cut]}
+    yield "samples, 60 × 64 GPUs", {"batches": [_samples(int(now) - 600 + 10 * i, "00") for i in range(60)]}
+    yield "samples, 128 new GPUs", {"batches": [_samples(int(now) - 600 + 10 * i, f"a{i % 2}") for i in range(60)]}
+    yield "host × 60", {"batches": [_host(int(now) - 600 + 10 * i) for i in range(60)]}
+    yield "processes × 60", {"batches": [_processes(int(now) - 600 + 10 * i) for i in range(60)]}
+
+
+def report_bodies(now: float) -> Iterator[tuple[str, list[Event], dict[str, Any]]]:
+    """Yield (name, events, series) for every kind of event and for points."""
+    for kind, make in _JOB_EVENTS.items():
+        for size in SIZES:
+            events = list(_fitting({**make(i, now), "kind": kind.partition(",")[0], "time": now} for i in range(size)))
+            yield f"{kind} × {len(events)}", events, {}
+    yield "series, 1,000 × 50 points", [], {f"s{i}": (list(range(50)), [float(i)] * 50) for i in range(1_000)}
+    yield "series, 1 × 50,000 points", [], {"loss": (list(range(50_000)), [0.1 * i for i in range(50_000)])}
+
+
+def packed(body: Mapping[str, Any]) -> bytes:
+    return gzip.compress(json.dumps(body).encode(), 6)
+
+
+def _fitting(events: Iterable[Event]) -> Iterator[Event]:
+    """As many of them as a post may hold in bytes."""
+    size = 0
+    for event in events:
+        size += len(json.dumps(event)) + 64
+        if size > INFLATED:
+            return
+        yield event
+
+
+def _uuid(group: str, i: int) -> str:
+    return f"GPU-{group}{i:06x}-0000-0000-0000-000000000000"
+
+
+def _facts(i: int, now: float) -> Event:
+    gpus = [{"uuid": _uuid(f"{i % 2:02x}", slot), "index": slot, "name": "NVIDIA H100"} for slot in range(64)]
+    return {"kind": "facts", "at": now, "driver": f"570.{i}", "gpus": gpus}
+
+
+def _machine(kind: str, **more: Any) -> Callable[[int, float], Event]:
+    """Events of a kind; "#" in a text becomes letters that differ from event to event."""
+
+    def make(i: int, now: float) -> Event:
+        told = {
+            name: value.replace("#", _letters(i)) if isinstance(value, str) else value for name, value in more.items()
+        }
+        seq = {"seq": i, "last_seq": i} if kind in {"xid", "sxid"} else {}
+        gpu = {"gpu": _uuid("00", i % 64)} if kind.startswith("gpu.") else {}
+        return {"kind": kind, "at": now - 60 + i / 100, **seq, **gpu, **told}
+
+    return make
+
+
+def _letters(i: int) -> str:
+    """A word for a number without digits: texts that differ in numbers alone are the same event."""
+    return "".join(chr(97 + int(digit)) for digit in str(i))
+
+
+def _by_turns(one: str, other: str) -> Callable[[int, float], Event]:
+    makes = (_machine(one), _machine(other))
+    return lambda i, now: makes[i % 2](i, now)
+
+
+_MACHINE_EVENTS: dict[str, Callable[[int, float], Event]] = {
+    "facts": _facts,
+    "gpu.counters": _machine("gpu.counters", ecc=5),
+    "xid, equal": _machine("xid", xid=63, text="row remap"),
+    "xid, different": _machine("xid", xid=63, text="row remap #"),
+    "sxid, different": _machine("sxid", sxid=12, text="link #"),
+    "gpu.lost and back": _by_turns("gpu.lost", "gpu.back"),
+    "gpu.silent and answers": _by_turns("gpu.silent", "gpu.answers"),
+    "mount.slow": _machine("mount.slow", mount="/data/#"),
+    "mount.well": _machine("mount.well", mount="/data/#"),
+    "driver.reloaded": _machine("driver.reloaded", driver="#"),
+    "kmsg.overrun": _machine("kmsg.overrun", from_seq=1, to_seq=2, text="#"),
+    "agent.gap": _machine("agent.gap", text="#"),
+    "boot": _machine("boot", text="#"),
+    "unknown, 30 kB each": _machine("site.custom", text="#", values=[[0] * 150 for _ in range(65)]),
+}  # fmt: skip
+
+
+def _samples(at: int, group: str) -> dict[str, Any]:
+    from nodes.telemetry.fields import GPU_FIELDS
+
+    n, gpus = 20, [_uuid(group, slot) for slot in range(64)]
+    rng = np.random.default_rng(at)
+    columns = {name: rng.integers(0, 4, (64, n)).tolist() for name in GPU_FIELDS}
+    return {"at": at, "n": n, "gpus": gpus, "columns": columns}
+
+
+def _host(at: int) -> dict[str, Any]:
+    return {"at": at, "n": 0, "host": {f"ib_rx_mib:port-{i}": i + at / 7 for i in range(200)}}
+
+
+def _processes(at: int) -> dict[str, Any]:
+    gpus = [_uuid("00", slot) for slot in range(64)]
+    all_of_them = [{"gpu": gpus[i % 64], "pid": i, "user": "ada", "name": "python " * 18} for i in range(500)]
+    return {"at": at, "n": 0, "gpus": gpus, "host": {"load_1": 1.0}, "processes": all_of_them}
+
+
+def _checkpoint(i: int, now: float) -> Event:
+    return {"step": 1_000_000 + i, "generation": 1, "seconds": 3.0, "bytes": 10**9, "parent_step": i}
+
+
+def _same_step(i: int, now: float) -> Event:
+    return {"step": 5, "generation": 100_000 - i, "seconds": 3.0}
+
+
+def _existing(i: int, now: float) -> Event:
+    return {"step": i, "generation": 1, "reason": "a shard is missing"}
+
+
+def _round_table(i: int, now: float) -> Event:
+    rounds = {name: np.zeros(ROUNDS) for name in ROUND_COLUMNS} | {"round": np.arange(ROUNDS) + ROUNDS * i % 900_000}
+    clients: dict[str, Any] = {name: np.zeros(NAMED) for name in CLIENT_COLUMNS}
+    clients |= {"client": (np.arange(NAMED) + NAMED * i) % 100_000, "round": np.full(NAMED, rounds["round"][0])}
+    return RoundTable(rounds, clients).pack()
+
+
+def _split(i: int, now: float) -> Event:
+    return Split((i * 6_000) % 90_000, ("samples",), np.full((6_000, 1), i, np.uint32)).pack()
+
+
+def _names(i: int, now: float) -> Event:
+    return Names((i * 6_000) % 90_000, tuple("ab" for _ in range(6_000))).pack()
+
+
+_JOB_EVENTS: dict[str, Callable[[int, float], Event]] = {
+    "progress": lambda i, now: {"step": i},
+    "phase": lambda i, now: {"phase": "step"},
+    "run.started": lambda i, now: {"start_step": 0, "steps": 10, "resumed_from": f"step-{i}.g7"},
+    "incarnation.started": lambda i, now: {"incarnation": i, "resumed_from": f"step-{i}.g7"},
+    "incarnation.ended": lambda i, now: {"incarnation": i, "restarting": True, "why": "exception"},
+    "checkpoint.committed": _checkpoint,
+    "checkpoint.committed, one step": _same_step,
+    "checkpoint.pruned": _existing,
+    "checkpoint.pruned, unknown": lambda i, now: {"step": 5_000_000 + i, "generation": 1},
+    "checkpoint.damaged": _existing,
+    "round.clients": _round_table,
+    "clients.split": _split,
+    "clients.named": _names,
+    "custom": lambda i, now: {"text": "x" * 100},
+    "custom, 60 kB each": lambda i, now: {"values": [[0] * 100 for _ in range(200)]},
+}  # fmt: skip
+
+
+def telemetry_post(stream: str, first: int, batches: Sequence[Event], now: float) -> dict[str, Any]:
+    return {
+        "version": 1, "stream": stream, "first": first, "boot_id": "b", "sent_at": now, "agent": "bench",
+        "batches": list(batches),
+    }  # fmt: skip
+
+
+def report_post(
+    stream: str, first: int, events: Sequence[Event], series: Mapping[str, Any], *, events_a_batch: int
+) -> dict[str, Any]:
+    """One stream of rank 0; so many events a batch."""
+    batches = max(1, -(-len(events) // events_a_batch))
+    columns = {
+        name: {"runs": [[0, 0, len(step)]], "step": step, "value": value} for name, (step, value) in series.items()
+    }
+    part = {
+        "id": stream, "incarnation": 0, "rank": 0, "node": "dgx-01", "boot_id": "b", "restart_count": 0,
+        "first": first, "times": [time.time()] * batches, "end": False,
+    }  # fmt: skip
+    told = [{"stream": 0, "batch": i // events_a_batch, **event} for i, event in enumerate(events)]
+    return {"version": 1, "streams": [part], "series": columns, "events": told}

@@ -1,0 +1,282 @@
+"""How long one request can keep the database's writer: the worst legal request at every door that writes.
+
+    python -m bench.writer_hold [sqlite|postgres] [--only WORD]
+
+Every request comes on top of a long history: a machine with 2,900 events of today, 20,000 older ones and 700 GPUs
+that it had before, a job with 16,000 checkpoints, 40,000 events and 100,000 clients. A process of its own watches the
+database meanwhile. On SQLite it asks for the writer in a loop (BEGIN IMMEDIATE without waiting), and the longest time
+without success counts. On PostgreSQL the longest transaction that has written counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+from django.conf import settings
+
+from bench import stage, worst_posts
+
+BAR_MS = 250.0
+EVENTS_TODAY, EVENTS_BEFORE, GPUS_BEFORE = 2_900, 20_000, 700
+CHECKPOINTS, EVENTS, CLIENTS = 16_000, 40_000, 100_000
+TELEMETRY, REPORTS = "telemetry", "reports"
+Case = tuple[str, str, Callable[[], Any]]  # door, what is sent, sends it
+
+
+def main(databases: Sequence[str], only: str) -> int:
+    print(stage.machine())
+    bars, figures = {}, {}
+    for database in databases:
+        held = stage.in_child("bench.writer_hold", "--one", database, "--only", only)
+        worst = max(held, key=lambda name: held[name])
+        bars[database] = stage.bar(
+            f"{database}, longest hold ({worst})", held[worst], BAR_MS, at_least=False, unit=" ms"
+        )
+        figures[database] = held
+    return stage.result("writer_hold", bars=bars, **figures)
+
+
+def one(database: str, only: str) -> int:
+    """Send every request on one database; print by name how long the writer was held, in ms, as JSON."""
+    held: dict[str, float] = {}
+    with stage.site(database) as place:
+        stage.django(place)
+        import portal.celery  # noqa: F401  (binds shared tasks to the site's broker)
+
+        settings.ALLOWED_HOSTS = ["testserver"]  # Django's test client calls itself that
+        for door, what, send in _cases():
+            name = f"{door}: {what}"
+            if only in name:
+                with _watched(database, place) as watcher:
+                    began = time.perf_counter()
+                    answer = send()
+                    took = (time.perf_counter() - began) * 1e3
+                held[name] = watcher.longest_ms
+                print(f"  {held[name]:8.0f} ms held, {took:8.0f} ms in all  {answer}  {name}", flush=True)
+    print(json.dumps(held))
+    return 0
+
+
+class _Watcher:
+    """Answers, once it is stopped, how long the writer was held at most."""
+
+    longest_ms = 0.0
+
+
+@contextmanager
+def _watched(database: str, place: stage.Site) -> Iterator[_Watcher]:
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    where = place.environment.get("DATABASE_URL") or str(place.home / "vigil.sqlite3")
+    watch = _watch_sqlite if database == "sqlite" else _watch_postgres
+    child = multiprocessing.get_context("spawn").Process(target=watch, args=(where, theirs), daemon=True)
+    child.start()
+    ours.recv()
+    found = _Watcher()
+    try:
+        yield found
+    finally:
+        ours.send(None)
+        found.longest_ms = ours.recv() * 1e3
+        child.join(10)
+
+
+def _watch_sqlite(path: str, pipe: Connection) -> None:
+    connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+    longest, since = 0.0, time.perf_counter()
+    pipe.send("ready")
+    while not pipe.poll(0.001):
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+            since = time.perf_counter()
+        except sqlite3.OperationalError:
+            longest = max(longest, time.perf_counter() - since)
+    pipe.send(longest)
+
+
+def _watch_postgres(url: str, pipe: Connection) -> None:
+    import psycopg
+
+    longest = 0.0
+    with psycopg.connect(url, autocommit=True) as connection:
+        pipe.send("ready")
+        while not pipe.poll(0.002):
+            row = connection.execute(
+                "SELECT extract(epoch FROM max(clock_timestamp() - xact_start)) FROM pg_stat_activity"
+                " WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database()"
+            ).fetchone()
+            longest = max(longest, float(row[0] or 0.0) if row else 0.0)
+    pipe.send(longest)
+
+
+def _cases() -> Iterator[Case]:
+    yield from _telemetry_cases()
+    yield from _report_cases()
+    yield from _people_cases()
+
+
+def _telemetry_cases() -> Iterator[Case]:
+    from django.test import Client
+
+    from nodes.models import Agent, AgentStream, NodeEvent
+
+    agent, token = _machine()
+    newest = NodeEvent.objects.latest("pk")
+    client = Client(headers={"Authorization": f"Bearer {token}", "Content-Encoding": "gzip"})
+    now = time.time()
+    for what, body in worst_posts.telemetry_bodies(now):
+
+        def send(body: dict[str, Any] = body) -> int:
+            before = AgentStream.objects.filter(agent=agent).values_list("next_seq", flat=True).first() or 0
+            post = worst_posts.packed(worst_posts.telemetry_post("0123456789abcdef", before, body["batches"], now))
+            path = f"/api/v1/nodes/{agent.node}/telemetry"
+            return client.post(path, post, content_type="application/json").status_code
+
+        yield TELEMETRY, what, send
+        Agent.objects.filter(pk=agent.pk).update(kernel_seq=-1)
+        NodeEvent.objects.filter(pk__gt=newest.pk).delete()  # else the limit of a day would leave out the next
+
+
+def _report_cases() -> Iterator[Case]:
+    from django.test import Client
+
+    from jobs.models import Checkpoint
+    from tests.jobs.reporting import SECRET
+
+    attempt = _attempt()
+    client = Client(headers={"Authorization": f"Bearer {SECRET}", "Content-Encoding": "gzip"})
+    for number, (what, events, series) in enumerate(worst_posts.report_bodies(time.time())):
+        for each in (1, 100):
+
+            def send(number: int = number, each: int = each, events: Any = events, series: Any = series) -> int:
+                body = worst_posts.report_post(f"{number:08x}{each:08x}", 0, events, series, events_a_batch=each)
+                path = f"/api/v1/attempts/{attempt.pk}/reports"
+                return client.post(path, worst_posts.packed(body), content_type="application/json").status_code
+
+            if events or each == 1:
+                yield REPORTS, f"{what}, {each} a batch", send
+            if "checkpoint" in what:
+                Checkpoint.objects.filter(step__gte=CHECKPOINTS).delete()
+                Checkpoint.objects.filter(job=attempt.job_id).update(state="committed")
+
+
+def _machine() -> tuple[Any, str]:
+    """A machine with a long history; and its agent's token."""
+    from django.utils import timezone
+
+    from nodes.models import Agent, Gpu, NodeEvent
+    from nodes.telemetry.enrolment import enroll_here
+
+    token = enroll_here("dgx-01")
+    agent, now = Agent.objects.get(node="dgx-01"), timezone.now()
+    gpus = [Gpu(uuid=f"GPU-old-{i}", agent=agent, index=i % 64, gone_at=now) for i in range(GPUS_BEFORE)]
+    Gpu.objects.bulk_create(gpus, batch_size=500)
+    ages = [timedelta(seconds=i) for i in range(EVENTS_TODAY)]
+    ages += [timedelta(days=2, minutes=15 * i) for i in range(EVENTS_BEFORE)]
+    NodeEvent.objects.bulk_create(
+        [
+            NodeEvent(
+                agent=agent, kind="xid", code=63, text=f"row {i}", at=now - age, last_at=now - age,
+                fingerprint=f"{i % 500:024x}", boot_id="b", first_seq=10_000 + i, last_seq=10_000 + i,
+            )
+            for i, age in enumerate(ages)
+        ],
+        batch_size=500,
+    )  # fmt: skip
+    return agent, token
+
+
+def _attempt() -> Any:
+    """A federated attempt with a long history."""
+    from django.utils import timezone
+
+    from jobs.models import Attempt, Checkpoint, Client, Event, Job
+    from tests.jobs.reporting import attempt_of, job_of
+
+    job, now = job_of(), timezone.now()
+    Job.objects.filter(pk=job.pk).update(kind="federated")
+    job.refresh_from_db()
+    attempt = attempt_of(job, number=2, origin=Attempt.Origin.REQUEUED)
+    Checkpoint.objects.bulk_create(
+        [
+            Checkpoint(job=job, attempt=attempt, step=i, name=f"step-{i}", generation=1, created_at=now)
+            for i in range(CHECKPOINTS)
+        ],
+        batch_size=500,
+    )
+    earlier = attempt_of(job, number=1, secret="another")
+    Job.objects.filter(pk=job.pk).update(latest=attempt)
+    kinds = ("checkpoint.pruned", "custom", "run.started", "ranks.ended", "checkpoint.pruned")
+    Event.objects.bulk_create(
+        [
+            Event(
+                attempt=earlier,
+                time=now,
+                kind=kinds[i % 5],
+                data={"step": 10**8 + i, "generation": 1, "text": "x" * 200},
+            )
+            for i in range(EVENTS)
+        ],
+        batch_size=500,
+    )
+    Client.objects.bulk_create([Client(job=job, number=i) for i in range(CLIENTS)], batch_size=500)
+    return attempt
+
+
+def _people_cases() -> Iterator[Case]:
+    """What people and scripts change, by REST."""
+    from tests import lab
+
+    project = lab.a_project()
+    sam, mira = lab.sysadmin(), lab.person("mira", project)
+    admin, client = lab.bearer(sam, "admin"), lab.bearer(mira)
+    values = ", ".join(str(1e-6 * (i + 1)) for i in range(1_000))
+    spec = '[run]\nrecipe = "language"\nsteps = 200\n'
+    sweep = f'name = "wide"\n{spec}[sweep.over]\n"run.optimizer.lr" = [{values}]\n'
+    job = lab.a_job(mira, project)
+    tags = [f"tag-{i}" for i in range(20)]
+
+    def post(path: str, body: Any, **options: Any) -> Callable[[], int]:
+        options = {"content_type": "application/json"} | options
+        return lambda: client.post(path, body, **options).status_code
+
+    toml = {"content_type": "application/toml"}
+    yield "jobs", "submit", post("/api/v1/jobs", f'name = "wren"\n{spec}', **toml)
+    yield (
+        "jobs",
+        "submit, 60 kB of notes",
+        post("/api/v1/jobs", f'name = "wren"\nnotes = "{"x" * 60_000}"\n{spec}', **toml),
+    )
+    yield "sweeps", "1,000 jobs", post("/api/v1/sweeps", sweep, **toml)
+    yield (
+        "jobs",
+        "notes and tags",
+        lambda: lab.send(client, "patch", f"/api/v1/jobs/{job.pk}", {"notes": "x" * 20_000, "tags": tags}).status_code,
+    )
+    yield "tokens", "make", post("/api/v1/tokens", {"name": "x" * 60, "scope": "write"})
+    yield "agents", "enrol", lambda: lab.send(admin, "post", "/api/v1/nodes/dgx-07/token").status_code
+    racks = [{"node": f"node-{i:05}", "rack": f"r{i // 40}", "slot": i % 40 + 1} for i in range(10_000)]
+    yield "racks", "10,000 places", lambda: lab.send(admin, "put", "/api/v1/racks", {"items": racks}).status_code
+    yield "sweeps", "cancel 1,000 jobs", lambda: lab.send(client, "post", "/api/v1/sweeps/1/cancel").status_code
+    yield "jobs", "delete", lambda: client.delete(f"/api/v1/jobs/{job.pk}").status_code
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VIGIL_LOCAL_TRUST", "everyone")
+    parser = argparse.ArgumentParser("bench.writer_hold")
+    parser.add_argument("databases", nargs="*", default=["sqlite", "postgres"])
+    parser.add_argument("--only", default="", help="cases whose names have this word")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    sys.exit(one(options.one, options.only) if options.one else main(options.databases, options.only))
