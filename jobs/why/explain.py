@@ -25,6 +25,7 @@ from portal import formatting
 
 # Slurm's words for one that waits for its turn; every other keeps a job from starting whatever is free.
 IN_TURN = frozenset({"", "None", "Resources", "Priority"})
+SAME_TIME_S = 60  # Slurm rounds a begin to its own clock's seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,20 @@ def settled(request: Request, own: QueuedJob | None) -> Request:
         account=own.account or request.account,
         qos=own.qos or request.qos,
         partition=own.partition or request.partition,
+        begin_at=_begin_at(request, own),
     )
+
+
+def _begin_at(request: Request, own: QueuedJob) -> float | None:
+    """Return when it may begin by the scheduler's current word: `scontrol update starttime=…` may have changed it.
+
+    Slurm reports the start of a job that is to begin later as its begin, whatever else holds it back.
+    """
+    if word_of(own.reason) == stuck.BEGIN:
+        return own.starts_at or request.begin_at
+    if request.begin_at and own.starts_at and own.starts_at >= request.begin_at - SAME_TIME_S:
+        return own.starts_at
+    return None
 
 
 def ahead_of(own: QueuedJob | None, request: Request, cluster: Cluster) -> list[QueuedJob]:
@@ -154,6 +168,8 @@ class _Board:
     def attempt(self, request: Request) -> Outcome:
         """Whether this would start now, and if not, whether only those ahead are in its way."""
         if any(check.is_over for check in self.checks(request)) or stuck.closed_partition(request, self.cluster):
+            return Outcome("")
+        if next(stuck.of_reservation(request, self.cluster), None) is not None:
             return Outcome("")
         if names := self.nodes(request):
             return Outcome("now", _where(names))

@@ -85,10 +85,11 @@ def _said(facts: Facts) -> Block | None:
 
 
 def _begin(facts: Facts) -> Iterator[Block]:
-    """Tells that it asked to begin later: whatever the scheduler says meanwhile, nothing starts it sooner."""
+    """Say that it asked to begin later. A hold, or a job that has to end first, is the scheduler's word and leads."""
     begin = facts.request.begin_at
     if begin and begin > facts.cluster.now:
-        yield Block(kind="time", text=_not_before(begin, facts), name=BEGIN, is_said=True)
+        is_said = kind_of(facts.reason) not in UNCHANGEABLE
+        yield Block(kind="time", text=_not_before(begin, facts), name=BEGIN, is_said=is_said)
 
 
 def _not_before(begin: float | None, facts: Facts) -> str:

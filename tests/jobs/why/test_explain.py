@@ -161,6 +161,45 @@ def test_what_is_to_begin_later_says_when_and_offers_nothing_sooner(reason: str)
     assert not found.never
 
 
+@pytest.mark.parametrize(("reason", "kind"), [("JobHeldUser", "held"), ("Dependency", "dependency")])
+def test_a_hold_or_a_dependency_comes_before_a_later_begin(reason: str, kind: str) -> None:
+    """As Slurm tells it: its start is its begin, whatever else it waits for."""
+    asked = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW + 7200, UTC).isoformat()}
+    own = queued("77", 8, reason=reason, starts_at=NOW + 7200)
+    found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a"), queue=(own,)), reason)
+    assert [block.kind for block in found.blocks] == [kind, "time"]
+    assert texts(found)[1].endswith(", 2 h from now, and not before.")
+    assert found.variants == ()
+
+
+@pytest.mark.parametrize(
+    ("reason", "starts_at", "says"),
+    [
+        ("Resources", None, ""),  # scontrol update starttime=now
+        ("Priority", NOW + 600, ""),
+        ("BeginTime", NOW + 600, "10 min from now"),  # put forward
+        ("BeginTime", NOW + 4 * 3600, "4 h from now"),  # put off
+        ("Resources", NOW + 7200 - 1, "2 h from now"),
+    ],
+)
+def test_the_schedulers_begin_counts_more_than_the_specifications(reason: str, starts_at: float, says: str) -> None:
+    asked = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW + 7200, UTC).isoformat()}
+    own = queued("77", 8, reason=reason, starts_at=starts_at)
+    found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a", 4), queue=(own,)), reason)
+    assert ("It is to begin at" in " ".join(texts(found))) is bool(says)
+    assert says in " ".join(texts(found))
+
+
+def test_nothing_starts_now_in_a_reservation_that_has_not_begun() -> None:
+    later = Reservation(name="r", nodes=("a", "b"), starts_at=NOW + 7200, ends_at=NOW + 90_000)
+    where = cluster(node("a", state="idle"), node("b"), reservations=(later,))
+    asked = {"nodes": 2, "gpus_per_node": 8, "time_limit": "12:00:00", "reservation": "r"}
+    found = why(spec_of(resources=asked, run={"global_batch": 32}), where, "Reservation")
+    assert texts(found)[0].startswith("Reservation r begins at ")
+    assert found.starts_on == ()
+    assert [variant.text for variant in found.variants if variant.starts_now] == []
+
+
 def test_once_its_time_has_come_it_waits_as_others_do() -> None:
     asked = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW - 60, UTC).isoformat()}
     found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a", 4)))

@@ -143,10 +143,10 @@ def test_a_hold_shows_with_what_ends_it(oskar: User, project: Project) -> None:
 
 @pytest.mark.django_db
 def test_one_that_is_to_begin_later_is_offered_nothing_sooner(oskar: User, project: Project) -> None:
-    told(queued("77"))
+    begin = timezone.now() + timedelta(hours=3)
+    told(queued("77", starts_at=begin.timestamp()))
     job = eight_gpus(oskar, project, reason="Priority")
-    begin = (timezone.now() + timedelta(hours=3)).isoformat()
-    Job.objects.update(spec={**job.spec, "resources": {**job.spec["resources"], "begin": begin}})
+    Job.objects.update(spec={**job.spec, "resources": {**job.spec["resources"], "begin": begin.isoformat()}})
     found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
     assert found["text"].startswith("It is to begin at ")
     assert found["variants"] == []
