@@ -208,6 +208,12 @@ class WantedNodes(Schema):
 class Drain(Schema):
     model_config = {"extra": "forbid"}
     reason: Why = Field(description="What the scheduler shows to who asks why; your name is added to it.")
+    replace: bool = Field(False, description="Also where somebody else has drained it: replace their reason.")
+
+
+class Undrain(Schema):
+    model_config = {"extra": "forbid"}
+    replace: bool = Field(False, description="Also where somebody else has drained it.")
 
 
 @router.get("", response=Nodes, summary="All nodes")
@@ -255,8 +261,11 @@ def node_orders(request: ApiRequest, name: str, wanted: Query[WantedPage]) -> di
     openapi_extra=described(errors=NOT_ORDERED),
 )
 def drain(request: ApiRequest, name: str, asked: Drain) -> Status[dict[str, Any]]:
-    """What runs there goes on. The scheduler is asked within seconds; the answer is an order, whose state tells."""
-    return _ask(request, name, NodeOrder.Action.DRAIN, asked.reason)
+    """What runs there goes on. The scheduler is asked within seconds; the answer is an order, whose state tells.
+
+    409 where somebody else has drained it already, with who and why, unless you say `replace`.
+    """
+    return _ask(request, name, NodeOrder.Action.DRAIN, asked.reason, replace=asked.replace)
 
 
 @router.post(
@@ -265,9 +274,12 @@ def drain(request: ApiRequest, name: str, asked: Drain) -> Status[dict[str, Any]
     summary="Let jobs start on it again (sysadmins)",
     openapi_extra=described(errors=NOT_ORDERED),
 )
-def undrain(request: ApiRequest, name: str) -> Status[dict[str, Any]]:
-    """The scheduler is asked within seconds; the answer is an order, whose state tells what the scheduler said."""
-    return _ask(request, name, NodeOrder.Action.UNDRAIN)
+def undrain(request: ApiRequest, name: str, asked: Undrain | None = None) -> Status[dict[str, Any]]:
+    """The scheduler is asked within seconds; the answer is an order, whose state tells what the scheduler said.
+
+    409 where somebody else has drained it, with who and why, unless you say `replace`.
+    """
+    return _ask(request, name, NodeOrder.Action.UNDRAIN, replace=asked is not None and asked.replace)
 
 
 @cluster.get("/partitions", response=Partitions, summary="Partitions, the default one first")
@@ -310,9 +322,15 @@ def _node(name: str) -> Node:
     return found
 
 
-def _ask(request: ApiRequest, name: str, action: NodeOrder.Action, reason: str = "") -> Status[dict[str, Any]]:
+def _ask(
+    request: ApiRequest, name: str, action: NodeOrder.Action, reason: str = "", *, replace: bool
+) -> Status[dict[str, Any]]:
     only_sysadmins(request, f"{action} nodes")
     node = _node(name)
     if node.is_made_up:
         raise Problem(409, f"{name} is made up by `vigil up --demo`: the scheduler knows nothing of it.")
-    return Status(202, order_shape(orders.ask(request.auth, node, action, reason)))
+    try:
+        order = orders.ask(request.auth, node, action, reason, replaces=node.reason if replace else None)
+    except orders.DrainedByAnother as error:
+        raise Problem(409, f"{error} Send `replace` as true to {action} it all the same.", kind="drained") from None
+    return Status(202, order_shape(order))

@@ -13,6 +13,8 @@ from django.utils import timezone
 from nodes.cluster import sync
 from nodes.models import Node, NodeOrder, Reading
 from nodes.schedulers.base import Scheduler, SchedulerError
+from nodes.scheduling import capacity
+from portal import formatting
 from portal.access import note
 from portal.models import User
 
@@ -22,27 +24,58 @@ AGAIN = timedelta(seconds=10)  # after a scheduler that did not answer
 GIVE_UP = timedelta(minutes=10)  # nobody wants a node drained by what they asked for an hour ago
 BUDGET_S = 2.0  # a tick
 MOST_REASON = 200
+DRAINED = frozenset({"drain", "drained", "draining", "drng"})
 
 
-def ask(user: User, node: Node, action: NodeOrder.Action, reason: str = "") -> NodeOrder:
-    """Have it done. Asking again for what is asked for already is one order; anything else replaces that."""
+class DrainedByAnother(Exception):
+    """Somebody else has drained the node, for a reason that the order would write over or end."""
+
+    def __init__(self, node: Node) -> None:
+        by = f" by {node.reason_by}" if node.reason_by else ""
+        since = f" since {formatting.clock(node.reason_at)}" if node.reason_at else ""
+        super().__init__(f"{node.name} is drained{by}{since}: {node.reason.rstrip('.')}.")
+
+
+def ask(
+    user: User, node: Node, action: NodeOrder.Action, reason: str = "", *, replaces: str | None = None
+) -> NodeOrder:
+    """Have it done. Asking again for what is asked for already is one order; anything else replaces that.
+
+    Slurm lets a drain write over another's reason, and an undrain end it. `replaces` is the reason that the sysadmin
+    has seen and means to replace. Raises DrainedByAnother where another one stands.
+    """
     with transaction.atomic():
         # One at a time for a node: whoever comes second finds the first one's order.
-        Node.objects.select_for_update().get(pk=node.pk)
+        node = Node.objects.select_for_update().get(pk=node.pk)
+        if node.reason != replaces and is_drained_by_another(node, user):
+            raise DrainedByAnother(node)
         waiting = NodeOrder.objects.open().filter(node=node.name)
         same = waiting.filter(action=action, reason=reason, asked_by=user).first()
         if same is not None:
             return same
         waiting.update(state=NodeOrder.State.REPLACED, ended_at=timezone.now())
-        order = NodeOrder.objects.create(node=node.name, action=action, reason=reason, asked_by=user)
+        order = NodeOrder.objects.create(
+            node=node.name, action=action, reason=reason, asked_by=user, replaces=node.reason
+        )
         note(user, action, node.name, reason)
     return order
+
+
+def is_drained_by_another(node: Node, user: User) -> bool:
+    """Return whether the node is drained, and not by this person's own last order."""
+    if DRAINED.isdisjoint(capacity.words_of(node.state)) or not node.reason:
+        return False
+    last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by").first()
+    return last is None or last.asked_by != user or last.told_reason != node.reason
 
 
 def carry_out(scheduler: Scheduler) -> None:
     """Whatever is asked for and due; oldest first, within a tick's budget."""
     until = time.monotonic() + BUDGET_S
-    for order in _due():
+    due = list(_due())
+    if due:  # somebody may have drained a node by hand since it was last looked at
+        sync.read(scheduler, Reading.Part.NODES)
+    for order in due:
         if time.monotonic() > until:
             return
         _carry_out(order, scheduler)
@@ -60,6 +93,10 @@ def _due() -> QuerySet[NodeOrder]:
 
 
 def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
+    node = Node.objects.filter(name=order.node).first()
+    if node and order.asked_by and node.reason != order.replaces and is_drained_by_another(node, order.asked_by):
+        _end(order, NodeOrder.State.REFUSED, f"{DrainedByAnother(node)} Ask again to replace that.")
+        return
     try:
         if order.action == NodeOrder.Action.DRAIN:
             scheduler.drain(order.node, order.told_reason)

@@ -293,6 +293,7 @@ class NodeOrder(models.Model):
     asked_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     asked_at = models.DateTimeField(auto_now_add=True)
     state = models.CharField(max_length=16, choices=State.choices, default=State.ASKED)
+    replaces = models.TextField(blank=True, help_text="The reason on the node when it was asked for.")
     outcome = models.TextField(blank=True, help_text="What the scheduler said: why it refused, or did not answer yet.")
     tried_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)

@@ -12,6 +12,8 @@ from portal.cli.params import as_json, out
 from portal.cli.portal import find_portal
 from portal.cli.terminal import echo
 
+REPLACE = "Also where somebody else has drained it. At a terminal you are asked; a script needs this."
+
 
 @click.command()
 @click.option("--partition", help="Only those of this partition.")
@@ -41,21 +43,23 @@ def node(name: str, as_json: bool) -> None:
 @click.command()
 @click.argument("name")
 @click.option("--reason", required=True, metavar="R", help="What the scheduler shows; your name is added to it.")
+@click.option("--replace", is_flag=True, help=REPLACE)
 @as_json
-def drain(name: str, reason: str, as_json: bool) -> None:
+def drain(name: str, reason: str, replace: bool, as_json: bool) -> None:
     """Let nothing new start on a node (sysadmins).
 
     What runs there goes on. Waits up to 30 s for what the scheduler says.
     """
-    _order(name, "drain", {"reason": reason}, as_json)
+    _order(name, "drain", {"reason": reason, "replace": replace}, as_json)
 
 
 @click.command()
 @click.argument("name")
+@click.option("--replace", is_flag=True, help=REPLACE)
 @as_json
-def undrain(name: str, as_json: bool) -> None:
+def undrain(name: str, replace: bool, as_json: bool) -> None:
     """Let jobs start on a drained node again (sysadmins)."""
-    _order(name, "undrain", None, as_json)
+    _order(name, "undrain", {"replace": replace}, as_json)
 
 
 @click.command()
@@ -90,7 +94,7 @@ def queue(limit: int, mine: bool, as_json: bool, **filters: Any) -> None:
 ALL = (nodes, node, drain, undrain, queue)
 
 
-def _order(name: str, action: str, body: dict[str, str] | None, as_json: bool) -> None:
+def _order(name: str, action: str, body: dict[str, Any], as_json: bool) -> None:
     """Ask for it and wait for what the scheduler says; leaves with 1 where that is no, or nothing yet."""
     from portal.cli import drain as ordering
 

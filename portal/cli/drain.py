@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
-from portal.cli.portal import Portal
+import click
+
+from portal.cli.portal import Portal, Trouble
 from portal.cli.tables import ordered
 from portal.cli.terminal import echo
 
+DRAINED = "urn:vigil:problem:drained"
 WAIT_S = 30.0
 LOOK_S = 0.5
 
 
-def carry_out(portal: Portal, node: str, action: str, body: dict[str, str] | None) -> dict[str, Any]:
-    """The order as it ended, or as it stands after 30 s; what happens meanwhile is told on stderr."""
-    order: dict[str, Any] = portal.post(f"{node}/{action}", json=body)
+def carry_out(portal: Portal, node: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the order as it ended, or as it stands after 30 s; what happens meanwhile goes to stderr."""
+    order = _place(portal, f"{node}/{action}", action, body)
     name = order["node"]
     echo(f"Asked to {action} {name}; waiting for the scheduler.", err=True)
     until = time.monotonic() + WAIT_S
@@ -33,6 +37,23 @@ def carry_out(portal: Portal, node: str, action: str, body: dict[str, str] | Non
         echo(f"Done: {name} {done}.", err=True)
     else:
         echo(f"Not done, {ordered(order)}", err=True)
+    return order
+
+
+def _place(portal: Portal, address: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Place the order. Where somebody else has drained the node, ask first; a script has to say --replace."""
+    try:
+        order: dict[str, Any] = portal.post(address, json=body)
+    except Trouble as error:
+        if error.problem.get("type") != DRAINED:
+            raise
+        standing = str(error).partition(" Send ")[0]
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise Trouble(f"{standing} Add --replace to {action} it all the same.", status=409) from None
+        echo(standing, err=True)
+        if not click.confirm(f"{action.capitalize()} it all the same?", err=True):
+            raise click.exceptions.Exit(1) from None
+        order = portal.post(address, json={**body, "replace": True})
     return order
 
 

@@ -59,6 +59,7 @@ def one(request: HttpRequest, name: str) -> HttpResponse:
         "say": machine.say(_said(node, shown, now)),
         "may_change": can(user, "change", CLUSTER),
         "may_drain": node is not None and not node.is_made_up and can(user, "change", CLUSTER),
+        "drained_by_another": node is not None and orders.is_drained_by_another(node, user),
         "most_reason": orders.MOST_REASON,
         "notes": NodeNote.objects.filter(node=name).select_related("by")[:SHOWN_NOTES],
         "most_note": NodeNote.MOST,
@@ -195,7 +196,10 @@ def _ask(request: HttpRequest, name: str, action: NodeOrder.Action, reason: str 
         raise Http404(f"There is no node {name}.")
     if node.is_made_up:
         raise PermissionDenied(f"{name} is made up: the scheduler knows nothing of it.")
-    orders.ask(user, node, action, reason)
+    try:
+        orders.ask(user, node, action, reason, replaces=request.POST.get("replaces"))
+    except orders.DrainedByAnother as error:
+        messages.error(request, f"{error} Look at that first; then {action} it again if you mean to.")
     return redirect("node", name)
 
 

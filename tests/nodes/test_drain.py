@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from django.test import Client
 
 from nodes.cluster import drain, sync
-from nodes.models import Node, NodeOrder
+from nodes.models import Node, NodeOrder, Reading
 from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry, User
 from tests.jobs.schedulers import Told
@@ -60,6 +61,58 @@ def test_is_carried_out_by_the_next_tick(ops: User, told: Told) -> None:
     listed = signed_in(ops).get("/api/v1/nodes/dgx-01/orders?limit=1").json()
     assert [order["action"] for order in listed["items"]] == ["undrain"]
     assert listed["next"]
+
+
+HAND = {"state": "drained", "reason": "ECC on gpu3, RMA 4711", "reason_by": "root"}
+
+
+def by_hand(told: Told) -> None:
+    """As `scontrol update` by somebody on the node, or by a health check."""
+    told.machines = [replace(told.machines[0], **HAND)]
+    sync.read(told, Reading.Part.NODES)
+
+
+@pytest.mark.parametrize("action", ["drain", "undrain"])
+def test_somebody_elses_drain_is_shown_and_not_replaced_unasked(ops: User, told: Told, action: str) -> None:
+    by_hand(told)
+    body = {"reason": "fan"} if action == "drain" else {}
+    answer = post(ops, f"dgx-01/{action}", **body)
+    assert answer.status_code == 409
+    assert answer.json()["detail"].startswith("dgx-01 is drained by root: ECC on gpu3, RMA 4711. Send `replace`")
+    assert not NodeOrder.objects.exists()
+    assert post(ops, f"dgx-01/{action}", **body, replace=True).status_code == 202
+    drain.carry_out(told)
+    assert order_of(ops)["state"] == "done"
+
+
+def test_ones_own_drain_is_ended_without_a_question(ops: User, told: Told) -> None:
+    post(ops, "dgx-01/drain", reason="fan")
+    drain.carry_out(told)
+    sync.read(told, Reading.Part.NODES)
+    assert post(sysadmin("eva"), "dgx-01/undrain").status_code == 409, "another sysadmin's"
+    assert post(ops, "dgx-01/undrain").status_code == 202
+
+
+def test_a_drain_by_hand_meanwhile_stays(ops: User, told: Told) -> None:
+    """Slurm would write one over the other: what stands is looked at before the scheduler is asked."""
+    assert post(ops, "dgx-01/drain", reason="fan").status_code == 202
+    told.machines = [replace(told.machines[0], **HAND)]
+    drain.carry_out(told)
+    assert order_of(ops)["state"] == "refused"
+    assert "ECC on gpu3, RMA 4711" in order_of(ops)["outcome"]
+    assert told.asked.count("drain") == 0
+
+
+def test_the_page_asks_before_it_ends_somebody_elses_drain(ops: User, told: Told) -> None:
+    by_hand(told)
+    client = signed_in(ops)
+    page = client.get("/nodes/dgx-01").text
+    assert 'id="undrain"' in page
+    assert "<b>ECC on gpu3, RMA 4711</b>" in page
+    client.post("/nodes/dgx-01/undrain", {"replaces": "what stood there before"})
+    assert not NodeOrder.objects.exists()
+    client.post("/nodes/dgx-01/undrain", {"replaces": HAND["reason"]})
+    assert NodeOrder.objects.get().action == "undrain"
 
 
 @pytest.mark.parametrize(("reason", "said"), [(" ", "Say why"), ("x" * 201, "at most 200"), ("fan\n3", "in one line")])

@@ -3,6 +3,7 @@
 import json
 from datetime import datetime
 
+import httpx
 import pytest
 
 from portal.cli import drain
@@ -68,9 +69,21 @@ def test_drain_waits_for_what_the_scheduler_says(portal):  # noqa: F811
     done = {**ORDER, "state": "done"}
     portal.answers["GET", "nodes/dgx-01/orders"] = [{"items": [order]} for order in (ORDER, silent, silent, done)]
     result = vigil("drain", "dgx-01", "--reason", "fan")
-    assert json.loads(portal.asked[0].content) == {"reason": "fan"}
+    assert json.loads(portal.asked[0].content) == {"reason": "fan", "replace": False}
     assert result.stderr.count("It is asked again.") == 1
     assert "dgx-01 takes no new jobs" in result.stderr
+
+
+def test_a_script_replaces_somebody_elses_drain_only_when_it_says_so(portal):  # noqa: F811
+    taken = problem(409, "dgx-01 is drained by root: RMA 4711. Send `replace` as true to undrain it all the same.")
+    body = {**json.loads(taken.content), "type": "urn:vigil:problem:drained"}
+    portal.answers["POST", "nodes/dgx-01/undrain"] = httpx.Response(409, json=body)
+    result = vigil("undrain", "dgx-01", status=1)
+    assert "dgx-01 is drained by root: RMA 4711. Add --replace to undrain it all the same." in result.stderr
+    portal.answers["POST", "nodes/dgx-01/undrain"] = {**ORDER, "action": "undrain"}
+    portal.answers["GET", "nodes/dgx-01/orders"] = {"items": [{**ORDER, "action": "undrain", "state": "done"}]}
+    vigil("undrain", "dgx-01", "--replace")
+    assert json.loads(portal.asked[1].content) == {"replace": True}
 
 
 def test_undrain_that_is_refused(portal):  # noqa: F811
