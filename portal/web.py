@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.prepare is not None:
         _prepare(options.prepare, socket.socket(fileno=options.answer))
     from portal.asgi import application
+    from portal.http.connections import PatientProtocol
 
     _forget_keys()
     _serve(
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             host=options.host,
             port=options.port,
             fd=options.fd,
+            http=PatientProtocol,
             ws="websockets-sansio",
             ws_per_message_deflate=False,  # deflating the sockets' frames would cost five times what sending them does
             ws_max_size=65_536,

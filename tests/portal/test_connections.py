@@ -1,0 +1,171 @@
+"""Connections whose request does not arrive are closed, and those that only wait for us are not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+from websockets.asyncio.client import connect
+
+from portal.http import connections
+from portal.http.connections import PatientProtocol
+
+WAIT_S = 0.4
+POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "WAIT_S", WAIT_S)
+
+
+class App:
+    """Reads a request's body after `before_s`, answers its length after `after_s`, and echoes over sockets."""
+
+    def __init__(self, before_s: float = 0, after_s: float = 0) -> None:
+        self.before_s, self.after_s = before_s, after_s
+        self.was_left = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            said = await receive()
+            await send({"type": "websocket.send", "text": said["text"]})
+            return
+        await asyncio.sleep(self.before_s)
+        length, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.was_left = True
+                return
+            length, more = length + len(message["body"]), message.get("more_body")
+        await asyncio.sleep(self.after_s)
+        body = str(length).encode()
+        head = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": body})
+
+
+Scene = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def play(app: App, scene: Scene) -> None:
+    async def whole() -> None:
+        config = uvicorn.Config(app, ws="websockets-sansio", log_level="critical")
+        config.load()
+        state = ServerState()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: PatientProtocol(config, state, {}), "127.0.0.1", 0)
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            await asyncio.wait_for(scene(reader, writer), 30)
+            writer.close()
+
+    asyncio.run(whole())
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    """Everything until the server closes."""
+    try:
+        return await asyncio.wait_for(reader.read(), 20)
+    except ConnectionResetError:
+        return b""
+
+
+@pytest.mark.parametrize("begun", [b"", b"G", b"GET / HTTP/1.1\r\nhost: x\r\n", b"\r\n", POST[:-2] % 5])
+def test_a_request_that_does_not_come(begun: bytes) -> None:
+    async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(begun)
+        assert await rest(reader) == b""
+
+    play(App(), scene)
+
+
+@pytest.mark.parametrize("begun", [b"\r\n", b"GET / HT"])
+def test_a_second_request_that_does_not_come(begun: bytes) -> None:
+    async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GET)
+        assert (await reader.readuntil(b"\r\n\r\n0")).startswith(b"HTTP/1.1 200")
+        writer.write(begun)
+        assert await rest(reader) == b""
+
+    play(App(), scene)
+
+
+def test_headers_that_drip_are_not_waited_for() -> None:
+    async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        closed = asyncio.create_task(rest(reader))
+        for letter in b"GET / HTTP/1.1\r\nx: " + b"y" * 1_000:
+            writer.write(bytes([letter]))
+            await asyncio.sleep(WAIT_S / 8)
+            if closed.done():
+                return
+        raise AssertionError("it is still open")
+
+    play(App(), scene)
+
+
+@pytest.mark.parametrize("body", [b"", b"12"])
+def test_a_body_that_stops_is_answered_and_the_application_hears_of_it(body: bytes) -> None:
+    app = App()
+
+    async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(POST % 5 + body)
+        assert (await rest(reader)).startswith(b"HTTP/1.1 408 ")
+
+    play(app, scene)
+    assert app.was_left
+
+
+def test_a_body_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LEAST_BYTES_S", 1_000)
+
+    async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        closed = asyncio.create_task(rest(reader))
+        writer.write(POST % 10_000)
+        for _ in range(10_000):
+            writer.write(b"x")
+            await asyncio.sleep(WAIT_S / 8)
+            if closed.done():
+                assert closed.result().startswith(b"HTTP/1.1 408 ")
+                return
+
+    play(App(), scene)
+
+
+def test_a_slow_body_that_keeps_its_pace_is_taken() -> None:
+    async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(POST % 20_000)
+        for _ in range(20):
+            writer.write(b"x" * 1_000)
+            await asyncio.sleep(WAIT_S / 8)
+        assert b"20000" in await reader.readuntil(b"\r\n\r\n20000")
+
+    play(App(), scene)
+
+
+@pytest.mark.parametrize("app", [App(before_s=4 * WAIT_S), App(after_s=4 * WAIT_S)], ids=["reads late", "answers late"])
+def test_while_the_application_is_slow_nobody_is_cut_off(app: App) -> None:
+    async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(POST % 8_000_000 + b"x" * 8_000_000)
+        assert b"8000000" in await reader.readuntil(b"\r\n\r\n8000000")
+
+    play(app, scene)
+
+
+def test_sockets_stay_open() -> None:
+    async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = writer.get_extra_info("peername")
+        async with connect(f"ws://{host}:{port}/") as socket:
+            await asyncio.sleep(3 * WAIT_S)
+            await socket.send("still there")
+            assert await socket.recv() == "still there"
+
+    play(App(), scene)
