@@ -156,6 +156,7 @@ def site(database: str = "sqlite") -> Iterator[Site]:
             "REDIS_URL": stack.enter_context(redis_up(home / "redis")).url,
             "DJANGO_SETTINGS_MODULE": "portal.settings",
             "VIGIL_LOG_LEVEL": "ERROR",
+            "VIGIL_SOCKETS": "20000",  # one person opens all of them
         }
         if database == "postgres":
             environment["DATABASE_URL"] = stack.enter_context(postgres(durable=True))

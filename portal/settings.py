@@ -113,6 +113,7 @@ VIGIL_TOKEN_MAX_DAYS = int(env("VIGIL_TOKEN_MAX_DAYS", "365"))  # the longest li
 if not 1 <= VIGIL_TOKEN_MAX_DAYS <= 3650:
     raise SystemExit(f"VIGIL_TOKEN_MAX_DAYS={VIGIL_TOKEN_MAX_DAYS} is out of range: use 1 to 3650.")
 VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, person and web process
+VIGIL_SOCKETS = int(env("VIGIL_SOCKETS", "200"))  # open at once, person and web process; a token: half of it
 
 
 def _secret_key() -> str:

@@ -33,6 +33,7 @@ RECHECK_S = 30.0
 LISTS_S = 1.0  # lists hear at most this often
 
 NOT_SIGNED_IN, NOT_FOUND, GOING = 4401, 4404, 1001
+_places = sockets.Places()
 
 
 def the_hub() -> Hub:
@@ -46,12 +47,15 @@ class Socket(AsyncWebsocketConsumer):
         super().__init__(*args, **kwargs)
         self.listeners: dict[str, Listener] = {}
         self.tasks: list[asyncio.Task[None]] = []
+        self.has_place = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Nothing of a socket stays behind, however it ends: a peer may go in the middle of `begin`."""
         try:
             await super().__call__(scope, receive, send)
         finally:
+            if self.has_place:
+                _places.give_back(self.scope)
             for task in self.tasks:
                 task.cancel()
             for topic in list(self.listeners):
@@ -63,8 +67,12 @@ class Socket(AsyncWebsocketConsumer):
         await self.accept()
         if not isinstance(user, User) or not user.is_active:
             await self.close(NOT_SIGNED_IN)
-        elif not await self.begin(user):
-            await self.close(NOT_FOUND)
+        elif refusal := _places.take(self.scope):
+            await self.close(sockets.TOO_MANY, reason=refusal)
+        else:
+            self.has_place = True
+            if not await self.begin(user):
+                await self.close(NOT_FOUND)
 
     async def begin(self, user: User) -> bool:
         """Join what this socket follows and start its tasks; False if there is nothing that the person may see."""

@@ -3,25 +3,59 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
-from importlib import import_module
 from typing import Any
 
 from channels.auth import AuthMiddlewareStack
 from channels.db import database_sync_to_async
 from django.conf import settings
-from django.contrib.auth import get_user
 from django.contrib.auth.models import AnonymousUser
-from django.http import HttpRequest
 from django.http.request import split_domain_port, validate_host
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from portal.http.problems import PRIVATE
-from portal.models import Token, User, digest
+from portal.http.senders import user_of_session, user_of_token
+from portal.models import User, digest
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Any], Awaitable[None]]
 Application = Callable[[Scope, Callable[[], Awaitable[Any]], Send], Awaitable[None]]
+
+
+TOO_MANY = 4429
+
+
+class Places:
+    """How many sockets each person, and each token, has open in this web process (VIGIL_SOCKETS).
+
+    A token may take half of its person's, so that a script that leaks sockets leaves some for the person's pages.
+    """
+
+    def __init__(self) -> None:
+        self.taken: Counter[tuple[str, object]] = Counter()
+
+    def take(self, scope: Scope) -> str:
+        """Take a place for this socket; the answer is why there is none, or ""."""
+        most = settings.VIGIL_SOCKETS
+        for key, limit in _limits(scope, most).items():
+            if self.taken[key] >= limit:
+                whose = "this token has" if key[0] == "token" else "you have"
+                return f"Too many sockets: {whose} {limit} open, the most there may be. Close some."
+        self.taken.update(_limits(scope, most).keys())
+        return ""
+
+    def give_back(self, scope: Scope) -> None:
+        for key in _limits(scope, 0):
+            self.taken[key] -= 1
+            if not self.taken[key]:
+                del self.taken[key]
+
+
+def _limits(scope: Scope, most: int) -> dict[tuple[str, object], int]:
+    """Return the counts that a socket stands in, with the limit of each."""
+    found: dict[tuple[str, object], int] = {("person", scope["user"].pk): most}
+    return {("token", scope["token"]): max(1, most // 2), **found} if "token" in scope else found
 
 
 class Gone(ConnectionError):
@@ -55,7 +89,7 @@ class Door:
             await self.with_session(scope, receive, send)
             return
         scope["token"] = digest(authorization.partition(" ")[2])
-        scope["user"] = await database_sync_to_async(_user_of_token)(scope["token"])
+        scope["user"] = await database_sync_to_async(user_of_token)(scope["token"])
         await self.with_token(scope, receive, send)
 
 
@@ -132,14 +166,6 @@ def is_ours(origin: str | None, host: str) -> bool:
 def still(scope: Scope) -> User | AnonymousUser:
     """The person whom this socket belongs to now: nobody, once signed out, deactivated, or the token has died."""
     if "token" in scope:
-        return _user_of_token(scope["token"])
-    request = HttpRequest()
-    # Read anew: what the socket's scope holds is the session as it was when the socket opened.
-    request.session = import_module(settings.SESSION_ENGINE).SessionStore(scope["session"].session_key)
-    user = get_user(request)
-    return user if isinstance(user, User) else AnonymousUser()
-
-
-def _user_of_token(token: str) -> User | AnonymousUser:
-    found = Token.objects.alive().select_related("user").filter(digest=token).first()
-    return found.user if found else AnonymousUser()
+        return user_of_token(scope["token"])
+    # What the socket's scope holds is the session as it was when the socket opened.
+    return user_of_session(scope["session"].session_key)

@@ -56,8 +56,9 @@ export function connect(path, stale, hear) {
       fresh();
       hear(message.data);
     };
-    mine.onclose = ({ code }) => {
+    mine.onclose = ({ code, reason }) => {
       if (isClosed || socket !== mine) return;
+      if (reason) console.warn(`Live updates: ${reason}`);
       if (FINAL.has(code)) {
         clearTimeout(staleTimer);
         isClosed = true;

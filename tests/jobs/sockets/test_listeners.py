@@ -56,6 +56,36 @@ def test_who_is_not_signed_in_is_told_so(ada: User) -> None:
     play(scene)
 
 
+def test_sockets_of_a_person_and_of_a_token_are_counted(server: Server, ada: User, settings: Any) -> None:
+    """One read token opened a thousand."""
+    settings.VIGIL_SOCKETS = 4
+    tokens = [{"authorization": f"Bearer {Token.issue(ada, name)[1]}"} for name in ("one", "other")]
+    client = signed_in(ada)
+
+    async def opened(*arguments: Any, **headers: str) -> tuple[Socket, Any]:
+        socket = Socket("/ws/jobs", *arguments, **headers)
+        await socket.connect()
+        return socket, await socket.hear("hello")
+
+    async def scene() -> None:
+        held = [await opened(**tokens[0]) for _ in range(2)]
+        refused, code = await opened(**tokens[0])
+        assert code == sockets.TOO_MANY, "a token may have half of what its person may"
+        await refused.disconnect()
+        held += [await opened(**tokens[1]), await opened(client)]
+        refused, code = await opened(client)
+        assert code == sockets.TOO_MANY
+        await refused.disconnect()
+        await held.pop()[0].disconnect()
+        socket, hello = await opened(client)
+        assert hello == {"kind": "hello"}, "the place of one that has gone is free"
+        for other, _ in [*held, (socket, hello)]:
+            await other.disconnect()
+        assert not consumers._places.taken
+
+    play(scene)
+
+
 def test_other_sites_pages_and_cookies_without_a_page_are_turned_away(ada: User) -> None:
     job_id = attempt_of().job_id
     client = signed_in(ada)
