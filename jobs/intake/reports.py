@@ -76,16 +76,21 @@ def quiet(owners: Set[Owner]) -> set[Owner]:
 
 def receive(attempt_id: int, authorization: str, encoding: str, chunks: Iterable[bytes]) -> Answer:
     """The whole of POST /attempts/<id>/reports: who sends, what it is, and taking it. Raises Problem."""
-    scheme, _, secret = authorization.partition(" ")
-    known = Attempt.objects.open().filter(pk=attempt_id, token_digest=digest(secret))
-    if scheme.lower() != "bearer" or not secret or not known.exists():
-        raise _dead_token()
+    admit(attempt_id, authorization)
     try:
         return take(attempt_id, wire.parse(inflate(chunks, encoding)))
     except Closed:
         raise _dead_token() from None
     except Malformed as error:
         raise error.problem("malformed-report") from None
+
+
+def admit(attempt_id: int, authorization: str) -> None:
+    """Refuse, by Problem, whoever does not send the token of this attempt, or whose attempt has ended."""
+    scheme, _, secret = authorization.partition(" ")
+    found = Attempt.objects.open().filter(pk=attempt_id, token_digest=digest(secret))
+    if scheme.lower() != "bearer" or not secret or not found.exists():
+        raise _dead_token()
 
 
 def take(attempt_id: int, post: Post, *, seconds: float = TAKING_S) -> Answer:

@@ -158,7 +158,11 @@ def _answer(node: str, authorization: str, encoding: str, chunks: Iterable[bytes
     return HttpResponse(msgspec.json.encode({"next": following}), content_type="application/json")
 
 
-DOOR = Door(re.compile(r"/api/v1/nodes/([A-Za-z0-9._-]{1,255})/telemetry"), _answer)
+def _admit(node: str, authorization: str) -> None:
+    intake.admit(node, authorization)
+
+
+DOOR = Door(re.compile(r"/api/v1/nodes/([A-Za-z0-9._-]{1,255})/telemetry"), _answer, _admit)
 
 
 @machines.post(

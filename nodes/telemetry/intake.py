@@ -40,14 +40,20 @@ _ADVANCE = (
 
 def receive(node: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> int:
     """The whole of POST /nodes/<name>/telemetry; answers the number to go on with. Raises Problem."""
-    scheme, _, secret = authorization.partition(" ")
-    agent = Agent.objects.filter(node=node).exclude(token_digest="").defer("facts", "newest", "processes").first()
-    if agent is None or scheme.lower() != "bearer" or agent.token_digest != digest(secret):
-        raise _not_its_token(node)
+    agent_id = admit(node, authorization)
     try:
-        return take(agent.pk, wire.parse(inflate(chunks, encoding)))
+        return take(agent_id, wire.parse(inflate(chunks, encoding)))
     except Malformed as error:
         raise error.problem("malformed-telemetry") from None
+
+
+def admit(node: str, authorization: str) -> int:
+    """Return whose token it is, by the agent's key; raises Problem where it is not this machine's."""
+    scheme, _, secret = authorization.partition(" ")
+    agent = Agent.objects.filter(node=node).exclude(token_digest="").only("pk", "token_digest").first()
+    if agent is None or scheme.lower() != "bearer" or agent.token_digest != digest(secret):
+        raise _not_its_token(node)
+    return int(agent.pk)
 
 
 def take(agent_id: int, post: Post, *, now: float | None = None, seconds: float = TAKING_S) -> int:

@@ -108,7 +108,7 @@ class Bearer(HttpBearer):
     def authenticate(self, request: HttpRequest, token: str) -> User:
         found = Token.objects.alive().select_related("user").filter(digest=digest(token)).first()
         if found is None:
-            raise _unauthorized("This token is unknown, revoked or expired.")
+            raise problems.unauthorized("This token is unknown, revoked or expired.")
         if request.method not in SAFE and found.scope == Token.Scope.READ:
             raise Problem(403, f"The token {found.name!r} may only read. Make one with scope write.", kind="scope")
         _note_use(found)
@@ -184,7 +184,7 @@ class Api(NinjaAPI):
         for kind, handler in {
             Problem: lambda request, error: error.response(),
             BadCursor: lambda request, error: bad_field("cursor", str(error)).response(),
-            AuthenticationError: lambda request, error: _unauthorized("Nobody is signed in.").response(),
+            AuthenticationError: lambda request, error: problems.unauthorized("Nobody is signed in.").response(),
             Throttled: lambda request, error: problems.plain(429),  # ninja adds Retry-After
             HttpError: _http_error,
             ValidationError: _validation_error,
@@ -265,11 +265,6 @@ def plain_message(error: dict[str, Any]) -> str:
     """pydantic's message as a sentence of ours: an error raised by a validator speaks for itself."""
     message = str(error["msg"]).removeprefix("Value error, ")
     return message if message.endswith(".") else f"{message}."
-
-
-def _unauthorized(reason: str) -> Problem:
-    remedy = f"Sign in, or send `Authorization: Bearer …` with a token made at {settings.VIGIL_PUBLIC_URL}/me/."
-    return Problem(401, f"{reason} {remedy}", kind="unauthorized", headers={"WWW-Authenticate": 'Bearer realm="Vigil"'})
 
 
 def _note_use(token: Token) -> None:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from django.db import DatabaseError, connection
@@ -21,7 +22,7 @@ from django.http import HttpResponse
 from portal import bounded
 from portal.bounded import Bounds
 from portal.http import problems
-from portal.http.limits import Application, Receive, Scope, Send
+from portal.http.limits import ANONYMOUS, Application, Receive, Scope, Send, declared_length, respond
 from portal.http.problems import Problem
 
 logger = logging.getLogger(__name__)
@@ -48,12 +49,20 @@ class Malformed(Exception):
         return Problem(self.status, str(self), kind="too-large" if self.status == 413 else kind, errors=errors)
 
 
+Admit = Callable[[str, str], None]
+"""Raises Problem where (whose post, Authorization) do not belong together."""
+
+
 @dataclass(frozen=True)
 class Door:
-    """An address that machines post to; its pattern's only group says whose the post is."""
+    """An address that machines post to; its pattern's only group says whose the post is.
+
+    `admit` is asked before anything but a small body is read, `answer` decides again once it has the body.
+    """
 
     path: re.Pattern[str]
     answer: Answer
+    admit: Admit
 
 
 class Intake:
@@ -71,24 +80,28 @@ class Intake:
         if door is None:
             await self.application(scope, receive, send)
             return
-        chunks = await _read(receive)
-        if chunks is None:
-            return  # the sender has gone
-        if self.waiting >= WAITING:
-            await _respond(send, problems.plain(503, {"Retry-After": "1"}))
-            return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         authorization, encoding = headers.get("authorization", ""), headers.get("content-encoding", "")
+        if not _is_small(scope):
+            refusal = await self._in_turn(_in_thread, _admitted, door.admit, whose, authorization)
+            if refusal is not None:
+                await respond(send, refusal)
+                return
+        chunks = await _read(receive)
+        if chunks is not None:  # else the sender has gone
+            answer = await self._in_turn(_in_thread, answered, door.answer, whose, authorization, encoding, chunks)
+            await respond(send, answer)
+
+    async def _in_turn(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what the work answers, in a thread; 503 where too many wait for one."""
+        if self.waiting >= WAITING:
+            return problems.plain(503, {"Retry-After": "1"})
         self.pool = self.pool or ThreadPoolExecutor(self.threads, "intake")
         self.waiting += 1
         try:
-            loop = asyncio.get_running_loop()
-            response = await loop.run_in_executor(
-                self.pool, _in_thread, door.answer, whose, authorization, encoding, chunks
-            )
+            return await asyncio.get_running_loop().run_in_executor(self.pool, work, *arguments)
         finally:
             self.waiting -= 1
-        await _respond(send, response)
 
     def _door(self, scope: Scope) -> tuple[Door | None, str]:
         if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("query_string"):
@@ -146,11 +159,25 @@ def _too_much(what: str) -> Malformed:
     return Malformed("body", f"more than {what}; send less at once", status=413)
 
 
-def _in_thread(answer: Answer, whose: str, authorization: str, encoding: str, chunks: list[bytes]) -> HttpResponse:
-    """The answer, on a connection that lives as long as the thread; a broken one is replaced at the next post."""
+def _is_small(scope: Scope) -> bool:
+    """Return whether a body says that it is no larger than what is read of anybody; one of unknown length is not."""
+    return 0 < declared_length(scope) <= ANONYMOUS
+
+
+def _admitted(admit: Admit, whose: str, authorization: str) -> HttpResponse | None:
+    """Return the refusal, if any."""
+    try:
+        admit(whose, authorization)
+    except Problem as problem:
+        return problem.response()
+    return None
+
+
+def _in_thread(work: Callable[..., HttpResponse | None], door: Any, whose: str, *others: Any) -> HttpResponse | None:
+    """Work on a connection that lives as long as the thread; a broken one is replaced at the next post."""
     connection.close_if_unusable_or_obsolete()
     try:
-        return answered(answer, whose, authorization, encoding, chunks)
+        return work(door, whose, *others)
     except DatabaseError:
         logger.exception("%s: a post was not taken, its sender will send it again", whose)
         connection.close()
@@ -173,13 +200,3 @@ async def _read(receive: Receive) -> list[bytes] | None:
         if not message.get("more_body"):
             break
     return chunks
-
-
-async def _respond(send: Send, response: HttpResponse) -> None:
-    headers = [(name.lower().encode(), value.encode()) for name, value in response.items()]
-    headers.append((b"cache-control", problems.PRIVATE.encode()))
-    headers.append((b"content-length", str(len(response.content)).encode()))
-    if response.status_code == 413:
-        headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
-    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-    await send({"type": "http.response.body", "body": response.content})

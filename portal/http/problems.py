@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import TypedDict
 
+from django.conf import settings
 from django.http import HttpResponse
 
 MEDIA_TYPE = "application/problem+json"
@@ -47,6 +48,11 @@ class Problem(Exception):
             "errors": self.errors,
         }
         return HttpResponse(json.dumps(body), status=self.status, content_type=MEDIA_TYPE, headers=self.headers)
+
+
+def unauthorized(reason: str) -> Problem:
+    remedy = f"Sign in, or send `Authorization: Bearer …` with a token made at {settings.VIGIL_PUBLIC_URL}/me/."
+    return Problem(401, f"{reason} {remedy}", kind="unauthorized", headers={"WWW-Authenticate": 'Bearer realm="Vigil"'})
 
 
 DETAILS = {

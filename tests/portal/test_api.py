@@ -12,6 +12,7 @@ from ninja import Schema
 from nodes.models import Node
 from portal.accounts import api
 from portal.http import limits
+from portal.models import Token
 from tests import lab
 from tests.lab import send
 
@@ -128,22 +129,45 @@ def ask_bounded(headers: dict[str, str], chunks: list[bytes], path: str = "/api/
 
     scope = {"type": "http", "path": path, "headers": [(k.encode(), v.encode()) for k, v in headers.items()]}
     asyncio.run(limits.BodyLimit(application)(scope, receive, send))
-    if sent[0]["status"] == 413:
-        assert json.loads(sent[1]["body"])["status"] == 413
+    if sent[0]["status"] in {401, 413}:
+        assert json.loads(sent[1]["body"])["status"] == sent[0]["status"]
     return sent[0]["status"], len(chunks) - len(left)
 
 
-def test_bodies_are_cut_off_before_they_are_kept():
+@pytest.fixture
+def known(transactional_db):
+    """The headers of somebody who is known."""
+    secret = Token.issue(lab.person("mira", lab.a_project()), "t")[1]
+    return {"authorization": f"Bearer {secret}"}
+
+
+def test_bodies_are_cut_off_before_they_are_kept(known):
     mib = b" " * limits.MIB
-    assert ask_bounded({}, [mib, mib]) == (200, 2)
-    assert ask_bounded({}, [mib] * 100) == (413, 3)
-    assert ask_bounded({"content-length": str(10**10)}, [mib]) == (413, 0)
-    form = {"content-type": "multipart/form-data; boundary=x"}
+    assert ask_bounded(known, [mib, mib]) == (200, 2)
+    assert ask_bounded(known, [mib] * 100) == (413, 3)
+    assert ask_bounded({**known, "content-length": str(10**10)}, [mib]) == (413, 0)
+    form = {**known, "content-type": "multipart/form-data; boundary=x"}
     for path in ("/api/v1/jobs", "/api/v1/sweeps", "/submit"):
         assert ask_bounded(form, [mib] * 52, path) == (200, 52)
         assert ask_bounded(form, [mib] * 60, path) == (413, 53)
     for path in ("/accounts/login/", "/jobs/7/edit"):
         assert ask_bounded(form, [mib] * 60, path) == (413, 3)
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer vgl_wrong"}, {"cookie": "sessionid=wrong"}])
+def test_a_strangers_body_is_not_read(transactional_db, headers):
+    """300 posts of 1 MB each, by nobody in particular, took 290 MB."""
+    chunk = b" " * 10_000
+    assert ask_bounded({**headers, "content-length": "9000"}, [chunk[:9_000]]) == (200, 1)
+    assert ask_bounded({**headers, "content-length": "1000000"}, [chunk] * 100) == (401, 0)
+    assert ask_bounded(headers, [chunk] * 100) == (401, 2), "of unknown length"
+    assert ask_bounded({**headers, "content-length": "1000000"}, [chunk] * 100, "/submit") == (302, 0)
+
+
+def test_a_session_may_send_more(transactional_db):
+    browser = lab.signed_in(lab.person("mira", lab.a_project()))
+    cookie = {"cookie": f"a=b; sessionid={browser.cookies['sessionid'].value}"}
+    assert ask_bounded(cookie, [b" " * 10_000] * 100, "/submit") == (200, 100)
 
 
 def test_schema_is_openapi_3_1_with_problem_documents():

@@ -87,6 +87,13 @@ def test_a_body_without_end_is_read_no_further_than_its_limit(attempt: Attempt) 
     assert (answer[0], answer[2]) == (413, len(pieces) - (COMPRESSED_BYTES // 300_000 + 1))
 
 
+def test_a_strangers_body_is_not_read(attempt: Attempt) -> None:
+    answer = knock(attempt, *[b"x" * 10_000] * 50, secret="wrong")
+    assert answer is not None
+    assert (answer[0], answer[2]) == (401, 50), "not a piece of it"
+    assert not Stream.objects.exists()
+
+
 def test_a_shipper_that_goes_away_in_the_middle_leaves_nothing(attempt: Attempt) -> None:
     assert knock(attempt, packed(frame(Spooled().log(1, loss=1.0)))[:20], gone=True) is None
     assert not Stream.objects.exists()
