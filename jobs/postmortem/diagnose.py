@@ -142,6 +142,7 @@ def _verdict_of(chosen: Sign, confidence: float, case: Case, candidates: Sequenc
         frame=f"{own.path}:{own.function}" if own else _frame_of(chosen, case),
         doing=chosen.doing[0] if chosen.doing else "",
         entry=chosen.entry.name if chosen.entry else "",
+        heading=chosen.entry.heading if chosen.entry else "",
     )
 
 
@@ -315,8 +316,9 @@ def _told(verdict: Verdict, case: Case) -> Verdict:
     if verdict.confidence < SURE_ENOUGH and verdict.cause not in {UNKNOWN, NONE}:
         first = Other(verdict.cause, f"{verdict.confidence:.0%} sure is not enough to say so")
         verdict = replace(
-            verdict, cause=UNKNOWN, confidence=1 - verdict.confidence, runner_up=first, advice=CAUSES[UNKNOWN].advice
-        )
+            verdict, cause=UNKNOWN, confidence=1 - verdict.confidence, runner_up=first, advice=CAUSES[UNKNOWN].advice,
+            heading="",
+        )  # fmt: skip
     limits = [f"{one.name}: {limit}" for one in case.scanned for limit in one.limits]
     return replace(
         verdict,
@@ -354,7 +356,7 @@ def _sentence(verdict: Verdict) -> str:
     cause = CAUSES[verdict.cause]
     where = f"rank {verdict.rank}" if verdict.rank is not None else ""
     where += f" on {verdict.node}" if verdict.node and where else f"on {verdict.node}" if verdict.node else ""
-    title = cause.heading
+    title = verdict.heading or cause.heading
     if verdict.cause == "program.exception" and verdict.exception:
         root = next((one.text for one in verdict.evidence if one.role == "root"), verdict.exception)
         title += f": {root.splitlines()[0][:SAID]}"

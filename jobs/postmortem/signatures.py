@@ -45,6 +45,7 @@ class Entry:
     `exception`, `frame`, `during`: for tracebacks: patterns of the exception's class and of a frame's "path:function",
     and what was being done (operations.toml); `pattern` is then looked for in the exception's message.
     `frameworks`: what a site would not run if it ran none of these, so that the catalogue can be judged without them.
+    `heading`: what happened, where the cause's own title says too little; only in the catalogue that ships.
     `is_site`: written by the sysadmins of this site, and no key of a file.
     """
 
@@ -63,6 +64,7 @@ class Entry:
     frameworks: tuple[str, ...] = ()
     example: str = ""
     look_alike: str = ""
+    heading: str = ""
     is_site: bool = False
 
     def __post_init__(self) -> None:
@@ -88,15 +90,16 @@ class Entry:
 
 
 PATTERNS = ("pattern", "unless", "exception", "frame")
-FIELDS = tuple(field.name for field in fields(Entry) if field.name != "is_site")
+FIELDS = tuple(field.name for field in fields(Entry) if field.name not in {"heading", "is_site"})
+SHIPPED_FIELDS = (*FIELDS, "heading")
 LISTS = ("during", "frameworks")
 
 
-def entry_of(raw: Mapping[str, Any], **defaults: Any) -> Entry:
+def entry_of(raw: Mapping[str, Any], *, known: tuple[str, ...] = FIELDS, **defaults: Any) -> Entry:
     """An entry from its table in TOML; BadEntry where something in it is not what it should be."""
     values = {**defaults, **raw}
     name = values.get("name", "an entry")
-    if odd := set(values) - set(FIELDS):
+    if odd := set(values) - set(known):
         raise BadEntry(f"{name}: {', '.join(sorted(odd))} is nothing that an entry has")
     for key in ("name", "role", "cause", "source"):
         if not isinstance(values.get(key), str) or not values[key]:
@@ -134,11 +137,11 @@ def read(text: str, **defaults: Any) -> list[Entry]:
     return _entries(raw, **defaults)
 
 
-def _entries(raw: dict[str, Any], **defaults: Any) -> list[Entry]:
+def _entries(raw: dict[str, Any], *, known: tuple[str, ...] = FIELDS, **defaults: Any) -> list[Entry]:
     entries = raw.pop("entry", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise BadEntry("an entry is a table: [[entry]]")
-    return [entry_of(entry, **{**defaults, **raw}) for entry in entries]
+    return [entry_of(entry, known=known, **{**defaults, **raw}) for entry in entries]
 
 
 def options(**values: Any) -> re2.Options:
@@ -332,15 +335,20 @@ class Catalogue:
         return iter(self.entries)
 
 
+def shipped(path: Path) -> list[Entry]:
+    """Return the entries of one of the catalogue's own files."""
+    try:
+        return _entries(tomllib.loads(path.read_text(encoding="utf-8")), known=SHIPPED_FIELDS)
+    except tomllib.TOMLDecodeError as error:
+        raise BadEntry(f"{path.name}: {error}") from None
+
+
 @cache
 def catalogue() -> Catalogue:
     """What ships with Vigil."""
     found: list[Entry] = []
     for path in sorted(HERE.glob("*.toml")):
-        try:
-            found += _entries(tomllib.loads(path.read_text(encoding="utf-8")))
-        except tomllib.TOMLDecodeError as error:
-            raise BadEntry(f"{path.name}: {error}") from None
+        found += shipped(path)
     return Catalogue(replace(entry, advice=entry.advice or CAUSES[entry.cause].advice) for entry in found)
 
 

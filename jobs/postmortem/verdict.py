@@ -58,6 +58,7 @@ class Verdict:
     frame: str = ""  # the innermost of the person's own code, as path:function
     doing: str = ""
     entry: str = ""
+    heading: str = ""  # what happened, where the entry says more than the cause's title
 
     @property
     def owner(self) -> str:

@@ -11,12 +11,12 @@ from jobs.postmortem.literals import words_of
 from jobs.postmortem.prefixes import prefix_of
 from jobs.postmortem.scan import scan
 from jobs.postmortem.sieve import sieve_of
-from jobs.postmortem.signatures import HERE, Catalogue, Entry, catalogue, read
+from jobs.postmortem.signatures import HERE, Catalogue, Entry, catalogue, shipped
 from jobs.postmortem.signs import fits
 from jobs.postmortem.tracebacks import Frame, Traceback
 
 FILES = sorted(HERE.glob("*.toml"))
-ENTRIES = [pytest.param(entry, id=f"{path.stem}:{entry.name}") for path in FILES for entry in read(path.read_text())]
+ENTRIES = [pytest.param(entry, id=f"{path.stem}:{entry.name}") for path in FILES for entry in shipped(path)]
 FRAME_OF = {
     "import": Frame("/home/mira/train.py", "<module>", "import apex"),
     "rendezvous": Frame("/env/site-packages/torch/distributed/distributed_c10d.py", "init_process_group"),

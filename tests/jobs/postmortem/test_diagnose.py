@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from jobs.causes import CAUSES
 from jobs.postmortem import offline
+from jobs.postmortem.offline import diagnose_text
 from jobs.postmortem.sign import rank_in
+from jobs.postmortem.signatures import BadEntry, entry_of
 from jobs.postmortem.verdict import Verdict
 from portal.cli.main import main
 from tests.examples import examples
@@ -166,3 +168,17 @@ def test_any_log_has_a_verdict(lines: list[str]) -> None:
 )  # fmt: skip
 def test_whose_log_it_is_by_its_name(name: str, rank: int | None) -> None:
     assert rank_in(name) == rank
+
+
+def test_an_entry_may_say_more_than_its_cause() -> None:
+    line = "AssertionError: Torch not compiled with CUDA enabled"
+    log = f'Traceback (most recent call last):\n  File "/u/train.py", line 3, in <module>\n    model.cuda()\n{line}\n'
+    verdict = diagnose_text(log)
+    assert (verdict.cause, verdict.owner) == ("environment.package", "researcher")
+    assert verdict.says == "PyTorch was built without CUDA on this node."
+
+
+def test_a_site_writes_no_heading() -> None:
+    entry = {"name": "a.b", "role": "root", "cause": "gpu.ecc", "source": "x", "pattern": "y", "heading": "z"}
+    with pytest.raises(BadEntry, match="heading is nothing that an entry has"):
+        entry_of(entry)
