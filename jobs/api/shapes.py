@@ -239,7 +239,11 @@ def attempt_detail(attempt: Attempt) -> dict[str, Any]:
 
 def explained(attempt: Attempt) -> str:
     """Its reason; of one that waits with what the scheduler's word means."""
-    return reasons.explained(attempt.reason) if attempt.state == Attempt.State.PENDING else attempt.reason
+    return (
+        reasons.explained(attempt.reason, attempt.scheduler_id)
+        if attempt.state == Attempt.State.PENDING
+        else attempt.reason
+    )
 
 
 def job_shape(job: Job) -> dict[str, Any]:

@@ -98,6 +98,17 @@ def _preemption(conf: Conf) -> Finding:
     return warn("Preemption", seen, remedy)
 
 
+def _prolog(conf: Conf) -> Finding:
+    """Return whether a failed prolog leaves its job waiting for somebody to release it."""
+    prolog, parameters = conf.get("Prolog", ""), conf.get("SchedulerParameters", "")
+    if not prolog or "nohold_on_prolog_fail" in parameters.split(","):
+        return ok("Prolog", prolog or "none")
+    remedy = (
+        "SchedulerParameters=nohold_on_prolog_fail: the job then goes on elsewhere. The node is drained all the same."
+    )
+    return warn("Prolog", f"{prolog}: where it fails, Slurm holds the job until somebody releases it", remedy)
+
+
 def _push(conf: Conf) -> Finding:
     kind = conf.get("JobCompType", "")
     if kind == "jobcomp/script":
@@ -117,7 +128,8 @@ def _rate(conf: Conf) -> Finding:
 
 
 FACTS: tuple[Callable[[Conf], Finding], ...] = (
-    _tokens, _requeue, _age, _gpus_counted, _comments, _tracking, _kill_wait, _preemption, _push, _rate,
+    _tokens, _requeue, _age, _gpus_counted, _comments, _tracking, _kill_wait, _preemption, _prolog, _push,
+    _rate,
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from jobs.following import (
     dependencies,
     ending,
     handover,
+    held_launches,
     leftover_allocations,
     steps,
     strays,
@@ -75,7 +76,16 @@ class Tick(TickContext):
             self.live_through(self.look_at_cluster, "look_at_cluster")
             return
         ask = (self.poll, self.find_folders, self.cancel, self.give_back)
-        for part in (*ask, self.submit, self.settle, self.submit, self.ask_for_steps, self.look_at_nodes, pins.repair):
+        for part in (
+            *ask,
+            self.submit,
+            self.settle,
+            self.submit,
+            self.ask_for_steps,
+            self.look_at_nodes,
+            self.tell_of_holds,
+            pins.repair,
+        ):
             self.live_through(part, part.__name__)
 
     def poll(self) -> None:
@@ -143,6 +153,10 @@ class Tick(TickContext):
     def ask_for_steps(self) -> None:
         if self.away is None:
             steps.ask(self)
+
+    def tell_of_holds(self) -> None:
+        if self.away is None:
+            held_launches.tell()
 
     def look_at_nodes(self) -> None:
         if self.away is not None:  # said where people look, without asking once more

@@ -25,6 +25,8 @@ from jobs.following.tick import TickContext
 from jobs.following.unlaunched import unlaunched_of
 from jobs.models import Attempt, Job
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
+from nodes.schedulers.launch import is_launch_failed, nodes_of
+from portal import formatting
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -187,11 +189,13 @@ class Poll:
     def requeued(self, attempt: Attempt, status: JobStatus) -> Attempt | None:
         """The scheduler has started the same job anew: this attempt has ended, and there is a next one."""
         ended = Ended(status.before or "requeued", result=folders.result_of(attempt))
+        reason = _not_launched(status)
         following = None
         with self.held.writing():
             now = timezone.now()
             text = f"Requeued; it goes on as attempt {attempt.number + 1}."
-            if not ending.end(attempt, ended, decided_at=now, decision=text):
+            nodes = attempt.nodes or list(status.nodes_before)
+            if not ending.end(attempt, ended, reason=reason, nodes=nodes, decided_at=now, decision=text):
                 return None
             # Read under the row's lock: whoever asks later finds this attempt decided, and asks for the next one's end.
             attempt.refresh_from_db(fields=list(_REQUESTS))
@@ -269,6 +273,14 @@ class Poll:
         """The end of one that the scheduler has nothing to say of, unless its launcher had a last word."""
         ended = Ended.untold(folders.result_of(attempt), cancelled=attempt.cancel_asked_at is not None)
         self._end(attempt, ended, reason="" if ended.result or ended.cancelled else reason)
+
+
+def _not_launched(status: JobStatus) -> str:
+    """What to say of a run that ended before it began; "" of every other."""
+    if not is_launch_failed(status.reason):
+        return ""
+    where = f" on {formatting.listed(nodes_of(status.reason))}" if nodes_of(status.reason) else ""
+    return f"Slurm could not launch it{where} and put it back into the queue."
 
 
 def _jobs_of_keys(known: Sequence[Known], told: Mapping[str, JobStatus]) -> dict[str, int]:

@@ -15,13 +15,14 @@ from jobs.models import Attempt, Job, Sweep
 from jobs.why.reasons import explained
 from nodes.cluster import sync
 from nodes.models import QueuedJob, Reading
+from nodes.schedulers.launch import LAUNCH_FAILED
 from portal import formatting
 from portal.http.paging import Order, Page, page
 from portal.models import User
 from portal.untrusted import whole
 
 STATES = ("pending", "running", "suspended", "completing")
-HELD = "JobHeld"  # how Slurm's word begins for one that somebody holds
+HELD = ("JobHeld", LAUNCH_FAILED)  # how Slurm's word begins for one that waits for its release
 TAKES = timedelta(seconds=30)  # a reading at most; what is handed over meanwhile may not be in it
 MOST_UNSEEN = 10_000
 _GROUP = 10**12  # above any priority, so that one number says group and priority
@@ -54,7 +55,7 @@ class Entry:
     @property
     def why(self) -> str:
         """Why it waits, in plain words after the scheduler's own."""
-        return explained(self.row.reason) if self.row.state == "pending" else ""
+        return explained(self.row.reason, self.row.scheduler_id) if self.row.state == "pending" else ""
 
     @property
     def is_held(self) -> bool:
@@ -183,7 +184,9 @@ def _positions(rows: list[QueuedJob]) -> tuple[dict[int, int], Counter[str]]:
     if not places:
         return {}, Counter()
     wanted = {row.pk for row in rows}
-    waiting = QueuedJob.objects.filter(state="pending", partition__in=places).exclude(reason__startswith=HELD)
+    waiting = QueuedJob.objects.filter(state="pending", partition__in=places).exclude(
+        reason__regex=f"^({'|'.join(HELD)})"
+    )
     counts: Counter[str] = Counter()
     found = {}
     ordered = waiting.order_by("-priority", "id").values_list("pk", "partition", "tasks")

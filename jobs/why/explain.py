@@ -91,7 +91,7 @@ def explain(waiting: Waiting, cluster: Cluster) -> Why:
         variants = propose(waiting.spec, request, cluster, board.attempt, board.ends())
     return Why(
         said=reason,
-        meaning=explained(reason),
+        meaning=explained(reason, waiting.scheduler_id),
         starts_at=own.starts_at if own and own.starts_at and own.starts_at > cluster.now else None,
         blocks=tuple(blocks),
         ahead=ahead,

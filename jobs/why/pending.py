@@ -64,7 +64,7 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
         return Told(job, attempt, _not_waiting(attempt, now), now=now)
     asked = _asked(job, attempt)
     if asked is None:
-        return Told(job, attempt, explained(attempt.reason) or "It is in the queue.", now=now)
+        return Told(job, attempt, explained(attempt.reason, attempt.scheduler_id) or "It is in the queue.", now=now)
     there = read.read(now)
     spec, request = asked
     found = explain(

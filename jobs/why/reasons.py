@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from jobs.following.cause import NUMERICS
+from nodes.schedulers.launch import LAUNCH_FAILED
 
 if TYPE_CHECKING:
     from jobs.models import Attempt
@@ -30,6 +31,8 @@ MEANINGS = {
     "JobHeldUser": "somebody holds it. scontrol release, by its owner, lets it start.",
     "JobHeldAdmin": "a Slurm administrator holds it. Ask them for scontrol release.",
     "JobArrayTaskLimit": "as many of its sweep or array run as may at once.",
+    LAUNCH_FAILED: "Slurm could not launch it, most often because a prolog failed, and holds it. Once the node is in"
+    " order, scontrol release lets it start.",
     "JobLaunchFailure": "it could not be launched and is held. Ask a Slurm administrator.",
     "Licenses": "the licenses that it needs are in use.",
     "Cleaning": "what is left of its run before is still being cleaned up.",
@@ -54,13 +57,18 @@ MEANINGS = {
 }
 
 
-def explained(reason: str) -> str:
-    """ "Resources" is "Resources: what it asks for is not free yet."; what is no word of the table stays as it is."""
+def explained(reason: str, scheduler_id: str = "") -> str:
+    """Return the scheduler's reason with its meaning, as "Resources: what it asks for is not free yet.".
+
+    A reason that the table lacks stays as it is; `scheduler_id` completes the command that releases the job.
+    """
     reason = reason.strip()
     word, _, more = reason.partition(",")
     meaning = MEANINGS.get(word) or next((why for form, why in MEANINGS.items() if fnmatchcase(word, form)), "")
     if not meaning:
         return reason
+    if scheduler_id:
+        meaning = meaning.replace("scontrol release", f"scontrol release {scheduler_id}")
     more = more.strip(" _").replace("_", " ")
     return f"{word} ({more}): {meaning}" if more else f"{word}: {meaning}"
 
@@ -76,4 +84,4 @@ def reason_of(attempt: Attempt) -> str:
     if (error := str(failure.get("error") or "").strip()) and not attempt.is_alive:
         rank = failure.get("rank")
         return f"Rank {rank}: {error}" if rank is not None else error
-    return explained(attempt.reason) if attempt.state == "pending" else attempt.reason.strip()
+    return explained(attempt.reason, attempt.scheduler_id) if attempt.state == "pending" else attempt.reason.strip()

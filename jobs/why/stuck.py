@@ -10,6 +10,7 @@ from jobs.why import crowded, limits
 from jobs.why.blocks import Block, Facts, Kind, clock, word_of
 from jobs.why.reasons import explained
 from nodes.schedulers.cluster import Reservation
+from nodes.schedulers.launch import is_launch_failed, nodes_of
 from nodes.scheduling.capacity import Cluster, Request, may_use
 from portal import formatting
 
@@ -73,15 +74,25 @@ def _said(facts: Facts) -> Block | None:
     kind, word = kind_of(facts.reason), word_of(facts.reason)
     if kind is None or word in {"Resources", "Priority"}:
         return None
-    text = explained(facts.reason)
+    text = explained(facts.reason, facts.scheduler_id)
+    if is_launch_failed(facts.reason):
+        text = f"{text} {_of_failed_nodes(facts)}".rstrip()
     if kind == "dependency" and facts.own and facts.own.dependency:
         text = f"{text} Slurm writes it as {facts.own.dependency}."
     if word == BEGIN and facts.own:
         text = f"{text} {REQUEUE}" if facts.own.restart_count else _not_before(facts.own.starts_at, facts) or text
-    if word.startswith("JobHeld") and facts.scheduler_id:
-        text = text.replace("scontrol release", f"scontrol release {facts.scheduler_id}")
     final = "never starts" in text or "Cancel it" in text
     return Block(kind=kind, text=text, name=word, is_said=True, is_final=final)
+
+
+def _of_failed_nodes(facts: Facts) -> str:
+    """What Slurm says of the nodes on which the launch failed; of all with a failed prolog where it names none."""
+    named = nodes_of(facts.reason)
+    nodes = [node for node in facts.cluster.nodes if node.name in named] if named else facts.cluster.nodes
+    said = [
+        f"{node.name}: {node.reason}" for node in nodes if node.reason and (named or "prolog" in node.reason.lower())
+    ]
+    return f"Slurm says of {formatting.listed(said[:3])}." if said else ""
 
 
 def _begin(facts: Facts) -> Iterator[Block]:

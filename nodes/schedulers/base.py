@@ -98,6 +98,7 @@ class JobStatus:
     nodes: tuple[str, ...] = ()
     restart_count: int = 0
     before: str = ""  # why the run before the last restart ended, of ENDED; "" where that is not told
+    nodes_before: tuple[str, ...] = ()  # of that run, where the accounts tell
 
     def __post_init__(self) -> None:
         if self.state not in _STATES:

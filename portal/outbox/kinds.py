@@ -23,9 +23,11 @@ KINDS = (
     Kind("incident", "A job died: why, and what Vigil did", is_for_projects=True, is_event=True),
     Kind("gpu.idle", "GPUs that a job holds and leaves idle"),
     Kind("channel", "Messages to another channel cannot be delivered"),
+    Kind("job.held", "A job that Slurm could not launch, and holds"),
     Kind("incident.site", "A failure that sysadmins must act on", is_for_sysadmins=True, is_event=True),
     Kind("hardware.error", "A GPU or NVSwitch error that needs a sysadmin", is_for_sysadmins=True, is_event=True),
     Kind("hardware.state", "GPUs that are lost or broken, drivers that hang", is_for_sysadmins=True),
+    Kind("job.held.site", "Jobs that Slurm could not launch: a node to mend", is_for_sysadmins=True),
     Kind("gpu.unheld", "Processes on GPUs that no job holds", is_for_sysadmins=True),
 )
 

@@ -269,7 +269,11 @@ class Cluster:
         return self.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T").strip()
 
     def node_states(self) -> list[str]:
-        return self.run("sinfo", "--noheader", "--Node", "--partition=batch", "--format=%T").split()
+        """Return each node's state; none while slurmctld starts and may reset connections."""
+        try:
+            return self.run("sinfo", "--noheader", "--Node", "--partition=batch", "--format=%T").split()
+        except AssertionError:
+            return []
 
 
 def _base64url(data: bytes) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.slurm.release import Release
 
 NODE_CPUS, NODE_MIB = 128, 2_000_000  # what the nodes say of themselves, whatever this machine has
-GPU = "h100"
+GPU, SLICE = "h100", "1g.10gb"
 REST_USER = "www-data"  # slurmrestd refuses to be root or Slurm's own user
 COMMANDS = (
     "sacct", "sacctmgr", "salloc", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "sprio", "squeue", "sreport",
@@ -29,6 +29,7 @@ class Layout:
     port: int  # the first of a range that nobody else uses
     nodes: int = 4
     gpus: int = 8  # a node; each needs a character device, of which there are 64
+    slices: int = 0  # further GPUs of another type, on the last node alone
     min_job_age_s: int = 60  # for so long Slurm itself remembers a job that has ended; then only its accounting does
     # A requeued job waits for as long as its credential lived, and a second more. Slurm takes 5 and more.
     cred_expire_s: int = 5
@@ -81,6 +82,11 @@ class Layout:
         return self.port + ("slurmctld", "slurmdbd", "mariadbd", "slurmrestd", *self.names).index(daemon)
 
 
+def failing_prolog(layout: Layout, node: str) -> Path:
+    """While this file is there, the prolog of every job fails on the node."""
+    return layout.folder / "etc" / f"prolog-fails-on-{node}"
+
+
 def write(layout: Layout, release: Release) -> None:
     """Make the folders, keys and configuration files."""
     folder, etc = layout.folder, layout.folder / "etc"
@@ -96,6 +102,7 @@ def write(layout: Layout, release: Release) -> None:
     (etc / "gres.conf").write_text(_gres_conf(layout))
     (etc / "cgroup.conf").write_text(f"CgroupPlugin={release.cgroup_plugin}\n")
     _secret(etc / "slurmdbd.conf", _slurmdbd_conf(layout).encode(), 0o600)
+    _program(etc / "prolog", f'[ ! -e "{failing_prolog(layout, "$SLURMD_NODENAME")}" ]')
     _program(etc / "jobcomp", f"[ ! -x {layout.job_ended_hook} ] || exec {layout.job_ended_hook}")
 
 
@@ -123,14 +130,26 @@ def _user() -> str:
 
 def _gres_conf(layout: Layout) -> str:
     # A GPU's file has to be a character device: terminals are there on every machine.
-    return f"AutoDetect=off\nNodeName={','.join(layout.names)} Name=gpu Type={GPU} File=/dev/tty[0-{layout.gpus - 1}]\n"
+    lines = [
+        "AutoDetect=off",
+        f"NodeName={','.join(layout.names)} Name=gpu Type={GPU} File=/dev/tty[0-{layout.gpus - 1}]",
+    ]
+    if layout.slices:
+        files = f"/dev/tty[{layout.gpus}-{layout.gpus + layout.slices - 1}]"
+        lines.append(f"NodeName={layout.names[-1]} Name=gpu Type={SLICE} File={files}")
+    return "\n".join(lines) + "\n"
+
+
+def _gres(layout: Layout, name: str) -> str:
+    slices = f",gpu:{SLICE}:{layout.slices}" if layout.slices and name == layout.names[-1] else ""
+    return f"gpu:{GPU}:{layout.gpus}{slices}"
 
 
 def _slurm_conf(layout: Layout) -> str:
     folder, host = layout.folder, socket.gethostname().split(".")[0]
     nodes = "\n".join(
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={layout.port_of(name)} CPUs={NODE_CPUS} Sockets=2"
-        f" CoresPerSocket={NODE_CPUS // 2} ThreadsPerCore=1 RealMemory={NODE_MIB} Gres=gpu:{GPU}:{layout.gpus}"
+        f" CoresPerSocket={NODE_CPUS // 2} ThreadsPerCore=1 RealMemory={NODE_MIB} Gres={_gres(layout, name)}"
         f" Feature={GPU},{name} Weight=1 State=UNKNOWN"
         for name in layout.names
     )
@@ -168,6 +187,7 @@ OverTimeLimit=0
 JobRequeue=1
 EnforcePartLimits=NO
 MinJobAge={layout.min_job_age_s}
+Prolog={folder}/etc/prolog
 JobCompType=jobcomp/script
 JobCompLoc={folder}/etc/jobcomp
 SchedulerType=sched/backfill
@@ -190,7 +210,7 @@ AccountingStorageHost=127.0.0.1
 AccountingStoragePort={layout.port_of("slurmdbd")}
 AccountingStoragePass={layout.munge_socket}
 AccountingStorageEnforce=associations,limits,qos
-AccountingStorageTRES=gres/gpu,gres/gpu:{GPU}
+AccountingStorageTRES=gres/gpu,gres/gpu:{GPU},gres/gpu:{SLICE}
 AccountingStoreFlags=job_comment,job_script,job_env
 {nodes}
 PartitionName=batch Nodes={everywhere} Default=YES PriorityTier=1 MaxTime=7-0 DefaultTime=1:00:00 PreemptMode=REQUEUE

@@ -16,6 +16,7 @@ from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
 from nodes.schedulers.slurm.tokens import KeyFile
 from tests.slurm.cluster import Cluster
+from tests.slurm.config import failing_prolog
 from tests.slurm.people import ALICE, BOB, PORTAL
 from tests.waiting import until
 
@@ -148,6 +149,25 @@ def test_a_hold_and_its_release_are_seen_at_the_next_look(followed: Followed) ->
             time.sleep(2)  # as the follower's ticks are apart
             reasons.append(followed.status(job).reason)
         assert said in reasons, reasons
+
+
+def test_a_failed_prolog_is_no_persons_hold(followed: Followed) -> None:
+    """Slurm's reason says JobHeldUser; its description and the accounts say what happened, and where."""
+    failing = failing_prolog(followed.cluster.layout, "dgx03")
+    failing.touch()
+    try:
+        job = followed.submit(required_nodes=("dgx03",))
+        until(lambda: followed.status(job).reason.startswith("launch_failed"), seconds=PATIENCE_S)
+        status = followed.status(job)
+        assert (status.state, status.reason) == ("pending", "launch_failed_requeued_held, dgx03")
+        assert (status.restart_count, status.nodes_before) == (1, ("dgx03",))
+        node = next(node for node in followed.slurm.nodes() if node.name == "dgx03")
+        assert (node.state, node.reason) == ("drained", "Prolog error")
+    finally:
+        failing.unlink()
+        followed.control("update", "nodename=dgx03", "state=resume")
+    followed.control("release", job)
+    assert followed.wait(job, "running").nodes == ("dgx03",)
 
 
 def test_somebody_else_s_job(followed: Followed) -> None:

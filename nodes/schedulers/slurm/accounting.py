@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
+from nodes.schedulers.launch import with_nodes
 from nodes.schedulers.slurm.http import NotSlurms
 from nodes.schedulers.slurm.rest import Run, SlurmRest
 
@@ -20,6 +21,14 @@ LAG_S = 8.0  # by which they may hear of an end later than slurmctld starts the 
 WONDER_S = 3600.0  # after which nobody remembers having waited to be told
 
 
+@dataclass(frozen=True)
+class Before:
+    """The run before a restart. `ended`: why, a word of ENDED, "" for a plain requeue."""
+
+    ended: str = ""
+    nodes: tuple[str, ...] = ()
+
+
 class PastJobs:
     """Remembers what it was told, so that the accounts are asked once about each end."""
 
@@ -27,7 +36,7 @@ class PastJobs:
         self.rest = rest
         self.ended: dict[str, JobStatus] = {}  # by the id that was asked for
         self.told: dict[str, tuple[float, JobStatus | None]] = {}  # no end: when that was, and what
-        self.before: dict[tuple[str, int], str] = {}  # (id, restart count) → why the run before ended
+        self.before: dict[tuple[str, int], Before] = {}  # (id, restart count) → the run before
         self.wondered: dict[tuple[str, int], float] = {}  # since when we wait to be told that
         self.away_until = float("-inf")
 
@@ -74,12 +83,14 @@ class PastJobs:
         place = (status.scheduler_id, status.restart_count)
         if place not in self.before:
             since = self.wondered.setdefault(place, time.monotonic())
-            word = self._ask_before(status)
-            if word is None and time.monotonic() - since < LAG_S:
+            found = self._ask_before(status)
+            if found is None and time.monotonic() - since < LAG_S:
                 return replace(status, state=UNKNOWN)
-            self.before[place] = word or ""
+            self.before[place] = found or Before()
             self.wondered.pop(place, None)
-        return replace(status, before=self.before[place])
+        before = self.before[place]
+        reason = with_nodes(status.reason, before.nodes)
+        return replace(status, reason=reason, before=before.ended, nodes_before=before.nodes)
 
     def _accounted(self, scheduler_id: str) -> JobStatus | None:
         """The status of a job's last run: its end, or UNKNOWN; None where the accounts lack it.
@@ -93,7 +104,8 @@ class PastJobs:
         last = runs[-1]
         if last.state not in ENDED:  # slurmctld does not know it, the accounts have not heard of its end: not yet told
             return JobStatus(scheduler_id=scheduler_id, state=UNKNOWN, key=last.key, other_key=last.other_key)
-        return replace(last, scheduler_id=scheduler_id, before=_ended_before(runs, last.restart_count) or "")
+        before = _before(runs, last.restart_count) or Before()
+        return replace(last, scheduler_id=scheduler_id, before=before.ended, nodes_before=before.nodes)
 
     def _runs(self, scheduler_id: str) -> list[Run]:
         """All there is of a job, or of its array; SchedulerError for a while after the accounts did not answer."""
@@ -106,14 +118,14 @@ class PastJobs:
                 self.away_until = time.monotonic() + AWAY_S
             raise
 
-    def _ask_before(self, status: JobStatus) -> str | None:
-        """A word of ENDED, "" for a plain requeue, None where the accounts do not tell yet."""
+    def _ask_before(self, status: JobStatus) -> Before | None:
+        """Return the run before this one; None where the accounts do not tell yet."""
         try:
             runs = self._runs(status.scheduler_id)
         except SchedulerError:
             return None
         told = [run.record.status for run in runs if run.record.has(status.scheduler_id)]
-        return _ended_before(told, status.restart_count)
+        return _before(told, status.restart_count)
 
 
 def _is_about_one(error: SchedulerError) -> bool:
@@ -121,7 +133,7 @@ def _is_about_one(error: SchedulerError) -> bool:
     return error.permanent or isinstance(error, NotSlurms)
 
 
-def _ended_before(runs: list[JobStatus], restart_count: int) -> str | None:
-    """Why the run before this one ended: a word of ENDED, "" for a plain requeue, None where that is not told yet."""
+def _before(runs: list[JobStatus], restart_count: int) -> Before | None:
+    """Return the run before this one; None where its end is not told yet."""
     earlier = [run for run in runs if run.restart_count == restart_count - 1]
-    return earlier[-1].before if earlier and earlier[-1].ended_at else None
+    return Before(earlier[-1].before, earlier[-1].nodes) if earlier and earlier[-1].ended_at else None

@@ -11,7 +11,8 @@ READ = (
     "account", "array_job_id", "array_task_id", "array_task_string", "comment", "cpus", "dependency", "end_time",
     "exit_code", "features", "flags", "gres_detail", "het_job_id", "het_job_offset", "job_id", "job_state",
     "name", "node_count", "nodes", "partition", "priority", "qos", "restart_cnt", "resv_name", "start_time",
-    "state_reason", "submit_time", "time_limit", "tres_alloc_str", "tres_per_node", "tres_req_str", "user_name",
+    "state_description", "state_reason", "submit_time", "time_limit", "tres_alloc_str", "tres_per_node",
+    "tres_req_str", "user_name",
 )  # fmt: skip
 _Job = msgspec.defstruct("_Job", [(name, object, None) for name in READ], gc=False)
 _Answer = msgspec.defstruct("_Answer", [("jobs", list[_Job]), ("errors", object, None), ("warnings", object, None)])  # type: ignore[valid-type]

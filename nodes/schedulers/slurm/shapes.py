@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from nodes.schedulers.base import ENDED, JobStatus, NodeStatus, SlurmStep
 from nodes.schedulers.cluster import Association, Limits, Partition, Qos, QueuedJob, Reservation
+from nodes.schedulers.launch import LAUNCH_FAILED
 from nodes.schedulers.slurm.states import ended_before, hold_of, job_state, node_state
 from nodes.schedulers.slurm.values import (
     at,
@@ -86,6 +87,8 @@ def record(raw: Raw) -> Record:
         reason = ""  # 22.05's word for a script that died of a signal; what cannot be launched ends with 1
     if is_over and reason not in NOTABLE:
         reason = ""
+    if waits and text(raw.get("state_description")).startswith("launch failed"):
+        reason = LAUNCH_FAILED  # the reason itself says JobHeldUser, as of a person's hold
     return Record(
         own_id=own_id,
         user=text(raw.get("user_name")),
@@ -136,7 +139,7 @@ def accounted(raw: Raw, *, restart_count: int = 0) -> Record:
             submitted_at=moment(at(raw, "time", "submission")),
             started_at=moment(at(raw, "time", "start")),
             ended_at=moment(at(raw, "time", "end")) if is_over or before or _is_requeued(told) else None,
-            nodes=hosts(raw.get("nodes")) if state != "pending" or before else (),
+            nodes=hosts(raw.get("nodes")) if state != "pending" or before or _is_requeued(told) else (),
             restart_count=integer(raw.get("restart_cnt"), default=restart_count),
             before=before,
         ),

@@ -26,6 +26,7 @@ from nodes.schedulers.slurm.request import request
 from nodes.schedulers.slurm.versions import OLDEST
 from tests.slurm import release as releases
 from tests.slurm.cluster import Cluster, cluster
+from tests.slurm.config import failing_prolog
 from tests.slurm.people import ALICE, BOB, PORTAL
 
 FOLDER = Path(__file__).parent / "recorded"
@@ -39,8 +40,10 @@ BUSY = (
     "slurmdb/qos", "slurmdb/associations", "slurmdb/job/{requeued}",
 )  # fmt: skip
 ENDED = ("slurm/jobs", "slurm/jobs/state", "slurmdb/jobs", "slurmdb/job/{requeued}", "slurmdb/job/{steps}")
-OLD, NEWEST = "v0.0.38", "v0.0.42"
-FOR_SOME = {  # of the oldest and the newest version alone: they are long, and the same in between
+OLD, NEWEST = "v0.0.38", "v0.0.45"
+FIRST = {"22.05": "v0.0.38", "24.11": "v0.0.40", "26.05": "v0.0.43"}  # that is recorded of each: versions overlap
+WHOLE = {OLD, "v0.0.42", NEWEST}
+FOR_SOME = {  # of WHOLE alone: they are long, and the same in between
     *ENDED, "slurm/diag", "slurm/ping", "slurm/shares", "slurm/reservations", "slurm/job/{gpus}", "slurm/job/{array}",
     "slurm/job/{finished-array}", "slurmdb/qos", "slurmdb/associations",
 } - {"slurm/jobs", "slurm/jobs/state"}  # fmt: skip
@@ -54,7 +57,8 @@ class Recorder:
         self.client = httpx.Client(base_url=slurm.url, trust_env=False, timeout=30)
         self.document = self.client.get("/openapi/v3", headers=self.who()).json()
         served = {path.split("/")[2] for path in self.document["paths"] if path.startswith("/slurm/v")}
-        self.versions = sorted(version for version in served if _number(version) >= OLDEST)
+        first = FIRST[slurm.release.name]
+        self.versions = sorted(version for version in served if _number(version) >= max(_number(first), OLDEST))
         for version in self.versions:
             shutil.rmtree(FOLDER / version, ignore_errors=True)
             self.write(version, "openapi", 200, "application/json", {"paths": _paths_of(self.document)})
@@ -77,7 +81,7 @@ class Recorder:
         service, _, rest = path.partition("/")
         filled = rest.format(**self.ids)
         for version in self.versions:
-            is_between = version not in {OLD, NEWEST}
+            is_between = version not in WHOLE
             if is_between and (moment == "ended" or path in FOR_SOME):
                 continue
             if method == "GET" and f"/{service}/{version}/{_template(rest, service)}" not in _plain(self.document):
@@ -108,7 +112,7 @@ class Recorder:
 
 
 def record(name: str) -> None:
-    with cluster(name, nodes=8, min_job_age_s=900) as slurm:
+    with cluster(name, nodes=8, min_job_age_s=900, slices=7) as slurm:
         tell = Recorder(slurm)
         _nothing(tell)
         _refused(tell)
@@ -220,6 +224,12 @@ def _busy(tell: Recorder) -> None:
     wait("small", "RUNNING")
     batch("qos-limit", "-q", "small", "--gres=gpu:1")
     batch("features", "--hold", "-C", "h100", "--mem=4G", "-c", "16", "-t", "1-0")
+    failing = failing_prolog(tell.slurm.layout, "dgx05")
+    failing.touch()
+    batch("prolog-failed", "-w", "dgx05")
+    in_queue = ("squeue", "-h", "-j", tell.ids["prolog-failed"], "-o", "%r")
+    tell.slurm.wait_for(lambda: "launch failed" in tell.slurm.run(*in_queue), "a failed prolog to hold its job")
+    failing.unlink()
     for node, reason in (("dgx05", "fan 3 is loud"), ("dgx02", "after this job")):
         tell.slurm.run("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}", user=PORTAL)
     tell.slurm.kill("dgx06")
@@ -229,6 +239,9 @@ def _busy(tell: Recorder) -> None:
             "nodes=dgx01,dgx03", f"users={ALICE}")  # fmt: skip
     control("create", "reservation", "reservationname=kept", "starttime=now", "duration=120", "nodes=dgx08",
             "accounts=speech")  # fmt: skip
+    batch("two-kinds", "--hold", "-N1", ":", "--hold", "-N1", "--gres=gpu:h100:1")
+    batch("slices", "--reservation=kept", "-w", "dgx08", "--gres=gpu:h100:1,gpu:1g.10gb:2", "-A", "speech", user=BOB)
+    wait("slices", "RUNNING")
     batch("resources", "-N3", "--exclusive", "-w", "dgx01")
     time.sleep(8)  # until the scheduler has thought about all of them
     tell.slurm.wait_for(lambda: "down" in tell.slurm.node_states()[5], "a node to be down")

@@ -33,6 +33,7 @@ BUSY = {
     "preempted": ("pending", "Resources", None, None, (), 1),
     "urgent": ("running", "", None, None, ("dgx04",), 0),
     "held": ("pending", "JobHeldUser", None, None, (), 0),
+    "prolog-failed": ("pending", "launch_failed_requeued_held", None, None, (), 1),
     "dependency": ("pending", "Dependency", None, None, (), 0),
     "begin": ("pending", "BeginTime", None, None, (), 0),
     "too-long": ("pending", "PartitionTimeLimit", None, None, (), 0),
@@ -65,8 +66,8 @@ def test_jobs_in_every_state(version: str) -> None:
     for name, expected in BUSY.items():
         status = found[name][0].status
         told = (status.state, status.reason, status.exit_code, status.signal, status.nodes, status.restart_count)
-        if name == "cancelled":  # the shell may have died of the signal, or have ended by itself with 143
-            assert {told[2], told[3]} & {143, 15}
+        if name == "cancelled":  # the shell may have died of the signal, have ended by itself with 143, or been killed
+            assert {told[2], told[3]} & {143, 15, 9}
             told = (*told[:2], *expected[2:4], *told[4:])
         assert told == expected, name
         assert status.key == KEY
@@ -81,6 +82,18 @@ def test_a_job_held_after_its_requeue_says_so(version: str) -> None:
     status = records(version, "busy")["requeued-held"][0].status
     assert (status.state, status.restart_count) == ("pending", 1)
     assert status.reason.startswith("JobHeldUser")
+
+
+@every_version
+def test_components_of_a_heterogeneous_job(version: str) -> None:
+    components = [job.component for job in Played(version).slurm.queue() if job.name == "two-kinds"]
+    (leader,) = {component.partition("+")[0] for component in components}
+    assert sorted(components) == [f"{leader}+0", f"{leader}+1"]
+    played = Played(version)
+    if played.rest.tells_states:
+        listed = played.rest.states()
+        assert {f"{leader}+0", f"{int(leader) + 1}+1"} <= set(listed.words)
+        assert {leader, str(int(leader) + 1)} <= set(listed.by_own_id())
 
 
 @some_versions
@@ -138,7 +151,7 @@ def test_nodes(version: str) -> None:
     nodes = {node.name: node for node in Played(version).slurm.nodes()}
     assert {name: node.state for name, node in nodes.items() if name not in ("dgx01", "dgx03")} == {
         "dgx02": "draining", "dgx04": "allocated", "dgx05": "drained", "dgx06": "down", "dgx07": "maintenance",
-        "dgx08": "reserved",
+        "dgx08": "mixed",
     }  # fmt: skip
     assert {nodes["dgx01"].state, nodes["dgx03"].state} <= {"mixed", "completing"}
     fan = nodes["dgx05"]
@@ -153,7 +166,7 @@ def test_nodes(version: str) -> None:
     assert one.cpus_used >= 1
     assert one.memory_used_mib >= 1000
     assert set(one.partitions) == {"batch", "urgent", "short"}
-    assert one.features == ("h100",)
+    assert one.features == ("h100", "dgx01")
     assert one.booted_at is not None
     assert nodes["dgx05"].gpus_allocated == ()
 

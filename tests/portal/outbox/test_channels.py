@@ -22,7 +22,7 @@ from tests.portal.outbox import receiving
 pytestmark = pytest.mark.django_db
 Make = Callable[..., Channel]
 FORM = {
-    "kinds": ["incident", "gpu.idle"],
+    "kinds": ["incident", "job.held", "gpu.idle"],
     "digest": "",
     "time_zone": "Europe/Berlin",
     "quiet_from": "",

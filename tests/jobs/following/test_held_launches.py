@@ -1,0 +1,67 @@
+"""A job that Slurm could not launch waits for somebody to release it: people are told, and told what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from jobs.models import Attempt, Job
+from nodes.cluster import sync
+from nodes.schedulers.base import NodeStatus
+from portal.models import Notice, User
+from tests.jobs.schedulers import Told
+from tests.lab import bearer, signed_in
+
+pytestmark = pytest.mark.django_db
+REASON = "launch_failed_requeued_held, dgx03"
+
+
+def test_its_owner_and_sysadmins_are_told_once(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    told.machines = [NodeStatus(name="dgx03", state="drained", reason="Prolog error", gpus=8, cpus=8)]
+    sync.read(told)
+    told.say("101", restart_count=1, reason=REASON, nodes_before=("dgx03",))
+    for _ in range(3):
+        tick()
+    first, second = Attempt.objects.order_by("number")
+    assert (first.state, first.nodes) == ("requeued", ["dgx03"])
+    assert first.reason == "Slurm could not launch it on dgx03 and put it back into the queue."
+    assert (second.state, second.reason) == ("pending", REASON)
+    notices = {notice.kind: notice for notice in Notice.objects.standing()}
+    assert set(notices) == {"job.held", "job.held.site"}
+    assert (notices["job.held"].user, notices["job.held.site"].audience) == (oskar, Notice.Audience.SYSADMINS)
+    for notice in notices.values():
+        assert "could not launch" in notice.title
+        assert "on dgx03" in notice.title
+        assert "Prolog error" in notice.detail
+        assert "scontrol release 101" in notice.detail
+        assert notice.link == f"/jobs/{job.pk}"
+    assert "nohold_on_prolog_fail" in notices["job.held.site"].detail
+    told.say("101", reason="Resources")
+    tick()
+    assert not Notice.objects.standing().exists(), "it was released"
+
+
+def test_its_page_and_why_say_what_to_do(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    told.machines = [
+        NodeStatus(name="dgx03", state="drained", reason="Prolog error", gpus=8, cpus=8),
+        NodeStatus(name="dgx04", state="idle", gpus=8, cpus=8),
+    ]
+    sync.read(told)
+    told.say("101", reason=REASON)
+    tick()
+    found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
+    for said in ("Slurm could not launch it", "dgx03: Prolog error", "scontrol release 101"):
+        assert said in found["text"]
+    assert [block["kind"] for block in found["blocks"]][:1] == ["held"]
+    assert found["variants"] == []
+    page = signed_in(oskar).get(f"/jobs/{job.pk}").content.decode()
+    assert "Slurm could not launch it" in page
+    assert "scontrol release 101" in page
+
+
+def test_a_persons_hold_tells_nobody(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    told.jobs["101"] = replace(told.jobs["101"], reason="JobHeldUser")
+    tick()
+    assert not Notice.objects.exists()
