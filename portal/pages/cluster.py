@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -15,6 +16,9 @@ from portal.access import CLUSTER, can, user_of
 from portal.models import User
 
 LATE = timedelta(seconds=90)  # a part is read at least every minute
+SILENT = timedelta(seconds=10)
+"""Nodes are read every 5 s, so a Slurm that hangs is seen long before its call runs out of time. With a page's refresh,
+another 5 s, whoever looks reads of it within 15 s."""
 # Partitions and reservations have no page of their own: what could not be read of them is said beside the nodes.
 SHOWN_WITH = {Reading.Part.NODES: (Reading.Part.NODES, Reading.Part.PARTITIONS, Reading.Part.RESERVATIONS)}
 
@@ -27,7 +31,17 @@ def stale(part: Reading.Part, now: datetime) -> str:
     """Return what is wrong with a page that shows this part; "" while it is fresh and whole."""
     readings = sync.readings()
     unread = (readings[shown].unreadable_text for shown in SHOWN_WITH.get(part, (part,)))
-    return " ".join(filter(None, (_silence(readings[part], now), *unread)))
+    return " ".join(filter(None, (_silence(readings[part], now) or _pause(readings.values(), now), *unread)))
+
+
+def _pause(readings: Iterable[Reading], now: datetime) -> str:
+    """Return that Slurm has answered nothing for too long, though no call has failed yet; "" where it answers."""
+    heard_at = max((reading.read_at for reading in readings if reading.read_at), default=None)
+    if settings.VIGIL_SCHEDULER != "slurm" or heard_at is None or now - heard_at <= SILENT:
+        return ""
+    seconds = formatting.rough((now - heard_at).total_seconds())
+    said = f"this is what it said at {formatting.clock(heard_at, now)}."
+    return f"{scheduler_name()} has not answered for {seconds}; {said}"
 
 
 def _silence(reading: Reading, now: datetime) -> str:

@@ -124,7 +124,7 @@ def test_sysadmins_drain_on_the_page(told: Told) -> None:
     assert "Undrain" in text(ops, "/nodes/dgx-02")
     client = signed_in(ops)
     client.post("/nodes/dgx-01/drain", {"reason": " fan\n 3 "})
-    client.post("/nodes/dgx-02/undrain")
+    client.post("/nodes/dgx-02/undrain", {"replaces": Node.objects.get(name="dgx-02").reason})
     assert {(o.node, o.action, o.reason) for o in NodeOrder.objects.all()} == {
         ("dgx-01", "drain", "fan 3"), ("dgx-02", "undrain", ""),
     }  # fmt: skip
@@ -305,6 +305,16 @@ def test_silence_is_said(mira: User, told: Told) -> None:
     assert reading["error"] == "Slurm did not answer for 10 s."
     Reading.objects.update(error="", failing_since=None)
     assert "was last asked 4 min ago" in text(mira, "/queue")
+
+
+def test_a_slurm_that_hangs_is_said_before_its_call_runs_out_of_time(mira: User, told: Told, settings: Any) -> None:
+    settings.VIGIL_SCHEDULER = "slurm"
+    for seconds, is_said in ((8, False), (11, True)):
+        Reading.objects.update(read_at=timezone.now() - timedelta(seconds=seconds))
+        for address in ("/nodes", "/nodes/dgx-01", "/queue", "/cluster"):
+            assert ("Slurm has not answered for 11 s; this is what it said at" in text(mira, address)) is is_said
+    Reading.objects.filter(part="queue").update(read_at=timezone.now())
+    assert "has not answered" not in text(mira, "/nodes"), "it answers, if more slowly"
 
 
 def test_what_could_not_be_read_is_counted_on_the_page_and_over_rest(mira: User, told: Told) -> None:
