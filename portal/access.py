@@ -5,6 +5,9 @@ from typing import Final, Literal, Protocol
 from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest
 
+from portal.audit import Change
+from portal.http import client_address
+from portal.masking import masked
 from portal.models import AuditEntry, Membership, Project, User
 
 Action = Literal["see", "submit", "change", "kill", "manage"]
@@ -22,6 +25,7 @@ class Cluster:
 
 
 CLUSTER: Final = Cluster()
+NO_CHANGE: Final = Change()
 
 
 def user_of(request: HttpRequest) -> User:
@@ -55,12 +59,21 @@ def _as_member(user: User, action: Action, thing: Project | Owned) -> bool:
     return action in {"see", "submit"}
 
 
-def note(user: User | None, action: str, thing: object, detail: str = "") -> None:
-    """Write down what a sysadmin did; `None` is somebody at the server's own command line."""
-    AuditEntry.objects.create(user=user, action=action[:64], thing=str(thing)[:200], detail=detail)
+def note(user: User | None, action: str, thing: object, detail: str = "", change: Change = NO_CHANGE) -> None:
+    """Write down what a sysadmin did, from where; `None` is somebody at the server's own command line."""
+    before, after = change.stored()
+    AuditEntry.objects.create(
+        user=user,
+        action=action[:64],
+        thing=masked(str(thing))[:200],
+        detail=masked(detail),
+        before=before,
+        after=after,
+        address=client_address.current(),
+    )
 
 
-def note_if_sysadmin(user: User, action: str, thing: Owned, detail: str = "") -> None:
+def note_if_sysadmin(user: User, action: str, thing: Owned, detail: str = "", change: Change = NO_CHANGE) -> None:
     """Write it down if only being a sysadmin allowed it: what people do to their own jobs is nobody's business."""
     if user.is_sysadmin and not _as_member(user, "change", thing):
-        note(user, action, thing, detail)
+        note(user, action, thing, detail, change)

@@ -15,15 +15,17 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.functional import cached_property
+from django.utils.text import Truncator
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 from unfold.views import ChangeList
 from unfold.widgets import UnfoldBooleanSwitchWidget
 
-from portal import formatting
-from portal.access import note, user_of
+from portal import audit, formatting, record_changes
+from portal.access import NO_CHANGE, note, user_of
 from portal.accounts import sysadmins
 from portal.accounts.forms import RevokesTokens
+from portal.audit import Change
 from portal.models import AuditEntry, Membership, Token, User
 from portal.records import site
 
@@ -31,6 +33,9 @@ MOST = 10_000
 """Rows of a list that are counted and can be paged through."""
 AMONG = 20_000
 """The newest rows, among which a word is looked for: no index knows it."""
+MOST_SHOWN = 300
+"""Letters of a change in the list of the audit log; its page has all."""
+_CHANGE = "vigil.change"
 
 if TYPE_CHECKING:  # generic only for the type checker
     _ModelAdmin = admin.ModelAdmin[Any]
@@ -54,20 +59,24 @@ class Audited(_ModelAdmin):
             return redirect(f"{request.path}?{ERROR_FLAG}=1")
 
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        self._note(request, "added", obj, message)
+        self._note(request, "added", obj, request.META.pop(_CHANGE, NO_CHANGE))
         return super().log_addition(request, obj, message)
 
     def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        self._note(request, "changed", obj, message)
+        self._note(request, "changed", obj, request.META.pop(_CHANGE, NO_CHANGE))
         return super().log_change(request, obj, message)
 
     def log_deletions(self, request: HttpRequest, queryset: Any) -> Any:
         for thing in queryset:
-            self._note(request, "deleted", thing, "")
+            self._note(request, "deleted", thing, record_changes.of_deletion(thing))
         return super().log_deletions(request, queryset)
 
-    def _note(self, request: HttpRequest, what: str, thing: Any, message: Any) -> None:
-        note(user_of(request), f"{self.opts.model_name}.{what}", thing, str(message))
+    def construct_change_message(self, request: HttpRequest, form: Any, formsets: Any, add: bool = False) -> Any:
+        request.META[_CHANGE] = record_changes.of_forms(form, formsets)
+        return super().construct_change_message(request, form, formsets, add)
+
+    def _note(self, request: HttpRequest, what: str, thing: Any, change: Change) -> None:
+        note(user_of(request), f"{self.opts.model_name}.{what}", thing, change=change)
 
 
 class Known(int):
@@ -239,10 +248,14 @@ class TokenAdmin(ReadOnly):
 @admin.register(AuditEntry, site=site)
 class AuditEntryAdmin(History):
     called = ("entry of the audit log", "audit log")
-    list_display = ("at", "user", "action", "thing", "detail")
+    list_display = ("at", "user", "address", "action", "thing", "change", "detail")
     list_filter = ("at",)
     list_select_related = ("user",)
-    search_fields = ("action", "thing", "detail", "user__username")
+    search_fields = ("action", "thing", "detail", "user__username", "address")
+
+    @admin.display(description="Change")
+    def change(self, entry: AuditEntry) -> str:
+        return Truncator(audit.sentence(entry.before, entry.after)).chars(MOST_SHOWN)
 
 
 @admin.register(AccessAttempt, site=site)

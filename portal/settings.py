@@ -220,6 +220,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "portal.http.middleware.StaticFiles",
+    "portal.http.client_address.remember",
     "portal.http.middleware.private",
     "portal.http.middleware.ContentSecurityPolicy",
     "portal.http.middleware.problem_documents",

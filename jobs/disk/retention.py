@@ -19,6 +19,7 @@ from jobs import checkpoints
 from jobs.disk import rundir, trash
 from jobs.models import Attempt, Checkpoint, Event, Job
 from portal.access import note
+from portal.audit import Change
 from portal.models import Project, User
 
 logger = logging.getLogger(__name__)
@@ -56,8 +57,10 @@ def _remove(attempt: Attempt) -> bool:
 
 def set_keep(user: User, project: Project, days: int | None) -> None:
     """How many days after a job's end its earlier checkpoints go; None: never. Whoever asks may manage the project."""
+    before = Project.objects.values_list("keep_checkpoints_days", flat=True).get(pk=project.pk)
     if Project.objects.filter(pk=project.pk).exclude(keep_checkpoints_days=days).update(keep_checkpoints_days=days):
-        note(user, "project.keep_checkpoints", project, f"{days} days" if days else "for ever")
+        change = Change(before={"keep_checkpoints_days": before}, after={"keep_checkpoints_days": days})
+        note(user, "project.keep_checkpoints", project, f"{days} days" if days else "for ever", change)
 
 
 def remove_checkpoints() -> int:

@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from jobs.postmortem import runbook
 from portal.access import note
+from portal.audit import Change
 from portal.models import SiteRunbook, User
 from portal.untrusted import plain
 
@@ -38,13 +39,15 @@ def write(user: User, code: str, text: str) -> None:
     if len(text) > SiteRunbook.MOST:
         raise ValueError(f"It has {len(text):,} characters; {SiteRunbook.MOST:,} are the most.")
     fields = {"text": f"{text}\n", "changed_by": user, "changed_at": timezone.now()}
+    before = SiteRunbook.objects.filter(code=code).values_list("text", flat=True).first()
     SiteRunbook.objects.update_or_create(code=code, defaults=fields)
-    note(user, "runbook.changed", code)
+    note(user, "runbook.changed", code, change=Change(before={"text": before}, after={"text": fields["text"]}))
 
 
 def forget(user: User, code: str) -> bool:
     """Back to Vigil's own; whether there was another."""
+    before = SiteRunbook.objects.filter(code=code).values_list("text", flat=True).first()
     gone = bool(SiteRunbook.objects.filter(code=code).delete()[0])
     if gone:
-        note(user, "runbook.forgotten", code)
+        note(user, "runbook.forgotten", code, change=Change(before={"text": before}))
     return gone

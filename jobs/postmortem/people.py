@@ -18,6 +18,7 @@ from jobs.causes import CAUSES
 from jobs.errors import Conflict, Problem, Refused, SpecError
 from jobs.models import Diagnosis, FollowUp, Incident, PostMortem
 from portal.access import can, note_if_sysadmin
+from portal.audit import Change
 from portal.masking import masked
 from portal.models import User
 
@@ -51,6 +52,7 @@ def write(
     owners = _owners(incident, actions or ())
     with transaction.atomic():
         written, _ = PostMortem.objects.get_or_create(incident=incident)
+        before = {"narrative": written.narrative, "factors": written.factors}
         same = PostMortem.objects.filter(pk=written.pk)
         if revision is not None:
             same = same.filter(revision=revision)
@@ -65,7 +67,8 @@ def write(
             )
         if actions is not None:
             _replace(written, actions, owners)
-        note_if_sysadmin(user, "postmortem.written", incident.attempt.job)
+        after = {name: value for name, value in changes.items() if name in before}
+        note_if_sysadmin(user, "postmortem.written", incident.attempt.job, change=Change(before=before, after=after))
     written.refresh_from_db()
     return written
 
@@ -78,7 +81,8 @@ def publish(user: User, incident: Incident, *, is_published: bool) -> None:
     with transaction.atomic():
         if rows.update(**when if is_published else dict.fromkeys(when)):
             what = "published" if is_published else "unpublished"
-            note_if_sysadmin(user, f"postmortem.{what}", incident.attempt.job)
+            change = Change(before={"is_published": not is_published}, after={"is_published": is_published})
+            note_if_sysadmin(user, f"postmortem.{what}", incident.attempt.job, change=change)
     incident.refresh_from_db(fields=["published_at", "published_by"])
 
 
@@ -97,7 +101,8 @@ def overrule(user: User, incident: Incident, *, cause: str, why: str) -> None:
         judged = Incident.objects.filter(pk=incident.pk, version__gt=0)  # else nobody would read its logs any more
         if not judged.update(**told, cause=cause, is_final=True, due_at=None, is_counted=False):
             raise Conflict("Not overruled. Its logs are being read. Overrule what comes of it, in some seconds.")
-        note_if_sysadmin(user, "postmortem.overruled", incident.attempt.job, f"{incident.cause} → {cause}")
+        change = Change(before={"cause": incident.cause}, after={"cause": cause, "why": why.strip()})
+        note_if_sysadmin(user, "postmortem.overruled", incident.attempt.job, change=change)
         live.announce(incident.attempt_id)
     incident.refresh_from_db(fields=[*told, "cause", "is_final", "due_at"])
 
@@ -111,7 +116,8 @@ def withdraw(user: User, incident: Incident) -> None:
         if Incident.objects.filter(~Q(overruled_at=None), pk=incident.pk).update(
             **told, cause=newest or "", is_final=False, due_at=timezone.now(), is_counted=False
         ):
-            note_if_sysadmin(user, "postmortem.overrule_withdrawn", incident.attempt.job)
+            change = Change(before={"cause": incident.cause}, after={"cause": newest or ""})
+            note_if_sysadmin(user, "postmortem.overrule_withdrawn", incident.attempt.job, change=change)
             live.announce(incident.attempt_id)
     incident.refresh_from_db(fields=[*told, "cause", "is_final", "due_at"])
 

@@ -23,6 +23,7 @@ from jobs.postmortem.trial import Trial
 from jobs.postmortem.trial_apart import plain, try_entry
 from portal import untrusted
 from portal.access import note
+from portal.audit import Change
 from portal.models import User
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ def keep(user: User, entry: Entry) -> SiteEntry:
     try:
         with transaction.atomic():
             row = SiteEntry.objects.create(made_by=user, changed_by=user, **_values(entry))
-            _changed(user, "add", row)
+            _changed(user, "add", row, Change(after=_kept(row)))
     except IntegrityError:
         raise Conflict(f"There is an entry {entry.name} of this site. Change that one, or take another name.") from None
     return row
@@ -115,8 +116,9 @@ def change(user: User, row: SiteEntry, raw: Mapping[str, Any]) -> SiteEntry:
         with transaction.atomic():
             if not as_read.update(changed_by=user, changed_at=timezone.now(), **_values(entry)):
                 raise Conflict(f"{row.name} was changed or removed meanwhile. Look at it again.")
+            before = _kept(row)
             row.refresh_from_db()
-            _changed(user, "change", row)
+            _changed(user, "change", row, Change(before=before, after=_kept(row)))
     except IntegrityError:
         raise Conflict(f"There is another entry {entry.name} of this site. Take another name.") from None
     return row
@@ -127,20 +129,27 @@ def enable(user: User, row: SiteEntry, is_enabled: bool) -> SiteEntry:
     mine = SiteEntry.objects.filter(pk=row.pk, is_enabled=not is_enabled)
     with transaction.atomic():
         if mine.update(is_enabled=is_enabled, changed_by=user, changed_at=timezone.now()):
-            _changed(user, "enable" if is_enabled else "disable", row)
+            change = Change(before={"is_enabled": not is_enabled}, after={"is_enabled": is_enabled})
+            _changed(user, "enable" if is_enabled else "disable", row, change)
     row.refresh_from_db()
     return row
 
 
 def remove(user: User, row: SiteEntry) -> None:
     with transaction.atomic():
+        before = _kept(row)
         row.delete()
-        _changed(user, "remove", row)
+        _changed(user, "remove", row, Change(before=before))
 
 
-def _changed(user: User, how: str, row: SiteEntry) -> None:
+def _kept(row: SiteEntry) -> dict[str, Any]:
+    """Return what the audit log keeps of an entry."""
+    return {name: getattr(row, name) for name in FIELDS}
+
+
+def _changed(user: User, how: str, row: SiteEntry, change: Change) -> None:
     """Write down who did what, and which entries count from now on; of old such lists only what revisions need."""
-    note(user, f"catalogue.{how}", row.name, row.pattern or row.exception)
+    note(user, f"catalogue.{how}", row.name, row.pattern or row.exception, change)
     now = timezone.now()
     SiteCatalogue.objects.create(at=now, entries=[plain(entry) for entry in entries()])
     standing = SiteCatalogue.objects.filter(at__lt=now - SiteCatalogue.KEPT).values_list("pk", flat=True)[1:]

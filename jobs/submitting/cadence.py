@@ -10,6 +10,7 @@ from django.db import transaction
 from jobs.errors import Conflict, Refused, SpecError
 from jobs.models import Attempt, CadenceOrder, Job
 from portal.access import can, note_if_sysadmin
+from portal.audit import Change
 from portal.models import User
 
 MOST = 10**9
@@ -27,11 +28,13 @@ def order(user: User, job: Job, every: int | None) -> None:
     if every is not None and not 1 <= every <= MOST:
         raise SpecError.at("every", f"{every:,} {job.of_kind.many} can’t be: take 1 to {MOST:,}.")
     with transaction.atomic():
+        before = CadenceOrder.objects.filter(job=job).values_list("every", flat=True).first()
         if every is None:
             CadenceOrder.objects.filter(job=job).delete()
         else:
             CadenceOrder.objects.update_or_create(job=job, defaults={"every": every, "asked_by": user})
-        note_if_sysadmin(user, "job.cadence", job, "" if every is None else f"every {every} {job.of_kind.many}")
+        said = "" if every is None else f"every {every} {job.of_kind.many}"
+        note_if_sysadmin(user, "job.cadence", job, said, Change(before={"every": before}, after={"every": every}))
 
 
 def first_to_obey(attempts: Sequence[Attempt], asked_at: datetime | None = None) -> int:

@@ -12,6 +12,7 @@ from jobs.errors import Conflict, Refused, SpecError
 from jobs.incarnations import spread
 from jobs.models import Attempt, Event, Job
 from portal.access import can, note_if_sysadmin
+from portal.audit import Change
 from portal.models import User
 
 STEPS, MOST_STEPS = 5, 100
@@ -39,7 +40,7 @@ def ask(user: User, job: Job, *, steps: int = STEPS, rank: int = 0) -> str:
     files.ask(attempt, number=number, rank=rank, steps=steps)
     data = {"id": number, "steps": steps, "rank": rank, "by": user.username}
     Event.objects.create(attempt=attempt, time=timezone.now(), kind=profiles.ASKED, data=data)
-    note_if_sysadmin(user, "job.profiled", job)
+    note_if_sysadmin(user, "job.profiled", job, change=Change(after={"rank": rank, "steps": steps}))
     live.announce(attempt.pk)
     return number
 

@@ -25,6 +25,7 @@ from jobs.spec import JobSpec, set_values
 from jobs.submitting.admission import check
 from jobs.submitting.idempotency import answered, durable, make_once, remember
 from portal.access import can, note, note_if_sysadmin
+from portal.audit import Change
 from portal.models import IdempotencyKey, Project, User
 from portal.series import store
 
@@ -93,7 +94,8 @@ def resume(
                 _has_work(job, start)
             attempt = next_attempt(last, Attempt.Origin.RESUMED, resume_from=start)
             remember(user, route, key, body, attempt.pk)
-            note_if_sysadmin(user, "job.resumed", job)
+            about = {"attempt": attempt.number, "from": start.name if start else "the beginning", "steps": steps}
+            note_if_sysadmin(user, "job.resumed", job, change=Change(after=about))
             transaction.on_commit(lambda: queue(tasks.submit, attempt.pk))
     return attempt
 
@@ -104,12 +106,15 @@ def change(
     """Another name, other tags, other notes: what a person may change of a job once it is submitted. None keeps."""
     _may_change(user, job)
     with transaction.atomic():
+        asked = {key: value for key, value in (("name", name), ("tags", tags), ("notes", notes)) if value is not None}
+        old = Job.objects.get(pk=job.pk)
+        has = {"name": old.name, "notes": old.notes, "tags": [*old.tags.order_by("pk").values_list("name", flat=True)]}
         if tags is not None:
             job.tags.exclude(name__in=tags).delete()
             Tag.objects.bulk_create([Tag(job=job, name=tag) for tag in dict.fromkeys(tags)], ignore_conflicts=True)
         if words := {key: text for key, text in (("name", name), ("notes", notes)) if text is not None}:
             Job.objects.filter(pk=job.pk).update(**words)
-        note_if_sysadmin(user, "job.changed", job)
+        note_if_sysadmin(user, "job.changed", job, change=Change(before={key: has[key] for key in asked}, after=asked))
 
 
 def pin(user: User, job: Job, checkpoint: Checkpoint, *, pinned: bool) -> None:
@@ -138,7 +143,7 @@ def cancel(user: User, job: Job, *, may_kill: bool = True) -> bool:
         with durable():
             asked = job.attempts.filter(cancel_asked_at=None).filter(Q(ended_at=None) | Q(decided_at=None))
             if asked.update(cancel_asked_at=timezone.now(), cancel_asked_by=user):
-                note_if_sysadmin(user, "job.cancelled", job)
+                note_if_sysadmin(user, "job.cancelled", job, change=_end_of(job, "cancelled"))
                 transaction.on_commit(lambda: queue(tasks.follow))
                 return False
         latest = job.attempts.order_by("-number").first()
@@ -166,7 +171,7 @@ def kill(user: User, job: Job) -> None:
             killed = open_attempts.filter(kill_requested_at=None).update(kill_requested_at=now, kill_requested_by=user)
             open_attempts.filter(cancel_asked_at=None).update(cancel_asked_at=now, cancel_asked_by=user)
             if killed:
-                note(user, "job.killed", job, "no last checkpoint")
+                note(user, "job.killed", job, "no last checkpoint", _end_of(job, "killed"))
                 transaction.on_commit(lambda: queue(tasks.follow))
                 return
         latest = job.attempts.order_by("-number").first()
@@ -174,6 +179,12 @@ def kill(user: User, job: Job) -> None:
             raise Conflict(f"Not killed. #{job.pk} has already ended.")
         if latest.kill_requested_at is not None:
             return  # by an earlier request: the follower is at it
+
+
+def _end_of(job: Job, how: str) -> Change:
+    """Return the change that a cancel or a kill asks for, by the attempt's state."""
+    state = Attempt.objects.filter(job=job).order_by("-number").values_list("state", flat=True).first()
+    return Change(before={"state": state}, after={"state": how})
 
 
 def delete(user: User, job: Job) -> None:
@@ -191,7 +202,8 @@ def delete(user: User, job: Job) -> None:
             store.drop(("attempt", attempt_id))
         IdempotencyKey.objects.filter(route="jobs", thing_id=job.pk).delete()
         sweep_id = job.sweep_id
-        note_if_sysadmin(user, "job.deleted", job)
+        gone = {"name": job.name, "owner": str(job.owner), "project": str(job.project), "directory": directory}
+        note_if_sysadmin(user, "job.deleted", job, change=Change(before=gone))
         job.delete()
         if sweep_id is not None and not Job.objects.filter(sweep=sweep_id).exists():
             IdempotencyKey.objects.filter(route="sweeps", thing_id=sweep_id).delete()
@@ -217,7 +229,8 @@ def _set_pinned(user: User, job: Job, checkpoint: Checkpoint, pinned: bool) -> N
             raise Conflict(f"Not pinned. {row.name} of #{job.pk} has been pruned: there is nothing left to keep.")
         kept = Checkpoint.objects.filter(pk=row.pk).exclude(state=Checkpoint.State.PRUNED)
         if kept.exclude(pinned=pinned).update(pinned=pinned):
-            note_if_sysadmin(user, "checkpoint.pinned" if pinned else "checkpoint.unpinned", job, row.name)
+            change = Change(before={"pinned": not pinned}, after={"pinned": pinned})
+            note_if_sysadmin(user, "checkpoint.pinned" if pinned else "checkpoint.unpinned", job, row.name, change)
 
 
 def _create(user: User, project: Project, spec: JobSpec, spec_toml: str, parent: Job | None) -> Job:

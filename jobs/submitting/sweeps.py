@@ -21,6 +21,7 @@ from jobs.submitting.admission import check
 from jobs.submitting.idempotency import durable, make_once
 from jobs.submitting.submit import CANCEL_TRIES
 from portal.access import can, note_if_sysadmin
+from portal.audit import Change
 from portal.models import Project, User
 
 
@@ -62,7 +63,7 @@ def cancel(user: User, sweep: Sweep) -> int:
                 asked += found
                 transaction.on_commit(lambda: queue(tasks.follow))
         if asked:
-            note_if_sysadmin(user, "sweep.cancelled", sweep)
+            note_if_sysadmin(user, "sweep.cancelled", sweep, change=Change(after={"jobs": asked}))
         elif sweep.is_over():
             raise Conflict(f"Not cancelled. All jobs of sweep {sweep.pk} have already ended.")
     return asked

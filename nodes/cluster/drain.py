@@ -16,6 +16,7 @@ from nodes.schedulers.base import Scheduler, SchedulerError
 from nodes.scheduling import capacity
 from portal import formatting
 from portal.access import note
+from portal.audit import Change
 from portal.models import User
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ def ask(
         order = NodeOrder.objects.create(
             node=node.name, action=action, reason=reason, asked_by=user, replaces=node.reason
         )
-        note(user, action, node.name, reason)
+        before = {"state": node.state, "reason": node.reason}
+        note(user, action, node.name, reason, Change(before=before, after={"state": action, "reason": reason}))
     return order
 
 

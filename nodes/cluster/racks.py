@@ -14,6 +14,7 @@ from django.db import transaction
 from nodes.models import RackPlace
 from portal import csv_text
 from portal.access import note
+from portal.audit import Change
 from portal.models import User
 
 MOST = 10_000  # lines
@@ -121,6 +122,7 @@ def replace(user: User, places: Sequence[Place]) -> int:
     wanted = {place.node: place for place in _agreed(places)}
     with transaction.atomic():
         there = {row.node: row for row in RackPlace.objects.select_for_update()}
+        before = _shown_places(there.values())
         gone = [row.pk for name, row in there.items() if name not in wanted]
         new = [place for name, place in wanted.items() if name not in there]
         moved = [row for name, row in there.items() if name in wanted and _moved(row, wanted[name])]
@@ -130,7 +132,14 @@ def replace(user: User, places: Sequence[Place]) -> int:
         RackPlace.objects.bulk_create([RackPlace(**vars(place)) for place in new], batch_size=200)
         changed = len(gone) + len(new) + len(moved)
         if changed:
-            note(user, "racks", f"{len(wanted)} places", f"{len(new)} new, {len(moved)} moved, {len(gone)} gone")
+            said = f"{len(new)} new, {len(moved)} moved, {len(gone)} gone"
+            note(
+                user,
+                "racks",
+                f"{len(wanted)} places",
+                said,
+                Change(before=before, after=_shown_places(wanted.values())),
+            )
     return changed
 
 
@@ -140,17 +149,20 @@ def put(user: User, node: str, rack: str, slot: str) -> Place:
     with transaction.atomic():
         known = RackPlace.objects.filter(rack=place.rack).values_list("order", flat=True).first()
         told = {"rack": place.rack, "slot": place.slot, "order": place.order if known is None else known}
+        before = _shown_places(RackPlace.objects.filter(node=place.node))
         RackPlace.objects.update_or_create(node=place.node, defaults=told)
-        note(user, "racks", place.node, f"{place.rack}, slot {place.slot}")
+        change = Change(before=before, after=_shown_places([place]))
+        note(user, "racks", place.node, f"{place.rack}, slot {place.slot}", change)
     return place
 
 
 def take_out(user: User, node: str) -> bool:
     """Let a node stand in no rack."""
     with transaction.atomic():
+        before = _shown_places(RackPlace.objects.filter(node=node))
         gone, _ = RackPlace.objects.filter(node=node).delete()
         if gone:
-            note(user, "racks", node, "in no rack")
+            note(user, "racks", node, "in no rack", Change(before=before))
     return bool(gone)
 
 
@@ -202,6 +214,11 @@ def _split(text: str) -> Iterator[tuple[int, list[str]]]:
 
 def _delimiter(line: str) -> str:
     return max(",;\t", key=line.count)
+
+
+def _shown_places(places: Iterable[Place | RackPlace]) -> dict[str, str]:
+    """Return each node's place in words, as the audit log keeps it."""
+    return {place.node: f"{place.rack}, slot {place.slot}" for place in places}
 
 
 def _moved(row: RackPlace, place: Place) -> bool:

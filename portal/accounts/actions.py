@@ -19,6 +19,7 @@ from django.shortcuts import render
 from django.utils import timezone
 
 from portal.access import note
+from portal.audit import Change
 from portal.models import LoginLink, Membership, Project, Token, TokenQuerySet, User, digest
 
 LINK_LIFE = timedelta(hours=1)
@@ -114,7 +115,8 @@ def make_token(user: User, name: str, scope: str, days: int | None = None) -> tu
         raise TokenRefused("days", f"A token lives for at most {most} days here. Take {most} or fewer.")
     token, secret = Token.issue(user, name, scope=scope, days=days)
     if scope == Token.Scope.ADMIN:
-        note(user, "token.made", token)
+        about = {"scope": scope, "expires_at": token.expires_at}
+        note(user, "token.made", token, change=Change(after=about))
     return token, secret
 
 

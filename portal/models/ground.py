@@ -191,12 +191,18 @@ class Lease(models.Model):
 
 
 class AuditEntry(models.Model):
-    """Something that a person did to somebody or to the cluster."""
+    """Something that a person did to somebody or to the cluster.
+
+    `before` and `after` have the values that changed, without secrets (portal.audit).
+    """
 
     user = models.ForeignKey(User, models.SET_NULL, null=True)
     action = models.CharField(max_length=64)
     thing = models.CharField(max_length=200)
     detail = models.TextField(blank=True)
+    before = models.JSONField(default=dict, blank=True)
+    after = models.JSONField(default=dict, blank=True)
+    address = models.GenericIPAddressField(null=True, blank=True, help_text="Empty: at the server's own command line.")
     at = models.DateTimeField(auto_now_add=True, db_index=True)
 
     class Meta:

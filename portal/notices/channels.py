@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from portal import notify
 from portal.access import can, note
+from portal.audit import Change
 from portal.models import Channel, Delivery, Project, User
 from portal.outbox import filling, pruning
 from portal.sending import webhook
@@ -61,19 +62,21 @@ def make(user: User, project: Project | None, kind: str, fields: dict[str, Any])
         raise TooMany(f"{MOST} channels are the most. Remove one first.")
     channel = Channel.objects.create(kind=kind, **owner, **fields)
     if project:
-        note(user, "channel.made", project, str(channel))
+        note(user, "channel.made", project, str(channel), Change(after=_values(channel)))
     return channel
 
 
 def change(user: User, channel: Channel, fields: dict[str, Any]) -> None:
     """What waits for it keeps its time, but for a pause: then it is not sent at all."""
+    before = _values(channel)
     Channel.objects.filter(pk=channel.pk).update(**fields, rests_until=None)
     if fields.get("is_paused"):
         pruning.drop_unsent(channel, "The channel was paused.")
     if fields.get("is_paused") or fields.get("address", channel.address) != channel.address:
         notify.withdraw(filling.trouble_of(channel.pk))
     if channel.project:
-        note(user, "channel.changed", channel.project, str(channel))
+        after = _values(Channel.objects.get(pk=channel.pk))
+        note(user, "channel.changed", channel.project, str(channel), Change(before=before, after=after))
 
 
 def renew_secret(user: User, channel: Channel) -> str:
@@ -87,9 +90,15 @@ def renew_secret(user: User, channel: Channel) -> str:
 
 def remove(user: User, channel: Channel) -> None:
     if channel.project:
-        note(user, "channel.removed", channel.project, str(channel))
+        note(user, "channel.removed", channel.project, str(channel), Change(before=_values(channel)))
     notify.withdraw(filling.trouble_of(channel.pk))
     channel.delete()
+
+
+def _values(channel: Channel) -> dict[str, Any]:
+    """Return what the audit log tells of it. Of an address only what may be shown."""
+    names = ("kind", "where", "left_out", "digest", "quiet_from", "quiet_until", "time_zone", "is_paused")
+    return {("sent together" if name == "digest" else name): getattr(channel, name) for name in names}
 
 
 def try_it(user: User, channel: Channel) -> Delivery:

@@ -22,6 +22,7 @@ from nodes.telemetry import mounts
 from nodes.telemetry.mounts import SlowFileSystem
 from portal import formatting
 from portal.access import CLUSTER, can, note, user_of
+from portal.audit import Change
 from portal.models import User
 from portal.pages import node_facts
 from portal.pages.cluster import is_fragment, stale, sysadmin_of, varied
@@ -215,7 +216,7 @@ def add_note(request: HttpRequest, name: str) -> HttpResponse:
         messages.error(request, f"Write a note of at most {formatting.count(NodeNote.MOST)} characters.")
         return redirect("node", name)
     NodeNote.objects.create(node=name, text=text, by=user)
-    note(user, "note", name, text)
+    note(user, "note", name, change=Change(after={"text": text}))
     return redirect(f"{reverse('node', args=[name])}#h-notes")
 
 
@@ -225,5 +226,5 @@ def remove_note(request: HttpRequest, name: str, note_id: int) -> HttpResponse:
     user = sysadmin_of(request, "remove notes about nodes")
     found = get_object_or_404(NodeNote, node=plain(name), pk=min(note_id, 2**63 - 1))
     found.delete()
-    note(user, "remove note", found.node, found.text)
+    note(user, "remove note", found.node, change=Change(before={"text": found.text}))
     return redirect(f"{reverse('node', args=[found.node])}#h-notes")

@@ -1,0 +1,66 @@
+"""What an entry of the audit log keeps of a change: the values before and after it, without secrets and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import date, time
+from typing import Any
+
+from portal.masking import DOTS, masked
+from portal.untrusted import plain
+
+MOST_LETTERS = 2_000  # of a value: enough to see what changed; a runbook may have twenty times as many
+MOST_VALUES = 50  # of a change, and of a list in it
+_SECRET = ("password", "secret", "token", "digest", "salt", "post_data", "get_data")
+_MISSING = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Values by name. A thing that is new has none before, one that is gone none after."""
+
+    before: Mapping[str, Any] = field(default_factory=dict)
+    after: Mapping[str, Any] = field(default_factory=dict)
+
+    def stored(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what differs, as JSON holds it. A secret is there by its name alone."""
+        names = [
+            name
+            for name in dict.fromkeys([*self.before, *self.after])
+            if self.before.get(name, _MISSING) != self.after.get(name, _MISSING)
+        ][:MOST_VALUES]
+        return (
+            {name: _storable(name, self.before[name]) for name in names if name in self.before},
+            {name: _storable(name, self.after[name]) for name in names if name in self.after},
+        )
+
+
+def sentence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return a stored change for people: "is_active: True → False; role: lead"."""
+    names = dict.fromkeys([*before, *after])
+    return "; ".join(f"{name}: {_arrow(name, before, after)}" for name in names)
+
+
+def _arrow(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    if name not in before:
+        return str(after[name])
+    return f"{before[name]} → {after.get(name, 'gone')}"
+
+
+def _storable(name: str, value: object) -> Any:
+    if any(word in name.lower() for word in _SECRET):
+        return DOTS
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+        return [_text(one) for one in list(value)[:MOST_VALUES]]
+    return _text(value)
+
+
+def _text(value: object) -> str:
+    """Return the text, masked before it is cut: half a secret would not be recognised."""
+    text = masked(plain(str(value)))
+    return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"

@@ -1,0 +1,78 @@
+"""What changed in the administration, read from its forms: values before and after, for the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from django.forms import BaseForm, BaseInlineFormSet, ModelChoiceField
+from django.forms.models import ModelForm
+
+from portal import formatting
+from portal.audit import Change
+
+Values = dict[str, Any]
+
+
+def of_forms(form: BaseForm, formsets: Iterable[BaseInlineFormSet[Any, Any, Any]]) -> Change:
+    """Return what a submitted form and the rows below it changed."""
+    before, after = _of_form(form)
+    for row_before, row_after in (row for formset in formsets or () for row in _of_rows(formset)):
+        before |= row_before
+        after |= row_after
+    return Change(before=before, after=after)
+
+
+def of_deletion(thing: Any) -> Change:
+    """Return the values of a record that is about to go."""
+    return Change(before={field.name: getattr(thing, field.attname) for field in thing._meta.concrete_fields})
+
+
+def _of_form(form: BaseForm) -> tuple[Values, Values]:
+    before: Values = {}
+    after: Values = {}
+    is_new = isinstance(form, ModelForm) and form.instance._state.adding
+    for name in form.changed_data:
+        after[name] = _shown(form.cleaned_data.get(name, ""))
+        if name in form.initial and not is_new:
+            before[name] = _chosen(form, name)
+    if revoked := getattr(form, "revoked", 0):
+        after["revoked"] = formatting.plural(revoked, "API token")
+    return before, after
+
+
+def _of_rows(formset: BaseInlineFormSet[Any, Any, Any]) -> Iterator[tuple[Values, Values]]:
+    """Yield each row that came, went or changed, its names led by what the row is."""
+    model: Any = formset.model
+    kind = str(model._meta.verbose_name)
+    new, changed = formset.new_objects, [row for row, _ in formset.changed_objects]
+    for form in formset.forms:
+        row, (before, after) = form.instance, _of_form(form)
+        if row in formset.deleted_objects:
+            yield {f"{kind} {row}": _row(row)}, {}
+        elif any(row is one for one in new):
+            yield {}, {f"{kind} {row}": _row(row)}
+        elif any(row is one for one in changed):
+            lead = f"{kind} {row}"
+            yield (
+                {f"{lead}, {name}": value for name, value in before.items()},
+                {f"{lead}, {name}": value for name, value in after.items()},
+            )
+
+
+def _row(row: Any) -> str:
+    """Return the values of a row that are its own."""
+    own = [field for field in row._meta.concrete_fields if not field.is_relation and not field.primary_key]
+    return ", ".join(f"{field.name} {getattr(row, field.attname)}" for field in own)
+
+
+def _chosen(form: BaseForm, name: str) -> Any:
+    """Return the value that was there, by its name where it is a choice among records."""
+    value, field = form.initial[name], form.fields.get(name)
+    if isinstance(field, ModelChoiceField) and field.queryset is not None and value is not None:
+        return _shown(field.queryset.filter(pk=value).first() or value)
+    return value
+
+
+def _shown(value: Any) -> Any:
+    return str(value) if hasattr(value, "_meta") else value
