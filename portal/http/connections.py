@@ -1,9 +1,12 @@
-"""Connections whose request does not arrive are closed: each that stays open costs memory and a descriptor.
+"""Connections whose request does not arrive, or whose answer is not read, are closed: each costs memory.
 
 uvicorn closes a connection that is idle between two requests, and waits for ever for the first request, for the rest
-of one, and for a body. Here a request's headers have 10 s from the connection's first moment, or from their own first
-byte; a body may pause for no more than 10 s, and after its first 10 s has come at 1 kB a second or more on average.
-While the application does not read what has come, it is the one who is slow, and the clock stands still.
+of one, for a body, and for a client that does not read. Here
+
+- a request's headers have 10 s from the connection's first moment, or from their own first byte, and 64 kB;
+- a body may pause for no more than 10 s, and after its first 10 s has come at 1 kB a second or more on average. While
+  the application does not read what has come, it is the one who is slow, and the clock stands still;
+- of an answer that waits for its reader at least 10 kB are read every 10 s.
 """
 
 from __future__ import annotations
@@ -15,11 +18,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 WAIT_S = 10.0
 LEAST_BYTES_S = 1_000  # a post of 1 MB may take 17 minutes, a request of 2 kB 12 s
+# Nobody's cookies, query and token are longer; httptools would collect any number. In chunks of a byte a body has five
+# bytes of framing for each of its own.
+HEAD_BYTES, FRAMING = 64 * 1024, 8
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP, with a bound on how long a request may take to arrive.
+    """uvicorn's HTTP, with bounds on how long a request may take to arrive, on its head, and on a slow reader.
 
     One timer a connection: it looks at the deadline when it fires, so that a quick request only moves a number.
     """
@@ -28,6 +35,9 @@ class PatientProtocol(HttpToolsProtocol):
     _deadline = 0.0  # by the loop's clock; 0: nothing is awaited
     _body_began = 0.0  # 0: no body is being received
     _body_bytes = 0
+    _head_bytes = 0  # all that came of this request and is not of its body
+    _reader_timer: asyncio.TimerHandle | None = None
+    _unread = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -35,24 +45,33 @@ class PatientProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._reader_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if not self._deadline and (self.cycle is None or self.cycle.response_complete):
             self._await_headers()  # of the connection's next request
+        self._head_bytes += len(data)
         super().data_received(data)
+        if self._head_bytes > HEAD_BYTES + FRAMING * self._body_bytes and not self.transport.is_closing():
+            self._close(_TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = self._body_bytes = 0
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self._body_began, self._body_bytes = self.loop.time(), 0
+        self._body_began = self.loop.time()
         self._await(self._body_began + WAIT_S)
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
+        self._body_bytes += len(body)
+        self._head_bytes -= len(body)
         if self._body_began:
-            self._body_bytes += len(body)
             slowest = self._body_began + WAIT_S + self._body_bytes / LEAST_BYTES_S
             self._await(min(self.loop.time() + WAIT_S, slowest))
 
@@ -87,11 +106,32 @@ class PatientProtocol(HttpToolsProtocol):
         elif now < self._deadline:
             self._await(self._deadline)
         else:
-            self._close()
+            self._close(_TOO_SLOW if self._body_began else b"")
 
-    def _close(self) -> None:
-        """Say why where a request had begun and nothing has been answered, and close."""
+    def _close(self, answer: bytes) -> None:
+        """Close; say why where nothing of an answer has been sent."""
         cycle: Any = self.cycle
-        if self._body_began and not cycle.response_started:
-            self.transport.write(_TOO_SLOW)
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(answer)
         self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.transport.get_write_buffer_size()
+        if self._reader_timer is None:
+            self._reader_timer = self.loop.call_later(WAIT_S, self._check_reader)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
+
+    def _check_reader(self) -> None:
+        """Give up on a client that reads nearly nothing; to close in order would wait for it."""
+        self._reader_timer = None
+        before, self._unread = self._unread, self.transport.get_write_buffer_size()
+        if before - self._unread < WAIT_S * LEAST_BYTES_S:
+            self.transport.abort()
+        else:
+            self._reader_timer = self.loop.call_later(WAIT_S, self._check_reader)

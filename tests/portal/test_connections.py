@@ -1,4 +1,4 @@
-"""Connections whose request does not arrive are closed, and those that only wait for us are not."""
+"""Connections whose request does not arrive, or whose answer is not read, are closed; no others are."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class App:
 Scene = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def play(app: App, scene: Scene) -> None:
+def play(app: Any, scene: Scene) -> None:
     async def whole() -> None:
         config = uvicorn.Config(app, ws="websockets-sansio", log_level="critical")
         config.load()
@@ -158,6 +158,66 @@ def test_while_the_application_is_slow_nobody_is_cut_off(app: App) -> None:
         assert b"8000000" in await reader.readuntil(b"\r\n\r\n8000000")
 
     play(app, scene)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * 1_000_000,
+        b"GET / HTTP/1.1\r\nx: " + b"y" * 1_000_000,
+        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 100_000,
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nx: " + b"y" * 1_000_000,
+    ],
+    ids=["address", "header", "headers", "trailer"],
+)
+def test_a_head_without_end_is_refused(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "WAIT_S", 60)
+
+    async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        answer = await rest(reader)
+        assert not answer or b" 431 " in answer, "what was still on its way may reset the connection"
+
+    play(App(), scene)
+
+
+def test_a_body_in_chunks_of_a_byte_is_taken() -> None:
+    async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"1\r\nx\r\n" * 50_000 + b"0\r\n\r\n")
+        assert b"50000" in await reader.readuntil(b"\r\n\r\n50000")
+
+    play(App(), scene)
+
+
+async def pour(scope: Any, receive: Any, send: Any) -> None:
+    """Answer 20 MB."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for left in range(20, 0, -1):
+        await send({"type": "http.response.body", "body": b"x" * 1_000_000, "more_body": left > 1})
+
+
+def test_an_answer_that_is_not_read_is_given_up() -> None:
+    async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(GET)
+        await asyncio.sleep(4 * WAIT_S)
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert len(await rest(reader)) < 20_000_000
+
+    play(pour, scene)
+
+
+def test_an_answer_that_is_read_slowly_is_sent_whole() -> None:
+    async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+        length = 0
+        while piece := await reader.read(600_000):
+            length += len(piece)
+            await asyncio.sleep(WAIT_S / 8)
+        assert length > 20_000_000
+
+    play(pour, scene)
 
 
 def test_sockets_stay_open() -> None:
