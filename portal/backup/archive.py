@@ -136,7 +136,7 @@ class Reader:
             if isinstance(told, dict) and isinstance(told.get("format"), int) and told["format"] > FORMAT:
                 raise Refused(f"{self.path} was made by a newer Vigil ({told.get('vigil')}): upgrade this one first.")
             manifest = msgspec.convert(told, Manifest)
-        except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise self._foreign(f"its manifest is not one ({error})") from None
         names = [member.name for member in manifest.members]
         if names != [SECRET_KEY, DATABASES[manifest.database]] or any(m.bytes < 0 for m in manifest.members):
