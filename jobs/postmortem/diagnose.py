@@ -79,6 +79,10 @@ def diagnose(
         if sign.at is None and ends and sign.rank is not None:
             sign.at = ends.get(sign.rank)
     outlive(scanned, signs)
+    places = {one.name: one.expansions for one in scanned if one.expansions.first}
+    for sign in signs if places else ():
+        if (place := places.get(sign.file)) is not None:
+            sign.line = place.line_of(sign.line)
     for sign in records:
         sign.at = sign.prefix.stamp
         signs.append(sign)

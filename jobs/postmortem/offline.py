@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from jobs.postmortem import reading, sources, stacks
+from jobs.postmortem import reading, sources, stacks, structured
 from jobs.postmortem.diagnose import diagnose
 from jobs.postmortem.reading import Log, Unreadable
 from jobs.postmortem.scan import scan
@@ -103,9 +103,14 @@ def _read(log: Log, sieve: Sieve, is_cut: bool, until: float, found: Read) -> No
         else:
             found.records += sources.signs_of_record(kind, log.name, text)[:MOST_RECORDS]
         return
+    expansions = structured.Expansions()
+    lines = structured.plain(itertools.chain([head], blocks), expansions)
+    head = next(lines)
+    kind = "kernel" if kind == "log" and sources.kind_of(head) == "kernel" else kind
     found.kinds.add(kind)
-    scanned = scan(sieve, log.name, itertools.chain([head], blocks))
+    scanned = scan(sieve, log.name, itertools.chain([head], lines))
     scanned.kind = kind
+    scanned.expansions = expansions
     scanned.limits += log.limits
     found.scanned.append(scanned)
 

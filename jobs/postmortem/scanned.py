@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.progress import Mark
 from jobs.postmortem.signatures import Entry
+from jobs.postmortem.structured import Expansions
 from jobs.postmortem.summaries import Summary
 from jobs.postmortem.tracebacks import Traceback
 
@@ -71,6 +72,7 @@ class Scanned:
     tail: list[Line] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
     kind: str = "log"
+    expansions: Expansions = field(default_factory=Expansions)  # from its lines, as they were read, to the log's own
 
     @property
     def hits(self) -> Iterator[Hit]:
