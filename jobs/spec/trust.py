@@ -48,8 +48,8 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
         "min_learning_rate_ratio weight_decay clip guards check_weights_every validate_every validation_batches "
         "checkpoint_every keep_checkpoints keep_every keep_best mtbf_hours determinism dtype fp8_scaling recompute "
         "compile flush_seconds flush_steps sample_seconds profile_at profile_steps "
-        "rounds clients per_round epochs local_steps batch ridge algorithm aggregation selection split pace adapters "
-        "transport filters",
+        "rounds clients per_round epochs local_steps batch ridge algorithm aggregation selection split class_imbalance "
+        "pace adapters transport filters",
     ),
     "run.language": (
         Power.DATA,
@@ -91,7 +91,8 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.moon": (Power.DATA, "mu temperature"),
     "run.qfedavg": (Power.DATA, "q"),
     "run.scaffold": (Power.DATA, "learning_rate"),
-    "run.dirichlet": (Power.DATA, "alpha"),
+    "run.dirichlet": (Power.DATA, "alpha min_samples"),
+    "run.dirichlet_equal": (Power.DATA, "alpha"),
     "run.deadline": (Power.DATA, "quantile over_selection quorum late late_exponent"),
     "run.asynchronous": (Power.DATA, "buffer staleness_exponent"),
     "run.fedasync": (Power.DATA, "mixing"),

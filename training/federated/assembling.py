@@ -39,7 +39,7 @@ from training.runtime.seeds import derive_seed
 from training.weights import origin
 from training.weights.base import Base
 
-LASTING = ("recipe", "clients", "seed", "dtype", "algorithm", "split", "adapters", "filters")
+LASTING = ("recipe", "clients", "seed", "dtype", "algorithm", "split", "class_imbalance", "adapters", "filters")
 """What a resumed run can't change, with the options of what is chosen; rounds, rates, pace and selection may."""
 BY_HAND = "Name another --run-dir, or begin anew with --resume none."
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.float32}
@@ -73,6 +73,7 @@ def assemble(
     """Weights as the run's seed, or weights that it names, give them; a checkpoint is read into it later."""
     config = origin.as_trained(config, start)
     if start is not None:
+        config = _divided_as(config, start)
         _check_same(config, start, "Clone the job to change it." if place.launched else BY_HAND)
     recipe, algorithm = choosing.recipe(config, program), choosing.algorithm(config, program)
     prepared = supply.prepare(
@@ -164,6 +165,18 @@ def _differ(one: Tensor, other: Tensor) -> bool:
     return one.shape != other.shape or not torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
+def _divided_as(config: FederationConfig, start: Manifest) -> FederationConfig:
+    """Return the configuration with the checkpoint's split, where an option of it was left at a default that is younger
+    than the checkpoint: the same clients have the same samples."""
+    former, split = parts.split(config.split).FORMER, config.split
+    before, now = start.config.get(split) or {}, config.options_of(split)
+    defaults = config.taken()[split].with_defaults({})
+    same = {name: before.get(name, value) for name, value in former if now.get(name) == defaults[name]}
+    if start.config.get("split") != split or not same:
+        return config
+    return config.model_copy(update={"options": {**config.options, split: {**now, **same}}})
+
+
 def _check_same(config: FederationConfig, start: Manifest, remedy: str) -> None:
     """ConfigError, by field, where the checkpoint is of another federation."""
     now, before = config.numerics(), start.config
@@ -180,13 +193,15 @@ def _lasting(
     config: FederationConfig, now: Mapping[str, Any], before: Mapping[str, Any]
 ) -> Iterator[tuple[str, object, object]]:
     """(field, what it was, what it is): what is chosen, and each choice's options."""
-    yield from ((field, before[field], now[field]) for field in LASTING if field in before)
+    usual = {field: FederationConfig.model_fields[field].get_default(call_default_factory=True) for field in LASTING}
+    yield from ((field, before.get(field, usual[field]), now[field]) for field in LASTING)
     chosen = config.taken()
     for field in LASTING:
         for name in now[field] if isinstance(now[field], list) else [now[field]]:
             if isinstance(name, str) and name in chosen and isinstance(before.get(name), dict):
-                # An option that is younger than the checkpoint had its default.
-                was = {**chosen[name].with_defaults({}), **before[name]}
+                # An option that is younger than the checkpoint had its default, or what it stood for.
+                former = dict(parts.split(name).FORMER) if field == "split" else {}
+                was = {**chosen[name].with_defaults({}), **former, **before[name]}
                 is_ = {**chosen[name].with_defaults({}), **now.get(name, {})}
                 yield from ((f"{name}.{option}", was[option], is_.get(option)) for option in was)
 

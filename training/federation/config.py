@@ -80,6 +80,14 @@ class FederationConfig(Asked):
     split: str = Field(
         "iid", json_schema_extra=asked.named(FOLDERS["split"]), description="Which client has which samples."
     )
+    class_imbalance: float = Field(
+        1.0,
+        ge=1,
+        le=10_000,
+        allow_inf_nan=False,
+        description="How many times as many samples of the first class are trained on as of the last: a long tail over "
+        "all clients together, made by leaving samples out before they are split; 1: all are used.",
+    )
     pace: str = Field(
         "rounds", json_schema_extra=asked.named(FOLDERS["pace"]), description="For whom the server waits, and how long."
     )

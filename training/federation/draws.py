@@ -24,5 +24,7 @@ ROOT = 9
 """Which samples the server trains on itself, and how (aggregation = "fltrust")."""
 SERVER = 10
 """What an algorithm draws on the server's side."""
+TAIL = 11
+"""Which samples are left out where some classes shall be rare (class_imbalance)."""
 FILTER = 20
 """Rounding and hashes of filters."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from training.config.choices import Value
     from training.config.shape import Misfit
     from training.data import Batch, Task
     from training.federated.filtering import Passing
@@ -173,6 +174,8 @@ class DataSplit:
     check: Callable[..., Iterable[Misfit]] = _no_misfit
     NATURAL: bool = False
     """Whether it goes by the owners of samples, and so needs them known."""
+    FORMER: tuple[tuple[str, Value], ...] = ()
+    """Options by name, and what each stands for in a checkpoint that is older than it, where that is no default."""
 
 
 @dataclass(frozen=True)

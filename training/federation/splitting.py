@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import overload
 
@@ -49,8 +49,8 @@ class Divided:
 
     def counts(self) -> NDArray[np.int64]:
         """(clients, labels): how many of each a client trains on. The picture."""
-        names = max(1, len(self.labels.names))
-        pairs = self.owners["train"] * names + self.labels.of["train"]
+        names, owners = max(1, len(self.labels.names)), self.owners["train"]
+        pairs = (owners * names + self.labels.of["train"])[owners >= 0]
         return np.bincount(pairs, minlength=self.clients * names).reshape(self.clients, names)
 
     def _by_client(self, split: Split) -> Sequence[Ids]:
@@ -90,9 +90,11 @@ def divide(config: FederationConfig, labels: Labels) -> Divided:
     if split.NATURAL and labels.owners is None:
         why = labels.unowned or 'nobody knows whose the samples are. Write "dirichlet".'
         raise ConfigError([Problem("run.split", f'is "{config.split}", but {why}')])
-    owners: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-    if len(labels.of["train"]):  # else nobody has any, and `check` says so
-        owners = split.divide(labels, config.clients, draw, **config.options_of(config.split))
+    used = _used(config, labels)
+    owners = np.full(len(labels.of["train"]), -1, dtype=np.int64)
+    if len(used):  # else nobody has any, and `check` says so
+        some = _only(labels, used)
+        owners[used] = split.divide(some, config.clients, draw, **config.options_of(config.split))
     alike = _of_their_owners(labels, owners) if split.NATURAL else _alike(labels, owners, config.clients, draw)
     root = _root(config, len(alike))
     alike[root] = -1
@@ -111,7 +113,9 @@ def check(config: FederationConfig, divided: Divided) -> Iterator[Misfit]:
         text = f"are {root:,}, but {kept:,} are kept for validation, and some must stay to judge by."
         yield Misfit(f"{config.aggregation}.root_samples", f"{text} Write at most {kept - 1:,}, better half of them.")
     empty = np.flatnonzero(divided.sizes == 0)
-    samples = len(divided.owners["train"])
+    samples = int(divided.sizes.sum())
+    if config.class_imbalance > 1 and len(np.unique(divided.labels.of["train"])) < 2:
+        yield Misfit("class_imbalance", f"is {config.class_imbalance:g}, but the samples have no classes. Write 1.")
     if not samples:
         yield Misfit(
             "recipe", f'is "{config.recipe}", but its data leave nothing to train on. Keep less of them apart.'
@@ -121,8 +125,32 @@ def check(config: FederationConfig, divided: Divided) -> Iterator[Misfit]:
     elif len(empty):
         some = ", ".join(map(str, empty[:3])) + (", …" if len(empty) > 3 else "")
         message = f"leaves {len(empty):,} of {config.clients:,} clients without a sample ({some})."
-        remedies = {"dirichlet": "Write a larger alpha in [run.dirichlet], or fewer clients."}
-        yield Misfit("split", f'"{config.split}" {message} {remedies.get(config.split, "Write fewer clients.")}')
+        yield Misfit("split", f'"{config.split}" {message} Write fewer clients.')
+
+
+def _used(config: FederationConfig, labels: Labels) -> Ids:
+    """Return the samples that are trained on, ascending: of each class geometrically fewer than of the one before.
+
+    As CIFAR-LT is made (Cui et al., 2019, arXiv 1901.05555); what is kept for validation stays as it is.
+    """
+    of = labels.of["train"]
+    classes, counts = np.unique(of, return_counts=True)
+    if config.class_imbalance == 1 or len(classes) < 2:
+        return np.arange(len(of))
+    shares = config.class_imbalance ** -(np.arange(len(classes)) / (len(classes) - 1))
+    wanted = np.maximum(1, np.floor((counts / shares).min() * shares + 1e-9).astype(np.int64))
+    draw = np.random.RandomState(derive_seed(config.seed, draws.TAIL) % 2**32)
+    rows = [
+        draw.permutation(np.flatnonzero(of == label))[:many]
+        for label, many in zip(classes.tolist(), wanted.tolist(), strict=True)
+    ]
+    return np.sort(np.concatenate(rows))
+
+
+def _only(labels: Labels, train: Ids) -> Labels:
+    """Return the labels of these training samples, and of all that are kept for validation."""
+    owners = labels.owners and {**labels.owners, "train": labels.owners["train"][train]}
+    return replace(labels, of={**labels.of, "train": labels.of["train"][train]}, owners=owners)
 
 
 def _root(config: FederationConfig, validation: int) -> Ids:
@@ -141,7 +169,8 @@ def root_samples(config: FederationConfig) -> int:
 def _of_their_owners(labels: Labels, owners: NDArray[np.int64]) -> NDArray[np.int64]:
     """The client of each sample that is kept for validation: whoever has its owner's others."""
     assert labels.owners is not None
-    client_of = dict(zip(labels.owners["train"].tolist(), owners.tolist(), strict=True))
+    has = owners >= 0
+    client_of = dict(zip(labels.owners["train"][has].tolist(), owners[has].tolist(), strict=True))
     own = [client_of.get(owner, -1) for owner in labels.owners["validation"].tolist()]
     return np.array(own, dtype=np.int64)
 
@@ -151,7 +180,9 @@ def _names(labels: Labels, clients_of: NDArray[np.int64], clients: int) -> tuple
     assert labels.owners is not None
     if not labels.owner_names:
         return ()
-    owners, first, counts = np.unique(labels.owners["train"], return_index=True, return_counts=True)
+    has = clients_of >= 0
+    whose, clients_of = labels.owners["train"][has], clients_of[has]
+    owners, first, counts = np.unique(whose, return_index=True, return_counts=True)
     held: list[list[str]] = [[] for _ in range(clients)]
     for place in np.argsort(-counts, kind="stable").tolist():
         held[clients_of[first[place]]].append(labels.owner_names[owners[place]])
@@ -169,7 +200,7 @@ def _alike(labels: Labels, owners: NDArray[np.int64], clients: int, draw: np.ran
     found = np.zeros(len(validation), dtype=np.int64)
     for label in np.unique(validation):
         rows = draw.permutation(np.flatnonzero(validation == label))
-        counts = np.bincount(owners[train == label], minlength=clients).astype(np.float64)
+        counts = np.bincount(owners[(train == label) & (owners >= 0)], minlength=clients).astype(np.float64)
         shares = counts / counts.sum() if counts.sum() else np.full(clients, 1 / clients)
         found[rows] = shared_out(len(rows), shares)
     return found

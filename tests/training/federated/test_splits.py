@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import time
 import zlib
 from pathlib import Path
@@ -15,16 +16,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.training.federated.in_process import ready, train
+from tests.training.federated.in_process import ready, run, train
 from training.config import choices
+from training.config.asked import ConfigError
 from training.data import Labels
 from training.federated.split import dirichlet
 from training.federated.split.shift import drawn, view
-from training.federation import config, parts, splitting, tables
+from training.federation import checking, config, draws, parts, splitting, tables
 from training.federation.config import FOLDERS, FederationConfig
+from training.federation.shares import shared_out
+from training.runtime.seeds import derive_seed
 
 NAMES = choices.names(FOLDERS["split"])
-FILLS = ("iid", "quantity", "shards", "shift")
+FILLS = ("iid", "quantity", "shards", "shift", "dirichlet", "dirichlet_equal")
 """Those that leave no client without a sample while there are enough."""
 DIGITS: dict[str, Any] = {"clients": 10, "learning_rate": 0.3, "tabular": {"hidden": 16}}
 Ids = NDArray[np.int64]
@@ -137,6 +141,136 @@ def test_an_alpha_too_small_for_floats_gives_each_class_to_one() -> None:
         parts = dirichlet._parts(2, 0.001, draw)
         assert parts.sum() == pytest.approx(1)
         assert np.isfinite(parts).all()
+
+
+def as_before(labels: Labels, clients: int, seed: int, alpha: float) -> Ids:
+    """Return what the split was before it was drawn again: one draw, and whoever has nothing has nothing."""
+    draw, of = np.random.RandomState(derive_seed(seed, draws.SPLIT) % 2**32), labels.of["train"]
+    owners = np.empty(len(of), dtype=np.int64)
+    for label in np.unique(of):
+        rows = draw.permutation(np.flatnonzero(of == label))
+        owners[rows] = shared_out(len(rows), dirichlet._parts(clients, alpha, draw))
+    return owners
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_draw_that_was_good_is_the_same_as_before(seed: int) -> None:
+    labels = labels_of(1500, 10)
+    before = as_before(labels, 20, seed, 0.1)
+    least = int(np.bincount(before, minlength=20).min())
+    found = {many: divide("dirichlet", labels, 20, seed=seed, alpha=0.1, min_samples=many) for many in (1, 10)}
+    for many, divided in found.items():
+        assert np.array_equal(divided.owners["train"], before) == (least >= many)
+        assert divided.sizes.min() >= many
+
+
+def test_it_is_drawn_again_and_not_only_filled_up() -> None:
+    """Of 20 clients at alpha = 0.1 one draw in nine gives everybody ten; nobody then has exactly ten, as if filled."""
+    sizes = [divide("dirichlet", labels_of(1500, 10), 20, seed=seed, alpha=0.1).sizes for seed in range(20)]
+    assert min(one.min() for one in sizes) >= 10
+    assert sum(int((one == 10).sum()) for one in sizes) < 10
+
+
+@pytest.mark.parametrize(("clients", "alpha", "least"), [(100, 0.05, 7), (20, 0.001, 10), (700, 0.1, 1)])
+def test_where_no_draw_reaches_everybody_whoever_has_most_gives(clients: int, alpha: float, least: int) -> None:
+    divided = divide("dirichlet", labels_of(1500, 10), clients, alpha=alpha)
+    assert divided.sizes.min() == least
+    assert (divided.counts() > 0).sum(axis=1).mean() < 3, "still of few classes"
+
+
+@pytest.mark.parametrize(("clients", "alpha"), [(20, 0.1), (100, 0.05)])
+def test_common_set_ups_of_digits_are_taken_whatever_the_seed(clients: int, alpha: float) -> None:
+    for seed in range(30):
+        asked = config.parse({"clients": clients, "split": "dirichlet", "dirichlet": {"alpha": alpha}, "seed": seed})
+        assert list(checking.problems(asked, 1)) == []
+
+
+def test_hsu_s_clients_have_as_many_and_few_classes_where_alpha_is_small() -> None:
+    labels = labels_of(10_003, 10)
+    few, many = (divide("dirichlet_equal", labels, 20, alpha=alpha) for alpha in (0.1, 1000.0))
+    for divided in (few, many):
+        assert divided.sizes.max() - divided.sizes.min() <= 1
+    assert np.median((few.counts() > 5).sum(axis=1)) <= 3
+    shares = many.counts() / many.sizes[:, None]
+    assert np.median(np.abs(shares - 0.1)) < 0.02
+
+
+class TestClassImbalance:
+    def asked(self, split: str, imbalance: float, **more: Any) -> FederationConfig:
+        return config.parse({"split": split, "clients": 10, "class_imbalance": imbalance, **more})
+
+    @pytest.mark.parametrize("split", [name for name in NAMES if name != "column"])
+    def test_classes_fall_off_geometrically_over_all_clients(self, split: str) -> None:
+        labels = without_owners(labels_of(20_000, 10, validation=500))
+        divided = splitting.divide(self.asked(split, 50.0), labels)
+        counts = divided.counts().sum(axis=0)
+        assert counts[0] / counts[-1] == pytest.approx(50, rel=0.05)
+        assert (np.diff(counts) < 0).all()
+        assert counts[:-1] / counts[1:] == pytest.approx(np.full(9, 50 ** (1 / 9)), rel=0.1)
+        assert counts.sum() == divided.sizes.sum() == sum(map(len, divided.train)) < 20_000
+        assert (divided.owners["train"] == -1).sum() == 20_000 - counts.sum()
+        assert (divided.owners["validation"] >= 0).all(), "and is judged by all classes alike"
+        again = splitting.divide(self.asked(split, 50.0), labels)
+        assert np.array_equal(divided.owners["train"], again.owners["train"])
+
+    def test_owners_keep_what_is_left(self) -> None:
+        labels = labels_of(5000, 10, owners=7, validation=100)
+        divided = splitting.divide(self.asked("column", 20.0, clients=7), labels)
+        assert labels.owners is not None
+        used = divided.owners["train"] >= 0
+        assert np.array_equal(divided.owners["train"][used], labels.owners["train"][used])
+        assert divided.names == tuple("0123456")
+
+    def test_it_trains_on_them_alone(self, tmp_path: Path) -> None:
+        rounds = ready(tmp_path, {**DIGITS, "class_imbalance": 20.0})
+        (told,) = train(rounds)
+        assert told.samples == rounds.federation.divided.sizes.sum() < 1000
+
+    def test_it_takes_classes(self) -> None:
+        labels = without_owners(labels_of(500, 1))
+        asked = self.asked("iid", 10.0)
+        (misfit,) = splitting.check(asked, splitting.divide(asked, labels))
+        assert misfit.field == "class_imbalance"
+
+
+class TestASplitThatIsOlderThanAnOption:
+    """A checkpoint of a run that knew no `min_samples`: its clients keep the samples that they had."""
+
+    TABLE: dict[str, Any] = {**DIGITS, "clients": 20, "split": "dirichlet", "checkpoint_every": 1, "rounds": 1}
+    TABLE |= {"dirichlet": {"alpha": 0.1, "min_samples": 1}, "seed": 1}
+
+    def aged(self, folder: Path) -> None:
+        """Run one round, and take the options from the checkpoint as if it were older than they are."""
+        run(folder, self.TABLE)
+        (path,) = (folder / "job" / "checkpoints").glob("*/COMMITTED")
+        text = json.loads(path.read_text())
+        del text["config"]["dirichlet"]["min_samples"]
+        del text["config"]["class_imbalance"]
+        path.write_text(json.dumps(text))
+
+    def test_is_the_same_when_it_is_resumed(self, tmp_path: Path) -> None:
+        labels = checking.shipped_labels(config.parse(self.TABLE))
+        assert labels is not None
+        before = as_before(labels, 20, 1, 0.1)
+        assert 1 <= np.bincount(before, minlength=20).min() < 10
+        self.aged(tmp_path)
+        for rounds in (2, 3):  # the second from a checkpoint that knows the option
+            table = {**self.TABLE, "dirichlet": {"alpha": 0.1}, "rounds": rounds}
+            resumed = run(tmp_path, table)
+            assert resumed.step == rounds
+            assert np.array_equal(resumed.federation.divided.owners["train"], before)
+
+    @pytest.mark.parametrize(
+        ("change", "field"),
+        [
+            ({"dirichlet": {"alpha": 0.1, "min_samples": 5}}, "min_samples"),
+            ({"class_imbalance": 2.0}, "class_imbalance"),
+        ],
+    )
+    def test_is_refused_with_another(self, change: dict[str, Any], field: str, tmp_path: Path) -> None:
+        self.aged(tmp_path)
+        with pytest.raises(ConfigError, match=field):
+            run(tmp_path, {**self.TABLE, "rounds": 2, **change})
 
 
 def test_a_long_tail_falls_geometrically_from_another_head_for_each() -> None:

@@ -1,0 +1,60 @@
+"""Each client has as many samples, of classes by a Dirichlet draw of its own (Hsu et al., 2019, arXiv 1909.06335).
+
+As in the paper, `alpha` is of all classes together, shared out by how common they are: 1 with ten classes is as skewed
+as 0.1 of `dirichlet`. Once a class is used up, clients draw from the others.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.data import Labels
+
+
+def divide(
+    labels: Labels,
+    clients: int,
+    draw: np.random.RandomState,
+    *,
+    alpha: Annotated[float, "0.001..1000", "Small: a client has few of the classes; large: all have the same."] = 1.0,
+) -> NDArray[np.int64]:
+    of = labels.of["train"]
+    classes, left = np.unique(of, return_counts=True)
+    mixtures = _mixtures(left / len(of), clients, alpha, draw)
+    counts = np.zeros((len(classes), clients), dtype=np.int64)
+    sizes = np.full(clients, len(of) // clients) + (np.arange(clients) < len(of) % clients)
+    for client in draw.permutation(clients).tolist():  # whoever comes last has what is left over
+        counts[:, client] = _taken(int(sizes[client]), mixtures[client], left, draw)
+        left -= counts[:, client]
+    owners = np.empty(len(of), dtype=np.int64)
+    for label, count in zip(classes, counts, strict=True):
+        owners[draw.permutation(np.flatnonzero(of == label))] = np.repeat(np.arange(clients), count)
+    return owners
+
+
+def _mixtures(
+    common: NDArray[np.float64], clients: int, alpha: float, draw: np.random.RandomState
+) -> NDArray[np.float64]:
+    """(clients, classes): each row's sum is 1."""
+    with np.errstate(invalid="ignore"):
+        found: NDArray[np.float64] = draw.dirichlet(alpha * common, size=clients)
+    lost = ~np.isfinite(found).all(axis=1)  # all 0 to a float, of a tiny alpha: then it has one class
+    found[lost] = np.eye(len(common))[draw.choice(len(common), size=int(lost.sum()), p=common)]
+    return found
+
+
+def _taken(
+    many: int, mixture: NDArray[np.float64], left: NDArray[np.int64], draw: np.random.RandomState
+) -> NDArray[np.int64]:
+    """(classes,): so many samples by the mixture, of no class more than are left."""
+    taken = np.zeros_like(left)
+    while missing := many - int(taken.sum()):
+        rest = left - taken
+        weights = np.where(rest > 0, mixture, 0.0)
+        if not weights.sum() > 0:  # it has none of the classes that are left
+            weights = rest.astype(np.float64)
+        taken += np.minimum(draw.multinomial(missing, weights / weights.sum()), rest)
+    return taken
