@@ -34,8 +34,14 @@ class SweepShape(Schema):
     url: str
 
 
+class RefusedCombination(Schema):
+    values: dict[str, Any]
+    message: str
+
+
 class SweepDetail(SweepShape):
     spec_toml: str
+    refused: list[RefusedCombination] = Field(description="Combinations of which there is no job, each with why.")
 
 
 class Sweeps(Schema):
@@ -122,4 +128,5 @@ def _shape(sweep: Sweep, counts: dict[str, int], is_over: bool) -> dict[str, Any
 
 
 def sweep_detail(sweep: Sweep) -> dict[str, Any]:
-    return {**sweep_shape(sweep), "spec_toml": sweep.spec_toml}
+    refused = [{"values": values, "message": message} for values, message in sweep.refused]
+    return {**sweep_shape(sweep), "spec_toml": sweep.spec_toml, "refused": refused}

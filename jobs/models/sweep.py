@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from django.conf import settings
@@ -15,6 +16,11 @@ from portal.models import Project, User
 
 def _new_key() -> str:
     return secrets.token_hex(8)
+
+
+def said(values: Mapping[str, Any]) -> str:
+    """ "run.seed = 3, run.clients = 20"."""
+    return ", ".join(f"{path} = {json.dumps(value, ensure_ascii=False)}" for path, value in values.items())
 
 
 _GOES_ON = Q(latest__ended_at=None) | Q(latest__decided_at=None)
@@ -34,6 +40,9 @@ class Sweep(models.Model):
     spec_toml = models.TextField(help_text="The spec as the person wrote it, with its [sweep].")
     axes = models.JSONField(
         default=list, help_text="Pairs of path and values, in the order written: PostgreSQL sorts the keys of objects."
+    )
+    refused = models.JSONField(
+        default=list, blank=True, help_text="Combinations of which there is no job: pairs of values by path and why."
     )
     at_once = models.PositiveIntegerField(
         null=True, blank=True, help_text="How many of its jobs run at the same time; null: as many as there is room."
@@ -64,6 +73,11 @@ class Sweep(models.Model):
         """How many of its jobs are in each state."""
         rows = self.jobs.order_by().values_list("latest__state").annotate(count=Count("pk"))
         return {state: count for state, count in rows if state}
+
+    @property
+    def refusals(self) -> list[str]:
+        """Sentences, one for each combination of which there is no job."""
+        return [f"No job with {said(values)}. {message}" for values, message in self.refused]
 
     @property
     def over(self) -> dict[str, list[Any]]:

@@ -17,8 +17,10 @@ from pydantic import BeforeValidator, Field, ValidationError
 from jobs.errors import Problem, SpecError
 from jobs.spec.model import JobSpec
 from jobs.spec.part import Part
+from jobs.spec.sweep_options import is_within, unused_tables, without_tables
 from jobs.spec.toml import read_toml
 from jobs.spec.wording import problems_of
+from training.federation.splitting import EMPTY
 
 MOST = 1_000  # combinations
 MOST_PROBLEMS = 20
@@ -73,6 +75,14 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RefusedPoint:
+    """A combination of which no job is made, while the others are."""
+
+    values: dict[str, Any]
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class SweepSpec:
     """What a person asks for with [sweep]."""
 
@@ -80,6 +90,7 @@ class SweepSpec:
     at_once: int | None
     over: dict[str, list[Any]]
     points: tuple[Point, ...]  # the last path changes fastest
+    refused: tuple[RefusedPoint, ...] = ()
 
     @property
     def first(self) -> JobSpec:
@@ -95,19 +106,15 @@ class SweepSpec:
         """Reads plain values and the text they come from, or raises SpecError that names path and value."""
         found = _table(data)
         base = {name: value for name, value in data.items() if name != TABLE}
-        combinations = [
-            dict(zip(found.over, values, strict=True)) for values in itertools.product(*found.over.values())
-        ]
-        _check_cost(found.size, _count(base), "values")
         name = base.get("name")
-        named = [_named(base, values, name, number) for number, values in enumerate(combinations)]
-        specs = _parsed(named, combinations)
-        texts = _texts(text if text is not None else plain_toml(data), combinations, specs)
+        _check_cost(found.size, _count(base), "values")
+        combinations, specs, refused = _parsed(base, found.over, name)
+        texts = _texts(text if text is not None else plain_toml(data), combinations, specs, found.over)
         points = (
             Point(values=values, spec=spec, spec_toml=toml)
             for values, spec, toml in zip(combinations, specs, texts, strict=True)
         )
-        return cls(name=str(name), at_once=found.at_once, over=found.over, points=tuple(points))
+        return cls(name=str(name), at_once=found.at_once, over=found.over, points=tuple(points), refused=refused)
 
     @classmethod
     def parse_toml(cls, text: str) -> SweepSpec:
@@ -190,8 +197,30 @@ def _twice(values: list[Any]) -> Any | None:
     return None
 
 
-def _named(base: dict[str, Any], values: dict[str, Any], name: object, number: int) -> dict[str, Any]:
+def _combinations(base: dict[str, Any], over: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return the values of each job by path. Options that a job does not use are no values of it: of jobs that differ
+    in such alone one is enough."""
+    found: dict[str, dict[str, Any]] = {}
+    for values in itertools.product(*over.values()):
+        whole = dict(zip(over, values, strict=True))
+        tables = unused_tables(base, over, values=whole)
+        own = {path: value for path, value in whole.items() if not is_within(path, tables)}
+        found.setdefault(json.dumps(own, sort_keys=True, default=str), own)
+    return list(found.values())
+
+
+def _named(
+    base: dict[str, Any], values: dict[str, Any], over: dict[str, list[Any]], name: object, number: int
+) -> dict[str, Any]:
     """The data of one combination; its job has the sweep's name with its number."""
+    data = _with(base, values)
+    without_tables(data.get("run"), unused_tables(data, over))
+    if isinstance(name, str) and len(name) <= 64:  # what is wrong with it is told as of any job
+        data["name"] = job_name(name, number)
+    return data
+
+
+def _with(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     data = copy.deepcopy(base)
     for path, value in values.items():
         *tables, key = path.split(".")
@@ -201,8 +230,6 @@ def _named(base: dict[str, Any], values: dict[str, Any], name: object, number: i
             if not isinstance(place, dict):
                 return data  # the specification is told what is wrong with it
         place[key] = copy.deepcopy(value)
-    if isinstance(name, str) and len(name) <= 64:  # what is wrong with it is told as of any job
-        data["name"] = job_name(name, number)
     return data
 
 
@@ -211,18 +238,30 @@ def job_name(sweep: str, number: int) -> str:
     return f"{sweep[: 64 - len(f'-{number}')]}-{number}"
 
 
-def _parsed(data: list[dict[str, Any]], combinations: list[dict[str, Any]]) -> list[JobSpec]:
-    specs, failed = [], []
-    for one, values in zip(data, combinations, strict=True):
+def _parsed(
+    base: dict[str, Any], over: dict[str, list[Any]], name: object
+) -> tuple[list[dict[str, Any]], list[JobSpec], tuple[RefusedPoint, ...]]:
+    """Return the values and specifications of the jobs, and the combinations that are refused for their draw alone."""
+    combinations, failed = [], []
+    specs: list[JobSpec] = []
+    for values in _combinations(base, over):
         try:
-            specs.append(JobSpec.parse(one))
+            specs.append(JobSpec.parse(_named(base, values, over, name, len(specs))))
+            combinations.append(values)
         except SpecError as error:
             failed.append((values, error.problems))
-            if len(failed) >= MOST_PROBLEMS:
+            if sum(not _is_drawn(problems) for _, problems in failed) >= MOST_PROBLEMS:
                 break
-    if failed:
-        raise SpecError(_told(failed, is_all=not specs))
-    return specs
+    wrong = failed if not specs else [row for row in failed if not _is_drawn(row[1])]
+    if wrong:
+        raise SpecError(_told(wrong, is_all=not specs))
+    refused = (RefusedPoint(values=values, message=" ".join(map(str, problems))) for values, problems in failed)
+    return combinations, specs, tuple(refused)
+
+
+def _is_drawn(problems: list[Problem]) -> bool:
+    """Return whether nothing but the draw of the clients' data is wrong: no reason to refuse the other jobs."""
+    return all(EMPTY in problem.message for problem in problems)
 
 
 def _told(failed: list[tuple[dict[str, Any], list[Problem]]], *, is_all: bool) -> list[Problem]:
@@ -252,18 +291,22 @@ def _said(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-def _texts(text: str, combinations: list[dict[str, Any]], specs: list[JobSpec]) -> Iterator[str]:
+def _texts(
+    text: str, combinations: list[dict[str, Any]], specs: list[JobSpec], over: dict[str, list[Any]]
+) -> Iterator[str]:
     """The text without [sweep] and with the values of each; the person's comments and order stay."""
-    document = tomlkit.parse(text)
-    document.remove(TABLE)
-    _check_cost(len(specs), tomlkit.dumps(document).count("\n"), "lines")
+    whole = tomlkit.parse(text)
+    whole.remove(TABLE)
+    _check_cost(len(specs), tomlkit.dumps(whole).count("\n"), "lines")
     for values, spec in zip(combinations, specs, strict=True):
+        document = copy.deepcopy(whole)
         for path, value in {"name": spec.name, **values}.items():
             *tables, key = path.split(".")
             place: Any = document
             for name in tables:
                 place = place.setdefault(name, tomlkit.table())
             place[key] = value
+        without_tables(document.get("run"), unused_tables(document, over))
         yield f"{tomlkit.dumps(document).strip()}\n"
 
 

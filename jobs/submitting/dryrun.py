@@ -18,6 +18,7 @@ from jobs.disk.rundir import runs_root
 from jobs.errors import JobError
 from jobs.following import moves
 from jobs.models import Attempt, Checkpoint, Job, Predecessor
+from jobs.models.sweep import said
 from jobs.spec import JobSpec, SweepSpec, restarts
 from jobs.submitting.admission import check
 from jobs.why.explain import Waiting, Why, explain
@@ -72,6 +73,7 @@ def sweep_run(user: User, sweep: SweepSpec) -> list[Finding]:
     at_once = f", {turns:,} at once" if turns is not None and turns < many else ""
     return [
         Finding("ok", "Sweep", f"{formatting.plural(many, 'job')}: {over}{at_once}. Each is told like the first."),
+        *(Finding("warn", "Sweep", f"No job with {said(point.values)}. {point.message}") for point in sweep.refused),
         *found,
     ]
 

@@ -76,6 +76,7 @@ def _create(user: User, project: Project, spec: SweepSpec, spec_toml: str, kept:
         name=spec.name,
         spec_toml=spec_toml,
         axes=list(spec.over.items()),
+        refused=[[point.values, point.message] for point in spec.refused],
         at_once=spec.at_once,
     )
     if kept:

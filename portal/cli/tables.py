@@ -102,7 +102,11 @@ def sweep(answer: dict[str, Any]) -> list[str]:
         [str(j["id"]), formatting.word(j["state"]), *(_value(j, path) for path in paths), steps(j["progress"]), loss(j)]
         for j in answer["items"]
     ]
-    return [lead, *table(head, rows, "Its jobs have been deleted.")]
+    refused = [
+        f"No job with {', '.join(f'{path} = {value}' for path, value in one['values'].items())}. {one['message']}"
+        for one in answer.get("refused", [])
+    ]
+    return [lead, *refused, *table(head, rows, "Its jobs have been deleted.")]
 
 
 def incidents(answer: dict[str, Any]) -> list[str]:

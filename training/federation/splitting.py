@@ -19,6 +19,9 @@ from training.federation.shares import shared_out
 from training.federation.tables import NAME_LETTERS, readable
 from training.runtime.seeds import derive_seed
 
+EMPTY = "without a sample"
+"""Said of clients where a division is refused by how it was drawn: with another seed it may well be taken."""
+
 
 @dataclass(frozen=True)
 class Divided:
@@ -124,7 +127,7 @@ def check(config: FederationConfig, divided: Divided) -> Iterator[Misfit]:
         yield Misfit("clients", f"are {config.clients:,}, but there are {samples:,} samples. Write at most {samples}.")
     elif len(empty):
         some = ", ".join(map(str, empty[:3])) + (", …" if len(empty) > 3 else "")
-        message = f"leaves {len(empty):,} of {config.clients:,} clients without a sample ({some})."
+        message = f"leaves {len(empty):,} of {config.clients:,} clients {EMPTY} ({some})."
         yield Misfit("split", f'"{config.split}" {message} Write fewer clients.')
 
 

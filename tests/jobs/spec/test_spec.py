@@ -213,7 +213,7 @@ def test_options_of_the_same_name_are_those_of_the_kind_of_job() -> None:
         ({"filters": ["topk", "topk"]}, "run.filters", 'names "topk" twice'),
         ({"clients": 10, "per_round": 11}, "run.per_round", "11 are more than all 10 clients"),
         ({"clients": 1500}, "run.clients", "there are 1,497 samples. Write at most 1497."),
-        ({"clients": 900, "split": "longtail", "longtail": {"imbalance": 1e4}}, "run.split", "without a sample"),
+        ({"clients": 1490, "split": "longtail", "longtail": {"imbalance": 1e4}}, "run.split", "without a sample"),
         ({"tabular": {"model": "linear"}}, "run.tabular.model", 'Write "logistic" or "mlp"'),
     ],
 )

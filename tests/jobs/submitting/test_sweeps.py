@@ -7,13 +7,15 @@ import tomllib
 from typing import Any
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 
 from jobs.disk import rundir, tokens, upload
 from jobs.errors import IdempotencyConflict, SpecError
 from jobs.following import arrays
 from jobs.models import Attempt, Job, Predecessor, Stray, Sweep
-from jobs.spec import SweepSpec
+from jobs.spec import JobSpec, SweepSpec
+from jobs.submitting.dryrun import sweep_run
 from jobs.submitting.submit import delete
 from nodes.schedulers.base import SchedulerError
 from portal.models import User
@@ -58,6 +60,99 @@ def test_what_does_not_hold_names_the_path_and_the_value(line: str, field: str, 
     with pytest.raises(SpecError) as caught:
         SweepSpec.parse_toml(f'name = "x"\n[resources]\nranks_per_node = 2\n[sweep.over]\n{line}\n')
     assert any(p.field == field and said in p.message for p in caught.value.problems), caught.value.problems
+
+
+ALGORITHMS = """\
+name = "which"
+kind = "federated"
+
+[run]
+clients = 12
+rounds = 3
+split = "iid"
+
+[run.fedprox]  # how near
+mu = 0.1
+
+[run.deadline]
+quantile = 0.5
+
+[sweep.over]
+"run.algorithm" = ["fedavg", "fedprox"]
+"run.pace" = ["rounds", "deadline"]
+"""
+
+
+def test_options_of_what_a_job_does_not_use_are_left_out_of_it(oskar: User) -> None:
+    jobs = list(make(oskar, ALGORITHMS).jobs.order_by("sweep_index"))
+    assert [
+        (job.spec["run"].get("fedprox"), (job.spec["run"].get("deadline") or {}).get("quantile")) for job in jobs
+    ] == [
+        (None, None),
+        (None, 0.5),
+        ({"mu": 0.1}, None),
+        ({"mu": 0.1}, 0.5),
+    ]
+    assert ["[run.fedprox]  # how near" in job.spec_toml for job in jobs] == [False, False, True, True]
+    for job in jobs:
+        JobSpec.parse_toml(job.spec_toml)  # a clone of it is taken
+
+
+@pytest.mark.parametrize(
+    ("chosen", "table"),
+    [
+        ('"run.aggregation" = ["mean", "trimmed_mean"]', "[run.trimmed_mean]\ntrim = 2"),
+        ('"run.selection" = ["uniform", "by_loss"]', "[run.by_loss]\ncandidates = 12"),
+        ('"run.split" = ["iid", "dirichlet"]', "[run.dirichlet]\nalpha = 0.5"),
+        ('"run.filters" = [[], ["topk"]]', "[run.topk]\ndensity = 0.2"),
+        ('"run.algorithm" = ["fedavg", "fedprox"]', "[run.options.fedprox]\nmu = 0.2"),
+    ],
+)
+def test_so_are_those_of_every_other_choice(chosen: str, table: str) -> None:
+    text = f'name = "x"\nkind = "federated"\n[run]\nclients = 12\n{table}\n[sweep.over]\n{chosen}\n'
+    without, with_it = SweepSpec.parse_toml(text).points
+    name = table.partition("]")[0].rpartition(".")[2]
+    assert without.spec.run is not None
+    assert with_it.spec.run is not None
+    assert name not in without.spec.run.options
+    assert name in with_it.spec.run.options
+    assert name not in without.spec_toml.replace(f'"{name}"', "")
+
+
+def test_of_jobs_that_differ_in_options_of_something_else_alone_there_is_one(oskar: User) -> None:
+    text = 'name = "x"\nkind = "federated"\n[sweep.over]\n"run.algorithm" = ["fedavg", "fedprox"]\n'
+    jobs = list(make(oskar, f'{text}"run.fedprox.mu" = [0.1, 1.0]\n').jobs.order_by("sweep_index"))
+    assert [job.sweep_values for job in jobs] == [
+        {"run.algorithm": "fedavg"},
+        {"run.algorithm": "fedprox", "run.fedprox.mu": 0.1},
+        {"run.algorithm": "fedprox", "run.fedprox.mu": 1.0},
+    ]
+
+
+def test_options_of_what_no_job_uses_are_refused_as_ever() -> None:
+    with pytest.raises(SpecError, match=r"run\.fedyogi"):
+        SweepSpec.parse_toml(ALGORITHMS.replace("fedprox]", "fedyogi]").replace("mu = 0.1", ""))
+
+
+def test_one_unlucky_draw_refuses_one_job_and_not_the_sweep(oskar: User, client: Client) -> None:
+    text = 'name = "tails"\nkind = "federated"\n[run]\nsplit = "longtail"\n[run.longtail]\nimbalance = 10000.0\n'
+    text += '[sweep.over]\n"run.clients" = [1490, 20, 10]\n'
+    sweep = make(oskar, text)
+    jobs = list(sweep.jobs.order_by("sweep_index"))
+    assert [(job.name, job.sweep_values) for job in jobs] == [
+        ("tails-0", {"run.clients": 20}),
+        ("tails-1", {"run.clients": 10}),
+    ]
+    (refusal,) = sweep.refusals
+    assert refusal.startswith('No job with run.clients = 1490. run.split: "longtail" leaves')
+    client.force_login(oskar)
+    assert "No job with run.clients = 1490." in client.get(f"/sweeps/{sweep.pk}").content.decode()
+    (found,) = [
+        one for one in sweep_run(oskar, SweepSpec.parse_toml(text)) if one.level == "warn" and one.title == "Sweep"
+    ]
+    assert "without a sample" in found.text
+    with pytest.raises(SpecError, match="without a sample"):
+        SweepSpec.parse_toml(text.replace("1490, 20, 10", "1490, 1491"))
 
 
 @pytest.mark.parametrize("text", ['name = "x"\n[sweep]\n', 'name = "x"\n[sweep]\nover = {}\n'])
