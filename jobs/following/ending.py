@@ -88,6 +88,10 @@ def reason_of(attempt: Attempt, cause: str, failure: dict[str, Any]) -> str:
     return f"{rank}{error}" if error else WORDS.get(cause, "")
 
 
+CANCELLED_OUTSIDE = "Cancelled outside Vigil, as by scancel."
+"""Until the accounts tell who it was (jobs.following.steps)."""
+
+
 def _who_cancelled(attempt: Attempt) -> str:
     who, sweep = attempt.cancel_asked_by, attempt.job.sweep
     if who is None and attempt.cancel_asked_at is not None and sweep is not None and sweep.stopped_why:
@@ -98,7 +102,7 @@ def _who_cancelled(attempt: Attempt) -> str:
         return f"Killed by {attempt.kill_requested_by}." if attempt.kill_requested_by else "Killed."
     if who is not None:
         return f"Cancelled by {who}."
-    return "Cancelled outside Vigil, as by scancel." if attempt.cancel_asked_at is None else "Cancelled."
+    return CANCELLED_OUTSIDE if attempt.cancel_asked_at is None else "Cancelled."
 
 
 def follow_up(attempt: Attempt) -> Attempt | None:

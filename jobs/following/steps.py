@@ -11,9 +11,11 @@ from typing import Any
 from django.utils import timezone
 
 from jobs import live
+from jobs.following.ending import CANCELLED_OUTSIDE
 from jobs.following.tick import TickContext
 from jobs.models import Attempt
 from nodes.schedulers.base import ENDED, SchedulerError, SlurmStep
+from portal import untrusted
 
 WAIT = timedelta(minutes=2)  # for the accounts, which hear of things later than slurmctld
 LOOK_BACK = timedelta(days=1)
@@ -50,10 +52,22 @@ def _keep(tick: TickContext, attempt: Attempt, told: tuple[SlurmStep, ...]) -> N
     is_whole = bool(told) and all(step.state in ENDED for step in told)
     if not is_whole and now - attempt.ended_at < WAIT:
         return
+    canceller = _canceller(tick, attempt)
     with tick.held.writing():
         Attempt.objects.filter(pk=attempt.pk).update(slurm_steps=kept(told), slurm_steps_at=now)
-        if told:
+        if canceller:
+            reason = f"Cancelled by Slurm user {canceller}, outside Vigil."
+            Attempt.objects.filter(pk=attempt.pk, reason=CANCELLED_OUTSIDE).update(reason=reason)
+        if told or canceller:
             live.announce(attempt.pk)
+
+
+def _canceller(tick: TickContext, attempt: Attempt) -> str:
+    """Return the Slurm user who cancelled it past Vigil; "" where nobody did, or the accounts do not tell."""
+    if attempt.reason != CANCELLED_OUTSIDE:
+        return ""
+    who = tick.scheduler.cancelled_by(attempt.scheduler_id, attempt.scheduler_restart_count)
+    return untrusted.name(who, 255)
 
 
 def kept(told: Iterable[SlurmStep]) -> list[dict[str, Any]]:

@@ -97,7 +97,9 @@ def _running(facts: Facts) -> Sentence:
     if facts.state == "suspended":
         return Sentence(f"Suspended{_at_step(facts)}.", _stop(facts.reason) or "The scheduler holds it.")
     if facts.state == "completing":
-        return Sentence(f"Finishing{_at_step(facts)}.", "The scheduler is taking its processes down.")
+        return Sentence(
+            f"Finishing{_at_step(facts)}.", _stop(facts.reason) or "The scheduler is taking its processes down."
+        )
     since = formatting.clock(facts.started_at, facts.now) if facts.started_at else "now"
     if facts.step is None:
         return _starting(facts, since)

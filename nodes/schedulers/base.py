@@ -202,6 +202,10 @@ class Scheduler(Protocol):
         """The steps of a run that has ended, as the accounts tell them: none while, or where, these have none."""
         ...
 
+    def cancelled_by(self, scheduler_id: str, restart_count: int = 0) -> str:
+        """Return the scheduler's user who cancelled a run, from the accounts; "" where these do not tell."""
+        ...
+
     def signal(self, scheduler_id: str, name: str, *, user: str = "") -> None:
         """Send TERM, USR1 or KILL to the batch script's process; a job that has ended is no error."""
         ...

@@ -33,6 +33,7 @@ class Told:
     asked: list[str] = field(default_factory=list)  # parts of the cluster that were asked for
     drained: dict[str, str] = field(default_factory=dict)
     stepped: dict[tuple[str, int], tuple[SlurmStep, ...]] = field(default_factory=dict)  # by id and restart count
+    cancellers: dict[str, str] = field(default_factory=dict)  # by id
     has_arrays: bool = False
     arrays: list[tuple[Submission, list[int], int | None]] = field(default_factory=list)
     calls: int = 0
@@ -81,6 +82,10 @@ class Told:
     def steps(self, scheduler_id: str, restart_count: int = 0) -> tuple[SlurmStep, ...]:
         self._part("steps")
         return self.stepped.get((scheduler_id, restart_count), ())
+
+    def cancelled_by(self, scheduler_id: str, restart_count: int = 0) -> str:
+        self._part("cancelled_by")
+        return self.cancellers.get(scheduler_id, "")
 
     def signal(self, scheduler_id: str, name: str, *, user: str = "") -> None:
         self._answer()

@@ -123,6 +123,7 @@ def test_behind_our_back(followed: Followed) -> None:
     followed.wait(first, "running")
     followed.cluster.run("scancel", first, user=ALICE)
     assert followed.wait(first, *ENDED).state == "cancelled"
+    until(lambda: followed.slurm.cancelled_by(first) == ALICE, seconds=PATIENCE_S)
     followed.wait(second, "running")
     followed.control("update", f"jobid={second}", "timelimit=20")
     followed.reason(second)

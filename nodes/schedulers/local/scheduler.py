@@ -98,6 +98,10 @@ class LocalScheduler:
         """Nothing is accounted here."""
         return ()
 
+    def cancelled_by(self, scheduler_id: str, restart_count: int = 0) -> str:
+        """Return "": nothing is accounted here."""
+        return ""
+
     def signal(self, scheduler_id: str, name: str, *, user: str = "") -> None:
         if name not in {"TERM", "USR1", "KILL"}:
             raise SchedulerError(f"{name} is not a signal that jobs are sent.", permanent=True)

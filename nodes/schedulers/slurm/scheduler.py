@@ -19,7 +19,7 @@ from nodes.schedulers.slurm.accounting import PastJobs
 from nodes.schedulers.slurm.commands import Commands
 from nodes.schedulers.slurm.job_cache import JobCache
 from nodes.schedulers.slurm.request import array_of, lacks_nodes
-from nodes.schedulers.slurm.rest import SlurmRest
+from nodes.schedulers.slurm.rest import Run, SlurmRest
 from nodes.schedulers.slurm.shapes import Record
 from nodes.schedulers.slurm.tokens import Tokens
 from nodes.schedulers.slurm.versions import BY_TASK, NODES_BY_NAME
@@ -129,10 +129,18 @@ class Slurm:
 
     def steps(self, scheduler_id: str, restart_count: int = 0) -> tuple[SlurmStep, ...]:
         """The exit codes and signals of a run's steps, from the accounts; none while these have none."""
+        run = self._accounted_run(scheduler_id, restart_count)
+        return run.steps if run else ()
+
+    def cancelled_by(self, scheduler_id: str, restart_count: int = 0) -> str:
+        run = self._accounted_run(scheduler_id, restart_count)
+        return run.record.cancelled_by if run else ""
+
+    def _accounted_run(self, scheduler_id: str, restart_count: int) -> Run | None:
         for run in self.rest.runs(scheduler_id.partition("_")[0]) if self.rest.has_accounts else ():
             if run.record.has(scheduler_id) and run.record.status.restart_count == restart_count:
-                return run.steps
-        return ()
+                return run
+        return None
 
     def signal(self, scheduler_id: str, name: str, *, user: str = "") -> None:
         if name not in _SIGNALS:

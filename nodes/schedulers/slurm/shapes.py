@@ -51,6 +51,7 @@ class Record:
     has_more: bool = False  # of these, than Slurm had room to tell
     is_array: bool = False  # what is left of one, for all tasks that never had a record of their own
     was_dropped: bool = False  # slurmctld came back without it, and nobody had asked for its end
+    cancelled_by: str = ""  # the Slurm user who did, as the accounts have it
 
     def has(self, scheduler_id: str) -> bool:
         """Whether it tells of this id: its own, its place in an array, or one of the tasks waiting together."""
@@ -60,6 +61,10 @@ class Record:
         if not self.tasks or array != self.own_id or not task.isdecimal():
             return False
         return int(task) in self.tasks or (self.has_more and int(task) > self.tasks[-1])
+
+
+CANCELLED = "Cancelled; Slurm is ending its processes."
+"""Of a job that scancel has ended and whose processes are still going: for up to KillWait, 30 s by default."""
 
 
 def keys_of(name: str, comment: str) -> tuple[str, str]:
@@ -87,6 +92,8 @@ def record(raw: Raw) -> Record:
         reason = ""  # 22.05's word for a script that died of a signal; what cannot be launched ends with 1
     if is_over and reason not in NOTABLE:
         reason = ""
+    if state == "completing" and "cancelled" in {word.lower() for word in told}:
+        reason = CANCELLED
     if waits and text(raw.get("state_description")).startswith("launch failed"):
         reason = LAUNCH_FAILED  # the reason itself says JobHeldUser, as of a person's hold
     return Record(
@@ -101,7 +108,9 @@ def record(raw: Raw) -> Record:
             key=key,
             other_key=other_key,
             user=text(raw.get("user_name")),
-            reason=" ".join(filter(None, (reason if state in {"pending"} | ENDED else "", hold_of(told)))),
+            reason=" ".join(
+                filter(None, (reason if state in {"pending"} | ENDED or reason == CANCELLED else "", hold_of(told)))
+            ),
             exit_code=code,
             signal=died_of,
             submitted_at=moment(raw.get("submit_time")),
@@ -128,6 +137,7 @@ def accounted(raw: Raw, *, restart_count: int = 0) -> Record:
         own_id=own_id,
         user=text(raw.get("user")),
         was_dropped=state == "cancelled" and raw.get("kill_request_user") == "",
+        cancelled_by=text(raw.get("kill_request_user")) if state == "cancelled" else "",
         status=JobStatus(
             scheduler_id=f"{array}_{int(task)}" if array and task is not None else own_id,
             state=state,

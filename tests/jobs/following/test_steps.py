@@ -55,6 +55,28 @@ def test_they_are_waited_for_and_kept_whole(failed: Attempt, told: Told, tick: C
     assert (len(failed.slurm_steps), failed.version) == (2, version)
 
 
+def test_who_cancelled_it_past_vigil_is_named(job: Job, told: Told, tick: Callable[[], bool], mira: User) -> None:
+    told.say("101", state="cancelled")
+    tick()
+    cancelled = newest()
+    assert cancelled.reason == "Cancelled outside Vigil, as by scancel."
+    told.stepped["101", 0], told.cancellers["101"] = (FINE,), "ada"
+    tick()
+    cancelled.refresh_from_db()
+    assert cancelled.reason == "Cancelled by Slurm user ada, outside Vigil."
+    assert "Cancelled by Slurm user ada, outside Vigil." in text(signed_in(mira).get(f"/jobs/{job.pk}"))
+
+
+def test_whom_vigil_cancelled_the_accounts_are_not_asked(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    Attempt.objects.update(cancel_asked_at=timezone.now())
+    told.say("101", state="cancelled")
+    told.stepped["101", 0], told.cancellers["101"] = (FINE,), "vigil"
+    tick()
+    tick()
+    assert newest().reason == "Cancelled."
+    assert "cancelled_by" not in told.asked
+
+
 def test_two_minutes_are_enough(failed: Attempt, told: Told, tick: Callable[[], bool]) -> None:
     """Then what there is is kept."""
     told.stepped["101", 0] = (FINE, SlurmStep(number="0", name="python", state="running"))

@@ -14,7 +14,7 @@ from nodes.schedulers.slurm.accounting import PastJobs
 from nodes.schedulers.slurm.http import decoded
 from nodes.schedulers.slurm.listed import READ, listed
 from nodes.schedulers.slurm.rest import JobList
-from nodes.schedulers.slurm.shapes import Record
+from nodes.schedulers.slurm.shapes import CANCELLED, Record
 from tests.nodes.slurm.playing import VERSIONS, Played, body, load
 from tests.slurm.people import ALICE, BOB, PORTAL
 
@@ -39,7 +39,7 @@ BUSY = {
     "too-long": ("pending", "PartitionTimeLimit", None, None, (), 0),
     "small": ("running", "", None, None, ("dgx02",), 0),
     "qos-limit": ("pending", "QOSMaxGRESPerUser", None, None, (), 0),
-    "completing": ("completing", "", None, None, ("dgx03",), 0),
+    "completing": ("completing", CANCELLED, None, None, ("dgx03",), 0),
     f"gpus.{KEY}": ("failed", "BadConstraints", None, None, (), 0),
 }
 some_versions = pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
