@@ -98,7 +98,7 @@ STILL = {
     "agents/secret", "api/v1/agents/secret", "racks/all", "racks/one",
     "catalogue/new", "catalogue/check", "catalogue/take", "api/v1/catalogue/check", "api/v1/catalogue/replays",
     "api/v1/spec/schema", "api/v1/scheduler/wake", "api/openapi.json", "api/docs", "api/", "favicon.ico", "healthz",
-    "metrics",
+    "readyz", "metrics",
     "accounts/login/", "accounts/logout/", "accounts/inactive/", "accounts/signup/", "accounts/reauthenticate/",
     "accounts/password/change/", "accounts/password/new/", "accounts/password/set/",
 }  # fmt: skip

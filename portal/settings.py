@@ -112,6 +112,12 @@ VIGIL_CURRENCY = env("VIGIL_CURRENCY", "€").strip()[:8]  # a sign before the a
 VIGIL_TOKEN_MAX_DAYS = int(env("VIGIL_TOKEN_MAX_DAYS", "365"))  # the longest life of a person's API token
 if not 1 <= VIGIL_TOKEN_MAX_DAYS <= 3650:
     raise SystemExit(f"VIGIL_TOKEN_MAX_DAYS={VIGIL_TOKEN_MAX_DAYS} is out of range: use 1 to 3650.")
+# A process of the portal's own that shows no sign of life for so long is killed and started again.
+VIGIL_UNRESPONSIVE_SECONDS = amount("VIGIL_UNRESPONSIVE_SECONDS") or 60.0
+if VIGIL_UNRESPONSIVE_SECONDS < 5:
+    raise SystemExit("VIGIL_UNRESPONSIVE_SECONDS is too short: a busy machine is silent for seconds. Use 5 or more.")
+# How old the newest `vigil backup` may be; empty: backups are made some other way and not watched.
+VIGIL_BACKUP_HOURS = amount("VIGIL_BACKUP_HOURS")
 VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, person and web process
 VIGIL_SOCKETS = int(env("VIGIL_SOCKETS", "200"))  # open at once, person and web process; a token: half of it
 
@@ -333,6 +339,7 @@ if _mail := env("EMAIL_URL"):
 # Celery: short idempotent tasks; the database is the truth, a lost message only delays.
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://")
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # for ever: by default a worker ends after a hundred tries
 # A request that queues while Redis is down must not wait for it (it took 6 s): the tick finds what was not queued.
 CELERY_BROKER_TRANSPORT_OPTIONS = {
     "visibility_timeout": 3600,

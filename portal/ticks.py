@@ -16,6 +16,8 @@ from typing import Any
 from celery import Celery
 from django.conf import settings
 
+from portal.run.heartbeat import Pulse
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
 
 SCHEDULE: dict[str, dict[str, Any]] = {
@@ -42,6 +44,11 @@ if settings.VIGIL_REPORTS == "tail":
 if settings.VIGIL_DCGM_EXPORTERS:
     SCHEDULE["pull"] = {"task": "nodes.tasks.pull", "schedule": 10.0, "options": {"expires": 10}}
 
+TICK = "vigil_tick"
+"""A header of every scheduled message: a worker that takes one knows that beat and Redis work."""
+for _entry in SCHEDULE.values():
+    _entry["options"]["headers"] = {TICK: "1"}
+
 app = Celery("vigil", fixups=[])
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.conf.worker_log_format = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -53,6 +60,7 @@ def main() -> None:
     parser.add_argument("role", choices=["beat"], help="said so that a list of processes tells which one this is")
     parser.add_argument("-s", "--schedule", required=True, metavar="FILE", help="remembers what was sent when")
     options = parser.parse_args()
+    Pulse().start()
     app.Beat(schedule=options.schedule, loglevel="WARNING", quiet=True).run()
 
 

@@ -20,6 +20,7 @@ from types import ModuleType
 from portal.run import child as supervise
 from portal.run import redis as redis_server
 from portal.run.child import Child
+from portal.run.heartbeat import Watch
 from portal.run.preflight import (
     BASE_DIR,
     Refused,
@@ -38,6 +39,7 @@ LOOK_S = 1.0  # how often logs are read; a death wakes us at once
 HOPELESS_AFTER = 4
 # Redis starts in milliseconds and everything waits for it: it is never left down for longer than this.
 REDIS_BACK_OFF_S = 1.0
+REDIS_PING_S = 2.0
 # Beyond the cores, for what the demonstration lab runs: whoever looks around wants to run something, too.
 DEMO_SLOTS = 2
 # Who may know where Slurm's key is: who speaks with Slurm, and who looks at its mode before serving, to forget it then.
@@ -74,6 +76,8 @@ class Up:
         self.home: Path = self.settings.VIGIL_HOME
         self.logs = self.home / "logs"
         self.logs.mkdir(mode=0o700, exist_ok=True)
+        self.heartbeats = self.home / "heartbeats"
+        self.heartbeats.mkdir(mode=0o700, exist_ok=True)
         self.environment = {
             "DJANGO_SETTINGS_MODULE": "portal.settings",
             "PYTHONUNBUFFERED": "1",
@@ -123,7 +127,12 @@ class Up:
             command = redis_server.command(redis_server.find_server(), directory)
         except redis_server.NoRedis as error:
             raise Refused(str(error)) from None
-        redis = self._add("redis", command, important=None, longest_wait_s=REDIS_BACK_OFF_S)
+        watch = Watch(
+            self.settings.VIGIL_UNRESPONSIVE_SECONDS,
+            answers=lambda: redis_server.is_alive(redis_server.socket_path(directory)),
+            every_s=REDIS_PING_S,
+        )
+        redis = self._add("redis", command, important=None, watch=watch, longest_wait_s=REDIS_BACK_OFF_S)
         deadline = time.monotonic() + START_PATIENCE_S
         while not redis_server.answers(redis_server.socket_path(directory)):
             if time.monotonic() > deadline:
@@ -139,6 +148,7 @@ class Up:
                 "web",
                 [*web, "--prepare", mark, "--answer", str(there.fileno())],
                 pass_fds=[self.listener.fileno(), there.fileno()],
+                watch=self._watch("web"),
             )
         # A web process that is started anew finds the site prepared, and nobody who listens.
         child.command, child.pass_fds = web, [self.listener.fileno()]
@@ -175,7 +185,7 @@ class Up:
             self._start_agent()
         (self.home / "beat").mkdir(mode=0o700, exist_ok=True)
         beat = [sys.executable, "-m", "portal.ticks", "beat", "--schedule", str(self.home / "beat" / "schedule")]
-        self._add("beat", beat, niceness=10)  # a tick may come some milliseconds late
+        self._add("beat", beat, niceness=10, watch=self._watch("beat"))  # a tick may come some milliseconds late
 
     def _start_agent(self) -> None:
         """This machine's own, so that whoever starts Vigil sees what a machine does. It posts as others do."""
@@ -186,7 +196,10 @@ class Up:
 
     def _start_worker(self, queue: str, *, niceness: int = 0) -> None:
         worker = [sys.executable, "-m", "portal.worker", queue]
-        self._add(queue, worker, ready=re.compile(r" ready\."), niceness=niceness)
+        self._add(queue, worker, ready=re.compile(r" ready\."), niceness=niceness, watch=self._watch(queue))
+
+    def _watch(self, name: str) -> Watch:
+        return Watch(self.settings.VIGIL_UNRESPONSIVE_SECONDS, self.heartbeats / name)
 
     def _add(
         self, name: str, command: Sequence[str], *, also: Mapping[str, str] | None = None, **options: object
@@ -244,6 +257,9 @@ class Up:
                 self._echo(child, line)
             if child.process is not None and not child.is_running:
                 self._bury(child)
+            elif self.has_been_ready and child.end_if_hung():  # before that, a start has a patience of its own
+                limit = self.settings.VIGIL_UNRESPONSIVE_SECONDS
+                say(f"{child.name} has shown no sign of life for {limit:g} s and is killed (log: {child.log})")
             elif child.process is None and time.monotonic() >= child.start_again_at and not self.asked_to_stop:
                 self._start_again(child)
             child.shorten_log()

@@ -44,7 +44,7 @@ from portal.http.api import make_api
 from portal.notices import api as notices_api
 from portal.notices import outbox_api
 from portal.notices import views as channels
-from portal.pages import metrics
+from portal.pages import metrics, readiness
 from portal.records import site
 
 api = make_api()
@@ -103,7 +103,7 @@ def _is_endpoint(path: str) -> bool:
 
 
 def alive(request: HttpRequest) -> HttpResponse:
-    """Tells that this process answers; whether everything works is `vigil check`'s business."""
+    """Tell that this process answers; whether everything works is what /readyz says."""
     return HttpResponse("ok\n", content_type="text/plain")
 
 
@@ -143,6 +143,7 @@ urlpatterns = [
     re_path(r"^api/(?P<rest>.*)$", no_such_endpoint),
     path("favicon.ico", favicon),
     path("healthz", alive, name="alive"),
+    path("readyz", readiness.readyz, name="ready"),
     path("metrics", metrics.page, name="metrics"),
     path("admin/login/", RedirectView.as_view(pattern_name="account_login", query_string=True)),
     path("admin/", site.urls),

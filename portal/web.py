@@ -27,6 +27,7 @@ gc.disable()  # until portal.asgi has loaded everything: nothing of it is garbag
 import uvicorn  # noqa: E402
 
 from portal import settings  # noqa: E402
+from portal.run.heartbeat import FILE, touch  # noqa: E402
 from portal.run.preflight import Refused  # noqa: E402
 
 DEFAULT_PORT = 8000
@@ -75,11 +76,20 @@ class _Server(uvicorn.Server):
     _tell: Callable[[], object] | None = None
 
     async def main_loop(self) -> None:
+        from portal.health.watch import Watcher
+
+        heartbeat = os.environ.get(FILE, "")
+        watcher = Watcher()
+        watcher.start()
         told = asyncio.Event()
         self._tell = partial(asyncio.get_running_loop().call_soon_threadsafe, told.set)
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 await asyncio.wait_for(told.wait(), 1.0)
+            watcher.beat()
+            if heartbeat:
+                touch(heartbeat)
+        watcher.stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)

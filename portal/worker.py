@@ -20,15 +20,25 @@ gc.disable()  # nothing of what a worker loads is garbage, and looking for some 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
 
 import django  # noqa: E402
-from celery.signals import task_postrun, task_prerun, worker_ready, worker_shutting_down  # noqa: E402
+from celery.signals import (  # noqa: E402
+    task_postrun,
+    task_prerun,
+    worker_ready,
+    worker_shutdown,
+    worker_shutting_down,
+)
 from celery.utils.nodenames import host_format  # noqa: E402
 from redis.exceptions import RedisError  # noqa: E402
 
 from portal.celery import app  # noqa: E402
+from portal.run.heartbeat import Pulse  # noqa: E402
+from portal.ticks import TICK  # noqa: E402
 
 django.setup()
 
 from django.db import close_old_connections  # noqa: E402
+
+from portal.health import heartbeats  # noqa: E402
 
 ALSO = {"diagnose": ["send"]}
 """Queues that a worker takes beside its own, where little comes."""
@@ -61,6 +71,38 @@ def keep_connections(**about: object) -> None:
     close_old_connections()
 
 
+class Life:
+    """The signs of life of this worker: a file for its supervisor, a row for everybody else."""
+
+    def __init__(self, queue: str) -> None:
+        self.pulse, self.is_ticked = Pulse(), False
+        self.reporter = heartbeats.Reporter(queue, self.activity, self.take_tick)
+        task_prerun.connect(self.begin, weak=False)
+        task_postrun.connect(self.end, weak=False)
+        worker_shutdown.connect(self.stop, weak=False)
+        self.pulse.start()
+        self.reporter.start()
+
+    def begin(self, task: Any = None, **about: object) -> None:
+        self.pulse.begin(task.name if task else "")
+        self.is_ticked |= bool(task and (task.request.headers or {}).get(TICK))
+
+    def end(self, **about: object) -> None:
+        self.pulse.end()
+
+    def stop(self, **about: object) -> None:
+        self.reporter.stopped.set()
+        heartbeats.remove(self.reporter.role)
+
+    def activity(self) -> heartbeats.Activity:
+        return heartbeats.Activity(self.pulse.is_alive_by_progress(), *self.pulse.task)
+
+    def take_tick(self) -> bool:
+        """Return whether a scheduled task has come since the last call."""
+        ticked, self.is_ticked = self.is_ticked, False
+        return ticked
+
+
 def main(arguments: list[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
         sys.exit("a worker needs its queue: follow, work, diagnose, send, tail or pull")
@@ -68,6 +110,7 @@ def main(arguments: list[str]) -> None:
     queues = [queue, *ALSO.get(queue, ())]
     if queue == "follow":  # what its first task needs before it comes: somebody waits for it
         from jobs.following import follow, handover  # noqa: F401
+    Life(queue)
     if more:
         app.worker_main(
             ["--quiet", "worker", f"--queues={','.join(queues)}", f"--hostname={queue}@%h", *OPTIONS, *more]

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
-from portal.backup import archive, files, sqlite
+from portal.backup import archive, files, last, sqlite
 from portal.backup.archive import Kind, Manifest
 from portal.run.preflight import BASE_DIR, Refused
 
@@ -45,6 +45,7 @@ def backup(settings: ModuleType, path: Path, *, force: bool = False) -> Made:
         raise Refused(f"the database cannot be copied: {error}. Is it in use by something else, or damaged?") from None
     except OSError as error:
         raise Refused(f"the backup cannot be written: {error}.") from None
+    last.note(settings.VIGIL_HOME, path)
     return Made(path, path.stat().st_size, manifest, time.monotonic() - began)
 
 
@@ -120,7 +121,7 @@ def give_to_owner(path: Path, home: Path) -> None:
 def give_home_to_owner(settings: ModuleType) -> None:
     """Gives the home's owner what root made there: or the portal, which does not run as root, would not start again."""
     home: Path = settings.VIGIL_HOME
-    for path in (home / "up.lock", home / "secret_key", home / "runs"):
+    for path in (home / "up.lock", home / "secret_key", home / "runs", home / last.NAME):
         with contextlib.suppress(OSError):
             found = path.lstat()
             # The home is its owner's to fill: no link of theirs makes something else theirs, too.

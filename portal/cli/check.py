@@ -1,4 +1,4 @@
-"""`vigil check slurm` on the command line: passed on to the portal's own side. No Django here."""
+"""`vigil check portal` and `vigil check slurm` on the command line: passed on to the portal. No Django."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ def check() -> None:
 
 @check.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def portal(as_json: bool) -> None:
+    """Say whether the portal itself works: its processes, Redis, database, disks, clocks and backups.
+
+    Run it where the portal runs, as its Unix user, with its own settings; it needs no web process. ✓ well, ! look at
+    it, ✗ mend it. Leaves with 1 if anything is to be mended.
+    """
+    _refuse_others()
+    _manage("check_portal", ["--json"] if as_json else [])
+
+
+@check.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.option("--partition", multiple=True, metavar="P", help="Only jobs on this one; may be repeated.")
 @click.option("--user", metavar="NAME", help="Run the jobs as this person, or Slurm user.")
 @click.option("--wait", type=click.FloatRange(min=5), metavar="SECONDS", help="For each job to start; default 120.")
@@ -35,10 +47,13 @@ def slurm(as_json: bool, partition: tuple[str, ...], user: str | None, wait: flo
     words += [f"--partition={one}" for one in partition]
     words += [f"--user={user}"] if user else []
     words += [f"--wait={wait}"] if wait else []
-    manage = CHECKOUT / "manage.py"
+    _manage("check_slurm", words)
+
+
+def _manage(command: str, words: list[str]) -> None:
     sys.stdout.flush()
     # In its place, so that Ctrl-C reaches what has jobs to cancel and folders to remove, and nothing else.
-    os.execv(sys.executable, [sys.executable, str(manage), "check_slurm", *words])
+    os.execv(sys.executable, [sys.executable, str(CHECKOUT / "manage.py"), command, *words])
 
 
 def _refuse_others() -> None:
@@ -50,4 +65,4 @@ def _refuse_others() -> None:
         owner = pwd.getpwuid(home.stat().st_uid).pw_name
     except KeyError:
         owner = f"#{home.stat().st_uid}"
-    raise Trouble(f"VIGIL_HOME={home} belongs to {owner}. Run this as that user: sudo -u {owner} vigil check slurm.")
+    raise Trouble(f"VIGIL_HOME={home} belongs to {owner}. Run this as that user: sudo -u {owner} vigil check ….")

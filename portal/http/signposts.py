@@ -16,6 +16,7 @@ LEADS = {
     "nodes": ("cluster",),
     "admin:index": ("records",),
     "alive": ("health",),
+    "ready": ("ready", "readyz/"),
     "api:openapi-view": ("docs", "docs/", "api", "api/", "api/v1", "api/v1/", "api/docs/"),
     "api:openapi-json": ("openapi.json", "api/v1/openapi.json"),
 }

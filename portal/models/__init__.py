@@ -19,6 +19,7 @@ from portal.models.ground import (
     User,
     digest,
 )
+from portal.models.heartbeat import Heartbeat
 from portal.models.outbox import Channel, Delivery
 from portal.models.runbook import SiteRunbook
 
@@ -28,6 +29,7 @@ __all__ = [
     "Channel",
     "Chunk",
     "Delivery",
+    "Heartbeat",
     "IdempotencyKey",
     "Lease",
     "LoginLink",

@@ -26,6 +26,7 @@ from portal import formatting, notify
 from portal.access import user_of
 from portal.models import Notice, User
 from portal.pages.free_slots import Place, free_now
+from portal.pages.readiness import banner
 
 FIRST_LOOK = timedelta(days=1)  # how far back the page goes for somebody who never said that they looked
 FURTHEST = timedelta(days=14)
@@ -100,6 +101,7 @@ def home(request: HttpRequest) -> HttpResponse:
         "more_running": more_running,
         "waiting": waiting,
         "more_waiting": more_waiting,
+        "trouble": banner(user),
         "notices": notices,
         "more_notices": many_notices - len(notices),
         "sparks": sparks([row.attempt.pk for row in running]),

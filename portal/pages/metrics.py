@@ -15,6 +15,7 @@ from jobs.following.measured import KEY
 from nodes.telemetry import gauges
 from portal import counted
 from portal.exposition import CONTENT_TYPE, Family, written
+from portal.health import heartbeats, run
 from portal.publish import connection
 
 QUEUES = ("follow", "work", "diagnose", "tail", "pull")
@@ -43,8 +44,19 @@ def _families(*, cluster: bool, process: bool) -> Iterator[Family]:
     if cluster:
         yield from gauges.families()
         yield from _background()
+        yield from _health()
     if process:
         yield from counted.families(settings.VIGIL_METRICS_PROCESS)
+
+
+def _health() -> Iterator[Family]:
+    """What /readyz says, and the age of each process's last sign of life."""
+    failing = {finding.check for finding in run.current().findings}
+    checks = [((name,), float(name not in failing)) for name in run.CHECKS]
+    yield Family("vigil_check_ok", "gauge", "Whether the check found nothing wrong.", ("check",), checks)
+    ages = [((p.role, p.host, str(p.pid)), p.silent_s) for p in heartbeats.processes()]
+    told = "Seconds since a process of the portal's last reported."
+    yield Family("vigil_heartbeat_age_seconds", "gauge", told, ("role", "host", "pid"), ages)
 
 
 def _background() -> Iterator[Family]:

@@ -15,10 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from portal.run.heartbeat import FILE, STACKS, Watch
+
 BACK_OFF_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 # A child that lived this long was well: its next death starts at the shortest wait again.
 WELL_AFTER_S = 30.0
 LOG_LIMIT_BYTES = 32 * 1024 * 1024
+# How long a process that hangs may write its stacks before it is killed.
+STACKS_S = 1.0
 # Worth a person's eye; the rest stays in the log.
 IMPORTANT = re.compile(r" (WARNING|ERROR|CRITICAL) |^[\w.]*(Error|Exception): ")
 _PR_SET_PDEATHSIG = 1
@@ -53,6 +57,7 @@ class Child:
     important: re.Pattern[str] | None = IMPORTANT
     pass_fds: Sequence[int] = ()
     niceness: int = 0
+    watch: Watch | None = None  # how its signs of life are seen; None: nobody looks
     longest_wait_s: float = BACK_OFF_S[-1]  # before it is started again, however often it dies
     process: subprocess.Popen[bytes] | None = None
     is_ready: bool = False
@@ -61,6 +66,7 @@ class Child:
     start_again_at: float = 0.0
     _read_to: int = 0
     _size: int = 0
+    _killed_at: float = 0.0  # when it was told to write its stacks; SIGKILL follows at the next look
 
     @property
     def pid(self) -> int | None:
@@ -80,7 +86,7 @@ class Child:
             self.process = subprocess.Popen(
                 list(self.command),
                 cwd=self.cwd,
-                env={**os.environ, **self.environment},
+                env={**os.environ, **self.environment, FILE: str((self.watch and self.watch.path) or "")},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -89,6 +95,9 @@ class Child:
                 preexec_fn=lambda: self._prepare(parent),
             )
         self.started_at = time.monotonic()
+        self._killed_at = 0.0
+        if self.watch:
+            self.watch.restart()
         self.is_ready = self.ready is None
 
     def _prepare(self, parent: int) -> None:
@@ -131,6 +140,25 @@ class Child:
         if self.is_running:
             assert self.process
             self.process.send_signal(number)
+
+    def end_if_hung(self) -> bool:
+        """Kill it if it shows no sign of life, its stacks written first; return whether that was just begun.
+
+        Nobody waits for its end: a process in a file system that hangs dies when that answers again.
+        """
+        if self.process is None or self.watch is None:
+            return False
+        if self._killed_at:
+            if time.monotonic() - self._killed_at > STACKS_S:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+            return False
+        if not self.watch.is_over():
+            return False
+        self._killed_at = time.monotonic()
+        if self.watch.path is not None:  # Redis knows nothing of that signal
+            self.send(STACKS)
+        return True
 
     def kill(self) -> None:
         """SIGKILL to everything in its session's first process group, and reap it."""

@@ -61,14 +61,23 @@ def socket_path(directory: Path) -> Path:
 
 def answers(path: Path, timeout_s: float = 0.5) -> bool:
     """Whether the server behind this socket is up and has loaded its data."""
+    return _reply(path, timeout_s).startswith(b"+PONG")
+
+
+def is_alive(path: Path, timeout_s: float = 0.2) -> bool:
+    """Return whether the server says anything at all, be it that it is still loading its data."""
+    return bool(_reply(path, timeout_s))
+
+
+def _reply(path: Path, timeout_s: float) -> bytes:
     try:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(timeout_s)
             client.connect(str(path))
             client.sendall(b"PING\r\n")
-            return client.recv(64).startswith(b"+PONG")
+            return client.recv(64)
     except OSError:
-        return False
+        return b""
 
 
 def url_answers(url: str, timeout_s: float = 3.0) -> str | None:

@@ -1,0 +1,32 @@
+"""The newest `vigil backup` is young enough, where VIGIL_BACKUP_HOURS says how young."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from django.conf import settings
+
+from portal import formatting
+from portal.backup import last
+from portal.health.finding import Finding
+
+REMEDY = "Run `vigil backup FILE` by cron on the portal's machine (docs/install.md), and read what it printed last."
+
+
+def check() -> Iterator[Finding]:
+    hours = settings.VIGIL_BACKUP_HOURS
+    if not hours:
+        return
+    made = last.read(settings.VIGIL_HOME)
+    if made is None:
+        yield Finding("backup", "backup", "warning", "No backup has been made yet.", "", REMEDY)
+    elif (age := time.time() - made.at) > hours * 3600:
+        yield Finding(
+            "backup",
+            "backup",
+            "warning",
+            f"The newest backup is {formatting.duration(age)} old.",
+            f"It is {made.file}; VIGIL_BACKUP_HOURS is {hours:g}.",
+            REMEDY,
+        )

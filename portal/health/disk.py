@@ -1,0 +1,109 @@
+"""The disks of VIGIL_HOME, VIGIL_RUNS and a SQLite database have room, and answer."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.conf import settings
+
+from portal import formatting
+from portal.health.finding import Finding
+
+# Both must hold, so that neither a large disk with terabytes free nor a small one that is half empty is called full.
+NEARLY_FULL_SHARE, NEARLY_FULL_BYTES = 0.05, 20 * 1024**3
+FULL_BYTES = 256 * 1024**2  # a write-ahead log and one upload still fit
+FEW_INODES = 0.01
+PATIENCE_S = 2.0  # for a file system that hangs
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a file system has free."""
+
+    free: int
+    total: int
+    free_inodes: int
+    total_inodes: int
+
+    @property
+    def is_full(self) -> bool:
+        return self.free < FULL_BYTES or (self.total_inodes > 0 and self.free_inodes == 0)
+
+    @property
+    def is_nearly_full(self) -> bool:
+        few = 0 < self.free_inodes < self.total_inodes * FEW_INODES
+        return few or (self.free < NEARLY_FULL_BYTES and self.free < self.total * NEARLY_FULL_SHARE)
+
+
+class _Look(threading.Thread):
+    """Reads one path's room; on a file system that hangs it waits for ever, and nobody waits for it."""
+
+    running: dict[Path, _Look] = {}  # noqa: RUF012
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(name="disk", daemon=True)
+        self.path = path
+        self.found: Room | OSError | None = None
+
+    def run(self) -> None:
+        try:
+            stat = os.statvfs(self.path)
+            self.found = Room(stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize, stat.f_favail, stat.f_files)
+        except OSError as error:
+            self.found = error
+
+
+def room_of(path: Path) -> Room | OSError | None:
+    """Return a path's room, or why it cannot be read; None where its file system does not answer within seconds."""
+    look = _Look.running.get(path)
+    if look is None:
+        look = _Look.running[path] = _Look(path)
+        look.start()
+    look.join(PATIENCE_S)
+    if not look.is_alive():
+        _Look.running.pop(path, None)
+    return look.found
+
+
+def check() -> Iterator[Finding]:
+    for code, name, path in _places():
+        found = room_of(path)
+        if found is None or isinstance(found, OSError):
+            yield _unreadable(code, name, path, found)
+        elif found.is_full:
+            yield _full("error", f"The disk of {name} is full.", code, path, found)
+        elif found.is_nearly_full:
+            yield _full("warning", f"The disk of {name} is nearly full.", code, path, found)
+
+
+def _places() -> Iterator[tuple[str, str, Path]]:
+    yield "disk.home", "VIGIL_HOME", settings.VIGIL_HOME
+    yield "disk.runs", "VIGIL_RUNS", settings.VIGIL_RUNS
+    database = settings.DATABASES["default"]
+    if str(database["ENGINE"]).endswith("sqlite3"):
+        folder = Path(str(database["NAME"])).parent
+        if folder.is_dir() and folder.resolve() != settings.VIGIL_HOME:
+            yield "disk.database", "the database", folder
+
+
+def _unreadable(code: str, name: str, path: Path, error: OSError | None) -> Finding:
+    why = "its file system does not answer" if error is None else (error.strerror or str(error))
+    return Finding(
+        "disk", code, "error", f"{name} cannot be reached.", f"{path}: {why}.", "Mount it, or mend its file server."
+    )
+
+
+def _full(level: str, title: str, code: str, path: Path, room: Room) -> Finding:
+    inodes = f", {room.free_inodes:,} of {room.total_inodes:,} inodes" if room.total_inodes else ""
+    return Finding(
+        "disk",
+        code,
+        "error" if level == "error" else "warning",
+        title,
+        f"{path} has {formatting.disk(room.free)} of {formatting.disk(room.total)} free{inodes}.",
+        "Delete jobs and checkpoints that nobody needs (page Disk use), or make the disk larger.",
+    )

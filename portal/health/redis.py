@@ -1,0 +1,26 @@
+"""Redis answers: without it nothing is queued, and pages are not updated live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.conf import settings
+from redis.exceptions import RedisError
+
+from portal.health.finding import Finding
+from portal.publish import connection
+
+
+def check() -> Iterator[Finding]:
+    try:
+        connection().ping()
+    except (RedisError, OSError) as error:
+        yield Finding(
+            "redis",
+            "redis",
+            "error",
+            "Redis does not answer: jobs are neither started nor followed.",
+            str(error)[:300],
+            "`vigil up` kills a Redis that hangs and starts it again after"
+            f" {settings.VIGIL_UNRESPONSIVE_SECONDS:g} s. Restart one of your own, and look at its log and memory.",
+        )

@@ -1,0 +1,51 @@
+"""/readyz: whether the whole portal works, for monitoring; and the banner that says at home what does not.
+
+Public, as /healthz is: load balancers and orchestrators have no token. So it names checks and says what does not work,
+and no path, machine, address or person: those are on the banner and in `vigil check portal`, for sysadmins.
+"""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.http import require_safe
+
+from portal.health import run
+from portal.health.finding import Finding
+from portal.models import User
+
+BANNER_S = 40.0  # the watcher of a web process makes a report every ten seconds
+
+
+@require_safe
+def readyz(request: HttpRequest) -> HttpResponse:
+    """Answer 200 if everything works, else 503 and why; `?only=web` asks whether this process can serve.
+
+    JSON, or lines of text where the request accepts text/plain.
+    """
+    if request.GET.get("only") == "web":
+        errors, warnings = run.serves(), []
+    else:
+        report = run.current()
+        errors, warnings = report.errors, report.warnings
+    response: HttpResponse
+    if "text/plain" in request.headers.get("Accept", ""):
+        lines = ["not ready" if errors else "ready", *(f"{one.level}: {one.title}" for one in [*errors, *warnings])]
+        response = HttpResponse("\n".join(lines) + "\n", content_type="text/plain; charset=utf-8")
+    else:
+        response = JsonResponse({"ready": not errors, "errors": _public(errors), "warnings": _public(warnings)})
+    response.status_code = 503 if errors else 200
+    response["Cache-Control"] = "no-store"
+    response._has_been_logged = True  # type: ignore[attr-defined]  # or Django logs an error at each look at a 503
+    if errors:
+        response["Retry-After"] = "10"
+    return response
+
+
+def _public(findings: list[Finding]) -> list[dict[str, str]]:
+    return [{"check": one.check, "code": one.code, "message": one.title} for one in findings]
+
+
+def banner(user: User) -> tuple[Finding, ...]:
+    """Return what is wrong with the portal, for a sysadmin; the page never waits for the checks."""
+    report = run.latest(BANNER_S) if user.is_sysadmin else None
+    return report.findings if report else ()

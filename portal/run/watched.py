@@ -1,0 +1,82 @@
+"""One service with somebody who watches it: for systemd units and containers, which restart only what has ended.
+
+    python -m portal.run.watched python -m portal.worker follow
+
+Signals are passed on; it ends as its service does. A service without a sign of life for VIGIL_UNRESPONSIVE_SECONDS is
+killed, and this ends with 1, for systemd (`Restart=always`) or the container engine to start it again. As a container's
+first process it also reaps what the service's children leave behind. Imports no Django.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from portal.run.child import die_with
+from portal.run.heartbeat import FILE, INTERVAL_S, STACKS, Watch
+
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+STACKS_S = 1.0  # how long it may write its stacks before it is killed
+
+
+def main(command: Sequence[str]) -> int:
+    if not command:
+        print("usage: python -m portal.run.watched COMMAND …", file=sys.stderr)
+        return 2
+    from portal.settings import VIGIL_UNRESPONSIVE_SECONDS as limit_s
+
+    with tempfile.TemporaryDirectory(prefix="vigil-") as folder:
+        return _watch(command, Watch(limit_s, Path(folder) / "heartbeat"))
+
+
+def _watch(command: Sequence[str], watch: Watch) -> int:
+    parent = os.getpid()
+    environment = {**os.environ, FILE: str(watch.path)}
+    # Blocked first, so that none arrives between the start and the handlers.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [*PASSED_ON, signal.SIGCHLD])
+    service = subprocess.Popen(command, env=environment, preexec_fn=lambda: _prepare(parent))
+    watch.restart()
+    while True:
+        info = signal.sigtimedwait([*PASSED_ON, signal.SIGCHLD], INTERVAL_S)
+        if info is not None and info.si_signo != signal.SIGCHLD:
+            with suppress(ProcessLookupError):
+                os.kill(service.pid, info.si_signo)
+        code = _reap(service.pid)
+        if code is not None:
+            service.returncode = code
+            return code if code >= 0 else 128 - code
+        if watch.is_over():
+            print(f"{command[-1]} has shown no sign of life for {watch.limit_s:g} s and is killed", file=sys.stderr)
+            _kill(service)
+            return 1
+
+
+def _prepare(parent: int) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [*PASSED_ON, signal.SIGCHLD])
+    die_with(parent)
+
+
+def _reap(pid: int) -> int | None:
+    """Reap whatever has ended; return the service's exit code, negative for a signal, once it has."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == pid:
+                return os.waitstatus_to_exitcode(ended[1])
+    return None
+
+
+def _kill(service: subprocess.Popen[bytes]) -> None:
+    os.kill(service.pid, STACKS)
+    time.sleep(STACKS_S)
+    service.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
