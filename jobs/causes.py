@@ -25,6 +25,11 @@ class Cause:
         return self.title[:1].upper() + self.title[1:]
 
     @property
+    def is_hardware(self) -> bool:
+        """Return whether it is a failure of a machine, which only that machine's own evidence confirms."""
+        return self.domain == "gpu" or self.code in {"numerics.corruption", "scheduler.node_fail"}
+
+    @property
     def domain(self) -> str:
         return self.code.partition(".")[0]
 
@@ -250,3 +255,11 @@ _ALL = (
 )
 
 CAUSES = {cause.code: cause for cause in _ALL}
+
+
+def unconfirmed(advice: str) -> str:
+    """Return advice on broken hardware that nothing of the machine confirms: find out first, then act."""
+    return (
+        "Nothing of the machine itself confirms this. Before anybody drains a node, have a sysadmin look at its kernel "
+        f"log and its agent. If they agree: {advice[:1].lower()}{advice[1:]}"
+    )

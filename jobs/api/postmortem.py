@@ -103,6 +103,12 @@ class PostMortemShape(Schema):
     title: str = Field(description="The cause in plain words.")
     confidence: float = Field(description="Of the evidence's cause, from 0 to 1.")
     owner: str = Field(description="Who must act: researcher, sysadmin, both, nobody.")
+    source: str = Field(
+        "", description="Whose word the evidence's cause is: machine, scheduler, program; empty: of an older release."
+    )
+    doubts: list[str] = Field([], description="What speaks against it, as that the job held no GPU.")
+    reported_by: str = Field(description="Both in words, or the person, where a sysadmin must act; else empty.")
+    is_confirmed: bool = Field(description="The machine or the scheduler supports it, where a sysadmin must act.")
     says: str
     advice: str
     follows: str = Field(description="How it went on, in a sentence.")
@@ -262,6 +268,8 @@ def _shape(document: Document) -> dict[str, Any]:
         "evidence_cause": document.machine_cause,
         "title": document.cause.title,
         "owner": document.cause.owner,
+        "reported_by": document.reported_by,
+        "is_confirmed": incident.is_confirmed,
         "says": head.lead,
         "advice": document.advice,
         "follows": head.rest,

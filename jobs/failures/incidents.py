@@ -21,7 +21,7 @@ def fields_of(incident: Incident, default_partition: str, now: datetime) -> dict
     attempt, job = incident.attempt, incident.attempt.job
     resources = job.spec.get("resources") or {}
     found = lost.of(incident)
-    struck = cause in MACHINES or cause in UNDIAGNOSED
+    struck = (cause in MACHINES and incident.is_confirmed) or cause in UNDIAGNOSED
     return {
         "at": incident.at,
         "day": incident.at.astimezone(UTC).date(),
@@ -42,9 +42,12 @@ def fields_of(incident: Incident, default_partition: str, now: datetime) -> dict
 def _program(incident: Incident, cause: str) -> str:
     """What is the same when the same program fails again: its fingerprint, where it is the program that failed.
 
-    A GPU that falls off the bus says the same under every job: there each job, or sweep, is a program of its own.
+    A GPU that falls off the bus says the same under every job: there each job, or sweep, is a program of its own. What
+    only the job's log or a person says is broken counts once for its owner, so that nobody's word alone blames a node.
     """
     if cause in PROGRAMS and incident.fingerprint:
         return f"print {incident.fingerprint}"
     job = incident.attempt.job
+    if cause in MACHINES and not incident.is_confirmed:
+        return f"claims of {job.owner_id}"
     return f"sweep {job.sweep_id}" if job.sweep_id else f"job {job.pk}"

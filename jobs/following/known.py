@@ -48,14 +48,18 @@ class Known:
 
 def known_of(attempt: Attempt, cause: str) -> Known:
     """By the newest verdict, a person's word first; where there is none, by how the attempt ended."""
-    incident = Incident.objects.filter(attempt=attempt, incarnation=None, version__gt=0).first()
+    incident = (
+        Incident.objects.filter(attempt=attempt, incarnation=None, version__gt=0).select_related("overruled_by").first()
+    )
     mechanical = BY_END.get(cause, "program.exception")
     if incident is None:
         return Known(mechanical, WORDS.get(cause, ""), node=_only(attempt))
     code = incident.overruled_cause or incident.cause
     if cause in CERTAIN or code == NONE or code not in CAUSES:
         return Known(mechanical, WORDS[cause], _node(incident, attempt), incident.fingerprint, incident.version)
-    sure = "" if incident.overruled_cause or code == UNKNOWN else f" ({100 * (incident.confidence or 0):.0f} % sure)"
+    sure = "" if code == UNKNOWN else f" ({100 * (incident.confidence or 0):.0f} % sure)"
+    if incident.overruled_cause:
+        sure = f" (according to {incident.overruled_by or 'somebody'})"
     node = _node(incident, attempt)
     on = f" on {node}" if node and CAUSES[code].owner == "sysadmin" else ""
     says = f"{CAUSES[code].heading}{on}{sure}."

@@ -75,7 +75,11 @@ class Document:
 
     @property
     def advice(self) -> str:
-        return self.cause.advice if self.incident.is_overruled or not self.told else str(self.told["advice"])
+        return verdicts.advice(self.incident, self.told)
+
+    @property
+    def reported_by(self) -> str:
+        return verdicts.reported_by(self.incident, self.told)
 
     @property
     def revised(self) -> tuple[Version, Version] | None:

@@ -11,8 +11,9 @@ from urllib.parse import urlencode
 
 from django.urls import reverse
 
-from jobs.causes import CAUSES
+from jobs.causes import CAUSES, UNKNOWN
 from jobs.models import Attempt, Diagnosis, Incident
+from jobs.postmortem import telling, verdict
 from jobs.presenting.rank_steps import named
 from portal import untrusted
 from portal.masking import DOTS, masked
@@ -61,34 +62,56 @@ class Shown:
 
     @property
     def advice(self) -> str:
-        return CAUSES[self.incident.cause].advice if self.incident.is_overruled else str(self.told["advice"])
+        return advice(self.incident, self.told)
+
+    @property
+    def reported_by(self) -> str:
+        return reported_by(self.incident, self.told)
 
 
 def says(incident: Incident) -> str:
     """What happened in a sentence: a person's word on the cause comes before the verdict's."""
     if incident.is_overruled and incident.cause in CAUSES:
-        return f"{CAUSES[incident.cause].heading}: {incident.overruled_why.splitlines()[0][:300]}"
+        cause, why = CAUSES[incident.cause], incident.overruled_why.splitlines()[0][:300]
+        return f"According to {incident.overruled_by or 'somebody'}, {cause.title}: {why}"
     return incident.says
+
+
+def advice(incident: Incident, told: dict[str, Any]) -> str:
+    """Return what to do: the verdict's, or that on the cause which a person named."""
+    if incident.is_overruled or not told:
+        return telling.advice_on(incident, CAUSES[incident.cause or UNKNOWN])
+    return str(told["advice"])
+
+
+def reported_by(incident: Incident, told: dict[str, Any]) -> str:
+    """Return whose word the cause is, where a sysadmin must act on it; else ""."""
+    if not incident.is_overruled:
+        return verdict.reported_by(told)
+    is_for_sysadmins = CAUSES[incident.cause].owner == "sysadmin"
+    confirmed = "" if incident.is_confirmed or not is_for_sysadmins else "; not confirmed by the machine"
+    return f"{incident.overruled_by or 'somebody'}{confirmed}"
 
 
 def of(attempt: Attempt) -> Shown | None:
     """None while there is no verdict, or where nothing went wrong."""
     if attempt.is_alive:
         return None
-    incident = Incident.objects.filter(attempt=attempt, incarnation=None, version__gt=0).first()
+    rows = Incident.objects.filter(attempt=attempt, incarnation=None, version__gt=0)
+    incident = rows.select_related("overruled_by").first()
     if incident is None or incident.cause not in CAUSES:
         return None
     newest = Diagnosis.objects.filter(incident=incident).order_by("-version").first()
     if newest is None:
         return None
-    verdict = masked_verdict(newest.verdict)
-    return Shown(incident, verdict, pieces(attempt, verdict, SHOWN))
+    told = masked_verdict(newest.verdict)
+    return Shown(incident, told, pieces(attempt, told, SHOWN))
 
 
-def masked_verdict(verdict: dict[str, Any]) -> dict[str, Any]:
+def masked_verdict(told: dict[str, Any]) -> dict[str, Any]:
     """Return a stored verdict with its evidence masked by the forms known today: an older release knew fewer."""
-    evidence = [{**one, "text": masked(str(one.get("text", "")))} for one in verdict.get("evidence", ())]
-    return {**verdict, "evidence": evidence} if evidence else verdict
+    evidence = [{**one, "text": masked(str(one.get("text", "")))} for one in told.get("evidence", ())]
+    return {**told, "evidence": evidence} if evidence else told
 
 
 def before(attempts: Sequence[Attempt]) -> Shown | None:
@@ -105,9 +128,9 @@ def in_place(attempts: Sequence[Attempt]) -> dict[int, list[Incident]]:
     return found
 
 
-def pieces(attempt: Attempt, verdict: dict[str, Any], most: int) -> list[Piece]:
+def pieces(attempt: Attempt, told: dict[str, Any], most: int) -> list[Piece]:
     """The verdict's evidence, each with its place in the logs of that attempt."""
-    return [_piece(attempt, one) for one in verdict.get("evidence", ())[:most]]
+    return [_piece(attempt, one) for one in told.get("evidence", ())[:most]]
 
 
 def grouped(found: Sequence[Piece]) -> list[Piece]:

@@ -60,6 +60,11 @@ class Incident(models.Model):
     is_final = models.BooleanField(default=False, help_text="No evidence can come any more.")
 
     cause = models.CharField(max_length=32, blank=True)
+    confirmed_cause = models.CharField(
+        max_length=32,
+        blank=True,
+        help_text="What sysadmins must act on by the word of the machine or the scheduler, whatever people say.",
+    )
     confidence = models.FloatField(null=True, blank=True)
     says = models.CharField(max_length=300, blank=True)
     entry = models.CharField(max_length=64, blank=True, help_text="Of the catalogue, that names the root.")
@@ -102,6 +107,11 @@ class Incident(models.Model):
 
     def __str__(self) -> str:
         return f"{self.attempt} {self.cause or 'not diagnosed'}"
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Return whether the machine or the scheduler supports the cause, where a sysadmin must act on it."""
+        return bool(self.cause) and self.confirmed_cause == self.cause
 
     @property
     def is_overruled(self) -> bool:

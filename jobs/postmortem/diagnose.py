@@ -11,13 +11,15 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
-from jobs.causes import CAUSES, NONE, UNKNOWN
+from jobs.causes import CAUSES, NONE, UNKNOWN, unconfirmed
 from jobs.postmortem.case import Case, in_order
 from jobs.postmortem.choosing import REPORTED, earliest, ends_only, hardware, is_before, warned_of
+from jobs.postmortem.doubts import ATTEMPT, believed, doubts_of
 from jobs.postmortem.rank_ends import LAUNCHER
 from jobs.postmortem.scanned import Scanned
-from jobs.postmortem.sign import Sign, code_of
+from jobs.postmortem.sign import Sign, Witness, code_of
 from jobs.postmortem.signatures import Catalogue
 from jobs.postmortem.signs import signs_of
 from jobs.postmortem.survival import outlive
@@ -105,8 +107,9 @@ def _by_root(case: Case) -> Verdict | None:
     candidates = candidates or [sign for sign in ordered if case.has_failed_exit or not case.completed]
     if not candidates:
         return None
-    chosen = warned_of(hardware(candidates) or earliest(candidates, case), ordered)
-    confidence = _confidence(chosen, candidates, case, is_weak=is_weak)
+    trusted = believed(candidates, case)
+    chosen = warned_of(hardware(trusted) or earliest(trusted, case), ordered)
+    confidence = _confidence(chosen, trusted, case, is_weak=is_weak)
     return _verdict_of(chosen, confidence, case, candidates)
 
 
@@ -121,7 +124,7 @@ def _confidence(chosen: Sign, candidates: Sequence[Sign], case: Case, *, is_weak
     rivals = {sign.cause for sign in candidates if sign.cause != chosen.cause and not ends_only(sign)}
     if rivals:
         sure *= 0.88
-    return sure
+    return sure * prod(doubt.factor for doubt in doubts_of(chosen, case))
 
 
 def _verdict_of(chosen: Sign, confidence: float, case: Case, candidates: Sequence[Sign]) -> Verdict:
@@ -147,7 +150,16 @@ def _verdict_of(chosen: Sign, confidence: float, case: Case, candidates: Sequenc
         doing=chosen.doing[0] if chosen.doing else "",
         entry=chosen.entry.name if chosen.entry else "",
         heading=chosen.entry.heading if chosen.entry else "",
+        source=_source_of(chosen, case),
+        doubts=[doubt.text for doubt in doubts_of(chosen, case)],
     )
+
+
+def _source_of(chosen: Sign, case: Case) -> Witness:
+    """Return the best witness of all that says the same: a kernel's line confirms what a program printed."""
+    same = [chosen, *(sign for sign in (*case.roots, *case.confirmations) if sign.cause == chosen.cause)]
+    found = {sign.witness for sign in same}
+    return "machine" if "machine" in found else "scheduler" if "scheduler" in found else "program"
 
 
 def _frame_of(chosen: Sign, case: Case) -> str:
@@ -318,15 +330,19 @@ def _evidence(root: Sign | None, case: Case) -> list[Evidence]:
 def _told(verdict: Verdict, case: Case) -> Verdict:
     """With its sentence, what was ruled out, and what could not be looked at; unsure ones become unknown."""
     if verdict.confidence < SURE_ENOUGH and verdict.cause not in {UNKNOWN, NONE}:
-        first = Other(verdict.cause, f"{verdict.confidence:.0%} sure is not enough to say so")
+        against = "".join(f"; {doubt}" for doubt in verdict.doubts)
+        first = Other(verdict.cause, f"{verdict.confidence:.0%} sure is not enough to say so{against}")
         verdict = replace(
             verdict, cause=UNKNOWN, confidence=1 - verdict.confidence, runner_up=first, advice=CAUSES[UNKNOWN].advice,
             heading="",
         )  # fmt: skip
+    is_claim = ATTEMPT in case.seen and verdict.owner == "sysadmin" and verdict.source == "program"
+    if is_claim and CAUSES[verdict.cause].is_hardware:
+        verdict = replace(verdict, advice=unconfirmed(verdict.advice))
     limits = [f"{one.name}: {limit}" for one in case.scanned for limit in one.limits]
     return replace(
         verdict,
-        says=_sentence(verdict),
+        says=_sentence(verdict, is_claim=is_claim),
         not_seen=[*verdict.not_seen, *limits, *_missing(verdict, case)],
         ruled_out=[*verdict.ruled_out, *_ruled_out(verdict, case)],
     )
@@ -355,12 +371,14 @@ def _ruled_out(verdict: Verdict, case: Case) -> Iterator[Other]:
             yield Other(cause, why)
 
 
-def _sentence(verdict: Verdict) -> str:
-    """What happened, for somebody who reads nothing else."""
+def _sentence(verdict: Verdict, *, is_claim: bool) -> str:
+    """What happened, for somebody who reads nothing else. `is_claim`: only the job's own log says so."""
     cause = CAUSES[verdict.cause]
     where = f"rank {verdict.rank}" if verdict.rank is not None else ""
     where += f" on {verdict.node}" if verdict.node and where else f"on {verdict.node}" if verdict.node else ""
     title = verdict.heading or cause.heading
+    if is_claim:
+        title = f"According to its log, {verdict.heading or cause.title}"
     if verdict.cause == "program.exception" and verdict.exception:
         root = next((one.text for one in verdict.evidence if one.role == "root"), verdict.exception)
         title += f": {root.splitlines()[0][:SAID]}"

@@ -161,6 +161,7 @@ def _keep(incident: Incident, verdict: Verdict, seconds: float, *, is_last: bool
         "is_final": is_final,
         "tries": 0,
         "cause": verdict.cause,
+        "confirmed_cause": verdict.confirmed_cause,
         "confidence": verdict.confidence,
         "says": verdict.says[:300],
         "entry": verdict.entry[:64],

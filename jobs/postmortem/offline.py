@@ -72,8 +72,14 @@ class Read:
         return [f"{self.left_out[0]}{more}: there was too much to read"] if self.left_out else []
 
 
-def read(logs: Iterable[Log], known: Catalogue, *, size: int | None = None) -> Read:
-    """Every log, once; each is closed before the next is asked for. `size`: of all together; else they are counted."""
+_OF_JOBS = frozenset({"log", "flight", "stacks"})  # kinds of files that a job writes itself
+
+
+def read(logs: Iterable[Log], known: Catalogue, *, size: int | None = None, of_job: bool = False) -> Read:
+    """Every log, once; each is closed before the next is asked for. `size`: of all together; else they are counted.
+
+    `of_job`: a job wrote them, so that one that looks like a kernel's log or a scheduler's record is still the job's.
+    """
     if size is None:
         logs = list(logs)
         size = sum(log.size or 0 for log in logs)
@@ -82,14 +88,15 @@ def read(logs: Iterable[Log], known: Catalogue, *, size: int | None = None) -> R
     found = Read()
     for log in logs:
         with log:
-            _read(log, sieve, size > reading.WHOLE, until, found)
+            _read(log, sieve, size > reading.WHOLE, until, found, of_job)
     return found
 
 
-def _read(log: Log, sieve: Sieve, is_cut: bool, until: float, found: Read) -> None:
+def _read(log: Log, sieve: Sieve, is_cut: bool, until: float, found: Read, of_job: bool) -> None:
     blocks = reading.blocks(log, is_cut=is_cut, until=until)
     head = next(blocks, b"")
     kind = sources.kind_of(head)
+    kind = kind if kind in _OF_JOBS or not of_job else "log"
     if kind in {"sacct", "scontrol", "flight", "stacks"}:
         if time.monotonic() > until or found.is_full:
             found.left_out.append(log.name)
@@ -106,10 +113,10 @@ def _read(log: Log, sieve: Sieve, is_cut: bool, until: float, found: Read) -> No
     expansions = structured.Expansions()
     lines = structured.plain(itertools.chain([head], blocks), expansions)
     head = next(lines)
-    kind = "kernel" if kind == "log" and sources.kind_of(head) == "kernel" else kind
+    kind = "kernel" if kind == "log" and not of_job and sources.kind_of(head) == "kernel" else kind
     found.kinds.add(kind)
     scanned = scan(sieve, log.name, itertools.chain([head], lines))
-    scanned.kind = kind
+    scanned.kind, scanned.is_of_job = kind, of_job
     scanned.expansions = expansions
     scanned.limits += log.limits
     found.scanned.append(scanned)

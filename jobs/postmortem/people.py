@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from typing import Any
 
 from django.db import transaction
 from django.db.models import F, Q
@@ -17,6 +18,7 @@ from jobs import live
 from jobs.causes import CAUSES
 from jobs.errors import Conflict, Problem, Refused, SpecError
 from jobs.models import Diagnosis, FollowUp, Incident, PostMortem
+from jobs.postmortem.verdict import confirmed_by
 from portal.access import can, note_if_sysadmin
 from portal.audit import Change
 from portal.masking import masked
@@ -96,7 +98,10 @@ def overrule(user: User, incident: Incident, *, cause: str, why: str) -> None:
     if problems := list(_too_long("why", why.strip(), WHY)):
         raise SpecError(problems)
     now = timezone.now()
-    told = {"overruled_cause": cause, "overruled_by": user, "overruled_at": now, "overruled_why": masked(why.strip())}
+    told: dict[str, Any] = {"overruled_cause": cause, "overruled_by": user, "overruled_at": now}
+    told["overruled_why"] = masked(why.strip())
+    if user.is_sysadmin and cause != incident.confirmed_cause:  # others' word silences no alarm
+        told["confirmed_cause"] = ""
     with transaction.atomic():
         judged = Incident.objects.filter(pk=incident.pk, version__gt=0)  # else nobody would read its logs any more
         if not judged.update(**told, cause=cause, is_final=True, due_at=None, is_counted=False):
@@ -110,16 +115,17 @@ def overrule(user: User, incident: Incident, *, cause: str, why: str) -> None:
 def withdraw(user: User, incident: Incident) -> None:
     """Take a person's word on the cause back: the machine's newest holds again, and what came meanwhile is read."""
     _may_write(user, incident)
-    newest = Diagnosis.objects.filter(incident=incident).order_by("-version").values_list("cause", flat=True).first()
+    newest = Diagnosis.objects.filter(incident=incident).order_by("-version").first()
     told = {"overruled_cause": "", "overruled_by": None, "overruled_at": None, "overruled_why": ""}
+    told |= {"cause": newest.cause if newest else "", "confirmed_cause": confirmed_by(newest.verdict) if newest else ""}
     with transaction.atomic():
         if Incident.objects.filter(~Q(overruled_at=None), pk=incident.pk).update(
-            **told, cause=newest or "", is_final=False, due_at=timezone.now(), is_counted=False
+            **told, is_final=False, due_at=timezone.now(), is_counted=False
         ):
             change = Change(before={"cause": incident.cause}, after={"cause": newest or ""})
             note_if_sysadmin(user, "postmortem.overrule_withdrawn", incident.attempt.job, change=change)
             live.announce(incident.attempt_id)
-    incident.refresh_from_db(fields=[*told, "cause", "is_final", "due_at"])
+    incident.refresh_from_db(fields=[*told, "is_final", "due_at"])
 
 
 def _may_write(user: User, incident: Incident) -> None:

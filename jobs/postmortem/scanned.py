@@ -73,6 +73,8 @@ class Scanned:
     limits: list[str] = field(default_factory=list)
     kind: str = "log"
     expansions: Expansions = field(default_factory=Expansions)  # from its lines, as they were read, to the log's own
+    is_of_job: bool = False
+    """Whether a job wrote it, which may print whatever it likes: nothing in it is the word of a kernel."""
 
     @property
     def hits(self) -> Iterator[Hit]:

@@ -6,6 +6,7 @@ import re
 import signal
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Literal
 
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.signatures import Entry
@@ -22,6 +23,18 @@ def rank_in(name: str) -> int | None:
     """The rank whose log a file is, by its name."""
     found = _RANK.search(name)
     return int(next(filter(None, found.groups()))) if found else None
+
+
+Witness = Literal["machine", "scheduler", "program"]
+# The kinds of sources (Sign.of) whose word is the machine's or the scheduler's. All others pass on what a job says.
+_WITNESSES: dict[str, Witness] = {
+    "kernel": "machine",
+    "look": "machine",
+    "telemetry": "machine",
+    "slurm": "scheduler",
+}
+PRINTED = "printed"
+"""The kind of a source: a job's log that quotes a kernel."""
 
 
 @dataclass(slots=True)
@@ -42,6 +55,11 @@ class Sign:
     survived: str = ""  # why it is no cause after all
     groups: dict[str, str] = field(default_factory=dict)
     of: str = ""  # kernel, slurm, flight …: the kind of source, where that says more than the entry
+
+    @property
+    def witness(self) -> Witness:
+        """Return whose word it is: any program may print what looks like a kernel's line."""
+        return _WITNESSES.get(self.of, "program")
 
     @property
     def rank(self) -> int | None:

@@ -12,7 +12,7 @@ from jobs.postmortem import collectives, progress
 from jobs.postmortem.operations import operations_of
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.scanned import Hit, Scanned
-from jobs.postmortem.sign import Sign
+from jobs.postmortem.sign import PRINTED, Sign
 from jobs.postmortem.signatures import Catalogue, Entry
 from jobs.postmortem.survival import survive
 from jobs.postmortem.tracebacks import Traceback
@@ -71,7 +71,11 @@ def signs_of(scanned: Scanned, catalogue: Catalogue) -> list[Sign]:
 
 def _of_hit(scanned: Scanned, hit: Hit, count: int) -> Sign:
     entry = hit.entry
-    of = "kernel" if scanned.kind in {"kernel", "nvidia-smi"} and entry.role in {"root", "confirmation"} else ""
+    of = ""
+    if scanned.is_of_job:
+        of = PRINTED if entry.scope == "kernel" else ""
+    elif scanned.kind in {"kernel", "nvidia-smi"} and entry.role in {"root", "confirmation"}:
+        of = "kernel"
     return Sign(
         scanned.name, hit.line, hit.text[hit.prefix.length :], entry.cause, entry.role, hit.prefix, entry, count=count,
         groups=hit.groups, of=of,

@@ -1,7 +1,8 @@
 """Notices of what died: one an incident, once there is a verdict and a decision, to whoever has to know.
 
     its owner      what happened, how sure, who must act, what Vigil did; the project's channels, too
-    sysadmins      where they must act: one a cause, node and day, however many jobs died of it
+    sysadmins      where they must act, and the machine or the scheduler says so itself: one a cause, node and day,
+                   however many jobs died of it. What a program printed, or a person said, goes to the owner alone
 Jobs of a sweep that die alike are one notice with their number. A verdict that is revised, or overruled, changes the
 words; only one that makes somebody else act is news again, and where nobody has to any more it is withdrawn. What is to
 be told is read from the rows, and raised twice it stands once: a process that is killed in between loses nothing.
@@ -12,14 +13,16 @@ from __future__ import annotations
 import logging
 import time
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db.models import Q, QuerySet
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.causes import CAUSES, Cause
+from jobs.causes import CAUSES, Cause, unconfirmed
 from jobs.models import Checkpoint, Incident
+from jobs.postmortem.verdict import reported_by
 from portal import formatting, notify
 from portal.models import Notice
 from portal.notify import SYSADMINS
@@ -41,7 +44,7 @@ def tell(now: datetime | None = None) -> int:
     """Tell what is new of incidents since the last look; of how many."""
     now = now or timezone.now()
     old = Incident.objects.filter(opened_at__lt=now - LATEST).order_by("-pk").values_list("pk", flat=True).first()
-    names = ("pk", "opened_at", "version", "cause", "overruled_cause", "attempt__decided_at")
+    names = ("pk", "opened_at", "version", "cause", "confirmed_cause", "overruled_cause", "attempt__decided_at")
     rows = Incident.objects.filter(incarnation=None, pk__gt=old or 0).order_by("-pk").values_list(*names)
     seen, count, until = set(), 0, time.monotonic() + BUDGET_S
     for pk, opened_at, version, *known, decided_at in rows:
@@ -64,7 +67,9 @@ def tell(now: datetime | None = None) -> int:
 
 
 def _tell(incident_id: int) -> None:
-    rows = Incident.objects.select_related("attempt__job__owner", "attempt__job__project", "attempt__job__sweep")
+    rows = Incident.objects.select_related(
+        "attempt__job__owner", "attempt__job__project", "attempt__job__sweep", "overruled_by"
+    )
     incident = rows.filter(pk=incident_id).first()
     cause = CAUSES.get((incident.overruled_cause or incident.cause) if incident else "")
     if incident is None or cause is None:
@@ -76,8 +81,8 @@ def _tell(incident_id: int) -> None:
     else:
         _tell_owner(incident, key, cause)
     _withdraw_of_site(incident)
-    if cause.owner == "sysadmin":
-        _tell_sysadmins(incident, cause)
+    if incident.confirmed_cause:
+        _tell_sysadmins(incident, CAUSES[incident.confirmed_cause])
 
 
 def _tell_owner(incident: Incident, key: str, cause: Cause) -> None:
@@ -87,10 +92,10 @@ def _tell_owner(incident: Incident, key: str, cause: Cause) -> None:
         kind=KIND,
         to=job.owner,
         title=_title(incident, cause, alike),
-        detail=cause.advice,
+        detail=advice_on(incident, cause),
         link=reverse("sweep", args=[job.sweep_id]) if alike > 1 else _page(incident),
         tone="warn",
-        facts=_facts(incident, cause),
+        facts=_facts(incident, cause, _reported_by(incident)),
         project=job.project,
         edition=cause.owner,
         settle=TOGETHER if alike else timedelta(),
@@ -144,18 +149,23 @@ def _alike(incident: Incident) -> int:
 
 def _title(incident: Incident, cause: Cause, alike: int) -> str:
     job = incident.attempt.job
-    says = incident.says if incident.says and not incident.overruled_cause else f"{cause.heading}."
+    says = incident.says or f"{cause.heading}."
+    if incident.overruled_cause:
+        says = f"{cause.heading}, according to {_person(incident)}."
     if alike > 1 and job.sweep is not None:
         return f"{alike} jobs of sweep {job.sweep.name} died alike: {says}"
     return f"{job.name} (#{job.pk}) died: {says}"
 
 
-def _facts(incident: Incident, cause: Cause) -> list[tuple[str, str]]:
+def _facts(incident: Incident, cause: Cause, witness: str) -> list[tuple[str, str]]:
+    """`witness`: whose word the cause is."""
     attempt = incident.attempt
-    sure = "overruled by a person" if incident.overruled_cause else f"{incident.confidence or 0:.0%} sure"
+    is_overruled = incident.overruled_cause == cause.code
+    sure = f"overruled by {_person(incident)}" if is_overruled else f"{incident.confidence or 0:.0%} sure"
     nodes = formatting.listed(attempt.nodes[:4]) + (f" and {len(attempt.nodes) - 4} more" if attempt.nodes[4:] else "")
     return [
         ("Cause", f"{cause.code}, {sure}"),
+        ("Reported by", witness),
         ("Who must act", ACTS[cause.owner]),
         ("What Vigil did", attempt.decision or "nothing yet"),
         ("Lost", _lost(incident)),
@@ -163,6 +173,22 @@ def _facts(incident: Incident, cause: Cause) -> list[tuple[str, str]]:
         ("Attempt", f"{attempt.number}{f' on {nodes}' if nodes else ''}, project {attempt.job.project.slug}"),
         ("Runbook", f"{settings.VIGIL_PUBLIC_URL}{reverse('runbook', args=[cause.code])}"),
     ]
+
+
+def _person(incident: Incident) -> str:
+    return str(incident.overruled_by or "somebody")
+
+
+def _reported_by(incident: Incident) -> str:
+    if incident.overruled_cause:
+        return f"{_person(incident)}: {incident.overruled_why}"
+    return reported_by(_newest(incident))
+
+
+def advice_on(incident: Incident, cause: Cause) -> str:
+    """Return what to do about a cause; of hardware that no machine confirms, to find out first."""
+    is_claim = cause.is_hardware and incident.confirmed_cause != cause.code
+    return unconfirmed(cause.advice) if is_claim else cause.advice
 
 
 def _lost(incident: Incident) -> str:
@@ -182,10 +208,15 @@ def _lost(incident: Incident) -> str:
 
 def _sign(incident: Incident) -> str:
     """The line that the verdict goes by first."""
-    newest = incident.diagnoses.order_by("-version").first()
-    evidence = newest.verdict.get("evidence", ()) if newest else ()
+    evidence = _newest(incident).get("evidence", ())
     root = next((str(one.get("text", "")) for one in evidence if one.get("role") == "root"), "")
     return root
+
+
+def _newest(incident: Incident) -> dict[str, Any]:
+    """Return the machine's newest verdict; empty while there is none."""
+    newest = incident.diagnoses.order_by("-version").first()
+    return newest.verdict if newest else {}
 
 
 def _page(incident: Incident) -> str:
@@ -208,7 +239,7 @@ def _tell_sysadmins(incident: Incident, cause: Cause) -> None:
         detail=cause.advice,
         link=reverse("node", args=[incident.node]) if incident.node else _page(incident),
         tone="warn",
-        facts=_facts(incident, cause),
+        facts=_facts(incident, cause, reported_by(_newest(incident))),
         settle=TOGETHER,
     )
 
@@ -227,7 +258,7 @@ def _key_of_site(incident: Incident, code: str, node: str) -> str:
 
 
 def _of_day(incident: Incident, code: str, node: str) -> QuerySet[Incident]:
-    """Those of its day that came of that on the node; where no node is known, it alone."""
+    """Those of its day that came of that on the node, by the machine's word; where no node is known, it alone."""
     began = incident.at.replace(hour=0, minute=0, second=0, microsecond=0)
-    same = Incident.objects.filter(cause=code, node=node, incarnation=None)
+    same = Incident.objects.filter(confirmed_cause=code, node=node, incarnation=None)
     return same.filter(at__gte=began, at__lt=began + timedelta(days=1)) if node else same.filter(pk=incident.pk)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from jobs.causes import CAUSES
+from jobs.postmortem.sign import Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,14 @@ class Verdict:
     doing: str = ""
     entry: str = ""
     heading: str = ""  # what happened, where the entry says more than the cause's title
+    source: Witness = "program"
+    """Whose word the cause is; program: nothing of the machine or the scheduler supports what its log says."""
+    doubts: list[str] = field(default_factory=list)
+
+    @property
+    def confirmed_cause(self) -> str:
+        """Return the cause where a sysadmin must act and more than a program's word supports it; else ""."""
+        return confirmed_by({"cause": self.cause, "owner": self.owner, "source": self.source})
 
     @property
     def owner(self) -> str:
@@ -83,4 +93,30 @@ class Verdict:
             "frame": self.frame,
             "doing": self.doing,
             "entry": self.entry,
+            "source": self.source,
+            "doubts": self.doubts,
         }
+
+
+def confirmed_by(told: Mapping[str, Any]) -> str:
+    """Return what a stored verdict says that sysadmins must act on, by more than a program's word; else ""."""
+    is_confirmed = told.get("owner") == "sysadmin" and told.get("source") in {"machine", "scheduler"}
+    return str(told["cause"]) if is_confirmed else ""
+
+
+_SOURCES: dict[object, str] = {
+    "machine": "its machine (kernel, agent or launcher)",
+    "scheduler": "the scheduler",
+    "program": "the program alone",
+}
+
+
+def reported_by(told: Mapping[str, Any]) -> str:
+    """Return whose word a verdict's cause is, and what speaks against it. `told`: as `Verdict.told` gives it.
+
+    "" where a researcher must act, as programs know best what went wrong in them, and where an older release told.
+    """
+    source = _SOURCES.get(told.get("source"), "")
+    if told.get("owner") != "sysadmin" or not source:
+        return ""
+    return "; ".join([source, *map(str, told.get("doubts", ()))])

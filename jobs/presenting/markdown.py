@@ -87,6 +87,8 @@ def _facts(document: Document) -> Iterator[tuple[str, str]]:
     else:
         sure = f", {formatting.share(incident.confidence)} sure" if incident.confidence is not None else ""
         yield "Cause", f"{document.cause.code}{sure if document.cause.code != 'unknown' else ''}"
+    if document.reported_by and not incident.is_overruled:
+        yield "Reported by", document.reported_by
     yield "Owner", _WORDS.get(document.cause.owner, document.cause.owner)
     for name, seconds in (
         ("Noticed after", cost.detect_seconds),

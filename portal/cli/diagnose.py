@@ -87,7 +87,10 @@ def _postmortem_lines(told: dict[str, Any], many: str) -> list[str]:
     figures, overruled = told["figures"], told["overruled"]
     lines = _lines(told)
     if overruled:
-        lines[1] = f"{told['cause']} by {overruled['by'] or 'somebody'}: {overruled['why']}"
+        confirmed = (
+            "" if told.get("is_confirmed", True) or told["owner"] != "sysadmin" else " (its machine says nothing)"
+        )
+        lines[1] = f"{told['cause']} by {overruled['by'] or 'somebody'}{confirmed}: {overruled['why']}"
         lines.insert(2, f"The evidence said {told['evidence_cause']}, {told['confidence']:.0%} sure")
     for what, key in (("Noticed after", "detect"), ("Trained again after", "again"), ("Caught up after", "catch_up")):
         if figures[f"{key}_seconds"] is not None:
@@ -101,9 +104,14 @@ def _postmortem_lines(told: dict[str, Any], many: str) -> list[str]:
 
 
 def _lines(verdict: dict[str, Any]) -> list[str]:
+    from jobs.postmortem.verdict import reported_by
+
     sure = f"{verdict['confidence']:.0%} sure" if verdict["cause"] != "unknown" else "not enough to go by"
     owner = {"both": "researcher and sysadmin", "nobody": "nobody has to act"}.get(verdict["owner"], verdict["owner"])
-    lines = [verdict["says"], f"{verdict['cause']} · {sure} · {owner}", ""]
+    lines = [verdict["says"], f"{verdict['cause']} · {sure} · {owner}"]
+    if witness := reported_by(verdict):
+        lines.append(f"Reported by {witness}")
+    lines.append("")
     for one in verdict["evidence"][:SHOWN]:
         count = f" ({one['count']:,} times)" if one.get("count", 1) > 1 else ""
         place = f"{one['file']}:{one['line']}" if one["line"] else one["file"]

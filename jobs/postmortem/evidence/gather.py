@@ -10,6 +10,7 @@ import time
 
 from jobs.models import Incident
 from jobs.postmortem import sources, stacks
+from jobs.postmortem.doubts import ATTEMPT
 from jobs.postmortem.evidence.clients import clients_of_federation
 from jobs.postmortem.evidence.found import Evidence, Source
 from jobs.postmortem.evidence.history import changes_of_environment, lineage_of_checkpoints, others_that_failed
@@ -44,7 +45,7 @@ SOURCES: tuple[Source, ...] = (
 
 def gather(incident: Incident, catalogue: Catalogue) -> Evidence:
     """Ask every source; one that fails only says that it could not be seen."""
-    found = Evidence(incarnation=incident.incarnation or 0)
+    found = Evidence(incarnation=incident.incarnation or 0, seen={ATTEMPT})
     for source in SOURCES:
         name = source.__name__.replace("_", " ")
         if time.monotonic() > found.until:

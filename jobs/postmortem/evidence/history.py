@@ -89,13 +89,13 @@ def others_that_failed(incident: Incident, catalogue: Catalogue, found: Evidence
 
 
 def _others(incidents: IncidentQuerySet, attempt: Attempt) -> dict[int, tuple[str, str]]:
-    """Node and cause by job, of jobs that are not of the same sweep."""
+    """Node and cause by job, of jobs that are not of the same sweep; what a person says of theirs is no evidence."""
     own = Q(attempt__job=attempt.job_id)
     if attempt.job.sweep_id:
         own |= Q(attempt__job__sweep=attempt.job.sweep_id)
     rows = incidents.exclude(own).exclude(cause=NONE).order_by("-at")
     told = rows.values_list("attempt__job", "node", "cause", "overruled_cause")[:MOST_OTHERS]
-    return {job: (node, overruled or cause) for job, node, cause, overruled in told}
+    return {job: (node, UNKNOWN if overruled else cause) for job, node, cause, overruled in told}
 
 
 def _of_others(others: dict[int, tuple[str, str]]) -> Sign:

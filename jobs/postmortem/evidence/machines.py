@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import numpy as np
 
 from jobs import allocations
 from jobs.models import Attempt, Incident
+from jobs.postmortem.doubts import GPUS_WATCHED, NO_GPUS
 from jobs.postmortem.evidence.found import AROUND, Evidence, some
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.sign import Sign
@@ -36,12 +37,27 @@ def events_of_machines(incident: Incident, catalogue: Catalogue, found: Evidence
         found.not_seen.append(f"what the machine did on {some(silent)}: no agent told of it")
     else:
         found.seen.add("machines")
+    _note_watched(attempt, incident.at, found)
     rows = NodeEvent.objects.filter(agent__node__in=attempt.nodes, at__lte=until, last_at__gte=since)
     events = list(rows.select_related("agent", "gpu").order_by("at")[:MOST_EVENTS])
     others = _of_others(attempt, events)
     for event in events:
         if event.pk not in others:
             found.signs += _of_event(event, catalogue)
+
+
+def _asked_for_none(attempt: Attempt) -> bool:
+    """Return whether the attempt is known to have asked for no GPUs."""
+    return not attempt.job.is_attached and not attempt.job.spec.get("resources", {}).get("gpus_per_node")
+
+
+def _note_watched(attempt: Attempt, ended_at: datetime, found: Evidence) -> None:
+    """Note what a claim of broken hardware is checked against: whether it had GPUs, and whether agents watched."""
+    if _asked_for_none(attempt) and not allocations.held_by([attempt]).get(attempt.pk):
+        found.seen.add(NO_GPUS)
+    heard = Agent.objects.filter(node__in=attempt.nodes, heard_at__gte=ended_at).values_list("node", flat=True)
+    if set(attempt.nodes) <= set(heard):
+        found.seen.add(GPUS_WATCHED)
 
 
 def _of_others(attempt: Attempt, events: Sequence[NodeEvent]) -> set[int]:
@@ -55,7 +71,7 @@ def _of_others(attempt: Attempt, events: Sequence[NodeEvent]) -> set[int]:
     for holding in held:
         whose.setdefault(holding.gpu_id, []).append(holding)
     mine = {one.gpu_id for one in allocations.held_by([attempt]).get(attempt.pk, [])}
-    if not mine and not attempt.job.is_attached and not attempt.job.spec.get("resources", {}).get("gpus_per_node"):
+    if not mine and _asked_for_none(attempt):
         return {event.pk for event in with_gpu}
     found = set()
     for event in with_gpu:

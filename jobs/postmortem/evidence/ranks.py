@@ -45,7 +45,7 @@ def logs_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> 
     named = _logs(incident, found)
     if not named:
         found.not_seen.append("its logs: there are none, or they have been removed")
-    found.read = offline.read(_opened(incident, named, found), catalogue, size=sum(named.values()))
+    found.read = offline.read(_opened(incident, named, found), catalogue, size=sum(named.values()), of_job=True)
     found.seen |= found.read.kinds
     found.not_seen += found.read.not_seen
 

@@ -150,7 +150,7 @@ def test_of_one_machine_no_node_is_left_out(job: Job, told: Told, tick: Tick) ->
 
 def test_a_persons_word_comes_before_the_machines(job: Job, told: Told, tick: Tick) -> None:
     attempt = die(told, tick, "program.exception", overruled_cause="storage.io")
-    assert attempt.decision.startswith("A file system failed. Started anew")
+    assert attempt.decision.startswith("A file system failed (according to somebody). Started anew")
 
 
 def test_what_is_handed_over_stays(job: Job, told: Told, tick: Tick) -> None:

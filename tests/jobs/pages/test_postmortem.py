@@ -233,7 +233,7 @@ class TestWriting:
 class TestOverruling:
     def test_is_final_and_keeps_what_the_evidence_said(self, incident: Incident, client: Client) -> None:
         html = send(client, incident, "overrule", cause="data.corrupt", why="The index of shard 7 was cut off.")
-        assert "Data could not be decoded: The index of shard 7 was cut off." in html
+        assert "According to mira, data could not be decoded: The index of shard 7 was cut off." in html
         assert "the evidence said <code>program.exception</code>" in html
         incident.refresh_from_db()
         assert (incident.cause, incident.is_final, incident.due_at) == ("data.corrupt", True, None)
@@ -242,7 +242,7 @@ class TestOverruling:
         incident.refresh_from_db()
         assert incident.cause == "data.corrupt"
         assert Diagnosis.objects.get().cause == "program.exception"
-        assert "Data could not be decoded" in text(client.get(f"/jobs/{incident.attempt.job_id}"))
+        assert "According to mira, data could not be decoded" in text(client.get(f"/jobs/{incident.attempt.job_id}"))
 
     def test_a_verdict_that_was_being_made_meanwhile_does_not_come_before_it(
         self, mira: User, runs: Path, client: Client, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,8 @@ from tests.jobs.reporting import attempt_of, job_of
 @pytest.fixture
 def left(runs: Path) -> Left:
     job = job_of()
-    Job.objects.filter(pk=job.pk).update(directory="default/1-abcdef")
+    spec = {**job.spec, "resources": {**job.spec.get("resources", {}), "gpus_per_node": 8}}
+    Job.objects.filter(pk=job.pk).update(directory="default/1-abcdef", spec=spec)
     job.refresh_from_db()
     folder = runs / "default/1-abcdef/job/attempt-1"
     (folder / "logs").mkdir(parents=True)

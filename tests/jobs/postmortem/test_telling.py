@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from jobs.causes import CAUSES
 from jobs.models import Attempt, Diagnosis, Incident, Job, Sweep
 from jobs.postmortem import telling
 from portal.models import Channel, Delivery, Notice, User
@@ -39,6 +40,7 @@ def die(mira: User) -> Die:
         attempt = {"decision": decision, "nodes": ["dgx-03"], "step": 120}
         job = a_job(mira, a_project(), state="failed", name="wren", sweep=sweep, attempt=attempt)
         given = {"version": 1, "confidence": 0.91, "says": "KeyError: 'label' (rank 1).", "fingerprint": "f" * 16}
+        given["confirmed_cause"] = cause if CAUSES[cause].owner == "sysadmin" else ""  # by its machine
         fields = {"at": timezone.now(), **given, **fields}
         incident = Incident.objects.create(attempt=job.latest, project=job.project, cause=cause, **fields)
         evidence = [
@@ -166,13 +168,15 @@ def test_a_revision_is_sent_only_where_somebody_else_must_act(die: Die, mira: Us
     telling.tell()
     assert titles() == [f"wren (#{incident.attempt.job_id}) died: A wrong argument."]
     assert Delivery.objects.count() == 1
-    Incident.objects.update(version=3, cause="gpu.off_bus", says="A GPU was lost.", node="dgx-03")
+    Incident.objects.update(
+        version=3, cause="gpu.off_bus", confirmed_cause="gpu.off_bus", says="A GPU was lost.", node="dgx-03"
+    )
     telling.tell()
     assert Delivery.objects.count() == 2
     Incident.objects.update(overruled_cause="data.missing", overruled_why="I know it.")
     telling.tell()
     assert Delivery.objects.count() == 3
-    assert dict(Notice.objects.get(kind="incident").facts)["Cause"] == "data.missing, overruled by a person"
+    assert dict(Notice.objects.get(kind="incident").facts)["Cause"] == "data.missing, overruled by somebody"
 
 
 @pytest.mark.parametrize("cause", ["none", "scheduler.cancelled", "scheduler.preempted"])
@@ -189,7 +193,7 @@ def test_where_nobody_must_act_any_more_it_is_withdrawn(die: Die, mira: User, ch
     die("gpu.off_bus", node="dgx-03")
     telling.tell()
     assert Notice.objects.standing().count() == Delivery.objects.unsent().count() == 2
-    Incident.objects.update(version=2, **change)
+    Incident.objects.update(version=2, confirmed_cause="", **change)
     telling.tell()
     assert not Notice.objects.standing().exists()
     Delivery.objects.update(due_at=timezone.now())
@@ -282,11 +286,13 @@ class TestSweepRevised:
         telling.tell()
         assert sorted(self.standing()) == [
             "2 jobs of sweep lr died alike: KeyError: 'label' (rank 1).",
-            f"wren (#{died[0].attempt.job_id}) died: Data or a model could not be found.",
+            f"wren (#{died[0].attempt.job_id}) died: Data or a model could not be found, according to somebody.",
         ]
         Incident.objects.filter(pk=died[1].pk).update(overruled_cause="none", cause="none")
         telling.tell()
-        assert self.standing() == [f"wren (#{died[0].attempt.job_id}) died: Data or a model could not be found."]
+        assert self.standing() == [
+            f"wren (#{died[0].attempt.job_id}) died: Data or a model could not be found, according to somebody."
+        ]
 
     def test_what_started_again_in_place_is_not_counted(self, die: Die, sweep: Sweep) -> None:
         died = [die(sweep=sweep) for _ in range(2)]
@@ -322,7 +328,7 @@ class TestSysadmins:
         died = [die("gpu.off_bus", node="dgx-03"), die("gpu.off_bus", node="dgx-03"), die("gpu.ecc", node="")]
         telling.tell()
         for incident, left in zip(died, (2, 1, 0), strict=True):
-            Incident.objects.filter(pk=incident.pk).update(version=2, cause="program.exception")
+            Incident.objects.filter(pk=incident.pk).update(version=2, cause="program.exception", confirmed_cause="")
             telling.tell()
             assert Notice.objects.standing().filter(kind="incident.site").count() == left
 

@@ -8,6 +8,7 @@ from typing import Any
 from django.utils import timezone
 
 from jobs.failures import counting
+from jobs.failures.counted import MACHINES
 from jobs.models import Attempt, Event, Incident, Job
 from portal.models import Project, User
 from tests.lab import a_job, a_project, person
@@ -50,6 +51,7 @@ def ran(
 
 def failed(attempt: Attempt, cause: str, *, at: datetime | None = None, **fields: Any) -> Incident:
     given = {"version": 1, "is_final": True, "confidence": 0.9, "at": at or attempt.ended_at or timezone.now()}
+    given["confirmed_cause"] = cause if cause in MACHINES else ""
     project = attempt.job.project
     return Incident.objects.create(attempt=attempt, project=project, cause=cause, **{**given, **fields})
 

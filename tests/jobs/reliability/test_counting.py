@@ -217,6 +217,9 @@ class TestFailures:
         Incident.objects.filter(pk=incident.pk).update(overruled_cause="gpu.ecc", is_counted=False)
         count()
         assert Failure.objects.get().cause == "gpu.ecc"
+        assert not Failure.objects.get().is_interruption, "the machine does not say so"
+        Incident.objects.filter(pk=incident.pk).update(confirmed_cause="gpu.ecc", cause="gpu.ecc", is_counted=False)
+        count()
         assert Failure.objects.get().is_interruption
         Incident.objects.filter(pk=incident.pk).update(overruled_cause="none", is_counted=False)
         count()

@@ -1,0 +1,69 @@
+"""What speaks against a sign: hardware that the job did not have, or of which its machines and scheduler know nothing.
+
+A program may print any line. One that names broken hardware is believed less where the job had none of it, or where
+whoever watches it saw nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jobs.postmortem.case import Case
+from jobs.postmortem.sign import PRINTED, Sign
+
+# Facts about an attempt, among what was seen (`Case.seen`).
+ATTEMPT = "an attempt's own logs"  # and nothing that somebody gathered by hand
+NO_GPUS = "no GPUs held"
+GPUS_WATCHED = "an agent on each node since the end"
+_BY_SCHEDULER = frozenset({"scheduler.node_fail", "scheduler.launch"})
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """One reason to believe a sign less; `factor` is by how much."""
+
+    text: str
+    factor: float
+
+
+# With the first the cause is told no more (below `SURE_ENOUGH`), with the others it still is.
+_HAD_NO_GPU = Doubt("the job held no GPU", 0.5)
+_NEEDS_NO_DRIVER = Doubt("the job held no GPU", 0.7)
+_AGENT_SAW_NOTHING = Doubt("the agents of its nodes saw no such event", 0.6)
+_SCHEDULER_KNOWS_NOTHING = Doubt("the scheduler reports no such event", 0.5)
+
+
+def doubts_of(sign: Sign, case: Case) -> list[Doubt]:
+    """Return what speaks against one sign; nothing where nobody knows more than the logs."""
+    found = []
+    if sign.cause.startswith("gpu."):
+        if NO_GPUS in case.seen:
+            found.append(_HAD_NO_GPU)
+        if GPUS_WATCHED in case.seen and not _has_machine(case, "gpu."):
+            found.append(_AGENT_SAW_NOTHING)
+    elif sign.cause == "environment.driver" and NO_GPUS in case.seen:
+        found.append(_NEEDS_NO_DRIVER)
+    elif (
+        sign.cause in _BY_SCHEDULER and _is_of_log(sign) and "scheduler" in case.seen and not _has_scheduler(case, sign)
+    ):
+        found.append(_SCHEDULER_KNOWS_NOTHING)
+    return found
+
+
+def believed(candidates: Sequence[Sign], case: Case) -> list[Sign]:
+    """Return the candidates that nothing speaks against; all of them where that leaves none."""
+    return [sign for sign in candidates if not doubts_of(sign, case)] or list(candidates)
+
+
+def _has_machine(case: Case, domain: str) -> bool:
+    return any(sign.witness == "machine" and sign.cause.startswith(domain) for sign in case.signs)
+
+
+def _is_of_log(sign: Sign) -> bool:
+    """Return whether a log says so, and neither the launcher nor the trainer."""
+    return sign.of in {"", PRINTED}
+
+
+def _has_scheduler(case: Case, doubted: Sign) -> bool:
+    return any(sign.witness == "scheduler" and sign.cause == doubted.cause for sign in case.signs)

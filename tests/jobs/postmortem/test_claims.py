@@ -1,0 +1,230 @@
+"""Check that sysadmins hear of broken hardware from its machine or the scheduler, never from a job or a person."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.utils import timezone
+
+from jobs.causes import CAUSES
+from jobs.failures import counting
+from jobs.following.policy import decide
+from jobs.models import Event, Failure, Incident
+from jobs.postmortem import incidents, offline, people, telling
+from jobs.postmortem.diagnose import diagnose
+from jobs.postmortem.doubts import ATTEMPT
+from jobs.postmortem.signatures import catalogue
+from jobs.postmortem.verdict import Verdict
+from nodes.models import Agent, Gpu, NodeEvent
+from portal.cli.diagnose import _postmortem_lines
+from portal.models import Notice, User
+from tests.jobs.postmortem.dying import RAISED, dead
+from tests.jobs.postmortem.left import Left
+from tests.lab import a_project, bearer, person, signed_in, sysadmin
+
+pytestmark = pytest.mark.django_db
+XID = "NVRM: Xid (PCI:0000:ab:00): 79, pid=41833, name=python, GPU has fallen off the bus."
+OF_SYSADMINS = sorted(code for code, cause in CAUSES.items() if cause.owner == "sysadmin")
+
+
+@pytest.fixture(autouse=True)
+def _as_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "_told", {})
+    monkeypatch.setattr(telling, "WAIT", timedelta())
+
+
+def notices(kind: str) -> list[Notice]:
+    telling.tell()
+    return list(Notice.objects.standing().filter(kind=kind).order_by("pk"))
+
+
+def with_gpus(left: Left, gpus: int) -> None:
+    job = left.attempt.job
+    job.spec = {**job.spec, "resources": {**job.spec["resources"], "gpus_per_node": gpus}}
+    job.save(update_fields=["spec"])
+
+
+def watched(*nodes: str) -> list[Agent]:
+    later = timezone.now() + timedelta(seconds=5)
+    return [Agent.objects.create(node=node, heard_at=later) for node in nodes]
+
+
+class TestPrinted:
+    """A line in a log of the job's own, which any program may print."""
+
+    def test_by_a_job_without_a_gpu_is_no_verdict(self, left: Left) -> None:
+        with_gpus(left, 0)
+        left.write("logs/0.1.log", f"step 1 loss 2.0\n{XID}\n")
+        incident, told = left.diagnosed()
+        assert (incident.cause, incident.confirmed_cause) == ("unknown", "")
+        assert told["runner_up"]["cause"] == "gpu.off_bus"
+        assert "the job held no GPU" in told["runner_up"]["why"]
+        assert notices("incident.site") == []
+
+    def test_does_not_hide_what_the_program_raised(self, left: Left) -> None:
+        with_gpus(left, 0)
+        left.write("logs/0.1.log", f"{XID}\n{RAISED}")
+        assert left.diagnosed()[0].cause == "program.exception"
+
+    def test_is_less_sure_where_agents_watched_and_saw_nothing(self, left: Left) -> None:
+        watched("dgx-01", "dgx-02")
+        left.write("logs/0.1.log", f"step 1 loss 2.0\n{XID}\n")
+        incident, told = left.diagnosed()
+        assert (incident.cause, told["source"]) == ("gpu.off_bus", "program")
+        assert told["confidence"] < 0.6
+        assert told["says"].startswith("According to its log, a GPU was lost from the bus")
+        assert told["doubts"] == ["the agents of its nodes saw no such event"]
+        assert told["advice"].startswith("Nothing of the machine itself confirms this.")
+        assert notices("incident.site") == []
+        (notice,) = notices("incident")
+        assert dict(notice.facts)["Reported by"] == "the program alone; the agents of its nodes saw no such event"
+        assert not notice.detail.startswith("Drain")
+
+    def test_is_told_to_sysadmins_once_the_machine_says_so(self, left: Left) -> None:
+        (agent, _) = watched("dgx-02", "dgx-01")
+        left.write("logs/0.1.log", f"step 1 loss 2.0\n{XID}\n")
+        incident, _ = left.diagnosed()
+        gpu = Gpu.objects.create(uuid="GPU-2", agent=agent, index=2, bus="0000:ab:00")
+        NodeEvent.objects.create(
+            agent=agent, gpu=gpu, kind="xid", code=79, text="GPU has fallen off the bus.",
+            at=incident.at, last_at=incident.at,
+        )  # fmt: skip
+        Incident.objects.update(due_at=timezone.now())
+        assert incidents.diagnose(incident.pk)
+        incident.refresh_from_db()
+        assert (incident.confirmed_cause, incident.node) == ("gpu.off_bus", "dgx-02")
+        (notice,) = notices("incident.site")
+        assert dict(notice.facts)["Reported by"] == "its machine (kernel, agent or launcher)"
+        assert notice.detail.startswith("Drain the node")
+
+    def test_a_log_that_looks_like_a_kernels_is_still_the_jobs(self, left: Left) -> None:
+        lines = [f"[ {n}.000001] usb 1-1: new device" for n in range(20)]
+        left.write("logs/0.1.log", "\n".join([*lines, f"[ 21.000001] {XID}", ""]))
+        incident, told = left.diagnosed()
+        assert (incident.confirmed_cause, told["source"]) == ("", "program")
+
+    def test_a_log_that_looks_like_the_schedulers_record_is_still_the_jobs(self, left: Left) -> None:
+        left.write("logs/0.1.log", "JobID|State|ExitCode|NodeList\n7|NODE_FAIL|0:0|dgx-02\n")
+        incident, _ = left.diagnosed()
+        assert (incident.cause, incident.confirmed_cause) == ("unknown", "")
+
+    def test_what_the_scheduler_does_not_know_is_no_verdict(self, left: Left) -> None:
+        left.write(
+            "logs/0.1.log", "slurmstepd: error: *** JOB 7 ON dgx-02 CANCELLED AT 2026-11-21 DUE TO NODE FAILURE ***\n"
+        )
+        incident, told = left.diagnosed()
+        assert (incident.cause, incident.confirmed_cause) == ("unknown", "")
+        assert "the scheduler reports no such event" in str(told["runner_up"])
+
+    def test_a_report_of_a_guard_is_the_jobs_own_word(self, left: Left) -> None:
+        data = {"step": 9, "check": "replica", "ranks": [1], "what": "differs"}
+        Event.objects.create(
+            attempt=left.attempt, time=timezone.now(), kind="guard.corruption", rank=0, incarnation=0, data=data
+        )
+        incident, told = left.diagnosed()
+        assert (incident.cause, told["source"], incident.confirmed_cause) == ("numerics.corruption", "program", "")
+        assert notices("incident.site") == []
+
+
+def judged(text: str) -> Verdict:
+    read = offline.read([offline.log_of_text(text, "0.0.log")], catalogue(), of_job=True)
+    return diagnose(read.scanned, catalogue(), records=read.records, seen={ATTEMPT})
+
+
+@pytest.mark.parametrize("cause", OF_SYSADMINS)
+def test_no_line_that_a_job_prints_is_the_machines_word(cause: str) -> None:
+    """Every entry of the catalogue of each cause that sysadmins must act on."""
+    entries = [one for one in catalogue() if one.cause == cause and not one.reads_tracebacks and one.example]
+    assert entries
+    for entry in entries:
+        verdict = judged(f"step 1 loss 2.0\n{entry.example}\n")
+        assert verdict.confirmed_cause == "", entry.name
+
+
+def test_without_a_portal_a_kernel_log_is_the_machines_word() -> None:
+    kernel = "\n".join(f"[ {n}.000001] usb 1-1: new device" for n in range(9)) + f"\n[ 21.000001] {XID}\n"
+    verdict = offline.verdict_on(offline.logs_of_texts({"train.log": "step 1 loss 2.0\n", "dmesg.txt": kernel}))
+    assert (verdict.cause, verdict.source, verdict.doubts) == ("gpu.off_bus", "machine", [])
+    alone = offline.diagnose_text(f"step 1 loss 2.0\n{XID}\n")
+    assert (alone.cause, alone.source) == ("gpu.off_bus", "program")
+    assert alone.confidence > 0.9, "what the log allows, as nobody knows more"
+
+
+class TestOverruled:
+    """A person's word: it is theirs, by name, and calls nobody to a node."""
+
+    @pytest.mark.parametrize("cause", OF_SYSADMINS)
+    def test_calls_no_sysadmin(self, mira: User, runs: Path, cause: str) -> None:
+        incident = dead(mira, runs)
+        people.overrule(mira, incident, cause=cause, why="I saw it.")
+        assert notices("incident.site") == []
+        (notice,) = notices("incident")
+        assert "according to mira" in notice.title
+        facts = dict(notice.facts)
+        assert (facts["Cause"], facts["Reported by"]) == (f"{cause}, overruled by mira", "mira: I saw it.")
+
+    def test_is_named_wherever_it_is_shown(self, mira: User, runs: Path) -> None:
+        incident = dead(mira, runs)
+        people.overrule(mira, incident, cause="gpu.off_bus", why="I saw it.")
+        job = incident.attempt.job_id
+        told = bearer(mira).get(f"/api/v1/jobs/{job}/postmortem").json()
+        assert (told["reported_by"], told["is_confirmed"]) == ("mira; not confirmed by the machine", False)
+        assert told["advice"].startswith("Nothing of the machine itself confirms this.")
+        for text in (
+            signed_in(mira).get(f"/jobs/{job}/postmortem").content.decode(),
+            signed_in(mira).get(f"/jobs/{job}").content.decode(),
+            signed_in(mira).get(f"/jobs/{job}/postmortem.md").content.decode(),
+            "\n".join(_postmortem_lines(told, "steps")),
+        ):
+            assert "According to mira, a GPU was lost from the bus: I saw it." in text
+            assert "What to do: Drain" not in text
+
+    def test_silences_no_alarm_unless_a_sysadmin_says_it(self, mira: User, runs: Path) -> None:
+        incident = dead(mira, runs)
+        Incident.objects.update(cause="gpu.ecc", confirmed_cause="gpu.ecc", node="dgx-02")
+        incident.refresh_from_db()
+        assert len(notices("incident.site")) == 1
+        people.overrule(mira, incident, cause="program.exception", why="It was me.")
+        assert len(notices("incident.site")) == 1
+        people.overrule(sysadmin(), incident, cause="program.exception", why="It was her.")
+        assert notices("incident.site") == []
+
+    def test_taken_back_the_machines_word_holds_again(self, left: Left) -> None:
+        left.ends(1, r1=(1, None, 0.5))
+        left.look(1, kernel=[[timezone.now().timestamp() - 5, XID]], gpus=["00000000:AB:00.0"])
+        incident, _ = left.diagnosed()
+        assert incident.confirmed_cause == "gpu.off_bus"
+        admin = sysadmin()
+        people.overrule(admin, incident, cause="data.corrupt", why="I saw it.")
+        assert incident.confirmed_cause == ""
+        people.withdraw(admin, incident)
+        assert (incident.cause, incident.confirmed_cause) == ("gpu.off_bus", "gpu.off_bus")
+
+    def test_keeps_only_their_own_job_from_the_node(self, mira: User, runs: Path) -> None:
+        incident = dead(mira, runs)
+        Incident.objects.update(node="dgx-02")
+        incident.refresh_from_db()
+        people.overrule(mira, incident, cause="gpu.off_bus", why="I saw it.")
+        decision = decide(incident.attempt, "exception")
+        assert "(according to mira)" in decision.text
+        other = dead(person("lena", a_project("elsewhere")), runs, project="elsewhere")
+        assert "dgx-02" not in decide(other.attempt, "exception").blamed
+
+    def test_of_many_jobs_makes_no_node_an_offender(self, mira: User, runs: Path) -> None:
+        for _ in range(4):
+            incident = dead(mira, runs)
+            people.overrule(mira, incident, cause="gpu.off_bus", why="I saw it.")
+        counting.count()
+        assert set(Failure.objects.values_list("cause", "program", "is_interruption")) == {
+            ("gpu.off_bus", f"claims of {mira.pk}", False)
+        }
+
+    def test_is_no_evidence_for_the_failure_of_somebody_else(self, left: Left, mira: User, runs: Path) -> None:
+        for _ in range(3):
+            incident = dead(mira, runs)
+            people.overrule(mira, incident, cause="storage.io", why="I saw it.")
+        _, told = left.diagnosed()
+        assert "because a file system failed" not in json.dumps(told)
