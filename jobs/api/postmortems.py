@@ -37,6 +37,8 @@ class IncidentRow(Schema):
     version: int
     is_final: bool
     is_overruled: bool
+    overruled_by: str = Field(description="Who named the cause; empty: the evidence did, or they are gone.")
+    is_confirmed: bool = Field(description="The machine or the scheduler supports it, where a sysadmin must act.")
     published_at: datetime | None
     url: str
 
@@ -92,6 +94,8 @@ def incident_row(incident: Incident) -> dict[str, Any]:
         "version": incident.version,
         "is_final": incident.is_final,
         "is_overruled": incident.is_overruled,
+        "overruled_by": incident.overruled_by.username if incident.overruled_by else "",
+        "is_confirmed": incident.is_confirmed,
         "published_at": incident.published_at,
         "url": f"{settings.VIGIL_PUBLIC_URL}/jobs/{attempt.job_id}/{place}{attempt.number}",
     }

@@ -127,7 +127,7 @@ def incidents(answer: dict[str, Any]) -> list[str]:
 
 def _sure(one: dict[str, Any]) -> str:
     if one["is_overruled"]:
-        return "a person"
+        return str(one.get("overruled_by") or "a person")
     return "" if one["confidence"] is None or one["cause"] == "unknown" else f"{one['confidence']:.0%}"
 
 
