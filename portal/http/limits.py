@@ -4,6 +4,7 @@ A body of more than a form's size is read only of somebody who is known: 300 pos
 particular, took 290 MB.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -24,51 +25,34 @@ MIB = 1024 * 1024
 UPLOAD = 52 * MIB  # somebody's own code (50 MB packed) with its spec
 ORDINARY = 2 * MIB
 ANONYMOUS = 16 * 1024  # the form to sign in, an enrolment, a hook of Slurm's: none has more than 1 kB
+LARGE_AT_ONCE = 16  # of a person, in one web process: 2 MiB each in memory, uploads on disk
 UPLOADS = ("/api/v1/jobs", "/api/v1/sweeps", "/submit")  # where code may be sent to
 
 
-class _TooLarge(Exception):
-    """The body outgrew its bound while it was read."""
+class _Refused(Exception):
+    """The body is read no further; `response` says why."""
 
-
-class _Unknown(Exception):
-    """The body outgrew what is read of a stranger."""
+    def __init__(self, response: HttpResponse) -> None:
+        super().__init__(response.status_code)
+        self.response = response
 
 
 class BodyLimit:
     """Wraps the ASGI application; answers 413 as soon as a body is, or says it will be, too large.
 
-    Answers 401 (or, to a page's address, leads to the form to sign in) where more than a form comes from a stranger.
+    Where more than a form comes from a stranger it answers 401, or leads to the form to sign in; 429 where somebody
+    sends many large ones at once.
     """
 
     def __init__(self, application: Application) -> None:
         self.application = application
+        self.large: Counter[int] = Counter()  # requests with more than a form in hand, by person
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.application(scope, receive, send)
             return
-        limit = _limit(scope)
-        declared = declared_length(scope)
-        if declared > limit:
-            await respond(send, _too_large(limit))
-            return
-        is_signed_in = False
-        if declared > ANONYMOUS and not (is_signed_in := await _is_signed_in(scope)):
-            await respond(send, _stranger(scope))
-            return
-        started = False
-        received = 0
-
-        async def bounded() -> Message:
-            nonlocal received, is_signed_in
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > limit:
-                raise _TooLarge
-            if received > ANONYMOUS and not is_signed_in and not (is_signed_in := await _is_signed_in(scope)):
-                raise _Unknown
-            return message
+        body, started = _Body(scope, receive, self.large), False
 
         async def noted(message: Message) -> None:
             nonlocal started
@@ -76,13 +60,48 @@ class BodyLimit:
             await send(message)
 
         try:
-            await self.application(scope, bounded, noted)
-        except _TooLarge:
+            await body.admit(declared_length(scope))
+            await self.application(scope, body.receive, noted)
+        except _Refused as refused:
             if not started:
-                await respond(send, _too_large(limit))
-        except _Unknown:
-            if not started:
-                await respond(send, _stranger(scope))
+                await respond(send, refused.response)
+        finally:
+            body.close()
+
+
+class _Body:
+    """One request's body on its way in."""
+
+    def __init__(self, scope: Scope, receive: Receive, large: Counter[int]) -> None:
+        self.scope, self._receive, self._large = scope, receive, large
+        self.limit, self.received = _limit(scope), 0
+        self.sender: int | None = None  # known only where that matters
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.received += len(message.get("body", b""))
+        await self.admit(self.received)
+        return message
+
+    async def admit(self, length: int) -> None:
+        """Refuse, by _Refused, a body of this length from whoever sends it."""
+        if length > self.limit:
+            raise _Refused(_too_large(self.limit))
+        if length <= ANONYMOUS or self.sender is not None:
+            return
+        sender = await _writer_of(self.scope)
+        if sender is None:
+            raise _Refused(_stranger(self.scope))
+        if self._large[sender] >= LARGE_AT_ONCE:
+            raise _Refused(problems.plain(429, {"Retry-After": "1"}))
+        self._large[sender] += 1
+        self.sender = sender
+
+    def close(self) -> None:
+        if self.sender is not None:
+            self._large[self.sender] -= 1
+            if not self._large[self.sender]:
+                del self._large[self.sender]
 
 
 def declared_length(scope: Scope) -> int:
@@ -100,7 +119,7 @@ async def respond(send: Send, response: HttpResponse) -> None:
     headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in response.items()]
     headers.append((b"cache-control", problems.PRIVATE.encode()))
     headers.append((b"content-length", str(len(response.content)).encode()))
-    if response.status_code in {302, 401, 413}:
+    if response.status_code in {302, 401, 413, 429}:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     await send({"type": "http.response.body", "body": response.content})
@@ -116,13 +135,15 @@ def _too_large(limit: int) -> HttpResponse:
     return Problem(413, text, kind="too-large", headers={"Content-Security-Policy": "default-src 'none'"}).response()
 
 
-async def _is_signed_in(scope: Scope) -> bool:
+async def _writer_of(scope: Scope) -> int | None:
     authorization, cookies = header(scope, b"authorization"), header(scope, b"cookie")
-    ask = database_sync_to_async(senders.is_signed_in)
-    return bool(await ask(authorization.decode("latin-1"), cookies.decode("latin-1")))
+    found: int | None = await database_sync_to_async(senders.writer_of)(
+        authorization.decode("latin-1"), cookies.decode("latin-1")
+    )
+    return found
 
 
 def _stranger(scope: Scope) -> HttpResponse:
     if scope["path"].startswith("/api/"):
-        return problems.unauthorized("Nobody is signed in, or the token is unknown, revoked or expired.").response()
+        return problems.unauthorized("Nobody is signed in, or the token may only read or is not good.").response()
     return redirect_to_login(scope["path"])

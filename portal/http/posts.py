@@ -10,8 +10,10 @@ import asyncio
 import logging
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +36,7 @@ Answer = Callable[[str, str, str, Iterable[bytes]], HttpResponse]
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 COMPRESSED_BYTES = 1024 * 1024
 INFLATED_BYTES = 16 * 1024 * 1024
+LARGE_AT_ONCE = 64  # of one attempt, whose every node has a shipper, or of one machine: 64 MB
 WAITING = 256  # posts in hand at most; who is turned away comes again
 
 
@@ -74,6 +77,7 @@ class Intake:
         self.threads = threads or (1 if connection.vendor == "sqlite" else 4)
         self.pool: ThreadPoolExecutor | None = None
         self.waiting = 0
+        self.large: Counter[tuple[str, str]] = Counter()  # posts of more than a form's size in hand, by sender
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         door, whose = self._door(scope)
@@ -82,15 +86,33 @@ class Intake:
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         authorization, encoding = headers.get("authorization", ""), headers.get("content-encoding", "")
-        if not _is_small(scope):
-            refusal = await self._in_turn(_in_thread, _admitted, door.admit, whose, authorization)
-            if refusal is not None:
-                await respond(send, refusal)
-                return
-        chunks = await _read(receive)
-        if chunks is not None:  # else the sender has gone
-            answer = await self._in_turn(_in_thread, answered, door.answer, whose, authorization, encoding, chunks)
-            await respond(send, answer)
+        with ExitStack() as places:
+            if not _is_small(scope):
+                refusal = await self._in_turn(_in_thread, _admitted, door.admit, whose, authorization)
+                if refusal is None and not places.enter_context(self._place(door, whose)):
+                    refusal = problems.plain(503, {"Retry-After": "1"})
+                if refusal is not None:
+                    await respond(send, refusal)
+                    return
+            chunks = await _read(receive)
+            if chunks is not None:  # else the sender has gone
+                answer = await self._in_turn(_in_thread, answered, door.answer, whose, authorization, encoding, chunks)
+                await respond(send, answer)
+
+    @contextmanager
+    def _place(self, door: Door, whose: str) -> Iterator[bool]:
+        """Hold a place for one large post; False where its sender has too many in hand."""
+        key = (door.path.pattern, whose)
+        if self.large[key] >= LARGE_AT_ONCE:
+            yield False
+            return
+        self.large[key] += 1
+        try:
+            yield True
+        finally:
+            self.large[key] -= 1
+            if not self.large[key]:
+                del self.large[key]
 
     async def _in_turn(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Return what the work answers, in a thread; 503 where too many wait for one."""

@@ -12,18 +12,24 @@ from django.http import HttpRequest, parse_cookie
 from portal.models import Token, User, digest
 
 
-def is_signed_in(authorization: str, cookies: str) -> bool:
-    """Return whether a person's token or session comes with the request; whether they may do it, others ask."""
+def writer_of(authorization: str, cookies: str) -> int | None:
+    """Return the person whose session, or whose token that may write, comes with the request, by key.
+
+    Whether they may do what they ask for is decided where it is done.
+    """
+    user: User | AnonymousUser = AnonymousUser()
     if authorization:
         scheme, _, secret = authorization.partition(" ")
-        return scheme.lower() == "bearer" and user_of_token(digest(secret)).is_authenticated
-    key = parse_cookie(cookies).get(settings.SESSION_COOKIE_NAME)
-    return bool(key) and user_of_session(key).is_authenticated
+        if scheme.lower() == "bearer":
+            user = user_of_token(digest(secret), but=Token.Scope.READ)
+    elif key := parse_cookie(cookies).get(settings.SESSION_COOKIE_NAME):
+        user = user_of_session(key)
+    return user.pk
 
 
-def user_of_token(token_digest: str) -> User | AnonymousUser:
-    """Return whose living token it is; nobody's where it is unknown, revoked or expired."""
-    found = Token.objects.alive().select_related("user").filter(digest=token_digest).first()
+def user_of_token(token_digest: str, *, but: str = "") -> User | AnonymousUser:
+    """Return whose living token it is; nobody's where it is unknown, revoked, expired, or of the scope `but`."""
+    found = Token.objects.alive().select_related("user").filter(digest=token_digest).exclude(scope=but).first()
     return found.user if found else AnonymousUser()
 
 

@@ -164,6 +164,38 @@ def test_a_strangers_body_is_not_read(transactional_db, headers):
     assert ask_bounded({**headers, "content-length": "1000000"}, [chunk] * 100, "/submit") == (302, 0)
 
 
+def test_a_token_that_may_only_read_sends_no_body(transactional_db):
+    secret = Token.issue(lab.person("mira", lab.a_project()), "t", scope="read")[1]
+    headers = {"authorization": f"Bearer {secret}", "content-length": "1000000"}
+    assert ask_bounded(headers, [b" " * 10_000] * 100) == (401, 0)
+
+
+def test_large_bodies_of_one_person_are_counted(known, monkeypatch):
+    monkeypatch.setattr(limits, "LARGE_AT_ONCE", 2)
+    release, answers = asyncio.Event(), []
+
+    async def application(scope, receive, send):
+        await release.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message):
+        if "status" in message:
+            answers.append(message["status"])
+            if message["status"] == 429:
+                release.set()
+
+    async def play():
+        scope = {"type": "http", "path": "/api/v1/jobs", "headers": [(b"content-length", b"1000000")]}
+        scope["headers"] += [(name.encode(), value.encode()) for name, value in known.items()]
+        bounded = limits.BodyLimit(application)
+        await asyncio.gather(*(bounded(scope, None, send) for _ in range(3)))
+        await bounded(scope, None, send)
+        assert not bounded.large
+
+    asyncio.run(play())
+    assert answers == [429, 200, 200, 200]
+
+
 def test_a_session_may_send_more(transactional_db):
     browser = lab.signed_in(lab.person("mira", lab.a_project()))
     cookie = {"cookie": f"a=b; sessionid={browser.cookies['sessionid'].value}"}

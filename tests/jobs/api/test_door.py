@@ -14,6 +14,7 @@ from django.db import connections
 
 from jobs.api.reports import DOOR
 from jobs.models import Attempt, Stream
+from portal.http import posts
 from portal.http.posts import COMPRESSED_BYTES, Intake
 from tests.jobs.reporting import SECRET, Spooled, attempt_of, frame, packed
 
@@ -92,6 +93,13 @@ def test_a_strangers_body_is_not_read(attempt: Attempt) -> None:
     assert answer is not None
     assert (answer[0], answer[2]) == (401, 50), "not a piece of it"
     assert not Stream.objects.exists()
+
+
+def test_large_posts_of_one_sender_are_counted(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posts, "LARGE_AT_ONCE", 0)
+    answer = knock(attempt, packed(frame(Spooled().log(1, loss=1.0))))
+    assert answer is not None
+    assert (answer[0], answer[2]) == (503, 1)
 
 
 def test_a_shipper_that_goes_away_in_the_middle_leaves_nothing(attempt: Attempt) -> None:
