@@ -69,6 +69,8 @@ def test_jobs_in_every_state(version: str) -> None:
         if name == "cancelled":  # the shell may have died of the signal, have ended by itself with 143, or been killed
             assert {told[2], told[3]} & {143, 15, 9}
             told = (*told[:2], *expected[2:4], *told[4:])
+        if name == "completing" and version == VERSIONS[0]:  # it has room for one word, and says COMPLETING
+            expected = ("completing", "", *expected[2:])
         assert told == expected, name
         assert status.key == KEY
         assert found[name][0].user == (PORTAL if KEY in name else ALICE)
