@@ -32,7 +32,10 @@ def check(
     trust.check_program(user, spec)
     check_slurm_user(user)
     code_problems = [] if dry and code is not None else _code_problems((spec, *alike), code)
-    if problems := [*code_problems, *beside(user, spec, project, alike=alike)]:
+    problems = beside(user, spec, project, alike=alike)
+    if problems and not dry and names.refresh(problem.field for problem in problems):
+        problems = beside(user, spec, project, alike=alike)
+    if problems := [*code_problems, *problems]:
         raise SpecError(problems)
     return project
 

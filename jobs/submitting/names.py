@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from datetime import timedelta
+
+from django.db import connection
+from django.db.models import QuerySet
+from django.utils import timezone
 
 from jobs.errors import Problem
 from jobs.spec import JobSpec
+from nodes.cluster import sync
 from nodes.models import Association, AssociationQuerySet, Node, Partition, Qos, Reading, Reservation
 from nodes.schedulers import cluster
 from nodes.scheduling.capacity import may_use
+from portal import formatting
 from portal.models import User
 
 SHOWN = 6
+PARTS = {
+    "partition": Reading.Part.PARTITIONS, "qos": Reading.Part.ACCOUNTS, "reservation": Reading.Part.RESERVATIONS,
+    "gpu_type": Reading.Part.NODES, "require_nodes": Reading.Part.NODES, "exclude_nodes": Reading.Part.NODES,
+}  # fmt: skip
+FRESH = timedelta(seconds=2)  # what was read since needs no second look
+WAIT_S, LOOK_S = 4.0, 0.1
+"""A tick of the follower comes every two seconds, and a reading takes a fraction of one."""
 TITLES = {"partition": "partition", "qos": "QOS", "reservation": "reservation", "gpu_type": "GPU of type"}
 
 
@@ -24,12 +39,43 @@ def problems(spec: JobSpec) -> Iterator[Problem]:
     for field, title in TITLES.items():
         name, there = getattr(asked, field), _THERE[field]() if getattr(asked, field) else set()
         if (there or (name and _has_none(field))) and name not in there:
-            yield Problem(f"resources.{field}", f'Slurm has no {title} "{name}". {_near(name, there)}')
+            yield Problem(f"resources.{field}", f'Slurm has no {title} "{name}"{_as_of(field)}. {_near(name, there)}')
     for field in ("require_nodes", "exclude_nodes"):
         there = _THERE["nodes"]() if getattr(asked, field) else set()
         missing = [name for name in getattr(asked, field) if name not in there]
         if missing and there:
-            yield Problem(f"resources.{field}", f'Slurm has no node "{missing[0]}". {_near(missing[0], there)}')
+            near = _near(missing[0], there)
+            yield Problem(f"resources.{field}", f'Slurm has no node "{missing[0]}"{_as_of(field)}. {near}')
+
+
+def refresh(fields: Iterable[str]) -> bool:
+    """Have the worker read anew what these fields are checked against; return whether it has within WAIT_S.
+
+    A partition that was made a moment ago is there. Only whoever would be refused waits, and for one reading at most.
+    """
+    wanted = {PARTS[name] for field in fields if (name := field.removeprefix("resources.")) in PARTS}
+    now = timezone.now()
+    due = {reading.part for reading in _readings(wanted) if reading.read_at and now - reading.read_at > FRESH}
+    if not due or connection.in_atomic_block:  # the worker could not write while we wait
+        return False
+    for part in due:
+        sync.hurry(Reading.Part(part))
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        if all(reading.read_at and reading.read_at > now for reading in _readings(due)):
+            return True
+        time.sleep(LOOK_S)
+    return False
+
+
+def _readings(parts: Collection[str]) -> QuerySet[Reading]:
+    return Reading.objects.filter(part__in=parts)
+
+
+def _as_of(field: str) -> str:
+    """Return when the scheduler said so: " (as of 21:04)"."""
+    read_at = Reading.objects.filter(part=PARTS[field]).values_list("read_at", flat=True).first()
+    return f" (as of {formatting.clock(read_at)})" if read_at else ""
 
 
 def known(user: User, field: str) -> list[str]:
