@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobs.errors import Problem
 from jobs.spec import JobSpec
 from nodes.models import Node, Partition
-from nodes.scheduling import features
+from nodes.scheduling import features, gpu_types
 
 MOST_NAMED = 12
 
@@ -18,10 +18,10 @@ def eligible(spec: JobSpec, nodes: list[Node]) -> tuple[list[Node], Problem | No
     asked = spec.resources
     found = _in_partition(asked.partition, nodes)
     if asked.gpu_type and asked.gpus_per_node and found:
-        if asked.gpu_type.lower() not in {node.gpu_type.lower() for node in nodes}:
+        if not any(gpu_types.has(node, asked.gpu_type) for node in nodes):
             return [], None  # told as an unknown name
-        types = sorted({node.gpu_type for node in found if node.gpu_type})
-        found = [node for node in found if node.gpu_type.lower() == asked.gpu_type.lower()]
+        types = gpu_types.names(found)
+        found = [node for node in found if gpu_types.has(node, asked.gpu_type)]
         if not found and types:
             message = f"No node that the job may use has GPUs of type {asked.gpu_type}. There are: {', '.join(types)}."
             return [], Problem("resources.gpu_type", message)

@@ -57,7 +57,9 @@ class Others:
     @classmethod
     def of(cls, job: Job) -> Self:
         spec = JobSpec.parse(job.spec)
-        told = list(Node.objects.only("name", "partitions", "plays_many", "gpu_type", "features", "gpus"))
+        told = list(
+            Node.objects.only("name", "partitions", "plays_many", "gpu_type", "gpus_by_type", "features", "gpus")
+        )
         found, _ = eligible(spec, told)
         return cls(spec, [node for node in found if node.name not in spec.resources.exclude_nodes])
 

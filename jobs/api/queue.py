@@ -44,6 +44,7 @@ class QueuedShape(Schema):
     cpus: int
     gpus: int
     gpu_type: str
+    gpus_by_type: dict[str, int] = Field(description="Where it asks for several types; empty otherwise.")
     memory_mib: int
     gpu_indices: dict[str, list[int]] = Field(description="By node.")
     tasks: int = Field(description="How many jobs wait in this row: those of an array are one row.")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from jobs.checking.finding import Finding, bad, of_error, ok, warn
 from jobs.checking.site import Site
 from nodes.schedulers.base import SchedulerError
+from nodes.scheduling import gpu_types
 
 
 def nodes(site: Site) -> Iterator[Finding]:
@@ -19,9 +20,9 @@ def nodes(site: Site) -> Iterator[Finding]:
         return
     counted: dict[str, int] = {}
     for node in there:
-        if node.gpus:
-            kind = node.gpu_type or "GPUs without a type"
-            counted[kind] = counted.get(kind, 0) + node.gpus
+        for kind, count in gpu_types.there(node).items():
+            kind = kind or "GPUs without a type"
+            counted[kind] = counted.get(kind, 0) + count
     seen = ", ".join(f"{count} × {kind}" for kind, count in sorted(counted.items())) or "no GPUs"
     away = [node.name for node in there if node.state.startswith(("down", "drain", "fail", "unknown"))]
     if away:

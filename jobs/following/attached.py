@@ -91,7 +91,7 @@ def resources_of(row: QueuedJob) -> dict[str, Any]:
     told: dict[str, Any] = {
         "nodes": nodes,
         "gpus_per_node": -(-row.gpus // nodes),
-        "gpu_type": row.gpu_type,
+        "gpu_type": "" if row.gpus_by_type else row.gpu_type,  # of several types one would be wrong for all
         "cpus_per_node": -(-row.cpus // nodes),
         "memory_gib": round(row.memory_mib / nodes / 1024, 2) or None,
         "time_limit": limit_of(row.time_limit_s) if row.time_limit_s else None,

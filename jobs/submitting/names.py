@@ -16,6 +16,7 @@ from jobs.spec import JobSpec
 from nodes.cluster import sync
 from nodes.models import Association, AssociationQuerySet, Node, Partition, Qos, Reading, Reservation
 from nodes.schedulers import cluster
+from nodes.scheduling import gpu_types
 from nodes.scheduling.capacity import may_use
 from portal import formatting
 from portal.models import User
@@ -104,7 +105,7 @@ def _near(name: str, there: Iterable[str]) -> str:
 
 
 def _gpu_types() -> set[str]:
-    return set(Node.objects.told().exclude(gpu_type="").values_list("gpu_type", flat=True))
+    return set(gpu_types.names(Node.objects.told()))
 
 
 def _features() -> set[str]:

@@ -11,6 +11,7 @@ from jobs.eligible import eligible
 from jobs.errors import Problem
 from jobs.spec import JobSpec
 from nodes.models import Node
+from nodes.scheduling import gpu_types
 from nodes.scheduling.capacity import Room
 from portal import formatting
 
@@ -22,15 +23,15 @@ def misfits(spec: JobSpec) -> list[Problem]:
         return []
     count = spec.resources.least_allocated
     if nodes[0].plays_many:
-        return list(shortfalls(spec, room_of(nodes[0]), times=count, where=f"{nodes[0].name} has"))
+        return list(shortfalls(spec, room_of(spec, nodes[0]), times=count, where=f"{nodes[0].name} has"))
     allowed, problem = eligible(spec, nodes)
     if problem is not None:
         return [problem]
-    fitting = [node for node in allowed if not list(shortfalls(spec, room_of(node), times=1, where=""))]
+    fitting = [node for node in allowed if not list(shortfalls(spec, room_of(spec, node), times=1, where=""))]
     if allowed and not fitting:
-        largest = max(allowed, key=lambda node: (node.gpus, node.cpus))
+        largest = max(allowed, key=lambda node: (room_of(spec, node).gpus, node.cpus))
         which = "the largest node" if len(allowed) == len(nodes) else "the largest node that would do"
-        return list(shortfalls(spec, room_of(largest), times=1, where=f"{which}, {largest.name}, has"))
+        return list(shortfalls(spec, room_of(spec, largest), times=1, where=f"{which}, {largest.name}, has"))
     if allowed and count > len(fitting):
         more = f"{count} nodes are more than the {len(fitting)} that have what is asked for."
         return [Problem("resources.nodes", f"{more} Take at most {len(fitting)}.")]
@@ -44,7 +45,8 @@ def shortfalls(spec: JobSpec, room: Room, *, times: int, where: str) -> Iterator
     if asked.gpus_per_node * times > room.gpus:
         hint = "Write 0 to run on CPUs." if room.gpus == 0 else f"Take at most {room.gpus // times}."
         be = "is" if asked.gpus_per_node * times == 1 else "are"
-        gpus = formatting.plural(asked.gpus_per_node, "GPU")
+        kind = f"{asked.gpu_type} " if asked.gpu_type else ""
+        gpus = formatting.plural(asked.gpus_per_node, f"{kind}GPU")
         message = f"{gpus}{over} {be} asked for, {where} {room.gpus or 'none'}. {hint}"
         yield Problem("resources.gpus_per_node", message)
     elif asked.cpus_per_node * times > room.cpus:
@@ -65,5 +67,8 @@ def shortfalls(spec: JobSpec, room: Room, *, times: int, where: str) -> Iterator
         )
 
 
-def room_of(node: Node) -> Room:
-    return Room(node.cpus, node.gpus, node.memory_mib)
+def room_of(spec: JobSpec, node: Node) -> Room:
+    """Return what the node has for this job: its GPUs of the type that is asked for, or all if that is unknown."""
+    wanted = spec.resources.gpu_type
+    gpus = gpu_types.of(gpu_types.there(node), wanted if gpu_types.has(node, wanted) else "")
+    return Room(node.cpus, gpus, node.memory_mib)

@@ -72,14 +72,20 @@ def _why(facts: Facts, why: str, number: int) -> str:
         if short == "memory":
             return f"{has} less than {formatting.memory(request.memory_mib * 1024**2)} of{free} memory"
         many, unit = (request.gpus, "GPU") if short == "gpus" else (request.cpus, "CPU")
+        kind = f" {request.gpu_type}" if unit == "GPU" and request.gpu_type and _has_several(facts) else ""
         if many == 1:
-            return f"{has} no{free} {unit}"
-        return f"{has} fewer than {many}{free} {unit}s"
+            return f"{has} no{free}{kind} {unit}"
+        return f"{has} fewer than {many}{free}{kind} {unit}s"
     if what == WINDOW:
         return f"{is_} reserved before it would end"
     if what in {"other GPUs", "other features"}:
         return f"{has} {what}"
     return f"{is_} {what}"
+
+
+def _has_several(facts: Facts) -> bool:
+    """Return whether some node has more than one type of GPU, so that "free GPUs" alone would not say enough."""
+    return any(seat.node.gpus_by_type for seat in facts.seats)
 
 
 def _fragments(facts: Facts) -> Block | None:
@@ -124,7 +130,7 @@ def _one_machine(facts: Facts) -> Iterator[Block]:
     if seat.why:
         yield Block(kind="nodes", text=_out(seat), name=seat.why, is_said=True)
     for unit, each, free, there in (
-        ("GPU", request.gpus, seat.room.gpus, seat.node.gpus),
+        ("GPU", request.gpus, seat.room.gpus, seat.size.gpus),
         ("CPU", request.cpus, seat.room.cpus, seat.node.cpus),
     ):
         want = each * request.min_nodes

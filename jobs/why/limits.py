@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from nodes.schedulers.cluster import HOLDING, Association, Limits, Qos, QueuedJob
+from nodes.scheduling import gpu_types
 from nodes.scheduling.capacity import Cluster, Request
 from portal import formatting
 
@@ -185,8 +186,13 @@ def used(tres: str, jobs: Iterable[QueuedJob]) -> int:
         case "mem":
             return sum(job.memory_mib for job in jobs)
         case "gres/gpu":
-            return sum(job.gpus for job in jobs if not kind or job.gpu_type.lower() == kind.lower())
+            return sum(_gpus_of(job, kind) for job in jobs)
     return 0
+
+
+def _gpus_of(job: QueuedJob, kind: str) -> int:
+    """Return how many GPUs of this type the job has or asks for; all for ""."""
+    return gpu_types.of(job.gpus_by_type or {job.gpu_type: job.gpus}, kind)
 
 
 def asked(tres: str, request: Request, *, nodes: int | None = None) -> int:

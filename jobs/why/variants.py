@@ -13,6 +13,7 @@ from typing import Any
 
 from jobs.errors import SpecError
 from jobs.spec import JobSpec, limit_of
+from nodes.scheduling import gpu_types
 from nodes.scheduling.capacity import Cluster, Request, of_partition
 from portal import formatting
 from training.config.run_config import RunConfig
@@ -167,7 +168,7 @@ def _shape_text(nodes: int, local: int, unit: str) -> str:
 def _elsewhere(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Idea]:
     """Another type of GPU, another partition."""
     if request.gpus and request.gpu_type:
-        known = {n.gpu_type.lower(): n.gpu_type for n in cluster.nodes if n.gpu_type}
+        known = {name.lower(): name for name in gpu_types.names(cluster.nodes)}
         for name in sorted(set(known) - {request.gpu_type.lower()}):
             other = replace(request, gpu_type=known[name])
             text = f"{known[name]} GPUs instead of {request.gpu_type}"
@@ -178,8 +179,8 @@ def _elsewhere(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_I
             continue
         other = replace(request, partition=partition.name)
         text = f"Partition {partition.name} instead of {request.partition or now_in.name}"
-        kinds = {n.gpu_type for n in of_partition(partition.name, cluster) if n.gpu_type} if request.gpus else set()
-        text += f", with {formatting.listed(sorted(kinds))} GPUs" if kinds else ""
+        kinds = gpu_types.names(of_partition(partition.name, cluster)) if request.gpus else []
+        text += f", with {formatting.listed(kinds)} GPUs" if kinds else ""
         yield _Idea(OTHER, 0, text, {"resources.partition": partition.name}, other)
 
 
@@ -223,7 +224,8 @@ def _divides(spec: JobSpec, ranks: int) -> bool:
 def _largest(spec: JobSpec, cluster: Cluster) -> int:
     """Ranks that the largest node could hold."""
     if spec.resources.gpus_per_node:
-        return min(64, max((node.gpus for node in cluster.nodes), default=0))
+        wanted = spec.resources.gpu_type
+        return min(64, max((gpu_types.of(gpu_types.there(node), wanted) for node in cluster.nodes), default=0))
     each = spec.resources.cpus_per_rank
     return min(1024, max((node.cpus // each for node in cluster.nodes), default=0))
 

@@ -66,6 +66,15 @@ class OrderShape(Schema):
     ended_at: datetime | None
 
 
+class GpuTypeShape(Schema):
+    """The GPUs of one type on a node."""
+
+    type: str = Field(description="Empty where the scheduler gives its GPUs no type.")
+    gpus: int
+    used: int
+    free: int
+
+
 class NodeShape(Schema):
     name: str
     state: str
@@ -81,7 +90,8 @@ class NodeShape(Schema):
     gpus: int
     gpus_used: int
     gpus_free: int
-    gpu_type: str
+    gpu_type: str = Field(description="Of most of its GPUs.")
+    gpu_types: list[GpuTypeShape] = Field(description="Each type that the node has, in the scheduler's order.")
     gpus_allocated: list[int] = Field(description="Their indices, where the scheduler tells.")
     memory_mib: int
     memory_used_mib: int = Field(description="Allocated, not resident.")

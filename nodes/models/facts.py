@@ -6,13 +6,13 @@ as lists and times as datetimes; `nodes.cluster.rows` goes from one to the other
 
 from __future__ import annotations
 
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
-from nodes.scheduling import capacity
+from nodes.scheduling import capacity, gpu_types
 from portal import formatting
 from portal.models import User
 
@@ -53,6 +53,8 @@ class Node(Fact):
     gpus = models.IntegerField(default=0)
     gpus_used = models.IntegerField(default=0)
     gpu_type = models.CharField(max_length=255, blank=True)
+    gpus_by_type = models.JSONField(default=dict, blank=True, help_text="Counts, where it has several types.")
+    gpus_used_by_type = models.JSONField(default=dict, blank=True)
     gpus_allocated = models.JSONField(default=list, blank=True, help_text="Their indices, where the scheduler tells.")
     memory_mib = models.BigIntegerField(default=0)
     memory_used_mib = models.BigIntegerField(default=0)
@@ -84,6 +86,20 @@ class Node(Fact):
     @property
     def gpus_free(self) -> int:
         return self._free(self.gpus, self.gpus_used)
+
+    @property
+    def gpu_types(self) -> list[dict[str, Any]]:
+        """Return its types in the scheduler's order, each with how many there are, are used and are free."""
+        used = gpu_types.used(self)
+        return [
+            {"type": kind, "gpus": count, "used": used.get(kind, 0), "free": self._free(count, used.get(kind, 0))}
+            for kind, count in gpu_types.there(self).items()
+        ]
+
+    @property
+    def gpu_text(self) -> str:
+        """Return "h100", or "1 a100, 7 1g.10gb" where there are several types."""
+        return gpu_types.text(self)
 
     @property
     def memory_free_mib(self) -> int:
@@ -213,6 +229,7 @@ class QueuedJob(Fact):
     cpus = models.IntegerField(default=0)
     gpus = models.IntegerField(default=0)
     gpu_type = models.CharField(max_length=255, blank=True)
+    gpus_by_type = models.JSONField(default=dict, blank=True, help_text="Counts, where it asks for several types.")
     memory_mib = models.BigIntegerField(default=0)
     gpu_indices = models.JSONField(default=dict, blank=True, help_text="Lists of indices by node.")
     tasks = models.BigIntegerField(default=1)
@@ -228,6 +245,11 @@ class QueuedJob(Fact):
 
     def __str__(self) -> str:
         return f"{self.scheduler_id} {self.name}"
+
+    @property
+    def gpu_text(self) -> str:
+        """Return the type of GPU that it asks for; "1 a100, 2 1g.10gb" where it asks for several types."""
+        return ", ".join(f"{count} {kind}" for kind, count in self.gpus_by_type.items()) or self.gpu_type
 
 
 class Reading(models.Model):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, TypeVar
@@ -154,6 +154,8 @@ class NodeStatus:
     gpus: int = 0
     gpus_used: int = 0
     gpu_type: str = ""  # of the most of them
+    gpus_by_type: Mapping[str, int] = field(default_factory=dict)  # where it has several types; see gpu_types
+    gpus_used_by_type: Mapping[str, int] = field(default_factory=dict)  # likewise
     gpus_allocated: tuple[int, ...] = ()  # indices on the node; empty where the scheduler does not tell
     memory_mib: int = 0
     memory_used_mib: int = 0  # allocated, not resident

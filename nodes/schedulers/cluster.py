@@ -109,7 +109,8 @@ class QueuedJob:
     node_count: int = 1
     cpus: int = 0
     gpus: int = 0
-    gpu_type: str = ""
+    gpu_type: str = ""  # of the most of them; "": any
+    gpus_by_type: Mapping[str, int] = field(default_factory=dict)  # where it asks for several types
     memory_mib: int = 0  # in all
     gpu_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by node
     tasks: int = 1

@@ -11,7 +11,7 @@ from math import inf
 
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import QueuedJob
-from nodes.scheduling import features
+from nodes.scheduling import features, gpu_types
 from nodes.scheduling.capacity import Cluster, Room, Seat, closed, copies, free, of_partition
 
 
@@ -69,13 +69,17 @@ def held_back(seats: Iterable[Seat], ahead: Ahead) -> list[Seat]:
 def _need(job: QueuedJob) -> Room:
     """What a job needs on each of its nodes, shared evenly."""
     nodes = max(1, job.node_count)
-    return Room(-(-job.cpus // nodes), -(-job.gpus // nodes), -(-job.memory_mib // nodes))
+    types = job.gpus_by_type or ({job.gpu_type: job.gpus} if job.gpu_type and job.gpus else {})
+    each = {kind: -(-count // nodes) for kind, count in types.items()}
+    gpus = max(-(-job.gpus // nodes), sum(each.values()))
+    return Room(-(-job.cpus // nodes), gpus, -(-job.memory_mib // nodes), each)
 
 
 def _shape(job: QueuedJob) -> tuple[object, ...]:
     """Jobs of one shape find room alike: what is no use to one is none to the next."""
     each = _need(job)
-    kind = (job.partition, job.gpu_type, job.features, job.reservation, job.node_count)
+    types = tuple(sorted(each.types.items()))
+    kind = (job.partition, types, job.features, job.reservation, job.node_count)
     return (*kind, each.cpus, each.gpus, each.memory_mib)
 
 
@@ -87,9 +91,7 @@ def _place(job: QueuedJob, need: Room, nodes: Sequence[NodeStatus], left: dict[s
     missing = max(1, job.node_count)
     for node in nodes:
         known = node.memory_mib > 0
-        if job.gpu_type and job.gpus and node.gpu_type.lower() != job.gpu_type.lower():
-            continue
-        most = copies(need, left[node.name], memory_known=known)
+        most = min(copies(need, left[node.name], memory_known=known), _copies_by_type(need, left[node.name]))
         most = most if cluster.is_one_machine else min(1, most)
         if most and features.holds(every, node.features):
             chosen.append((node.name, min(most, missing)))
@@ -99,10 +101,18 @@ def _place(job: QueuedJob, need: Room, nodes: Sequence[NodeStatus], left: dict[s
     if missing:
         return False
     for name, times in chosen:
-        room = left[name]
-        left[name] = Room(
-            room.cpus - need.cpus * times,
-            room.gpus - need.gpus * times,
-            max(0, room.memory_mib - need.memory_mib * times),
-        )
+        left[name] = left[name].less(_as_named(need, left[name]), times)
     return True
+
+
+def _copies_by_type(need: Room, room: Room) -> int:
+    """Return how often the GPUs that it names by type are there."""
+    return min(
+        (gpu_types.of(room.types, kind) // each for kind, each in need.types.items() if kind and each), default=2**31
+    )
+
+
+def _as_named(need: Room, room: Room) -> Room:
+    """Return the need with types spelt as the node spells them; those it names none of may be any."""
+    spelt = {kind.lower(): kind for kind in room.types}
+    return replace(need, types={spelt.get(kind.lower(), kind): each for kind, each in need.types.items() if kind})

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
 from math import inf
 
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import Association, Partition, Qos, QueuedJob, Reservation
-from nodes.scheduling import features
+from nodes.scheduling import features, gpu_types
 
 # Slurm's word for a node's state, as sinfo or the REST API write it: why nothing new starts there.
 OUT = {
@@ -40,11 +40,36 @@ MARKS = {"*": "no_respond", "#": "powering_up", "%": "powering_down", "$": "main
 
 @dataclass(frozen=True)
 class Room:
-    """What a node has, or has free: whole CPUs, GPUs, MiB."""
+    """What a node has, or has free: whole CPUs, GPUs, MiB. `types`: its GPUs by type, whose sum is `gpus`."""
 
     cpus: int = 0
     gpus: int = 0
     memory_mib: int = 0
+    types: Mapping[str, int] = field(default_factory=dict)
+
+    def of_type(self, wanted: str) -> Room:
+        """Return the same room with only the GPUs of this type; with all for "", which any type satisfies."""
+        return replace(self, gpus=gpu_types.of(self.types, wanted)) if wanted else self
+
+    def less(self, taken: Room, times: int = 1) -> Room:
+        """Return what is left once `taken` is gone from it so many times.
+
+        GPUs of no type in particular come from the types in the node's order, as Slurm was seen to give them.
+        """
+        types = dict(self.types)
+        for kind, count in taken.types.items():
+            types[kind] = types.get(kind, 0) - count * times
+        loose = (taken.gpus - sum(taken.types.values())) * times
+        for kind, there in types.items():
+            given = min(max(0, there), loose)
+            types[kind] -= given
+            loose -= given
+        return Room(
+            self.cpus - taken.cpus * times,
+            self.gpus - taken.gpus * times,
+            max(0, self.memory_mib - taken.memory_mib * times),
+            types,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +133,7 @@ class Seat:
     until: float = inf
     taken_by: str = ""  # whose that time is
     lasting: bool = False  # it will not do for this request, however long it waits
+    size: Room = field(default_factory=Room)  # what it has at all, of the type that is asked for
 
 
 class Step(IntEnum):
@@ -163,7 +189,7 @@ def is_in_service(state: str) -> bool:
 
 
 def whole(node: NodeStatus) -> Room:
-    return Room(node.cpus, node.gpus, node.memory_mib)
+    return Room(node.cpus, node.gpus, node.memory_mib, gpu_types.there(node))
 
 
 def free(node: NodeStatus) -> Room:
@@ -172,6 +198,7 @@ def free(node: NodeStatus) -> Room:
         max(0, node.cpus - node.cpus_used),
         max(0, node.gpus - node.gpus_used),
         max(0, node.memory_mib - node.memory_used_mib),
+        gpu_types.free(node),
     )
 
 
@@ -212,7 +239,8 @@ def survey(request: Request, cluster: Cluster, *, left: Mapping[str, Room] | Non
             word = ""  # its own reservation is what closes the node to others
         if not word and request.exclusive and (node.cpus_used or node.gpus_used):
             room = Room()
-        seats.append(Seat(node, room, word, until, by, lasting))
+        wanted = request.gpu_type if request.gpus else ""
+        seats.append(Seat(node, room.of_type(wanted), word, until, by, lasting, whole(node).of_type(wanted)))
     return seats
 
 
@@ -278,7 +306,7 @@ def _judged(seat: Seat, need: Room, end: float) -> tuple[Step, str]:
     node, known = seat.node, seat.node.memory_mib > 0
     if seat.lasting:
         return Step.NEVER, seat.why
-    if small := lacking(need, whole(node), memory_known=known):
+    if small := lacking(need, seat.size, memory_known=known):
         return Step.NEVER, f"small:{small}"
     if not is_in_service(node.state):
         return Step.EVER, seat.why
@@ -315,7 +343,7 @@ def _unfit(request: Request, node: NodeStatus, *, fits: bool, own: list[Reservat
         return "outside the reservation"
     if not fits:
         return "other features"
-    if request.gpus and request.gpu_type and node.gpu_type.lower() != request.gpu_type.lower():
+    if request.gpus and request.gpu_type and not gpu_types.has(node, request.gpu_type):
         return "other GPUs"
     return ""
 
@@ -325,7 +353,7 @@ def _enough(
 ) -> bool:
     """Whether these make the allocation. `empty`: as if nobody else had anything on them."""
     if cluster.is_one_machine:
-        rooms = ((whole(s.node) if empty else s.room, s.node.memory_mib > 0) for s in seats)
+        rooms = ((s.size if empty else s.room, s.node.memory_mib > 0) for s in seats)
         return sum(copies(request.room, room, memory_known=known) for room, known in rooms) >= request.min_nodes
     required = set(request.required_nodes)
     if not required <= {seat.node.name for seat in seats}:

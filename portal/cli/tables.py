@@ -248,13 +248,29 @@ def nodes(answer: dict[str, Any]) -> list[str]:
             ",".join(n["partitions"]),
             f"{n['cpus_used']}/{n['cpus']}",
             f"{n['gpus_used']}/{n['gpus']}",
-            n["gpu_type"],
+            _gpu_types(n),
             f"{n['memory_used_mib'] / 1024:,.0f}/{n['memory_mib'] / 1024:,.0f}",
             n["reason"] + (f" ({n['reason_by']})" if n["reason_by"] else ""),
         ]
         for n in answer["items"]
     ]
     return [*table(head, rows, "No nodes: the scheduler has named none yet."), as_of(answer["reading"])]
+
+
+def _gpu_types(node: dict[str, Any]) -> str:
+    """Return the type of its GPUs; "1 a100, 7 1g.10gb" where it has several."""
+    types = node.get("gpu_types", [])
+    return ", ".join(f"{one['gpus']} {one['type']}" for one in types) if len(types) > 1 else str(node["gpu_type"])
+
+
+def _gpus(node: dict[str, Any]) -> str:
+    """Return "2 of 8 h100"; with several types "0 of 1 a100, 2 of 7 1g.10gb"."""
+    if not node["gpus"]:
+        return ""
+    types = node.get("gpu_types", [])
+    if len(types) > 1:
+        return ", ".join(f"{one['used']} of {one['gpus']} {one['type']}".rstrip() for one in types)
+    return f"{node['gpus_used']} of {node['gpus']} {node['gpu_type']}".rstrip()
 
 
 def node(answer: dict[str, Any]) -> list[str]:
@@ -265,7 +281,7 @@ def node(answer: dict[str, Any]) -> list[str]:
         "said by": " ".join(part for part in (answer["reason_by"], local(answer["reason_at"])) if part),
         "partitions": ", ".join(answer["partitions"]),
         "features": ", ".join(answer["features"]),
-        "gpus": f"{answer['gpus_used']} of {answer['gpus']} {answer['gpu_type']}".rstrip() if answer["gpus"] else "",
+        "gpus": _gpus(answer),
         "held": ", ".join(map(str, answer["gpus_allocated"])),
         "cpus": f"{answer['cpus_used']} of {answer['cpus']}",
         "memory": f"{answer['memory_used_mib'] / 1024:,.0f} of {answer['memory_mib'] / 1024:,.0f} GiB allocated",

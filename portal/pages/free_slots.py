@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -55,6 +56,18 @@ def counted(nodes: Iterable[Node]) -> list[Place]:
     return [place for place in places if place.unit == "GPU"] or places
 
 
+def _free_by_type(nodes: Iterable[Node]) -> str:
+    """Return "1 a100, 12 1g.10gb" where some node has several types, so that their sum says little; else ""."""
+    nodes = list(nodes)
+    free: Counter[str] = Counter()
+    if not any(node.gpus_by_type for node in nodes):
+        return ""
+    for node in nodes:
+        for kind in node.gpu_types:
+            free[kind["type"] or "without a type"] += kind["free"]
+    return ", ".join(f"{formatting.count(count)} {kind}" for kind, count in sorted(free.items()) if count)
+
+
 def free_now(nodes: Iterable[Node]) -> str:
     """ "5 of 64 GPUs. At most 3 on one node." in words; "" where no node is known."""
     places = counted(nodes)
@@ -62,5 +75,7 @@ def free_now(nodes: Iterable[Node]) -> str:
         return ""
     free, total = sum(place.free for place in places), sum(place.total for place in places)
     text = f"{formatting.count(free)} of {formatting.plural(total, places[0].unit)}."
+    if by_type := _free_by_type(place.node for place in places):
+        return f"{text[:-1]}: {by_type}."
     most = max(place.free for place in places)
     return text + (f" At most {formatting.count(most)} on one node." if len(places) > 1 and free else "")

@@ -31,9 +31,10 @@ _HOLDING = ("gpu_id", "pk", "scheduler_id", "user", "name", "is_long")
 _BY_INDEX = itemgetter(3)
 _NODE = (
     "name", "state", "reason", json_text("partitions"), "cpus", "cpus_used", "gpus", "gpus_used",
-    json_text("gpus_allocated"),
+    json_text("gpus_allocated"), json_text("gpus_by_type"), json_text("gpus_used_by_type"),
 )  # fmt: skip
 _names = msgspec.json.Decoder(list[str]).decode
+_counts = msgspec.json.Decoder(dict[str, int]).decode
 _indices = msgspec.json.Decoder(list[int]).decode
 
 
@@ -82,6 +83,7 @@ class Machine:
     cpus_used: int = 0
     gpus: int = 0  # that the scheduler gives out; 0 where it knows of none, whatever the agent sees
     gpus_used: int = 0
+    free_by_type: dict[str, int] = field(default_factory=dict)  # where it has several types of GPU
     silent_since: datetime | None = None  # when its agent was last heard, if that is too long ago
     rack: str = ""
     slot: int = 0
@@ -130,10 +132,13 @@ def machines(user: User, now: datetime, *, names: Iterable[str] | None = None) -
 
 
 def _of_scheduler(row: tuple[Any, ...]) -> Machine:
-    name, state, reason, partitions, cpus, cpus_used, gpus, gpus_used, _ = row
+    name, state, reason, partitions, cpus, cpus_used, gpus, gpus_used, _, by_type, used_by_type = row
+    used = _counts(used_by_type)
+    free = {kind: max(0, count - used.get(kind, 0)) for kind, count in _counts(by_type).items()}
     return Machine(
         name, state=state, reason=reason, partitions=_names(partitions), cpus=cpus, cpus_used=cpus_used, gpus=gpus,
-        gpus_used=gpus_used, takes_jobs=not capacity.closed(state), is_in_service=capacity.is_in_service(state),
+        gpus_used=gpus_used, free_by_type=free, takes_jobs=not capacity.closed(state),
+        is_in_service=capacity.is_in_service(state),
     )  # fmt: skip
 
 
@@ -197,7 +202,7 @@ def _device(row: tuple[Any, ...], newest: Newest, told: _Told, holders: dict[str
 
 def _counted(machine: Machine, node: tuple[Any, ...]) -> Iterable[Device]:
     """GPUs of a node whose agent tells none: some schedulers say which are taken, others how many."""
-    *_, gpus, used, text = node
+    *_, gpus, used, text, _, _ = node
     allocated = _indices(text)
     holders = {index: held for held in machine.held for index in held.gpus}
     for index in range(min(gpus, 64)):

@@ -187,7 +187,7 @@ def _matches(node: Node, partition: str, text: str, state: str) -> bool:
         return False
     if state and (node.takes_jobs if state == "out" else node.state != state):
         return False
-    where = " ".join((node.name, node.reason, node.gpu_type, *node.features)).lower()
+    where = " ".join((node.name, node.reason, node.gpu_text, *node.features)).lower()
     return all(word in where for word in text.lower().split())
 
 

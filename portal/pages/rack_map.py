@@ -159,8 +159,15 @@ class Row:
         if devices:
             hidden = any(device.is_held and device.holder is None for device in devices)
             said += ["in use"] if hidden and not named else []
-            said += [f"{self.free} free" if self.free < self.gpus else "free"] if self.free else []
+            said += [self._free_text()] if self.free else []
         return ", ".join(part for part in said if part) or formatting.word(self.machine.state)
+
+    def _free_text(self) -> str:
+        """Return "free", "2 free", or of several types "1 a100 and 5 1g.10gb free"."""
+        by_type = [f"{count} {kind}" for kind, count in self.machine.free_by_type.items() if count]
+        if by_type:
+            return f"{formatting.listed(by_type)} free"
+        return f"{self.free} free" if self.free < self.gpus else "free"
 
     def in_state(self, state: str) -> list[Device]:
         return [device for device, one in zip(self.machine.devices, self.states, strict=True) if one == state]

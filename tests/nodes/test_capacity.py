@@ -247,7 +247,7 @@ def test_who_is_planned_next_leaves_a_window() -> None:
     )  # fmt: skip
     small = QueuedJob(scheduler_id="8", name="s", user="bo", state="pending", partition="gpu", gpus=2, cpus=2)
     ahead = after([big, small], where)
-    assert ahead.left["n0"] == Room(62, 2, 512_000)
+    assert ahead.left["n0"] == Room(62, 2, 512_000, {"h100": 2})
     assert [job.scheduler_id for job in ahead.waiting] == ["7"]
 
     def goes(gpus: int, seconds: int) -> bool:

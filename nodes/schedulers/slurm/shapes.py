@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodes.schedulers.base import ENDED, JobStatus, NodeStatus, SlurmStep
@@ -14,6 +14,7 @@ from nodes.schedulers.slurm.states import ended_before, hold_of, job_state, node
 from nodes.schedulers.slurm.values import (
     at,
     gpu_indices,
+    gpu_types_of_tres,
     gpus,
     gpus_of_tres,
     hosts,
@@ -184,10 +185,16 @@ def queued(raw: Raw, told: Record) -> QueuedJob:
     """One of /jobs, as the queue shows it, beside its record."""
     asked = tres(raw.get("tres_alloc_str")) or tres(raw.get("tres_req_str"))
     count, kind = gpus_of_tres(asked)
+    by_type = gpu_types_of_tres(asked)
     waits = told.status.state == "pending"
     minutes = number(raw.get("time_limit"))
     nodes = told.status.nodes
     details = raw.get("gres_detail")
+    node_count = integer(raw.get("node_count"), default=1) or 1
+    if not by_type:  # accounting may count gres/gpu without its types
+        by_type = _sums(map(gpus, details)) if isinstance(details, list) and details else {
+            kind: each * node_count for kind, each in gpus(raw.get("tres_per_node")).items()
+        }  # fmt: skip
     indices = dict(zip(nodes, details, strict=False)) if isinstance(details, list) else {}
     return QueuedJob(
         scheduler_id=told.status.scheduler_id,
@@ -206,10 +213,11 @@ def queued(raw: Raw, told: Record) -> QueuedJob:
         ends_at=None if waits else moment(raw.get("end_time")),
         time_limit_s=None if minutes is None else int(minutes) * 60,
         nodes=nodes,
-        node_count=integer(raw.get("node_count"), default=1) or 1,
+        node_count=node_count,
         cpus=asked.get("cpu", integer(raw.get("cpus"))),
         gpus=count,
-        gpu_type=kind or main_type(gpus(raw.get("tres_per_node"))),
+        gpu_type=kind or main_type(by_type),
+        gpus_by_type=by_type if len(by_type) > 1 else {},
         memory_mib=asked.get("mem", 0),
         gpu_indices={name: found for name, detail in indices.items() if (found := gpu_indices(detail))},
         tasks=max(1, len(told.tasks)),
@@ -220,6 +228,15 @@ def queued(raw: Raw, told: Record) -> QueuedJob:
     )
 
 
+def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Add up counts by type. Slurm writes "gpu:h100:4(IDX:0-3),gpu:1g.10gb:0(IDX:)" where it gave none of a type."""
+    found: dict[str, int] = {}
+    for one in counts:
+        for kind, count in one.items():
+            found[kind] = found.get(kind, 0) + count
+    return {kind: count for kind, count in found.items() if count}
+
+
 def _of_vigil(reason: str) -> tuple[str, str]:
     """Slurm knows only that it was the portal's user: whom Vigil asked for stands behind its reasons."""
     found = re.search(r" \(vigil: ([^()]+)\)\Z", reason)
@@ -228,6 +245,8 @@ def _of_vigil(reason: str) -> tuple[str, str]:
 
 def node(raw: Raw) -> NodeStatus:
     there, used = gpus(raw.get("gres")), tres(raw.get("tres_used"))
+    used_by_type = gpus(raw.get("gres_used")) or gpu_types_of_tres(used)
+    has_several = len(there) > 1
     load = number(raw.get("cpu_load"))
     reason, asked_by = _of_vigil(text(raw.get("reason")))
     return NodeStatus(
@@ -241,8 +260,10 @@ def node(raw: Raw) -> NodeStatus:
         cpus=integer(raw.get("effective_cpus")) or integer(raw.get("cpus")),
         cpus_used=integer(raw.get("alloc_cpus")),
         gpus=sum(there.values()),
-        gpus_used=max(gpus_of_tres(used)[0], sum(gpus(raw.get("gres_used")).values())),
+        gpus_used=max(gpus_of_tres(used)[0], sum(used_by_type.values())),
         gpu_type=main_type(there),
+        gpus_by_type=there if has_several else {},
+        gpus_used_by_type=used_by_type if has_several else {},
         gpus_allocated=gpu_indices(raw.get("gres_used")),
         memory_mib=integer(raw.get("real_memory")),
         memory_used_mib=integer(raw.get("alloc_memory")),

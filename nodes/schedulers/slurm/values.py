@@ -201,6 +201,11 @@ def _amount(name: str, amount: str) -> int | None:
 
 
 def gpus_of_tres(counted: Mapping[str, int]) -> tuple[int, str]:
-    """How many GPUs, and of which type."""
-    typed = {name.partition(":")[2]: count for name, count in counted.items() if name.startswith("gres/gpu:")}
+    """Return how many GPUs, and the type of most of them."""
+    typed = gpu_types_of_tres(counted)
     return counted.get("gres/gpu", sum(typed.values())), main_type(typed)
+
+
+def gpu_types_of_tres(counted: Mapping[str, int]) -> dict[str, int]:
+    """Return how many GPUs of each type; nothing where only their sum is counted."""
+    return {name.partition(":")[2]: count for name, count in counted.items() if name.startswith("gres/gpu:")}
