@@ -6,19 +6,24 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 from django.contrib import admin
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
 from unfold.admin import ModelAdmin
 
 from jobs.errors import SpecError
 from jobs.listing.jobs import Search
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import Environment, restarts
-from portal.access import user_of
+from portal.access import note, user_of
+from portal.accounts import projects
 from portal.admin import Audited, History, MembershipInline
+from portal.audit import Change
 from portal.models import Project
 from portal.records import site
 from portal.untrusted import plain, whole
 
+SUCCESSOR = "successor"
+"""In the address of a deletion: the project that takes the default one's place."""
 FOUND = 200
 """Jobs that a search gives."""
 
@@ -52,8 +57,47 @@ class ProjectForm(_ProjectForm):
 class ProjectAdmin(Audited, ModelAdmin):
     form = ProjectForm
     inlines = (MembershipInline,)
-    list_display = ("slug", "title", "slurm_account", "created_at")
+    list_display = ("slug", "title", "is_default", "slurm_account", "created_at")
     search_fields = ("slug", "title")
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """Tell what goes along. Of several at once the default one is refused: its page asks for its successor."""
+        deleted, counts, missing, protected = super().get_deleted_objects(objs, request)
+        is_alone = request.resolver_match is not None and str(request.resolver_match.url_name).endswith("_delete")
+        if not is_alone and any(project.is_default for project in objs):
+            protected = [*protected, "The default project: delete it by itself, and name the one that takes its place"]
+        return deleted, counts, missing, protected
+
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """Ask who takes the place of the default project, before anything is deleted."""
+        project = Project.objects.filter(pk=whole(object_id) or 0).first()
+        if project is not None and project.is_default and self._successor(request, project) is None:
+            return self._ask_for_successor(request, project)
+        try:
+            return super().delete_view(request, object_id, extra_context)
+        except projects.NoSuccessor:  # it has just become the default one, as another was deleted
+            return redirect(request.path)
+
+    def delete_model(self, request: HttpRequest, obj: Project) -> None:
+        successor = self._successor(request, obj)
+        projects.delete(obj, successor)
+        if successor is not None:
+            change = Change(before={"default project": str(obj)}, after={"default project": str(successor)})
+            note(user_of(request), "project.default", successor, change=change)
+
+    def _successor(self, request: HttpRequest, project: Project) -> Project | None:
+        chosen = whole(request.GET.get(SUCCESSOR)) or 0
+        return Project.objects.exclude(pk=project.pk).filter(pk=chosen).first()
+
+    def _ask_for_successor(self, request: HttpRequest, project: Project) -> HttpResponse:
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Delete {project}",
+            "project": project,
+            "others": Project.objects.exclude(pk=project.pk),
+            "opts": self.opts,
+        }
+        return render(request, "records/successor.html", context)
 
 
 def _found(request: HttpRequest, term: str) -> list[int]:

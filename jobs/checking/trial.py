@@ -162,7 +162,7 @@ def _spec(who: Who, partition: str, gpus: int, limit_s: int) -> JobSpec:
 
 def _environment(spec: JobSpec) -> Environment:
     try:
-        project = Project.objects.filter(slug=spec.project).first()
+        project = Project.objects.named(spec.project).first()
     except DatabaseError:  # before Vigil's first start
         project = None
     return environments.of(spec, project) if project is not None else environments.of_site()

@@ -59,7 +59,7 @@ def beside(user: User, spec: JobSpec, project: Project | None, *, alike: Sequenc
 
 def project_of(user: User, spec: JobSpec) -> Project:
     """The project to submit to, or SpecError naming those that there are."""
-    project = Project.objects.visible_to(user).filter(slug=spec.project).first()
+    project = Project.objects.visible_to(user).named(spec.project).first()
     if project is not None and can(user, "submit", project):
         return project
     mine = ", ".join(Project.objects.visible_to(user).values_list("slug", flat=True)[:20])

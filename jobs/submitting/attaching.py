@@ -24,7 +24,7 @@ from jobs.submitting.admission import check_slurm_user
 from jobs.submitting.idempotency import durable
 from nodes.models import QueuedJob
 from portal.access import can
-from portal.models import Project, User
+from portal.models import DEFAULT_PROJECT, Project, User
 
 NOT_YOURS = "Slurm has no job {} of yours.", "`squeue --me` lists them."
 UNCONFIRMED = "Vigil waits for Slurm to say whose it is."
@@ -122,12 +122,16 @@ def _refuse_vigils(user: User, claim: Claim) -> None:
 
 
 def _project(user: User, slug: str) -> Project:
-    """The one that is named; else "default", or the only one that the person belongs to."""
+    """The one that is named; else the default one, or the only one that the person belongs to."""
     there = {project.slug: project for project in Project.objects.visible_to(user) if can(user, "submit", project)}
     if slug in there:
         return there[slug]
-    if not slug and ("default" in there or len(there) == 1):
-        return there.get("default") or next(iter(there.values()))
+    default = next((project for project in there.values() if project.slug == DEFAULT_PROJECT), None)
+    default = default or next((project for project in there.values() if project.is_default), None)
+    if slug in {"", DEFAULT_PROJECT} and default is not None:
+        return default
+    if not slug and len(there) == 1:
+        return next(iter(there.values()))
     mine = ", ".join(sorted(there)[:20])
     remedy = f"Choose one of {mine}." if mine else "You belong to none yet: ask a sysadmin to add you to one."
     raise SpecError.at("project", f'"{slug}" is not a project of yours. {remedy}' if slug else remedy)

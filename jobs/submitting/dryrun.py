@@ -240,7 +240,7 @@ def _disk(spec: JobSpec) -> Iterator[Finding]:
 
 def _checkpoint_bytes(spec: JobSpec) -> int | None:
     """The largest checkpoint of the newest job with the same recipe and options, among its project's newest ones."""
-    project = Project.objects.filter(slug=spec.project).first()  # by its number there is an index in this order
+    project = Project.objects.named(spec.project).first()  # by its number there is an index in this order
     newest = Job.objects.filter(project=project).order_by("-id").values_list("pk", flat=True)[:NEWEST]
     alike = Job.objects.filter(pk__in=list(newest), kind=spec.kind)
     if spec.run is not None:

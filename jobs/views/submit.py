@@ -33,7 +33,7 @@ from jobs.submitting.admission import beside, project_of
 from jobs.submitting.dryrun import Finding, dry_run, sweep_run
 from portal import formatting
 from portal.access import user_of
-from portal.models import Project, User
+from portal.models import DEFAULT_PROJECT, Project, User
 from portal.untrusted import whole
 
 ASKED = frozenset(Resources.model_fields)  # what a link may fill in
@@ -268,8 +268,10 @@ def _parent(request: HttpRequest, user: User) -> Job | None:
 
 def _first_text(user: User, parent: Job | None) -> str:
     if parent is None:
-        projects = list(Project.objects.visible_to(user).values_list("slug", flat=True)[:50])
-        mine = "default" if "default" in projects or not projects else projects[0]
+        visible = Project.objects.visible_to(user)
+        projects = list(visible.values_list("slug", flat=True)[:50])
+        default = visible.named(DEFAULT_PROJECT).values_list("slug", flat=True).first()
+        mine = default or (projects[0] if projects else DEFAULT_PROJECT)
         return START.format(project=json.dumps(mine))
     try:
         return set_values(parent.spec_toml, {"name": _next_name(parent)})

@@ -19,8 +19,9 @@ from django.shortcuts import render
 from django.utils import timezone
 
 from portal.access import note
+from portal.accounts import projects
 from portal.audit import Change
-from portal.models import LoginLink, Membership, Project, Token, TokenQuerySet, User, digest
+from portal.models import LoginLink, Membership, Token, TokenQuerySet, User, digest
 
 LINK_LIFE = timedelta(hours=1)
 TOKEN_DAYS = 90
@@ -149,7 +150,7 @@ def first_start() -> str | None:
         sysadmin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
         if sysadmin is None:
             sysadmin = _first_sysadmin()
-        project, made = Project.objects.get_or_create(slug="default", defaults={"title": "Default"})
+        project, made = projects.ensure_default()
         if made:
             Membership.objects.get_or_create(user=sysadmin, project=project, defaults={"role": Membership.Role.LEAD})
     _leave_cli_token(sysadmin)

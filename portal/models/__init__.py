@@ -1,6 +1,7 @@
 """The models of this app: Django looks for them here."""
 
 from portal.models.ground import (
+    DEFAULT_PROJECT,
     SLUG,
     AuditEntry,
     Chunk,
@@ -24,6 +25,7 @@ from portal.models.outbox import Channel, Delivery
 from portal.models.runbook import SiteRunbook
 
 __all__ = [
+    "DEFAULT_PROJECT",
     "SLUG",
     "AuditEntry",
     "Channel",

@@ -17,6 +17,10 @@ SLUG = RegexValidator(
 )
 
 
+DEFAULT_PROJECT = "default"
+"""What a specification that names no project says."""
+
+
 def digest(secret: str) -> str:
     """What is stored of a secret that a person or a job holds (they are random, so a plain hash suffices)."""
     return sha256(secret.encode()).hexdigest()
@@ -39,12 +43,19 @@ class ProjectQuerySet(models.QuerySet["Project"]):
     def visible_to(self, user: User) -> Self:
         return self if user.is_sysadmin else self.filter(memberships__user=user)
 
+    def named(self, slug: str) -> Self:
+        """Return the project of this name. Where none is called "default", that word means the site's default one."""
+        if slug == DEFAULT_PROJECT and not Project.objects.filter(slug=slug).exists():
+            return self.filter(is_default=True)
+        return self.filter(slug=slug)
+
 
 class Project(models.Model):
-    """What people, jobs, GPU-hours and disk belong to."""
+    """What people, jobs, GPU-hours and disk belong to. Jobs that name none belong to the default one."""
 
     slug = models.CharField(max_length=64, unique=True, validators=[SLUG])
     title = models.CharField(max_length=200, blank=True)
+    is_default = models.BooleanField(default=False, editable=False)
     slurm_account = models.CharField(max_length=64, blank=True)
     job_environment = models.TextField(
         blank=True,
@@ -68,6 +79,9 @@ class Project(models.Model):
 
     class Meta:
         ordering = ("slug",)
+        constraints = (
+            models.UniqueConstraint(fields=["is_default"], condition=Q(is_default=True), name="one_default_project"),
+        )
 
     def __str__(self) -> str:
         return self.slug

@@ -297,7 +297,7 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "status"), [({}, 302), ({"is_staff": True}, 302), ({"is_superuser": True}, 200)])
+@pytest.mark.parametrize(("fields", "status"), [({}, 403), ({"is_staff": True}, 403), ({"is_superuser": True}, 200)])
 def test_records_are_for_sysadmins_alone(fields, status):
     client = lab.signed_in(lab.person("mira", **fields))
     assert client.get("/admin/").status_code == status

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db.models import F
 from django.test import Client
 from django.utils import timezone
 
@@ -98,6 +99,13 @@ def test_how_it_went_on_and_what_that_cost(mira: User, client: Client, runs: Pat
     settings.VIGIL_GPU_HOUR_PRICE = 2.0
     incident = dead(mira, runs)
     attempt, job = incident.attempt, incident.attempt.job
+    long_ago = timedelta(minutes=10)  # what is told of as yet to come is taken to be now
+    Incident.objects.filter(pk=incident.pk).update(at=incident.at - long_ago)
+    Attempt.objects.filter(pk=attempt.pk).update(
+        started_at=F("started_at") - long_ago, ended_at=F("ended_at") - long_ago
+    )
+    incident = Incident.objects.get(pk=incident.pk)
+    attempt = incident.attempt
     job.spec = {**job.spec, "resources": {**job.spec["resources"], "nodes": 2, "gpus_per_node": 8}}
     job.save(update_fields=["spec"])
     job.latest = attempt

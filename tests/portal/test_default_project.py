@@ -1,0 +1,96 @@
+"""The project that jobs without one belong to: there always is one, and who deletes it names the next."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from jobs.models import Job
+from portal.accounts import actions
+from portal.models import AuditEntry, Project, User
+from tests import lab
+from tests.lab import send
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def default(settings: Any, tmp_path: Path) -> Project:
+    """The default project, as the first start makes it; vision is there, too."""
+    settings.VIGIL_HOME = tmp_path
+    actions.first_start()
+    lab.a_project("vision")
+    return Project.objects.get(is_default=True)
+
+
+@pytest.fixture
+def browser(default: Project) -> Client:
+    return lab.signed_in(lab.sysadmin())
+
+
+def words(html: str) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+def path_of(project: Project) -> str:
+    return f"/admin/portal/project/{project.pk}/delete/"
+
+
+def test_it_is_not_deleted_without_a_successor(browser: Client, default: Project) -> None:
+    for answer in (browser.get(path_of(default)), browser.post(path_of(default), {"post": "yes"})):
+        assert "default is the default project: jobs that name no project belong to it." in words(answer.text)
+        assert "Which project takes its place?" in words(answer.text)
+    for nobody in (default.pk, 999, "x", ""):
+        browser.post(f"{path_of(default)}?successor={nobody}", {"post": "yes"})
+    several = {"action": "delete_selected", "_selected_action": [project.pk for project in Project.objects.all()]}
+    for query in ("", f"?successor={Project.objects.get(slug='vision').pk}"):
+        refused = browser.post(f"/admin/portal/project/{query}", {**several, "post": "yes"}, follow=True)
+        assert query or "name the one that takes its place" in words(refused.text)
+    assert Project.objects.count() == 2
+
+
+def test_the_last_project_says_what_to_do(browser: Client, default: Project) -> None:
+    browser.post(path_of(Project.objects.get(slug="vision")), {"post": "yes"})
+    assert "There is no other project" in words(browser.get(path_of(default)).text)
+
+
+def test_what_names_no_project_goes_to_the_successor(
+    browser: Client, default: Project, tmp_path: Path, settings: Any
+) -> None:
+    vision = Project.objects.get(slug="vision")
+    path = f"{path_of(default)}?successor={vision.pk}"
+    assert "Are you sure" in words(browser.get(path).text)
+    assert browser.post(path, {"post": "yes"}).status_code == 302
+    assert [(project.slug, project.is_default) for project in Project.objects.all()] == [("vision", True)]
+    entry = AuditEntry.objects.get(action="project.default")
+    assert (entry.before, entry.after) == ({"default project": "default"}, {"default project": "vision"})
+    mira = lab.person("mira", vision)
+    made = send(lab.bearer(mira), "post", "/api/v1/jobs", {"spec": {"name": "wren"}})
+    assert made.status_code == 201, made.content
+    assert Job.objects.get().project == vision
+    assert "project = &quot;vision&quot;" in lab.signed_in(mira).get("/submit").text
+    actions.first_start()
+    assert [project.slug for project in Project.objects.all()] == ["vision"], "no start makes the old one again"
+
+
+def test_one_that_is_renamed_stays_the_default(
+    browser: Client, default: Project, tmp_path: Path, settings: Any
+) -> None:
+    mira = lab.person("mira", default)
+    rows = {"memberships-TOTAL_FORMS": "0", "memberships-INITIAL_FORMS": "0"}
+    browser.post(f"/admin/portal/project/{default.pk}/change/", {"slug": "commons", "title": "", **rows})
+    assert Project.objects.get(pk=default.pk).slug == "commons"
+    made = send(lab.bearer(mira), "post", "/api/v1/jobs", {"spec": {"name": "wren"}})
+    assert made.status_code == 201, made.content
+    assert Job.objects.get().project_id == default.pk
+
+
+def test_a_stranger_to_the_successor_is_told_so(default: Project) -> None:
+    yuki = User.objects.create_user("yuki")
+    refused = send(lab.bearer(yuki), "post", "/api/v1/jobs", {"spec": {"name": "wren"}})
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["field"] == "project"
