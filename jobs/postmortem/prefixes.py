@@ -40,6 +40,7 @@ _KINDS = [
         r" {0,5}(?P<rank>\d{1,5}): ",  # srun --label
         # Open MPI's --tag-output, Horovod's launcher; of what follows the indentation is the program's.
         r"\[(?:\d+,)?(?P<rank>\d{1,6})\]<std(?:err|out|diag)>:(?: (?=\S))?",
+        r"\((?:host|process|proc|rank|worker) (?P<rank>\d{1,6})\):? ?(?=\S|\s|$)",  # EasyLM, levanter, own loggers
         r"\((?P<actor>\w[\w.]*) pid=\d+(?:, ip=(?P<ip>[\d.]+))?\) ",
         r"\[(?P<glog>[EWIF])(?P<mon>\d\d)(?P<D>\d\d) " + _TIME + r" [\w./]+:\d+\] ",  # c10d since 2.2
         r"\[(?P<glog>[EWIF])\d{0,4} (?:" + _TIME + r" )?[\w./]+:\d+\] ",

@@ -182,3 +182,21 @@ def test_a_site_writes_no_heading() -> None:
     entry = {"name": "a.b", "role": "root", "cause": "gpu.ecc", "source": "x", "pattern": "y", "heading": "z"}
     with pytest.raises(BadEntry, match="heading is nothing that an entry has"):
         entry_of(entry)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "W0309 04:10:31.134749 703818 preemption_notifier.cc:120] SIGTERM caught at 2026-03-09T04:10:31.2",
+        "SIGTERM received, saving at the next step",
+        "Received signal SIGTERM, saving",
+        "signal 15 was delivered, leaving",
+    ],
+)
+@pytest.mark.parametrize("state", ["PREEMPTED", "TIMEOUT"])
+def test_what_goes_wrong_after_it_was_told_to_stop_is_no_cause(told: str, state: str) -> None:
+    """Neither a full disk nor a denied path that the last checkpoint meets: a sysadmin would look in vain."""
+    log = f"step 100 loss 2.1\n{told}\nsaving failed: [Errno 122] Disk quota exceeded: '/home/mira/step-101'\n"
+    record = f"JobID|State|ExitCode|Reason\n55012|{state}|0:0|None\n"
+    logs = offline.logs_of_texts({"train.log": log, "sacct.txt": record})
+    assert offline.verdict_on(logs).owner == ("nobody" if state == "PREEMPTED" else "researcher")
