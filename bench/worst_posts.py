@@ -49,7 +49,7 @@ def packed(body: Mapping[str, Any]) -> bytes:
 
 
 def _fitting(events: Iterable[Event]) -> Iterator[Event]:
-    """As many of them as a post may hold in bytes."""
+    """Yield as many of them as a post may hold in bytes."""
     size = 0
     for event in events:
         size += len(json.dumps(event)) + 64
@@ -184,7 +184,7 @@ def telemetry_post(stream: str, first: int, batches: Sequence[Event], now: float
 def report_post(
     stream: str, first: int, events: Sequence[Event], series: Mapping[str, Any], *, events_a_batch: int
 ) -> dict[str, Any]:
-    """One stream of rank 0; so many events a batch."""
+    """Return a post of one stream of rank 0, so many events a batch."""
     batches = max(1, -(-len(events) // events_a_batch))
     columns = {
         name: {"runs": [[0, 0, len(step)]], "step": step, "value": value} for name, (step, value) in series.items()

@@ -1,4 +1,4 @@
-"""How long one request can keep the database's writer: the worst legal request at every door that writes.
+"""Measure how long one request keeps the database's writer: the worst legal request at every door that writes.
 
     python -m bench.writer_hold [sqlite|postgres] [--only WORD]
 
@@ -47,7 +47,7 @@ def main(databases: Sequence[str], only: str) -> int:
     return stage.result("writer_hold", bars=bars, **figures)
 
 
-def one(database: str, only: str) -> int:
+def measure(database: str, only: str) -> int:
     """Send every request on one database; print by name how long the writer was held, in ms, as JSON."""
     held: dict[str, float] = {}
     with stage.site(database) as place:
@@ -235,7 +235,7 @@ def _attempt() -> Any:
 
 
 def _people_cases() -> Iterator[Case]:
-    """What people and scripts change, by REST."""
+    """Yield what people and scripts change, by REST."""
     from tests import lab
 
     project = lab.a_project()
@@ -279,4 +279,4 @@ if __name__ == "__main__":
     parser.add_argument("--only", default="", help="cases whose names have this word")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    sys.exit(one(options.one, options.only) if options.one else main(options.databases, options.only))
+    sys.exit(measure(options.one, options.only) if options.one else main(options.databases, options.only))

@@ -10,10 +10,11 @@ import os
 from celery import Celery
 
 from portal.broker import Broker
+from portal.database import RetriedTask
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
 
-app = Celery("vigil", fixups=[], amqp=Broker)
+app = Celery("vigil", fixups=[], amqp=Broker, task_cls=RetriedTask)
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["jobs", "nodes", "portal"])
 app.set_default()

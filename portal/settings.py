@@ -136,7 +136,7 @@ def _secret_key() -> str:
 
 
 def _database(url: str) -> dict[str, object]:
-    """A DATABASES entry from sqlite:////absolute/path or postgresql://user:password@host:port/name?options."""
+    """A DATABASES entry from sqlite:////absolute/path?timeout=20 or postgresql://user:password@host:port/name?options."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
         return {
@@ -145,7 +145,7 @@ def _database(url: str) -> dict[str, object]:
             "OPTIONS": {
                 # DEFERRED loses transactions to "database is locked" as soon as two processes write.
                 "transaction_mode": "IMMEDIATE",
-                "timeout": 20,
+                "timeout": float(dict(parse_qsl(parts.query)).get("timeout", 20)),
                 "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA mmap_size=268435456;"
                 " PRAGMA cache_size=-65536; PRAGMA foreign_keys=ON; PRAGMA temp_store=MEMORY;",
             },

@@ -148,3 +148,6 @@ urlpatterns = [
     path("admin/login/", RedirectView.as_view(pattern_name="account_login", query_string=True)),
     path("admin/", site.urls),
 ]
+
+handler400 = "portal.http.errors.bad_request"
+handler500 = "portal.http.errors.server_error"

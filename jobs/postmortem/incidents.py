@@ -32,6 +32,7 @@ from jobs.postmortem.evidence.gather import gather, records_of
 from jobs.postmortem.reading import Log
 from jobs.postmortem.signatures import Catalogue
 from jobs.postmortem.verdict import Verdict
+from portal import database
 from portal.masking import masked
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,11 @@ def diagnose(incident_id: int) -> bool:
     try:
         verdict = verdict_on(incident)
         return _keep(incident, verdict, time.monotonic() - began)
+    except database.ERRORS:
+        # The incident is not to blame: it is due at once, and this try does not count. The task is retried.
+        begun = Incident.objects.filter(pk=incident_id, due_at=now + KEEP_AWAY)
+        database.retried(lambda: begun.update(due_at=now, tries=F("tries") - 1))
+        raise
     except Exception as error:  # one that nobody can read must not keep the others waiting
         logger.exception("attempt %s: not diagnosed at try %d", incident.attempt_id, incident.tries)
         if incident.tries < MOST_TRIES:

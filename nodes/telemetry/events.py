@@ -148,7 +148,7 @@ class _Rows:
         return found if found is not None and found.last_at >= at - NEAR else None
 
     def with_records(self, first: int, last: int) -> NodeEvent | None:
-        """The row that counts these records of the kernel log already."""
+        """Return the row that counts these records of the kernel log already."""
         place = bisect_right(self.by_seq, first, key=_first_seq)
         found = self.by_seq[place - 1] if place else None
         return found if found is not None and (found.last_seq or 0) >= last else None
@@ -181,7 +181,7 @@ class _Folding:
         for report in self.reports:
             if report.kind in CLOSES:
                 self._close(report)
-            elif report.last_seq is None or not self._is_known(report):
+            elif report.last_seq is None or not self._is_counted(report):
                 self._open_or_add(report)
             seq, is_of_boot = report.last_seq, report.boot_id == self.agent.boot_id
             if seq is not None and is_of_boot and seq > self.agent.kernel_seq:
@@ -195,7 +195,7 @@ class _Folding:
             text = "%s: more than %d different events within a day: %d of a post are left out (logged once an hour)"
             warn.once(("events", self.agent.pk), text, self.agent, MOST_A_DAY, self.left_out)
 
-    def _is_known(self, report: _Report) -> bool:
+    def _is_counted(self, report: _Report) -> bool:
         """Return whether these records of the kernel log count already: then only NVML's word may be new.
 
         An agent that has lost its own memory reads the log from its beginning. What it gave up and sends again may have
@@ -283,25 +283,25 @@ class _Folding:
 
     @cached_property
     def _room(self) -> dict[bool, int]:
-        """How many rows there may yet be, of the last day (True) and of days before."""
+        """Return how many rows there may yet be, of the last day (True) and of days before."""
         rows = NodeEvent.objects.filter(agent=self.agent)
         new, old = rows.filter(at__gt=self._day_ago).count(), rows.filter(at__lte=self._day_ago).count()
         return {True: MOST_A_DAY - new, False: MOST_OLD - old}
 
     def _mounted(self, report: _Report) -> dict[str, str]:
-        """What is mounted there, by which file systems of several machines are known to be one."""
+        """Return what is mounted there: by that, file systems of several machines are known to be one."""
         return {"source": self._sources[report.mount]} if report.mount in self._sources else {}
 
     @cached_property
     def _sources(self) -> dict[str, str]:
-        """What the machine's facts say is mounted, by path."""
+        """Return what the machine's facts say is mounted, by path."""
         mounts = self.agent.facts.get("mounts")
         found = [one for one in mounts if isinstance(one, dict)] if isinstance(mounts, list) else []
         return {str(one.get("mount")): untrusted.line(one.get("source"), 300) for one in reversed(found)}
 
 
 def _candidates(agent: Agent, reports: Sequence[_Report]) -> Iterator[NodeEvent]:
-    """The rows that reports may belong to: near ones, open ones to close, and those of the same kernel records."""
+    """Yield the rows that reports may belong to: near ones, open ones to close, and those of the same records."""
     mine = NodeEvent.objects.filter(agent=agent).only("fingerprint", "boot_id", *_CHANGED)
     adding = [report for report in reports if report.kind not in CLOSES]
     if adding:

@@ -1,4 +1,4 @@
-"""What a machine is: its facts, its GPUs by UUID, where each sits and since when, and their slow counters.
+"""Store what a machine is: its facts, its GPUs by UUID, where each sits and since when, and their slow counters.
 
 GPUs are read once a post, changed in memory and written by a few statements, however many a post names.
 """
@@ -184,7 +184,7 @@ class MachineGpus:
 
 
 def _described(about: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """What facts say of a GPU, as its row has it."""
+    """Return what facts say of a GPU, as its row has it."""
     index = untrusted.count(about.get("index"), 1024)
     return {
         "index": place if index is None else index,

@@ -13,7 +13,6 @@ from django.conf import settings
 from django.core.cache import cache
 from django.core.exceptions import BadRequest, RequestDataTooBig
 from django.core.handlers.asgi import ASGIRequest
-from django.db import OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.multipartparser import MultiPartParserError
 from django.shortcuts import render
@@ -29,7 +28,7 @@ from ninja.throttling import BaseThrottle
 from ninja.utils import check_csrf
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
-from portal import bounded
+from portal import bounded, database
 from portal.http import openapi, problems, queries
 from portal.http.paging import BadCursor
 from portal.http.problems import FieldError, Problem
@@ -193,7 +192,6 @@ class Api(NinjaAPI):
             RequestDataTooBig: lambda request, error: too_large().response(),
             MultiPartParserError: lambda request, error: Problem(400, f"The upload is malformed: {error}").response(),
             BadRequest: lambda request, error: problems.plain(400),
-            OperationalError: _database_busy,
             Exception: _unexpected,
         }.items():
             self.add_exception_handler(kind, handler)
@@ -297,12 +295,10 @@ def _field(place: tuple[Any, ...]) -> str:
     return ".".join(map(str, parts)) or str(place[0])
 
 
-def _database_busy(request: HttpRequest, error: OperationalError) -> HttpResponse:
-    log.error("%s %s: the database did not answer: %s", request.method, request.path, error)
-    return problems.plain(503, {"Retry-After": "5"})
-
-
 def _unexpected(request: HttpRequest, error: Exception) -> HttpResponse:
+    if database.is_busy(error):
+        log.error("%s %s: the database did not answer: %s", request.method, request.path, error)
+        return problems.plain(503, {"Retry-After": str(database.RETRY_AFTER_S)})
     raise error  # Django logs it; the middleware tells it
 
 

@@ -12,6 +12,7 @@ from channels.db import database_sync_to_async
 from django.contrib.auth.views import redirect_to_login
 from django.http import HttpResponse
 
+from portal import database
 from portal.http import problems, senders
 from portal.http.problems import Problem
 
@@ -65,6 +66,10 @@ class BodyLimit:
         except _Refused as refused:
             if not started:
                 await respond(send, refused.response)
+        except database.ERRORS:
+            if started:
+                raise
+            await respond(send, problems.plain(503, {"Retry-After": str(database.RETRY_AFTER_S)}))
         finally:
             body.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -14,9 +15,15 @@ from django.contrib.auth.models import AnonymousUser
 from django.http.request import split_domain_port, validate_host
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from portal import database
+from portal.http import problems
 from portal.http.problems import PRIVATE
 from portal.http.senders import user_of_session, user_of_token
 from portal.models import User, digest
+
+logger = logging.getLogger(__name__)
+
+TRY_AGAIN_LATER = 1013
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Any], Awaitable[None]]
@@ -76,8 +83,13 @@ class Door:
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         # The server's own, past Channels' session, which would look at every frame that goes out.
         scope["send"], scope["write"] = teller(send), writer_of(send)
+        handshake = _Handshake(scope["send"])
         with contextlib.suppress(Gone):
-            await self._open(scope, receive, _private(scope["send"]))
+            try:
+                await self._open(scope, receive, handshake.send)
+            except database.ERRORS as error:
+                logger.warning("A socket of %s: the database did not answer: %s", scope["path"], error)
+                await handshake.ask_to_come_again(scope)
 
     async def _open(self, scope: Scope, receive: Any, send: Any) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
@@ -93,15 +105,27 @@ class Door:
         await self.with_token(scope, receive, send)
 
 
-def _private(send: Send) -> Send:
-    """`send` whose answer to the handshake no cache keeps, like all of ours."""
+class _Handshake:
+    """How a socket is answered; no cache keeps that answer, like all of ours."""
 
-    async def tell(message: Any) -> None:
+    def __init__(self, send: Send) -> None:
+        self._send, self._is_accepted = send, False
+
+    async def send(self, message: Any) -> None:
         if message["type"] == "websocket.accept":
+            self._is_accepted = True
             message = {**message, "headers": [*message.get("headers", ()), (b"cache-control", PRIVATE.encode())]}
-        await send(message)
+        await self._send(message)
 
-    return tell
+    async def ask_to_come_again(self, scope: Scope) -> None:
+        """Refuse the handshake with 503 where the server can say so; close a socket that is open."""
+        if self._is_accepted or "websocket.http.response" not in scope.get("extensions", {}):
+            await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER})
+            return
+        answer = problems.plain(503, {"Retry-After": str(database.RETRY_AFTER_S), "Cache-Control": PRIVATE})
+        headers = [(name.lower().encode(), value.encode()) for name, value in answer.items()]
+        await self._send({"type": "websocket.http.response.start", "status": 503, "headers": headers})
+        await self._send({"type": "websocket.http.response.body", "body": answer.content})
 
 
 def teller(send: Send) -> Send:

@@ -13,13 +13,14 @@ import random
 import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from smtplib import SMTPException
 
 import httpx
 from django.db.models import F, Min, Q
 from django.utils import timezone
 
-from portal import notify
+from portal import database, notify
 from portal.models import Channel, Delivery
 from portal.outbox import kinds
 from portal.outbox.filling import content_of, hours_of, trouble_of
@@ -56,7 +57,7 @@ def send_due(budget_s: float) -> int:
             while going:
                 done, _ = runner.run(asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED))
                 for task in done:  # noted as soon as it is known: what is not noted is sent again
-                    _note(going.pop(task), task.result())
+                    database.retried(partial(_note, going.pop(task), task.result()))
     return count
 
 
