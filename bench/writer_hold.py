@@ -243,7 +243,7 @@ def _people_cases() -> Iterator[Case]:
     admin, client = lab.bearer(sam, "admin"), lab.bearer(mira)
     values = ", ".join(str(1e-6 * (i + 1)) for i in range(1_000))
     spec = '[run]\nrecipe = "language"\nsteps = 200\n'
-    sweep = f'name = "wide"\n{spec}[sweep.over]\n"run.optimizer.lr" = [{values}]\n'
+    sweep = f'name = "wide"\n{spec}[sweep.over]\n"run.learning_rate" = [{values}]\n'
     job = lab.a_job(mira, project)
     tags = [f"tag-{i}" for i in range(20)]
 
@@ -255,8 +255,8 @@ def _people_cases() -> Iterator[Case]:
     yield "jobs", "submit", post("/api/v1/jobs", f'name = "wren"\n{spec}', **toml)
     yield (
         "jobs",
-        "submit, 60 kB of notes",
-        post("/api/v1/jobs", f'name = "wren"\nnotes = "{"x" * 60_000}"\n{spec}', **toml),
+        "submit, 19 kB of notes",
+        post("/api/v1/jobs", f'name = "wren"\nnotes = "{"x" * 19_000}"\n{spec}', **toml),
     )
     yield "sweeps", "1,000 jobs", post("/api/v1/sweeps", sweep, **toml)
     yield (
