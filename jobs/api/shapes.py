@@ -11,6 +11,7 @@ from django.utils import timezone
 from ninja import Schema
 from pydantic import Field
 
+from jobs.disk import missing
 from jobs.goodput import goodput
 from jobs.models import Attempt, Checkpoint, Event, Job
 from jobs.progress import progress
@@ -278,7 +279,10 @@ def job_detail(job: Job) -> dict[str, Any]:
     attempts = list(job.attempts.select_related("resume_from").order_by("number"))
     found = goodput(attempts, timezone.now())
     told = {**asdict(found), "fraction": found.fraction} if found else None
-    return {**job_shape(job), "goodput": told, "spec": job.spec, "spec_toml": job.spec_toml, "directory": directory}
+    shown = job_shape(job)
+    if job.latest and (gone := missing.problem(job.latest)):
+        shown["explained"] = shown["attempt"]["explained"] = gone
+    return {**shown, "goodput": told, "spec": job.spec, "spec_toml": job.spec_toml, "directory": directory}
 
 
 def checkpoint_shape(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from django.utils import timezone
 from jobs import checkpoints, suspects
 from jobs.disk import environments, pins, rundir, sharing, trust, upload
 from jobs.disk.batch import array_text
+from jobs.disk.missing import Missing
 from jobs.errors import Refused
 from jobs.models import Attempt, CadenceOrder, Job, Sweep
 from jobs.reliability import mttf
@@ -185,7 +185,7 @@ def _directory_of(job: Job) -> Path:
         _make_directory(job)
     root = rundir.path_of(job.directory)
     if not (root / "job").is_dir():
-        raise OSError(errno.ENOTCONN, "The run directory is not there: mount its file system", str(root))
+        raise Missing(job.directory)
     return root
 
 

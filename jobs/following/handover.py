@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from jobs import live
 from jobs.disk import tokens
+from jobs.disk.missing import Missing
 from jobs.disk.prepare import prepare, submission
 from jobs.errors import JobError
 from jobs.following import dependencies, reconsider, strays, sweep_limit
@@ -91,7 +92,7 @@ def hand_over(attempt_id: int, scheduler: Scheduler | None = None) -> None:
         not_taken(attempt, claim, SchedulerError(str(error), permanent=True))
         return
     except OSError as error:
-        problem = f"The run directory cannot be written: {error}"
+        problem = str(error) if isinstance(error, Missing) else f"The run directory cannot be written: {error}"
         not_taken(attempt, claim, SchedulerError(problem, permanent=error.errno not in PASSING))
         return
     if scheduler_id is not None:

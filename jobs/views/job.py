@@ -14,6 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
+from jobs.disk import missing
 from jobs.disk.provenance import history
 from jobs.errors import SpecError
 from jobs.gathering import charts as curves
@@ -126,6 +127,9 @@ def _waits(request: HttpRequest, page: Page) -> dict[str, Any]:
     """Why it waits, while it does and nobody has cancelled it; the sentence is of that where waiting is in vain."""
     if page.life.latest.state != Attempt.State.PENDING or page.life.cancelling:
         return {}
+    if gone := missing.problem(page.life.latest):
+        what, _, remedy = gone.partition(". ")
+        return {"said": sentence.Sentence("It cannot start.", f"{what}.", remedy)}
     told = pending.why(user_of(request), page.job, page.life.latest, now=page.life.now)
     if not told.why:
         return {}

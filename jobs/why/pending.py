@@ -11,6 +11,7 @@ from django.utils import timezone
 from django.utils.http import urlencode
 
 from jobs import suspects
+from jobs.disk import missing
 from jobs.errors import SpecError
 from jobs.models import Attempt, Job
 from jobs.spec import JobSpec
@@ -62,6 +63,8 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
         return Told(job, attempt, attempt.reason, now=now)
     if attempt.state != Attempt.State.PENDING:
         return Told(job, attempt, _not_waiting(attempt, now), now=now)
+    if gone := missing.problem(attempt):
+        return Told(job, attempt, gone, now=now)
     asked = _asked(job, attempt)
     if asked is None:
         return Told(job, attempt, explained(attempt.reason, attempt.scheduler_id) or "It is in the queue.", now=now)

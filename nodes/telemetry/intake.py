@@ -15,7 +15,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from nodes.models import Agent, AgentStream, Frame
-from nodes.telemetry import events, frames, live, machines, warn, wire
+from nodes.telemetry import events, frames, live, machines, made_up, warn, wire
 from nodes.telemetry.fields import NEWEST, PLACE, WINDOW_S
 from nodes.telemetry.use import BUSY_PERCENT
 from nodes.telemetry.wire import MISSING, Batch, Happening, Post
@@ -41,6 +41,7 @@ _ADVANCE = (
 def receive(node: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> int:
     """The whole of POST /nodes/<name>/telemetry; answers the number to go on with. Raises Problem."""
     agent_id = admit(node, authorization)
+    made_up.end(agent_id, timezone.now())
     try:
         return take(agent_id, wire.parse(inflate(chunks, encoding)))
     except Malformed as error:

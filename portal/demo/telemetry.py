@@ -112,6 +112,8 @@ def tell(now: float | None = None) -> None:
         batch = Batch(at, 1, [gpu.uuid for gpu in there], values, _host(agent, at), _processes(agent, there), [])
         stream = agent.streams.filter(uid=_STREAM).first()
         first = stream.next_seq if stream else 0
+        if not Agent.objects.filter(pk=agent.pk, is_made_up=True).exists():
+            continue  # its own agent has just reported
         intake.take(agent.pk, Post(_STREAM, first, 0, f"demo-{agent.pk}", "demo", now, [batch]), now=now)
 
 

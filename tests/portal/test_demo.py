@@ -14,9 +14,9 @@ from jobs import lease, rounds
 from jobs.models import Attempt, Checkpoint, Failure, Job
 from nodes.cluster import sync
 from nodes.models import Agent, Gpu, GpuUse, Node, NodeEvent
-from nodes.telemetry import read
+from nodes.telemetry import enrolment, read
 from portal.accounts import actions
-from portal.demo import failures, lab, telemetry
+from portal.demo import cluster, failures, lab, telemetry
 from portal.demo.scenarios import LIVE, NODES, PROJECTS, STORIES
 from portal.models import Chunk, Project, User
 from tests.jobs.schedulers import Told
@@ -113,3 +113,40 @@ class TestLab:
         assert GpuUse.objects.filter(user="kofi.mensah", idle_s__gt=3600).exists(), (
             "somebody holds one and does nothing"
         )
+
+
+def test_a_node_that_gets_an_agent_of_its_own_leaves_the_demonstration(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made-up samples went on among the real ones, of GPUs that are not there."""
+    now = time.time()
+    monkeypatch.setattr(telemetry, "NODES", NODES[:1])
+    monkeypatch.setattr(telemetry, "WEEKS_S", 3 * telemetry.DAY_S)  # its past is not what is tested
+    cluster.make(NODES)
+    telemetry.make(now=now)
+    name = NODES[0][0]
+    agent = Agent.objects.get(node=name)
+    assert agent.gpus.filter(gone_at=None).count() == cluster.GPUS
+    token = enrolment.enroll(name, by=User.objects.create_superuser("root"))
+    telemetry.tell(now + 10)
+    agent.refresh_from_db()
+    assert agent.is_made_up, "a token alone reports nothing"
+    post = {
+        "version": 1, "stream": "ab" * 8, "first": 0, "boot_id": "b", "sent_at": now,
+        "batches": [{"at": int(now) // 10 * 10, "n": 10, "gpus": ["GPU-real"], "columns": {"watts": [[70] * 10]}}],
+    }  # fmt: skip
+    answer = client.post(
+        f"/api/v1/nodes/{name}/telemetry", post, content_type="application/json",
+        headers={"Authorization": f"Bearer {token}"},
+    )  # fmt: skip
+    assert answer.status_code == 200, answer.content
+    for _ in range(2):
+        now += 20
+        telemetry.make(now=now)
+        telemetry.tell(now)
+    agent = Agent.objects.get(node=name)
+    assert not agent.is_made_up
+    assert list(agent.gpus.filter(gone_at=None).values_list("uuid", flat=True)) == ["GPU-real"]
+    assert not agent.holdings.filter(until=None).exists()
+    assert list(agent.newest["gpus"]) == ["GPU-real"]
+    assert not Agent.objects.filter(is_made_up=True).exists()

@@ -155,7 +155,7 @@ def test_an_empty_mount_point_is_waited_for(
     stalled(job)
     handover.hand_over(newest().pk, told)
     assert (newest().ended_at, newest().scheduler_id) == (None, "")
-    assert "The run directory is not there: mount its file system" in newest().reason
+    assert "Mount the file system of VIGIL_RUNS" in newest().reason
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder away")
