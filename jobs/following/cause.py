@@ -138,5 +138,5 @@ def _failure(value: object) -> dict[str, Any]:
             kept[name] = value[name]
     for name, longest in (("kind", 32), ("error", 2000)):
         if isinstance(value.get(name), str):
-            kept[name] = masked(storable(value[name])[:longest])
+            kept[name] = masked(storable(value[name])[: 2 * longest])[:longest]  # no secret is cut before it is found
     return kept

@@ -1,4 +1,4 @@
-"""What speaks against a sign: hardware that the job did not have, or of which its machines and scheduler know nothing.
+"""Weigh a sign against facts: hardware that the job did not have, or of which its machines and scheduler know nothing.
 
 A program may print any line. One that names broken hardware is believed less where the job had none of it, or where
 whoever watches it saw nothing.
@@ -21,7 +21,7 @@ _BY_SCHEDULER = frozenset({"scheduler.node_fail", "scheduler.launch"})
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """One reason to believe a sign less; `factor` is by how much."""
+    """Hold one reason to believe a sign less; `factor` multiplies its confidence."""
 
     text: str
     factor: float

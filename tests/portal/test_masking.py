@@ -87,6 +87,12 @@ LINES = {
     "SendGrid": ("SG." + A[:22] + "." + A[:40], A[:22]),
     "Databricks": ("dapi" + "0" * 32, "0" * 32),
     "age": ("AGE-SECRET-KEY-1" + "Q" * 58, "Q" * 58),
+    "escaped JSON": ('body: {\\"token\\": \\"8c1f9aa0b1\\"}', "8c1f9aa0b1"),
+    "a provider's variable": ("OPENAI_KEY=8c1f9aa0", "8c1f9aa0"),
+    "a pair for requests": ("requests.get(url, auth=('mira', 'hunter2x'))", "hunter2x"),
+    "a password in a sentence": ("Password for mira: hunter2x", "hunter2x"),
+    "a variable of a container": ("- name: DB_PASSWORD\n  value: hunter2x", "hunter2x"),
+    "pass=": ("user=mira pass=hunter2x", "hunter2x"),
     "Grafana": ("glsa_" + A[:32] + "_00000000", "glsa_" + A[:32]),
 }  # fmt: skip
 ORDINARY = (
@@ -109,6 +115,8 @@ ORDINARY = (
     "tcp://10.0.0.2:29500, gloo connected mira@dgx-03.lab",
     "NVRM: Xid (PCI:0000:ab:00): 79, pid=41833, name=python, GPU has fallen off the bus.",
     "authorization: disabled, bearer authentication, Basic initialization of NCCL",
+    "self.api_key = api_key, stop_token: 'Observation:', password = getpass.getpass()",
+    "tcp://data-loader-with-a-long-name-0001@10.0.0.1, private_key_path=/home/mira/.ssh/id_rsa",
     "SK-learn 1.5, sk-resnet50-imagenet-224, hf_hub_download, npm_config_cache, r8_scale=0.5",
 )
 

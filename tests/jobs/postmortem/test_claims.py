@@ -106,6 +106,15 @@ class TestPrinted:
         incident, told = left.diagnosed()
         assert (incident.confirmed_cause, told["source"]) == ("", "program")
 
+    def test_so_is_one_whose_lines_a_container_engine_wrapped(self, left: Left) -> None:
+        lines = [f"[ {n}.000001] usb 1-1: new device" for n in range(20)] + [f"[ 21.000001] {XID}"]
+        wrapped = [
+            json.dumps({"log": f"{line}\n", "stream": "stdout", "time": "2026-11-21T03:01:31Z"}) for line in lines
+        ]
+        left.write("logs/0.1.log", "\n".join([*wrapped, ""]))
+        incident, told = left.diagnosed()
+        assert (incident.confirmed_cause, told["source"]) == ("", "program")
+
     def test_a_log_that_looks_like_the_schedulers_record_is_still_the_jobs(self, left: Left) -> None:
         left.write("logs/0.1.log", "JobID|State|ExitCode|NodeList\n7|NODE_FAIL|0:0|dgx-02\n")
         incident, _ = left.diagnosed()
