@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 WAIT_S = 10.0
 LEAST_BYTES_S = 1_000  # a post of 1 MB may take 17 minutes, a request of 2 kB 12 s
@@ -38,6 +38,7 @@ class PatientProtocol(HttpToolsProtocol):
     _head_bytes = 0  # all that came of this request and is not of its body
     _reader_timer: asyncio.TimerHandle | None = None
     _unread = 0
+    _answering: RequestResponseCycle | None = None  # of pipelined requests `cycle` is the last that came
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -48,6 +49,7 @@ class PatientProtocol(HttpToolsProtocol):
         for timer in (self._timer, self._reader_timer):
             if timer is not None:
                 timer.cancel()
+        self._forget_client()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -66,6 +68,10 @@ class PatientProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._body_began = self.loop.time()
         self._await(self._body_began + WAIT_S)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -113,7 +119,15 @@ class PatientProtocol(HttpToolsProtocol):
         cycle: Any = self.cycle
         if cycle is None or cycle.response_complete or not cycle.response_started:
             self.transport.write(answer)
+        self._forget_client()
         self.transport.close()
+
+    def _forget_client(self) -> None:
+        """Let the application's answer go nowhere: to write on a closed connection is an error, and would be logged."""
+        self.pipeline.clear()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -132,6 +146,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._reader_timer = None
         before, self._unread = self._unread, self.transport.get_write_buffer_size()
         if before - self._unread < WAIT_S * LEAST_BYTES_S:
+            self._forget_client()
             self.transport.abort()
         else:
             self._reader_timer = self.loop.call_later(WAIT_S, self._check_reader)

@@ -58,7 +58,7 @@ Scene = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 def play(app: Any, scene: Scene) -> None:
     async def whole() -> None:
-        config = uvicorn.Config(app, ws="websockets-sansio", log_level="critical")
+        config = uvicorn.Config(app, ws="websockets-sansio", log_config=None, access_log=False)
         config.load()
         state = ServerState()
         loop = asyncio.get_running_loop()
@@ -206,6 +206,19 @@ def test_an_answer_that_is_not_read_is_given_up() -> None:
         assert len(await rest(reader)) < 20_000_000
 
     play(pour, scene)
+
+
+def test_who_goes_away_amid_pipelined_requests_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    app = App(after_s=WAIT_S / 2)
+
+    async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GET * 20)
+        await reader.readuntil(b"200")
+        writer.transport.abort()
+        await asyncio.sleep(2 * WAIT_S)
+
+    play(app, scene)
+    assert not caplog.records
 
 
 def test_an_answer_that_is_read_slowly_is_sent_whole() -> None:
