@@ -172,7 +172,15 @@ class _Writer(BaseRenderer):
 class Api(NinjaAPI):
     """ninja's, with problem documents instead of its own errors, also in the schema."""
 
+    _schema: OpenAPISchema | None = None
+
     def get_openapi_schema(self, **kwargs: Any) -> OpenAPISchema:
+        """Return the schema, made once: it takes most of a second, and anybody may ask for it."""
+        if self._schema is None:
+            self._schema = self._described(**kwargs)
+        return self._schema
+
+    def _described(self, **kwargs: Any) -> OpenAPISchema:
         schema = super().get_openapi_schema(**kwargs)
         schema["components"]["schemas"].update(_definitions(ProblemDocument))
         for path in schema["paths"].values():

@@ -202,6 +202,13 @@ def test_a_session_may_send_more(transactional_db):
     assert ask_bounded(cookie, [b" " * 10_000] * 100, "/submit") == (200, 100)
 
 
+def test_the_schema_is_made_once():
+    """Anybody may ask for it, and it took most of a second each time."""
+    from portal.urls import api as whole
+
+    assert whole.get_openapi_schema() is whole.get_openapi_schema()
+
+
 def test_schema_is_openapi_3_1_with_problem_documents():
     schema = Client().get("/api/openapi.json").json()
     assert schema["openapi"].startswith("3.1")
