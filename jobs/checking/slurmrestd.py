@@ -11,7 +11,7 @@ from jobs.checking.site import Site
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm.http import NoAnswer, SlurmError
 from nodes.schedulers.slurm.tokens import Tokens
-from nodes.schedulers.slurm.versions import NOTHING_LACKING
+from nodes.schedulers.slurm.versions import NEWEST, NOTHING_LACKING, text_of
 
 APART_S = 30  # clocks
 FAR_APART_S = 300  # a token is good for 900 s
@@ -53,6 +53,11 @@ def believed(site: Site) -> Iterator[Finding]:
 def speaks(site: Site) -> Iterator[Finding]:
     title, version = "Slurm's version", site.rest.version
     spoken = f"Slurm {site.release}, REST {site.rest.http.served.version_of('slurm')}"
+    if site.rest.http.served.is_unknown:
+        remedy = f"Let slurmrestd serve {text_of(NEWEST)} as well (-d {text_of(NEWEST)}), or upgrade Vigil."
+        detail = f"{spoken}, newer than any that Vigil was tested with: it reads, and submits and changes nothing"
+        yield warn(title, detail, remedy)
+        return
     if version >= NOTHING_LACKING:
         yield ok(title, f"{spoken}: nothing is lacking")
         return

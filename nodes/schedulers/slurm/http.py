@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import random
-import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpx
@@ -21,9 +19,11 @@ import msgspec
 
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm.deadline import Deadline, Transport
+from nodes.schedulers.slurm.retry_after import seconds_of
+from nodes.schedulers.slurm.served import Json, Served, Service, UnknownVersion, served_by
 from nodes.schedulers.slurm.tokens import Tokens
 from nodes.schedulers.slurm.values import integer, mapping, objects, text
-from nodes.schedulers.slurm.versions import OLDEST, Version
+from nodes.schedulers.slurm.versions import Version
 
 logger = logging.getLogger(__name__)
 
@@ -31,17 +31,15 @@ TIMEOUT_S = 10.0
 TRIES = 3
 WHOLE = 2  # time-outs until the last byte of an answer must be there: 15 MB of jobs take their time
 LONGEST_ANSWER = 256 * 1024**2  # bytes; 30,000 jobs
+BUSY_S = 1.0  # to wait after a 429 that does not say for how long
+LONGEST_WAIT_S = 300.0  # whatever Retry-After says: a wrong one must not leave pages stale for a day
 CONFIRMED_S = 60.0  # the document of paths is 2 MB with Slurm 26.05
-NEEDED = frozenset({"job/submit", "job/{job_id}", "jobs", "nodes", "partitions"})
 NOTHING_FOUND = 9003  # v0.0.38 calls an empty list an error
 UNKNOWN_JOB = frozenset({2017, 9002, NOTHING_FOUND})
 NOT_TAKEN = frozenset({1007, 401, 403, 511})  # authentication
 # Of Slurm's numbers for what it refuses (2000 …) those that tomorrow may be otherwise.
 PASSING = frozenset({2016, 2019, 2020, 2021, 2022, 2027, 2028})
-_PATH = re.compile(r"/(slurm|slurmdb)/v(\d+)\.(\d+)\.(\d+)/(.+?)/?\Z")
 
-Service = Literal["slurm", "slurmdb"]
-Json = Mapping[str, Any]
 Decode = Callable[[bytes], object]  # raises ValueError where it is no JSON
 
 
@@ -66,28 +64,15 @@ class NoAnswer(SchedulerError):
 
 
 @dataclass(frozen=True)
-class Served:
-    """What one slurmrestd serves, in the version that we speak."""
-
-    slurm: Version
-    slurmdb: Version | None
-    paths: frozenset[tuple[str, str]]  # (service/path without version, method)
-
-    def has(self, path: str, method: str = "get", *, service: Service = "slurm") -> bool:
-        return (f"{service}/{path}", method) in self.paths
-
-    def version_of(self, service: Service) -> str:
-        version = self.slurm if service == "slurm" else self.slurmdb
-        if version is None:
-            raise SchedulerError("This slurmrestd serves no accounts (slurmdb). Start it with openapi/slurmdbd.")
-        return "v" + ".".join(map(str, version))
-
-
-@dataclass(frozen=True)
 class Answer:
     status: int
     kind: str  # its content type
     content: bytes
+    retry_after_s: float | None = None
+
+    @property
+    def asks_to_wait(self) -> bool:
+        return self.status in {429, 503} and (self.retry_after_s is not None or self.status == 429)
 
     @property
     def is_json(self) -> bool:
@@ -119,6 +104,7 @@ class SlurmHttp:
             follow_redirects=False,
         )
         self._served: Served | None = None
+        self._wait_until: dict[str, float] = {}  # by the first part of a path: when it may be asked again
         self._confirmed_at = float("-inf")  # when a rediscovery last found what was known already
 
     @property
@@ -127,6 +113,8 @@ class SlurmHttp:
         if self._served is None:
             self._served = served_by(self._discover())
             logger.info("slurmrestd speaks %s", self._served.version_of("slurm"))
+            if self._served.is_unknown:
+                logger.warning("%s", UnknownVersion(self._served.slurm, "it is read, and nothing is submitted"))
         return self._served
 
     def get(
@@ -165,6 +153,8 @@ class SlurmHttp:
     ) -> Json | None:
         answer = None
         who = user or self.user
+        if method != "GET" and self.served.is_unknown:
+            raise UnknownVersion(self.served.slurm, "nothing is submitted, cancelled or changed")
         for _ in range(2):
             url = f"/{service}/{self.served.version_of(service)}/{path}"
             told = None if body is None else body(self.served.slurm)
@@ -219,6 +209,8 @@ class SlurmHttp:
         self, method: str, url: str, user: str, query: Mapping[str, str], body: object, *, may_repeat: bool
     ) -> Answer:
         until = time.monotonic() + self.timeout_s
+        service = url.split("/")[1]
+        self._check_wait(service)
         for left in reversed(range(TRIES if may_repeat else 1)):
             token = self.tokens.of(user)  # read anew each time: it may have been about to end
             headers = {"X-SLURM-USER-NAME": user, "X-SLURM-USER-TOKEN": token, "Accept": "application/json"}
@@ -228,6 +220,12 @@ class SlurmHttp:
             except httpx.HTTPError as error:
                 problem = _no_answer(self.url, error)
             else:
+                if answer.asks_to_wait:
+                    wait_s = self._note_wait(service, answer)
+                    if left and time.monotonic() + wait_s < until:
+                        time.sleep(wait_s)
+                        continue
+                    self._check_wait(service)
                 if answer.status not in {502, 503, 504} or answer.is_json:  # slurmrestd itself: slurmdbd is away
                     return answer
                 problem = NoAnswer(f"{self.url} answers {answer.status}: no slurmrestd behind it.", sent=False)
@@ -235,6 +233,18 @@ class SlurmHttp:
                 raise problem
             time.sleep(random.uniform(0.05, 0.2) * (TRIES - left))
         raise AssertionError("unreachable")
+
+    def _note_wait(self, service: str, answer: Answer) -> float:
+        """Remember for how long nobody is to ask; return the seconds."""
+        wait_s = BUSY_S if answer.retry_after_s is None else min(answer.retry_after_s, LONGEST_WAIT_S)
+        self._wait_until[service] = time.monotonic() + wait_s
+        return wait_s
+
+    def _check_wait(self, service: str) -> None:
+        """Raise NoAnswer while slurmrestd has asked to be left alone (Retry-After), without asking it."""
+        left_s = self._wait_until.get(service, 0.0) - time.monotonic()
+        if left_s > 0:
+            raise NoAnswer(f"slurmrestd at {self.url} is busy and asks to wait {left_s:.0f} s more.", sent=False)
 
     def _receive(self, method: str, url: str, query: dict[str, str], body: object, headers: dict[str, str]) -> Answer:
         """One answer, whole: neither without end nor without size."""
@@ -252,30 +262,8 @@ class SlurmHttp:
                     raise SchedulerError(message)
                 if time.monotonic() > until:
                     raise httpx.ReadTimeout("not whole in time")
-            return Answer(answer.status_code, answer.headers.get("content-type", ""), b"".join(pieces))
-
-
-def served_by(document: Json) -> Served:
-    """The newest version that has every path we need, whatever its number; SchedulerError if all are too old."""
-    found: dict[tuple[str, Version], set[tuple[str, str]]] = {}
-    for path, methods in mapping(document.get("paths")).items():
-        if match := _PATH.match(str(path)):
-            service, *digits, rest = match.groups()
-            version: Version = (int(digits[0]), int(digits[1]), int(digits[2]))
-            known = found.setdefault((service, version), set())
-            known.update((f"{service}/{rest}", method.lower()) for method in mapping(methods))
-    versions = sorted({version for service, version in found if service == "slurm"}, reverse=True)
-    fitting = [v for v in versions if v >= OLDEST and {path[6:] for path, _ in found["slurm", v]} >= NEEDED]
-    if not fitting:
-        there = ", ".join("v" + ".".join(map(str, v)) for v in reversed(versions)) or "nothing of Slurm's"
-        raise SchedulerError(
-            f"This slurmrestd serves {there}. Vigil needs v0.0.38 or later: Slurm 22.05. Upgrade Slurm.", permanent=True
-        )
-    slurm = fitting[0]
-    accounts = sorted((v for service, v in found if service == "slurmdb" and v >= OLDEST), reverse=True)
-    slurmdb = slurm if slurm in accounts else (accounts[0] if accounts else None)
-    paths = frozenset(found["slurm", slurm] | (found["slurmdb", slurmdb] if slurmdb else set()))
-    return Served(slurm, slurmdb, paths)
+            kind, retry_after = (answer.headers.get(name, "") for name in ("content-type", "retry-after"))
+            return Answer(answer.status_code, kind, b"".join(pieces), seconds_of(retry_after))
 
 
 def _transport(url: str, ca_file: str, deadline: Deadline) -> tuple[str, httpx.BaseTransport]:

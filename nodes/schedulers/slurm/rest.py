@@ -8,12 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from nodes.schedulers.base import Listing, NodeStatus, SchedulerError, SlurmStep, Submission
+from nodes.schedulers.base import UNKNOWN, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Association, Partition, QueuedJob, Reservation
 from nodes.schedulers.slurm import shapes
-from nodes.schedulers.slurm.http import NOTHING_FOUND, UNKNOWN_JOB, Json, Service, SlurmError, SlurmHttp, is_permanent
+from nodes.schedulers.slurm.http import (
+    NOTHING_FOUND,
+    UNKNOWN_JOB,
+    SlurmError,
+    SlurmHttp,
+    is_permanent,
+)
 from nodes.schedulers.slurm.listed import listed
 from nodes.schedulers.slurm.request import request
+from nodes.schedulers.slurm.served import Json, Service, UnknownVersion
 from nodes.schedulers.slurm.shapes import Record
 from nodes.schedulers.slurm.values import at, integer, moment, objects, text, words
 from nodes.schedulers.slurm.versions import ACCOUNTS_BY_USER, BATCH_SIGNALS, BY_TASK, Version
@@ -120,7 +127,11 @@ class SlurmRest:
         answer = self.http.get("jobs", query, user=user, decode=listed)
         if answer is None or (since is not None and not answer.get("jobs") and _is_unchanged(answer)):
             return None
-        return JobList(_list(answer, "jobs"))
+        jobs = JobList(_list(answer, "jobs"))
+        if self.http.served.is_unknown:
+            records = jobs.records()
+            self._check_shapes("jobs", records.unreadable, [record.status.state for record in records])
+        return jobs
 
     def details(self, job_id: str) -> JobList:
         """One job, or all that is there of an array; none where slurmctld has forgotten it."""
@@ -152,7 +163,9 @@ class SlurmRest:
         return moment(at(answer, "statistics", "req_time"))
 
     def nodes(self) -> Listing[NodeStatus]:
-        return _each(shapes.node, _list(self.http.get("nodes") or {}, "nodes"))
+        found = _each(shapes.node, _list(self.http.get("nodes") or {}, "nodes"))
+        self._check_shapes("nodes", found.unreadable, [node.state for node in found])
+        return found
 
     def partitions(self) -> Listing[Partition]:
         return _each(shapes.partition, _list(self.http.get("partitions") or {}, "partitions"))
@@ -173,6 +186,16 @@ class SlurmRest:
             unreadable += shares.unreadable
             found = _with_shares(associations, dict(shares))
         return Accounts(qos=tuple(qos), associations=tuple(found), unreadable=unreadable)
+
+    def _check_shapes(self, name: str, unreadable: int, states: Sequence[str]) -> None:
+        """Refuse a version that nobody has tested where its answers turn out to be of another form.
+
+        Records that all read as nothing would otherwise show a cluster without nodes, or jobs in no state.
+        """
+        if not self.http.served.is_unknown or not (unreadable or states):
+            return
+        if all(state == UNKNOWN for state in states):
+            raise UnknownVersion(self.version, f"its {name} cannot be read")
 
     def update_node(self, name: str, *, state: str, reason: str = "") -> None:
         body: dict[str, Any] = {"state": [state]}

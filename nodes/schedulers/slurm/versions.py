@@ -4,7 +4,13 @@ from __future__ import annotations
 
 Version = tuple[int, int, int]
 
+
+def text_of(version: Version) -> str:
+    return "v" + ".".join(map(str, version))
+
+
 OLDEST: Version = (0, 0, 38)  # Slurm 22.05
+NEWEST: Version = (0, 0, 45)  # Slurm 26.05, the newest that the tests run on; what is newer is only read
 NEW_FORM: Version = (0, 0, 39)  # of submissions: numbers as {set, number}; #SBATCH lines of the script are read
 NODES_BY_NAME: Version = (0, 0, 39)  # a submission says which it wants, or not; before, scontrol does
 ACCOUNTS_BY_USER: Version = (0, 0, 39)  # may be asked for one person's jobs alone

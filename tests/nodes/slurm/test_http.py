@@ -7,6 +7,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from email.utils import formatdate
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm import http as slurm_http
 from nodes.schedulers.slurm.http import NoAnswer, NotTaken, SlurmError, SlurmHttp
 from nodes.schedulers.slurm.rest import SlurmRest
+from nodes.schedulers.slurm.retry_after import seconds_of
 from nodes.schedulers.slurm.scheduler import Slurm
 from tests.nodes.slurm.playing import TOKEN, VERSIONS, OneToken, Played, body, load
 from tests.nodes.slurm.test_request import asked
@@ -86,6 +88,65 @@ def test_a_submission_is_never_repeated(failure: Callable[[httpx.Request], httpx
     assert failing.calls == 1
     assert refused.value.sent == (failure in (reset, halfway, slow))
     assert not refused.value.permanent
+
+
+def busy(code: int, retry_after: str = "") -> Callable[[httpx.Request], httpx.Response]:
+    headers = {"Content-Type": "application/json"} | ({"Retry-After": retry_after} if retry_after else {})
+    return lambda request: httpx.Response(code, json={"errors": [{"error": "busy"}]}, headers=headers)
+
+
+@pytest.mark.parametrize("code", [429, 503])
+def test_retry_after_is_obeyed(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short wait is waited for; during a long one nobody asks, and then they do again."""
+    now, slept = 1000.0, list[float]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        slept.append(seconds)
+        now += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+    played = Played(NEWEST)
+    played.answers["/nodes"] = failing = Failing(busy(code, "3"))
+    assert len(played.slurm.nodes()) == 8
+    assert (failing.calls, slept) == (2, [3.0])
+    played.answers["/nodes"] = failing = Failing(busy(code, "60"))
+    for _ in range(3):
+        with pytest.raises(NoAnswer, match="asks to wait") as refused:
+            played.slurm.nodes()
+        assert not refused.value.permanent
+    assert failing.calls == 1
+    now += 61
+    assert len(played.slurm.nodes()) == 8
+    played.answers["/nodes"] = Failing(busy(code, "99999999"))
+    with pytest.raises(NoAnswer, match="asks to wait 300 s more"):
+        played.slurm.nodes()
+
+
+def test_a_submission_waits_for_a_busy_slurmrestd(tmp_path: Any) -> None:
+    played = Played(NEWEST)
+    played.answers["job/submit"] = failing = Failing(busy(429, "7"))
+    for _ in range(2):
+        with pytest.raises(NoAnswer, match="asks to wait") as refused:
+            played.rest.submit(asked(tmp_path), "#!/bin/sh\n")
+        assert not refused.value.sent, "it may be submitted again: nothing was carried out"
+    assert failing.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("7", 7.0), (" 0 ", 0.0), ("", None), ("soon", None), ("-3", None), ("9" * 40, None),
+     ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0)],
+)  # fmt: skip
+def test_forms_of_retry_after(value: str, seconds: float | None) -> None:
+    assert seconds_of(value) == seconds
+
+
+def test_retry_after_may_be_a_date() -> None:
+    found = seconds_of(formatdate(time.time() + 90, usegmt=True))
+    assert found is not None
+    assert 30 < found <= 90
 
 
 def test_no_repeats_after_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,12 +34,12 @@ def serving(*versions: str) -> Played:
         (("v0.0.38",), (0, 0, 38)),
         (("v0.0.36", "v0.0.38", "v0.0.37"), (0, 0, 38)),
         (("v0.0.40", "v0.0.41", "v0.0.42"), (0, 0, 42)),
-        (("v0.0.42", "v0.0.100"), (0, 0, 100)),
-        (("v0.0.45", "v0.1.0"), (0, 1, 0)),
-        (("v1.0.0", "v0.9.9"), (1, 0, 0)),
+        (("v0.0.43", "v0.0.44", "v0.0.45", "v0.0.46"), (0, 0, 45)),
+        (("v0.0.42", "v0.0.100"), (0, 0, 42)),
+        (("v1.0.0", "v0.9.9"), (0, 9, 9)),
     ],
 )
-def test_the_newest_version_is_spoken(served: tuple[str, ...], chosen: tuple[int, int, int]) -> None:
+def test_the_newest_known_version_is_spoken(served: tuple[str, ...], chosen: tuple[int, int, int]) -> None:
     assert serving(*served).rest.version == chosen
 
 
@@ -62,13 +62,52 @@ def test_too_old_a_slurm(served: tuple[str, ...]) -> None:
     assert ("v0.0.36, v0.0.37" if served else "nothing of Slurm's") in str(refused.value)
 
 
-def test_a_newer_version_with_the_new_shapes_is_read() -> None:
-    played = serving("v0.1.0")
-    for name in ("jobs", "jobs/state", "nodes", "partitions"):
-        told = load(NEWEST, f"busy/slurm-{name.replace('/', '-')}")
-        played.answers[f"/slurm/v0.1.0/{name}"] = told
+UNKNOWN = "v0.0.46"
+
+
+def of_unknown_version() -> Played:
+    """A slurmrestd that serves a version nobody has tested, whose shapes are still those of the newest known one."""
+    played = serving(UNKNOWN)
+    for name in ("jobs/state", "jobs", "nodes", "partitions"):
+        played.answers[f"/slurm/{UNKNOWN}/{name}"] = load(NEWEST, f"busy/slurm-{name.replace('/', '-')}")
+    return played
+
+
+def test_an_unknown_version_of_the_known_shapes_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    played = of_unknown_version()
     assert len(played.slurm.nodes()) == 8
     assert {job.name for job in played.slurm.queue()} >= {"gpus", "held"}
+    assert "serves only REST v0.0.46 and later" in caplog.text
+
+
+def test_an_unknown_version_is_asked_to_change_nothing(tmp_path: Any) -> None:
+    played = of_unknown_version()
+    changes = (
+        lambda: played.rest.submit(asked(tmp_path), "#!/bin/sh\n"),
+        lambda: played.slurm.cancel("7"),
+        lambda: played.slurm.signal("7", "TERM"),
+        lambda: played.slurm.drain("dgx01", "fan"),
+    )
+    for change in changes:
+        with pytest.raises(
+            SchedulerError, match=r"newer than Vigil knows \(v0\.0\.45\): nothing is submitted"
+        ) as refused:
+            change()
+        assert not refused.value.permanent, "jobs wait for the upgrade"
+    assert {request.method for request in played.requests} == {"GET"}
+
+
+@pytest.mark.parametrize("name", ["nodes", "jobs"])
+def test_an_unknown_version_of_other_shapes_is_refused(name: str) -> None:
+    """It must not read as an empty cluster."""
+    played = of_unknown_version()
+    raws = load(NEWEST, f"busy/slurm-{name}").json()[name]
+    renamed = [{f"{key}_v2": value for key, value in raw.items() if key not in ("name", "job_id")} | {
+        key: raw[key] for key in ("name", "job_id") if key in raw} for raw in raws]  # fmt: skip
+    for rows in (renamed, [f"{raw['name']}" for raw in raws]):
+        played.answers[f"/slurm/{UNKNOWN}/{name}"] = httpx.Response(200, json={name: rows})
+        with pytest.raises(SchedulerError, match=f"its {name} cannot be read"):
+            played.rest.nodes() if name == "nodes" else played.rest.jobs()
 
 
 def test_what_is_served_is_asked_once() -> None:

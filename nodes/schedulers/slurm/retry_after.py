@@ -1,0 +1,17 @@
+"""The Retry-After header of an answer (RFC 9110, 10.2.3), in seconds. Pure."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+
+
+def seconds_of(value: str) -> float | None:
+    """Return how long to wait by a header of seconds or of a date; None where there is none that can be read."""
+    value = value.strip()
+    if value.isascii() and value.isdecimal() and len(value) < 10:
+        return float(value)
+    with suppress(ValueError, TypeError, OverflowError):
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    return None
