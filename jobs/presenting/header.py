@@ -118,6 +118,11 @@ class Life:
         return self.latest.is_alive and self.latest.kill_requested_at is not None
 
     @property
+    def saves_before_it_ends(self) -> bool:
+        """Return whether a cancel lets it save a last checkpoint first."""
+        return self.latest.is_alive and self.latest.state != "pending" and not self.job.is_attached
+
+    @property
     def ran_s(self) -> float | None:
         """Seconds that its attempts ran, all together; None before the first has started."""
         spans = [((a.ended_at or self.now) - a.started_at).total_seconds() for a in self.attempts if a.started_at]

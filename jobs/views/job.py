@@ -73,7 +73,10 @@ def page_of(request: HttpRequest, job_id: int) -> Page:
     user = user_of(request)
     jobs = Job.objects.visible_to(user).with_latest_attempt().select_related("parent")
     job = get_object_or_404(jobs, pk=job_id)
-    return Page(job, lives.tell(job), can(user, "change", job), can(user, "kill", job))
+    life = lives.tell(job)
+    # Elsewhere a cancel does the same: it ends what waits, and what sbatch started, without asking it to save.
+    may_kill = life.saves_before_it_ends and can(user, "kill", job)
+    return Page(job, life, can(user, "change", job), may_kill)
 
 
 @login_required
