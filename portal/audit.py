@@ -44,8 +44,15 @@ def sentence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 def _arrow(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     if name not in before:
-        return str(after[name])
-    return f"{before[name]} → {after.get(name, 'gone')}"
+        return _read(after[name])
+    return f"{_read(before[name])} → {_read(after[name]) if name in after else 'gone'}"
+
+
+def _read(value: Any) -> str:
+    """Return a stored value for people."""
+    if value in ("", None, []):
+        return "nothing"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _storable(name: str, value: object) -> Any:

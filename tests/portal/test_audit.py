@@ -126,4 +126,5 @@ def test_only_what_differs_is_kept_and_bounded() -> None:
     assert len(after["d"]) == audit.MOST_LETTERS
     many = Change(after={str(number): number for number in range(500)}).stored()[1]
     assert len(many) == audit.MOST_VALUES
+    assert audit.sentence({"tags": []}, {"tags": ["a", "b"]}) == "tags: nothing → a, b"
     assert audit.sentence({"b": 2, "c": "x"}, {"b": 3, "d": "y"}) == "b: 2 → 3; c: x → gone; d: y"
