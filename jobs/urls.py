@@ -38,6 +38,7 @@ urlpatterns = [
     path("jobs/<int:job_id>/attempts", job.attempts, name="job_attempts"),
     path("jobs/<int:job_id>/spec", job.spec, name="job_spec"),
     path("jobs/<int:job_id>/spec.toml", job.spec_toml, name="job_spec_toml"),
+    path("jobs/<int:job_id>/release", actions.release_held, name="job_release"),
     path("jobs/<int:job_id>/cancel", actions.cancel, name="job_cancel"),
     path("jobs/<int:job_id>/kill", actions.kill, name="job_kill"),
     path("jobs/<int:job_id>/resume", actions.resume, name="job_resume"),

@@ -42,6 +42,7 @@ from jobs.listing.jobs import DEFAULT_SORT, SORTS, STATE_WORDS, Search
 from jobs.models import Attempt, Event, Job
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import clone
+from jobs.submitting import release as releasing
 from jobs.submitting import submit as lifecycle
 from jobs.submitting.dryrun import dry_run, sweep_run
 from portal.http.api import ApiRequest, Cursor, Limit, Moment, Text, WantedPage, among, answer, bad_field
@@ -246,6 +247,24 @@ def cancel(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
     """
     found = job_of(request, job_id, "change", doing="cancelled")
     lifecycle.cancel(request.auth, found)
+    return Status(202, job_shape(job_of(request, job_id)))
+
+
+@router.post(
+    "/{int:job_id}/release",
+    response={202: JobShape},
+    summary="Release a job that is held in the scheduler",
+    openapi_extra=described(
+        errors={
+            403: NOT_YOURS,
+            409: "Nothing holds it.",
+        }
+    ),
+)
+def release(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
+    """As `scontrol release`, within seconds. What the scheduler says against it is the attempt's `release_outcome`."""
+    found = job_of(request, job_id, "change", doing="released")
+    releasing.release(request.auth, found)
     return Status(202, job_shape(job_of(request, job_id)))
 
 

@@ -45,6 +45,7 @@ class AttemptShape(Schema):
     started_at: datetime | None
     ended_at: datetime | None
     cancel_asked_at: datetime | None
+    release_outcome: str = Field(description="Why a held job was not released; empty: nobody asked, or it was.")
     kill_requested_at: datetime | None = Field(description="Since when it is to end at once, without a checkpoint.")
     decided_at: datetime | None = Field(description="When Vigil decided what comes after it: nothing, or another one.")
 

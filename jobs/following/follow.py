@@ -1,6 +1,7 @@
 """The follower: one tick every two seconds by whoever holds the lease. Everything that is due is found in the database.
 
     poll      scheduler states → attempt states (poll)
+    release   jobs that are held, and are to start (releases)
     cancel    asked → signalled → killed, a step a tick (cancels); what came too late (strays)
     give back what has ended and still holds its nodes (leftover_allocations)
     settle    what ended: collect, decide, close (ending)
@@ -29,6 +30,7 @@ from jobs.following import (
     handover,
     held_launches,
     leftover_allocations,
+    releases,
     steps,
     strays,
 )
@@ -108,6 +110,7 @@ class Tick(TickContext):
 
     def cancel(self) -> None:
         if self.away is None:
+            releases.advance(self)
             cancels.advance(self)
             strays.pursue(self)
 

@@ -133,6 +133,14 @@ class Attempt(models.Model):
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+"
     )
 
+    release_requested_at = models.DateTimeField(
+        null=True, blank=True, help_text="Since when the scheduler is to release it from a hold."
+    )
+    release_requested_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+    release_outcome = models.TextField(blank=True, help_text="Why it was not released, in the scheduler's words.")
+
     # After the end: what Vigil decided. A row that ended and has no decision is found by the next tick.
     collecting_since = models.DateTimeField(
         null=True, blank=True, help_text="When its spools were first looked through."

@@ -16,6 +16,7 @@ from jobs.errors import JobError
 from jobs.models import Job
 from jobs.presenting.edit_form import EditForm
 from jobs.submitting import submit
+from jobs.submitting.release import release
 from portal import formatting
 from portal.access import can, user_of
 from portal.untrusted import whole
@@ -45,6 +46,20 @@ def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
         if job.is_attached:
             how = "Slurm ends it."
         messages.success(request, f"Cancelling {job.name}. {how}")
+    return _back(request, job)
+
+
+@login_required
+@require_POST
+def release_held(request: HttpRequest, job_id: int) -> HttpResponse:
+    """Have the scheduler let a held job start."""
+    job = _job(request, job_id)
+    try:
+        release(user_of(request), job)
+    except JobError as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, f"Releasing {job.name}. It starts when its turn comes.")
     return _back(request, job)
 
 

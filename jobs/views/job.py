@@ -26,7 +26,7 @@ from jobs.presenting.guard_events import GuardEvent
 from jobs.presenting.header import Life
 from jobs.presenting.layouts import Layout
 from jobs.spec import JobSpec, write_toml
-from jobs.submitting import clone
+from jobs.submitting import clone, release
 from jobs.views import cadence, performance, rounds
 from jobs.why import pending
 from jobs.why.reasons import reason_of
@@ -136,7 +136,8 @@ def _waits(request: HttpRequest, page: Page) -> dict[str, Any]:
     told = pending.why(user_of(request), page.job, page.life.latest, now=page.life.now)
     if not told.why:
         return {}
-    return {"waits": told} | ({"said": sentence.never(told.why.sentence)} if told.why.never else {})
+    held = {"is_held": release.is_held(page.life.latest)}
+    return {"waits": told} | held | ({"said": sentence.never(told.why.sentence)} if told.why.never else {})
 
 
 @login_required

@@ -212,6 +212,10 @@ class Scheduler(Protocol):
         """Send TERM, USR1 or KILL to the batch script's process; a job that has ended is no error."""
         ...
 
+    def release(self, scheduler_id: str, *, user: str = "") -> None:
+        """End a hold, as `scontrol release`; of one that nothing holds no error. `user` "": the portal's own."""
+        ...
+
     def cancel(self, scheduler_id: str, *, user: str = "") -> None:
         """End it for good: out of the queue, or SIGKILL to everything it started."""
         ...

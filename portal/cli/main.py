@@ -253,6 +253,15 @@ def cancel(job_id: int, at_once: bool, as_json: bool) -> None:
 @main.command()
 @job_id
 @as_json
+def release(job_id: int, as_json: bool) -> None:
+    """Release a job that is held in the scheduler, as scontrol release."""
+    job = find_portal().post(f"jobs/{job_id}/release")
+    out(job, lambda job: [f"#{job['id']} is released within seconds; `vigil why {job['id']}` tells."], as_json)
+
+
+@main.command()
+@job_id
+@as_json
 def kill(job_id: int, as_json: bool) -> None:
     """Kill a job at once, without a last checkpoint.
 

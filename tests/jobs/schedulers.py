@@ -34,6 +34,7 @@ class Told:
     drained: dict[str, str] = field(default_factory=dict)
     stepped: dict[tuple[str, int], tuple[SlurmStep, ...]] = field(default_factory=dict)  # by id and restart count
     cancellers: dict[str, str] = field(default_factory=dict)  # by id
+    released: list[tuple[str, str]] = field(default_factory=list)  # id, in whose name
     has_arrays: bool = False
     arrays: list[tuple[Submission, list[int], int | None]] = field(default_factory=list)
     calls: int = 0
@@ -82,6 +83,10 @@ class Told:
     def steps(self, scheduler_id: str, restart_count: int = 0) -> tuple[SlurmStep, ...]:
         self._part("steps")
         return self.stepped.get((scheduler_id, restart_count), ())
+
+    def release(self, scheduler_id: str, *, user: str = "") -> None:
+        self._part("release")
+        self.released.append((scheduler_id, user))
 
     def cancelled_by(self, scheduler_id: str, restart_count: int = 0) -> str:
         self._part("cancelled_by")

@@ -134,7 +134,7 @@ def test_behind_our_back(followed: Followed) -> None:
     followed.control("hold", second)
     until(lambda: "JobHeld" in followed.reason(second))
     assert followed.status(second).state == "pending"
-    followed.control("release", second)
+    followed.slurm.release(second)
     status = followed.wait(second, "running")
     assert (status.restart_count, status.before) == (1, "")
 

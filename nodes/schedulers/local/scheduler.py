@@ -98,6 +98,9 @@ class LocalScheduler:
         """Nothing is accounted here."""
         return ()
 
+    def release(self, scheduler_id: str, *, user: str = "") -> None:
+        """Do nothing: here no job is ever held."""
+
     def cancelled_by(self, scheduler_id: str, restart_count: int = 0) -> str:
         """Return "": nothing is accounted here."""
         return ""

@@ -157,6 +157,9 @@ class SlurmRest:
         flags = {"flags": "BATCH_JOB"} if self.version >= BATCH_SIGNALS else {}
         self._end(job_id, user, {"signal": name, **flags})
 
+    def release(self, job_id: str, *, user: str) -> None:
+        self.http.post(f"job/{job_id}", lambda _: {"hold": False}, user=user)
+
     def clock(self) -> float | None:
         """What time it is for slurmctld, if it says."""
         answer = self.http.get("diag") or {}

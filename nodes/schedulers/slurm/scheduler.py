@@ -22,7 +22,7 @@ from nodes.schedulers.slurm.request import array_of, lacks_nodes
 from nodes.schedulers.slurm.rest import Run, SlurmRest
 from nodes.schedulers.slurm.shapes import Record
 from nodes.schedulers.slurm.tokens import Tokens
-from nodes.schedulers.slurm.versions import BY_TASK, NODES_BY_NAME
+from nodes.schedulers.slurm.versions import BY_TASK, NODES_BY_NAME, RELEASES
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ _SIGNALS = frozenset({"TERM", "USR1", "KILL"})
 NO_SUCH_ARRAY = 2081  # ESLURM_INVALID_ARRAY
 GONE = ("Invalid job id", "already completed", "already completing")
 _TASK = re.compile(r"[0-9]{1,10}_[0-9]{1,9}\Z", re.ASCII)
+_JOB = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,9})?\Z", re.ASCII)
 _NODE = re.compile(r"[A-Za-z0-9_.-]{1,255}\Z")
 
 
@@ -149,6 +150,14 @@ class Slurm:
             self.rest.signal(known, name, user=user or self.user)
         else:
             self._scancel(scheduler_id, f"--signal={name}", "--batch", user=user)
+
+    def release(self, scheduler_id: str, *, user: str = "") -> None:
+        if self.rest.version >= RELEASES:
+            self.rest.release(scheduler_id, user=user or self.user)
+            return
+        if not _JOB.match(scheduler_id):
+            raise SchedulerError(f"{scheduler_id!r} is not the id of a Slurm job.", permanent=True)
+        self.commands.call("scontrol", "release", scheduler_id, user=user or self.user, why="This Slurm releases jobs")
 
     def cancel(self, scheduler_id: str, *, user: str = "") -> None:
         if known := self._known_to_rest(scheduler_id):

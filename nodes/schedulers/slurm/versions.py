@@ -16,5 +16,6 @@ NODES_BY_NAME: Version = (0, 0, 39)  # a submission says which it wants, or not;
 ACCOUNTS_BY_USER: Version = (0, 0, 39)  # may be asked for one person's jobs alone
 SCRIPT_IN_JOB: Version = (0, 0, 40)  # part of the submission's `job`, not beside it
 BY_TASK: Version = (0, 0, 40)  # cancels "17_3", one of an array; before, scancel does
+RELEASES: Version = (0, 0, 40)  # ends a hold by an update of the job; before, scontrol does
 BATCH_SIGNALS: Version = (0, 0, 40)  # to the batch script alone; before, to everything that it started, too
 NOTHING_LACKING: Version = (0, 0, 40)  # Slurm 23.11; needs none of Slurm's commands beside the worker

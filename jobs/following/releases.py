@@ -1,0 +1,46 @@
+"""Releasing held jobs: somebody asks for it, the next tick has the scheduler do it and keeps what it said."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from functools import partial
+
+from django.utils import timezone
+
+from jobs.following.tick import TickContext, logger
+from jobs.models import Attempt
+from nodes.schedulers.base import SchedulerError
+
+GIVE_UP = timedelta(minutes=10)  # nobody wants a job started by what they asked for an hour ago
+BUDGET_S = 1.0  # a tick
+AT_ONCE = 50
+
+
+def advance(tick: TickContext) -> None:
+    """Release those that somebody has asked to, within a tick's budget."""
+    until = time.monotonic() + BUDGET_S
+    due = Attempt.objects.alive().confirmed().exclude(release_requested_at=None).exclude(scheduler_id="")
+    for attempt in due.select_related("release_requested_by").order_by("release_requested_at")[:AT_ONCE]:
+        if time.monotonic() > until:
+            return
+        tick.live_through(partial(_release, tick, attempt), f"attempt {attempt.pk}")
+
+
+def _release(tick: TickContext, attempt: Attempt) -> None:
+    if attempt.state != Attempt.State.PENDING:
+        tick.note(attempt, release_requested_at=None, release_outcome="")
+        return
+    by = attempt.release_requested_by
+    # A hold by an administrator is theirs to release: for a sysadmin Vigil asks in its own name.
+    user = "" if by is not None and by.is_sysadmin else attempt.scheduler_user
+    assert attempt.release_requested_at is not None
+    try:
+        tick.scheduler.release(attempt.scheduler_id, user=user)
+    except SchedulerError as error:
+        is_over = error.permanent or timezone.now() - attempt.release_requested_at > GIVE_UP
+        left = {"release_requested_at": None} if is_over else {}
+        tick.note(attempt, release_outcome=f"Not released: {error}", **left)
+        return
+    logger.info("attempt %s: released", attempt.pk)
+    tick.note(attempt, release_requested_at=None, release_outcome="")
