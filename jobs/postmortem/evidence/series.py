@@ -113,7 +113,8 @@ class _Reader:
 
     def __init__(self, incident: Incident, found: Evidence) -> None:
         self._owner = ("attempt", incident.attempt_id)
-        self._incarnation = found.incarnation
+        lost = incident.incarnation is None and not found.logs  # then no log says which incarnation was the last
+        self._incarnation = incident.attempt.incarnation or 0 if lost else found.incarnation
         self._until = min(found.until, time.monotonic() + SECONDS)
         self.is_late = False
         rows = Series.objects.filter(owner_kind="attempt", owner_id=incident.attempt_id, column="")

@@ -108,6 +108,13 @@ class TestLoss:
 
 
 class TestOtherEvidence:
+    def test_what_the_log_says_of_the_loss_is_confirmed(self, script: Left) -> None:
+        script.write("logs/0.0.log", "".join(f"step {step} loss {2.0 if step < 20 else NAN}\n" for step in range(58)))
+        report(script, loss=[*falling(19), *[NAN] * 38])
+        incident, verdict = script.diagnosed()
+        assert (incident.cause, verdict["confidence"]) == ("numerics.nan", 0.96)
+        assert any("as the program reported it" in text for text in texts(verdict, "confirmation"))
+
     def test_an_error_with_a_name_in_the_log_comes_first(self, script: Left) -> None:
         script.write("logs/0.0.log", "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
         report(script, loss=[*falling(19), *[NAN] * 38])
