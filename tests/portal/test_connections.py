@@ -14,7 +14,8 @@ from websockets.asyncio.client import connect
 from portal.http import connections
 from portal.http.connections import PatientProtocol
 
-WAIT_S = 0.4
+WAIT_S = 0.2  # where something is to be closed
+PATIENT_S = 1.0  # where nothing is: longer than a busy machine pauses this process
 POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -22,6 +23,11 @@ GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "WAIT_S", WAIT_S)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "WAIT_S", PATIENT_S)
 
 
 class App:
@@ -140,19 +146,21 @@ def test_a_body_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     play(App(), scene)
 
 
-def test_a_slow_body_that_keeps_its_pace_is_taken() -> None:
+def test_a_slow_body_that_keeps_its_pace_is_taken(patient: None) -> None:
     async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(POST % 20_000)
         for _ in range(20):
             writer.write(b"x" * 1_000)
-            await asyncio.sleep(WAIT_S / 8)
+            await asyncio.sleep(PATIENT_S / 8)
         assert b"20000" in await reader.readuntil(b"\r\n\r\n20000")
 
     play(App(), scene)
 
 
-@pytest.mark.parametrize("app", [App(before_s=4 * WAIT_S), App(after_s=4 * WAIT_S)], ids=["reads late", "answers late"])
-def test_while_the_application_is_slow_nobody_is_cut_off(app: App) -> None:
+@pytest.mark.parametrize(
+    "app", [App(before_s=2 * PATIENT_S), App(after_s=2 * PATIENT_S)], ids=["reads late", "answers late"]
+)
+def test_while_the_application_is_slow_nobody_is_cut_off(patient: None, app: App) -> None:
     async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(POST % 8_000_000 + b"x" * 8_000_000)
         assert b"8000000" in await reader.readuntil(b"\r\n\r\n8000000")
@@ -181,7 +189,7 @@ def test_a_head_without_end_is_refused(head: bytes, monkeypatch: pytest.MonkeyPa
     play(App(), scene)
 
 
-def test_a_body_in_chunks_of_a_byte_is_taken() -> None:
+def test_a_body_in_chunks_of_a_byte_is_taken(patient: None) -> None:
     async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
         writer.write(b"1\r\nx\r\n" * 50_000 + b"0\r\n\r\n")
@@ -221,13 +229,13 @@ def test_who_goes_away_amid_pipelined_requests_is_no_error(caplog: pytest.LogCap
     assert not caplog.records
 
 
-def test_an_answer_that_is_read_slowly_is_sent_whole() -> None:
+def test_an_answer_that_is_read_slowly_is_sent_whole(patient: None) -> None:
     async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
         length = 0
         while piece := await reader.read(600_000):
             length += len(piece)
-            await asyncio.sleep(WAIT_S / 8)
+            await asyncio.sleep(PATIENT_S / 16)
         assert length > 20_000_000
 
     play(pour, scene)
