@@ -88,8 +88,9 @@ def reported_by(incident: Incident, told: dict[str, Any]) -> str:
     """Return whose word the cause is, where a sysadmin must act on it; else ""."""
     if not incident.is_overruled:
         return verdict.reported_by(told)
-    is_for_sysadmins = CAUSES[incident.cause].owner == "sysadmin"
-    confirmed = "" if incident.is_confirmed or not is_for_sysadmins else "; not confirmed by the machine"
+    if CAUSES[incident.cause].owner != "sysadmin":
+        return ""
+    confirmed = "" if incident.is_confirmed else "; not confirmed by the machine"
     return f"{incident.overruled_by or 'somebody'}{confirmed}"
 
 

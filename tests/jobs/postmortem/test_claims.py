@@ -198,6 +198,9 @@ class TestOverruled:
         assert len(notices("incident.site")) == 1
         people.overrule(mira, incident, cause="program.exception", why="It was me.")
         assert len(notices("incident.site")) == 1
+        page = signed_in(mira).get(f"/jobs/{incident.attempt.job_id}/postmortem").content.decode()
+        assert "itself reports <code>gpu.ecc</code>; sysadmins stay notified" in page
+        assert "Sysadmins were not notified" not in page
         people.overrule(sysadmin(), incident, cause="program.exception", why="It was her.")
         assert notices("incident.site") == []
 
