@@ -210,6 +210,12 @@ _ALL = (
         "Look at the clients that dropped out: each is named with its error. Ask more of them, or lower the quorum.",
     ),
     Cause(
+        "federated.coverage",
+        "too little of a federation's data ever counted",
+        "researcher",
+        "Give the clients that never counted more time, or use what comes late; then resume it with more rounds.",
+    ),
+    Cause(
         "federated.clients",
         "all clients of a federation failed",
         "researcher",

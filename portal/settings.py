@@ -118,6 +118,9 @@ if VIGIL_UNRESPONSIVE_SECONDS < 5:
     raise SystemExit("VIGIL_UNRESPONSIVE_SECONDS is too short: a busy machine is silent for seconds. Use 5 or more.")
 # How old the newest `vigil backup` may be; empty: backups are made some other way and not watched.
 VIGIL_BACKUP_HOURS = amount("VIGIL_BACKUP_HOURS")
+VIGIL_FEDERATED_LEAST_SHARE = float(env("VIGIL_FEDERATED_LEAST_SHARE", "0"))  # of samples that must have counted
+if not 0 <= VIGIL_FEDERATED_LEAST_SHARE <= 1:
+    raise SystemExit(f"VIGIL_FEDERATED_LEAST_SHARE={VIGIL_FEDERATED_LEAST_SHARE} is out of range: use 0 to 1.")
 VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, person and web process
 VIGIL_SOCKETS = int(env("VIGIL_SOCKETS", "200"))  # open at once, person and web process; a token: half of it
 

@@ -128,6 +128,9 @@ class Loop:
     def _forget(self, state: Mapping[str, Any]) -> None:
         """A save came to nothing; `state` is what it was to remember."""
 
+    def _check_completed(self) -> None:
+        """Raise where the run has come to its end and still does not count as completed; its checkpoint is saved."""
+
     def _look(self) -> None:
         """Looks at the metrics so far, before what they led to is relied on."""
 
@@ -201,6 +204,8 @@ class Loop:
             self.reporter.event("stop.requested", reason=reason)
         self._phase("save")
         last = self._last_checkpoint()
+        if not stopping:
+            self._check_completed()
         if self.world.leads:
             if stopping:
                 Stopped(last.step, last.name, last.generation, reason).write(self.place.attempt_dir)

@@ -122,7 +122,7 @@ def _loop(run: run_file.RunFile, where: place.Place, world: World, given: dict[s
     if not isinstance(settings, run_config.RunConfig):
         from training.federated.rounds import Rounds
 
-        return Rounds(settings, where, world, program=_program(run.client, where), **given)
+        return Rounds(settings, where, world, program=_program(run.client, where), least_share=run.least_share, **given)
     from training import contracts
     from training.trainer import Trainer
 

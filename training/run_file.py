@@ -40,6 +40,8 @@ class RunFile:
     ranks_per_node: int = 1
     gpus_per_node: int = 0
     """GPUs that were asked for; 0: none, or it is not said."""
+    least_share: float = 0.0
+    """Of a federation: the part of all samples that must have counted for it to complete."""
     data_roots: tuple[str, ...] | None = None
     """The folders that alone it may read of what it names; None: any."""
     client: ClientFiles | None = None
@@ -69,11 +71,13 @@ def load(path: Path) -> RunFile:
     client = _client(path, data["client"]) if isinstance(data.get("client"), dict) else None
     run = data["run"] if client is None else federation.beside_code(data["run"])
     hours, gpus = allocation.get("mtbf_hours"), allocation.get("gpus_per_node")
+    share = allocation.get("least_share")
     return RunFile(
         str(data.get("name", path.stem)),
         parse(str(data.get("kind", RunConfig.KIND)), run),
         on_cpu=allocation.get("gpus_per_node") == 0,
         mtbf_hours=float(hours) if isinstance(hours, int | float) and hours > 0 else None,
+        least_share=float(share) if isinstance(share, int | float) and 0 < share <= 1 else 0.0,
         nodes=_most(allocation.get("max_nodes", allocation.get("nodes"))),
         ranks_per_node=_most(allocation.get("gpus_per_node")) if gpus else _most(allocation.get("ranks_per_node")),
         gpus_per_node=_most(gpus) if gpus else 0,

@@ -11,6 +11,7 @@ from django.utils import timezone
 from ninja import Schema
 from pydantic import Field
 
+from jobs.coverage import coverage_of, sentence_of
 from jobs.disk import missing
 from jobs.goodput import goodput
 from jobs.models import Attempt, Checkpoint, Event, Job
@@ -111,7 +112,20 @@ class GoodputShape(Schema):
     wall_seconds: float = Field(description="That its attempts held their allocations.")
 
 
+class CoverageShape(Schema):
+    """How much of a federation's data has counted in no round so far."""
+
+    clients: int
+    never: int = Field(description="Clients whose updates counted in no round.")
+    excluded: int = Field(description="Of these, those that were asked in some round.")
+    samples: int
+    never_samples: int = Field(description="Samples of the clients that never counted.")
+    foremost: list[int] = Field(description="Some of them, those with most samples first.")
+    text: str = Field(description="The same in a sentence; empty where all have counted, and before round 5.")
+
+
 class JobDetail(JobShape):
+    coverage: CoverageShape | None = Field(description="Of a federation, once its server has reported it.")
     goodput: GoodputShape | None = Field(description="Null where it reports no steps, or has not run yet.")
     spec: dict[str, Any]
     spec_toml: str
@@ -280,10 +294,19 @@ def job_detail(job: Job) -> dict[str, Any]:
     attempts = list(job.attempts.select_related("resume_from").order_by("number"))
     found = goodput(attempts, timezone.now())
     told = {**asdict(found), "fraction": found.fraction} if found else None
+    covered = coverage_of(attempts) if job.kind == "federated" else None
+    coverage = {**covered.pack(), "text": sentence_of(attempts)} if covered else None
     shown = job_shape(job)
     if job.latest and (gone := missing.problem(job.latest)):
         shown["explained"] = shown["attempt"]["explained"] = gone
-    return {**shown, "goodput": told, "spec": job.spec, "spec_toml": job.spec_toml, "directory": directory}
+    return {
+        **shown,
+        "coverage": coverage,
+        "goodput": told,
+        "spec": job.spec,
+        "spec_toml": job.spec_toml,
+        "directory": directory,
+    }
 
 
 def checkpoint_shape(checkpoint: Checkpoint) -> dict[str, Any]:

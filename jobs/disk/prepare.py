@@ -167,6 +167,8 @@ def run_toml(
     }
     if mtbf_hours is not None:
         document["launch"]["mtbf_hours"] = round(mtbf_hours, 3)
+    if spec.kind == "federated" and settings.VIGIL_FEDERATED_LEAST_SHARE:
+        document["launch"]["least_share"] = settings.VIGIL_FEDERATED_LEAST_SHARE
     if data_roots is not None:
         document["launch"]["data_roots"] = list(data_roots)
     if variables:

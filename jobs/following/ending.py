@@ -19,7 +19,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs import live
+from jobs import coverage, live
 from jobs.disk import folders, rundir
 from jobs.following import known
 from jobs.following.cause import NUMERICS, WORDS, Ended, cause_of, numerics_of
@@ -202,3 +202,4 @@ def close(attempt: Attempt) -> None:
     rows = Attempt.objects.filter(pk=attempt.pk, closed_at=None).exclude(decided_at=None)
     if rows.update(closed_at=timezone.now(), token_digest="") == 1:
         live.announce(attempt.pk)
+        coverage.notify_excluded(attempt)

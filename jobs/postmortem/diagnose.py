@@ -58,6 +58,7 @@ _SIGNALS = {
 # What of a root belongs into the sentence.
 _SAID = {
     "federated.quorum": re.compile(r"round \d+ was lost \d+ times: [^.\n]+"),
+    "federated.coverage": re.compile(r"[\d,]+ of [\d,]+ clients never counted, [^.]+"),
     "federated.clients": re.compile(r"client \d+ so: [^\n]+"),
 }
 _WHO_WAS_BEHIND = frozenset({"stacks", "flight", "trainer"})

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from django.conf import settings
 from django.db.models import Max
 from django.utils import timezone
+from numpy.typing import NDArray
 
 from jobs.disk.rundir import runs_root
 from jobs.errors import JobError
@@ -32,6 +34,7 @@ from portal.models import Project, User
 from training.config import choices
 from training.federation import checking, splitting
 from training.federation.config import OWN_ALGORITHM, OWN_CLIENT, FederationConfig
+from training.federation.foreseeing import forecast
 from training.federation.outline import Outline, outline
 
 NEWEST = 200
@@ -212,9 +215,28 @@ def _split(spec: JobSpec) -> Iterator[Finding]:
         text += f" In the middle {share} of a client's samples are of one label."
     if not unjudged:
         yield Finding("ok", "Split", text, found)
+    else:
+        without = f"{formatting.plural(unjudged, 'client')} {'has' if unjudged == 1 else 'have'}"
+        text += f" {without} no sample to be judged by, and no accuracy of their own."
+        yield Finding("warn", "Split", text, found)
+    yield from _left_behind(spec.run, sizes)
+
+
+def _left_behind(run: FederationConfig, sizes: NDArray[np.int64]) -> Iterator[Finding]:
+    """Whom the pace is expected to leave out of all rounds, by the same clock that the run will go by."""
+    if run.pace == "rounds" or not len((found := forecast(run, sizes)).excluded):
         return
-    without = f"{formatting.plural(unjudged, 'client')} {'has' if unjudged == 1 else 'have'}"
-    yield Finding("warn", "Split", f"{text} {without} no sample to be judged by, and no accuracy of their own.", found)
+    most = found.excluded[np.argsort(-sizes[found.excluded], kind="stable")]
+    some = ", ".join(map(str, most[:8].tolist())) + (", …" if len(most) > 8 else "")
+    share = formatting.share(float(sizes[most].sum()) / max(1, int(sizes.sum())))
+    text = (
+        f'"{run.pace}" is expected to leave {formatting.plural(len(most), "client")} of {run.clients:,} out of all '
+        f"{formatting.plural(found.rounds, 'round')} ({some}): {share} of samples never count. "
+        f"Give them more time (a larger quantile), or use late updates."
+    )
+    if settings.VIGIL_FEDERATED_LEAST_SHARE:
+        text += f" This site needs {formatting.share(settings.VIGIL_FEDERATED_LEAST_SHARE)} of them for it to complete."
+    yield Finding("warn", "Pace", text)
 
 
 def _disk(spec: JobSpec) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
+from jobs.coverage import sentence_of
 from jobs.gathering import federation as gathered
 from jobs.goodput import goodput
 from jobs.models import Attempt
@@ -26,7 +27,7 @@ def shown(request: HttpRequest, life: Life, said: Sentence) -> dict[str, Any]:
         "dropped": dropped[:1],
         "how": _how(life),
         "goodput": goodput(life.attempts, life.now),
-        "said": _with_trouble(life, said, picture.misbehaves),
+        "said": _with_coverage(life, _with_trouble(life, said, picture.misbehaves)),
         "life_query": f"&before={before}" if before is not None else "",
     }
 
@@ -36,6 +37,11 @@ def _with_trouble(life: Life, said: Sentence, misbehaves: str) -> Sentence:
     if not misbehaves or life.latest.state != Attempt.State.RUNNING or life.cancelling:
         return said
     return Sentence(said.lead, f"{said.rest} {misbehaves}".strip(), said.move)
+
+
+def _with_coverage(life: Life, said: Sentence) -> Sentence:
+    """Add who never counted: an accuracy is of those that did."""
+    return Sentence(said.lead, f"{said.rest} {sentence_of(life.attempts)}".strip(), said.move)
 
 
 def _how(life: Life) -> str:

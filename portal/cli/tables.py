@@ -51,6 +51,7 @@ def job(answer: dict[str, Any]) -> list[str]:
         "left": formatting.duration(progress["eta_seconds"]) if progress["eta_seconds"] is not None else "",
         "latest": ", ".join(f"{name} {formatting.measured(name, value)}" for name, value in answer["latest"].items()),
         "goodput": _goodput(answer.get("goodput"), kinds.of(answer["kind"]).many),
+        "coverage": (answer.get("coverage") or {}).get("text", ""),
         "decision": attempt["decision"],
         "tags": ", ".join(answer["tags"]),
         "notes": answer["notes"],

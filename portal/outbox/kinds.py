@@ -21,6 +21,7 @@ class Kind:
 
 KINDS = (
     Kind("incident", "A job died: why, and what Vigil did", is_for_projects=True, is_event=True),
+    Kind("federation.coverage", "Clients of a federation that never counted", is_for_projects=True, is_event=True),
     Kind("gpu.idle", "GPUs that a job holds and leaves idle"),
     Kind("channel", "Messages to another channel cannot be delivered"),
     Kind("job.held", "A job that Slurm could not launch, and holds"),

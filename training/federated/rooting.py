@@ -20,6 +20,7 @@ from training.federated.schedule import Chunk
 from training.federated.server import Server
 from training.federated.working import Work
 from training.federation import draws
+from training.federation.pacing import steps_of
 from training.federation.splitting import Divided
 from training.runtime.seeds import derive_seed
 
@@ -35,7 +36,7 @@ class Root:
         apart = config.model_copy(update={"seed": derive_seed(config.seed, draws.ROOT) % 2**32, "filters": []})
         nothing = Chain(apart, federation.model.weights.shared, federation.model.dtype)
         self._work = Work(apart, federation.model, own, nothing, alone=federation.work.alone, split="validation")
-        steps = schedule.steps_of(own.sizes, config.batch, epochs=config.epochs, local_steps=config.local_steps)
+        steps = steps_of(own.sizes, config.batch, epochs=config.epochs, local_steps=config.local_steps)
         widths = schedule.widths_of(own.sizes, config.batch)
         self._chunk = Chunk(np.zeros(1, dtype=np.int64), int(steps[0]), int(widths[0]))
 

@@ -23,18 +23,19 @@ from training.federated import assembling, failing
 from training.federated.assembling import Federation
 from training.federated.combining import combining
 from training.federated.controller import Controller, Facts, QuorumLost
+from training.federated.coverage import CoverageLog
 from training.federated.failing import ClientsFailed
 from training.federated.judging import Judge, Judged
 from training.federated.messages import Traffic
 from training.federated.own.program import Program
 from training.federated.schedule import Ids
-from training.federated.selecting import select
 from training.federated.server import QUARANTINED_AFTER
 from training.federated.telling import Telling, Told, told_of
 from training.federated.transport.ranks import exchange
 from training.federation import parts
 from training.federation.config import FederationConfig
 from training.federation.pacing import Plan, Scene
+from training.federation.selecting import select
 from training.loop import Loop, versions
 from training.manifest import Manifest
 from training.reporting.reporter import AnyReporter
@@ -60,14 +61,16 @@ class Rounds(Loop):
         stop: StopRequest,
         mtbf_hours: float | None = None,
         program: Program | None = None,
+        least_share: float = 0.0,
     ) -> None:
-        """`program`: somebody's own files, where the configuration asks for such."""
+        """`program`: somebody's own files, where the configuration asks for such; `least_share`: of all samples, that
+        must have counted in some round for the run to complete."""
         self.validations = Validations(config, world)
         super().__init__(config, place, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=mtbf_hours)
         self.config = config
         self.remembers["validation"] = self.validations
         self.exchange = exchange(world)
-        self._program = program
+        self._program, self._least_share = program, least_share
 
     # Setting up.
 
@@ -83,7 +86,9 @@ class Rounds(Loop):
         self.remembers["server"] = self.server
         self.combining = combining(self.federation, self.exchange, self.world)
         self.judge = Judge(self.federation.model, self.federation.divided, self.world, alone=bool(self.work.alone))
-        self.telling = Telling(self.reporter, self.federation)
+        self.coverage = CoverageLog(self.federation.divided.sizes)
+        self.remembers["coverage"] = self.coverage
+        self.telling = Telling(self.reporter, self.federation, self.coverage)
         if start is not None:
             self._phase("restore")
             self._recall(start)  # first: it says how many updates are on their way
@@ -133,6 +138,7 @@ class Rounds(Loop):
         self.step = round_
         self.consumed += told.samples
         agreed = self.agreement.end()
+        self.coverage.note(told.asked, told.clients[told.is_counted])
         told.seconds = time.perf_counter() - began
         self.cadence.note_step(told.seconds, saving=agreed.saving)
         self._told = told
@@ -269,6 +275,9 @@ class Rounds(Loop):
     def _goes_on(self) -> bool:
         self.heartbeat.beat("validate", self.step)
         return not self.agreement.now(stop=self.stop.asked).stop
+
+    def _check_completed(self) -> None:
+        self.coverage.check(self._least_share)
 
     def _state(self) -> State:
         return self.server.state()

@@ -40,14 +40,6 @@ class Chunk:
         return len(self.clients) * self.steps * self.width
 
 
-def steps_of(samples: NDArray[np.int64], batch: int, *, epochs: int | None, local_steps: int | None) -> Ids:
-    """How many steps each client takes: so many, or `epochs` times through what it has."""
-    if local_steps is not None:
-        return np.full(len(samples), local_steps, dtype=np.int64)
-    assert epochs is not None
-    return -(-samples // batch) * epochs
-
-
 def widths_of(samples: NDArray[np.int64], batch: int) -> Ids:
     """Places in the batches of each client: a power of two that holds all that it has, at most `batch`."""
     powers = 2 ** np.ceil(np.log2(np.maximum(samples, 1))).astype(np.int64)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from training.federated.assembling import Federation
 from training.federated.controller import Controller, Facts
+from training.federated.coverage import CoverageLog
 from training.federated.failing import Failures
 from training.federated.judging import Judged
 from training.federated.messages import Traffic
@@ -31,6 +33,8 @@ class Told:
 
     clients: Ids
     """Who took part, in the order in which they were computed."""
+    asked: Ids
+    """Who was asked, those with them whose updates arrive in a later round."""
     losses: NDArray[np.float64]
     states: NDArray[np.int64]
     """Numbers of tables.STATES."""
@@ -68,6 +72,7 @@ def told_of(controller: Controller) -> Told:
     seconds = plan.seconds if plan.ends is not None else facts.seconds
     return Told(
         clients=clients,
+        asked=np.concatenate([facts.clients, plan.too_slow]),
         losses=losses,
         states=np.concatenate([states[now], lates, np.full(len(plan.too_slow), DROPPED)]),
         failed=facts.failed,
@@ -84,8 +89,8 @@ def told_of(controller: Controller) -> Told:
 class Telling:
     """On rank 0: numbers round by round, and once a second, ever rarer, who did what."""
 
-    def __init__(self, reporter: AnyReporter, federation: Federation) -> None:
-        self._reporter, self._federation = reporter, federation
+    def __init__(self, reporter: AnyReporter, federation: Federation, coverage: CoverageLog) -> None:
+        self._reporter, self._federation, self._coverage = reporter, federation, coverage
         self.failures = Failures(reporter, federation.divided.names)
         self._rounds: list[dict[str, float]] = []
         self._clients: list[Columns] = []
@@ -163,7 +168,10 @@ class Telling:
             return
         rounds = {name: np.array([one[name] for one in self._rounds]) for name in tables.ROUND_COLUMNS}
         table = tables.RoundTable(rounds, _joined(self._clients))
-        self._reporter.event("round.clients", step=int(self._rounds[-1]["round"]), **table.pack())
+        told: dict[str, Any] = {**table.pack()}
+        if (coverage := self._coverage.coverage) is not None:
+            told["coverage"] = coverage.pack()
+        self._reporter.event("round.clients", step=int(self._rounds[-1]["round"]), **told)
         self._rounds, self._clients, self._told_at = [], [], time.monotonic()
 
     def _say(self, round_: int, told: Told, judged: Judged | None) -> None:

@@ -28,9 +28,10 @@ from training.federated.messages import Description, Messages
 from training.federated.model import Model
 from training.federated.plainly import differentiate_plainly
 from training.federated.questions import Question, Sent
-from training.federated.schedule import Chunk, Ids, batches, steps_of, widths_of
+from training.federated.schedule import Chunk, Ids, batches, widths_of
 from training.federation import draws
 from training.federation.config import FederationConfig
+from training.federation.pacing import steps_of
 from training.federation.splitting import Divided
 from training.runtime.seeds import derive_seed
 

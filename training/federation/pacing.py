@@ -17,6 +17,14 @@ from training.federation.speeds import seconds_of, speeds
 Ids = NDArray[np.int64]
 
 
+def steps_of(samples: NDArray[np.int64], batch: int, *, epochs: int | None, local_steps: int | None) -> Ids:
+    """How many steps each client takes: so many, or `epochs` times through what it has."""
+    if local_steps is not None:
+        return np.full(len(samples), local_steps, dtype=np.int64)
+    assert epochs is not None
+    return -(-samples // batch) * epochs
+
+
 @dataclass(frozen=True)
 class Flight:
     """Updates that were begun in earlier rounds and have not arrived."""

@@ -134,6 +134,57 @@ class Names:
         return cls(first, tuple(names))
 
 
+@dataclass(frozen=True)
+class Coverage:
+    """How many of a federation's clients, and how much of their data, have counted in no round so far."""
+
+    clients: int
+    never: int
+    """That never counted."""
+    excluded: int
+    """Of these, those that were asked."""
+    samples: int
+    never_samples: int
+    foremost: tuple[int, ...]
+    """The numbers of some that never counted, those with most samples first."""
+
+    @property
+    def never_share(self) -> float:
+        return self.never_samples / max(1, self.samples)
+
+    @property
+    def text(self) -> str:
+        """ "3 of 7 clients never counted, 54 % of samples."; "" where all have."""
+        if not self.never:
+            return ""
+        percent = 100 * self.never_share
+        share = f"{percent:.0f} %" if percent >= 1 else "under 1 %"
+        unasked = self.never - self.excluded
+        more = f" ({unasked:,} {'was' if unasked == 1 else 'were'} never asked)" if unasked else ""
+        return f"{self.never:,} of {self.clients:,} clients never counted, {share} of samples{more}."
+
+    def pack(self) -> dict[str, object]:
+        return {**{name: getattr(self, name) for name in COVERAGE}, "foremost": list(self.foremost)}
+
+    @classmethod
+    def unpack(cls, told: object) -> Coverage | None:
+        """None for what `pack` would never make."""
+        if not isinstance(told, Mapping) or not isinstance(told.get("foremost"), list):
+            return None
+        counts = {name: told.get(name) for name in COVERAGE}
+        foremost = told["foremost"][:COVERAGE_NAMED]
+        if any(type(value) is not int or not 0 <= value < 2**53 for value in [*counts.values(), *foremost]):
+            return None
+        found = cls(**counts, foremost=tuple(foremost))  # type: ignore[arg-type]
+        is_right = found.excluded <= found.never <= found.clients and found.never_samples <= found.samples
+        return found if is_right else None
+
+
+COVERAGE = ("clients", "never", "excluded", "samples", "never_samples")
+COVERAGE_NAMED = 8
+"""Clients that never counted which a report names."""
+
+
 def named(names: Sequence[str]) -> list[Names]:
     """What all clients are called, as many events as it takes."""
     found: list[Names] = []

@@ -19,7 +19,7 @@ LOOKED_AT = 64
 MOST_NAMED = 1_000  # who are not asked any more
 LETTERS, MOST_LETTERS = 700, 8_000  # of a traceback that are shown, and read
 FEDERATED = "federated"
-_ENDS = {"ClientsFailed": "federated.clients", "QuorumLost": "federated.quorum"}
+_ENDS = {"ClientsFailed": "federated.clients", "QuorumLost": "federated.quorum", "CoverageError": "federated.coverage"}
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(?::|\Z)")
 
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from training.config import choices
-from training.federated import selecting
 from training.federated.selection.availability import since_coming
-from training.federation import checking, config
+from training.federation import checking, config, selecting
 from training.federation.config import FOLDERS, FederationConfig
 from training.federation.speeds import speeds
 

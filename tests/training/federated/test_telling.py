@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import vigil_report
 from tests.training.federated.in_process import Telling as Reporter
 from training.federated import failing, telling
+from training.federated.coverage import CoverageLog
 from training.federated.judging import Judged
 from training.federated.messages import Traffic
 from training.federated.telling import BROKEN, DROPPED, LATE, REJECTED, TRAINED, Telling, Told
@@ -48,6 +49,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
+def coverage() -> CoverageLog:
+    """Of as many clients as there may be, with as much data, none of which has counted."""
+    return CoverageLog(np.full(CLIENTS, 2**31))
+
+
 def a_round(draw: np.random.Generator, asked: int) -> Told:
     """Numbers that nothing makes shorter, and clients in every kind of trouble."""
     clients = draw.choice(CLIENTS, asked, replace=False)
@@ -56,6 +62,7 @@ def a_round(draw: np.random.Generator, asked: int) -> Told:
     sizes = draw.integers(10**5, 10**6, asked)
     return Told(
         clients=clients,
+        asked=clients,
         losses=draw.lognormal(size=asked),
         states=states,
         failed={client: ERRORS[client % 2] for client in dropped},
@@ -80,7 +87,7 @@ def judged(draw: np.random.Generator, accuracies: NDArray[np.float64]) -> Judged
 def test_the_fullest_event_is_told_whole(clock: Clock, tmp_path: Path) -> None:
     """As many rounds as one tells of, the last few of 10,000 clients: there is room for it, and it can be read."""
     reporter = vigil_report.Stream(tmp_path, rank=0, incarnation=0)
-    told, draw = Telling(reporter, NAMELESS), np.random.default_rng(0)
+    told, draw = Telling(reporter, NAMELESS, coverage()), np.random.default_rng(0)
     rounds = [a_round(draw, 10_000 if number > ROUNDS - 3 else 400) for number in range(1, ROUNDS + 1)]
     accuracies = draw.random(CLIENTS)
     for number, one in enumerate(rounds, start=1):
@@ -118,7 +125,7 @@ def test_whatever_numbers_there_are_rounds_are_whole() -> None:
 @pytest.mark.parametrize("rounds", [3_000, pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.whole])])
 def test_however_long_it_is_events_are_few(rounds: int, clock: Clock) -> None:
     """A second a round, of which the most events come: one each at first, then ever fewer."""
-    told, draw = Telling(reporter := Reporter(), NAMELESS), np.random.default_rng(0)
+    told, draw = Telling(reporter := Reporter(), NAMELESS, coverage()), np.random.default_rng(0)
     some = [a_round(draw, 10) for _ in range(50)]
     for number in range(1, rounds + 1):
         clock.now += 1.0
@@ -136,7 +143,7 @@ def test_however_long_it_is_events_are_few(rounds: int, clock: Clock) -> None:
 
 def test_rounds_of_milliseconds_wait_for_each_other(clock: Clock) -> None:
     """No more than so many at once, however rare the events have become."""
-    told, draw = Telling(reporter := Reporter(), NAMELESS), np.random.default_rng(0)
+    told, draw = Telling(reporter := Reporter(), NAMELESS, coverage()), np.random.default_rng(0)
     clock.now = 30 * 86_400.0
     one: Any = a_round(draw, 10)
     for number in range(1, 2 * ROUNDS + 2):

@@ -14,8 +14,8 @@ from training.federation import draws
 from training.runtime.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from training.federated.selecting import Asked
     from training.federation.config import FederationConfig
+    from training.federation.selecting import Asked
 
 
 def select(

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from training.config.shape import Misfit
 
 if TYPE_CHECKING:
-    from training.federated.selecting import Asked
     from training.federation.config import FederationConfig
+    from training.federation.selecting import Asked
 
 FENCE = 1.5
 """Distances between the quartiles, above the upper one (Tukey, 1977)."""

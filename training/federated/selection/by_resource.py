@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from training.federation.speeds import speeds
 
 if TYPE_CHECKING:
-    from training.federated.selecting import Asked
+    from training.federation.selecting import Asked
 
 
 def select(

@@ -1,0 +1,79 @@
+"""Whom a pace leaves out, before anything runs: the plans of the first rounds, as the simulated clock makes them.
+
+Selection, speeds and sizes follow from the seed, so of clients that all work the forecast is what will happen. Only
+selection = "by_loss" goes by what nobody knows yet; clients there are taken to have trained never.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.federation import parts
+from training.federation.config import FederationConfig
+from training.federation.pacing import Flight, Ids, Plan, Scene, steps_of
+from training.federation.selecting import select
+
+MOST_ROUNDS = 1_000
+MOST_SECONDS = 0.5
+"""Of forecasting: a thousand clients are planned a thousand times in it."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Clients that were asked in these rounds and counted in none of them."""
+
+    rounds: int
+    """That were planned: all of the run, or as many as there was time for."""
+    excluded: Ids
+    """Ascending."""
+    never_asked: int
+
+
+def forecast(config: FederationConfig, sizes: NDArray[np.int64]) -> Forecast:
+    """Return whom the run leaves out. `sizes`: samples of each client."""
+    is_partial = parts.algorithm(config.algorithm).PARTIAL
+    everybody = np.arange(len(sizes))
+    losses = np.full(len(sizes), np.nan)
+    asked, counted = np.zeros(len(sizes), dtype=bool), np.zeros(len(sizes), dtype=bool)
+    flight = Flight(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0))
+    now, round_, until = 0.0, 0, time.monotonic() + MOST_SECONDS
+    while round_ < min(config.rounds, MOST_ROUNDS) and time.monotonic() < until and not counted.all():
+        round_ += 1
+
+        def chosen(count: int, without: Ids, round_: int = round_) -> Ids:
+            eligible = np.setdiff1d(everybody, without, assume_unique=True)
+            return select(config, count, eligible=eligible, samples=sizes, losses=losses, round_=round_)
+
+        plan = parts.pace(config.pace).schedule(
+            Scene(
+                seed=config.seed,
+                round=round_,
+                now=now,
+                wanted=config.selected,
+                select=chosen,
+                full_steps=lambda clients: steps_of(
+                    sizes[clients], config.batch, epochs=config.epochs, local_steps=config.local_steps
+                ),
+                flight=flight,
+                is_partial=is_partial,
+            ),
+            **config.options_of(config.pace),
+        )
+        asked[plan.clients] = asked[plan.too_slow] = True
+        counted[plan.clients[plan.is_now(plan.clients)]] = counted[plan.arriving] = True
+        flight, now = _flown(flight, plan), plan.ends if plan.ends is not None else now
+    return Forecast(round_, np.flatnonzero(asked & ~counted), int((~asked).sum()))
+
+
+def _flown(flight: Flight, plan: Plan) -> Flight:
+    """What is on its way after the round."""
+    stays = ~np.isin(flight.clients, plan.arriving)
+    return Flight(
+        np.concatenate([flight.clients[stays], plan.later]),
+        np.concatenate([flight.started[stays], np.full(len(plan.later), plan.round)]),
+        np.concatenate([flight.arrives[stays], plan.later_at]),
+    )
