@@ -11,7 +11,7 @@ from portal import formatting
 from portal.backup import last
 from portal.health.finding import Finding
 
-REMEDY = "Run `vigil backup FILE` by cron on the portal's machine (docs/install.md), and read what it printed last."
+REMEDY = "Run vigil backup FILE by cron on the portal's machine (docs/install.md), and read what it printed last."
 
 
 def check() -> Iterator[Finding]:

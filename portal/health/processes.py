@@ -83,8 +83,7 @@ def _last(process: Process) -> str:
 
 
 def _remedy(role: str) -> str:
-    log = f"$VIGIL_HOME/logs/{role}.log"
     return (
-        f"`vigil up` restarts it after {settings.VIGIL_UNRESPONSIVE_SECONDS:g} s and writes why to {log}. Where it is a"
-        " service of its own, restart that (systemctl, docker compose) and read its log."
+        f"vigil up restarts it after {settings.VIGIL_UNRESPONSIVE_SECONDS:g} s; its log is"
+        f" $VIGIL_HOME/logs/{role}.log. A service of its own: restart that, and read its log."
     )

@@ -20,7 +20,7 @@ def check() -> Iterator[Finding]:
             "redis",
             "error",
             "Redis does not answer: jobs are neither started nor followed.",
-            str(error)[:300],
-            "`vigil up` kills a Redis that hangs and starts it again after"
-            f" {settings.VIGIL_UNRESPONSIVE_SECONDS:g} s. Restart one of your own, and look at its log and memory.",
+            f"{' '.join(str(error).split())[:300].rstrip('.')}.",
+            f"vigil up restarts its own Redis after {settings.VIGIL_UNRESPONSIVE_SECONDS:g} s; its log is"
+            " $VIGIL_HOME/logs/redis.log. A server of yours: restart it, and look at its log and memory.",
         )

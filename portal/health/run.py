@@ -26,6 +26,8 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
 SERVES = ("database",)
 """What this one web process needs to answer requests: for a load balancer (`/readyz?only=web`)."""
 PATIENCE_S = 5.0  # for a check that hangs, such as a database server that cannot be reached
+IMPLIED = {"redis": "beat"}
+"""What another finding explains: beat is seen by the tasks that come through Redis."""
 FRESH_S = 5.0  # /readyz is public: however often it is read, the checks run this often at most
 
 
@@ -75,6 +77,8 @@ def latest(fresh_s: float) -> Report | None:
 def make() -> Report:
     """Run every check now."""
     found = [finding for name in CHECKS for finding in _run(name)]
+    explained = {IMPLIED[finding.code] for finding in found if finding.code in IMPLIED}
+    found = [finding for finding in found if finding.code not in explained]
     found.sort(key=lambda finding: finding.level != "error")
     return Report(tuple(found), time.monotonic())
 

@@ -184,6 +184,12 @@ def test_what_lasts_is_notified_once_and_withdrawn() -> None:
     assert not Notice.objects.standing().exists()
 
 
+def test_beat_is_not_blamed_for_a_redis_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Finding("processes", "beat", "error", "Beat."), Finding("redis", "redis", "error", "Redis.")]
+    monkeypatch.setattr(run, "CHECKS", {"processes": lambda: found})
+    assert [finding.code for finding in run.make().findings] == ["redis"]
+
+
 def test_a_check_that_breaks_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> list[Finding]:
         raise ValueError("?")
