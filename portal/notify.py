@@ -97,6 +97,16 @@ def withdraw_missing(kind: str, keys: Collection[str]) -> int:
     return gone.update(withdrawn_at=timezone.now())
 
 
+def withdraw_stale(kind: str, since: timedelta) -> int:
+    """Withdraw those of a kind that nobody has raised for so long; return how many.
+
+    For what several processes find, each on its own machine: what one does not see may still be so for another.
+    """
+    now = timezone.now()
+    stale = Notice.objects.standing().filter(kind=kind, last_raised_at__lt=now - since)
+    return stale.update(withdrawn_at=now)
+
+
 def mark_read(notice: Notice, user: User) -> None:
     """Twice is once."""
     NoticeRead.objects.bulk_create(

@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from portal import notify
 from portal.health.finding import Finding
 from portal.health.run import Report
+from portal.models import Notice
 
 KIND = "portal.health"
 LASTS_S = 120.0
-MISSED = 3  # reports without it, one after another, before it is withdrawn: one that comes and goes is one notification
+# Longer than a web process takes to start and to look: until then a predecessor's notification stands.
+OVER = timedelta(seconds=120)
 
 
 @dataclass
-class Telling:
-    """What this process has seen so far; a standing notice of another process is withdrawn by either."""
+class Notifier:
+    """Raises what one web process sees. Several on machines of their own may see different things, such as disks."""
 
     since: dict[str, float] = field(default_factory=dict)
-    missing: dict[str, int] = field(default_factory=dict)
 
     def take(self, report: Report) -> None:
-        """Raise what has lasted, withdraw what is over."""
+        """Raise what has lasted or is raised already; withdraw what nobody has seen for two minutes."""
         found = {finding.code: finding for finding in report.findings}
-        for code in found:
-            self.since.setdefault(code, report.made_at)
-            self.missing.pop(code, None)
-        for code in [code for code in self.since if code not in found]:
-            self.missing[code] = self.missing.get(code, 0) + 1
-            if self.missing[code] >= MISSED:
-                del self.since[code], self.missing[code]
+        self.since = {code: self.since.get(code, report.made_at) for code in found}
+        standing = set(Notice.objects.standing().filter(kind=KIND).values_list("key", flat=True))
         for code, finding in found.items():
-            if time.monotonic() - self.since[code] >= LASTS_S:
+            if _key(code) in standing or time.monotonic() - self.since[code] >= LASTS_S:
                 _raise(finding)
-        notify.withdraw_missing(KIND, [_key(code) for code in self.since])
+        if standing:
+            notify.withdraw_stale(KIND, OVER)
 
 
 def _raise(finding: Finding) -> None:

@@ -9,7 +9,7 @@ import time
 from django.db import DatabaseError, close_old_connections, connections
 
 from portal.health import heartbeats, run
-from portal.health.telling import Telling
+from portal.health.telling import Notifier
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Watcher(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="health", daemon=True)
         self.stopped = threading.Event()
-        self.telling = Telling()
+        self.notifier = Notifier()
         self.began = self._beat_at = time.monotonic()
 
     def beat(self) -> None:
@@ -47,7 +47,7 @@ class Watcher(threading.Thread):
                 heartbeats.report("web", heartbeats.Activity())
             report = run.current(0.0)
             if time.monotonic() - self.began > GRACE_S:
-                self.telling.take(report)
+                self.notifier.take(report)
         except DatabaseError as error:
             logger.warning("the portal's health cannot be stored: %s", error)
             connections.close_all()
