@@ -29,6 +29,13 @@ async def django(scope: Any, receive: Any, send: Any) -> None:
     raise Beyond
 
 
+async def close(intake: Intake) -> None:
+    """Close the connections of its threads: a database that somebody uses cannot be dropped."""
+    if intake.pool:
+        await asyncio.get_running_loop().run_in_executor(intake.pool, connections.close_all)
+        intake.pool.shutdown()
+
+
 def knock(attempt: Attempt, *pieces: bytes, secret: str = SECRET, gone: bool = False) -> tuple[int, Any, int] | None:
     """Status, answer and how many pieces were left unread; None if nothing was answered."""
 
@@ -47,13 +54,12 @@ def knock(attempt: Attempt, *pieces: bytes, secret: str = SECRET, gone: bool = F
             await door.send_input({"type": "http.disconnect"})
             await door.wait(10)
             assert await door.receive_nothing()
+            await close(intake)
             return None
         start = await door.receive_output(10)
         body = await door.receive_output(10)
         await door.wait(10)
-        if intake.pool:
-            await asyncio.get_running_loop().run_in_executor(intake.pool, connections.close_all)
-            intake.pool.shutdown()
+        await close(intake)
         return start["status"], json.loads(body["body"]), door.input_queue.qsize()
 
     return asyncio.run(play())
