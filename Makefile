@@ -53,12 +53,12 @@ test-postgres: dev ## the quick tests that touch the database, in a private Post
 
 test-slurm: dev ## what needs a whole Slurm, which the tests unpack and start (as root, on Debian): TEST_SLURM=24.11, or all releases
 	@$(AS_ROOT) $(PYTHON_OF_VENV) -m tests.slurm.release $(filter-out 1,$(TEST_SLURM))
-	@$(AS_ROOT) env TEST_STAGE=$@ TEST_TURN=$(if $(TEST_TURN),$(shell expr $(TEST_TURN) / 2)) TEST_SLURM=$(or $(TEST_SLURM),1) $(PYTEST) -n 4 --dist loadscope --durations 10 tests/slurm
+	@$(AS_ROOT) env TEST_STAGE=$@ TEST_TURN=$(if $(TEST_TURN),$(shell expr $(TEST_TURN) / 3)) TEST_SLURM=$(or $(TEST_SLURM),1) $(PYTEST) -n 4 --dist loadscope --durations 10 tests/slurm
 
 check-image: ## the image's steps and roles, as far as they can be proven without an engine
 	@sh docker/check.sh
 
-test-all: dev ## all of the proof: every layout, three kills of each kind, two Slurms, the image (half an hour)
+test-all: dev ## all of the proof: every layout, three kills of each kind, three Slurms, the image (half an hour)
 	@WHOLE=yes TEST_KILLS=3 TEST_SLURM=1 $(PYTHON_OF_VENV) -m tests.lanes \
 		check,test-quick,test-ranks,test-postgres test-portal,test-slurm,check-image,test-image
 

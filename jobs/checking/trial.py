@@ -28,6 +28,7 @@ from jobs.spec import STOP_SECONDS, Environment, JobSpec
 from jobs.why.reasons import explained
 from nodes.schedulers.base import ALIVE, JobStatus, SchedulerError, Submission
 from nodes.schedulers.cluster import Partition
+from nodes.schedulers.launch import LAUNCH_FAILED
 from portal.models import Project
 
 PROBE = environments.START.with_name("probe.py")
@@ -39,7 +40,7 @@ NO_PROJECT = "vigil-check"  # the folder for whoever has none
 # Reasons that no patience helps against.
 NEVER = (
     "Partition", "InvalidAccount", "InvalidQOS", "BadConstraints", "AccountNotAllowed", "QOSNotAllowed", "JobHeld",
-    "JobLaunchFailure", "AssocMaxWall", "ReqNodeNotAvail", "Nodes_required",
+    "JobLaunchFailure", LAUNCH_FAILED, "AssocMaxWall", "ReqNodeNotAvail", "Nodes_required",
 )  # fmt: skip
 Tell = Callable[[str], None]
 
