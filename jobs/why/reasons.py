@@ -6,7 +6,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from jobs.following.cause import NUMERICS
-from nodes.schedulers.launch import LAUNCH_FAILED
+from nodes.schedulers.launch import is_launch_failed, nodes_of
+from portal import formatting
 
 if TYPE_CHECKING:
     from jobs.models import Attempt
@@ -31,8 +32,6 @@ MEANINGS = {
     "JobHeldUser": "somebody holds it. scontrol release, by its owner, lets it start.",
     "JobHeldAdmin": "a Slurm administrator holds it. Ask them for scontrol release.",
     "JobArrayTaskLimit": "as many of its sweep or array run as may at once.",
-    LAUNCH_FAILED: "Slurm could not launch it, most often because a prolog failed, and holds it. Once the node is in"
-    " order, scontrol release lets it start.",
     "JobLaunchFailure": "it could not be launched and is held. Ask a Slurm administrator.",
     "Licenses": "the licenses that it needs are in use.",
     "Cleaning": "what is left of its run before is still being cleaned up.",
@@ -64,6 +63,8 @@ def explained(reason: str, scheduler_id: str = "") -> str:
     """
     reason = reason.strip()
     word, _, more = reason.partition(",")
+    if is_launch_failed(reason):
+        return _launch_failed(nodes_of(reason), scheduler_id)
     meaning = MEANINGS.get(word) or next((why for form, why in MEANINGS.items() if fnmatchcase(word, form)), "")
     if not meaning:
         return reason
@@ -71,6 +72,15 @@ def explained(reason: str, scheduler_id: str = "") -> str:
         meaning = meaning.replace("scontrol release", f"scontrol release {scheduler_id}")
     more = more.strip(" _").replace("_", " ")
     return f"{word} ({more}): {meaning}" if more else f"{word}: {meaning}"
+
+
+def _launch_failed(nodes: list[str], scheduler_id: str) -> str:
+    where, node = (f" on {formatting.listed(nodes)}", "that node") if nodes else ("", "the node")
+    release = f"scontrol release {scheduler_id}".rstrip()
+    return (
+        f"Slurm could not launch it{where}, most often because a prolog failed, and holds it."
+        f" Once {node} is in order, {release} lets the job start."
+    )
 
 
 def reason_of(attempt: Attempt) -> str:

@@ -52,7 +52,7 @@ def test_its_page_and_why_say_what_to_do(oskar: User, job: Job, told: Told, tick
     told.say("101", reason=REASON)
     tick()
     found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
-    for said in ("Slurm could not launch it", "dgx03: Prolog error", "scontrol release 101"):
+    for said in ("Slurm could not launch it on dgx03,", "dgx03: Prolog error", "scontrol release 101"):
         assert said in found["text"]
     assert [block["kind"] for block in found["blocks"]][:1] == ["held"]
     assert found["variants"] == []
