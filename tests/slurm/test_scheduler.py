@@ -46,9 +46,9 @@ class TestSlurm(SchedulerContract):
     apart = ""  # without cgroups, as here, Slurm loses sight of other sessions
 
     def test_refuses_more_than_there_is(self, scheduler: Slurm, work: Path) -> None:  # type: ignore[override]
-        """At once, or, as 22.05 does by default, it takes the job and says why that waits for better times."""
+        """At once, as 24.11 does, or, as 22.05 and 26.05 do by default, it takes the job and says why that waits."""
         asked = self.submission(work, "true", cpus_per_node=30_000)
-        if scheduler.rest.tells_states:
+        if (0, 0, 40) <= scheduler.rest.version <= (0, 0, 42):
             with pytest.raises(SchedulerError) as refused:
                 scheduler.submit(asked)
             assert (refused.value.permanent, refused.value.number) == (True, 2014)
