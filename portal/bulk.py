@@ -44,6 +44,50 @@ def update_rows(rows: Sequence[Model], fields: Sequence[str]) -> None:
             cursor.execute(statement, [_prepared(row, field) for row in some for field in columns])
 
 
+class NewRows:
+    """Rows that are prepared before the transaction, so that within it the database is all that takes time.
+
+    Django's `bulk_create` prepares 1,000 jobs of 35 columns in 0.3 s, while everybody else waits.
+    """
+
+    def __init__(self, rows: Sequence[Model]) -> None:
+        self.rows = rows
+        self._fields: list[Any] = (
+            [field for field in rows[0]._meta.concrete_fields if not field.primary_key] if rows else []
+        )
+        self._values = [[self._prepared(row, field) for field in self._fields] for row in rows]
+
+    def point_to(self, field: str, targets: Sequence[Model]) -> None:
+        """Let each row's foreign key point to a row that was inserted meanwhile."""
+        place = [one.name for one in self._fields].index(field)
+        for row, values, target in zip(self.rows, self._values, targets, strict=True):
+            setattr(row, field, target)
+            values[place] = target.pk
+
+    def insert(self) -> None:
+        """Insert the rows, in their order, and give them their primary keys."""
+        if not self.rows:
+            return
+        table, quote = self.rows[0]._meta, connection.ops.quote_name
+        names = ", ".join(quote(field.column) for field in self._fields)
+        one = f"({', '.join(['%s'] * len(self._fields))})"
+        at = 0
+        for some in _batches(self._values, len(self._fields)):
+            statement = (
+                f"INSERT INTO {quote(table.db_table)} ({names}) VALUES {', '.join([one] * len(some))}"
+                f" RETURNING {quote(str(table.pk.column))}"
+            )
+            with connection.cursor() as cursor:
+                cursor.execute(statement, list(chain.from_iterable(some)))
+                for row, (pk,) in zip(self.rows[at : at + len(some)], cursor.fetchall(), strict=True):
+                    row.pk, row._state.adding = pk, False
+            at += len(some)
+
+    @staticmethod
+    def _prepared(row: Model, field: Any) -> Any:
+        return field.get_db_prep_save(field.pre_save(row, add=True), connection)
+
+
 def insert_rows(into: str, rows: Iterable[Sequence[Any]], then: str) -> None:
     """Execute `into` VALUES … `then`, a thousand rows a statement; no row may meet the same conflict twice."""
     rows = list(rows)

@@ -6,7 +6,7 @@ was deleted, ends what waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from django.db.models import Q, QuerySet
 
@@ -15,6 +15,7 @@ from jobs.errors import Problem
 from jobs.following.cause import Ended
 from jobs.following.ending import end
 from jobs.models import Attempt, Job, Predecessor
+from portal import bulk
 from portal.models import User
 
 NUMBERS = 5_000  # in one question
@@ -43,6 +44,16 @@ def wait(job: Job, numbers: Iterable[int]) -> str:
     rows = [Predecessor(job=job, before_id=number, number=number) for number in numbers]
     Predecessor.objects.bulk_create(rows)
     return _reason([row.number for row in rows])
+
+
+def wait_together(jobs: Iterable[Job], numbers: Sequence[int]) -> str:
+    """Hold new jobs until the same ones have completed; return why their attempts wait."""
+    bulk.insert_rows(
+        "INSERT INTO jobs_predecessor (job_id, before_id, number, met)",
+        ((job.pk, number, number, False) for job in jobs for number in numbers),
+        "",
+    )
+    return _reason(list(numbers))
 
 
 def is_waiting(job_id: int) -> bool:

@@ -20,6 +20,7 @@ from jobs.spec import JobSpec, SweepSpec
 from jobs.submitting.admission import check
 from jobs.submitting.idempotency import durable, make_once
 from jobs.submitting.submit import CANCEL_TRIES
+from portal import bulk
 from portal.access import can, note_if_sysadmin
 from portal.audit import Change
 from portal.models import Project, User
@@ -38,9 +39,14 @@ def submit(
     project = check(user, specs[0], code=code, alike=specs[1:])
     body = sha256(b"\0".join([spec_toml.encode(), code or b""])).hexdigest()
 
+    sweep = _sweep(user, project, spec, spec_toml)
+    jobs = _Jobs(sweep, spec, specs)
+
     def make(kept: str) -> Sweep:
-        sweep = _create(user, project, spec, spec_toml, kept)
-        _create_jobs(sweep, spec, specs)
+        if kept:
+            sweep.key = kept  # leads the worker to the upload
+        sweep.save()
+        jobs.insert()
         transaction.on_commit(lambda: queue(tasks.follow))
         return sweep
 
@@ -69,8 +75,8 @@ def cancel(user: User, sweep: Sweep) -> int:
     return asked
 
 
-def _create(user: User, project: Project, spec: SweepSpec, spec_toml: str, kept: str) -> Sweep:
-    sweep = Sweep(
+def _sweep(user: User, project: Project, spec: SweepSpec, spec_toml: str) -> Sweep:
+    return Sweep(
         project=project,
         owner=user,
         name=spec.name,
@@ -79,16 +85,14 @@ def _create(user: User, project: Project, spec: SweepSpec, spec_toml: str, kept:
         refused=[[point.values, point.message] for point in spec.refused],
         at_once=spec.at_once,
     )
-    if kept:
-        sweep.key = kept  # leads the worker to the upload
-    sweep.save()
-    return sweep
 
 
-def _create_jobs(sweep: Sweep, spec: SweepSpec, specs: list[JobSpec]) -> None:
-    """Makes them in a few queries, however many they are."""
-    jobs = Job.objects.bulk_create(
-        [
+class _Jobs:
+    """A sweep's jobs and their first attempts, prepared before the transaction that inserts them."""
+
+    def __init__(self, sweep: Sweep, spec: SweepSpec, specs: list[JobSpec]) -> None:
+        self.sweep, self.spec = sweep, spec
+        self.jobs = [
             Job(
                 project=sweep.project,
                 owner=sweep.owner,
@@ -97,22 +101,24 @@ def _create_jobs(sweep: Sweep, spec: SweepSpec, specs: list[JobSpec]) -> None:
                 spec=one.model_dump(mode="json"),
                 spec_toml=point.spec_toml,
                 notes=one.notes,
-                sweep=sweep,
                 sweep_index=index,
                 sweep_values=point.values,
             )
             for index, (point, one) in enumerate(zip(spec.points, specs, strict=True))
-        ],
-        batch_size=100,
-    )
-    Tag.objects.bulk_create([Tag(job=job, name=tag) for job in jobs for tag in spec.first.tags], batch_size=500)
-    reasons = [dependencies.wait(job, spec.first.after) for job in jobs] if spec.first.after else [""] * len(jobs)
-    Attempt.objects.bulk_create(
-        [
-            Attempt(job=job, number=1, reason=reason, steps=job.of_kind.length_of(job.spec))
-            for job, reason in zip(jobs, reasons, strict=True)
-        ],
-        batch_size=100,
-    )
-    first = Attempt.objects.filter(job=OuterRef("pk")).values("pk")[:1]
-    Job.objects.filter(sweep=sweep).update(latest=Subquery(first))
+        ]
+        self.attempts = [Attempt(number=1, steps=job.of_kind.length_of(job.spec)) for job in self.jobs]
+        self.new_jobs, self.new_attempts = bulk.NewRows(self.jobs), bulk.NewRows(self.attempts)
+
+    def insert(self) -> None:
+        """Insert them in a few statements, however many they are."""
+        self.new_jobs.point_to("sweep", [self.sweep] * len(self.jobs))
+        self.new_jobs.insert()
+        tags = [Tag(job=job, name=tag) for job in self.jobs for tag in self.spec.first.tags]
+        Tag.objects.bulk_create(tags, batch_size=500)
+        self.new_attempts.point_to("job", self.jobs)
+        self.new_attempts.insert()
+        if self.spec.first.after:
+            reason = dependencies.wait_together(self.jobs, self.spec.first.after)
+            Attempt.objects.filter(job__sweep=self.sweep).update(reason=reason)
+        first = Attempt.objects.filter(job=OuterRef("pk")).values("pk")[:1]
+        Job.objects.filter(sweep=self.sweep).update(latest=Subquery(first))

@@ -12,7 +12,7 @@ from functools import lru_cache
 from django.db import transaction
 
 from nodes.models import RackPlace
-from portal import csv_text
+from portal import bulk, csv_text
 from portal.access import note
 from portal.audit import Change
 from portal.models import User
@@ -128,8 +128,8 @@ def replace(user: User, places: Sequence[Place]) -> int:
         moved = [row for name, row in there.items() if name in wanted and _moved(row, wanted[name])]
         for start in range(0, len(gone), 500):
             RackPlace.objects.filter(pk__in=gone[start : start + 500]).delete()
-        RackPlace.objects.bulk_update(moved, ["rack", "slot", "order"], batch_size=200)
-        RackPlace.objects.bulk_create([RackPlace(**vars(place)) for place in new], batch_size=200)
+        bulk.update_rows(moved, ("rack", "slot", "order"))
+        bulk.NewRows([RackPlace(**vars(place)) for place in new]).insert()
         changed = len(gone) + len(new) + len(moved)
         if changed:
             said = f"{len(new)} new, {len(moved)} moved, {len(gone)} gone"
