@@ -42,7 +42,7 @@ class TestEveryDoor:
         answer = send(client, "post", "/api/v1/jobs", {"spec": {"name": "x", **PYTHON}})
         assert answer.status_code == 422
         assert [error["field"] for error in answer.json()["errors"]] == ["environment.python"]
-        answer = send(client, "post", "/api/v1/jobs?dry_run=1", {"spec": {"name": "x", **PYTHON}})
+        answer = send(client, "post", "/api/v1/jobs/check", {"spec": {"name": "x", **PYTHON}})
         assert "environment.python" in answer.content.decode()
 
     def test_the_page_and_a_clone(self, oskar: User, project: Project) -> None:
