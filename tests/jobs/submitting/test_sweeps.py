@@ -168,7 +168,7 @@ def test_a_sweep_over_nothing_is_told_how_to_write_it(text: str) -> None:
 def test_a_thousand_jobs_are_made_in_seconds(oskar: User, django_assert_max_num_queries: Any) -> None:
     text = f'name = "many"\n[sweep.over]\n"run.seed" = {list(range(1000))}\n'
     began = time.process_time()  # what others take of the machine is none of its business
-    with django_assert_max_num_queries(84):
+    with django_assert_max_num_queries(100):  # SQLite takes fewer rows at once the more columns an attempt has
         sweep = make(oskar, text)
     assert time.process_time() - began < 10
     assert sweep.jobs.count() == 1000
