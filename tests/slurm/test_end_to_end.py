@@ -96,7 +96,8 @@ def test_scancel_ends_it_for_good(slurm: Cluster, alice: Person) -> None:
     done = alice.wait(job_id)
     (attempt,) = alice.attempts(job_id)
     assert (done["state"], attempt["cause"]) == ("cancelled", "cancelled")
-    assert attempt["reason"] == "Cancelled outside Vigil, as by scancel."
+    wait_for(lambda: alice.attempts(job_id)[0]["slurm_steps"], "the accounts to tell of it")
+    assert alice.attempts(job_id)[0]["reason"] == "Cancelled by Slurm user root, outside Vigil."
     assert slurm.state(scheduler_id) == "CANCELLED"
 
 
