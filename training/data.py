@@ -63,9 +63,9 @@ class Task:
     each: Callable[[Callable[..., Tensor], Batch], dict[str, Tensor]] | None = None
     """(model, batch) → (samples,) of each sample: "loss" is among them, whose mean is `loss`; "accuracy" may be. None:
     a sample has no loss of its own."""
-    descend: Callable[[nn.Module, Sequence[Batch], float], float | None] | None = None
-    """(model, batches, learning rate): how a client of a federation trains, where that is its own affair; it changes
-    the model in place, and may tell its mean loss. None: by steps of gradient descent."""
+    descend: Callable[[nn.Module, Sequence[Batch], float, int, int], float | None] | None = None
+    """(model, batches, learning rate, client, round): how a client of a federation trains, where that is its own
+    affair; it changes the model in place, and may tell its mean loss. None: by steps of gradient descent."""
     judge: Callable[[nn.Module, Batch], Mapping[str, float]] | None = None
     """(model, all that a client keeps for validation) → its scores by name, where it judges in its own way; "loss" may
     be among them. None: by `each`, or `score`."""

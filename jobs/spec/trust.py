@@ -49,7 +49,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
         "checkpoint_every keep_checkpoints keep_every keep_best mtbf_hours determinism dtype fp8_scaling recompute "
         "compile flush_seconds flush_steps sample_seconds profile_at profile_steps "
         "rounds clients per_round epochs local_steps batch ridge algorithm aggregation selection split class_imbalance "
-        "pace adapters transport filters",
+        "pace adapters transport filters client_lr_schedule client_momentum client_weight_decay",
     ),
     "run.language": (
         Power.DATA,
@@ -93,6 +93,9 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.scaffold": (Power.DATA, "learning_rate"),
     "run.dirichlet": (Power.DATA, "alpha min_samples"),
     "run.dirichlet_equal": (Power.DATA, "alpha"),
+    "run.step": (Power.DATA, "every gamma"),
+    "run.exponential": (Power.DATA, "decay"),
+    "run.cosine": (Power.DATA, "over last"),
     "run.deadline": (Power.DATA, "quantile over_selection quorum late late_exponent"),
     "run.asynchronous": (Power.DATA, "buffer staleness_exponent"),
     "run.fedasync": (Power.DATA, "mixing"),

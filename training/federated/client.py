@@ -41,6 +41,25 @@ class Look:
     """The model's, by name."""
 
 
+@dataclass(frozen=True)
+class Sgd:
+    """Describe how clients take steps of gradient descent: in the order of torch.optim.SGD."""
+
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether a step is w − η · gradient and nothing else."""
+        return not self.momentum and not self.weight_decay
+
+    def normalizer(self, steps: int) -> float:
+        """Return how many gradients the update of so many steps adds up, ‖a‖₁ of FedNova's paper: `steps` if plain."""
+        rho = self.momentum
+        return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho) if rho else steps
+
+
 class Client:
     """What one client has: the model that it was sent, its data, and what it kept of earlier rounds."""
 
@@ -51,7 +70,7 @@ class Client:
         statistics: Tensor,
         losses: Losses,
         steps: int,
-        learning_rate: float,
+        sgd: Sgd,
         samples: Tensor,
         server: Mapping[str, Tensor],
         kept: Mapping[str, Tensor],
@@ -64,7 +83,9 @@ class Client:
         """(numbers,): as the round begins; its personal part at the end."""
         self.statistics = statistics
         """Running means and variances, as they are after the last step that was taken."""
-        self._steps, self.learning_rate = steps, learning_rate
+        self._steps, self.sgd = steps, sgd
+        self.learning_rate = sgd.learning_rate
+        """The clients' rate of this round."""
         self.samples = samples
         """How many it has, a scalar."""
         self.server = server
@@ -76,6 +97,8 @@ class Client:
         self._losses, self._everything, self._looks, self._own = losses, everything, looks, own
         self.went_own_way = False
         """Whether it has trained as it likes to, where it has a way of its own."""
+        self.took_sgd_steps = False
+        """Whether it has descended with `sgd`."""
         self._controlled: list[str] = []
         """Shared with `apart`, as Ditto's second model is trained there."""
         self._seen: list[Tensor] = []
@@ -113,20 +136,35 @@ class Client:
         self._seen.append(value)
         return gradient
 
-    def descend(self, correct: Correct | None = None, *, begin: Tensor | None = None) -> Tensor:
-        """Where all its steps of gradient descent lead: w ← w − η · correct(w, gradient).
+    def descend(
+        self,
+        correct: Correct | None = None,
+        *,
+        begin: Tensor | None = None,
+        beside: Callable[[int], Beside] | None = None,
+    ) -> Tensor:
+        """Return where all its steps of gradient descent lead: w ← w − η · correct(w, gradient).
 
-        Where it has a way of its own to train, and nothing is corrected: where that leads.
+        With weight decay λ the gradient is g + λw, so that what it is corrected with sees the decayed objective; with
+        momentum the corrected directions add up. Where the client has its own train(), and nothing is corrected:
+        return where that leads. `beside`: (step) → a further term of that step's loss, as `gradient` takes it.
         """
-        if self._own is not None and correct is None and begin is None:
+        if self._own is not None and correct is None and begin is None and beside is None:
             w, self.statistics, loss = self._own(self.model, self.statistics)
             self._seen.append(loss)
             self.went_own_way = True
             return w
+        self.took_sgd_steps = True
         w = self.model if begin is None else begin
+        velocity: Tensor | None = None
         for step in range(self._steps):
-            gradient = self.gradient(w, step)
-            w = self.step(w, gradient if correct is None else correct(w, gradient))
+            gradient = self.gradient(w, step, beside=None if beside is None else beside(step))
+            if self.sgd.weight_decay:
+                gradient = torch.add(gradient, w, alpha=self.sgd.weight_decay)
+            direction = gradient if correct is None else correct(w, gradient)
+            if self.sgd.momentum:
+                direction = velocity = _pushed(velocity, direction, self.sgd.momentum)
+            w = self.step(w, direction)
         return w
 
     def step(self, w: Tensor, direction: Tensor) -> Tensor:
@@ -176,3 +214,8 @@ class Client:
     def seen(self) -> Tensor:
         """The mean loss of the batches that it has trained on, a scalar; NaN: none."""
         return torch.stack(self._seen).mean() if self._seen else self.model.new_full((), torch.nan)
+
+
+def _pushed(velocity: Tensor | None, direction: Tensor, momentum: float) -> Tensor:
+    """Return the next velocity; the first is the direction itself."""
+    return direction if velocity is None else torch.add(direction, velocity, alpha=momentum)

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from training.config.asked import ConfigError, Problem
 from training.data import Batch
-from training.federated.client import Beside, Client, Look
+from training.federated.client import Beside, Client, Look, Sgd
 from training.federated.layout import Layout
 from training.federated.model import PERSONAL, STATISTICS, Model
 from training.federated.questions import Question
@@ -32,10 +32,12 @@ class One:
         statistics: Tensor,
         server: Mapping[str, Tensor],
         steps: int,
+        sgd: Sgd,
+        round_: int,
     ) -> None:
         self._config, self._model, self.question = config, model, question
         self._start, self._statistics, self._server = start, statistics, server
-        self._steps = steps
+        self._steps, self._sgd, self._round = steps, sgd, round_
 
     def __call__(
         self,
@@ -70,19 +72,23 @@ class One:
             statistics=statistics,
             losses=losses,
             steps=self._steps,
-            learning_rate=self._config.learning_rate,
+            sgd=self._sgd,
             samples=samples,
             server=self._server,
             kept=kept,
             everything=whole if everything is not None else None,
             number=who,
             looks=looks,
-            own=None if model.task.descend is None else lambda w, statistics: self._descended(w, statistics, batch),
+            own=None
+            if model.task.descend is None
+            else lambda w, statistics: self._descended(w, statistics, batch, int(who)),
         )
         sent = dict(self.question.answer(client))
         if model.task.descend is not None and self.question.trains and (control := client.control):
             text = f'is "{self._config.algorithm}", which {control}, but they have a train() of their own.'
             raise ConfigError([Problem("run.algorithm", f'{text} Write "fedavg", or no train().')])
+        if self.question.trains and not self._sgd.is_plain and not client.took_sgd_steps:
+            raise _ignored(self._config, own_train=model.task.descend is not None)
         if not self.question.trains:
             return sent, {}, client.seen
         if len(start) > shared:
@@ -94,7 +100,9 @@ class One:
             client.kept[STATISTICS] = client.statistics
         return sent, client.kept, client.seen if self.question.takes_steps else sent["loss"]
 
-    def _descended(self, w: Tensor, statistics: Tensor, batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor]:
+    def _descended(
+        self, w: Tensor, statistics: Tensor, batches: Sequence[Batch], client: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Where a way of its own leads: the weights, the running statistics, and the mean loss. Nothing else of what it
         does to the model is looked at."""
         task, layouts = self._model.task, (self._model.weights, self._model.statistics)
@@ -102,7 +110,7 @@ class One:
         module = copy.deepcopy(task.model)
         fill(module, {**layouts[0].tensors(w), **layouts[1].tensors(statistics)})
         with torch.enable_grad(), _precision(self._config.dtype, self._model.device):
-            told = task.descend(module, batches, self._config.learning_rate)
+            told = task.descend(module, batches, self._sgd.learning_rate, client, self._round)
         after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         w, statistics = (layout.vector(_declared(layout, after, w.dtype)).to(w) for layout in layouts)
         if told is None:
@@ -165,6 +173,14 @@ class One:
         if self._config.ridge:
             loss = loss + self._config.ridge / 2 * w.square().sum()
         return loss, changed
+
+
+def _ignored(config: FederationConfig, *, own_train: bool) -> ConfigError:
+    """Return the error of a run whose clients' steps take no momentum or weight decay, though it asks for them."""
+    field = "client_momentum" if config.client_momentum else "client_weight_decay"
+    why = "clients have a train() of their own" if own_train else f"{config.algorithm} never calls client.descend()"
+    text = f"is {getattr(config, field):g}, but {why}, which would ignore it. Write 0, and apply it there."
+    return ConfigError([Problem(f"run.{field}", text)])
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:

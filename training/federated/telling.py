@@ -129,11 +129,18 @@ class Telling:
             late=float(count["late"]),
             dropped=float(count["dropped"]),
             rejected=float(count["rejected"] + count["broken"]),
+            **self._rate(round_),
             **_spread("client_loss", told.losses[told.is_counted]),
         )
         self.failures.tell(round_, told.failed, told.clients[told.states == BROKEN].tolist())
         self._note(round_, told, count, judged)
         self._say(round_, told, judged)
+
+    def _rate(self, round_: int) -> dict[str, float]:
+        """Return the clients' learning rate as a series, where it changes."""
+        federation = self._federation
+        is_constant = federation.config.client_lr_schedule == "constant"
+        return {} if is_constant else {"client_learning_rate": federation.work.sgd(round_).learning_rate}
 
     def tell_lost(self, round_: int, attempt: int, facts: Facts, why: str) -> None:
         """Of a try that came to no model."""

@@ -21,6 +21,7 @@ from training.config.asked import ConfigError
 from training.corpus.errors import DataError
 from training.data import Batch, Split
 from training.federated import attention, failing
+from training.federated.client import Sgd
 from training.federated.computing import One
 from training.federated.failing import ClientsFailed
 from training.federated.filtering import Chain
@@ -29,7 +30,7 @@ from training.federated.model import Model
 from training.federated.plainly import differentiate_plainly
 from training.federated.questions import Question, Sent
 from training.federated.schedule import Chunk, Ids, batches, widths_of
-from training.federation import draws
+from training.federation import draws, parts
 from training.federation.config import FederationConfig
 from training.federation.pacing import steps_of
 from training.federation.splitting import Divided
@@ -38,6 +39,8 @@ from training.runtime.seeds import derive_seed
 if TYPE_CHECKING:
     from training.federated.server import Server
 
+LEAST_FACTOR = 1e-12
+"""The learning rate never falls below this part of the run's: some algorithms divide by it."""
 TRIED = 5
 """Clients that may fail before the first round, until it is taken for the program's fault."""
 
@@ -176,6 +179,8 @@ class Work:
             server.statistics,
             self._broadcast(question, server),
             chunk.steps,
+            self.sgd(round_),
+            round_,
         )
         counts = torch.from_numpy(self._divided.sizes[chunk.clients]).to(self._model.device, self._model.dtype)
         if not self.alone:
@@ -186,6 +191,14 @@ class Work:
                     raise
             # It is some client's: which, only one by one can tell.
         return self._one_by_one(one, chunk, ids, there, own, counts)
+
+    def sgd(self, round_: int) -> Sgd:
+        """Return how clients that begin in this round take their steps; round 0 tries clients out."""
+        config = self._config
+        schedule = parts.learning_rate(config.client_lr_schedule)
+        factor = schedule.factor(max(1, round_), config.rounds, **config.options_of(config.client_lr_schedule))
+        rate = config.learning_rate * max(factor, LEAST_FACTOR)
+        return Sgd(rate, config.client_momentum, config.client_weight_decay)
 
     def _batches(self, chunk: Chunk, round_: int) -> tuple[Ids, NDArray[np.bool_]]:
         owned = [self._divided.train[client] for client in chunk.clients]
@@ -215,12 +228,12 @@ class Work:
             began = time.perf_counter()
             mine = {name: values[place] for name, values in own.items()}
             try:
-                parts = [self._look_up(step[held], (-1,)) for step, held in zip(ids[place], there[place], strict=True)]
+                steps = [self._look_up(step[held], (-1,)) for step, held in zip(ids[place], there[place], strict=True)]
                 whole = None
                 if one.question.is_whole:
                     whole = (self._look_up(self._divided.train[client], (-1,)), None)
                 who = torch.tensor(client, device=self._model.device)
-                done.append(one(mine, who, counts[place], parts, None, whole))
+                done.append(one(mine, who, counts[place], steps, None, whole))
             except (ConfigError, DataError):
                 raise  # of all of them
             except (Exception, SystemExit) as error:  # a library that was made for the command line may exit

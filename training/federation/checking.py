@@ -40,6 +40,7 @@ def _misfits(config: FederationConfig, ranks: int) -> Iterator[Misfit]:
         *parts.selection(config.selection).check(config),
         *parts.split(config.split).check(config),
         *parts.pace(config.pace).check(config),
+        *parts.learning_rate(config.client_lr_schedule).check(config),
         *parts.adapters(config.adapters).check(config),
         *(misfit for name in config.filters for misfit in parts.filter_(name).check(config)),
         *combinations.check(config),

@@ -80,6 +80,23 @@ NEVER_WAITS = Fact("pace", "makes a model of the next few updates", lambda confi
 IS_PARTICULAR = Fact("algorithm", "works at one pace only", lambda config: bool(_paces(config)))
 IS_ANOTHER = Fact("pace", "has updates come in another way", lambda config: config.pace not in _paces(config))
 
+HAS_MOMENTUM = Fact(
+    "client_momentum",
+    "lets each step of a client depend on its earlier ones",
+    lambda config: config.client_momentum > 0,
+)
+TAKES_MEAN_GRADIENT = Fact(
+    "algorithm",
+    "takes an update for its steps' gradients, or has steps of its own kind",
+    lambda config: _says("algorithm", config, "MOMENTUM") is False,
+)
+DECAYS = Fact("client_weight_decay", "is for steps of gradient descent", lambda config: config.client_weight_decay > 0)
+STEPS_DIFFERENTLY = Fact(
+    "algorithm",
+    "has clients take steps of another kind, or none",
+    lambda config: _says("algorithm", config, "WEIGHT_DECAY") is False,
+)
+
 CONTRADICTIONS = (
     Contradiction(
         IS_ANOTHER,
@@ -123,6 +140,18 @@ CONTRADICTIONS = (
         "The server is no client, and keeps no such thing.",
         'Write aggregation = "median", or algorithm = "fedavg".',
     ),
+    Contradiction(
+        HAS_MOMENTUM,
+        TAKES_MEAN_GRADIENT,
+        "Its rule divides the update by the learning rate, or would ignore the momentum.",
+        "Write client_momentum = 0.",
+    ),
+    Contradiction(
+        DECAYS,
+        STEPS_DIFFERENTLY,
+        "It would be ignored.",
+        "Write client_weight_decay = 0, or a ridge.",
+    ),
 )
 
 
@@ -145,6 +174,8 @@ def _message(row: Contradiction, config: FederationConfig) -> str:
 
 def _named(fact: Fact, config: FederationConfig) -> str:
     value = getattr(config, fact.field)
+    if not isinstance(value, str | list):
+        return f"{fact.field} = {value:g}"
     return ", ".join(f'"{name}"' for name in (value if isinstance(value, list) else [value]))
 
 

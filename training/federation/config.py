@@ -55,6 +55,26 @@ class FederationConfig(Asked):
         32, ge=1, le=1_000_000, description="Samples of a client's step; more than it has: all that it has."
     )
     learning_rate: float = Field(0.1, gt=0, le=100, allow_inf_nan=False, description="Of the clients' own steps.")
+    client_lr_schedule: str = Field(
+        "constant",
+        json_schema_extra=asked.named(FOLDERS["client_lr_schedule"]),
+        description="How the clients' learning rate changes from round to round.",
+    )
+    client_momentum: float = Field(
+        0.0,
+        ge=0,
+        le=0.999,
+        allow_inf_nan=False,
+        description="Heavy-ball momentum of the clients' steps, as torch.optim.SGD has it; it starts at zero in every "
+        "round.",
+    )
+    client_weight_decay: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        allow_inf_nan=False,
+        description="Added to each client's gradient, times the weights, as torch.optim.SGD does.",
+    )
     ridge: float = Field(
         0.0,
         ge=0,
@@ -125,7 +145,9 @@ class FederationConfig(Asked):
             return {**data, "epochs": 1}
         return data
 
-    @field_validator("algorithm", "aggregation", "selection", "split", "pace", "adapters", "transport")
+    @field_validator(
+        "algorithm", "aggregation", "selection", "split", "pace", "adapters", "transport", "client_lr_schedule"
+    )
     @classmethod
     def _is_choice(cls, name: str, info: Any) -> str:
         return asked.chosen(FOLDERS[info.field_name], name)

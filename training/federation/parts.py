@@ -46,6 +46,10 @@ def pace(name: str) -> Pace:
     return taken("federated.pace", name, Pace)
 
 
+def learning_rate(name: str) -> LearningRate:
+    return taken("federated.learning_rate", name, LearningRate)
+
+
 def adapters(name: str) -> Adapters:
     return taken("federated.adapters", name, Adapters)
 
@@ -127,6 +131,10 @@ class Algorithm:
     """Whether it asks for what enters the model's head, or for the head itself (data.Task.head)."""
     WHOLE: bool = False
     """Whether clients look at the loss over everything that they have."""
+    MOMENTUM: bool = True
+    """Whether its rule allows clients to take their steps with momentum (`client_momentum`)."""
+    WEIGHT_DECAY: bool = True
+    """Whether its clients' steps take `client_weight_decay`: those of Client.descend do."""
     PARTIAL: bool = False
     """Whether a client that was too slow may send what it has come to."""
 
@@ -184,6 +192,16 @@ class Pace:
 
     schedule: Callable[..., Plan]
     """(scene, **options): who starts, how far each comes, and whose updates count in this round."""
+    check: Callable[..., Iterable[Misfit]] = _no_misfit
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """How the clients' learning rate changes. Without torch."""
+
+    factor: Callable[..., float]
+    """(round from 1, rounds of the run, **options): what the run's rate is multiplied by in this round. A function of
+    nothing else, so that a resumed run continues with the same rates."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from training.federated.server import Round
 
 SENT = {"delta": "samples"}
+MOMENTUM = False
+WEIGHT_DECAY = False  # it has an option of that name: AdamW's
 
 
 def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:

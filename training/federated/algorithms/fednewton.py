@@ -17,6 +17,8 @@ __all__ = ["check", "play", "train"]
 SENT = {"loss": "samples", "gradient": "samples", "hessian": "samples"}
 WHOLE = True
 STEPS = False
+MOMENTUM = False
+WEIGHT_DECAY = False
 
 
 def train(client: Client, **options: object) -> Mapping[str, Tensor]:

@@ -1,6 +1,7 @@
 """FedNova: updates count by step, so who takes more steps pulls no harder (Wang et al., 2020, arXiv 2007.07481).
 
-For clients' plain gradient descent: an update is divided by its steps, the mean is multiplied by their mean number.
+An update is divided by its steps, the mean is multiplied by their mean number. With momentum ρ the paper's ‖a‖₁ stands
+for the number of steps: the sum of the weights with which the gradients enter the update.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ PARTIAL = True
 
 def train(client: Client) -> Mapping[str, Tensor]:
     delta = client.descend() - client.model
-    return {"delta": delta / client.steps, "steps": delta.new_full((), client.steps)}
+    steps = client.sgd.normalizer(client.steps)
+    return {"delta": delta / steps, "steps": delta.new_full((), steps)}
 
 
 def aggregate(server: Round) -> Tensor:

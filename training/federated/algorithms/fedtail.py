@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 SENT = {"delta": "samples"}
 HEAD = True
+MOMENTUM = False
+WEIGHT_DECAY = False
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:

@@ -22,6 +22,8 @@ __all__ = ["check", "fold", "memory", "play", "train"]
 SENT = {"loss": "samples", "gradient": "samples", "root": "samples"}
 WHOLE = True
 STEPS = False
+MOMENTUM = False
+WEIGHT_DECAY = False
 fold = squared
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.client import Client
+    from training.federated.client import Beside, Client
     from training.federated.server import Round
 
 SENT = {"delta": "samples"}
@@ -29,12 +29,12 @@ def train(
     mu: Annotated[float, "0..1000", "How strongly; 0: not at all, as in FedAvg."] = 1.0,
     temperature: Annotated[float, "0.001..100", "The lower, the more the nearer of the two decides."] = 0.5,
 ) -> Mapping[str, Tensor]:
-    w = client.model
-    for step in range(client.steps):
+    def beside(step: int) -> Beside:
         towards = client.represent(client.model, step)
         away = client.represent(client.kept["previous"], step)
-        contrast = partial(_contrast, towards=towards, away=away, mu=mu, temperature=temperature)
-        w = client.step(w, client.gradient(w, step, beside=contrast))
+        return partial(_contrast, towards=towards, away=away, mu=mu, temperature=temperature)
+
+    w = client.descend(beside=beside)
     client.kept["previous"] = w
     return {"delta": w - client.model}
 

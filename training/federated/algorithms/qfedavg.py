@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from training.federated.server import Round
 
 SENT = {"delta": "samples", "curvature": "samples"}
+MOMENTUM = False  # 1/η stands for how far the loss is from straight, along plain steps
 WHOLE = True
 LEAST = 1e-10
 """Of a loss, which may be 0 and is raised to q − 1."""

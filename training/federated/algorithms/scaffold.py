@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from training.federated.server import Round
 
 SENT = {"delta": "clients", "change": "clients"}
+MOMENTUM = False  # option II takes delta / (K · η) for the mean gradient along the way
 BROADCAST = ("control",)
 
 

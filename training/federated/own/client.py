@@ -20,12 +20,14 @@ from training.federated.own.kept import SPLITS, Kept
 from training.federated.own.program import Functions, Program
 
 FUNCTIONS = ("model", "data", "loss", "train", "evaluate", "name")
+PROVIDED = {"train": ("client", "round")}
+"""By function the arguments that it is called with only if it names them."""
 MOST_LABELS = 256
 """Different whole numbers that are taken for classes, which the picture of the split is by."""
 MOST_SCORES, NAME_LETTERS = 20, 64
 TOLD = frozenset({
     *("step", "self", "validation_loss", "round_seconds", "step_seconds", "compute_seconds", "wait_seconds"),
-    *("transfer_seconds", "mib_up", "mib_down", "trained", "late", "dropped", "rejected"),
+    *("transfer_seconds", "client_learning_rate", "mib_up", "mib_down", "trained", "late", "dropped", "rejected"),
     *(f"client_{what}_{of}" for what in ("loss", "accuracy") for of in ("min", "q25", "median", "q75", "max")),
 })  # fmt: skip
 """Series that have another meaning (training.federated.telling)."""
@@ -36,7 +38,9 @@ class OwnClient:
 
     def __init__(self, program: Program, *, clients: int, options: Mapping[str, Value]) -> None:
         given = {name: value for name, value in options.items() if name != "held_out"}
-        self._functions = Functions(program, "entry", names=FUNCTIONS, needed=("model", "data"), options=given)
+        self._functions = Functions(
+            program, "entry", names=FUNCTIONS, needed=("model", "data"), options=given, provided=PROVIDED
+        )
         self._program, self._clients, self._told = program, clients, sorted(given.items())
 
     def prepare(self, identity: str | None, *, held_out: int, tell: Callable[..., None]) -> Prepared:
@@ -115,8 +119,10 @@ class OwnClient:
             raise DataError(text)
         return {"loss": found}
 
-    def _descend(self, model: nn.Module, batches: Sequence[Batch], learning_rate: float) -> float | None:
-        told = self._functions.call("train", model, batches, learning_rate)
+    def _descend(
+        self, model: nn.Module, batches: Sequence[Batch], learning_rate: float, client: int, round_: int
+    ) -> float | None:
+        told = self._functions.call("train", model, batches, learning_rate, client=client, round=round_)
         return None if told is None else _number(told, "train() gives as the mean loss")
 
     def _judge(self, model: nn.Module, batch: Batch) -> dict[str, float]:

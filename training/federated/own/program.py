@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +22,8 @@ from training.config.choices import Value
 
 TABLES = {"entry": "client", "algorithm": "own"}
 """By the field of [client] that names a file, the table of [run] with its options."""
+
+NOTHING: Mapping[str, Sequence[str]] = {}
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,17 @@ class Functions:
     """The functions of one file, each called with those of the run's options that it declares as keyword-only."""
 
     def __init__(
-        self, program: Program, field: str, *, names: Iterable[str], needed: Iterable[str], options: Mapping[str, Value]
+        self,
+        program: Program,
+        field: str,
+        *,
+        names: Iterable[str],
+        needed: Iterable[str],
+        options: Mapping[str, Value],
+        provided: Mapping[str, Sequence[str]] = NOTHING,
     ) -> None:
-        """`field`: that of [client] which names the file; `options`: its table of [run].
+        """`field`: that of [client] which names the file; `options`: its table of [run]; `provided`: by function the
+        names of arguments that Vigil passes to it if it has such parameters, and no option has that name.
 
         ConfigError where it lacks what it needs, or knows no such option. What the file itself raises is passed on.
         """
@@ -61,6 +71,10 @@ class Functions:
             raise ConfigError(
                 [Problem(f"client.{field}", f"{self.file} has no function {lacking[0]}(), but {there}. Write one.")]
             )
+        self._provided = {
+            name: [one for one in provided.get(name, ()) if one not in options and one in _parameters(found)]
+            for name, found in self._functions.items()
+        }
         self._options = {name: _declared(found, options) for name, found in self._functions.items()}
         self._check_known(options)
         self._check_needed(options)
@@ -84,7 +98,8 @@ class Functions:
             Problem(f"{table}.{one.name}", f"is missing, and {name}() of {self.file} has no default for it.")
             for name, function in self._functions.items()
             for one in inspect.signature(function).parameters.values()
-            if one.kind is one.KEYWORD_ONLY and one.default is one.empty and one.name not in options
+            if one.kind is one.KEYWORD_ONLY and one.default is one.empty
+            if one.name not in options and one.name not in self._provided[name]
         ]
         if wrong:
             raise ConfigError(wrong)
@@ -96,8 +111,10 @@ class Functions:
     def module(self) -> ModuleType:
         return self._module
 
-    def call(self, name: str, *arguments: Any) -> Any:
-        return self._functions[name](*arguments, **self._options[name])
+    def call(self, name: str, *arguments: Any, **provided: Any) -> Any:
+        """Call the function with these arguments, its options, and those of `provided` that it has parameters for."""
+        more = {one: provided[one] for one in self._provided[name]}
+        return self._functions[name](*arguments, **self._options[name], **more)
 
 
 def _imported(folder: Path, file: str, field: str) -> ModuleType:
@@ -127,6 +144,12 @@ def _imported(folder: Path, file: str, field: str) -> ModuleType:
         sys.modules.pop(name, None)
         raise
     return module
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    """Return the names by which it may be given something: not `**options`, which are the run's."""
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, one in inspect.signature(function).parameters.items() if one.kind in kinds]
 
 
 def _keywords(function: Callable[..., Any]) -> tuple[str, ...] | None:
