@@ -47,8 +47,15 @@ def _side(job: Job) -> Side:
         seconds=_added(owners, SECONDS),
         data=_data(job.spec.get("run") or {}),
         held_out=_held_out(job),
+        setup=_setup(job),
         is_alive=job.latest is not None and job.latest.is_alive,
     )
+
+
+def _setup(job: Job) -> object:
+    """Return the whole of `[run]` but the seed; None where code of somebody's own decides, too."""
+    run = job.spec.get("run") or {}
+    return None if job.spec.get(OWN) else {name: value for name, value in run.items() if name != "seed"}
 
 
 def _data(run: dict[str, Any]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.presenting.significance import chance_margin
 from portal import formatting
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class Line:
         place = int(np.searchsorted(self.round, round_, "right")) - 1
         return float(self.value[place]) if place >= 0 else None
 
+    def up_to(self, round_: float) -> Floats:
+        """Return all values up to there."""
+        return self.value[: int(np.searchsorted(self.round, round_, "right"))]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
@@ -48,6 +53,8 @@ class Side:
     """What decides on which samples its clients train and are judged: recipe, split and clients, with their options."""
     held_out: float | None
     """Samples that an accuracy is the mean of, as far as is known."""
+    setup: object
+    """Everything that decides how it goes, but the seed. None: somebody's own code, which may have changed."""
     is_alive: bool
 
     def sent_at(self, rounds: Floats) -> Floats:
@@ -71,6 +78,8 @@ class Standing:
     sent: float
     seconds: float | None
     is_ahead: bool
+    chance: str
+    """Why a difference says nothing; "" where it does, or where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +150,8 @@ def _apart(sides: tuple[Side, Side]) -> str:
 def _standings(sides: tuple[Side, Side], measure: str, rounds: list[int], *, apart: str) -> list[Standing]:
     values = [side.lines[measure].at(round_) for side, round_ in zip(sides, rounds, strict=True)]
     known = [value for value in values if value is not None]
-    is_open = bool(apart) or (len(known) == 2 and _are_near(sides, measure, known))
+    chance = _chance(sides, measure, rounds, known) if len(known) == 2 else ""
+    is_open = bool(apart) or bool(chance) or (len(known) == 2 and _read_alike(known))
     best = (max if measure == "accuracy" else min)(known) if known and not is_open else None
     return [
         Standing(
@@ -152,18 +162,26 @@ def _standings(sides: tuple[Side, Side], measure: str, rounds: list[int], *, apa
             sent=float(side.sent_at(np.array([round_], np.float64))[0]),
             seconds=side.seconds.at(round_),
             is_ahead=value is not None and value == best,
+            chance=chance,
         )
         for color, (side, round_, value) in enumerate(zip(sides, rounds, values, strict=True), 1)
     ]
 
 
-def _are_near(sides: tuple[Side, Side], measure: str, values: list[float]) -> bool:
-    """Whether they read alike, or are less apart than one sample more that is told right."""
-    if formatting.loss(values[0]) == formatting.loss(values[1]):
-        return True
-    held_out = [side.held_out for side in sides if side.held_out]
-    is_known = measure == "accuracy" and bool(held_out)
-    return is_known and abs(values[0] - values[1]) < (1 - 1e-6) / min(held_out)
+def _read_alike(values: list[float]) -> bool:
+    return formatting.loss(values[0]) == formatting.loss(values[1])
+
+
+def _chance(sides: tuple[Side, Side], measure: str, rounds: list[int], values: list[float]) -> str:
+    """Return why the two values differ by no more than chance; "" where they do."""
+    one, other = sides
+    if one.setup is not None and one.setup == other.setup:
+        return "of one set-up with two seeds"
+    held_out = [side.held_out if measure == "accuracy" else None for side in sides]
+    ends = tuple(side.lines[measure].up_to(round_) for side, round_ in zip(sides, rounds, strict=True))
+    margin = chance_margin((values[0], values[1]), (held_out[0], held_out[1]), ends)
+    is_chance = abs(values[0] - values[1]) <= margin
+    return f"within what seeds make, ± {formatting.loss(margin)}" if is_chance and margin else ""
 
 
 def _says(standings: list[Standing], measure: str) -> str:
@@ -172,8 +190,8 @@ def _says(standings: list[Standing], measure: str) -> str:
     what = TITLES[measure].lower()
     if ahead is None:
         one, other = (formatting.loss(standing.value) for standing in standings)
-        near = "" if one == other else f" against {other}, less than one held-out sample apart"
-        return f"neither is ahead: {what} {one}{near}."
+        values = one if one == other else f"{one} against {other}, {standings[0].chance}"
+        return f"no difference: {what} {values}."
     other_one = next(one for one in standings if not one.is_ahead)
     if other_one.value is None:
         had = f"#{other_one.job.pk} {other_one.job.name} had been measured in no round yet"

@@ -91,9 +91,10 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
     jobs = list(sweep.jobs.select_related("latest").defer("spec", "spec_toml", "notes").order_by("sweep_index"))
     paths, metrics = list(sweep.over), metrics_of(job.latest.latest for job in jobs if job.latest)
     rows = [Row(job, paths, metrics) for job in jobs if job.latest is not None]
-    best = _best(rows, metrics[0]) if metrics else None
+    best = _best(rows, metrics[0]) if metrics and not _is_of_seeds(paths) else None
     if best is not None:
         best.is_best = True
+    seeds = _over_seeds(rows, metrics[0]) if metrics and _is_of_seeds(paths) else ""
     counts = jobs[0].of_kind.counts if jobs else "step"
     sort = request.GET.get("sort", "")
     rows = _sorted(rows, sort, paths, metrics)
@@ -121,7 +122,7 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
         "over": over,
         "alive": alive,
         "may_change": can(user, "change", sweep),
-        "say": _say(len(rows), of_states, best, metrics, over=over, stopped=sweep.stopped_why),
+        "say": _say(len(rows), of_states, best, metrics, over=over, stopped=sweep.stopped_why, seeds=seeds),
     }
     is_part = request.headers.get("HX-Target") == "sweep"
     response = render(request, "jobs/_sweep.html" if is_part else "jobs/sweep.html", context)
@@ -149,6 +150,21 @@ def metrics_of(latest: Iterable[dict[str, Any]]) -> list[str]:
     """What the jobs measure, the telling ones first."""
     found = {name for values in latest for name in values if not name.startswith(SPREADS)} - LEFT_OUT
     return [*(name for name in FIRST if name in found), *sorted(found - {*FIRST})][:MOST_METRICS]
+
+
+def _is_of_seeds(paths: list[str]) -> bool:
+    """Whether its jobs are one set-up with several seeds: none of them is better than another."""
+    return bool(paths) and all(path.rpartition(".")[2] == "seed" for path in paths)
+
+
+def _over_seeds(rows: list[Row], metric: str) -> str:
+    """Return how far apart the seeds of one set-up are: "accuracy 0.950 to 0.970 over 5 seeds"."""
+    known = [value for row in rows if (value := number(row.attempt.latest, metric)) is not None]
+    told = [value for value in known if math.isfinite(value)]
+    if len(told) < 2:
+        return ""
+    seeds = formatting.plural(len(told), "seed")
+    return f"No difference but chance: {metric.replace('_', ' ')} {min(told):.3f} to {max(told):.3f} over {seeds}."
 
 
 def _best(rows: list[Row], metric: str) -> Row | None:
@@ -201,7 +217,14 @@ def _said(value: Any) -> str:
 
 
 def _say(
-    many: int, counts: dict[str, int], best: Row | None, metrics: list[str], *, over: bool, stopped: str
+    many: int,
+    counts: dict[str, int],
+    best: Row | None,
+    metrics: list[str],
+    *,
+    over: bool,
+    stopped: str,
+    seeds: str = "",
 ) -> tuple[str, str]:
     """Says how far the sweep is, and which of its jobs is ahead; before all, that Vigil has stopped it."""
     if stopped:
@@ -214,6 +237,7 @@ def _say(
         else f"{formatting.count(ended)} of {formatting.plural(many, 'job')} have ended."
     )
     rest = [f"{formatting.count(bad)} ended badly."] if bad else []
+    rest += [seeds] if seeds else []
     if best is not None:
         with_it = ", ".join(
             f"{path.rpartition('.')[2]} {value}" for path, value in zip(best.paths, best.values, strict=True)

@@ -27,8 +27,9 @@ def federation(
     mira: User, project: Project, name: str, *, rounds: int, gain: float, mib: float, what: str = "accuracy",
     state: str = "completed", **run: Any,
 ) -> Job:  # fmt: skip
-    """Each round it gains so much and sends so much, down and up alike."""
-    job = a_federation(mira, project, name=name, state=state, run={"rounds": rounds, **run})
+    """Each round it gains so much and sends so much, down and up alike, at a learning rate of its own."""
+    own = {} if "seed" in run else {"learning_rate": round(gain + mib / 1000, 6)}
+    job = a_federation(mira, project, name=name, state=state, run={"rounds": rounds, **own, **run})
     stream = Spooled()
     for number in range(1, rounds + 1):
         value = gain * number
@@ -96,14 +97,47 @@ def test_while_one_runs_it_is_so_far(client: Client, mira: User, project: Projec
     assert f"After 4 rounds so far, #{two.pk} two is ahead: accuracy 0.800 against 0.400." in html
 
 
-def test_less_than_a_held_out_sample_is_no_lead(client: Client, mira: User, project: Project) -> None:
+def test_a_difference_within_what_seeds_make_is_none(client: Client, mira: User, project: Project) -> None:
+    """Of 50 samples a half is sure to 0.14, two standard deviations of a difference to 0.2."""
+
+    def found(gain: float) -> str:
+        two = federation(mira, project, "two", rounds=5, gain=gain, mib=1.0, learning_rate=0.2)
+        told: dict[str, Any] = split([[25, 0]] * 10)[0]
+        for job in (one, two):  # a fifth as many are held out
+            tell(job, Spooled(uid="ab" * 8).tell("clients.split", **told))
+        return text(client.get(f"/jobs/compare?job={one.pk}&job={two.pk}"))
+
     one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0)
-    two = federation(mira, project, "two", rounds=5, gain=0.102, mib=1.0)
-    told: dict[str, Any] = split([[25, 0]] * 10)[0]
-    for job in (one, two):  # a fifth as many are held out
-        tell(job, Spooled(uid="ab" * 8).tell("clients.split", **told))
+    html = found(0.13)
+    assert "no difference: accuracy 0.500 against 0.650, within what seeds make, ± 0.198." in html
+    assert "ahead" not in html
+    assert "two is ahead: accuracy 0.750 against 0.500." in found(0.15)
+
+
+def test_two_seeds_of_one_set_up_are_not_ranked(client: Client, mira: User, project: Project) -> None:
+    """However far apart: that is what seeds make of it."""
+    one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0, seed=1)
+    two = federation(mira, project, "two", rounds=5, gain=0.19, mib=1.0, seed=2)
     html = text(client.get(f"/jobs/compare?job={one.pk}&job={two.pk}"))
-    assert "neither is ahead: accuracy 0.500 against 0.510, less than one held-out sample apart." in html
+    assert "no difference: accuracy 0.500 against 0.950, of one set-up with two seeds." in html
+    assert "ahead" not in html
+
+
+def test_losses_that_scatter_as_much_as_they_differ_are_not_ranked(
+    client: Client, mira: User, project: Project
+) -> None:
+    def scattering(name: str, by: float) -> Job:
+        job = a_federation(mira, project, name=name, state="completed", run={"rounds": 10, "batch": int(100 * by)})
+        stream = Spooled()
+        for number in range(1, 11):
+            stream.log(number, loss=by + 0.02 * (-1) ** number, mib_up=1.0, mib_down=1.0)
+        tell(job, stream)
+        return job
+
+    one, near, far = scattering("one", 0.5), scattering("near", 0.52), scattering("far", 0.7)
+    assert "no difference: loss 0.520 against 0.540" in text(client.get(f"/jobs/compare?job={one.pk}&job={near.pk}"))
+    html = text(client.get(f"/jobs/compare?job={one.pk}&job={far.pk}"))
+    assert f"#{one.pk} one is ahead: loss 0.520 against 0.720." in html
 
 
 def test_a_long_run_is_compared_by_its_stretches(client: Client, mira: User, project: Project) -> None:
@@ -136,5 +170,5 @@ def test_bytes_that_are_too_few_for_a_round_are_said(client: Client, mira: User,
     small = federation(mira, project, "small", rounds=4, gain=0.1, mib=0.001)
     large = federation(mira, project, "large", rounds=4, gain=0.1, mib=100.0)
     html = text(client.get(f"/jobs/compare?job={small.pk}&job={large.pk}"))
-    assert "After 4 rounds, neither is ahead: accuracy 0.400." in html
+    assert "After 4 rounds, no difference: accuracy 0.400." in html
     assert f"#{small.pk} small is ahead: #{large.pk} large had been measured in no round yet." in html

@@ -6,6 +6,7 @@ from jobs.models import Attempt, Sweep
 from jobs.spec import SweepSpec
 from jobs.submitting import sweeps
 from tests import lab
+from tests.jobs.pages import reading
 
 TOML = 'name = "rates"\n[run]\nsteps = 20\n[sweep.over]\n"run.learning_rate" = [1e-3, 2e-3]\n"run.seed" = [1, 2]\n'
 
@@ -46,6 +47,17 @@ def test_the_best_is_told_and_the_table_sorts(mira, sweep):
         assert order(client.get(f"/sweeps/{sweep.pk}", {"sort": sort}).content.decode()) == wanted, sort
     part = client.get(f"/sweeps/{sweep.pk}", headers={"HX-Target": "sweep"}).content.decode()
     assert part.lstrip().startswith('<div id="sweep"')
+
+
+def test_of_seeds_alone_none_is_best(mira):
+    toml = 'name = "seeds"\n[run]\nsteps = 20\n[sweep.over]\n"run.seed" = [1, 2]\n'
+    made, _ = sweeps.submit(mira, SweepSpec.parse_toml(toml), spec_toml=toml)
+    for index, loss in enumerate((2.5, 2.1)):
+        Attempt.objects.filter(job__sweep=made, job__sweep_index=index).update(state="running", latest={"loss": loss})
+    text = reading.text(lab.signed_in(mira).get(f"/sweeps/{made.pk}"))
+    assert "No difference but chance: loss 2.100 to 2.500 over 2 seeds." in text
+    assert "Ahead" not in text
+    assert "data-best" not in text
 
 
 def test_cancel_by_button_and_who_may(mira, sweep):
