@@ -87,6 +87,12 @@ def names(job: Job, clients: Iterable[int]) -> dict[int, str]:
     return {number: name for number, name in rows.values_list("number", "name") if number in wanted}
 
 
+def evaluation_samples(job: Job, clients: Iterable[int]) -> dict[int, int]:
+    """Return on how many samples these clients are evaluated, of those of which that is known."""
+    rows = Client.objects.filter(job=job, number__in=set(clients)).values_list("number", "evaluation_samples")
+    return {number: samples for number, samples in rows if samples is not None}
+
+
 def splits(job: Job, clients: Sequence[int]) -> tuple[list[str], dict[int, list[int]]]:
     """The labels, and of each of these clients how many samples of each it trains on, as far as is told."""
     parts = list(ClientSplit.objects.filter(job=job).order_by("first").values_list("pk", "first", "clients"))

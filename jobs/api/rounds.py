@@ -19,10 +19,11 @@ from jobs.gathering.clients import SORTS, WORST, ordered
 from jobs.models import Client, Round
 from portal.http.api import ApiRequest, WantedPage, among, answer, bad_field
 from portal.http.paging import Order, page
-from training.federation.tables import STATES
+from training.federation.tables import FEWEST_EVALUATED, STATES
 
 router = Router(tags=["rounds"])
 _WHOLE = "Whole, of however many clients."
+_EVALUATED = "That its accuracy is measured on; null: a run of an older version."
 _NAME = "Whose its data are; empty: nobody knows."
 
 
@@ -62,8 +63,11 @@ class RoundShape(Schema):
     bytes_down: int
     loss: float | None
     accuracy: float | None = Field(description="Of the global model; null: there was no validation.")
-    worst: int | None = Field(description="The client with the lowest accuracy.")
+    worst: int | None = Field(
+        description=f"The client with the lowest accuracy, of those evaluated on at least {FEWEST_EVALUATED} samples."
+    )
     worst_name: str = Field(description=_NAME)
+    worst_evaluation_samples: int | None = Field(description=_EVALUATED)
     clients: list[Did] | None = Field(
         None, description="Those that were named, with `clients`; of many clients first those in trouble."
     )
@@ -77,7 +81,8 @@ class Rounds(Schema):
 class WantedClients(WantedPage):
     sort: Annotated[str, among(SORTS, "an order")] = Field(
         WORST,
-        description=f"One of {', '.join(SORTS)}. `worst`: the lowest accuracy first; - reverses.",
+        description=f"One of {', '.join(SORTS)}. `worst`: the lowest accuracy first, and after all others "
+        f"clients with fewer than {FEWEST_EVALUATED} evaluation samples; - reverses.",
         json_schema_extra={"enum": list(SORTS)},
     )
 
@@ -88,6 +93,7 @@ class ClientShape(Schema):
     number: int
     name: str = Field(description=_NAME)
     samples: int | None = Field(description="That it trains on.")
+    evaluation_samples: int | None = Field(description=_EVALUATED)
     split: list[int] | None = Field(description="The same by label, in the order of `labels`.")
     trained: int
     late: int
@@ -106,7 +112,8 @@ class Clients(Schema):
     next: str | None
 
 
-_ROUND = [name for name in RoundShape.model_fields if name not in {"attempt", "clients", "worst_name"}]
+_ADDED = {"attempt", "clients", "worst_name", "worst_evaluation_samples"}
+_ROUND = [name for name in RoundShape.model_fields if name not in _ADDED]
 _CLIENT = [name for name in ClientShape.model_fields if name not in {"split", "last_round"}]
 
 
@@ -129,7 +136,12 @@ def rounds(request: ApiRequest, job_id: int, wanted: Query[WantedRounds]) -> Htt
         *(one["client"].tolist() for one in did.values())
     )
     names = recorded.names(job, asked)
-    items = [_round(row, numbers[row.attempt_id], did.get(row.number), names) for row in part.items]
+    evaluated = recorded.evaluation_samples(job, {row.worst for row in part.items if row.worst is not None})
+    items = [
+        _round(row, numbers[row.attempt_id], did.get(row.number), names)
+        | {"worst_evaluation_samples": evaluated.get(-1 if row.worst is None else row.worst)}
+        for row in part.items
+    ]
     return answer({"items": items, "next": part.next})
 
 

@@ -9,6 +9,7 @@ from django.db.models.functions import Cast, Coalesce
 
 from jobs.models import Client, Job
 from portal.http.paging import Order
+from training.federation.tables import FEWEST_EVALUATED
 
 _FURTHEST = 1e300
 _SLOWER = 1e200
@@ -20,10 +21,13 @@ _MEAN = Case(
     default=None,
     output_field=FloatField(),
 )
+RELIABLE = Q(evaluation_samples__isnull=True) | Q(evaluation_samples__gte=FEWEST_EVALUATED)
+"""Clients whose accuracy says something of them; of older runs nobody knows on how many samples it was measured."""
+_ACCURACY = Case(When(RELIABLE, then=F("accuracy")), default=None, output_field=FloatField())
 _TROUBLE = F("late") + F("dropped") + F("rejected") + F("broken")
 _KEYS: dict[str, tuple[Any, bool]] = {
     "number": (F("number"), False),
-    "worst": (F("accuracy"), False),
+    "worst": (_ACCURACY, False),
     "loss": (F("loss"), True),
     "samples": (F("samples"), False),
     "seconds": (_MEAN, True),
@@ -41,7 +45,10 @@ def descends(sort: str) -> bool:
 
 
 def ordered(job: Job, sort: str = WORST) -> tuple[QuerySet[Client], Order]:
-    """The job's clients, and the order to page them in: `worst` has the least accurate first, with - the last."""
+    """The job's clients, and the order to page them in: `worst` has the least accurate first, with - the last.
+
+    Clients that fewer than FEWEST_EVALUATED samples evaluate come after all others: chance ranks them.
+    """
     key, falls = _KEYS[sort.removeprefix("-")]
     falls ^= sort.startswith("-")
     name = f"by_{sort.replace('-', 'reverse_')}"

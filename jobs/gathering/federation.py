@@ -50,17 +50,21 @@ class Picture:
     """The round before which the page before it ends; None: there is none."""
     newer: int | None
     names: dict[int, str]
-    """What those are called that were the worst in a round."""
+    """What those are called that were the worst in a round …"""
+    evaluated: dict[int, int]
+    """… and on how many samples they were evaluated."""
 
     @property
     def last(self) -> int:
         return self.window[-1].number if self.window else 0
 
     @property
-    def newest_first(self) -> list[tuple[Round, str]]:
-        """Those in the table behind the drawing, each with the name of its worst client."""
+    def newest_first(self) -> list[tuple[Round, str, int | None]]:
+        """Those in the table behind the drawing, each with name and evaluation samples of its worst client."""
         return [
-            (row, self.names.get(-1 if row.worst is None else row.worst, "")) for row in self.window[: -TABLE - 1 : -1]
+            (row, self.names.get(worst, ""), self.evaluated.get(worst))
+            for row in self.window[: -TABLE - 1 : -1]
+            for worst in [-1 if row.worst is None else row.worst]
         ]
 
 
@@ -102,6 +106,7 @@ def picture(life: Life, *, before: int | None = None) -> Picture:
         done=max(0, last - first + 1),
         total=max(wanted, done),
     )
+    worst = [row.worst for row in window[-TABLE:] if row.worst is not None]
     return Picture(
         window=window,
         data=data,
@@ -112,7 +117,8 @@ def picture(life: Life, *, before: int | None = None) -> Picture:
         misbehaves=_misbehaves(life, did) if before is None else "",
         older=first if first > 1 else None,
         newer=min(done, last + COLUMNS) + 1 if last < done else None,
-        names=rounds.names(life.job, [row.worst for row in window[-TABLE:] if row.worst is not None]),
+        names=rounds.names(life.job, worst),
+        evaluated=rounds.evaluation_samples(life.job, worst),
     )
 
 

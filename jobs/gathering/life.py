@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from django.db.models import F, Max
+from django.db.models import Count, F, Max
 from django.utils import timezone
 
 from jobs import rounds
 from jobs.checkpoints import newest_on_line
 from jobs.client_name import called
+from jobs.gathering.clients import RELIABLE
 from jobs.incarnations import spread
 from jobs.intake.reports import owner_of
-from jobs.models import Attempt, Checkpoint, Event, Incident, Job
+from jobs.models import Attempt, Checkpoint, Client, Event, Incident, Job
 from jobs.presenting import header
-from jobs.presenting.sentence import soon
+from jobs.presenting.sentence import Worst, soon
 from jobs.progress import progress
+from training.federation.tables import FEWEST_EVALUATED
 
 MOST_EVENTS = 600
 JUDGED_WITHIN = 20
@@ -69,8 +71,24 @@ def _exchange(job: Job, attempts: list[Attempt]) -> header.Exchange | None:
     row = newest[-1]
     judged = next((one.worst for one in reversed(newest) if one.worst is not None), None)
     sent = rounds.sent_bytes([owner_of(attempt.pk) for attempt in attempts])
-    worst = "" if judged is None else called(judged, rounds.names(job, [judged]).get(judged, ""))
-    return header.Exchange(counted=row.counted, asked=row.asked, seconds=row.seconds, worst=worst, sent_bytes=sent)
+    return header.Exchange(
+        counted=row.counted, asked=row.asked, seconds=row.seconds, worst=_worst(job, judged), sent_bytes=sent
+    )
+
+
+def _worst(job: Job, client: int | None) -> Worst:
+    """Return the client that its server named, unless too few samples evaluate it."""
+    few, known = Count("pk", filter=~RELIABLE), Count("evaluation_samples")
+    counts = Client.objects.filter(job=job).aggregate(few=few, known=known)
+    row = Client.objects.filter(job=job, number=client).first() if client is not None else None
+    samples = row.evaluation_samples if row else None
+    is_named = client is not None and (samples is None or samples >= FEWEST_EVALUATED)
+    return Worst(
+        name=called(client, row.name if row else "") if client is not None and is_named else "",
+        samples=samples,
+        unreliable=counts["few"],
+        is_nobody=0 < counts["known"] == counts["few"],
+    )
 
 
 def _saved(job: Job) -> dict[int, tuple[int, datetime]]:

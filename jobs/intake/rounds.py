@@ -23,7 +23,7 @@ from training.federation.tables import STATES, Names, RoundTable, Split, TableEr
 
 ROUNDS, SPLIT, NAMED, STARTED = "round.clients", "clients.split", "clients.named", "run.started"
 KINDS = frozenset({ROUNDS, SPLIT, NAMED, STARTED})
-PACKED = frozenset({"rounds", "clients", "counts", "names"})
+PACKED = frozenset({"rounds", "clients", "counts", "evaluated", "names"})
 ROUNDS_AT_ONCE = 2_000  # that are dropped by one transaction
 MOST_PENDING = 100  # of an attempt: what is beyond waits in its spool
 MOST_ROUNDS = 1_000_000
@@ -242,6 +242,9 @@ def _store_split(attempt: Attempt, split: Split) -> None:
     ClientSplit.objects.update_or_create(job_id=attempt.job_id, first=split.first, defaults=about)
     sizes = np.minimum(split.counts.astype(np.int64).sum(axis=1), _MOST - 1).tolist()
     _set_column(attempt, "samples", [(split.first + i, size) for i, size in enumerate(sizes)])
+    if split.evaluated is not None:
+        evaluated = np.minimum(split.evaluated.astype(np.int64), _MOST - 1).tolist()
+        _set_column(attempt, "evaluation_samples", [(split.first + i, many) for i, many in enumerate(evaluated)])
 
 
 def _store_names(attempt: Attempt, some: Names) -> None:

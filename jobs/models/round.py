@@ -58,6 +58,7 @@ class Client(models.Model):
     number = models.PositiveIntegerField()
     name = models.CharField(max_length=NAME_LETTERS, default="", db_default="", help_text="Whose its data are.")
     samples = models.PositiveIntegerField(null=True, help_text="That it trains on.")
+    evaluation_samples = models.PositiveIntegerField(null=True, help_text="That it is evaluated on.")
     trained = models.PositiveIntegerField(default=0)
     late = models.PositiveIntegerField(default=0)
     dropped = models.PositiveIntegerField(default=0)

@@ -51,8 +51,7 @@ class Exchange:
     counted: int
     asked: int
     seconds: float | None
-    worst: str
-    """What the client is called whose accuracy is the lowest; "": none is known."""
+    worst: sentences.Worst
     sent_bytes: float | None
 
 
@@ -163,7 +162,7 @@ class Life:
                 instead=instead_of_resuming(attempt.cause),
                 validation_loss=number(attempt.latest, "validation_loss"),
                 accuracy=number(attempt.latest, "accuracy") if self.exchange else None,
-                worst=self.exchange.worst if self.exchange else "",
+                worst=self.exchange.worst if self.exchange else None,
                 worst_accuracy=number(attempt.latest, "client_accuracy_min"),
                 cancelling=self.cancelling,
                 cancelled_by=attempt.cancel_asked_by.username if attempt.cancel_asked_by else "",
@@ -233,7 +232,11 @@ class Life:
         loss = f"loss {formatting.loss(number(latest, 'loss'))}"
         return [
             Fact(name="Accuracy", value=formatting.loss(number(latest, "accuracy")), small=loss, live="accuracy"),
-            Fact(name="Worst client", value=formatting.loss(number(latest, "client_accuracy_min")), small=told.worst),
+            Fact(
+                name="Worst client",
+                value=formatting.loss(None if told.worst.is_nobody else number(latest, "client_accuracy_min")),
+                small=told.worst.told,
+            ),
             Fact(name="Clients", value=formatting.count(told.counted), small=of, live="clients"),
             Fact(name="Sent both ways", value=formatting.disk(told.sent_bytes)),
         ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from portal import formatting
+from training.federation.tables import FEWEST_EVALUATED
 
 SILENT_S = 60  # without a report for longer, the page says so
 
@@ -17,6 +18,27 @@ class Sentence:
     lead: str
     rest: str = ""
     move: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worst:
+    """The client whose accuracy is the lowest, of those that enough samples evaluate."""
+
+    name: str = ""
+    """"": none is known."""
+    samples: int | None = None
+    """That it is evaluated on; None: nobody knows."""
+    unreliable: int = 0
+    """Clients that too few samples evaluate: they are not compared."""
+    is_nobody: bool = False
+    """Whether all clients are such."""
+
+    @property
+    def told(self) -> str:
+        """ "client 7 on 14 samples"."""
+        if self.is_nobody:
+            return f"no client has {FEWEST_EVALUATED} evaluation samples"
+        return f"{self.name} on {formatting.plural(self.samples, 'sample')}" if self.samples is not None else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +66,7 @@ class Facts:
     instead: str = ""  # what to do where going on from that checkpoint would come to the same end
     validation_loss: float | None = None
     accuracy: float | None = None  # a federation's
-    worst: str = ""  # the client that it is worst for …
+    worst: Worst | None = None  # the client that it is worst for …
     worst_accuracy: float | None = None
     cancelling: bool = False
     cancelled_by: str = ""
@@ -202,9 +224,12 @@ def _ended(facts: Facts) -> Sentence:
 
 
 def _worst(facts: Facts) -> str:
-    if not facts.worst or facts.worst_accuracy is None:
+    worst, value = facts.worst, facts.worst_accuracy
+    if worst is None or not worst.name or value is None:
         return ""
-    return f"It serves {facts.worst} worst: {formatting.loss(facts.worst_accuracy)}."
+    of = f"Of those with at least {FEWEST_EVALUATED} evaluation samples it" if worst.unreliable else "It"
+    on = f" on {formatting.plural(worst.samples, 'sample')}" if worst.samples is not None else ""
+    return f"{of} serves {worst.name} worst: {formatting.loss(value)}{on}."
 
 
 def _at_step(facts: Facts) -> str:

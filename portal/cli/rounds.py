@@ -19,11 +19,11 @@ NAME = 32  # letters of one that are printed
 SORTS = ("worst", "number", "loss", "samples", "seconds", "trouble", "trained", "late", "dropped", "rejected", "broken")
 ROUND_COLUMNS = (
     "number", "attempt", "trained", "late", "dropped", "rejected", "broken", "seconds", "bytes_up", "bytes_down",
-    "loss", "accuracy", "worst", "worst_name",
+    "loss", "accuracy", "worst", "worst_name", "worst_evaluation_samples",
 )  # fmt: skip
 CLIENT_COLUMNS = (
     "number", "name", "samples", "trained", "late", "dropped", "rejected", "broken", "seconds", "loss", "accuracy",
-    "last_round",
+    "last_round", "evaluation_samples",
 )  # fmt: skip
 job_id = click.argument("job_id", metavar="ID", type=JobId())
 as_csv = click.option("--csv", "as_csv", is_flag=True, help="All of them as CSV, for machines.")
@@ -80,7 +80,7 @@ def _print(
             _is_a_federation(portal, job_id, what)
         _write([columns])
         for item in itertools.chain(first, items):
-            _write([[item[name] for name in columns]])
+            _write([[item.get(name) for name in columns]])
         return
     found = list(items)
     if not found:
@@ -130,7 +130,9 @@ def _worst(one: dict[str, Any]) -> str:
     """For whom the round's model was worst: by the number alone it would read as a score."""
     if one["worst"] is None:
         return formatting.MISSING
-    return f"client {formatting.count(one['worst'])} {_short(one['worst_name'])}".rstrip()
+    samples = one.get("worst_evaluation_samples")  # absent: an older portal
+    on = f" on {formatting.plural(samples, 'sample')}" if samples is not None else ""
+    return f"client {formatting.count(one['worst'])} {_short(one['worst_name'])}".rstrip() + on
 
 
 def _client_lines(answer: dict[str, Any]) -> list[str]:
@@ -142,6 +144,7 @@ def _client_lines(answer: dict[str, Any]) -> list[str]:
             *(["NAME"] if has_names else []),
             "SAMPLES>",
             "ACCURACY>",
+            "EVALUATED ON>",
             "LOSS>",
             "TRAINED>",
             "LATE>",
@@ -155,7 +158,9 @@ def _client_lines(answer: dict[str, Any]) -> list[str]:
             formatting.count(one["number"]),
             *([_short(one["name"])] if has_names else []),
             formatting.count(one["samples"]),
-            *(formatting.loss(one[name]) for name in ("accuracy", "loss")),
+            formatting.loss(one["accuracy"]),
+            formatting.count(one.get("evaluation_samples")),
+            formatting.loss(one["loss"]),
             *(formatting.count(one[name]) for name in ("trained", "late", "dropped")),
             formatting.count(one["rejected"] + one["broken"]),
             *([_took(one)] if is_timed else []),

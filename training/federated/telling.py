@@ -18,7 +18,7 @@ from training.federated.judging import Judged
 from training.federated.messages import Traffic
 from training.federated.schedule import Ids
 from training.federation import tables
-from training.federation.tables import QUANTILES, Columns
+from training.federation.tables import FEWEST_EVALUATED, QUANTILES, Columns
 from training.reporting.reporter import AnyReporter
 from training.units import MIB
 
@@ -107,7 +107,7 @@ class Telling:
             validation_samples=len(divided.owners["validation"]) - len(divided.root),
             clients={"least": int(sizes.min()), "median": float(np.median(sizes)), "most": int(sizes.max())},
         )
-        for part in tables.splits(divided.counts(), divided.labels.names):
+        for part in tables.splits(divided.counts(), divided.labels.names, divided.evaluated):
             self._reporter.event("clients.split", **part.pack())
         for some in tables.named(divided.names):
             self._reporter.event("clients.named", **some.pack())
@@ -149,8 +149,15 @@ class Telling:
 
     def tell_judged(self, round_: int, judged: Judged) -> None:
         means = {f"validation_{name}" if name == "loss" else name: mean for name, mean in judged.means.items()}
-        spreads = _spread("client_accuracy", judged.by_client["accuracy"]) if "accuracy" in judged.by_client else {}
+        accuracies, spreads = judged.by_client.get("accuracy"), {}
+        if accuracies is not None:
+            reliable = self._reliable(accuracies)
+            spreads = _spread("client_accuracy", accuracies if np.isnan(reliable).all() else reliable)
         self._reporter.log(round_, **means, **spreads)
+
+    def _reliable(self, accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return (clients,) with NaN for clients that too few samples evaluate."""
+        return np.where(self._federation.divided.evaluated >= FEWEST_EVALUATED, accuracies, np.nan)
 
     def close(self) -> None:
         self._tell_rounds()
@@ -158,7 +165,8 @@ class Telling:
 
     def _note(self, round_: int, told: Told, count: dict[str, int], judged: Judged | None) -> None:
         accuracy = judged.by_client.get("accuracy") if judged is not None else None
-        self._rounds.append(_in_all(round_, told, count, judged, accuracy))
+        reliable = self._reliable(accuracy) if accuracy is not None else None
+        self._rounds.append(_in_all(round_, told, count, judged, reliable))
         self._clients.append(_of_each(round_, told, accuracy))
         if len(self._clients) * len(told.clients) > MOST_HELD:
             self._clients = [tables.foremost(_joined(self._clients))]
@@ -189,10 +197,10 @@ class Telling:
 
 
 def _in_all(
-    round_: int, told: Told, count: dict[str, int], judged: Judged | None, accuracy: NDArray[np.float64] | None
+    round_: int, told: Told, count: dict[str, int], judged: Judged | None, reliable: NDArray[np.float64] | None
 ) -> dict[str, float]:
-    """A row by tables.ROUND_COLUMNS. `accuracy`: of each client, where there was a validation that tells it."""
-    is_known = accuracy is not None and not np.isnan(accuracy).all()
+    """Return a row by tables.ROUND_COLUMNS. `reliable`: accuracies of clients that enough samples evaluate."""
+    is_known = reliable is not None and not np.isnan(reliable).all()
     return {
         "round": round_,
         **count,
@@ -201,7 +209,7 @@ def _in_all(
         "bytes_down": told.traffic.bytes_down,
         "loss": told.loss,
         "accuracy": judged.means.get("accuracy", np.nan) if judged is not None else np.nan,
-        "worst": int(np.nanargmin(accuracy)) if is_known else -1,  # type: ignore[arg-type]
+        "worst": int(np.nanargmin(reliable)) if is_known else -1,  # type: ignore[arg-type]
     }
 
 

@@ -50,6 +50,12 @@ class Divided:
         owners = self.owners["train"]
         return np.bincount(owners[owners >= 0], minlength=self.clients)
 
+    @cached_property
+    def evaluated(self) -> NDArray[np.int64]:
+        """(clients,): samples that each is evaluated on."""
+        owners = self.owners["validation"]
+        return np.bincount(owners[owners >= 0], minlength=self.clients)
+
     def counts(self) -> NDArray[np.int64]:
         """(clients, labels): how many of each a client trains on. The picture."""
         names, owners = max(1, len(self.labels.names)), self.owners["train"]

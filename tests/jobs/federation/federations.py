@@ -58,9 +58,12 @@ def table(rounds: dict[int, list[Did]], **columns: Any) -> dict[str, str]:
     return RoundTable(arrays, {name: np.array(values) for name, values in each.items()}).pack()
 
 
-def split(counts: list[list[int]], labels: tuple[str, ...] = ("no", "yes")) -> list[dict[str, object]]:
+def split(
+    counts: list[list[int]], labels: tuple[str, ...] = ("no", "yes"), *, evaluated: list[int] | None = None
+) -> list[dict[str, object]]:
     """The fields of `clients.split` events."""
-    return [part.pack() for part in splits(np.array(counts), labels)]
+    parts = splits(np.array(counts), labels, None if evaluated is None else np.array(evaluated))
+    return [part.pack() for part in parts]
 
 
 def names(*called: str) -> list[dict[str, object]]:

@@ -153,7 +153,7 @@ class TestTheCommandLine:
         done = CliRunner().invoke(main, ["clients", str(job.pk), "--csv", "--sort", "number"])
         lines = done.output.splitlines()
         assert lines[0].startswith("number,name,samples,trained")
-        assert lines[4] == "3,'=dora,4,0,3,4,0,0,9.0,0.75,0.25,7", "no formula for a spreadsheet"
+        assert lines[4] == "3,'=dora,4,0,3,4,0,0,9.0,0.75,0.25,7,", "no formula for a spreadsheet"
         assert lines[5] == "4,,3,7,0,0,0,0,,,,7"
         done = CliRunner().invoke(main, ["rounds", str(job.pk), "--json"])
         assert len(json.loads(done.output)["items"]) == 7

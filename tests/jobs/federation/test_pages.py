@@ -100,6 +100,26 @@ class TestRounds:
         assert "Accuracy 0.957 after 2 rounds, completed" in html
         assert "It serves client 0 (ada) worst: 0.800." in html
 
+    def test_chance_names_no_worst_client(self, client: Client, mira: User, project: Project) -> None:
+        """Three rows make an accuracy of 0; nobody is called the worst by them, and counts stand beside the others."""
+
+        def shown(evaluated: list[int], worst: int) -> str:
+            job = a_federation(
+                mira, project, state="completed", run={"clients": 3},
+                attempt={"step": 1, "latest": {"accuracy": 0.957, "client_accuracy_min": 0.8}},
+            )  # fmt: skip
+            stream = Spooled().tell("round.clients", **table({1: everybody(3)}, worst=worst))
+            tell(job, stream.tell("clients.split", **split([[9, 9]] * 3, evaluated=evaluated)[0]))
+            return text(client.get(f"/jobs/{job.pk}"))
+
+        html = shown([3, 14, 12], worst=1)
+        assert "Of those with at least 10 evaluation samples it serves client 1 worst: 0.800 on 14 samples." in html
+        assert rows_of(html, "h-fairness") == ["client 1", "client 2", "client 0"], "the last one on three samples"
+        assert "It serves client 1 worst: 0.800 on 14 samples." in shown([10, 14, 12], worst=1)
+        html = shown([3, 4, 5], worst=-1)
+        assert "worst:" not in html
+        assert "no client has 10 evaluation samples" in html
+
     def test_fairness_has_the_worst_first_and_how_their_data_lie(self, client: Client, job: Job) -> None:
         html = text(client.get(f"/jobs/{job.pk}"))
         assert rows_of(html, "h-fairness") == ["client 3", "client 4", "client 0", "client 1", "client 2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ MOST_TOLD = 20_000
 ERRORS = ("KeyError: 1", "OSError: 5")
 
 
-NAMELESS: Any = SimpleNamespace(divided=SimpleNamespace(names=()))
+NAMELESS: Any = SimpleNamespace(divided=SimpleNamespace(names=(), evaluated=np.full(CLIENTS, 10)))
 """All that is asked of a federation whose clients have no names."""
 
 
@@ -104,6 +105,27 @@ def test_the_fullest_event_is_told_whole(clock: Clock, tmp_path: Path) -> None:
     assert table.rounds["trained"].tolist() == [int((one.states == TRAINED).sum()) for one in rounds]
     assert NAMED / 2 < len(table.clients["client"]) <= NAMED
     assert (table.clients["state"] != TRAINED).all(), "those in trouble come first"
+
+
+def test_a_client_that_few_samples_evaluate_is_not_the_worst(clock: Clock) -> None:
+    """Neither by name nor in the spread over clients, unless there are no others."""
+
+    def found(*evaluated: int) -> tuple[int, float]:
+        reporter, divided = Reporter(), SimpleNamespace(names=(), evaluated=np.array(evaluated))
+        federation: Any = SimpleNamespace(divided=divided)
+        told = Telling(reporter, federation, coverage())
+        accuracies = Judged({"accuracy": 0.5}, {"accuracy": np.array([0.0, 0.4, 0.9])})
+        draw = np.random.default_rng(0)
+        one = replace(a_round(draw, 3), clients=np.arange(3), asked=np.arange(3))
+        told.tell(1, one, accuracies)
+        told.tell_judged(1, accuracies)
+        told.close()
+        (event,) = reporter.of("round.clients")
+        return int(RoundTable.unpack(event).rounds["worst"][0]), reporter.series["client_accuracy_min"][1]
+
+    assert found(9, 10, 11) == (1, 0.4)
+    assert found(10, 10, 10) == (0, 0.0)
+    assert found(1, 2, 9) == (-1, 0.0)
 
 
 def test_whatever_numbers_there_are_rounds_are_whole() -> None:
