@@ -1,6 +1,6 @@
-"""A job that waits and whose run directory is not there, as where a database was restored without VIGIL_RUNS.
+"""Detect queued jobs whose run directory is missing, as after a restore of the database without VIGIL_RUNS.
 
-It cannot start, and would fail in the scheduler's hands without a word of why.
+Such a job cannot start, and the scheduler would fail it without giving a reason.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ class Missing(OSError):
         return str(self.strerror)
 
 
+def text_of(error: OSError) -> str:
+    """Return why a run directory could not be used."""
+    return str(error) if isinstance(error, Missing) else f"The run directory cannot be written: {error}"
+
+
 def problem(attempt: Attempt) -> str:
-    """Return why an attempt that waits cannot start for want of its run directory, and what to do; "" if it can."""
+    """Return that a queued attempt cannot start without its run directory, and what to do; "" if it can."""
     directory = attempt.job.directory
     if attempt.state != Attempt.State.PENDING or not directory or attempt.cancel_asked_at is not None:
         return ""
@@ -31,7 +36,7 @@ def problem(attempt: Attempt) -> str:
 
 
 def is_there(root: Path) -> bool:
-    """Return whether a run directory is there; one that cannot be looked at now is not called missing."""
+    """Return whether a run directory exists; one that cannot be read now is not called missing."""
     try:
         return (root / "job").is_dir()
     except OSError:
@@ -39,7 +44,7 @@ def is_there(root: Path) -> bool:
 
 
 def problem_of(directory: str) -> str:
-    """Say what is missing: the file system with all run directories, or this one alone."""
+    """Return what is missing: the file system with all run directories, or only this one."""
     root = rundir.path_of(directory)
     if rundir.is_away(directory):
         return (

@@ -19,8 +19,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from jobs import live
-from jobs.disk import tokens
-from jobs.disk.missing import Missing
+from jobs.disk import missing, tokens
 from jobs.disk.prepare import array_submission, prepare
 from jobs.errors import JobError
 from jobs.following import handover, strays
@@ -148,6 +147,5 @@ def _not_taken(sweep: Sweep, rows: list[Attempt], claim: datetime, error: Schedu
 def _as_refusal(error: JobError | OSError) -> SchedulerError:
     """Tells an error as a refusal: of a project's environment that somebody has spoilt, say, or a full file system."""
     if isinstance(error, OSError):
-        problem = str(error) if isinstance(error, Missing) else f"The run directory cannot be written: {error}"
-        return SchedulerError(problem, permanent=error.errno not in PASSING)
+        return SchedulerError(missing.text_of(error), permanent=error.errno not in PASSING)
     return SchedulerError(str(error), permanent=True)

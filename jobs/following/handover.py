@@ -19,8 +19,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from jobs import live
-from jobs.disk import tokens
-from jobs.disk.missing import Missing
+from jobs.disk import missing, tokens
 from jobs.disk.prepare import prepare, submission
 from jobs.errors import JobError
 from jobs.following import dependencies, reconsider, strays, sweep_limit
@@ -92,8 +91,7 @@ def hand_over(attempt_id: int, scheduler: Scheduler | None = None) -> None:
         not_taken(attempt, claim, SchedulerError(str(error), permanent=True))
         return
     except OSError as error:
-        problem = str(error) if isinstance(error, Missing) else f"The run directory cannot be written: {error}"
-        not_taken(attempt, claim, SchedulerError(problem, permanent=error.errno not in PASSING))
+        not_taken(attempt, claim, SchedulerError(missing.text_of(error), permanent=error.errno not in PASSING))
         return
     if scheduler_id is not None:
         _taken(attempt, scheduler_id, source)
