@@ -18,8 +18,8 @@ def _new_key() -> str:
     return secrets.token_hex(8)
 
 
-def said(values: Mapping[str, Any]) -> str:
-    """ "run.seed = 3, run.clients = 20"."""
+def values_text(values: Mapping[str, Any]) -> str:
+    """Return "run.seed = 3, run.clients = 20"."""
     return ", ".join(f"{path} = {json.dumps(value, ensure_ascii=False)}" for path, value in values.items())
 
 
@@ -76,8 +76,8 @@ class Sweep(models.Model):
 
     @property
     def refusals(self) -> list[str]:
-        """Sentences, one for each combination of which there is no job."""
-        return [f"No job with {said(values)}. {message}" for values, message in self.refused]
+        """Return a sentence for each combination that has no job."""
+        return [f"No job with {values_text(values)}. {message}" for values, message in self.refused]
 
     @property
     def over(self) -> dict[str, list[Any]]:

@@ -20,7 +20,7 @@ from jobs.disk.rundir import runs_root
 from jobs.errors import JobError
 from jobs.following import moves
 from jobs.models import Attempt, Checkpoint, Job, Predecessor
-from jobs.models.sweep import said
+from jobs.models.sweep import values_text
 from jobs.spec import JobSpec, SweepSpec, restarts
 from jobs.submitting.admission import check
 from jobs.why.explain import Waiting, Why, explain
@@ -34,7 +34,7 @@ from portal.models import Project, User
 from training.config import choices
 from training.federation import checking, splitting
 from training.federation.config import OWN_ALGORITHM, OWN_CLIENT, FederationConfig
-from training.federation.foreseeing import forecast
+from training.federation.forecasting import forecast
 from training.federation.outline import Outline, outline
 
 NEWEST = 200
@@ -76,7 +76,10 @@ def sweep_run(user: User, sweep: SweepSpec) -> list[Finding]:
     at_once = f", {turns:,} at once" if turns is not None and turns < many else ""
     return [
         Finding("ok", "Sweep", f"{formatting.plural(many, 'job')}: {over}{at_once}. Each is told like the first."),
-        *(Finding("warn", "Sweep", f"No job with {said(point.values)}. {point.message}") for point in sweep.refused),
+        *(
+            Finding("warn", "Sweep", f"No job with {values_text(point.values)}. {point.message}")
+            for point in sweep.refused
+        ),
         *found,
     ]
 
@@ -223,7 +226,7 @@ def _split(spec: JobSpec) -> Iterator[Finding]:
 
 
 def _left_behind(run: FederationConfig, sizes: NDArray[np.int64]) -> Iterator[Finding]:
-    """Whom the pace is expected to leave out of all rounds, by the same clock that the run will go by."""
+    """Yield which clients the pace is expected to leave out of all rounds, by the clock that the run will use."""
     if run.pace == "rounds" or not len((found := forecast(run, sizes)).excluded):
         return
     most = found.excluded[np.argsort(-sizes[found.excluded], kind="stable")]

@@ -1,4 +1,4 @@
-"""The newest `vigil backup` is young enough, where VIGIL_BACKUP_HOURS says how young."""
+"""Check that the newest `vigil backup` is recent enough, if VIGIL_BACKUP_HOURS sets a limit."""
 
 from __future__ import annotations
 

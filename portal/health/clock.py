@@ -1,4 +1,4 @@
-"""The clocks agree: this machine's with the database's, Redis's, those of Vigil's other processes and of the nodes."""
+"""Check that clocks agree: this machine's with the database, Redis, Vigil's other machines and the nodes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _offset_of_database() -> float:
 
 
 def _offset_of_redis() -> float:
-    """0 where it is this machine's own, or does not answer, which is another check's business."""
+    """Return 0 for a Redis on this machine, and for one that does not answer: another check reports that."""
     if settings.REDIS_URL.startswith("unix:"):
         return 0.0
     try:

@@ -1,4 +1,4 @@
-"""The database answers."""
+"""Check that the database answers."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def check() -> Iterator[Finding]:
             "error",
             "The database does not answer.",
             " ".join(str(error).split())[:300],
-            "Start the database server, or mend DATABASE_URL; for SQLite, see whether its disk is full or read-only.",
+            "Start the database server, or correct DATABASE_URL; for SQLite, check if its disk is full or read-only.",
         )

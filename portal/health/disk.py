@@ -1,4 +1,4 @@
-"""The disks of VIGIL_HOME, VIGIL_RUNS and a SQLite database have room, and answer."""
+"""Check that the disks of VIGIL_HOME, VIGIL_RUNS and a SQLite database answer and have space."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 2.0  # for a file system that hangs
 
 @dataclass(frozen=True)
 class Room:
-    """What a file system has free."""
+    """Free and total space and inodes of a file system."""
 
     free: int
     total: int
@@ -39,10 +39,10 @@ class Room:
         return few or (self.free < NEARLY_FULL_BYTES and self.free < self.total * NEARLY_FULL_SHARE)
 
 
-class _Look(threading.Thread):
-    """Reads one path's room; on a file system that hangs it waits for ever, and nobody waits for it."""
+class _Probe(threading.Thread):
+    """Reads the free space at a path; on a file system that hangs the thread stays blocked, and nobody waits for it."""
 
-    running: dict[Path, _Look] = {}  # noqa: RUF012
+    running: dict[Path, _Probe] = {}  # noqa: RUF012
 
     def __init__(self, path: Path) -> None:
         super().__init__(name="disk", daemon=True)
@@ -58,15 +58,15 @@ class _Look(threading.Thread):
 
 
 def room_of(path: Path) -> Room | OSError | None:
-    """Return a path's room, or why it cannot be read; None where its file system does not answer within seconds."""
-    look = _Look.running.get(path)
-    if look is None:
-        look = _Look.running[path] = _Look(path)
-        look.start()
-    look.join(PATIENCE_S)
-    if not look.is_alive():
-        _Look.running.pop(path, None)
-    return look.found
+    """Return the free space at a path, or why it cannot be read; None if its file system does not answer in time."""
+    probe = _Probe.running.get(path)
+    if probe is None:
+        probe = _Probe.running[path] = _Probe(path)
+        probe.start()
+    probe.join(PATIENCE_S)
+    if not probe.is_alive():
+        _Probe.running.pop(path, None)
+    return probe.found
 
 
 def check() -> Iterator[Finding]:
@@ -93,7 +93,7 @@ def _places() -> Iterator[tuple[str, str, Path]]:
 def _unreadable(code: str, name: str, path: Path, error: OSError | None) -> Finding:
     why = "its file system does not answer" if error is None else (error.strerror or str(error))
     return Finding(
-        "disk", code, "error", f"{name} cannot be reached.", f"{path}: {why}.", "Mount it, or mend its file server."
+        "disk", code, "error", f"{name} cannot be reached.", f"{path}: {why}.", "Mount it, or repair its file server."
     )
 
 

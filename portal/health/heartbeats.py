@@ -29,7 +29,7 @@ HOST = socket.gethostname()[:64]
 
 @dataclass(frozen=True)
 class Activity:
-    """What a process says of itself: whether it makes progress, its task and the seconds spent in it."""
+    """State of a process: whether it makes progress, its task and the seconds spent in it."""
 
     is_alive: bool = True
     task: str = ""
@@ -37,7 +37,7 @@ class Activity:
 
 
 class Reporter(threading.Thread):
-    """Reports for a process as long as that says that it makes progress."""
+    """Reports for a process as long as the process makes progress."""
 
     def __init__(self, role: str, activity: Callable[[], Activity], is_ticked: Callable[[], bool]) -> None:
         super().__init__(name="heartbeat", daemon=True)
@@ -61,7 +61,7 @@ class Reporter(threading.Thread):
 
 
 def report(role: str, activity: Activity, *, host: str = HOST, pid: int | None = None) -> None:
-    """Write that a process works now. Beat, which opens no database, is reported by whoever takes its ticks."""
+    """Store that a process works now. Beat opens no database; the worker that takes its ticks reports for it."""
     pid = os.getpid() if pid is None else pid
     changes = {
         "at": Now(),
@@ -76,13 +76,13 @@ def report(role: str, activity: Activity, *, host: str = HOST, pid: int | None =
 
 
 def remove(role: str) -> None:
-    """This process ends as it was asked to: nobody need miss it."""
+    """Remove this process's row when it ends on request, so that it is not reported as silent."""
     with suppress(DatabaseError):
         Heartbeat.objects.filter(role=role, host=HOST, pid=os.getpid()).delete()
 
 
 def _remove_ended(role: str, host: str) -> None:
-    """Remove the rows of this process's predecessors on this machine, and of those that nobody remembers."""
+    """Remove the rows of this process's predecessors on this machine, and all rows older than FORGOTTEN."""
     Heartbeat.objects.filter(at__lt=Now() - FORGOTTEN).delete()
     ended = [row.pk for row in Heartbeat.objects.filter(role=role, host=host) if not _exists(row.pid)]
     Heartbeat.objects.filter(pk__in=ended).delete()
@@ -99,7 +99,7 @@ def _exists(pid: int) -> bool:
 
 
 def database_time() -> float:
-    """The database's clock in Unix seconds; SQLite has none but this machine's."""
+    """Return the database's clock in Unix seconds; SQLite uses this machine's."""
     connection = connections["default"]
     if connection.vendor == "sqlite":
         return time.time()

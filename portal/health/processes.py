@@ -1,4 +1,4 @@
-"""Every process that the site needs reports: web, beat, and a worker for each queue."""
+"""Check that every process that the site needs reports: web, beat, and a worker for each queue."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DOES = {
     "diagnose": "failures are not diagnosed, and notifications are not sent",
     "tail": "reports are not read from the run directories",
     "pull": "dcgm-exporters are not queried",
-    "beat": "nothing happens by itself",
+    "beat": "no scheduled task runs",
 }
 
 
 def required() -> list[str]:
-    """Return the roles of which one process at least must run."""
+    """Return the roles of which at least one process must run."""
     roles = ["web", "follow", "work", "diagnose"]
     if settings.VIGIL_REPORTS == "tail":
         roles.append("tail")
@@ -40,7 +40,7 @@ def check() -> Iterator[Finding]:
     workers = [role for role in roles if role != "web"]
     for role in silent:
         yield _role_is_silent(role, [process for process in found if process.role == role])
-    # Beat is seen by the tasks that workers take: while none of them works, nothing is known of it.
+    # Beat is seen only through the tasks that workers take: while no worker works, its state is unknown.
     if not set(workers) <= set(silent) and not _alive(found, "beat"):
         yield _role_is_silent("beat", [process for process in found if process.role == "beat"])
     for process in found:
@@ -73,7 +73,7 @@ def _process_is_silent(process: Process) -> Finding:
         "warning",
         f"One of several {process.role} processes has not responded for {formatting.duration(process.silent_s)}.",
         _last(process),
-        f"{_remedy(process.role)} One that was removed for good is forgotten after ten minutes.",
+        f"{_remedy(process.role)} A process that was removed for good is forgotten after ten minutes.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Redis answers: without it nothing is queued, and pages are not updated live."""
+"""Check that Redis answers: without it nothing is queued, and pages are not updated live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All checks of the portal's own health. To add one: write a module with `check()`, and name it here."""
+"""Run all checks of the portal's own health. To add one, write a module with `check()` and name it here."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SERVES = ("database",)
 """What this one web process needs to answer requests: for a load balancer (`/readyz?only=web`)."""
 PATIENCE_S = 5.0  # for a check that hangs, such as a database server that cannot be reached
 IMPLIED = {"redis": "beat"}
-"""What another finding explains: beat is seen by the tasks that come through Redis."""
+"""Findings that another finding explains: beat is seen only through tasks that come through Redis."""
 FRESH_S = 5.0  # /readyz is public: however often it is read, the checks run this often at most
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the checks found, the worst first."""
+    """Findings of all checks, the worst first."""
 
     findings: tuple[Finding, ...]
     made_at: float  # monotonic
@@ -56,7 +56,7 @@ _latest: Report | None = None
 
 
 def current(fresh_s: float = FRESH_S) -> Report:
-    """Return a report that is at most so old; one thread makes it, others wait for that one, for seconds at most."""
+    """Return a report no older than `fresh_s`; one thread makes it while others wait, for PATIENCE_S at most."""
     global _latest
     if not _lock.acquire(timeout=PATIENCE_S):
         return Report((Finding("checks", "checks", "error", "The checks themselves do not answer."),), time.monotonic())
@@ -69,7 +69,7 @@ def current(fresh_s: float = FRESH_S) -> Report:
 
 
 def latest(fresh_s: float) -> Report | None:
-    """Return the last report if it is young enough; never waits."""
+    """Return the last report if it is recent enough; never wait."""
     report = _latest
     return report if report and time.monotonic() - report.made_at <= fresh_s else None
 
@@ -84,7 +84,7 @@ def make() -> Report:
 
 
 def _run(name: str) -> list[Finding]:
-    """One check that fails hides no other; without a database `database` says so, and the others nothing."""
+    """Run one check. A check that fails hides no other; without a database only `database` reports it."""
     try:
         return list(CHECKS[name]())
     except DatabaseError:

@@ -1,4 +1,4 @@
-"""The thread of a web process that reports its heartbeat, runs the checks every ten seconds and notifies sysadmins."""
+"""Report the heartbeat of a web process, run the checks every ten seconds and notify sysadmins, in a thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from django.db import DatabaseError, close_old_connections, connections
 
 from portal.health import heartbeats, run
-from portal.health.telling import Notifier
+from portal.health.notifier import Notifier
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +27,11 @@ class Watcher(threading.Thread):
         self.began = self._beat_at = time.monotonic()
 
     def beat(self) -> None:
-        """Called by the event loop, once a second."""
+        """Note that the event loop runs; it calls this once a second."""
         self._beat_at = time.monotonic()
 
     def stop(self) -> None:
-        """The process ends as it was asked to."""
+        """End the thread, as its process ends on request."""
         self.stopped.set()
 
     def run(self) -> None:
@@ -51,5 +51,5 @@ class Watcher(threading.Thread):
         except DatabaseError as error:
             logger.warning("the portal's health cannot be stored: %s", error)
             connections.close_all()
-        except Exception:  # without this thread nobody would be told of anything
+        except Exception:  # without this thread nobody would be notified
             logger.exception("the portal's health cannot be checked")

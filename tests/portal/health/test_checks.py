@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from nodes.models import Agent
 from portal.backup import last
-from portal.health import backup, clock, disk, heartbeats, processes, run, telling
+from portal.health import backup, clock, disk, heartbeats, notifier, processes, run
 from portal.health.finding import Finding
 from portal.health.heartbeats import Activity
 from portal.models import Heartbeat, Notice
@@ -130,7 +130,7 @@ def test_a_file_system_that_hangs_is_said_and_holds_up_nobody(
         assert (finding.level, finding.title) == ("error", "VIGIL_RUNS cannot be reached.")
     assert sum(thread.name == "disk" for thread in threading.enumerate()) == 1, "no second one waits beside it"
     hangs.set()
-    disk._Look.running[settings.VIGIL_RUNS].join(20)
+    disk._Probe.running[settings.VIGIL_RUNS].join(20)
     assert [finding for finding in disk.check() if finding.title.endswith("cannot be reached.")] == []
 
 
@@ -169,24 +169,24 @@ def test_clocks_of_nodes_and_machines() -> None:
 
 def test_what_lasts_is_notified_once_and_withdrawn() -> None:
     finding = Finding("disk", "disk.home", "warning", "The disk of VIGIL_HOME is nearly full.", "/var: 1 GB.", "Do.")
-    watcher = telling.Notifier()
+    watcher = notifier.Notifier()
     watcher.take(run.Report((finding,), time.monotonic()))
     assert not Notice.objects.exists(), "a restart takes a minute: nobody is woken for that"
-    watcher.since["disk.home"] -= telling.LASTS_S
+    watcher.since["disk.home"] -= notifier.LASTS_S
     for _ in range(2):
         watcher.take(run.Report((finding,), time.monotonic()))
     notice = Notice.objects.get()
     assert (notice.kind, notice.audience, notice.tone) == ("portal.health", "sysadmins", "warn")
-    other = telling.Notifier()  # of a web process on a machine with a disk of its own
+    other = notifier.Notifier()  # of a web process on a machine with a disk of its own
     other.take(run.Report((), time.monotonic()))
     assert Notice.objects.standing().exists(), "it sees nothing wrong, and takes nothing back"
-    successor = telling.Notifier()
-    Notice.objects.update(last_raised_at=timezone.now() - telling.OVER + timedelta(seconds=20))
+    successor = notifier.Notifier()
+    Notice.objects.update(last_raised_at=timezone.now() - notifier.OVER + timedelta(seconds=20))
     successor.take(run.Report((finding,), time.monotonic()))
-    Notice.objects.update(last_raised_at=timezone.now() - telling.OVER + timedelta(seconds=20))
+    Notice.objects.update(last_raised_at=timezone.now() - notifier.OVER + timedelta(seconds=20))
     other.take(run.Report((), time.monotonic()))
     assert Notice.objects.get().raised_at == notice.raised_at, "a restart of web makes no news of it"
-    Notice.objects.update(last_raised_at=timezone.now() - telling.OVER - timedelta(seconds=1))
+    Notice.objects.update(last_raised_at=timezone.now() - notifier.OVER - timedelta(seconds=1))
     other.take(run.Report((), time.monotonic()))
     assert not Notice.objects.standing().exists(), "nobody sees it any more"
 

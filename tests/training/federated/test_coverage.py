@@ -12,7 +12,7 @@ from tests.training.federated.in_process import Telling, run, start
 from training.federated.coverage import CoverageError, CoverageLog
 from training.federation import checking, splitting
 from training.federation.config import parse
-from training.federation.foreseeing import Forecast, forecast
+from training.federation.forecasting import Forecast, forecast
 from training.federation.tables import Coverage
 from training.manifest import committed
 

@@ -1,7 +1,7 @@
-"""Whom a pace leaves out, before anything runs: the plans of the first rounds, as the simulated clock makes them.
+"""Forecast whom a pace leaves out, before anything runs, from the plans that the simulated clock makes.
 
-Selection, speeds and sizes follow from the seed, so of clients that all work the forecast is what will happen. Only
-selection = "by_loss" goes by what nobody knows yet; clients there are taken to have trained never.
+Selection, speeds and sizes follow from the seed, so the forecast is exact unless clients fail. Only
+selection = "by_loss" depends on losses that are not known yet; clients count there as not trained yet.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from training.federation.selecting import select
 
 MOST_ROUNDS = 1_000
 MOST_SECONDS = 0.5
-"""Of forecasting: a thousand clients are planned a thousand times in it."""
+"""Time limit of a forecast: enough to plan 1,000 rounds of 1,000 clients."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Clients that were asked in these rounds and counted in none of them."""
+    """Clients that are selected in some of these rounds and count in none."""
 
     rounds: int
-    """That were planned: all of the run, or as many as there was time for."""
+    """Rounds that were planned: all of the run, or as many as there was time for."""
     excluded: Ids
     """Ascending."""
     never_asked: int
@@ -70,7 +70,7 @@ def forecast(config: FederationConfig, sizes: NDArray[np.int64]) -> Forecast:
 
 
 def _flown(flight: Flight, plan: Plan) -> Flight:
-    """What is on its way after the round."""
+    """Return the updates that are still under way after the round."""
     stays = ~np.isin(flight.clients, plan.arriving)
     return Flight(
         np.concatenate([flight.clients[stays], plan.later]),

@@ -1,4 +1,4 @@
-"""Notify sysadmins of what stays wrong: once it has lasted for two minutes, which no restart by the supervisor does."""
+"""Notify sysadmins of problems that last: two minutes, longer than any restart by the supervisor takes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from portal.models import Notice
 
 KIND = "portal.health"
 LASTS_S = 120.0
-# Longer than a web process takes to start and to look: until then a predecessor's notification stands.
+# Longer than a web process takes to start and to run the checks: until then a predecessor's notice stands.
 OVER = timedelta(seconds=120)
 
 
 @dataclass
 class Notifier:
-    """Raises what one web process sees. Several on machines of their own may see different things, such as disks."""
+    """Raises notices of what one web process finds. Those on other machines may find other problems, as of disks."""
 
     since: dict[str, float] = field(default_factory=dict)
 
     def take(self, report: Report) -> None:
-        """Raise what has lasted or is raised already; withdraw what nobody has seen for two minutes."""
+        """Raise findings that have lasted or are raised already; withdraw those that no process has found lately."""
         found = {finding.code: finding for finding in report.findings}
         self.since = {code: self.since.get(code, report.made_at) for code in found}
         standing = set(Notice.objects.standing().filter(kind=KIND).values_list("key", flat=True))
