@@ -10,10 +10,10 @@ from enum import IntEnum
 
 
 class Severity(IntEnum):
-    """How urgent an error is, so that the worst of several is their `max`."""
+    """Urgency of an error. Ordered: the worst of several errors is their `max`."""
 
     NOTE = 0
-    """The program's own error, or one that costs nothing but the program."""
+    """An error of the program itself, or one that ends nothing but the program."""
     WARNING = 1
     CRITICAL = 2
     """The GPU needs a reset before the next job."""

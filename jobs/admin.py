@@ -23,7 +23,7 @@ from portal.records import site
 from portal.untrusted import plain, whole
 
 SUCCESSOR = "successor"
-"""In the address of a deletion: the project that takes the default one's place."""
+"""Query parameter of a deletion: the project that takes the default one's place."""
 FOUND = 200
 """Jobs that a search gives."""
 
@@ -61,7 +61,7 @@ class ProjectAdmin(Audited, ModelAdmin):
     search_fields = ("slug", "title")
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """Tell what goes along. Of several at once the default one is refused: its page asks for its successor."""
+        """List what is deleted, too. The default project is refused among several: its page asks for a successor."""
         deleted, counts, missing, protected = super().get_deleted_objects(objs, request)
         is_alone = request.resolver_match is not None and str(request.resolver_match.url_name).endswith("_delete")
         if not is_alone and any(project.is_default for project in objs):
@@ -69,10 +69,10 @@ class ProjectAdmin(Audited, ModelAdmin):
         return deleted, counts, missing, protected
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Ask who takes the place of the default project, before anything is deleted."""
+        """Ask for the successor of the default project before anything is deleted."""
         project = Project.objects.filter(pk=whole(object_id) or 0).first()
         if project is not None and project.is_default and self._successor(request, project) is None:
-            return self._ask_for_successor(request, project)
+            return self._successor_page(request, project)
         try:
             return super().delete_view(request, object_id, extra_context)
         except projects.NoSuccessor:  # it has just become the default one, as another was deleted
@@ -89,7 +89,7 @@ class ProjectAdmin(Audited, ModelAdmin):
         chosen = whole(request.GET.get(SUCCESSOR)) or 0
         return Project.objects.exclude(pk=project.pk).filter(pk=chosen).first()
 
-    def _ask_for_successor(self, request: HttpRequest, project: Project) -> HttpResponse:
+    def _successor_page(self, request: HttpRequest, project: Project) -> HttpResponse:
         context = {
             **self.admin_site.each_context(request),
             "title": f"Delete {project}",

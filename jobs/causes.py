@@ -213,7 +213,7 @@ _ALL = (
         "federated.coverage",
         "too little of a federation's data ever counted",
         "researcher",
-        "Give the clients that never counted more time, or use what comes late; then resume it with more rounds.",
+        "Give the clients that never counted more time, or use late updates; then resume it with more rounds.",
     ),
     Cause(
         "federated.clients",
@@ -264,8 +264,8 @@ CAUSES = {cause.code: cause for cause in _ALL}
 
 
 def unconfirmed(advice: str) -> str:
-    """Return advice on broken hardware that nothing of the machine confirms: find out first, then act."""
+    """Return advice on broken hardware that the machine's own evidence does not confirm: verify first, then act."""
     return (
-        "Nothing of the machine itself confirms this. Before anybody drains a node, have a sysadmin look at its kernel "
-        f"log and its agent. If they agree: {advice[:1].lower()}{advice[1:]}"
+        "No evidence from the machine itself confirms this. Before anybody drains a node, have a sysadmin look at its "
+        f"kernel log and its agent. If they agree: {advice[:1].lower()}{advice[1:]}"
     )

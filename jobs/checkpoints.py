@@ -1,4 +1,4 @@
-"""Choosing from the checkpoints of a job (jobs.intake writes their rows, jobs.intake.verify reads them through)."""
+"""Choose from the checkpoints of a job (jobs.intake writes their rows, jobs.intake.verify verifies them)."""
 
 from __future__ import annotations
 

@@ -53,5 +53,5 @@ def _ended_badly(event: Mapping[str, Any]) -> int | None:
 
 
 def _time_of(event: Mapping[str, Any], attempt: Attempt, now: datetime) -> datetime:
-    """The job's own clock, within the time in which it can have been."""
+    """Return when it happened by the job's own clock, limited to the time since the attempt was created."""
     return min(now, max(untrusted.moment(event.get("time")) or now, attempt.created_at))

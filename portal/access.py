@@ -35,7 +35,7 @@ def user_of(request: HttpRequest) -> User:
 
 
 def can(user: User | AnonymousUser, action: Action, thing: Project | Owned | Cluster) -> bool:
-    """Whether the person may see, submit to, change, kill or manage a project, something in it, or the cluster.
+    """Return whether the person may see, submit to, change, kill or manage a project, its contents, or the cluster.
 
     Members see what their project has and submit to it; its owner and the project's leads change a job and kill it;
     leads manage the project; everybody sees the cluster; sysadmins do everything.

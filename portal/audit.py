@@ -1,4 +1,4 @@
-"""What an entry of the audit log keeps of a change: the values before and after it, without secrets and bounded."""
+"""Prepare a change for the audit log: its values before and after, bounded and without secrets."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MISSING = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Values by name. A thing that is new has none before, one that is gone none after."""
+    """Values by name. A new record has none before, a deleted one none after."""
 
     before: Mapping[str, Any] = field(default_factory=dict)
     after: Mapping[str, Any] = field(default_factory=dict)
 
     def stored(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what differs, as JSON holds it. A secret is there by its name alone."""
+        """Return the values that differ, as JSON stores them; a secret's value is replaced by dots."""
         names = [
             name
             for name in dict.fromkeys([*self.before, *self.after])
@@ -37,19 +37,18 @@ class Change:
 
 
 def sentence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return a stored change for people: "is_active: True → False; role: lead"."""
+    """Return a stored change as text: "is_active: True → False; role: lead"."""
     names = dict.fromkeys([*before, *after])
     return "; ".join(f"{name}: {_arrow(name, before, after)}" for name in names)
 
 
 def _arrow(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     if name not in before:
-        return _read(after[name])
-    return f"{_read(before[name])} → {_read(after[name]) if name in after else 'gone'}"
+        return _display(after[name])
+    return f"{_display(before[name])} → {_display(after[name]) if name in after else 'gone'}"
 
 
-def _read(value: Any) -> str:
-    """Return a stored value for people."""
+def _display(value: Any) -> str:
     if value in ("", None, []):
         return "nothing"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -63,7 +62,7 @@ def _storable(name: str, value: object) -> Any:
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
-        return [_text(one) for one in list(value)[:MOST_VALUES]]
+        return [_text(item) for item in list(value)[:MOST_VALUES]]
     return _text(value)
 
 

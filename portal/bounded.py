@@ -1,9 +1,9 @@
-"""TOML and JSON from outside, with bounds on what reading them may cost.
+"""Read TOML and JSON from outside, with bounds on the cost of parsing.
 
 A parser's cost is not always in proportion to the bytes: `a.a.a. … = 1` with 32,700 parts took `tomllib` 140 s and
 4.7 GB, 6,600 lines `a.k1 = 1` below one table take `tomlkit` minutes, and a list of empty lists takes 25 times its own
 size. So the text is scanned first, in time and memory proportional to its length, for how deep it nests and how many
-things it holds; only then is it parsed. Every door that takes such text reads it here.
+values it has; only then is it parsed. Every endpoint that accepts such text reads it here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class TooComplex(ValueError):
-    """The text is deeper or holds more than its reader takes. The message says which, and the limit."""
+    """The text is nested too deeply or has too many values. The message says which, and the limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ def check_toml(text: str, bounds: Bounds = SPECIFICATION) -> None:
         at_start = False
         items += mark in "=,[{"
         if items > bounds.items:
-            raise TooComplex(f"Line {line}: more than {bounds.items:,} keys and values. Keep data in files of its own.")
+            raise TooComplex(f"Line {line}: more than {bounds.items:,} keys and values. Move data into separate files.")
 
 
 def json_object(text: str, bounds: Bounds = REQUEST) -> dict[str, Any]:
@@ -124,8 +124,8 @@ def json_object(text: str, bounds: Bounds = REQUEST) -> dict[str, Any]:
 def check_json(body: bytes, bounds: Bounds = REQUEST) -> None:
     """Refuse a JSON text that is out of bounds, by TooComplex; whether it is valid is not checked.
 
-    Nearly all texts are let through by counting bytes, which takes a millisecond for some megabytes. The few that
-    have too many brackets or commas are counted again without their strings.
+    Nearly all texts pass by counting bytes, which takes a millisecond for some megabytes. The few that have too many
+    brackets or commas are counted again without their strings.
     """
     if _items(body) <= bounds.items and _opened(body) <= bounds.depth:
         return

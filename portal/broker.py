@@ -1,4 +1,4 @@
-"""How workers come back to a broker that went away.
+"""Reconnect workers to a broker that went away.
 
 Celery waits 2, 4, 6 … 30 s between two tries, and no setting changes that: after five minutes without Redis its workers
 are away for up to half a minute longer than Redis is. A try costs one `connect`, so ours come at least every second.

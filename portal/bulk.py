@@ -1,4 +1,4 @@
-"""Writing much without keeping others from it: many rows a statement, and turns between transactions."""
+"""Write many rows without blocking other writers: many rows per statement, pauses between transactions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ PARAMETERS = 30_000  # of a statement: SQLite takes 32,766 as it is built by def
 def give_way(since: float) -> None:
     """Rest for as long as the transaction took that began at that monotonic time, before the next one.
 
-    SQLite has one writer and no queue for it: who waits asks again every 100 ms in the end, and would hardly ever find
-    a gap between transactions that follow each other at once. On PostgreSQL nobody waits for another attempt's rows.
+    SQLite has one writer and no queue for it: a connection that waits retries every 100 ms in the end, and would hardly
+    ever hit the gap between transactions that follow each other at once. On PostgreSQL no writer waits for the rows of
+    another attempt.
     """
     if connection.vendor == "sqlite":
         time.sleep(min(time.monotonic() - since, REST_S))

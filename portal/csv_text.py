@@ -1,4 +1,4 @@
-"""Writes CSV that people open in a spreadsheet. The one writer: nothing that it writes is taken for a formula there.
+"""Write CSV for spreadsheets. All CSV goes through here, so that no cell is taken for a formula.
 
 A name may begin with "=", and a spreadsheet then computes it: it could fetch an address with the table's contents.
 Such text gets an apostrophe before it, as OWASP recommends against CSV injection; numbers are left as they are.

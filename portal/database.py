@@ -1,6 +1,6 @@
-"""A database that does not answer just now: locked by another writer, restarting, or out of connections.
+"""Handle a database that does not answer now: locked by another writer, restarting, or out of connections.
 
-That passes. Whoever asks over HTTP is told to come again (503, `Retry-After`), and tasks are retried.
+That passes. HTTP requests are answered 503 with `Retry-After`, and tasks are retried.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _Result = TypeVar("_Result")
 
 
 def is_busy(error: BaseException | None) -> bool:
-    """Return whether an exception comes of a database that did not answer, whatever it was turned into since.
+    """Return whether an exception was caused by a database that did not answer, whatever it was turned into since.
 
     Django's session store turns a locked database into "the session was deleted", for one.
     """
-    return any(isinstance(one, ERRORS) for one in _chain(error))
+    return any(isinstance(cause, ERRORS) for cause in _chain(error))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

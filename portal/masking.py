@@ -21,7 +21,7 @@ _SECRETS = Path(__file__).with_name("secrets.toml")
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """Describe one form that secrets have. The fields are described at the top of secrets.toml."""
+    """A form that secrets have. The fields are described at the top of secrets.toml."""
 
     name: str
     words: tuple[str, ...]
@@ -31,9 +31,9 @@ class Form:
     harmless: str
     unless: str = ""
 
-    def may_be_in(self, small: str) -> bool:
-        """Return whether a text, in small letters, has a word that no match can do without."""
-        return any(word in small for word in self.words)
+    def may_be_in(self, lower: str) -> bool:
+        """Return whether a lower-case text has a word that every match contains."""
+        return any(word in lower for word in self.words)
 
     def mask(self, text: str) -> str:
         """Return the text with every match of this form masked."""
@@ -59,13 +59,13 @@ class Form:
 def forms() -> tuple[Form, ...]:
     """Return all known forms of secrets, in the order in which they are masked."""
     raw = tomllib.loads(_SECRETS.read_text(encoding="utf-8"))["form"]
-    return tuple(Form(**{**one, "words": tuple(one["words"])}) for one in raw)
+    return tuple(Form(**{**form, "words": tuple(form["words"])}) for form in raw)
 
 
 def masked(text: str) -> str:
     """Return the text with everything that looks like a secret replaced by dots."""
-    small = text.lower()
+    lower = text.lower()
     for form in forms():
-        if form.may_be_in(small):
+        if form.may_be_in(lower):
             text = form.mask(text)
     return text

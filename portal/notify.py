@@ -98,9 +98,9 @@ def withdraw_missing(kind: str, keys: Collection[str]) -> int:
 
 
 def withdraw_stale(kind: str, since: timedelta) -> int:
-    """Withdraw those of a kind that nobody has raised for so long; return how many.
+    """Withdraw notices of a kind that no process has raised for so long; return how many.
 
-    For what several processes find, each on its own machine: what one does not see may still be so for another.
+    For findings of several processes, each on its own machine: what one does not find may still be true for another.
     """
     now = timezone.now()
     stale = Notice.objects.standing().filter(kind=kind, last_raised_at__lt=now - since)

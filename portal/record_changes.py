@@ -1,4 +1,4 @@
-"""What changed in the administration, read from its forms: values before and after, for the audit log."""
+"""Read changes from the forms of the administration: values before and after, for the audit log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Values = dict[str, Any]
 
 
 def of_forms(form: BaseForm, formsets: Iterable[BaseInlineFormSet[Any, Any, Any]]) -> Change:
-    """Return what a submitted form and the rows below it changed."""
+    """Return the changes of a submitted form and of the rows below it."""
     before, after = _of_form(form)
     for row_before, row_after in (row for formset in formsets or () for row in _of_rows(formset)):
         before |= row_before
@@ -24,7 +24,7 @@ def of_forms(form: BaseForm, formsets: Iterable[BaseInlineFormSet[Any, Any, Any]
 
 
 def of_deletion(thing: Any) -> Change:
-    """Return the values of a record that is about to go."""
+    """Return the values of a record that is about to be deleted."""
     return Change(before={field.name: getattr(thing, field.attname) for field in thing._meta.concrete_fields})
 
 
@@ -42,7 +42,7 @@ def _of_form(form: BaseForm) -> tuple[Values, Values]:
 
 
 def _of_rows(formset: BaseInlineFormSet[Any, Any, Any]) -> Iterator[tuple[Values, Values]]:
-    """Yield each row that came, went or changed, its names led by what the row is."""
+    """Yield each row that was added, deleted or changed; the names of its values begin with the row's own."""
     model: Any = formset.model
     kind = str(model._meta.verbose_name)
     new, changed = formset.new_objects, [row for row, _ in formset.changed_objects]
@@ -50,9 +50,9 @@ def _of_rows(formset: BaseInlineFormSet[Any, Any, Any]) -> Iterator[tuple[Values
         row, (before, after) = form.instance, _of_form(form)
         if row in formset.deleted_objects:
             yield {f"{kind} {row}": _row(row)}, {}
-        elif any(row is one for one in new):
+        elif any(row is added for added in new):
             yield {}, {f"{kind} {row}": _row(row)}
-        elif any(row is one for one in changed):
+        elif any(row is edited for edited in changed):
             lead = f"{kind} {row}"
             yield (
                 {f"{lead}, {name}": value for name, value in before.items()},
@@ -61,13 +61,13 @@ def _of_rows(formset: BaseInlineFormSet[Any, Any, Any]) -> Iterator[tuple[Values
 
 
 def _row(row: Any) -> str:
-    """Return the values of a row that are its own."""
-    own = [field for field in row._meta.concrete_fields if not field.is_relation and not field.primary_key]
-    return ", ".join(f"{field.name} {getattr(row, field.attname)}" for field in own)
+    """Return the values of a row, without its relations and key."""
+    fields = [field for field in row._meta.concrete_fields if not field.is_relation and not field.primary_key]
+    return ", ".join(f"{field.name} {getattr(row, field.attname)}" for field in fields)
 
 
 def _chosen(form: BaseForm, name: str) -> Any:
-    """Return the value that was there, by its name where it is a choice among records."""
+    """Return the previous value; for a choice among records its name."""
     value, field = form.initial[name], form.fields.get(name)
     if isinstance(field, ModelChoiceField) and field.queryset is not None and value is not None:
         return _shown(field.queryset.filter(pk=value).first() or value)

@@ -26,7 +26,7 @@ class Records(UnfoldAdminSite):
         return isinstance(request.user, User) and request.user.is_sysadmin
 
     def admin_view(self, view: Callable[..., Any], cacheable: bool = False) -> Callable[..., Any]:
-        """Tell who is signed in and may not enter so; Django's sends them to sign in, and that page back, for ever."""
+        """Answer 403 to people who are signed in and may not enter; Django would redirect them in a circle."""
         inner = super().admin_view(view, cacheable)
 
         @wraps(inner)

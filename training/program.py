@@ -1,7 +1,7 @@
-"""How a program of somebody's own is started: by Python, by the interpreter of its first line, or by itself.
+"""Decide how a user's program is started: by Python, by the interpreter in its "#!" line, or directly.
 
-The portal decides by the same rules when an upload is submitted, and the launcher when it starts the ranks: a
-repository is fetched there.
+The portal applies these rules when an upload is submitted, and the launcher when it starts the ranks, as a repository
+is only fetched there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class NotAProgram(Exception):
-    """Nothing says what should run a file. The message names the file and what to write."""
+    """A file that nothing says how to run. The message names the file and the fix."""
 
 
 def interpreter_of(name: str, head: bytes, *, is_executable: bool) -> tuple[str, ...]:
@@ -45,8 +45,8 @@ def interpreter_of(name: str, head: bytes, *, is_executable: bool) -> tuple[str,
     if is_executable:
         return ("/bin/sh",)
     raise NotAProgram(
-        f'"{name}" is no Python file, and nothing says what runs it. Begin it with a line such as #!/bin/bash, make it'
-        f" executable (chmod +x), or name a file that ends in .py."
+        f'"{name}" is not a Python file, and nothing says what runs it. Begin it with a line such as #!/bin/bash,'
+        " make it executable (chmod +x), or name a file that ends in .py."
     )
 
 
@@ -62,7 +62,7 @@ def _words_of(name: str, head: bytes, *, is_source: bool) -> tuple[str, ...]:
     words = tuple(text.strip().split(maxsplit=1))
     if not is_source and (not words or not words[0].startswith("/")):
         raise NotAProgram(
-            f'"{name}" begins with #!{text.strip()}, which is no absolute path. Write #!/bin/bash or'
+            f'"{name}" begins with #!{text.strip()}, which is not an absolute path. Write #!/bin/bash or'
             " #!/usr/bin/env NAME."
         )
     return words

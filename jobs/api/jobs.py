@@ -262,7 +262,7 @@ def cancel(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
     ),
 )
 def release(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
-    """As `scontrol release`, within seconds. What the scheduler says against it is the attempt's `release_outcome`."""
+    """Release it within seconds, as `scontrol release` does. `release_outcome` of the attempt says if that failed."""
     found = job_of(request, job_id, "change", doing="released")
     releasing.release(request.auth, found)
     return Status(202, job_shape(job_of(request, job_id)))
@@ -280,7 +280,7 @@ def release(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
     ),
 )
 def kill(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
-    """For jobs that do not stop when cancelled. Work since the newest checkpoint is lost; it is in the audit log."""
+    """Use it for jobs that do not stop when cancelled. Work since the newest checkpoint is lost. Kills are audited."""
     found = job_of(request, job_id, "kill", doing="killed")
     lifecycle.kill(request.auth, found)
     return Status(202, job_shape(job_of(request, job_id)))

@@ -203,7 +203,7 @@ def _json(body: bytes) -> dict[str, Any]:
     try:
         return bounded.json_object(_text(body), _BODY)
     except bounded.TooComplex as error:
-        raise bad_field("spec", f"The body holds {error}. Keep data in files of its own.") from error
+        raise bad_field("spec", f"The body has {error}. Move data into separate files.") from error
     except (ValueError, RecursionError) as error:
         raise Problem(400, f"The body is not JSON: {error}.", kind="malformed") from error
 

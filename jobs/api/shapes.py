@@ -113,7 +113,7 @@ class GoodputShape(Schema):
 
 
 class CoverageShape(Schema):
-    """How much of a federation's data has counted in no round so far."""
+    """The part of a federation's clients and data that has counted in no round so far."""
 
     clients: int
     never: int = Field(description="Clients whose updates counted in no round.")

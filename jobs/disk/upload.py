@@ -44,9 +44,9 @@ class Sent:
 
 
 def problems(code: bytes, *, entries: Mapping[str, str], programs: Set[str] = frozenset()) -> list[Problem]:
-    """What is wrong with an archive; nothing is written. `entries`: the files that it has to have, by their fields.
+    """Return what is wrong with an archive; nothing is written.
 
-    `programs`: those fields whose files are started as programs.
+    `entries`: the files that it has to have, by their fields. `programs`: the fields whose files are started.
     """
     if len(code) > MAX_BYTES:
         return [

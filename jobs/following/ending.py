@@ -89,7 +89,7 @@ def reason_of(attempt: Attempt, cause: str, failure: dict[str, Any]) -> str:
 
 
 CANCELLED_OUTSIDE = "Cancelled outside Vigil, as by scancel."
-"""Until the accounts tell who it was (jobs.following.steps)."""
+"""Stands until accounting names the person (jobs.following.steps)."""
 
 
 def _who_cancelled(attempt: Attempt) -> str:

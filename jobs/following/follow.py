@@ -85,7 +85,7 @@ class Tick(TickContext):
             self.submit,
             self.ask_for_steps,
             self.look_at_nodes,
-            self.tell_of_holds,
+            self.notify_of_held_launches,
             pins.repair,
         ):
             self.live_through(part, part.__name__)
@@ -157,9 +157,9 @@ class Tick(TickContext):
         if self.away is None:
             steps.ask(self)
 
-    def tell_of_holds(self) -> None:
+    def notify_of_held_launches(self) -> None:
         if self.away is None:
-            held_launches.tell()
+            held_launches.notify_people()
 
     def look_at_nodes(self) -> None:
         if self.away is not None:  # said where people look, without asking once more

@@ -1,4 +1,4 @@
-"""Notices of jobs that Slurm could not launch and holds: they wait for ever until somebody releases them."""
+"""Notify people of jobs that Slurm could not launch and holds: they wait until somebody releases them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWNER, SITE = "job.held", "job.held.site"
 MOST = 100  # jobs a tick: a node whose prolog fails may hold a whole queue within minutes
 
 
-def tell() -> None:
+def notify_people() -> None:
     """Raise a notice for each such job, once, and withdraw those of jobs that were released or have ended."""
     waiting = Attempt.objects.alive().confirmed().filter(state=Attempt.State.PENDING)
     found = list(waiting.filter(reason__startswith=LAUNCH_FAILED).with_job().order_by("pk")[:MOST])
@@ -33,19 +33,19 @@ def _raise(attempt: Attempt) -> None:
     nodes = nodes_of(attempt.reason)
     where = f" on {formatting.listed(nodes)}" if nodes else ""
     job, command = attempt.job, f"scontrol release {attempt.scheduler_id}"
-    said = Node.objects.filter(name__in=nodes).exclude(reason="").values_list("name", "reason")
-    cause = " ".join(f"Slurm says of {name}: {reason}." for name, reason in said)
+    reasons = Node.objects.filter(name__in=nodes).exclude(reason="").values_list("name", "reason")
+    cause = " ".join(f"Slurm says of {name}: {reason}." for name, reason in reasons)
     cause = cause or "Most often a prolog failed: slurmd's log on the node says why."
     facts = [("Node", ", ".join(nodes)), ("To release it", command)]
     link = reverse("job", args=[job.pk])
     notify.raise_notice(
         f"{OWNER}:{attempt.pk}", kind=OWNER, to=job.owner, tone="warn", link=link, facts=facts,
         title=f"{job.name} does not start: Slurm could not launch it{where} and holds it",
-        detail=f"{cause} Sysadmins have been told. Once the node is in order, {command} lets it start.",
+        detail=f"{cause} Sysadmins have been notified. Once the node is repaired, {command} lets it start.",
     )  # fmt: skip
     notify.raise_notice(
         f"{SITE}:{attempt.pk}", kind=SITE, to=SYSADMINS, tone="warn", link=link, facts=facts,
         title=f"Slurm could not launch job #{job.pk} of {job.owner}{where} and holds it",
-        detail=f"{cause} Mend the node, then: {command}. With SchedulerParameters=nohold_on_prolog_fail Slurm tries"
-        " other nodes by itself.",
+        detail=f"{cause} Repair the node, then run {command}. With SchedulerParameters=nohold_on_prolog_fail Slurm"
+        " tries other nodes by itself.",
     )  # fmt: skip

@@ -276,7 +276,7 @@ class Poll:
 
 
 def _not_launched(status: JobStatus) -> str:
-    """What to say of a run that ended before it began; "" of every other."""
+    """Return why a run ended before it began; "" for every other run."""
     if not is_launch_failed(status.reason):
         return ""
     where = f" on {formatting.listed(nodes_of(status.reason))}" if nodes_of(status.reason) else ""

@@ -1,4 +1,4 @@
-"""Releasing held jobs: somebody asks for it, the next tick has the scheduler do it and keeps what it said."""
+"""Release held jobs: somebody requests it, the next tick calls the scheduler and stores its answer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from jobs.following.tick import TickContext, logger
 from jobs.models import Attempt
 from nodes.schedulers.base import SchedulerError
 
-GIVE_UP = timedelta(minutes=10)  # nobody wants a job started by what they asked for an hour ago
+GIVE_UP = timedelta(minutes=10)  # nobody expects a job to start because of a request an hour ago
 BUDGET_S = 1.0  # a tick
 AT_ONCE = 50
 
 
 def advance(tick: TickContext) -> None:
-    """Release those that somebody has asked to, within a tick's budget."""
+    """Release the jobs for which somebody has requested it, within a tick's budget."""
     until = time.monotonic() + BUDGET_S
     due = Attempt.objects.alive().confirmed().exclude(release_requested_at=None).exclude(scheduler_id="")
     for attempt in due.select_related("release_requested_by").order_by("release_requested_at")[:AT_ONCE]:

@@ -78,7 +78,7 @@ def says(incident: Incident) -> str:
 
 
 def advice(incident: Incident, told: dict[str, Any]) -> str:
-    """Return what to do: the verdict's, or that on the cause which a person named."""
+    """Return what to do: the verdict's advice, or that for the cause which a person named."""
     if incident.is_overruled or not told:
         return telling.advice_on(incident, CAUSES[incident.cause or UNKNOWN])
     return str(told["advice"])

@@ -1,4 +1,4 @@
-"""Make rows of what trainers report about checkpoints, by as many queries for 2,000 events as for one."""
+"""Store what trainers report about checkpoints, with as many queries for 2,000 events as for one."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class _Changes:
     attempt: Attempt
     rows: dict[Key, Checkpoint]
     plain: dict[int, list[Checkpoint]]
-    """By step the rows that are there under the plain name, step-<n>."""
+    """The rows that now have the plain name, step-<n>, by step."""
     newest_plain: dict[int, int]
-    """By step the highest generation that ever had the plain name, removed ones included."""
+    """The highest generation that ever had the plain name, by step; removed ones included."""
     pruned_early: set[Key]
     """Removals that were reported before the commit."""
     changed: dict[Key, Checkpoint] = field(default_factory=dict)
@@ -162,7 +162,7 @@ def _plain_name(step: int) -> str:
 
 
 def _reported(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a trainer says of a checkpoint that it committed."""
+    """Return the columns of a committed checkpoint from its trainer's report."""
     return {
         "parent_step": untrusted.count(event.get("parent_step")),
         "parent_generation": untrusted.count(event.get("parent_generation"), untrusted.COLUMN),
@@ -175,7 +175,7 @@ def _reported(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _note_start(attempt: Attempt, events: Iterable[Mapping[str, Any]]) -> None:
-    """Record where an attempt that the scheduler requeued went on from another's checkpoint: only its ranks know."""
+    """Record the checkpoint that an attempt requeued by the scheduler resumed from: only its ranks know it."""
     kind = starts.kind_of(attempt.job)
     begun = (str(event.get("resumed_from")) for event in events if event.get("kind") == kind)
     names = {name: int(match["step"]) for name in begun if (match := NAME.fullmatch(name))}

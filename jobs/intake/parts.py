@@ -1,7 +1,7 @@
-"""Cutting a post into parts that are stored in a transaction each, so that none keeps the database's writer for long.
+"""Cut a post into parts that are stored in one transaction each, so that none blocks other writers for long.
 
-A post may hold 2,000 events in 16 MiB; other writers wait for the transaction that stores it. A part takes whole
-batches, from the first on: each stream's cursor advances with them, so parts need nothing of each other.
+A post may hold 2,000 events in 16 MiB; other writers wait for the transaction that stores it. A part has whole
+batches, in order: each stream's cursor advances with them, so parts are independent of each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BYTES = 1024 * 1024  # of a part's events
 
 @dataclass
 class _Part:
-    """Some batches of a post: of each stream those from `first` to before `stop`."""
+    """Batches of a post: of each stream those from `first` up to `stop`, exclusive."""
 
     first: dict[int, int] = field(default_factory=dict)
     stop: dict[int, int] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def _parts(post: Post) -> list[_Part]:
 
 @dataclass
 class _Cutter:
-    """Makes the post of one part: its streams are numbered anew, and their batches from the part's first on."""
+    """Builds the post of one part: its streams are renumbered, and their batches count from the part's first."""
 
     whole: Post
     part_of: dict[Batch, int]

@@ -64,7 +64,7 @@ def earliest(candidates: Sequence[Sign], case: Case) -> Sign:
     specific = [sign for sign in real if not sign.is_generic] or real
     if any(_is_telling(sign) for sign in specific):  # then the loss only shows what came of it
         specific = [sign for sign in specific if sign.of not in LOSS]
-    if any(_is_of_the_programs_own(sign) or _says_the_same(sign) for sign in specific):
+    if any(_is_unrelated_exception(sign) or _covers_reports(sign) for sign in specific):
         specific = [sign for sign in specific if sign.of != REPORTED]
     blamed = _blamed(case)
     named = [sign for sign in specific if sign.rank in blamed] if blamed else []
@@ -134,13 +134,13 @@ def _named_by_hardware(first: Sign, candidates: Sequence[Sign]) -> Sign:
     return first
 
 
-def _is_of_the_programs_own(sign: Sign) -> bool:
-    """Return whether it is an exception that has nothing to do with numbers: then that ended the program."""
+def _is_unrelated_exception(sign: Sign) -> bool:
+    """Return whether it is an exception unrelated to numbers: then that ended the program."""
     return sign.traceback is not None and sign.traceback.is_whole and not _OF_NUMBERS.search(sign.traceback.text)
 
 
-def _says_the_same(sign: Sign) -> bool:
-    """Return whether the log or a guard knows what the reports say: they only confirm it then."""
+def _covers_reports(sign: Sign) -> bool:
+    """Return whether the log or a guard names what the reports show: then the reports only confirm it."""
     return sign.of != REPORTED and sign.cause.startswith("numerics.")
 
 

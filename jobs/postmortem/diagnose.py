@@ -373,7 +373,7 @@ def _ruled_out(verdict: Verdict, case: Case) -> Iterator[Other]:
 
 
 def _sentence(verdict: Verdict, *, is_claim: bool) -> str:
-    """What happened, for somebody who reads nothing else. `is_claim`: only the job's own log says so."""
+    """Return what happened in one sentence that stands alone. `is_claim`: only the job's own log says so."""
     cause = CAUSES[verdict.cause]
     where = f"rank {verdict.rank}" if verdict.rank is not None else ""
     where += f" on {verdict.node}" if verdict.node and where else f"on {verdict.node}" if verdict.node else ""

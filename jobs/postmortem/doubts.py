@@ -21,13 +21,13 @@ _BY_SCHEDULER = frozenset({"scheduler.node_fail", "scheduler.launch"})
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Hold one reason to believe a sign less; `factor` multiplies its confidence."""
+    """A reason to believe a sign less; `factor` multiplies its confidence."""
 
     text: str
     factor: float
 
 
-# With the first the cause is told no more (below `SURE_ENOUGH`), with the others it still is.
+# The first lowers the confidence below `SURE_ENOUGH`, so the cause is not named; the others do not.
 _HAD_NO_GPU = Doubt("the job held no GPU", 0.5)
 _NEEDS_NO_DRIVER = Doubt("the job held no GPU", 0.7)
 _AGENT_SAW_NOTHING = Doubt("the agents of its nodes saw no such event", 0.6)
@@ -35,7 +35,7 @@ _SCHEDULER_KNOWS_NOTHING = Doubt("the scheduler reports no such event", 0.5)
 
 
 def doubts_of(sign: Sign, case: Case) -> list[Doubt]:
-    """Return what speaks against one sign; nothing where nobody knows more than the logs."""
+    """Return what speaks against a sign; an empty list where nothing but the logs is known."""
     found = []
     if sign.cause.startswith("gpu."):
         if NO_GPUS in case.seen:
@@ -61,7 +61,7 @@ def _has_machine(case: Case, domain: str) -> bool:
 
 
 def _is_of_log(sign: Sign) -> bool:
-    """Return whether a log says so, and neither the launcher nor the trainer."""
+    """Return whether the sign comes from a log, and not from the launcher or the trainer."""
     return sign.of in {"", PRINTED}
 
 

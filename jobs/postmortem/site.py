@@ -102,7 +102,7 @@ def keep(user: User, entry: Entry) -> SiteEntry:
     try:
         with transaction.atomic():
             row = SiteEntry.objects.create(made_by=user, changed_by=user, **_values(entry))
-            _changed(user, "add", row, Change(after=_kept(row)))
+            _changed(user, "add", row, Change(after=_audited(row)))
     except IntegrityError:
         raise Conflict(f"There is an entry {entry.name} of this site. Change that one, or take another name.") from None
     return row
@@ -116,9 +116,9 @@ def change(user: User, row: SiteEntry, raw: Mapping[str, Any]) -> SiteEntry:
         with transaction.atomic():
             if not as_read.update(changed_by=user, changed_at=timezone.now(), **_values(entry)):
                 raise Conflict(f"{row.name} was changed or removed meanwhile. Look at it again.")
-            before = _kept(row)
+            before = _audited(row)
             row.refresh_from_db()
-            _changed(user, "change", row, Change(before=before, after=_kept(row)))
+            _changed(user, "change", row, Change(before=before, after=_audited(row)))
     except IntegrityError:
         raise Conflict(f"There is another entry {entry.name} of this site. Take another name.") from None
     return row
@@ -137,13 +137,13 @@ def enable(user: User, row: SiteEntry, is_enabled: bool) -> SiteEntry:
 
 def remove(user: User, row: SiteEntry) -> None:
     with transaction.atomic():
-        before = _kept(row)
+        before = _audited(row)
         row.delete()
         _changed(user, "remove", row, Change(before=before))
 
 
-def _kept(row: SiteEntry) -> dict[str, Any]:
-    """Return what the audit log keeps of an entry."""
+def _audited(row: SiteEntry) -> dict[str, Any]:
+    """Return the values of an entry for the audit log."""
     return {name: getattr(row, name) for name in FIELDS}
 
 

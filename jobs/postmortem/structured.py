@@ -1,8 +1,8 @@
-"""Structured logs as text: a record that is JSON becomes the lines that a plain logger would have written.
+"""Convert structured logs to text: a JSON record becomes the lines that a plain logger would have written.
 
-Read are Docker's json-file, `journalctl -o json`, and records of structlog, loguru (serialize), python-json-logger, the
-Elastic Common Schema and their like: time, level, message, then the traceback as lines of its own. Records may be
-within each other, as an application's in Docker's. Records that tell of no trouble, such as metrics, stay as they are.
+Reads Docker's json-file, `journalctl -o json`, and records of structlog, loguru (serialize), python-json-logger, the
+Elastic Common Schema and similar: time, level and message, then the traceback on lines of its own. Records may be
+nested, as an application's in Docker's. Records without an error, such as metrics, stay as they are.
 
 One line may become several; `Expansions` leads from a line of the text back to the line of the log.
 """
@@ -54,7 +54,7 @@ _LOGURU_FRAME = re.compile(r'(?m)^> (?=File ")')
 
 @dataclass(slots=True)
 class Expansions:
-    """Where one line of a log became several of its text."""
+    """Maps lines of the converted text to lines of the log, where one line became several."""
 
     first: list[int] = field(default_factory=list)  # line of the text, from 1 on
     origin: list[int] = field(default_factory=list)  # line of the log
@@ -66,7 +66,7 @@ class Expansions:
         self.count.append(count)
 
     def line_of(self, line: int) -> int:
-        """Return the line of the log that a line of the text is of."""
+        """Return the line of the log that a line of the text comes from."""
         place = bisect.bisect_right(self.first, line) - 1
         if place < 0 or not line:
             return line
@@ -100,7 +100,7 @@ def plain(blocks: Iterable[bytes], expansions: Expansions) -> Iterator[bytes]:
 
 
 def _text_of(data: bytes, depth: int = DEPTH) -> str | None:
-    """Return the text that a record stands for; None where it is none that is known."""
+    """Return the text of a record; None if its format is unknown."""
     if len(data) > MOST_LETTERS:
         return None
     try:
@@ -117,7 +117,7 @@ def _text_of(data: bytes, depth: int = DEPTH) -> str | None:
 
 
 def _inner(prefix: str, message: str, depth: int) -> str:
-    """Return a message with what its envelope says before each line; a record within it is read in its place."""
+    """Return a message with its envelope's prefix on each line; a record inside it is converted, too."""
     message = message.rstrip("\r\n")
     if depth > 1 and message.startswith("{"):
         message = _text_of(message.encode(errors="replace"), depth - 1) or message
@@ -132,16 +132,16 @@ def _stream(record: Mapping[str, Any]) -> str:
 
 
 def _journal_message(value: object) -> str:
-    """Return a message; what is no UTF-8 is an array of bytes, and what is too long is null."""
+    """Return a message: journald writes an array of bytes if it is not UTF-8, and null if it is too long."""
     if isinstance(value, list):
         if value and isinstance(value[0], str | list):  # several fields of this name
-            return "\n".join(_journal_message(one) for one in value)
-        return bytes(one for one in value if isinstance(one, int) and 0 <= one < 256).decode(errors="replace")
+            return "\n".join(_journal_message(item) for item in value)
+        return bytes(byte for byte in value if isinstance(byte, int) and 0 <= byte < 256).decode(errors="replace")
     return value if isinstance(value, str) else ""
 
 
 def _journal_prefix(record: Mapping[str, Any]) -> str:
-    """Return what `journalctl -o short-iso` writes before a message."""
+    """Return the prefix that `journalctl -o short-iso` writes before a message."""
     stamp = str(record.get("__REALTIME_TIMESTAMP") or "")
     moment = _moment(int(stamp[:19]) / 1e6) if stamp.isdecimal() else "1970-01-01T00:00:00Z"
     host = re.sub(r"[^\w.-]", "", str(record.get("_HOSTNAME") or "host"))[:64] or "host"
@@ -170,7 +170,7 @@ def _of_logger(record: Mapping[str, Any]) -> str | None:
 
 
 def _of_loguru(text: str, record: Mapping[str, Any]) -> str:
-    """Return the text that loguru had formatted; of an exception that is not in it, its type and value."""
+    """Return the text that loguru formatted, with the exception's type and value if they are not in it."""
     text = _LOGURU_FRAME.sub("  ", text.rstrip("\n"))
     found = record.get("exception")
     if isinstance(found, dict) and found.get("type") and str(found["type"]) not in text:
@@ -180,7 +180,7 @@ def _of_loguru(text: str, record: Mapping[str, Any]) -> str:
 
 
 def _trace_of(record: Mapping[str, Any]) -> str:
-    """Return the traceback of a record, as text; of an exception without one, its type and message."""
+    """Return the traceback of a record as text; without one the exception's type and message."""
     error = record.get("error")
     for value in (_first(record, _TRACES), error.get("stack_trace") if isinstance(error, dict) else None):
         if trace := _as_trace(value):
@@ -196,8 +196,9 @@ def _as_trace(value: object) -> str:
         return value.rstrip("\n") if "\n" in value or re.search(r"(?:Error|Exception)\b", value) else ""
     if isinstance(value, dict):  # an exception as an object: its own traceback, else its type and value
         trace = _as_trace(_first(value, _TRACES))
-        kind, said = _first_text(value, ("type", "exc_type", "class", "name")), _first_text(value, ("value", "message"))
-        return trace or (f"{kind}: {said or ''}" if kind else "")
+        kind = _first_text(value, ("type", "exc_type", "class", "name"))
+        message = _first_text(value, ("value", "message"))
+        return trace or (f"{kind}: {message or ''}" if kind else "")
     if isinstance(value, list):
         if all(isinstance(one, str) for one in value):
             return "".join(one if one.endswith("\n") else f"{one}\n" for one in value).rstrip("\n")
@@ -206,7 +207,7 @@ def _as_trace(value: object) -> str:
 
 
 def _of_frames(stack: Mapping[str, Any]) -> str:
-    """Return structlog's `dict_tracebacks` as Python writes a traceback."""
+    """Return structlog's `dict_tracebacks` in the format of a Python traceback."""
     kind = stack.get("exc_type")
     if not isinstance(kind, str):
         return ""
@@ -235,7 +236,7 @@ def _first_text(record: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 
 def _level_of(value: object) -> str:
-    """Return a level as plain loggers write it; "" where it is none."""
+    """Return the standard name of a level; "" if it is unknown."""
     if isinstance(value, dict):
         value = value.get("name")
     text = str(value or "")
@@ -244,7 +245,7 @@ def _level_of(value: object) -> str:
 
 
 def _moment(value: object) -> str:
-    """Return a time as ISO 8601 writes it; "" where it is none."""
+    """Return a time in ISO 8601; "" if it is not a time."""
     if isinstance(value, dict):
         value = value.get("repr")
     if isinstance(value, int | float) and not isinstance(value, bool):

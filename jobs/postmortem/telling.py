@@ -258,7 +258,7 @@ def _key_of_site(incident: Incident, code: str, node: str) -> str:
 
 
 def _of_day(incident: Incident, code: str, node: str) -> QuerySet[Incident]:
-    """Those of its day that came of that on the node, by the machine's word; where no node is known, it alone."""
+    """Return the day's incidents with this confirmed cause on the node; without a node only this incident."""
     began = incident.at.replace(hour=0, minute=0, second=0, microsecond=0)
     same = Incident.objects.filter(confirmed_cause=code, node=node, incarnation=None)
     return same.filter(at__gte=began, at__lt=began + timedelta(days=1)) if node else same.filter(pk=incident.pk)

@@ -76,7 +76,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class RefusedPoint:
-    """A combination of which no job is made, while the others are."""
+    """A combination that gets no job, while the others do."""
 
     values: dict[str, Any]
     message: str
@@ -198,8 +198,10 @@ def _twice(values: list[Any]) -> Any | None:
 
 
 def _combinations(base: dict[str, Any], over: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return the values of each job by path. Options that a job does not use are no values of it: of jobs that differ
-    in such alone one is enough."""
+    """Return the values of each job by path.
+
+    Options that a job does not use are left out, and jobs that differ only in such options become one.
+    """
     found: dict[str, dict[str, Any]] = {}
     for values in itertools.product(*over.values()):
         whole = dict(zip(over, values, strict=True))
@@ -260,7 +262,7 @@ def _parsed(
 
 
 def _is_drawn(problems: list[Problem]) -> bool:
-    """Return whether nothing but the draw of the clients' data is wrong: no reason to refuse the other jobs."""
+    """Return whether only the draw of the clients' data is wrong, which does not refuse the other jobs."""
     return all(EMPTY in problem.message for problem in problems)
 
 

@@ -1,4 +1,4 @@
-"""Options of choices that a job of a sweep does not use: in a sweep they are left out, where a single job is refused.
+"""Leave out options that a job of a sweep does not use; a single job with such options is refused.
 
 A sweep over run.algorithm = ["fedavg", "fedprox"] has one table [run.fedprox] for those of its jobs that use it. A
 table that no job of the sweep uses stays, and is refused as in any specification.
@@ -15,7 +15,7 @@ from training.config import choices
 def unused_tables(
     data: Mapping[str, Any], over: Mapping[str, list[Any]], *, values: Mapping[str, Any] | None = None
 ) -> set[str]:
-    """Return the names of choices that other jobs of the sweep use, and the job with this data does not.
+    """Return the names of choices that other jobs of the sweep use and the job with this data does not.
 
     `values`: those of the job by path, where they are not yet in the data.
     """
@@ -31,7 +31,7 @@ def unused_tables(
 
 
 def without_tables(run: Any, tables: set[str]) -> None:
-    """Take the tables out of [run] and of [run.options], in place: plain data or a document with comments."""
+    """Remove the tables from [run] and [run.options], in place: plain data or a document with comments."""
     for place in (run, run.get("options") if isinstance(run, Mapping) else None):
         if isinstance(place, Mapping):
             for name in tables & set(place):

@@ -1,4 +1,4 @@
-"""Ask for the release of a job that is held in the scheduler; the follower carries it out."""
+"""Request the release of a job that the scheduler holds; the follower carries it out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from portal.models import User
 
 
 def is_held(attempt: Attempt) -> bool:
-    """Return whether the scheduler holds it until somebody releases it."""
+    """Return whether the scheduler holds the attempt until somebody releases it."""
     return attempt.state == Attempt.State.PENDING and bool(attempt.scheduler_id) and kind_of(attempt.reason) == "held"
 
 
@@ -28,7 +28,7 @@ def release(user: User, job: Job) -> None:
     if latest is None or not is_held(latest):
         raise Conflict(f"Not released. Nothing holds #{job.pk}: see why it waits.")
     with transaction.atomic():
-        asked = Attempt.objects.filter(pk=latest.pk, ended_at=None, release_requested_at=None)
-        if asked.update(release_requested_at=timezone.now(), release_requested_by=user, release_outcome=""):
+        attempt = Attempt.objects.filter(pk=latest.pk, ended_at=None, release_requested_at=None)
+        if attempt.update(release_requested_at=timezone.now(), release_requested_by=user, release_outcome=""):
             note_if_sysadmin(user, "job.released", job, change=Change(before={"reason": latest.reason}))
             transaction.on_commit(lambda: queue(tasks.follow))

@@ -144,7 +144,7 @@ def _by_project(user: User, groups: Iterable[_Group]) -> list[Row]:
 
 
 def _by_person(groups: Iterable[_Group]) -> list[Row]:
-    """One row a person: hours of before their Slurm user was set here are theirs, too."""
+    """Return one row per person, with the hours from before their Slurm user was set here."""
     groups = list(groups)
     owners = _Owners([(person, user) for _, person, user, _ in groups])
     found = _together(groups, lambda group: owners.name(group[1], group[2]))

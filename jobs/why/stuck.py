@@ -86,7 +86,7 @@ def _said(facts: Facts) -> Block | None:
 
 
 def _of_failed_nodes(facts: Facts) -> str:
-    """What Slurm says of the nodes on which the launch failed; of all with a failed prolog where it names none."""
+    """Return Slurm's reasons of the nodes where the launch failed, or of all with a failed prolog if it names none."""
     named = nodes_of(facts.reason)
     nodes = [node for node in facts.cluster.nodes if node.name in named] if named else facts.cluster.nodes
     said = [
@@ -96,7 +96,7 @@ def _of_failed_nodes(facts: Facts) -> str:
 
 
 def _begin(facts: Facts) -> Iterator[Block]:
-    """Say that it asked to begin later. A hold, or a job that has to end first, is the scheduler's word and leads."""
+    """Yield that the job asked to begin later. A hold or a dependency that the scheduler reports comes first."""
     begin = facts.request.begin_at
     if begin and begin > facts.cluster.now:
         is_said = kind_of(facts.reason) not in UNCHANGEABLE

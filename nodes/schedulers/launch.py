@@ -1,4 +1,4 @@
-"""Slurm's hold of a job that it could not launch, which only its description tells from a person's hold. Pure."""
+"""Recognise Slurm's hold of a job that it could not launch; only the description tells it from a person's. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many GPUs of each type a node has, uses and has free. Pure; for a NodeStatus and for its row alike.
+"""Count the GPUs of each type that a node has, uses and has free. Pure; for a NodeStatus and for its row.
 
 A node may have several types at once: `Gres=gpu:a100:1,gpu:1g.10gb:7`. Types are compared without regard to case,
 as Slurm does; "" is the type of GPUs that have none.
@@ -34,7 +34,7 @@ def used(node: HasGpus) -> Mapping[str, int]:
 
 
 def free(node: HasGpus) -> dict[str, int]:
-    """Return how many of each type nobody has been given."""
+    """Return how many of each type are not allocated."""
     taken = used(node)
     return {kind: max(0, count - taken.get(kind, 0)) for kind, count in there(node).items()}
 

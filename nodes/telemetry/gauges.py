@@ -69,7 +69,7 @@ def _of_gpus(up: dict[int, Agent]) -> Iterator[Family]:
 
 
 def _allocatable() -> Iterator[Family]:
-    """What the scheduler gives out, by the same properties as the pages' "Free" and "In use"."""
+    """Yield the GPUs that the scheduler allocates from, by the same properties as "Free" and "In use" on pages."""
     nodes = list(Node.objects.order_by("name").only("name", "state", "gpus", "gpus_used"))
     totals: Samples = [((node.name,), node.gpus) for node in nodes]
     yield Family("vigil_node_gpus", "gauge", "GPUs that the scheduler gives out on the node.", ("node",), totals)

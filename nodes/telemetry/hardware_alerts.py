@@ -1,4 +1,4 @@
-"""Notify sysadmins of hardware that needs them: critical Xids, fatal SXids, lost and broken GPUs, drivers that hang.
+"""Notify sysadmins of hardware that needs repair: critical Xids, fatal SXids, lost and broken GPUs, hung drivers.
 
 Only the machine's own evidence counts: what its agent read in the kernel log and from NVML. An error is news once a
 day for each node and code; a state stands until it is over.
@@ -32,7 +32,7 @@ _REPAIR = "It needs a reboot or a repair: drain the node."
 
 @dataclass(frozen=True)
 class Alert:
-    """What one notice says. With another `edition` it is news again."""
+    """The content of a notice. A changed `edition` notifies again."""
 
     key: str
     kind: str
@@ -89,7 +89,7 @@ def _error_title(kind: str, code: int | None, gpus: list[int], node: str) -> str
 
 
 def _gpus(state: str, found: QuerySet[Gpu]) -> Iterator[Alert]:
-    """One alert a node: when a node loses power, eight GPUs are one thing."""
+    """Yield one alert per node: when a node loses power, its eight GPUs are one event."""
     by_node: dict[tuple[int, str], list[Gpu]] = defaultdict(list)
     rows = found.filter(gone_at=None, agent__is_made_up=False)
     for gpu in rows.select_related("agent").only("index", "fault", "agent__node").order_by("index"):

@@ -1,4 +1,4 @@
-"""A machine of the demonstration gets an agent of its own: what was made up of it ends, and nothing more is."""
+"""Stop the demo's invented data of a machine that gets a real agent."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from nodes.models import Agent, GpuPlace, Holding, NodeEvent
 
 
 def end(agent_id: int, at: datetime) -> None:
-    """End what was made up of this machine, as its own agent reports; a real one is left as it is.
+    """End the invented data of this machine once its own agent reports; a real machine is left as it is.
 
-    Its made-up GPUs are gone, with what they held and what was wrong with them. Their past stays, as of other GPUs that
-    were taken out.
+    Its invented GPUs are marked as gone and their events and allocations are closed. Their history stays, like that of
+    other GPUs that were removed.
     """
     if not Agent.objects.filter(pk=agent_id, is_made_up=True).exists():
         return

@@ -1,5 +1,4 @@
-"""Warnings about what machines send, once an hour for each machine and reason: a machine may give cause a thousand
-times a second."""
+"""Log warnings about what machines send, once an hour per machine and reason: one may cause thousands a second."""
 
 from __future__ import annotations
 

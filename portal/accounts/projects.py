@@ -1,4 +1,4 @@
-"""Projects that go: the site's default one hands its place to another."""
+"""Delete projects. The site's default project is deleted only with a successor."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from portal.models import Project
 
 
 class NoSuccessor(Exception):
-    """The default project, of which nobody has said what takes its place."""
+    """The default project is to be deleted, and no successor is named."""
 
 
 def delete(project: Project, successor: Project | None = None) -> None:
-    """Delete a project; of the default one `successor` is the default from now on. Raises NoSuccessor.
+    """Delete a project; `successor` takes the place of a default project. Raises NoSuccessor.
 
-    All projects are locked: a successor that somebody else deletes at the same moment is the default by then.
+    All projects are locked, so that nobody deletes the successor at the same moment.
     """
     with transaction.atomic():
         rows = {row.pk: row for row in Project.objects.select_for_update().order_by("pk")}
@@ -28,7 +28,7 @@ def delete(project: Project, successor: Project | None = None) -> None:
 
 
 def ensure_default() -> tuple[Project, bool]:
-    """Return the default project, made if the site has none, and whether it was made."""
+    """Return the default project, created if the site has none, and whether it was created."""
     found = Project.objects.filter(is_default=True).first()
     if found is not None:
         return found, False

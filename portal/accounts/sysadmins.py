@@ -1,4 +1,4 @@
-"""The right of sysadmins: somebody always has it."""
+"""Ensure that the site always has an active sysadmin."""
 
 from __future__ import annotations
 

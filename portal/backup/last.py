@@ -1,4 +1,4 @@
-"""What the home remembers of its newest backup. Imports no Django."""
+"""Record the newest backup in VIGIL_HOME. Imports no Django."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NAME = "last-backup.json"
 
 
 class Last(msgspec.Struct, frozen=True):
-    """When the newest backup was finished (Unix seconds), and where it was written."""
+    """The newest backup: the time it was finished (Unix seconds) and its file."""
 
     at: float
     file: str
 
 
 def note(home: Path, file: Path) -> None:
-    """Remember a backup that was made; a home that cannot be written must not make it fail."""
+    """Record a finished backup; a home that cannot be written must not make the backup fail."""
     part = home / f".{NAME}.{os.getpid()}"
     with suppress(OSError):
         part.write_bytes(msgspec.json.encode(Last(time.time(), str(file))))
@@ -28,7 +28,7 @@ def note(home: Path, file: Path) -> None:
 
 
 def read(home: Path) -> Last | None:
-    """Return the newest backup; None where none was made, or its note is no note."""
+    """Return the newest backup; None if none was made, or its record cannot be read."""
     try:
         return msgspec.json.decode((home / NAME).read_bytes(), type=Last)
     except (OSError, msgspec.MsgspecError):

@@ -1,7 +1,7 @@
-"""The address that the current request comes from, for what is written down while it is answered.
+"""Remember the address that the current request comes from, for the audit log.
 
-It is the connection's own. Only with VIGIL_BEHIND_PROXY, and only from a proxy that is trusted, does the server put
-the client's in its place (uvicorn's --forwarded-allow-ips, portal.web); no header is read here.
+It is the connection's address. With VIGIL_BEHIND_PROXY the server replaces it by the client's, if the proxy is trusted
+(uvicorn's --forwarded-allow-ips, portal.web); no header is read here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _current: ContextVar[str | None] = ContextVar("client_address", default=None)
 
 
 def current() -> str | None:
-    """Return the client's address; None outside of a request, or where it came by a Unix socket."""
+    """Return the client's address; None outside of a request, or for one through a Unix socket."""
     return _current.get()
 
 
@@ -29,7 +29,7 @@ def current() -> str | None:
 def remember(
     get_response: Callable[[HttpRequest], HttpResponseBase],
 ) -> Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]:
-    """Keep the address for as long as the request is answered. Threads that answer parts of it see it, too."""
+    """Remember the address while the request is answered. Threads that answer parts of it see it, too."""
     if iscoroutinefunction(get_response):
 
         async def answer_async(request: HttpRequest) -> HttpResponseBase:

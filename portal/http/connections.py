@@ -1,12 +1,12 @@
-"""Connections whose request does not arrive, or whose answer is not read, are closed: each costs memory.
+"""Close connections whose request does not arrive, or whose answer is not read: each costs memory.
 
 uvicorn closes a connection that is idle between two requests, and waits for ever for the first request, for the rest
 of one, for a body, and for a client that does not read. Here
 
 - a request's headers have 10 s from the connection's first moment, or from their own first byte, and 64 kB;
-- a body may pause for no more than 10 s, and after its first 10 s has come at 1 kB a second or more on average. While
-  the application does not read what has come, it is the one who is slow, and the clock stands still;
-- of an answer that waits for its reader at least 10 kB are read every 10 s.
+- a body may pause for no more than 10 s, and after its first 10 s must average 1 kB a second or more. While the
+  application does not read what has arrived, the clock stands still;
+- a client must read at least 10 kB every 10 s of an answer that is waiting for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close
 class PatientProtocol(HttpToolsProtocol):
     """uvicorn's HTTP, with bounds on how long a request may take to arrive, on its head, and on a slow reader.
 
-    One timer a connection: it looks at the deadline when it fires, so that a quick request only moves a number.
+    One timer per connection: it checks the deadline when it fires, so that a quick request only changes a number.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -115,7 +115,7 @@ class PatientProtocol(HttpToolsProtocol):
             self._close(_TOO_SLOW if self._body_began else b"")
 
     def _close(self, answer: bytes) -> None:
-        """Close; say why where nothing of an answer has been sent."""
+        """Close the connection; send the reason if no part of an answer has been sent."""
         cycle: Any = self.cycle
         if cycle is None or cycle.response_complete or not cycle.response_started:
             self.transport.write(answer)
@@ -123,7 +123,7 @@ class PatientProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _forget_client(self) -> None:
-        """Let the application's answer go nowhere: to write on a closed connection is an error, and would be logged."""
+        """Discard the application's answer: writing to a closed connection would be logged as an error."""
         self.pipeline.clear()
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
@@ -142,7 +142,7 @@ class PatientProtocol(HttpToolsProtocol):
             self._reader_timer = None
 
     def _check_reader(self) -> None:
-        """Give up on a client that reads nearly nothing; to close in order would wait for it."""
+        """Abort the connection of a client that reads nearly nothing; an orderly close would wait for it."""
         self._reader_timer = None
         before, self._unread = self._unread, self.transport.get_write_buffer_size()
         if before - self._unread < WAIT_S * LEAST_BYTES_S:

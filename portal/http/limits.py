@@ -75,7 +75,7 @@ class BodyLimit:
 
 
 class _Body:
-    """One request's body on its way in."""
+    """The body of a request while it arrives."""
 
     def __init__(self, scope: Scope, receive: Receive, large: Counter[int]) -> None:
         self.scope, self._receive, self._large = scope, receive, large

@@ -1,4 +1,4 @@
-"""Query parameters that an endpoint does not have are refused: one that is misspelt must not be ignored in silence."""
+"""Refuse query parameters that an endpoint does not have: a misspelt one must not be ignored silently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_NAMED = 20  # parameters of one request
 
 
 def strict(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Make an operation refuse unknown query parameters, once it knows who is asking.
+    """Make an operation refuse unknown query parameters, after it has authenticated the request.
 
     A decorator for `NinjaAPI.add_decorator(…, mode="view")`, which hands over each operation's `run`.
     """

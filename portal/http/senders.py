@@ -13,9 +13,9 @@ from portal.models import Token, User, digest
 
 
 def writer_of(authorization: str, cookies: str) -> int | None:
-    """Return the person whose session, or whose token that may write, comes with the request, by key.
+    """Return the primary key of the person whose session or write token comes with the request; None for a stranger.
 
-    Whether they may do what they ask for is decided where it is done.
+    Whether they are authorised is decided by the view.
     """
     user: User | AnonymousUser = AnonymousUser()
     if authorization:
@@ -28,13 +28,13 @@ def writer_of(authorization: str, cookies: str) -> int | None:
 
 
 def user_of_token(token_digest: str, *, but: str = "") -> User | AnonymousUser:
-    """Return whose living token it is; nobody's where it is unknown, revoked, expired, or of the scope `but`."""
+    """Return the owner of a valid token; AnonymousUser if it is unknown, revoked, expired, or of the scope `but`."""
     found = Token.objects.alive().select_related("user").filter(digest=token_digest).exclude(scope=but).first()
     return found.user if found else AnonymousUser()
 
 
 def user_of_session(key: str | None) -> User | AnonymousUser:
-    """Return who is signed in there now, as the database has it."""
+    """Return the person who is signed in with this session, by the database."""
     request = HttpRequest()
     request.session = import_module(settings.SESSION_ENGINE).SessionStore(key)
     user = get_user(request)

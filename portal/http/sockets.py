@@ -34,7 +34,7 @@ TOO_MANY = 4429
 
 
 class Places:
-    """How many sockets each person, and each token, has open in this web process (VIGIL_SOCKETS).
+    """Counts the sockets that each person and each token has open in this web process (VIGIL_SOCKETS).
 
     A token may take half of its person's, so that a script that leaks sockets leaves some for the person's pages.
     """
@@ -43,7 +43,7 @@ class Places:
         self.taken: Counter[tuple[str, object]] = Counter()
 
     def take(self, scope: Scope) -> str:
-        """Take a place for this socket; the answer is why there is none, or ""."""
+        """Count this socket; return why there is no room for it, or ""."""
         most = settings.VIGIL_SOCKETS
         for key, limit in _limits(scope, most).items():
             if self.taken[key] >= limit:
@@ -89,7 +89,7 @@ class Door:
                 await self._open(scope, receive, handshake.send)
             except database.ERRORS as error:
                 logger.warning("A socket of %s: the database did not answer: %s", scope["path"], error)
-                await handshake.ask_to_come_again(scope)
+                await handshake.refuse_for_now(scope)
 
     async def _open(self, scope: Scope, receive: Any, send: Any) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
@@ -106,7 +106,7 @@ class Door:
 
 
 class _Handshake:
-    """How a socket is answered; no cache keeps that answer, like all of ours."""
+    """Answers the handshake of a socket; like all answers it must not be cached."""
 
     def __init__(self, send: Send) -> None:
         self._send, self._is_accepted = send, False
@@ -117,7 +117,7 @@ class _Handshake:
             message = {**message, "headers": [*message.get("headers", ()), (b"cache-control", PRIVATE.encode())]}
         await self._send(message)
 
-    async def ask_to_come_again(self, scope: Scope) -> None:
+    async def refuse_for_now(self, scope: Scope) -> None:
         """Refuse the handshake with 503 where the server can say so; close a socket that is open."""
         if self._is_accepted or "websocket.http.response" not in scope.get("extensions", {}):
             await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER})

@@ -51,7 +51,7 @@ class ProjectQuerySet(models.QuerySet["Project"]):
 
 
 class Project(models.Model):
-    """What people, jobs, GPU-hours and disk belong to. Jobs that name none belong to the default one."""
+    """Owns jobs, GPU-hours and disk use, and has members. Jobs that name no project belong to the default one."""
 
     slug = models.CharField(max_length=64, unique=True, validators=[SLUG])
     title = models.CharField(max_length=200, blank=True)
@@ -142,7 +142,7 @@ class Token(models.Model):
 
     @property
     def ends_at(self) -> datetime:
-        """When it expires: as it was made, or earlier where the site has shortened the life of tokens since."""
+        """Return when it expires: as created, or earlier if the site has shortened the life of tokens since."""
         return min(self.expires_at, self.created_at + _longest_life())
 
     @property

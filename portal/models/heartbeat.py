@@ -1,4 +1,4 @@
-"""Which processes of the portal run: one row each, refreshed every ten seconds by the process itself."""
+"""Store which processes of the portal run: one row each, refreshed every ten seconds by the process itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Heartbeat(models.Model):
-    """A process that serves or works. It lies in the database, where a Redis that hangs hides nothing."""
+    """A running process of the portal. It is in the database, so that a Redis that hangs hides nothing."""
 
     role = models.CharField(max_length=32, help_text="web, beat, or a worker's queue.")
     host = models.CharField(max_length=64)

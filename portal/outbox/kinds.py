@@ -28,7 +28,7 @@ KINDS = (
     Kind("incident.site", "A failure that sysadmins must act on", is_for_sysadmins=True, is_event=True),
     Kind("hardware.error", "A GPU or NVSwitch error that needs a sysadmin", is_for_sysadmins=True, is_event=True),
     Kind("hardware.state", "GPUs that are lost or broken, drivers that hang", is_for_sysadmins=True),
-    Kind("job.held.site", "Jobs that Slurm could not launch: a node to mend", is_for_sysadmins=True),
+    Kind("job.held.site", "Jobs that Slurm could not launch: a node to repair", is_for_sysadmins=True),
     Kind("portal.health", "Something is wrong with the portal itself", is_for_sysadmins=True),
     Kind("gpu.unheld", "Processes on GPUs that no job holds", is_for_sysadmins=True),
 )

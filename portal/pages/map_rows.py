@@ -97,7 +97,7 @@ class Machine:
 
     @property
     def gpus_free(self) -> int:
-        """What the scheduler would give out now: the same figure as `nodes.models.Node.gpus_free`."""
+        """Return how many the scheduler could allocate now: the same figure as `nodes.models.Node.gpus_free`."""
         return max(0, self.gpus - self.gpus_used) if self.takes_jobs else 0
 
 

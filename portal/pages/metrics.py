@@ -50,13 +50,13 @@ def _families(*, cluster: bool, process: bool) -> Iterator[Family]:
 
 
 def _health() -> Iterator[Family]:
-    """What /readyz says, and the age of each process's last sign of life."""
+    """Yield the checks of /readyz, and the age of each process's last heartbeat."""
     failing = {finding.check for finding in run.current().findings}
     checks = [((name,), float(name not in failing)) for name in run.CHECKS]
     yield Family("vigil_check_ok", "gauge", "Whether the check found nothing wrong.", ("check",), checks)
     ages = [((p.role, p.host, str(p.pid)), p.silent_s) for p in heartbeats.processes()]
-    told = "Seconds since a process of the portal's last reported."
-    yield Family("vigil_heartbeat_age_seconds", "gauge", told, ("role", "host", "pid"), ages)
+    description = "Seconds since a process of the portal last reported."
+    yield Family("vigil_heartbeat_age_seconds", "gauge", description, ("role", "host", "pid"), ages)
 
 
 def _background() -> Iterator[Family]:

@@ -110,12 +110,12 @@ class Row:
 
     @cached_property
     def gpus(self) -> int:
-        """How many the scheduler gives out; where it knows of none, how many the agent sees."""
+        """Return how many the scheduler allocates from, or, if it knows of none, how many the agent sees."""
         return self.machine.gpus or len(self.machine.devices)
 
     @cached_property
     def used(self) -> int:
-        """How many are allocated, as the list of nodes and home count them."""
+        """Return how many are allocated, counted as in the list of nodes and at home."""
         machine = self.machine
         used = machine.gpus_used if machine.gpus else sum([device.is_held for device in machine.devices])
         return min(self.gpus, used)

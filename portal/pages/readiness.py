@@ -1,7 +1,7 @@
-"""/readyz: whether the whole portal works, for monitoring; and the banner that says at home what does not.
+"""Answer /readyz, whether the whole portal works, and make the banner at home that says what does not.
 
-Public, as /healthz is: load balancers and orchestrators have no token. So it names checks and says what does not work,
-and no path, machine, address or person: those are on the banner and in `vigil check portal`, for sysadmins.
+/readyz is public, as /healthz is: load balancers and orchestrators have no token. So it names checks and what does not
+work, but no path, machine, address or person: those are on the banner and in `vigil check portal`, for sysadmins.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def readyz(request: HttpRequest) -> HttpResponse:
         errors, warnings = report.errors, report.warnings
     response: HttpResponse
     if "text/plain" in request.headers.get("Accept", ""):
-        lines = ["not ready" if errors else "ready", *(f"{one.level}: {one.title}" for one in [*errors, *warnings])]
+        lines = [
+            "not ready" if errors else "ready",
+            *(f"{finding.level}: {finding.title}" for finding in [*errors, *warnings]),
+        ]
         response = HttpResponse("\n".join(lines) + "\n", content_type="text/plain; charset=utf-8")
     else:
         response = JsonResponse({"ready": not errors, "errors": _public(errors), "warnings": _public(warnings)})
@@ -42,7 +45,7 @@ def readyz(request: HttpRequest) -> HttpResponse:
 
 
 def _public(findings: list[Finding]) -> list[dict[str, str]]:
-    return [{"check": one.check, "code": one.code, "message": one.title} for one in findings]
+    return [{"check": finding.check, "code": finding.code, "message": finding.title} for finding in findings]
 
 
 def banner(user: User) -> tuple[Finding, ...]:

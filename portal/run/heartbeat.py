@@ -1,10 +1,10 @@
-"""Signs of life: a process touches a file as long as it works, and whoever started it restarts it when that stops.
+"""Heartbeats by file: a process touches a file as long as it works, and its supervisor restarts it when that stops.
 
-Whoever watches (`vigil up`, or `python -m portal.run.watched` around one service) names it in VIGIL_HEARTBEAT_FILE. A
-thread touches it, so that a worker in a task that takes minutes is not taken for dead; but only while the main thread
-is seen to run, so that one that hangs is. A stopped process (SIGSTOP, a frozen container) runs no thread at all.
+The supervisor (`vigil up`, or `python -m portal.run.watched` around one service) names the file in
+VIGIL_HEARTBEAT_FILE. A thread touches it, so that a worker in a task that takes minutes does not count as hung; but
+only while the main thread runs, so that a hung one does. A stopped process (SIGSTOP, frozen container) runs no thread.
 
-The watcher compares by its own monotonic clock when it last saw the file change: a clock that is set changes nothing.
+The supervisor measures by its own monotonic clock when the file last changed, so that setting a clock changes nothing.
 Imports no Django.
 """
 
@@ -30,8 +30,8 @@ CALL_S = 300.0
 TASK_S = 1800.0
 # A process that is just starting on a busy machine has shown no sign yet.
 START_S = 120.0
-# A watcher that was itself held for longer than this has not watched, and counts that time against nobody.
-HELD_S = 5.0
+# A supervisor that was itself paused for longer than this does not count that time.
+PAUSED_S = 5.0
 STACKS = signal.SIGUSR2
 """On this signal a process writes the stacks of all its threads to its log: it is sent before SIGKILL."""
 
@@ -49,16 +49,16 @@ class Pulse(threading.Thread):
         faulthandler.register(STACKS, all_threads=True)
 
     def begin(self, task: str) -> None:
-        """A task begins; called by the main thread."""
+        """Note that a task begins; called by the main thread."""
         self._task = (task, time.monotonic())
 
     def end(self) -> None:
-        """It has ended."""
+        """Note that the task has ended."""
         self._task = None
 
     @property
     def task(self) -> tuple[str, float]:
-        """The task that is running and for how many seconds; "" where none is."""
+        """The running task and its seconds so far; "" if none runs."""
         task = self._task
         return (task[0], time.monotonic() - task[1]) if task else ("", 0.0)
 
@@ -69,7 +69,7 @@ class Pulse(threading.Thread):
             time.sleep(INTERVAL_S)
 
     def is_alive_by_progress(self) -> bool:
-        """Return whether the main thread has run lately: it has used CPU time, as whatever wakes up at all does."""
+        """Return whether the main thread has run lately: every wake-up uses CPU time."""
         now, cpu = time.monotonic(), time.clock_gettime(self._main)
         if cpu != self._cpu:
             self._cpu, self._ran_at = cpu, now
@@ -78,7 +78,7 @@ class Pulse(threading.Thread):
 
 
 def touch(path: str) -> None:
-    """Note that this process works; a full or missing disk must not end it."""
+    """Touch the file; a full or missing disk must not end the process."""
     with suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
         os.utime(path)
@@ -86,29 +86,29 @@ def touch(path: str) -> None:
 
 @dataclass
 class Watch:
-    """How long a process has shown no sign of life, as its watcher saw it."""
+    """Measures for how long a process has shown no sign of life."""
 
     limit_s: float
     path: Path | None = None
-    answers: Callable[[], bool] | None = None  # instead of the file: asks a server that is not ours (Redis)
-    every_s: float = 0.0  # how often it is asked
-    _seen: object = None
+    answers: Callable[[], bool] | None = None  # instead of the file: pings a server that is not ours (Redis)
+    every_s: float = 0.0  # how often it is pinged
+    _last_mark: object = None
     _alive_at: float = 0.0
-    _looked_at: float = 0.0
-    _asked_at: float = 0.0
+    _checked_at: float = 0.0
+    _pinged_at: float = 0.0
     _has_beaten: bool = field(default=False)
 
     def restart(self) -> None:
-        """A new process begins."""
-        self._alive_at = self._looked_at = time.monotonic()
-        self._seen, self._has_beaten = self._mark(), False
+        """Start again for a new process."""
+        self._alive_at = self._checked_at = time.monotonic()
+        self._last_mark, self._has_beaten = self._mark(), False
 
     def silent_s(self) -> float:
-        """Look once; return for how many seconds there was no sign."""
+        """Check once; return for how many seconds there has been no sign of life."""
         now = time.monotonic()
-        if now - self._looked_at > HELD_S:  # the watcher itself was stopped or suspended
-            self._alive_at += now - self._looked_at
-        self._looked_at = now
+        if now - self._checked_at > PAUSED_S:  # the watcher itself was stopped or suspended
+            self._alive_at += now - self._checked_at
+        self._checked_at = now
         if self._shows_life(now):
             self._alive_at, self._has_beaten = now, True
         return now - self._alive_at
@@ -119,13 +119,13 @@ class Watch:
 
     def _shows_life(self, now: float) -> bool:
         if self.answers is not None:
-            if now - self._asked_at < self.every_s:
+            if now - self._pinged_at < self.every_s:
                 return False
             answered = self.answers()
-            self._asked_at = now
+            self._pinged_at = now
             return answered
-        mark, self._seen = self._seen, self._mark()
-        return self._seen != mark
+        mark, self._last_mark = self._last_mark, self._mark()
+        return self._last_mark != mark
 
     def _mark(self) -> object:
         if self.path is None:

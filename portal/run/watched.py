@@ -1,10 +1,10 @@
-"""One service with somebody who watches it: for systemd units and containers, which restart only what has ended.
+"""Run one service under a watcher, for systemd units and containers, which restart only what has ended.
 
     python -m portal.run.watched python -m portal.worker follow
 
-Signals are passed on; it ends as its service does. A service without a sign of life for VIGIL_UNRESPONSIVE_SECONDS is
-killed, and this ends with 1, for systemd (`Restart=always`) or the container engine to start it again. As a container's
-first process it also reaps what the service's children leave behind. Imports no Django.
+Signals are passed on, and it exits as its service does. A service without a sign of life for VIGIL_UNRESPONSIVE_SECONDS
+is killed, and this exits with 1, for systemd (`Restart=always`) or the container engine to start it again. As a
+container's first process it also reaps orphaned processes. Imports no Django.
 """
 
 from __future__ import annotations

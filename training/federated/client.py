@@ -105,7 +105,7 @@ class Client:
 
     @property
     def steps(self) -> int:
-        """How many batches it goes through."""
+        """Return how many batches it trains on."""
         self._controlled.append("counts the steps of clients")
         return self._steps
 

@@ -1,4 +1,4 @@
-"""Which clients have ever counted in a federation: who is left out by a deadline is in no round's loss or accuracy."""
+"""Track which clients have ever counted in a federation: those left out by a deadline are in no loss or accuracy."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from training.federation.tables import COVERAGE_NAMED, Coverage
 
 
 class CoverageError(RuntimeError):
-    """The data of those that counted are less than the site asks of a completed federation."""
+    """Too small a part of all samples belongs to clients that counted for the federation to complete."""
 
 
 class CoverageLog:
-    """Notes round by round who was asked and who counted; it lies in checkpoints."""
+    """Records by round which clients were selected and which counted; stored in checkpoints."""
 
     def __init__(self, samples: NDArray[np.int64]) -> None:
-        """`samples`: that each client trains on."""
+        """`samples`: of each client."""
         self._samples = samples
         self._asked = np.zeros(len(samples), dtype=bool)
         self._counted = np.zeros(len(samples), dtype=bool)
         self._is_whole = True
-        """Whether it knows of all rounds: checkpoints of older versions say nothing of theirs."""
+        """Whether all rounds are recorded: checkpoints of older versions do not have theirs."""
 
     def note(self, asked: NDArray[np.int64], counted: NDArray[np.int64]) -> None:
         self._asked[asked] = True
@@ -32,7 +32,7 @@ class CoverageLog:
 
     @property
     def coverage(self) -> Coverage | None:
-        """None: not all rounds are known."""
+        """The coverage so far; None if not all rounds are recorded."""
         if not self._is_whole:
             return None
         never = np.flatnonzero(~self._counted)
@@ -51,18 +51,17 @@ class CoverageLog:
         found = self.coverage
         if found is not None and 1 - found.never_share < least_share:
             raise CoverageError(
-                f"{found.text} This site takes a federation for completed from {100 * least_share:g} % of all samples "
-                "on."
+                f"{found.text} This site requires {100 * least_share:g} % of all samples to have counted."
             )
 
     def remember(self) -> dict[str, Any]:
         return {name: np.packbits(flags).tobytes().hex() for name, flags in self._flags().items() if self._is_whole}
 
-    def recall(self, told: Mapping[str, Any]) -> None:
-        self._is_whole = set(told) >= set(self._flags())
+    def recall(self, stored: Mapping[str, Any]) -> None:
+        self._is_whole = set(stored) >= set(self._flags())
         for name, flags in self._flags().items():
             if self._is_whole:
-                bits = np.unpackbits(np.frombuffer(bytes.fromhex(told[name]), dtype=np.uint8))
+                bits = np.unpackbits(np.frombuffer(bytes.fromhex(stored[name]), dtype=np.uint8))
                 flags[:] = bits[: len(flags)].astype(bool)
 
     def _flags(self) -> dict[str, NDArray[np.bool_]]:

@@ -1,4 +1,4 @@
-"""What the attempt reported before it failed: a loss that was NaN or diverged, gradients, throughput, memory.
+"""Use reported series as evidence: a loss that was NaN or diverged, gradients, throughput, memory.
 
 Definitions, over the points of the incarnation that failed:
     NaN          the training loss was not finite from a step on to its last point
@@ -10,8 +10,8 @@ Definitions, over the points of the incarnation that failed:
     collapse     the mean throughput of the last tenth is below half of the median before it
     memory       the last value is above 90 % of what the job asked for on a node, and twice that of the first half
 
-Series may have a million points, and there may be thousands of them: only some are read, by what their chunks state
-(minimum, maximum, sum, how many values are not finite); points only where a step is to be named.
+Series may have a million points, and there may be thousands of them: only some are read, from the summaries of their
+chunks (minimum, maximum, sum, how many values are not finite); points are read only to find a step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EXPLODED = 100.0
 COLLAPSED = 0.5
 NEARLY = 0.9
 GROWN = 2.0
-ENOUGH = 10  # points, to say anything of a course but that it is not finite
+ENOUGH = 10  # points; with fewer only values that are not finite are judged
 
 _HELD_OUT = re.compile(r"(?i)(?:^|[_./-])(?:val|valid|validation|eval|test|dev|holdout|client)(?:[_./-]|$)")
 _KINDS = {
@@ -58,13 +58,13 @@ _KINDS = {
 _WHOLE_LOSS = re.compile(
     r"(?i)^(?:(?:train|training|total|lm|mean|avg|ce|metrics|scalars)[_./-])*(?:loss|nll|cross_entropy)"
 )
-# How attempts end by the program's own hand. Whatever else ends one, a loss is no reason for.
+# How an attempt ends that the program itself ended. A loss explains no other end.
 _OWN_END = frozenset({"", "exception"})
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One series of one rank, as the incarnation that failed reported it."""
+    """A series of a rank, as reported by the incarnation that failed."""
 
     name: str
     rank: int
@@ -123,7 +123,7 @@ class _Reader:
     def curves(self, kind: str) -> Iterator[Curve]:
         """Yield the series of a kind, shortest names first, each of rank 0 and of ranks with values not finite."""
         names = [name for name in self.names if _KINDS[kind].search(name) and not _HELD_OUT.search(name)]
-        for name in sorted(names, key=lambda one: (len(one), one))[:MOST_OF_A_KIND]:
+        for name in sorted(names, key=lambda name: (len(name), name))[:MOST_OF_A_KIND]:
             for rank in self._ranks(self.names[name]):
                 if (curve := self.curve(name, rank)) is not None:
                     yield curve
@@ -216,7 +216,7 @@ def _climbed(losses: Floats) -> bool:
     return progress.climbed(losses.tolist())
 
 
-# What goes with it.
+# Supporting evidence.
 
 
 def _of_norm(curve: Curve, cause: str) -> Iterator[Sign]:

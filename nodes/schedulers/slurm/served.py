@@ -1,4 +1,4 @@
-"""Which versions of the REST API one slurmrestd serves, and which of them is spoken."""
+"""Read which versions of the REST API a slurmrestd serves, and choose the one to use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class UnknownVersion(SchedulerError):
 
 @dataclass(frozen=True)
 class Served:
-    """What one slurmrestd serves, in the version that we speak."""
+    """The paths that a slurmrestd serves, in the version that we use."""
 
     slurm: Version
     slurmdb: Version | None

@@ -13,7 +13,7 @@ MARKS = {"warning": "!", "error": "✗"}
 
 
 class Command(BaseCommand):
-    help = "Say whether the portal itself works, and what to do where it does not."
+    help = "Check whether the portal itself works, and print what to do where it does not."
     requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -25,11 +25,11 @@ class Command(BaseCommand):
             found = [asdict(finding) for finding in report.findings]
             self.stdout.write(json.dumps({"ok": report.is_ready, "findings": found}, indent=2))
         else:
-            self._say(report)
+            self._print(report)
         if not report.is_ready:
             sys.exit(1)
 
-    def _say(self, report: run.Report) -> None:
+    def _print(self, report: run.Report) -> None:
         wrong = {finding.check for finding in report.findings}
         for name in run.CHECKS:
             if name not in wrong:
@@ -38,4 +38,4 @@ class Command(BaseCommand):
             self.stdout.write(f"{MARKS[finding.level]} {finding.title} {finding.detail}".rstrip())
             if finding.remedy:
                 self.stdout.write(f"    → {finding.remedy}")
-        self.stdout.write(f"\n{len(report.errors)} to mend, {len(report.warnings)} to look at.")
+        self.stdout.write(f"\n{len(report.errors)} to fix, {len(report.warnings)} to check.")

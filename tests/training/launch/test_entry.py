@@ -38,8 +38,8 @@ def test_what_runs_a_file(name: str, head: bytes, is_executable: bool, interpret
         ("run.sh", b"", "nothing says what runs it"),
         ("run.sh", b"#!/bin/bash\r\nset -e\r\n", "Windows line endings"),
         ("run.sh", b"\xef\xbb\xbf#!/bin/bash\n", "byte order mark"),
-        ("run.sh", b"#!bash\n", "no absolute path"),
-        ("run.sh", b"#!\n", "no absolute path"),
+        ("run.sh", b"#!bash\n", "not an absolute path"),
+        ("run.sh", b"#!\n", "not an absolute path"),
         ("train", b"\x7fELF\x02\x01", "chmod +x"),
     ],
 )

@@ -1,7 +1,7 @@
-"""Each client has as many samples, of classes by a Dirichlet draw of its own (Hsu et al., 2019, arXiv 1909.06335).
+"""Give every client equally many samples, of classes from its own Dirichlet draw (Hsu et al., 2019, arXiv 1909.06335).
 
-As in the paper, `alpha` is of all classes together, shared out by how common they are: 1 with ten classes is as skewed
-as 0.1 of `dirichlet`. Once a class is used up, clients draw from the others.
+As in the paper, `alpha` is the sum over all classes, divided by how common they are: 1 with ten classes is as skewed as
+0.1 in `dirichlet`. Once a class is used up, clients draw from the others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def divide(
 def _mixtures(
     common: NDArray[np.float64], clients: int, alpha: float, draw: np.random.RandomState
 ) -> NDArray[np.float64]:
-    """(clients, classes): each row's sum is 1."""
+    """Return the mixture of each client (clients, classes), whose rows sum to 1."""
     with np.errstate(invalid="ignore"):
         found: NDArray[np.float64] = draw.dirichlet(alpha * common, size=clients)
     lost = ~np.isfinite(found).all(axis=1)  # all 0 to a float, of a tiny alpha: then it has one class
@@ -49,7 +49,7 @@ def _mixtures(
 def _taken(
     many: int, mixture: NDArray[np.float64], left: NDArray[np.int64], draw: np.random.RandomState
 ) -> NDArray[np.int64]:
-    """(classes,): so many samples by the mixture, of no class more than are left."""
+    """Draw so many samples by the mixture, of no class more than are left. Return their counts (classes,)."""
     taken = np.zeros_like(left)
     while missing := many - int(taken.sum()):
         rest = left - taken
