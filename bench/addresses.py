@@ -70,6 +70,7 @@ ASKED: dict[str, tuple[str, ...]] = {
     "api/v1/partitions": ("",),
     "api/v1/qos": ("",),
     "api/v1/reservations": ("",),
+    "api/v1/licenses": ("",),
     "api/v1/accounts": ("",),
     "api/v1/queue": ("", "q=lora"),
     "api/v1/racks": ("",),

@@ -11,6 +11,7 @@ from nodes.models import (
     EnrolmentSecret,
     Gpu,
     Holding,
+    License,
     Node,
     NodeEvent,
     NodeOrder,
@@ -52,6 +53,11 @@ class AssociationAdmin(ReadOnly):
 @admin.register(Reservation, site=site)
 class ReservationAdmin(ReadOnly):
     list_display = ("name", "starts_at", "ends_at", "partition")
+
+
+@admin.register(License, site=site)
+class LicenseAdmin(ReadOnly):
+    list_display = ("name", "total", "used", "reserved")
 
 
 @admin.register(QueuedJob, site=site)

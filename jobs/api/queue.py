@@ -51,6 +51,7 @@ class QueuedShape(Schema):
     reservation: str
     features: str
     dependency: str
+    licenses: str = Field(description='As Slurm writes them: "matlab:2,abaqus".')
     restart_count: int
     is_made_up: bool
 

@@ -100,6 +100,7 @@ def resources_of(row: QueuedJob) -> dict[str, Any]:
         "qos": row.qos,
         "reservation": row.reservation,
         "constraint": row.features,
+        "licenses": row.licenses,
     }
     return {name: value for name, value in told.items() if value not in ("", None)}
 

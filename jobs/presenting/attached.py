@@ -15,6 +15,7 @@ _WORDS = {
     "qos": "QOS",
     "reservation": "Reservation",
     "constraint": "Node features",
+    "licenses": "Licences",
     "time_limit": "Time limit",
 }
 

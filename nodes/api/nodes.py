@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import drain as orders
 from nodes.cluster import sync
-from nodes.models import Association, Node, NodeOrder, Partition, Qos, Reading, Reservation
+from nodes.models import Association, License, Node, NodeOrder, Partition, Qos, Reading, Reservation
 from portal.http.api import ApiRequest, Text, WantedPage
 from portal.http.openapi import described
 from portal.http.paging import Order, page
@@ -188,6 +188,21 @@ class Reservations(Schema):
     reading: ReadingShape
 
 
+class LicenseShape(Schema):
+    name: str = Field(description='"matlab"; "matlab@server" of one that the accounts share among clusters.')
+    total: int
+    used: int = Field(description="Also outside of the scheduler, where it knows.")
+    reserved: int = Field(description="By reservations, for the jobs inside of them.")
+    free: int
+    is_made_up: bool
+
+
+class Licenses(Schema):
+    items: list[LicenseShape]
+    next: str | None = None
+    reading: ReadingShape
+
+
 class AccountShape(Schema):
     """An account (`user` empty), or a person in it."""
 
@@ -308,6 +323,12 @@ def qos(request: ApiRequest) -> dict[str, object]:
 def reservations(request: ApiRequest) -> dict[str, object]:
     """Leaves out those that are over, as the scheduler does."""
     return {"items": list(Reservation.objects.all()), "reading": sync.readings()[Part.RESERVATIONS]}
+
+
+@cluster.get("/licenses", response=Licenses, summary="Licences that jobs take while they run")
+def licenses(request: ApiRequest) -> dict[str, object]:
+    """Answers how many of each are in use, as the scheduler last told. Empty where it counts none."""
+    return {"items": list(License.objects.all()), "reading": sync.readings()[Part.LICENSES]}
 
 
 @cluster.get("/accounts", response=Accounts, summary="Your own accounts and shares; sysadmins see everybody's")

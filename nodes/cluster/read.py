@@ -28,6 +28,7 @@ def read(now: datetime | None = None) -> Cluster:
         qos=_kept(models.Qos, cluster.Qos, read_at.get(part.ACCOUNTS)),
         associations=_kept(models.Association, cluster.Association, read_at.get(part.ACCOUNTS)),
         reservations=_kept(models.Reservation, cluster.Reservation, read_at.get(part.RESERVATIONS)),
+        licenses=_kept(models.License, cluster.License, read_at.get(part.LICENSES)),
         queue=_kept(models.QueuedJob, cluster.QueuedJob, read_at.get(part.QUEUE)),
     )
 

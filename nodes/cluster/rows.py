@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 from django.db import transaction
 
-from nodes.models import Association, Fact, Node, Partition, Qos, QueuedJob, Reservation
+from nodes.models import Association, Fact, License, Node, Partition, Qos, QueuedJob, Reservation
 
 AT_ONCE = 1000  # rows a transaction, when there are many: a first look at a large cluster
 BATCH = 200  # rows a statement; a driver may allow but so many values
@@ -39,6 +39,7 @@ PARTITIONS = Kind(Partition, ("name",))
 QOS = Kind(Qos, ("name",))
 ASSOCIATIONS = Kind(Association, ("account", "user", "partition"))
 RESERVATIONS = Kind(Reservation, ("name",))
+LICENSES = Kind(License, ("name",))
 QUEUE = Kind(QueuedJob, ("scheduler_id",))
 
 

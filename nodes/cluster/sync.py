@@ -28,6 +28,7 @@ EVERY = {
     Part.PARTITIONS: timedelta(seconds=60),
     Part.RESERVATIONS: timedelta(seconds=60),
     Part.ACCOUNTS: timedelta(seconds=60),
+    Part.LICENSES: timedelta(seconds=15),  # their use changes with the queue
 }
 AGAIN = timedelta(seconds=15)  # what failed is asked again no sooner
 BUDGET_S = 2.0  # a tick: what has not been begun by then is the next tick's
@@ -184,4 +185,5 @@ _ASK: dict[Part, Callable[[Scheduler], Found]] = {
     Part.PARTITIONS: lambda source: _listing(rows.PARTITIONS, source.partitions()),
     Part.RESERVATIONS: lambda source: _listing(rows.RESERVATIONS, source.reservations()),
     Part.ACCOUNTS: _accounts,
+    Part.LICENSES: lambda source: _listing(rows.LICENSES, source.licenses()),
 }

@@ -1,4 +1,4 @@
-"""The cluster as the scheduler last described it: nodes, partitions, limits, shares, reservations and the queue.
+"""The cluster as the scheduler last described it: nodes, partitions, limits, shares, reservations, licences, queue.
 
 A row's columns are the fields of the dataclass that it is a row of (nodes.schedulers.base and .cluster), with tuples
 as lists and times as datetimes; `nodes.cluster.rows` goes from one to the other.
@@ -206,6 +206,28 @@ class Reservation(Fact):
         return self.name
 
 
+class License(Fact):
+    """A licence that jobs take while they run."""
+
+    name = models.CharField(max_length=255, unique=True)
+    total = models.BigIntegerField(default=0)
+    used = models.BigIntegerField(default=0)
+    reserved = models.BigIntegerField(default=0)
+
+    objects = FactQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("name",)
+        verbose_name = "licence"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def free(self) -> int:
+        return max(0, self.total - self.used)
+
+
 class QueuedJob(Fact):
     """A job of the scheduler that waits or runs, whoever's it is."""
 
@@ -236,6 +258,7 @@ class QueuedJob(Fact):
     reservation = models.CharField(max_length=255, blank=True)
     features = models.TextField(blank=True)
     dependency = models.TextField(blank=True)
+    licenses = models.TextField(blank=True)
     restart_count = models.IntegerField(default=0)
 
     objects = FactQuerySet.as_manager()
@@ -261,6 +284,7 @@ class Reading(models.Model):
         PARTITIONS = "partitions"
         RESERVATIONS = "reservations"
         ACCOUNTS = "accounts"
+        LICENSES = "licenses", "Licences"
 
     part = models.CharField(max_length=16, primary_key=True, choices=Part.choices)
     asked_at = models.DateTimeField(null=True, blank=True, help_text="Null: it is to be asked at once.")
@@ -288,6 +312,7 @@ _RECORDS: dict[str, str] = {
     Reading.Part.PARTITIONS: "partition",
     Reading.Part.RESERVATIONS: "reservation",
     Reading.Part.ACCOUNTS: "account record",
+    Reading.Part.LICENSES: "licence",
 }
 
 

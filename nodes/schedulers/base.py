@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, TypeVar
 
-from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
+from nodes.schedulers.cluster import Accounts, License, Partition, QueuedJob, Reservation
 
 # Slurm's words for a job, lower-case. A scheduler answers these and no others: of what it can't tell it says UNKNOWN.
 ALIVE = frozenset({"pending", "running", "suspended", "completing"})
@@ -69,6 +69,7 @@ class Submission:
     qos: str = ""
     reservation: str = ""
     constraint: str = ""  # of node features, as Slurm writes it: "h100&nvlink"
+    licenses: str = ""  # as Slurm writes them: "matlab:2,abaqus"
     exclusive: bool = False  # whole nodes
     required_nodes: tuple[str, ...] = ()
     excluded_nodes: tuple[str, ...] = ()
@@ -229,6 +230,8 @@ class Scheduler(Protocol):
     def partitions(self) -> Listing[Partition]: ...
 
     def reservations(self) -> Listing[Reservation]: ...
+
+    def licenses(self) -> Listing[License]: ...
 
     def accounts(self) -> Accounts:
         """QOS and associations with their limits and shares. Raises where the accounts do not answer."""

@@ -1,4 +1,4 @@
-"""What a scheduler says of its cluster besides nodes: partitions, limits, reservations, shares and the queue.
+"""What a scheduler says of its cluster besides nodes: partitions, limits, reservations, licences, shares, the queue.
 
 Plain dataclasses, no Django. Times are Unix seconds, durations seconds, memory MiB; None: no limit, or not told.
 A limit on TRES is a map such as {"gres/gpu": 8, "cpu": 128, "node": 2}; memory in it is MiB.
@@ -87,6 +87,16 @@ class Reservation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class License:
+    """A licence that jobs take while they run; `name` is "matlab", or "matlab@server" for one of the accounts."""
+
+    name: str
+    total: int = 0
+    used: int = 0  # also outside of Slurm, where it knows
+    reserved: int = 0  # by reservations
+
+
+@dataclass(frozen=True, kw_only=True)
 class QueuedJob:
     """A job that is waiting or running, whoever's it is. An array's waiting tasks are one, with `tasks` of them."""
 
@@ -117,6 +127,7 @@ class QueuedJob:
     reservation: str = ""
     features: str = ""
     dependency: str = ""
+    licenses: str = ""  # as Slurm writes them: "matlab:2,abaqus"
     restart_count: int = 0
 
 

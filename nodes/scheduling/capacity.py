@@ -4,7 +4,7 @@
     seats = survey(request, cluster)      each node as this request may use it
     fit = look(request, seats, cluster)   could it start, on which, and why not on the others
 
-Only what the scheduler tells is looked at: it alone decides, and knows more (licenses, topology, cores of a socket).
+Only what the scheduler tells is looked at: it alone decides, and knows more (topology, cores of a socket).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import lru_cache
 from math import inf
 
 from nodes.schedulers.base import NodeStatus
-from nodes.schedulers.cluster import Association, Partition, Qos, QueuedJob, Reservation
+from nodes.schedulers.cluster import Association, License, Partition, Qos, QueuedJob, Reservation
 from nodes.scheduling import features, gpu_types
 
 # Slurm's word for a node's state, as sinfo or the REST API write it: why nothing new starts there.
@@ -87,6 +87,7 @@ class Request:
     partition: str = ""  # "": the default one; several with commas between
     constraint: str = ""
     reservation: str = ""
+    licenses: str = ""  # "matlab:2,abaqus"
     required_nodes: tuple[str, ...] = ()
     excluded_nodes: tuple[str, ...] = ()
     user: str = ""
@@ -109,6 +110,7 @@ class Cluster:
     qos: Sequence[Qos] = ()
     associations: Sequence[Association] = ()
     reservations: Sequence[Reservation] = ()
+    licenses: Sequence[License] = ()
     queue: Sequence[QueuedJob] = ()
 
     @property

@@ -1,4 +1,4 @@
-"""The cluster on the command line: `vigil nodes`, `node`, `drain`, `undrain` and `queue`. No Django here."""
+"""The cluster on the command line: `vigil nodes`, `node`, `drain`, `undrain`, `queue` and `licenses`. No Django."""
 
 from __future__ import annotations
 
@@ -91,7 +91,16 @@ def queue(limit: int, mine: bool, as_json: bool, **filters: Any) -> None:
     out({"items": found} | {name: page[name] for name in ("reading", "unseen") if name in page}, tables.queue, as_json)
 
 
-ALL = (nodes, node, drain, undrain, queue)
+@click.command()
+@as_json
+def licenses(as_json: bool) -> None:
+    """List the licences that jobs can ask for, and how many are in use."""
+    found = find_portal().get("licenses")
+    _note_silence(found["reading"])
+    out(found, tables.licenses, as_json)
+
+
+ALL = (nodes, node, drain, undrain, queue, licenses)
 
 
 def _order(name: str, action: str, body: dict[str, Any], as_json: bool) -> None:

@@ -320,6 +320,13 @@ def queue(answer: dict[str, Any]) -> list[str]:
     return [*table(head, rows, "The queue is empty."), *freshness(answer)]
 
 
+def licenses(answer: dict[str, Any]) -> list[str]:
+    head = ["LICENCE", "TOTAL>", "IN USE>", "RESERVED>", "FREE>"]
+    numbers = ("total", "used", "reserved", "free")
+    rows = [[one["name"], *(formatting.count(one[name]) for name in numbers)] for one in answer["items"]]
+    return [*table(head, rows, "The scheduler counts no licences."), as_of(answer["reading"])]
+
+
 def freshness(answer: dict[str, Any]) -> list[str]:
     """How old a queue is, and which of the person's own jobs it cannot show yet; a portal of before tells no such."""
     unseen = answer.get("unseen") or {"text": ""}

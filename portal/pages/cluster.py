@@ -19,8 +19,11 @@ LATE = timedelta(seconds=90)  # a part is read at least every minute
 SILENT = timedelta(seconds=10)
 """Nodes are read every 5 s, so a Slurm that hangs is seen long before its call runs out of time. With a page's refresh,
 another 5 s, whoever looks reads of it within 15 s."""
-# Partitions and reservations have no page of their own: what could not be read of them is said beside the nodes.
-SHOWN_WITH = {Reading.Part.NODES: (Reading.Part.NODES, Reading.Part.PARTITIONS, Reading.Part.RESERVATIONS)}
+# These parts have no page of their own: what could not be read of them is said beside the nodes, or the queue.
+SHOWN_WITH = {
+    Reading.Part.NODES: (Reading.Part.NODES, Reading.Part.PARTITIONS, Reading.Part.RESERVATIONS),
+    Reading.Part.QUEUE: (Reading.Part.QUEUE, Reading.Part.LICENSES),
+}
 
 
 def scheduler_name() -> str:

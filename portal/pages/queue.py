@@ -13,7 +13,7 @@ from django.views.decorators.http import require_safe
 from jobs.listing import visibility
 from jobs.listing.queue import STATES, Entry, QueueSearch, described, unseen
 from nodes.cluster import sync
-from nodes.models import QueuedJob, Reading
+from nodes.models import License, QueuedJob, Reading
 from portal import formatting
 from portal.access import user_of
 from portal.http.paging import BadCursor
@@ -48,6 +48,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "found": search.rows(user),
         "filtered": any(request.GET.get(name) for name in ("q", "state", "partition", "user", "mine")),
         "partitions": sorted({name for row in _partitions() for name in row.split(",") if name}),
+        "licenses": list(License.objects.all()),
         "stale": stale(Reading.Part.QUEUE, now),
         "say": say(user, read),
         "fragment": is_fragment(request),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from nodes.schedulers.base import JobStatus, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
-from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
+from nodes.schedulers.cluster import Accounts, License, Partition, QueuedJob, Reservation
 
 DGX_01 = NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, memory_mib=65_536, gpu_type="h100", plays_many=True)
 
@@ -27,6 +27,7 @@ class Told:
     queued: list[QueuedJob] = field(default_factory=list)
     divided: list[Partition] = field(default_factory=list)
     reserved: list[Reservation] = field(default_factory=list)
+    licensed: list[License] = field(default_factory=list)
     accounted: Accounts = field(default_factory=Accounts)
     broken_parts: dict[str, SchedulerError] = field(default_factory=dict)  # by method: "queue", "accounts", "drain" …
     unreadable: dict[str, int] = field(default_factory=dict)  # by part: records of "nodes", "queue" left out
@@ -117,6 +118,10 @@ class Told:
     def reservations(self) -> Listing[Reservation]:
         self._part("reservations")
         return Listing(self.reserved)
+
+    def licenses(self) -> Listing[License]:
+        self._part("licenses")
+        return Listing(self.licensed, unreadable=self.unreadable.get("licenses", 0))
 
     def accounts(self) -> Accounts:
         self._part("accounts")

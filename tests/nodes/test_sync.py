@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from nodes.cluster import sync
-from nodes.models import Association, Node, Partition, Qos, QueuedJob, Reading, Reservation
+from nodes.models import Association, License, Node, Partition, Qos, QueuedJob, Reading, Reservation
 from nodes.schedulers import cluster
 from nodes.schedulers.base import NodeStatus, SchedulerError
 from nodes.schedulers.cluster import Accounts, Limits
@@ -52,6 +52,7 @@ def test_everything_that_is_told_is_there() -> None:
         ],
         divided=[cluster.Partition(name="gpu", is_default=True, nodes=("dgx-01",), max_time_s=86_400)],
         reserved=[cluster.Reservation(name="friday", starts_at=1_800_000_000.0, users=("mira",))],
+        licensed=[cluster.License(name="matlab", total=2, used=1)],
         accounted=Accounts(
             qos=(cluster.Qos(name="small", limits=Limits(user={"gres/gpu": 2})),),
             associations=(
@@ -71,6 +72,7 @@ def test_everything_that_is_told_is_there() -> None:
     assert (waiting.priority, waiting.started_at) == (4_294_901_759, None)
     assert Partition.objects.get().max_time_s == 86_400
     assert Reservation.objects.get().users == ["mira"]
+    assert (License.objects.get().total, License.objects.get().free) == (2, 1)
     assert Qos.objects.get().limits["user"] == {"gres/gpu": 2}
     assert Association.objects.get(user="mira").limits["group"] == {"cpu": 9}
     assert {reading.part for reading in sync.readings().values() if reading.read_at} == set(Part.values)

@@ -124,6 +124,15 @@ def test_queue(portal):  # noqa: F811
     assert vigil("queue", "--user", "mira").stdout.startswith("Nothing matches.")
 
 
+def test_licences(portal):  # noqa: F811
+    matlab = {"name": "matlab", "total": 1500, "used": 3, "reserved": 0, "free": 1497}
+    portal.answers["GET", "licenses"] = {"items": [matlab], "reading": READING}
+    lines = vigil("licenses").stdout.splitlines()
+    assert lines[1].split() == ["matlab", "1,500", "3", "0", "1,497"]
+    portal.answers["GET", "licenses"] = {"items": [], "reading": READING}
+    assert "counts no licences" in vigil("licenses").stdout
+
+
 def test_how_old_an_answer_is(portal):  # noqa: F811
     now = datetime.now().astimezone()
     fresh = {**READING, "read_at": now.isoformat()}

@@ -205,6 +205,7 @@ PriorityWeightAge=1000
 PriorityDecayHalfLife=7-0
 MaxArraySize=10001
 MaxJobCount=20000
+Licenses=matlab:2
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort={layout.port_of("slurmdbd")}

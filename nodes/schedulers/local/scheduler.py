@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nodes.schedulers.base import JobStatus, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
-from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
+from nodes.schedulers.cluster import Accounts, License, Partition, QueuedJob, Reservation
 from nodes.schedulers.local import job_queue, machine, processes, shim, slots
 from nodes.schedulers.local.machine import Gpu
 
@@ -153,6 +153,9 @@ class LocalScheduler:
         return Listing([only])
 
     def reservations(self) -> Listing[Reservation]:
+        return Listing()
+
+    def licenses(self) -> Listing[License]:
         return Listing()
 
     def accounts(self) -> Accounts:

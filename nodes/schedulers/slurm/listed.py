@@ -10,7 +10,7 @@ from nodes.schedulers.slurm.http import decoded
 READ = (
     "account", "array_job_id", "array_task_id", "array_task_string", "comment", "cpus", "dependency", "end_time",
     "exit_code", "features", "flags", "gres_detail", "het_job_id", "het_job_offset", "job_id", "job_state",
-    "name", "node_count", "nodes", "partition", "priority", "qos", "restart_cnt", "resv_name", "start_time",
+    "licenses", "name", "node_count", "nodes", "partition", "priority", "qos", "restart_cnt", "resv_name", "start_time",
     "state_description", "state_reason", "submit_time", "time_limit", "tres_alloc_str", "tres_per_node",
     "tres_req_str", "user_name",
 )  # fmt: skip

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from nodes.schedulers.base import UNKNOWN, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
-from nodes.schedulers.cluster import Accounts, Association, Partition, QueuedJob, Reservation
+from nodes.schedulers.cluster import Accounts, Association, License, Partition, QueuedJob, Reservation
 from nodes.schedulers.slurm import shapes
 from nodes.schedulers.slurm.http import (
     NOTHING_FOUND,
@@ -177,6 +177,11 @@ class SlurmRest:
         answer = self.http.get("reservations") or {}
         return _each(shapes.reservation, answer.get("reservations"))
 
+    def licenses(self) -> Listing[License]:
+        answer = self.http.get("licenses") or {}
+        found = _each(shapes.license, answer.get("licenses"))
+        return Listing(_added_up(found), unreadable=found.unreadable)
+
     def accounts(self) -> Accounts:
         answer = self.http.get("qos", service="slurmdb") or {}
         qos = _each(shapes.qos, answer.get("qos") or answer.get("QOS"))
@@ -227,6 +232,18 @@ class SlurmRest:
         except SlurmError as error:
             if error.number not in {*UNKNOWN_JOB, ALREADY_ENDED}:
                 raise
+
+
+def _added_up(rows: Iterable[License]) -> Iterable[License]:
+    """Add up rows of one name: since Slurm 25.05 a licence may be counted for each group of nodes by itself."""
+    found: dict[str, License] = {}
+    for row in rows:
+        if (other := found.get(row.name)) is not None:
+            row = replace(
+                row, total=row.total + other.total, used=row.used + other.used, reserved=row.reserved + other.reserved
+            )
+        found[row.name] = row
+    return found.values()
 
 
 def own_id_of(listed: str) -> str:

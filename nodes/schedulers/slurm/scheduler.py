@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
-from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
+from nodes.schedulers.cluster import Accounts, License, Partition, QueuedJob, Reservation
 from nodes.schedulers.slurm.accounting import PastJobs
 from nodes.schedulers.slurm.commands import Commands
 from nodes.schedulers.slurm.job_cache import JobCache
@@ -202,6 +202,9 @@ class Slurm:
 
     def reservations(self) -> Listing[Reservation]:
         return self.rest.reservations()
+
+    def licenses(self) -> Listing[License]:
+        return self.rest.licenses()
 
     def accounts(self) -> Accounts:
         return self.rest.accounts() if self.rest.has_accounts else Accounts()

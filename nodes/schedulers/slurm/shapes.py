@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodes.schedulers.base import ENDED, JobStatus, NodeStatus, SlurmStep
-from nodes.schedulers.cluster import Association, Limits, Partition, Qos, QueuedJob, Reservation
+from nodes.schedulers.cluster import Association, License, Limits, Partition, Qos, QueuedJob, Reservation
 from nodes.schedulers.launch import LAUNCH_FAILED
 from nodes.schedulers.slurm.states import ended_before, hold_of, job_state, node_state
 from nodes.schedulers.slurm.values import (
@@ -224,6 +224,7 @@ def queued(raw: Raw, told: Record) -> QueuedJob:
         reservation=text(raw.get("resv_name")),
         features=text(raw.get("features")),
         dependency=text(raw.get("dependency")),
+        licenses=text(raw.get("licenses")),
         restart_count=told.status.restart_count,
     )
 
@@ -359,6 +360,18 @@ def reservation(raw: Raw) -> Reservation:
         accounts=words(raw.get("accounts")),
         partition=text(raw.get("partition")),
         flags=words(raw.get("flags")),
+    )
+
+
+def license(raw: Raw) -> License:
+    """Read one row of /licenses. What is used outside of Slurm is in `Free` alone."""
+    total, used = integer(raw.get("Total")), integer(raw.get("Used"))
+    free = number(raw.get("Free"))
+    return License(
+        name=_named(raw, "LicenseName"),
+        total=total,
+        used=used if free is None else max(used, total - int(free)),
+        reserved=integer(raw.get("Reserved")),
     )
 
 

@@ -15,7 +15,7 @@ from jobs.spec import JobSpec
 from nodes.cluster import sync
 from nodes.models import Node, NodeOrder, Reading
 from nodes.schedulers.base import NodeStatus, SchedulerError
-from nodes.schedulers.cluster import Accounts, Association, Limits, Partition, Qos, QueuedJob
+from nodes.schedulers.cluster import Accounts, Association, License, Limits, Partition, Qos, QueuedJob
 from portal.models import User
 from tests.jobs.schedulers import Told
 from tests.lab import a_job, a_project, person, signed_in, sysadmin
@@ -385,6 +385,21 @@ def test_lists_of_the_cluster(mira: User, told: Told) -> None:
     told.machines = [replace(told.machines[0], state="mixed+drain")]
     sync.read(told)
     assert client.get("/api/v1/nodes/dgx-01").json()["takes_jobs"] is False
+
+
+def test_licences_are_on_the_queue_page_where_there_are_any(mira: User, told: Told) -> None:
+    assert "Licences" not in text(mira, "/queue")
+    told.licensed = [License(name="abaqus", total=1500, used=3), License(name="matlab", total=2, used=1, reserved=1)]
+    told.unreadable["licenses"] = 1
+    sync.read(told)
+    html = text(mira, "/queue")
+    assert "Licences in use: abaqus 3 of 1,500 · matlab 1 of 2, 1 reserved" in html
+    assert "1 licence could not be read and is left out." in html
+    found = signed_in(mira).get("/api/v1/licenses").json()
+    assert found["items"][1] == {
+        "name": "matlab", "total": 2, "used": 1, "reserved": 1, "free": 1, "is_made_up": False,
+    }  # fmt: skip
+    assert found["reading"]["unreadable"] == 1
 
 
 def test_accounts_are_everybodys_own(mira: User, told: Told) -> None:

@@ -36,8 +36,8 @@ STUBBORN = "#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 1; done\n"
 # What everybody can ask at any moment; {name} stands for the id of the job of that name.
 BUSY = (
     "slurm/jobs", "slurm/jobs/state", "slurm/job/{gpus}", "slurm/job/{array}", "slurm/job/{finished-array}",
-    "slurm/nodes", "slurm/partitions", "slurm/reservations", "slurm/shares", "slurm/diag", "slurm/ping",
-    "slurmdb/qos", "slurmdb/associations", "slurmdb/job/{requeued}",
+    "slurm/nodes", "slurm/partitions", "slurm/reservations", "slurm/licenses", "slurm/shares", "slurm/diag",
+    "slurm/ping", "slurmdb/qos", "slurmdb/associations", "slurmdb/job/{requeued}",
 )  # fmt: skip
 ENDED = ("slurm/jobs", "slurm/jobs/state", "slurmdb/jobs", "slurmdb/job/{requeued}", "slurmdb/job/{steps}")
 OLD, NEWEST = "v0.0.38", "v0.0.45"
@@ -190,7 +190,7 @@ def _limits(slurm: Cluster) -> None:
 def _busy(tell: Recorder) -> None:
     """Jobs in every state that can be had, most of them staying there."""
     batch, wait, control = tell.batch, tell.wait, tell.control
-    batch("gpus", "-N2", "-w", "dgx01,dgx03", "--ntasks-per-node=1", "--gres=gpu:h100:3", "-t", "90")
+    batch("gpus", "-N2", "-w", "dgx01,dgx03", "--ntasks-per-node=1", "--gres=gpu:h100:3", "-t", "90", "-L", "matlab")
     batch("completed", script="#!/bin/sh\nexit 0\n")
     batch("failed", script="#!/bin/sh\nexit 3\n")
     batch("signalled", script="#!/bin/sh\nkill -9 $$\n")

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from nodes.schedulers.cluster import QueuedJob
+from nodes.schedulers.cluster import License, QueuedJob
 from nodes.schedulers.slurm import shapes
 from nodes.schedulers.slurm.accounting import PastJobs
 from nodes.schedulers.slurm.http import decoded
@@ -195,6 +195,17 @@ def test_reservations(version: str) -> None:
     assert found["course"].ends_at == found["course"].starts_at + 2 * 3600
     assert found["kept"].accounts == ("speech",)
     assert "MAINT" in found["upkeep"].flags
+
+
+@every_version
+def test_licenses(version: str) -> None:
+    played = Played(version)
+    assert played.slurm.licenses() == [License(name="matlab", total=2, used=1)]
+    rows = [{"LicenseName": "flex", "Total": 3, "Used": 1, "Free": 0}, {"LicenseName": "flex", "Total": 2, "Used": 0}]
+    played.answers["/licenses"] = httpx.Response(200, json={"licenses": [*rows, {"Total": 1}]})
+    found = played.slurm.licenses()
+    assert found == [License(name="flex", total=5, used=3)], "taken outside of Slurm, and counted for groups of nodes"
+    assert found.unreadable == 1
 
 
 @some_versions

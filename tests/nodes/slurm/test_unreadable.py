@@ -43,6 +43,7 @@ LISTS: dict[str, tuple[str, tuple[str, ...], Read]] = {
     "nodes": ("slurm-nodes", ("nodes",), lambda slurm: slurm.nodes()),
     "partitions": ("slurm-partitions", ("partitions",), lambda slurm: slurm.rest.partitions()),
     "reservations": ("slurm-reservations", ("reservations",), lambda slurm: slurm.reservations()),
+    "licenses": ("slurm-licenses", ("licenses",), lambda slurm: slurm.licenses()),
     "jobs": ("slurm-jobs", ("jobs",), lambda slurm: slurm.rest.jobs().records()),  # type: ignore[union-attr]
     "qos": ("slurmdb-qos", ("qos",), all_qos),
     "associations": ("slurmdb-associations", ("associations",), all_associations),
