@@ -114,6 +114,7 @@ def submission(attempt: Attempt, root: Path) -> Submission:
         qos=resources.qos,
         reservation=resources.reservation,
         constraint=resources.constraint,
+        licenses=resources.licenses,
         exclusive=resources.exclusive,
         required_nodes=tuple(resources.require_nodes),
         excluded_nodes=tuple(resources.exclude_nodes),

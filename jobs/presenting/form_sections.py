@@ -32,7 +32,8 @@ FIRST = (
 )
 # What means something to Slurm alone.
 SLURM = (
-    "partition", "qos", "reservation", "gpu_type", "constraint", "exclusive", "require_nodes", "exclude_nodes",
+    "partition", "qos", "reservation", "gpu_type", "constraint", "licenses", "exclusive", "require_nodes",
+    "exclude_nodes",
 )  # fmt: skip
 CODE = frozenset({Script.TABLE, ClientCode.TABLE})
 OPTIONS_FIRST = 6  # of a recipe's own options, where it does not say itself which

@@ -59,6 +59,9 @@ class Resources(Part):
     reservation: Annotated[str, AfterValidator(slurm.word)] = Field(
         default="", title="Reservation", description="Start inside it."
     )
+    licenses: Annotated[str, AfterValidator(slurm.licenses)] = Field(
+        default="", title="Licences", description="As Slurm writes them, such as matlab:2,abaqus."
+    )
     begin: Annotated[str, BeforeValidator(values.moment), AfterValidator(slurm.begin)] = Field(
         default="", title="Not before", description="2026-12-01T02:00 in the site’s time zone, or +2h."
     )

@@ -1,4 +1,4 @@
-"""What may be asked of Slurm by name: words, node lists, feature expressions, a time to begin.
+"""What may be asked of Slurm by name: words, node lists, feature expressions, licences, a time to begin.
 
 Each value is checked by its characters, so that it means the same in a request, in an #SBATCH line and to a shell.
 """
@@ -13,6 +13,8 @@ MOST_NODES = 1_000  # named in one list
 AHEAD = timedelta(days=366)  # how late a job may begin
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
 _CONSTRAINT = re.compile(r"[A-Za-z0-9_\[(][A-Za-z0-9_.\-&|*()\[\]:]{0,199}\Z")
+_LICENSE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.@-]{0,63})(?::[1-9][0-9]{0,5})?\Z")
+MOST_LICENSES = 20  # in one list: no cluster is known that has more
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _HOSTS = re.compile(r"([A-Za-z0-9._-]*)\[([0-9,-]{1,200})\]([A-Za-z0-9._-]*)\Z")
 _SPAN = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?\Z")
@@ -37,6 +39,22 @@ def constraint(value: str) -> str:
         raise ValueError(
             f'"{value[:80]}" is no expression of features. Write it without spaces, like h100&nvlink or [rack1|rack2].'
         )
+    return value
+
+
+def licenses(value: str) -> str:
+    """Check a list of licences with their counts, "matlab:2,abaqus"; each is named once."""
+    if not value:
+        return value
+    found = [_LICENSE.match(item) for item in value.split(",")]
+    if not all(found) or len(found) > MOST_LICENSES:
+        raise ValueError(
+            f'"{value[:80]}" is no list of licences. Write it without spaces, like matlab:2,abaqus,'
+            f" with {MOST_LICENSES} names at most."
+        )
+    names = [match[1] for match in found if match]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise ValueError(f'Licence "{twice}" is named twice. Write it once, with the number of both, like {twice}:2.')
     return value
 
 

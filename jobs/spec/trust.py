@@ -36,7 +36,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "resources": (
         Power.DATA,
         "nodes spares gpus_per_node ranks_per_node cpus_per_rank memory_gib time_limit gpu_type partition qos "
-        "constraint reservation begin exclusive require_nodes exclude_nodes",
+        "constraint reservation licenses begin exclusive require_nodes exclude_nodes",
     ),
     "restart": (Power.DATA, "max_restarts in_place on"),
     "environment": (Power.CODE, "python conda modules container engine mounts"),

@@ -14,9 +14,9 @@ from django.utils import timezone
 from jobs.errors import Problem
 from jobs.spec import JobSpec
 from nodes.cluster import sync
-from nodes.models import Association, AssociationQuerySet, Node, Partition, Qos, Reading, Reservation
+from nodes.models import Association, AssociationQuerySet, License, Node, Partition, Qos, Reading, Reservation
 from nodes.schedulers import cluster
-from nodes.scheduling import gpu_types
+from nodes.scheduling import gpu_types, licenses
 from nodes.scheduling.capacity import may_use
 from portal import formatting
 from portal.models import User
@@ -24,7 +24,8 @@ from portal.models import User
 SHOWN = 6
 PARTS = {
     "partition": Reading.Part.PARTITIONS, "qos": Reading.Part.ACCOUNTS, "reservation": Reading.Part.RESERVATIONS,
-    "gpu_type": Reading.Part.NODES, "require_nodes": Reading.Part.NODES, "exclude_nodes": Reading.Part.NODES,
+    "licenses": Reading.Part.LICENSES, "gpu_type": Reading.Part.NODES, "require_nodes": Reading.Part.NODES,
+    "exclude_nodes": Reading.Part.NODES,
 }  # fmt: skip
 FRESH = timedelta(seconds=2)  # what was read since needs no second look
 WAIT_S, LOOK_S = 4.0, 0.1
@@ -34,19 +35,40 @@ TITLES = {"partition": "partition", "qos": "QOS", "reservation": "reservation", 
 
 def problems(spec: JobSpec) -> Iterator[Problem]:
     """Each name that there is not, with the near ones. A machine that plays all nodes knows no names."""
-    if Node.objects.told().filter(plays_many=True).exists():
-        return
     asked = spec.resources
+    if Node.objects.told().filter(plays_many=True).exists():
+        if asked.licenses:
+            text = "Jobs run on one machine here, which counts no licences. Take licenses out."
+            yield Problem("resources.licenses", text)
+        return
     for field, title in TITLES.items():
         name, there = getattr(asked, field), _THERE[field]() if getattr(asked, field) else set()
         if (there or (name and _has_none(field))) and name not in there:
             yield Problem(f"resources.{field}", f'Slurm has no {title} "{name}"{_as_of(field)}. {_near(name, there)}')
+    yield from _licenses(asked.licenses)
     for field in ("require_nodes", "exclude_nodes"):
         there = _THERE["nodes"]() if getattr(asked, field) else set()
         missing = [name for name in getattr(asked, field) if name not in there]
         if missing and there:
             near = _near(missing[0], there)
             yield Problem(f"resources.{field}", f'Slurm has no node "{missing[0]}"{_as_of(field)}. {near}')
+
+
+def _licenses(asked: str) -> Iterator[Problem]:
+    """Name the first licence that there is not, or of which there are fewer in all: Slurm refuses both."""
+    totals = dict(License.objects.told().values_list("name", "total")) if asked else {}
+    if not asked or not (totals or _has_none("licenses")):
+        return
+    for name, wanted in licenses.counts(asked).items():
+        if name not in totals:
+            text = f'Slurm has no licence "{name}"{_as_of("licenses")}. {_near(name, totals)}'
+        elif wanted > totals[name]:
+            there = formatting.plural(totals[name], f"{name} licence")
+            text = f"Slurm has {there} in all{_as_of('licenses')}; this asks for {wanted:,}. Ask for fewer."
+        else:
+            continue
+        yield Problem("resources.licenses", text)
+        return
 
 
 def refresh(fields: Iterable[str]) -> bool:
@@ -88,10 +110,10 @@ def known(user: User, field: str) -> list[str]:
 
 
 def _has_none(field: str) -> bool:
-    """Whether the scheduler has said that there are none: of reservations that is no sign of its silence."""
-    if field != "reservation":
+    """Return whether the scheduler has said that there are none: a cluster without these is a usual one."""
+    if field not in {"reservation", "licenses"}:
         return False
-    return Reading.objects.filter(part=Reading.Part.RESERVATIONS).exclude(read_at=None).exists()
+    return Reading.objects.filter(part=PARTS[field]).exclude(read_at=None).exists()
 
 
 def _near(name: str, there: Iterable[str]) -> str:
@@ -160,6 +182,7 @@ _THERE: dict[str, Callable[[], set[str]]] = {
     "partition": lambda: set(Partition.objects.told().values_list("name", flat=True)),
     "qos": lambda: set(Qos.objects.told().values_list("name", flat=True)),
     "reservation": lambda: set(Reservation.objects.told().values_list("name", flat=True)),
+    "licenses": lambda: set(License.objects.told().values_list("name", flat=True)),
     "gpu_type": _gpu_types,
     "constraint": _features,
     "nodes": _nodes,

@@ -67,6 +67,7 @@ def _common(asked: Submission) -> dict[str, Any]:
         "qos": asked.qos,
         "reservation": asked.reservation,
         "constraints": asked.constraint,
+        "licenses": asked.licenses,
     }
     return job | {name: value for name, value in optional.items() if value}
 

@@ -18,7 +18,7 @@ from jobs.following import handover
 from jobs.models import Attempt, Job
 from jobs.spec import Environment, JobSpec
 from jobs.spec.slurm import absolute, hosts
-from nodes.models import Node, Partition
+from nodes.models import License, Node, Partition, Reading
 from nodes.schedulers.base import Submission
 from portal.models import Project, User
 from tests.jobs.asking import ask, spec_of
@@ -30,6 +30,7 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 ALL = {
     "nodes": "2:4", "gpus_per_node": 8, "gpu_type": "h100", "partition": "batch", "qos": "high", "reservation": "maint",
     "constraint": "nvlink&(h100|h200)", "exclusive": True, "require_nodes": ["dgx[01-02]"], "exclude_nodes": ["dgx07"],
+    "licenses": "matlab:2,abaqus",
 }  # fmt: skip
 
 
@@ -57,6 +58,7 @@ def test_all_of_it_reaches_the_request_and_the_script(oskar: User, project: Proj
     asked = handed(job, told)
     assert (asked.account, asked.partition, asked.qos, asked.reservation) == ("siskin", "batch", "high", "maint")
     assert (asked.gpu_type, asked.constraint, asked.exclusive) == ("h100", "nvlink&(h100|h200)", True)
+    assert asked.licenses == "matlab:2,abaqus"
     assert (asked.required_nodes, asked.excluded_nodes) == (("dgx01", "dgx02"), ("dgx07",))
     script = written(job, "batch.sh")
     for line in ("--no-kill", "--nodelist=dgx01,dgx02", "--exclude=dgx07", "--open-mode=append"):
@@ -114,7 +116,9 @@ def test_what_does_not_hold_says_the_fix() -> None:
     assert "is required and excluded" in problems(resources=both)["resources.exclude_nodes"]
 
 
-@pytest.mark.parametrize("field", ["partition", "qos", "reservation", "gpu_type", "constraint", "require_nodes"])
+@pytest.mark.parametrize(
+    "field", ["partition", "qos", "reservation", "gpu_type", "constraint", "licenses", "require_nodes"]
+)
 @given(text=st.text(min_size=1, max_size=12))
 def test_nothing_gets_through_that_could_end_a_line(field: str, text: str) -> None:
     value = [text] if field == "require_nodes" else text
@@ -150,6 +154,49 @@ def test_names_that_slurm_lacks_are_told_with_the_near_ones(oskar: User) -> None
         "resources.gpu_type": 'Slurm has no GPU of type "a100". Did you mean "h100"?',
         "resources.exclude_nodes": 'Slurm has no node "dxg01". Did you mean "dgx01"?',
     }
+
+
+@pytest.mark.parametrize("text", ["matlab:0", "matlab 2", "matlab:2,", "a:1|b:1", "-x", "a:1000000", "a,b,a"])
+def test_what_is_no_list_of_licences(text: str) -> None:
+    assert "Write it" in problems(resources={"licenses": text})["resources.licenses"]
+
+
+@pytest.mark.parametrize("text", ["matlab", "matlab:2,abaqus", "matlab@flex.lab:10", ""])
+def test_lists_of_licences(text: str) -> None:
+    assert spec_of(resources={"licenses": text}).resources.licenses == text
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("matlb:1", 'Slurm has no licence "matlb" (as of 21:04). Did you mean "matlab"?'),
+        ("matlab,nothing-like:1", 'Slurm has no licence "nothing-like" (as of 21:04). It has matlab.'),
+        ("matlab:3", "Slurm has 2 matlab licences in all (as of 21:04); this asks for 3. Ask for fewer."),
+    ],
+)
+def test_licences_that_slurm_lacks(oskar: User, asked: str, says: str) -> None:
+    ask(oskar, spec_of(resources={"licenses": asked}))  # nothing is known yet
+    License.objects.create(name="matlab", total=2, used=2)
+    Reading.objects.create(part="licenses", read_at=timezone.now().replace(hour=21, minute=4, second=0))
+    ask(oskar, spec_of(resources={"licenses": "matlab:2"}))
+    with pytest.raises(SpecError) as caught:
+        ask(oskar, spec_of(resources={"licenses": asked}))
+    (problem,) = caught.value.problems
+    assert problem.field == "resources.licenses"
+    assert problem.message.replace("\N{NO-BREAK SPACE}", " ") == says
+
+
+def test_a_cluster_without_licences_says_so(oskar: User) -> None:
+    Reading.objects.create(part="licenses", read_at=timezone.now())
+    with pytest.raises(SpecError, match=r"It has none\. Take it out\."):
+        ask(oskar, spec_of(resources={"licenses": "matlab"}))
+
+
+def test_one_machine_counts_no_licences(oskar: User) -> None:
+    Node.objects.create(name="here", cpus=8, plays_many=True)
+    with pytest.raises(SpecError, match="Jobs run on one machine here, which counts no licences") as caught:
+        ask(oskar, spec_of(resources={"licenses": "matlab"}))
+    assert [problem.field for problem in caught.value.problems] == ["resources.licenses"]
 
 
 def test_without_a_slurm_user_nothing_is_submitted(oskar: User, settings: Any) -> None:

@@ -29,6 +29,7 @@ EVERYTHING: dict[str, Any] = {
     "min_nodes": 2, "max_nodes": 4, "cpus_per_node": 16, "gpus_per_node": 8, "gpu_type": "h100",
     "memory_mib_per_node": 64_000, "environment": {"A": "1=2", "LANG": "de_DE.UTF-8"}, "account": "vision",
     "partition": "batch", "qos": "small", "reservation": "course", "constraint": "h100&nvlink", "exclusive": True,
+    "licenses": "matlab:2,abaqus",
     "required_nodes": ("dgx01", "dgx02"), "excluded_nodes": ("dgx07",), "begin_at": 1_700_000_000.2,
 }  # fmt: skip
 COMMON = {
@@ -37,7 +38,7 @@ COMMON = {
 }  # fmt: skip
 CHOSEN = {
     "account": "vision", "partition": "batch", "qos": "small", "reservation": "course", "constraints": "h100&nvlink",
-    "cpus_per_task": 16,
+    "licenses": "matlab:2,abaqus", "cpus_per_task": 16,
 }  # fmt: skip
 
 

@@ -1,0 +1,66 @@
+"""Licences as Slurm counts them: what a job asks for, and what is free. Pure, beside capacity.py."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from nodes.schedulers.cluster import License, QueuedJob
+from nodes.scheduling.capacity import Cluster, Request
+
+_ITEM = re.compile(r"([^:|()\s]+)(?::([0-9]{1,9}))?\Z")
+
+
+@dataclass(frozen=True)
+class Demand:
+    """One licence that a request names. `license` is None where the scheduler has none of that name."""
+
+    name: str
+    asked: int
+    license: License | None
+    free: int  # to this request
+
+    @property
+    def is_short(self) -> bool:
+        return self.asked > self.free
+
+    @property
+    def is_more_than_all(self) -> bool:
+        return self.license is None or self.asked > self.license.total
+
+
+def counts(text: str) -> dict[str, int]:
+    """Return how many of each licence "matlab:2,abaqus" asks for; nothing for a list with alternatives ("a:1|b:1")."""
+    found: dict[str, int] = {}
+    for item in text.split(",") if text else ():
+        match = _ITEM.match(item)
+        if match is None:
+            return {}
+        found[match[1]] = found.get(match[1], 0) + int(match[2] or 1)
+    return found
+
+
+def demands(request: Request, cluster: Cluster) -> Iterator[Demand]:
+    """Yield each licence of the request; none where the scheduler has not listed any."""
+    there = {license.name: license for license in cluster.licenses}
+    for name, asked in counts(request.licenses).items() if there else ():
+        license = there.get(name)
+        yield Demand(name, asked, license, _free(license, request) if license else 0)
+
+
+def are_taken(request: Request, cluster: Cluster, ahead: Iterable[QueuedJob]) -> bool:
+    """Return whether too few of a licence are left once the jobs ahead have taken theirs."""
+    if not request.licenses:
+        return False
+    taken: Counter[str] = Counter()
+    for job in ahead:
+        taken.update({name: many * job.tasks for name, many in counts(job.licenses).items()})
+    return any(demand.asked > demand.free - taken[demand.name] for demand in demands(request, cluster))
+
+
+def _free(license: License, request: Request) -> int:
+    """What a reservation holds is for the jobs inside of it."""
+    reserved = 0 if request.reservation else license.reserved
+    return max(0, license.total - license.used - reserved)
