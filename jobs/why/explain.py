@@ -19,6 +19,7 @@ from jobs.why.limits import Usage
 from jobs.why.reasons import explained
 from jobs.why.variants import Outcome, Variant, propose
 from nodes.schedulers.cluster import QueuedJob
+from nodes.scheduling import licenses
 from nodes.scheduling.backfill import Ahead, after, held_back
 from nodes.scheduling.capacity import Cluster, Request, Seat, look, starts, survey
 from portal import formatting
@@ -111,6 +112,7 @@ def settled(request: Request, own: QueuedJob | None) -> Request:
         account=own.account or request.account,
         qos=own.qos or request.qos,
         partition=own.partition or request.partition,
+        licenses=own.licenses or request.licenses,
         begin_at=_begin_at(request, own),
     )
 
@@ -171,6 +173,8 @@ class _Board:
             return Outcome("")
         if next(stuck.of_reservation(request, self.cluster), None) is not None:
             return Outcome("")
+        if next(stuck.of_licenses(request, self.cluster), None) is not None:
+            return Outcome("")
         if names := self.nodes(request):
             return Outcome("now", _where(names))
         if self.fits_but_for_others(request):
@@ -179,6 +183,8 @@ class _Board:
 
     def nodes(self, request: Request) -> tuple[str, ...]:
         """The nodes where it would start now, once those ahead have; of more than it needs, all. Empty: nowhere."""
+        if licenses.are_taken(request, self.cluster, self.line):
+            return ()
         if not starts(request, self.open(request, held=True), self.cluster):
             return ()
         return look(request, self.open(request, held=True), self.cluster).nodes

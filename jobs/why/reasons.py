@@ -33,7 +33,7 @@ MEANINGS = {
     "JobHeldAdmin": "a Slurm administrator holds it. Ask them for scontrol release.",
     "JobArrayTaskLimit": "as many of its sweep or array run as may at once.",
     "JobLaunchFailure": "it could not be launched and is held. Ask a Slurm administrator.",
-    "Licenses": "the licenses that it needs are in use.",
+    "Licenses": "the licences that it needs are in use.",
     "Cleaning": "what is left of its run before is still being cleaned up.",
     "BadConstraints": "no node has what it asks for. It never starts: cancel it.",
     "InvalidAccount": "its account is unknown to Slurm. Cancel it and ask a Slurm administrator.",

@@ -7,11 +7,13 @@ from fnmatch import fnmatchcase
 from math import inf
 
 from jobs.why import crowded, limits
-from jobs.why.blocks import Block, Facts, Kind, clock, word_of
+from jobs.why.blocks import Block, Facts, Kind, are, clock, word_of
 from jobs.why.reasons import explained
 from nodes.schedulers.cluster import Reservation
 from nodes.schedulers.launch import is_launch_failed, nodes_of
+from nodes.scheduling import licenses
 from nodes.scheduling.capacity import Cluster, Request, may_use
+from nodes.scheduling.licenses import Demand
 from portal import formatting
 
 # What kind of thing Slurm's word means, the first pattern that fits.
@@ -27,6 +29,7 @@ KINDS: dict[str, Kind] = {
 # Nothing that is asked for differently helps against these.
 UNCHANGEABLE = frozenset({"dependency", "held"})
 BEGIN = "BeginTime"
+LICENSES = "Licenses"
 REQUEUE = "After a requeue that takes about two minutes."
 # A QOS may let its jobs past what the partition allows, by these flags.
 BEYOND = {"PARTITION_TIME_LIMIT": "time", "PARTITION_MAXIMUM_NODE": "at most", "PARTITION_MINIMUM_NODE": "at least"}
@@ -45,6 +48,7 @@ def blocks(facts: Facts) -> list[Block]:
         *_closed(facts),
         *_limits(facts),
         *_reservation(facts),
+        *_licenses(facts),
         *crowded.blocks(facts, said=kind_of(facts.reason) == "nodes"),
         *_priority(facts),
     ]
@@ -230,6 +234,45 @@ def _too_late(request: Request, own: Reservation, now: float) -> Iterator[Block]
         kind="time", text=text, name=own.name, amount="seconds", limit=seconds, asked=request.time_limit_s,
         is_final=True,
     )  # fmt: skip
+
+
+def _licenses(facts: Facts) -> Iterator[Block]:
+    """Say which licences are short; where Slurm says so and none is by the last reading, all that it asks for."""
+    is_said = word_of(facts.reason) == LICENSES
+    demands = [*licenses.demands(facts.request, facts.cluster)]
+    short = [demand for demand in demands if demand.is_short]
+    for demand in short or (demands if is_said else ()):
+        text = _license_text(demand)
+        if not demand.is_short:
+            text += f" {LICENSES} is what Slurm says; what runs may have changed since."
+        yield _license_block(demand, text, is_said=is_said)
+
+
+def of_licenses(request: Request, cluster: Cluster) -> Iterator[Block]:
+    """Yield the licences of which too few are free for the request."""
+    for demand in licenses.demands(request, cluster):
+        if demand.is_short:
+            yield _license_block(demand, _license_text(demand))
+
+
+def _license_block(demand: Demand, text: str, *, is_said: bool = False) -> Block:
+    there = demand.license
+    return Block(
+        kind="limit", text=text, name=demand.name, amount="licenses", limit=there.total if there else 0,
+        used=there.used if there else 0, asked=demand.asked, is_said=is_said, is_final=demand.is_more_than_all,
+    )  # fmt: skip
+
+
+def _license_text(demand: Demand) -> str:
+    """Return "matlab: 2 of 2 in use; this asks for 1."."""
+    name, there, asks = demand.name, demand.license, f"this asks for {formatting.count(demand.asked)}."
+    if there is None:
+        return f"{name}: the scheduler has no such licence; {asks} It never starts as it is."
+    total = formatting.count(there.total)
+    if demand.is_more_than_all:
+        return f"{name}: there {are(there.total)} {total} in all; {asks} It never starts as it is."
+    reserved = f", {formatting.count(there.reserved)} reserved" if there.reserved else ""
+    return f"{name}: {formatting.count(there.used)} of {total} in use{reserved}; {asks}"
 
 
 def _priority(facts: Facts) -> Iterator[Block]:

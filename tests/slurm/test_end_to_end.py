@@ -297,6 +297,19 @@ def test_over_the_limit_it_says_which(slurm: Cluster, alice: Person) -> None:
     slurm.run("scancel", held, user=ALICE)
 
 
+def test_a_job_that_waits_for_a_licence_says_which(slurm: Cluster, alice: Person) -> None:
+    unknown = {"spec": language(resources={"licenses": "matlb"})}
+    wait_for(lambda: "Did you mean" in alice.client.post("/jobs/check", json=unknown).text, "its licences to be known")
+    first = alice.submit(script(100_000, licenses="matlab:2"))
+    alice.wait(first, "running")
+    second = alice.submit(script(5, licenses="matlab:1"))
+    said = "matlab: 2 of 2 in use; this asks for 1."
+    wait_for(lambda: alice.client.get(f"/jobs/{second}/why").json()["text"] == said, "the sentence")
+    assert alice.job(second)["reason"].startswith("Licenses")
+    alice.cancel(first)
+    assert alice.wait(second)["state"] == "completed"
+
+
 def test_the_portal_away_for_a_job_s_whole_life(portal: Portal, alice: Person) -> None:
     job_id = alice.submit(script(60, begin="+5s"))
     wait_for(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm to have it")

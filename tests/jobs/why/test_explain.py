@@ -10,7 +10,7 @@ import pytest
 
 from jobs.spec import JobSpec
 from nodes.schedulers.base import NodeStatus
-from nodes.schedulers.cluster import Association, Limits, Partition, Qos, Reservation
+from nodes.schedulers.cluster import Association, License, Limits, Partition, Qos, Reservation
 from tests.jobs.asking import spec_of
 from tests.jobs.why.asking import GPU, NOW, cluster, gpu_spec, node, now, plain, queued, texts, why
 
@@ -219,6 +219,64 @@ def test_only_what_was_requeued_hears_of_requeues() -> None:
 def test_a_hold_says_what_lets_it_go(word: str) -> None:
     found = why(gpu_spec(1, 1), cluster(node("a")), word)
     assert "scontrol release 77" in texts(found)[0]
+
+
+def licensed(licenses: str, **facts: Any) -> JobSpec:
+    return spec_of(resources={"licenses": licenses, **facts})
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "says", "never"),
+    [
+        ("matlab", License(name="matlab", total=2, used=2), "matlab: 2 of 2 in use; this asks for 1.", False),
+        ("matlab:2", License(name="matlab", total=3, used=1, reserved=1),
+         "matlab: 1 of 3 in use, 1 reserved; this asks for 2.", False),
+        ("matlab:3", License(name="matlab", total=2),
+         "matlab: there are 2 in all; this asks for 3. It never starts as it is.", True),
+        ("abaqus", License(name="matlab", total=2),
+         "abaqus: the scheduler has no such licence; this asks for 1. It never starts as it is.", True),
+        ("matlab", License(name="matlab", total=2, used=1),
+         "matlab: 1 of 2 in use; this asks for 1. Licenses is what Slurm says; what runs may have changed since.",
+         False),
+    ],
+)  # fmt: skip
+def test_licences_are_named_with_their_numbers(asked: str, there: License, says: str, never: bool) -> None:
+    found = why(licensed(asked), cluster(node("a"), licenses=(there,)), "Licenses")
+    assert texts(found) == [says]
+    assert (found.blocks[0].kind, found.blocks[0].is_said, found.never) == ("limit", True, never)
+    assert found.variants == ()
+
+
+def test_licences_that_nobody_has_listed_are_the_schedulers_word() -> None:
+    assert texts(why(licensed("matlab"), cluster(node("a")), "Licenses")) == [
+        "Licenses: the licences that it needs are in use."
+    ]
+
+
+def test_short_licences_are_in_the_way_whatever_else_is() -> None:
+    short = License(name="matlab", total=2, used=2)
+    found = why(licensed("matlab"), cluster(node("a"), licenses=(short,)), "Priority", scheduler_id="")
+    assert "matlab: 2 of 2 in use; this asks for 1." in texts(found)
+    assert found.starts_on == ()
+
+
+def test_licences_that_those_ahead_take_are_not_promised() -> None:
+    one_left = License(name="matlab", total=2, used=1)
+    ahead = queued("5", reason="Priority", priority=9, licenses="matlab:1")
+    draft = {"reason": "", "scheduler_id": ""}
+    spec = licensed("matlab", partition="gpu")
+    alone = why(spec, cluster(node("a"), licenses=(one_left,)), **draft)
+    assert alone.starts_on == ("a",)
+    behind = why(spec, cluster(node("a"), licenses=(one_left,), queue=(ahead,)), **draft)
+    assert behind.starts_on == ()
+    assert behind.blocks
+
+
+def test_the_schedulers_licences_count_more_than_the_specifications() -> None:
+    there = (License(name="matlab", total=2, used=2),)
+    own = queued("77", reason="Licenses", licenses="matlab:2")
+    found = why(licensed("matlab:1"), cluster(node("a"), licenses=there, queue=(own,)), "Licenses")
+    assert texts(found) == ["matlab: 2 of 2 in use; this asks for 2."]
 
 
 def test_a_qos_may_set_the_partitions_limit_aside() -> None:
