@@ -101,7 +101,7 @@ def _typed(drawn: Field, raw: str) -> Any:
         words = [word for word in re.split(r"[\s,]+", raw) if word]
         return (
             [_numeric(word.lstrip("#"), whole=True) for word in words] or None
-            if drawn.path == "after"
+            if drawn.path in {"after", "run.attackers"}
             else words or None
         )
     if drawn.kind == "hosts":

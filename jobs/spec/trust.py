@@ -49,7 +49,8 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
         "checkpoint_every keep_checkpoints keep_every keep_best mtbf_hours determinism dtype fp8_scaling recompute "
         "compile flush_seconds flush_steps sample_seconds profile_at profile_steps "
         "rounds clients per_round epochs local_steps batch ridge algorithm aggregation selection split class_imbalance "
-        "pace adapters transport filters client_lr_schedule client_momentum client_weight_decay",
+        "pace adapters transport filters attack attackers attacker_share "
+        "client_lr_schedule client_momentum client_weight_decay",
     ),
     "run.language": (
         Power.DATA,
@@ -96,6 +97,12 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.step": (Power.DATA, "every gamma"),
     "run.exponential": (Power.DATA, "decay"),
     "run.cosine": (Power.DATA, "over last"),
+    "run.label_flip": (Power.DATA, "source target"),
+    "run.sign_flip": (Power.DATA, "scale"),
+    "run.scaling": (Power.DATA, "factor"),
+    "run.gaussian": (Power.DATA, "deviation"),
+    "run.alie": (Power.DATA, "z source"),
+    "run.ipm": (Power.DATA, "epsilon"),
     "run.deadline": (Power.DATA, "quantile over_selection quorum late late_exponent"),
     "run.asynchronous": (Power.DATA, "buffer staleness_exponent"),
     "run.fedasync": (Power.DATA, "mixing"),

@@ -18,6 +18,7 @@ from training.config.asked import ConfigError, Problem
 from training.corpus.cache import cache_dir
 from training.data import Batch, Ids, Prepared, Split, Task
 from training.engine import filling
+from training.federated import attacking
 from training.federated.filtering import Chain
 from training.federated.layout import Layout, parameters, statistics
 from training.federated.model import Model, normalises
@@ -100,7 +101,7 @@ def assemble(
     divided = splitting.divide(config, labels)
     if misfits := list(splitting.check(config, divided)):
         raise ConfigError(Problem(f"run.{misfit.field}", str(misfit)) for misfit in misfits)
-    task = _as_seen(config, task, divided)
+    task = attacking.relabelled(config, _as_seen(config, task, divided), divided)
     model, weights, running = _as_vectors(config, algorithm, task, world.device, dtype)
     filters = Chain(config, model.weights.shared, dtype)
     work = Work(config, model, divided, filters, alone=why_alone(config, model))

@@ -7,7 +7,7 @@ alike: each computes a share of the clients, and all of them end with the same s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -209,9 +209,7 @@ class Controller:
         added = arrivals if combining is None else Arrivals.none()
         chunks = len(self._chunks) + added.chunks
         tree, mine = sums.Tree(chunks), _Mine()
-        for number in self._shares[self._world.rank]:
-            self._beat()
-            sent = self._work.run(self._chunks[number], self.round, question, self.server)
+        for number, sent in self._answers(question):
             tree.put_sum(number, self._parts(question, sizes, sent, mine), self._world.device)
             if combining is not None:
                 mine.sent.append(combining.rows(len(sent.clients), question.folded(sent.values)))
@@ -238,6 +236,22 @@ class Controller:
         if taken_off is not None:
             answer.sum = sums.split(total + taken_off, sizes)
         return answer, mine, found
+
+    def _answers(self, question: Question) -> Iterator[tuple[int, Sent]]:
+        """Yield the answers of this rank's chunks, by the chunk's number."""
+        attacking, numbers = self._work.attacking, self._shares[self._world.rank]
+        if not (attacking.colludes and question.trains):
+            yield from ((number, self._answer_of(number, question)) for number in numbers)
+            return
+        sent = [self._answer_of(number, question) for number in numbers]
+        nobody = np.zeros(0, dtype=np.int64)
+        clients = [np.concatenate([nobody, *(self._chunks[n].clients for n in share)]) for share in self._shares]
+        attacking.collude(sent, clients, self.round, self._exchange, self._world)
+        yield from zip(numbers, sent, strict=True)
+
+    def _answer_of(self, number: int, question: Question) -> Sent:
+        self._beat()
+        return self._work.run(self._chunks[number], self.round, question, self.server)
 
     def _taken_off(self, question: Question, sizes: Mapping[str, int], late: Arrivals) -> Tensor | None:
         """Return what the discount of late answers takes off the sums (numbers,), or None if there is no discount.

@@ -33,7 +33,9 @@ class Root:
         owners = np.full(len(divided.owners["validation"]), -1, dtype=np.int64)
         owners[divided.root] = 0
         own = Divided(divided.labels, {"train": owners}, clients=1)
-        apart = config.model_copy(update={"seed": derive_seed(config.seed, draws.ROOT) % 2**32, "filters": []})
+        apart = config.model_copy(
+            update={"seed": derive_seed(config.seed, draws.ROOT) % 2**32, "filters": [], "attack": "none"}
+        )
         nothing = Chain(apart, federation.model.weights.shared, federation.model.dtype)
         self._work = Work(apart, federation.model, own, nothing, alone=federation.work.alone, split="validation")
         steps = steps_of(own.sizes, config.batch, epochs=config.epochs, local_steps=config.local_steps)

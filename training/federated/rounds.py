@@ -33,6 +33,7 @@ from training.federated.server import QUARANTINED_AFTER
 from training.federated.telling import Telling, Told, told_of
 from training.federated.transport.ranks import exchange
 from training.federation import parts
+from training.federation.attackers import attackers
 from training.federation.config import FederationConfig
 from training.federation.pacing import Plan, Scene
 from training.federation.selecting import select
@@ -124,6 +125,8 @@ class Rounds(Loop):
             f"{config.algorithm} on {config.recipe}: {model.weights.size:,} parameters, {config.selected:,} of "
             f"{config.clients:,} clients a round, {ranks}, {came}, {config.rounds} rounds"
         )
+        if bad := len(attackers(config)):
+            self._say(f"{bad:,} of {config.clients:,} clients attack: {config.attack}")
         self._say("clients are computed together" if not self.work.alone else f"one by one: {self.work.alone}")
 
     # A round.

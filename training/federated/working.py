@@ -21,6 +21,7 @@ from training.config.asked import ConfigError
 from training.corpus.errors import DataError
 from training.data import Batch, Split
 from training.federated import attention, failing
+from training.federated.attacking import Attacking
 from training.federated.client import Sgd
 from training.federated.computing import One
 from training.federated.failing import ClientsFailed
@@ -62,6 +63,7 @@ class Work:
         differentiate_plainly()
         self._config, self._model, self._divided, self._split = config, model, divided, split
         self._filters, self.alone = filters, alone
+        self.attacking = Attacking(config)
         self._sizes: dict[str, tuple[dict[str, int], Messages]] = {}
         algorithm = model.algorithm
         self.training = Question(
@@ -163,6 +165,8 @@ class Work:
         own = {name: values[rows] for name, values in server.kept.items()}
         filters = {name: own.pop(name) for name in self._filters.keeps}
         sent = self._answered(chunk, round_, question, server, own, strict=strict)
+        if question.trains and round_:  # in round 0 clients are only tried out
+            self.attacking.attack_alone(sent, round_)
         sent.wire = dict(sent.values)
         return self._filters.passed(sent, round_, filters) if question.trains else sent
 

@@ -11,7 +11,7 @@ from training import contracts
 from training.config.asked import Problem
 from training.config.shape import Misfit, Shape
 from training.data import Labels
-from training.federation import combinations, parts, splitting
+from training.federation import attackers, combinations, parts, splitting
 from training.federation.config import FederationConfig
 
 NOWHERE = Path(os.devnull)
@@ -41,6 +41,8 @@ def _misfits(config: FederationConfig, ranks: int) -> Iterator[Misfit]:
         *parts.split(config.split).check(config),
         *parts.pace(config.pace).check(config),
         *parts.learning_rate(config.client_lr_schedule).check(config),
+        *attackers.check(config),
+        *parts.attack(config.attack).check(config),
         *parts.adapters(config.adapters).check(config),
         *(misfit for name in config.filters for misfit in parts.filter_(name).check(config)),
         *combinations.check(config),

@@ -97,6 +97,15 @@ STEPS_DIFFERENTLY = Fact(
     lambda config: _says("algorithm", config, "WEIGHT_DECAY") is False,
 )
 
+FORGES = Fact(
+    "attack",
+    "replaces the updates of some clients",
+    lambda config: _says("attack", config, "CHANGES_UPDATES") is not False,
+)
+COLLUDES = Fact(
+    "attack", "is made of the other clients' updates", lambda config: bool(_says("attack", config, "COLLUDES"))
+)
+
 CONTRADICTIONS = (
     Contradiction(
         IS_ANOTHER,
@@ -139,6 +148,18 @@ CONTRADICTIONS = (
         KEEPS,
         "The server is no client, and keeps no such thing.",
         'Write aggregation = "median", or algorithm = "fedavg".',
+    ),
+    Contradiction(
+        FORGES,
+        SENDS_OTHER,
+        "What else it sends would stay honest, and no longer fit the update.",
+        'Write attack = "label_flip", or algorithm = "fedavg".',
+    ),
+    Contradiction(
+        COLLUDES,
+        CHANGES_UPDATES,
+        "Attackers would have to know what filters make of the others.",
+        'Write filters = [], or attack = "sign_flip".',
     ),
     Contradiction(
         HAS_MOMENTUM,

@@ -13,7 +13,7 @@ alpha = 0.3
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -125,6 +125,17 @@ class FederationConfig(Asked):
         json_schema_extra=_filter_names,
         description="What is done to an update before it is sent, in this order.",
     )
+    attack: str = Field(
+        "none",
+        json_schema_extra=asked.named(FOLDERS["attack"]),
+        description="What some of the clients do to harm the model, to try a robust aggregation.",
+    )
+    attackers: list[Annotated[int, Field(ge=0)]] = Field(
+        default_factory=list, max_length=10_000, description="Numbers of the clients that attack, instead of a share."
+    )
+    attacker_share: float = Field(
+        0.2, gt=0, lt=1, allow_inf_nan=False, description="Part of all clients that attack, drawn by the seed."
+    )
     dtype: Literal["fp32", "fp64", "bf16"] = Field(
         "fp32", description="Of the weights and of the arithmetic; bf16: of the arithmetic alone."
     )
@@ -146,7 +157,15 @@ class FederationConfig(Asked):
         return data
 
     @field_validator(
-        "algorithm", "aggregation", "selection", "split", "pace", "adapters", "transport", "client_lr_schedule"
+        "algorithm",
+        "aggregation",
+        "selection",
+        "split",
+        "pace",
+        "adapters",
+        "transport",
+        "client_lr_schedule",
+        "attack",
     )
     @classmethod
     def _is_choice(cls, name: str, info: Any) -> str:

@@ -26,5 +26,7 @@ SERVER = 10
 """What an algorithm draws on the server's side."""
 TAIL = 11
 """Which samples are left out where some classes shall be rare (class_imbalance)."""
+ATTACK = 12
+"""Which clients attack, and what they draw (attack)."""
 FILTER = 20
 """Rounding and hashes of filters."""

@@ -50,6 +50,10 @@ def learning_rate(name: str) -> LearningRate:
     return taken("federated.learning_rate", name, LearningRate)
 
 
+def attack(name: str) -> Attack:
+    return taken("federated.attack", name, Attack)
+
+
 def adapters(name: str) -> Adapters:
     return taken("federated.adapters", name, Adapters)
 
@@ -203,6 +207,23 @@ class LearningRate:
     """(round from 1, rounds of the run, **options): what the run's rate is multiplied by in this round. A function of
     nothing else, so that a resumed run continues with the same rates."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What clients that attack do."""
+
+    forge: Callable[..., Tensor]
+    """(updates (attackers, numbers) float64, known (training.federated.attacking.Knowledge), **options): what they send
+    instead, of the same shape."""
+    relabel: Callable[..., Tensor] | None = None
+    """(labels (samples,), classes (classes,) ascending, **options): the labels that they train on instead."""
+    check: Callable[..., Iterable[Misfit]] = _no_misfit
+    """(config): what it can't work with. Without torch."""
+    CHANGES_UPDATES: bool = True
+    """Whether `forge` changes anything."""
+    COLLUDES: bool = False
+    """Whether `forge` needs the updates of the clients that do not attack. Each rank then holds all of its clients'."""
 
 
 @dataclass(frozen=True)

@@ -316,8 +316,13 @@ def _one_rank(rank: int, size: int, folder: Path, table: dict[str, Any]) -> None
             "tabular": {"hidden": 16, "batch_norm": True},
         },
         {"aggregation": "mean", "algorithm": "scaffold", "pace": "deadline", "deadline": {"quantile": 0.5}},
+        {
+            **{"aggregation": "trimmed_mean", "trimmed_mean": {"trim": 2}, "attack": "alie", "attackers": [0, 5]},
+            **{"client_momentum": 0.9, "client_lr_schedule": "cosine", "alie": {"z": 30.0}},
+        },
+        {"aggregation": "mean", "attack": "gaussian", "pace": "deadline", "deadline": {"quantile": 0.5}},
     ],
-    ids=lambda table: table.get("algorithm", table["aggregation"]),
+    ids=lambda table: table.get("attack", table.get("algorithm", table["aggregation"])),
 )
 def test_the_same_bits_on_one_two_and_three_ranks(table: dict[str, Any], tmp_path: Path) -> None:
     for size in (1, 2, 3):

@@ -57,6 +57,9 @@ def _check_sent(config: FederationConfig, sent: Mapping[str, str]) -> None:
     if config.filters and UPDATE not in sent:
         text = f"work on an update called {UPDATE}, but {OWN_ALGORITHM} sends {names}. Write filters = []."
         raise ConfigError([Problem("run.filters", text)])
+    if set(sent) != {UPDATE} and parts.attack(config.attack).CHANGES_UPDATES:
+        text = f'is "{config.attack}", which replaces an update called {UPDATE} and nothing else, but {OWN_ALGORITHM}'
+        raise ConfigError([Problem("run.attack", f'{text} sends {names}. Write "label_flip".')])
     if set(sent) != {UPDATE} and not parts.aggregation(config.aggregation).IS_SUM:
         text = f'is "{config.aggregation}", which takes one update of each client, but they send {names}. Write "mean".'
         raise ConfigError([Problem("run.aggregation", text)])

@@ -1,0 +1,16 @@
+"""Nobody attacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from training.federated.attacking import Knowledge
+
+CHANGES_UPDATES = False
+
+
+def forge(updates: Tensor, known: Knowledge) -> Tensor:
+    return updates
