@@ -77,7 +77,7 @@ class TestPrinted:
         assert told["confidence"] < 0.6
         assert told["says"].startswith("According to its log, a GPU was lost from the bus")
         assert told["doubts"] == ["the agents of its nodes saw no such event"]
-        assert told["advice"].startswith("Nothing of the machine itself confirms this.")
+        assert told["advice"].startswith("No evidence from the machine itself confirms this.")
         assert notices("incident.site") == []
         (notice,) = notices("incident")
         assert dict(notice.facts)["Reported by"] == "the program alone; the agents of its nodes saw no such event"
@@ -181,7 +181,7 @@ class TestOverruled:
         job = incident.attempt.job_id
         told = bearer(mira).get(f"/api/v1/jobs/{job}/postmortem").json()
         assert (told["reported_by"], told["is_confirmed"]) == ("mira; not confirmed by the machine", False)
-        assert told["advice"].startswith("Nothing of the machine itself confirms this.")
+        assert told["advice"].startswith("No evidence from the machine itself confirms this.")
         for text in (
             signed_in(mira).get(f"/jobs/{job}/postmortem").content.decode(),
             signed_in(mira).get(f"/jobs/{job}").content.decode(),
