@@ -11,6 +11,7 @@ from django.db import connection
 from django.db.models import Model
 
 ROWS = 1_000  # of a statement
+POST_S = 2.0  # of storing one post, by trainers or agents: what is left by then is sent again
 REST_S = 0.1  # at most, between two transactions of one request
 PARAMETERS = 30_000  # of a statement: SQLite takes 32,766 as it is built by default, PostgreSQL as many as there are
 

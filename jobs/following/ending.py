@@ -26,7 +26,7 @@ from jobs.following.cause import NUMERICS, WORDS, Ended, cause_of, numerics_of
 from jobs.following.hopeless import stop_sweep
 from jobs.following.next_attempt import next_attempt
 from jobs.following.policy import decide
-from jobs.intake import reports
+from jobs.intake import spools
 from jobs.models import Attempt, Stream
 from jobs.postmortem import incidents
 from portal.masking import masked
@@ -145,7 +145,7 @@ def collect(attempt: Attempt, *, until: float) -> None:
     try:
         root, folder = folders.root_of(attempt), folders.find_folder(attempt)
         if root is not None and folder and attempt.closed_at is None:
-            reports.collect(attempt, root, until=until)
+            spools.collect(attempt, root, until=until)
     except Exception:  # what is damaged must not hold up what follows
         logger.exception("attempt %s: its spools cannot be read in this tick", attempt.pk)
     if time.monotonic() < until:

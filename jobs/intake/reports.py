@@ -1,26 +1,22 @@
-"""Taking in what trainers report: exactly once, whichever door it comes by and however often (protocols.md §3)."""
+"""Store what trainers report: exactly once, by whichever endpoint it arrives and however often (protocols.md §3)."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from django.db import DatabaseError, DataError, connection, transaction
+from django.db import connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 from jobs import live, restarts
-from jobs.disk import rundir
 from jobs.intake import checkpoint_events, parts, rounds, wire
 from jobs.intake.standing import Standing
 from jobs.intake.wire import Part, Post
@@ -31,7 +27,6 @@ from portal.http.problems import Problem
 from portal.models import digest
 from portal.series import store
 from portal.series.store import Fresh, Owner
-from training.reporting import spool
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +36,6 @@ EVENTS = 50_000
 # Where it stands is told as often as a script likes, once a step and rank: it takes no room from what happened.
 STANDING, STANDINGS = "progress", 10_000
 QUIET = timedelta(minutes=10)
-TAKING_S = 2.0  # of one post: what there is no time for is sent again
-_AT_ONCE = 64  # batches taken at once; a batch has at most POINTS_A_BATCH of training.reporting.lines points
 
 _ADVANCE = (
     "UPDATE jobs_stream SET next_seq = %s, ended = %s, quarantined = quarantined + %s WHERE id = %s AND next_seq = %s"
@@ -93,11 +86,11 @@ def admit(attempt_id: int, authorization: str) -> None:
         raise _dead_token()
 
 
-def take(attempt_id: int, post: Post, *, seconds: float = TAKING_S) -> Answer:
-    """Store what is new of a post, once, in a few short transactions; each has its share of the cursors.
+def take(attempt_id: int, post: Post, *, seconds: float = bulk.POST_S) -> Answer:
+    """Store what is new in a post, once, in a few short transactions that each advance their share of the cursors.
 
-    A stream that does not go on where its cursor stands is left alone. The answer says where each stands, also where
-    `seconds` were not enough for all of the post: its sender goes on from there.
+    A stream that does not continue at its cursor is ignored. The answer has the cursor of each stream, also if
+    `seconds` were not enough for the whole post: its sender continues from there.
     """
     began = time.monotonic()
     until = began + seconds
@@ -111,7 +104,7 @@ def take(attempt_id: int, post: Post, *, seconds: float = TAKING_S) -> Answer:
         except Malformed:
             if answer is None:
                 raise
-            break  # what came before it is stored: refused is what begins with it
+            break  # earlier parts are stored; the post is refused from this part on
         answer = taken if answer is None else _joined(answer, taken)
         if time.monotonic() > until:
             break
@@ -142,70 +135,6 @@ def _take_part(attempt_id: int, post: Post, until: float) -> Answer:
 
 def _joined(answer: Answer, later: Answer) -> Answer:
     return Answer({**answer.streams, **later.streams}, later.version, answer.taken or later.taken)
-
-
-def collect(
-    attempt: Attempt,
-    root: Path,
-    *,
-    until: float = math.inf,
-    streams: Callable[[int], Iterable[str]] = spool.spool_names,
-) -> int:
-    """Take from an attempt's spools in run directory `root` what was never posted; answers how many batches.
-
-    Stops at `until` (monotonic seconds): the next call goes on from the cursors. `streams` names those in an open
-    spool folder that are worth a look, each when the one before has been read.
-    """
-    taken = 0
-    if not attempt.directory:
-        return taken
-    try:
-        with rundir.folder_under(root, f"job/{attempt.directory}/spool") as folder:
-            for name in islice(streams(folder), STREAMS):
-                if time.monotonic() >= until:
-                    break
-                try:
-                    taken += _collect_stream(attempt.pk, spool.Spool(folder, name), until)
-                except (Malformed, OSError, DataError) as error:
-                    logger.warning("%s: the spool %s cannot be taken in: %s", attempt, name, error)
-                except (Closed, DatabaseError):
-                    raise
-                except Exception:  # whatever a job wrote into one spool, the others are still to be taken
-                    logger.exception("%s: the spool %s cannot be taken in", attempt, name)
-    except (FileNotFoundError, rundir.Unsafe) as error:
-        logger.warning("%s: no spools to look through: %s", attempt, error)
-    except Closed:
-        pass
-    return taken
-
-
-def _collect_stream(attempt_id: int, stream: spool.Spool, until: float) -> int:
-    """Post the rest of a stream, as its shipper would have; no more at once than a post may hold."""
-    stream.read(0)
-    if stream.header is None:
-        return 0
-    row = Stream.objects.filter(attempt_id=attempt_id, uid=stream.stream).first()
-    cursor, ended = (row.next_seq, row.ended) if row is not None else (0, False)
-    near = spool.Place(row.place_seq, row.place_segment, row.place_offset) if row and row.place_offset else None
-    first = cursor
-    while not ended and time.monotonic() < until:
-        stream.seek(cursor, near=near, until=until)
-        if stream.next_seq < cursor:
-            break  # no time to count further, or the file has lost its end
-        batches = stream.read(_AT_ONCE)
-        if not batches and not stream.ended:
-            break  # more may come
-        post = wire.of_spool(stream.header, batches, end=stream.ended)
-        post.streams[0].first = cursor
-        answer = take(attempt_id, post)
-        ended = stream.ended and answer.streams[stream.stream] >= stream.next_seq
-        if answer.streams[stream.stream] <= cursor and batches:
-            break  # a shipper was quicker: the next call sees what is left
-        cursor = answer.streams[stream.stream]
-    if (place := stream.place) is not None and not ended and place.seq > (near.seq if near else 0):
-        where = {"place_seq": place.seq, "place_segment": place.segment, "place_offset": place.offset}
-        Stream.objects.filter(attempt_id=attempt_id, uid=stream.stream).update(**where)
-    return cursor - first
 
 
 @dataclass

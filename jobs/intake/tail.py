@@ -1,7 +1,7 @@
 """Spools read as they grow, where nodes cannot reach the portal (VIGIL_REPORTS=tail): the worker's part of a shipper.
 
 Once a second whoever holds the lease looks at the spools of every running attempt whose shippers were told not to
-post. What has grown goes through the same door as a post (`reports.collect`), so another worker at it as well, or
+post. What has grown goes through the same door as a post (`spools.collect`), so another worker at it as well, or
 a shipper that posts all the same, neither loses nor doubles anything.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from jobs import lease
 from jobs.disk import folders
-from jobs.intake import reports
+from jobs.intake import spools
 from jobs.models import Attempt, Stream
 from training.reporting import spool
 
@@ -125,7 +125,7 @@ def _read(attempt: Attempt, watched: Watched, until: float) -> None:
     root = folders.root_of(attempt)
     if root is None or not folders.find_folder(attempt) or folders.is_away(attempt):
         return
-    if reports.collect(attempt, root, until=until, streams=lambda folder: watched.grown(folder, until)):
+    if spools.collect(attempt, root, until=until, streams=lambda folder: watched.grown(folder, until)):
         watched.forget_ended(attempt)
 
 

@@ -28,7 +28,6 @@ STREAMS = 1_000  # of a machine: buffers that were lost
 CLOCK_S = 60.0  # a clock further off does not count
 EARLIEST = 10**9  # in Unix seconds
 AHEAD_S = 3_600.0
-TAKING_S = 2.0  # of one post: what there is no time for is sent again
 # Of a part of a post, which is stored by one transaction while all other writers wait.
 PART_EVENTS, PART_VALUES = 500, 250_000
 
@@ -57,11 +56,11 @@ def admit(node: str, authorization: str) -> int:
     return int(agent.pk)
 
 
-def take(agent_id: int, post: Post, *, now: float | None = None, seconds: float = TAKING_S) -> int:
-    """Store what is new of a post, once, in a few short transactions: cursor, frames, events and how the machine is.
+def take(agent_id: int, post: Post, *, now: float | None = None, seconds: float = bulk.POST_S) -> int:
+    """Store what is new in a post, once, in a few short transactions: cursor, frames, events and the machine's state.
 
-    A post that does not go on where the stream's cursor stands changes nothing. The answer says where the cursor is,
-    also where `seconds` were not enough for all of the post: the agent goes on from there.
+    A post that does not continue at the stream's cursor changes nothing. Return the cursor, also if `seconds` were not
+    enough for the whole post: the agent continues from there.
     """
     until = time.monotonic() + seconds
     cursor, began = 0, None
@@ -76,7 +75,7 @@ def take(agent_id: int, post: Post, *, now: float | None = None, seconds: float 
 
 
 def _cut(post: Post) -> Iterator[Post]:
-    """The post in parts that take one transaction each; other writers get their turn between them."""
+    """Yield the post in parts that are stored in one transaction each; other writers get their turn in between."""
     _keep_last_facts(post)
     first, events, values = 0, 0, 0
     for place, batch in enumerate(post.batches):
@@ -93,10 +92,10 @@ def _part(post: Post, first: int, stop: int) -> Post:
 
 
 def _keep_last_facts(post: Post) -> None:
-    """Facts say all that a machine is: of several in a post only the last counts."""
+    """Keep only the last `facts` of a post: each describes the whole machine."""
     all_of_them = [(batch, event) for batch in post.batches for event in batch.events if event.kind == "facts"]
     for batch, event in all_of_them[:-1]:
-        batch.events = [one for one in batch.events if one is not event]
+        batch.events = [other for other in batch.events if other is not event]
 
 
 def _take_part(agent_id: int, post: Post, now: float) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs.intake import reports, wire
+from jobs.intake import reports, spools, wire
 from jobs.models import Event, Stream
 from tests.jobs.reporting import Spooled, attempt_of, post, stored, world
 from training.reporting.lines import Header
@@ -46,13 +46,13 @@ def test_collecting_takes_what_was_never_posted_and_only_that(tmp_path: Path) ->
     reports.take(attempt.pk, post((posted, 0, 150)))
     spool(tmp_path, posted, torn=b'{"seq": 400, "ser')
     spool(tmp_path, unknown, end=True)
-    assert reports.collect(attempt, tmp_path) == 250 + 200
+    assert spools.collect(attempt, tmp_path) == 250 + 200
     found = stored(attempt)
     assert len(found) == 400
     assert all(len(values) == 1 for values in found.values())
     assert dict(Stream.objects.values_list("rank", "ended")) == {0: False, 1: True}
     before = world(attempt)
-    assert reports.collect(attempt, tmp_path) == 0
+    assert spools.collect(attempt, tmp_path) == 0
     assert world(attempt) == before
 
 
@@ -64,13 +64,13 @@ def test_collecting_goes_on_where_it_left_off(tmp_path: Path, monkeypatch: pytes
         stream.log(step, loss=step / 2)
     reports.take(attempt.pk, post((stream, 0, 290)))
     path = spool(tmp_path, stream)
-    assert reports.collect(attempt, tmp_path) == 10
+    assert spools.collect(attempt, tmp_path) == 10
     row = Stream.objects.get()
     assert (row.next_seq, row.place_seq, row.place_offset) == (300, 300, path.stat().st_size)
     monkeypatch.setattr(Spool, "_leap", None)
     stream.log(300, loss=1.0)
     spool(tmp_path, stream)
-    assert reports.collect(attempt, tmp_path) == 1
+    assert spools.collect(attempt, tmp_path) == 1
     assert Stream.objects.get().place_seq == 301
 
 
@@ -89,7 +89,7 @@ def test_collecting_hostile_spools_takes_the_good_one(tmp_path: Path) -> None:
     stranger.batches.append(stranger.log(1, loss=1.0).batches[0])
     spool(tmp_path, stranger).write_text('{"stream": "nonsense"}\n' * 3)
     spool(tmp_path, Spooled(rank=7).tell("weird", text="\ud800", big=2**70).log(2, loss=2.0))
-    reports.collect(attempt, tmp_path)
+    spools.collect(attempt, tmp_path)
     assert set(stored(attempt)) == {("loss", 0, 0, 1), ("loss", 0, 7, 2)}
     assert Event.objects.get(kind="weird").data == {"text": "\ufffd", "big": 2**70}
 
@@ -98,7 +98,7 @@ def test_a_node_with_half_a_surrogate_pair_is_collected(tmp_path: Path) -> None:
     attempt = attempt_of(directory="attempt-1")
     path = spool(tmp_path, Spooled(rank=0).log(1, loss=1.0))
     path.write_text(path.read_text().replace('"node": "n"', r'"node": "n\udc80"'))
-    assert reports.collect(attempt, tmp_path) == 1
+    assert spools.collect(attempt, tmp_path) == 1
     assert Stream.objects.get().node == "n\ufffd"
 
 
@@ -116,7 +116,7 @@ def test_a_stream_that_nobody_can_take_does_not_hold_up_the_next(
         return of_spool(header, batches, end=end)
 
     monkeypatch.setattr(wire, "of_spool", failing)
-    assert reports.collect(attempt, tmp_path) == 2
+    assert spools.collect(attempt, tmp_path) == 2
     assert {rank for _, _, rank, _ in stored(attempt)} == {0, 2}
 
 
@@ -126,16 +126,16 @@ def test_a_spool_folder_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> 
     spool(elsewhere, Spooled().log(1, loss=1.0))
     (tmp_path / "run" / "job").mkdir(parents=True)
     (tmp_path / "run" / "job" / "attempt-1").symlink_to(elsewhere / "job" / "attempt-1")
-    assert reports.collect(attempt, tmp_path / "run") == 0
+    assert spools.collect(attempt, tmp_path / "run") == 0
     attempt.directory = ""
-    assert reports.collect(attempt, tmp_path / "run") == 0
+    assert spools.collect(attempt, tmp_path / "run") == 0
     assert not Stream.objects.exists()
 
 
 def test_a_closed_attempt_is_not_collected(tmp_path: Path) -> None:
     attempt = attempt_of(directory="attempt-1", closed_at=timezone.now())
     spool(tmp_path, Spooled().log(1, loss=1.0))
-    assert reports.collect(attempt, tmp_path) == 0
+    assert spools.collect(attempt, tmp_path) == 0
 
 
 @pytest.mark.parametrize("depth", [64, 485, 20_000])
@@ -143,6 +143,6 @@ def test_a_deep_event_in_a_spool_is_passed(depth: int, tmp_path: Path) -> None:
     attempt = attempt_of(directory="attempt-1")
     path = spool(tmp_path, Spooled(rank=0).tell("deep", data="?").log(5, loss=1.0))
     path.write_text(path.read_text().replace('"?"', "[" * depth + "]" * depth))
-    assert reports.collect(attempt, tmp_path) == 2
+    assert spools.collect(attempt, tmp_path) == 2
     assert Event.objects.get().kind == "report.damaged"
     assert len(stored(attempt)) == 1

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from jobs import lease
 from jobs.disk import rundir
 from jobs.following import follow
-from jobs.intake import reports, tail
+from jobs.intake import reports, spools, tail
 from jobs.models import Attempt, Event, Stream
 from nodes.schedulers.base import JobStatus
 from tests.jobs.reporting import Spooled, attempt_of, job_of, post, stored
@@ -122,7 +122,7 @@ def test_while_nothing_comes_no_spool_is_read(monkeypatch: pytest.MonkeyPatch) -
         return look(folder, name, segment)
 
     monkeypatch.setattr(tail, "_bytes", noted)
-    monkeypatch.setattr(reports, "_collect_stream", lambda *words: pytest.fail("nothing has grown"))
+    monkeypatch.setattr(spools, "_collect_stream", lambda *words: pytest.fail("nothing has grown"))
     with CaptureQueriesContext(connection) as queries:
         tail.tick()
     assert len(opened) == 7
@@ -217,7 +217,7 @@ def test_one_with_much_to_read_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPa
     class Time:
         monotonic = staticmethod(lambda: clock[0])
 
-    collect = reports.collect
+    collect = spools.collect
 
     def slow(attempt: Attempt, root: Path, *, until: float, streams: Callable[[int], Any]) -> int:
         order.append(attempt.pk)
@@ -226,7 +226,7 @@ def test_one_with_much_to_read_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPa
         return taken
 
     monkeypatch.setattr(tail, "time", Time)
-    monkeypatch.setattr(reports, "collect", slow)
+    monkeypatch.setattr(spools, "collect", slow)
     much.log(*range(100))
     little.log(1)
     tail.tick()
