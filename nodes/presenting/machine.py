@@ -128,7 +128,7 @@ def _lost(facts: Facts) -> Iterator[str]:
 
 
 def _faulty(facts: Facts) -> Iterator[str]:
-    """GPUs that answer and are broken all the same; one that is lost has been named."""
+    """Yield the GPUs that answer but are broken; lost ones are named elsewhere."""
     faulty = [gpu for gpu in facts.gpus if gpu.fault and not gpu.lost_at]
     if not faulty:
         return
@@ -137,7 +137,7 @@ def _faulty(facts: Facts) -> Iterator[str]:
 
 
 def _xids(facts: Facts) -> Iterator[str]:
-    """The worst of them, of equally bad ones the newest: a program's error must not hide a GPU off the bus."""
+    """Return the worst, or the newest of equally bad ones: a program's error must not hide a GPU off the bus."""
     known = [xid for xid in facts.xids if xid.kind != "xid" or xid.code != ECHO] or facts.xids
     if not known:
         return

@@ -1,4 +1,4 @@
-"""Events of machines as rows: what is equal and near becomes one row with a count, what lasts one that is open.
+"""Store events of machines: equal events close in time become one row with a count, lasting ones an open row.
 
 The events of a post are folded in memory, against the rows that they may belong to, and written by a few statements:
 a post may bring 2,000, and every other writer waits for it.
@@ -270,7 +270,7 @@ class _Folding:
             self.changed[row.pk] = row
 
     def _has_room(self, at: datetime) -> bool:
-        """A machine that reports ever other things is broken, or lies: it must not fill the database."""
+        """Return whether the machine may add a row: one that keeps reporting new things must not fill the database."""
         is_new = at > self._day_ago
         if self._room[is_new] <= 0:
             return False

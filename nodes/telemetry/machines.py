@@ -199,7 +199,7 @@ def _described(about: Mapping[str, Any], place: int) -> dict[str, Any]:
 
 
 def bounded(value: dict[str, Any]) -> Any:
-    """Return an event's data as they may be kept: of 2,000 events in a post none may be large."""
+    """Return the bounded data of an event: a post has up to 2,000 events, so none may be large."""
     return cleaned(value, left=[_VALUES, _LETTERS])
 
 
