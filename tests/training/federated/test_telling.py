@@ -30,7 +30,10 @@ MOST_TOLD = 20_000
 ERRORS = ("KeyError: 1", "OSError: 5")
 
 
-NAMELESS: Any = SimpleNamespace(divided=SimpleNamespace(names=(), evaluated=np.full(CLIENTS, 10)))
+NAMELESS: Any = SimpleNamespace(
+    divided=SimpleNamespace(names=(), evaluated=np.full(CLIENTS, 10)),
+    config=SimpleNamespace(client_lr_schedule="constant"),
+)
 """All that is asked of a federation whose clients have no names."""
 
 
@@ -112,7 +115,7 @@ def test_a_client_that_few_samples_evaluate_is_not_the_worst(clock: Clock) -> No
 
     def found(*evaluated: int) -> tuple[int, float]:
         reporter, divided = Reporter(), SimpleNamespace(names=(), evaluated=np.array(evaluated))
-        federation: Any = SimpleNamespace(divided=divided)
+        federation: Any = SimpleNamespace(**{**vars(NAMELESS), "divided": divided})
         told = Telling(reporter, federation, coverage())
         accuracies = Judged({"accuracy": 0.5}, {"accuracy": np.array([0.0, 0.4, 0.9])})
         draw = np.random.default_rng(0)
