@@ -28,6 +28,8 @@ DIGITS = {**COMMON, "learning_rate": 0.3, "split": "dirichlet", "dirichlet": {"a
 NORMALISED = {**DIGITS, "tabular": {"batch_norm": True}}
 OWN: dict[str, dict[str, Any]] = {"diloco": {"learning_rate": 0.003}}
 """Where the rate of all is not one that anybody would take: AdamW's steps have another length."""
+NOTES = Path(__file__).with_name("federated_gallery_notes.md")
+"""On q-FedAvg, below its table: measured apart, as it takes more rounds than the others need."""
 BESIDE = "fedavg"
 """In each table, to compare with."""
 CONVEX = {
@@ -96,6 +98,8 @@ def write(folder: Path, *, rounds: int = ROUNDS, only: Sequence[str] = ()) -> in
                 left[name] = f"failed: {' '.join(str(error).split())[:200]}"
         if not drawn or any(course.name != BESIDE for course in courses):
             said.append(f"## {title[0].upper()}{title[1:]}\n\n{_table(courses, rounds)}")
+            if any(course.name == "qfedavg" for course in courses):
+                said.append(NOTES.read_text().strip())
             drawn.append((title, courses))
         refused = left
     if refused:

@@ -69,7 +69,7 @@ class Work:
         self.training = Question(
             "train",
             lambda client: algorithm.train(client, **model.options),
-            algorithm.SENT,
+            algorithm.sent(model.options),
             fold=algorithm.fold,
             is_whole=algorithm.WHOLE,
             takes_steps=algorithm.STEPS,

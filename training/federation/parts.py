@@ -122,6 +122,8 @@ class Algorithm:
     """(config): what it can't work with. Without torch."""
     BROADCAST: tuple[str, ...] = ()
     """Of what the server remembers, that which it sends with the model, in the model's dtype."""
+    CHOOSES_WEIGHTS: bool = False
+    """Whether its option `weights` says what sums are weighted by: "samples", as in SENT, or "equal"."""
     ADDS_UP_KEPT: bool = False
     """Whether the server adds up the very updates by which clients change what they keep: then none may be left out, or
     changed on its way."""
@@ -141,6 +143,11 @@ class Algorithm:
     """Whether its clients' steps take `client_weight_decay`: those of Client.descend do."""
     PARTIAL: bool = False
     """Whether a client that was too slow may send what it has come to."""
+
+    def sent(self, options: Mapping[str, object]) -> Mapping[str, str]:
+        """Return what leaves a client and what its sum is weighted by, with these options."""
+        is_equal = self.CHOOSES_WEIGHTS and options.get("weights") == "equal"
+        return dict.fromkeys(self.SENT, "clients") if is_equal else self.SENT
 
     @property
     def keeps(self) -> bool:

@@ -179,6 +179,8 @@ class TestByLoss:
         samples = np.where(np.arange(20) < 10, 1, 9)
         of = asked("by_loss", clients=20, per_round=1, candidates=1)
         assert shares(of, 1000, samples=samples)[10:].sum() == pytest.approx(0.9, abs=0.04)
+        of = asked("by_loss", clients=20, per_round=1, candidates=1, drawn_by="equal")
+        assert shares(of, 1000, samples=samples)[10:].sum() == pytest.approx(0.5, abs=0.05)
 
     @pytest.mark.parametrize(("candidates", "nearest"), [(3, 5), (21, 20)])
     def test_too_few_or_too_many_candidates_are_refused(self, candidates: int, nearest: int) -> None:

@@ -81,10 +81,10 @@ def test_what_the_server_remembers_need_not_travel(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_diloco_is_adamw_inside_and_nesterov_outside(steps: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("steps", "weights"), [(1, "samples"), (3, "samples"), (1, "equal")])
+def test_diloco_is_adamw_inside_and_nesterov_outside(steps: int, weights: str, tmp_path: Path) -> None:
     inner = {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6, "weight_decay": 0.2}
-    options = {**inner, "outer_learning_rate": 0.6, "outer_momentum": 0.85}
+    options = {**inner, "outer_learning_rate": 0.6, "outer_momentum": 0.85, "weights": weights}
     federation = Federation(tmp_path, "diloco", REGRESSION, epochs=steps, options=options)
     outer = federation.model
     far = torch.optim.SGD([outer], lr=0.6, momentum=0.85, nesterov=True)
@@ -96,6 +96,31 @@ def test_diloco_is_adamw_inside_and_nesterov_outside(steps: int, tmp_path: Path)
             for _ in range(steps):
                 w.grad = one.gradient(w)
                 optimizer.step()
-        outer.grad = outer - mean(models, federation.divided.sizes)
+        outer.grad = outer - mean(models, federation.divided.sizes if weights == "samples" else [1.0] * 4)
         far.step()
     torch.testing.assert_close(federation.go(3), outer, rtol=0, atol=1e-12)
+
+
+def test_fedbuff_counts_each_update_once_as_in_its_paper(tmp_path: Path) -> None:
+    """x + η Σ Δ / K, whatever samples they have."""
+    pace = {"pace": "asynchronous", "asynchronous": {"buffer": 4}}
+    options = {"weights": "equal", "learning_rate": 0.5}
+    federation = Federation(tmp_path, "fedbuff", REGRESSION, options=options, **pace)
+    x = federation.model
+    models = [one.descended(x, 1, RATE) for one in quadratics(federation)]
+    torch.testing.assert_close(federation.go(1), x / 2 + mean(models, [1.0] * 4) / 2, rtol=0, atol=1e-12)
+
+
+def test_fedasync_holds_clients_near_what_they_were_sent(tmp_path: Path) -> None:
+    """Each step descends f(w) + ρ/2 ‖w - x‖²; all models are fresh in the first round."""
+    pace = {"pace": "asynchronous", "asynchronous": {"buffer": 4}}
+    options = {"proximal": 2.0, "mixing": 0.5}
+    federation = Federation(tmp_path, "fedasync", REGRESSION, epochs=3, options=options, **pace)
+    x, models = federation.model, []
+    for one in quadratics(federation):
+        w = x
+        for _ in range(3):
+            w = w - RATE * (one.gradient(w) + 2.0 * (w - x))
+        models.append(w)
+    found = x / 2 + mean(models, federation.divided.sizes) / 2
+    torch.testing.assert_close(federation.go(1), found, rtol=0, atol=1e-12)

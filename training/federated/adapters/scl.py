@@ -1,5 +1,6 @@
 """SCL: small layers between up_proj and down_proj of each gated network are trained and travel (2024, 2412.07021).
 
+**The residual, φ and the zero start are ours**: the paper's repository has no code of them, and its text does not say.
 What enters down_proj, h, becomes h + C2 φ(C1 h), φ being SiLU as in the network itself. C2 begins as zeros, so that a
 run begins exactly at the weights it starts from.
 """

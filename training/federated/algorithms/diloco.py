@@ -1,4 +1,7 @@
-"""DiLoCo: AdamW inside, Nesterov's momentum outside, for long rounds (Douillard et al., 2023, arXiv 2311.08105).
+"""DiLoCo: AdamW inside, Nesterov outside, for long rounds; by samples, in the paper equally (2023, arXiv 2311.08105).
+
+**It differs from the paper** (Douillard et al.), where each worker counts one: `weights = "equal"` is that. The paper's
+workers all have as much, ours have not.
 
 Each client keeps the moments of its AdamW from round to round, as each of the paper's workers does; they never travel.
 `learning_rate` of the run is AdamW's.
@@ -7,7 +10,7 @@ Each client keeps the moments of its AdamW from round to round, as each of the p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from training.federated.server import Round
 
 SENT = {"delta": "samples"}
+CHOOSES_WEIGHTS = True
 MOMENTUM = False
 WEIGHT_DECAY = False  # it has an option of that name: AdamW's
 
@@ -56,6 +60,9 @@ def aggregate(
     *,
     outer_learning_rate: Annotated[float, "0.000001..10", "How far along the clients' mean way."] = 0.7,
     outer_momentum: Annotated[float, "0..0.999", "Nesterov's; 0: plain SGD."] = 0.9,
+    weights: Annotated[
+        Literal["samples", "equal"], "What an update counts by; equal, as in the paper: each counts one."
+    ] = "samples",
     **options: object,
 ) -> Tensor:
     delta = server.mean["delta"]

@@ -1,9 +1,13 @@
-"""FedBuff: updates are buffered, and each full buffer makes a new model (Nguyen et al., 2021, arXiv 2106.06639)."""
+"""FedBuff: each full buffer makes a new model; by samples, in the paper equally (Nguyen, 2021, arXiv 2106.06639).
+
+**It differs from the paper**, where each update of a buffer counts one: `weights = "equal"` is that. By samples is the
+default so that a buffer of all clients is FedAvg.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
 
 SENT = {"delta": "samples"}
 PACES = ("asynchronous",)
+CHOOSES_WEIGHTS = True
 
 
 def train(client: Client, **options: object) -> Mapping[str, Tensor]:
@@ -23,5 +28,9 @@ def aggregate(
     server: Round,
     *,
     learning_rate: Annotated[float, "0.001..100", "How far the server goes along the mean update."] = 1.0,
+    weights: Annotated[
+        Literal["samples", "equal"], "What an update counts by; equal, as in the paper: each counts one."
+    ] = "samples",
+    **options: object,
 ) -> Tensor:
     return server.model + learning_rate * server.mean["delta"]

@@ -1,4 +1,8 @@
-"""FedStein: James-Stein estimates of batch statistics are shared, γ and β stay local (2024, arXiv 2410.03499).
+"""FedStein: James-Stein estimates of batch statistics shared, γ, β local; below FedBN here (2024, arXiv 2410.03499).
+
+**The gain over FedBN that its paper publishes is not reproduced**: with `split = "shift"` it comes to 0.85 on digits,
+FedAvg to 0.86, FedBN to 0.98 (10 clients, 30 rounds). Clients are normalised by shared statistics, which fit none of
+them there.
 
 Everything else is FedAvg. The paper says neither which estimator nor how sure a statistic is; our reading: each client
 shrinks its own, layer by layer, towards their mean over the channels (Lindley's estimator, positive part), means with

@@ -2,6 +2,10 @@
 
 What becomes least is Σ (nᵢ/n) Fᵢ^(q+1) / (q+1). The paper draws clients by their share of the samples and counts each
 one; here any may be drawn, and each counts by its share: with q = 0 that is FedAvg.
+
+**It needs several times the rounds of FedAvg**: the estimate of how far the loss is from straight bounds each step, and
+grows with the square of a client's way, so the longer clients train in a round the shorter the server's steps. In few
+rounds its worst client may be worse than FedAvg's; docs/federated-gallery.md has both.
 """
 
 from __future__ import annotations

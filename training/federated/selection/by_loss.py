@@ -1,9 +1,14 @@
-"""Power of choice: of some candidates those with the highest loss (Cho et al., 2020, arXiv 2010.01243)."""
+"""Power of choice: of some candidates those with the highest loss; weighs twice (Cho et al., 2020, arXiv 2010.01243).
+
+**It weights by samples twice**: candidates are drawn by their samples, and most algorithms weight their updates by
+samples again. The paper draws by samples and takes the plain mean. `drawn_by = "equal"` draws all alike: samples
+count once, in the mean.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +27,18 @@ def select(
     asked: Asked,
     *,
     candidates: Annotated[
-        int | None, "1..100000", "Drawn by their samples; left out: twice as many as are asked in a round."
+        int | None,
+        "1..100000",
+        "Of whom those with the highest loss take part; left out: twice as many as are asked in a round.",
     ] = None,
+    drawn_by: Annotated[
+        Literal["samples", "equal"], "What candidates are drawn by; equal: each as likely as any other."
+    ] = "samples",
 ) -> NDArray[np.int64]:
     """The paper's rpow-d: by the loss of a client's last training, which costs no message. None yet: the highest."""
     many = max(asked.count, 2 * asked.count if candidates is None else candidates)
-    drawn = asked.draw.permutation(asked.weighted(asked.samples[asked.eligible].astype(np.float64), many))
+    sizes = asked.samples[asked.eligible].astype(np.float64)
+    drawn = asked.draw.permutation(asked.weighted(np.ones_like(sizes) if drawn_by == "equal" else sizes, many))
     losses = np.minimum(asked.losses[drawn], _highest(asked.losses))
     order = np.argsort(np.where(np.isnan(losses), -np.inf, -losses), kind="stable")
     return np.sort(drawn[order[: asked.count]])
