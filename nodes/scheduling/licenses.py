@@ -15,7 +15,7 @@ _ITEM = re.compile(r"([^:|()\s]+)(?::([0-9]{1,9}))?\Z")
 
 @dataclass(frozen=True)
 class Demand:
-    """One licence that a request names. `license` is None where the scheduler has none of that name."""
+    """How many of one licence a request asks for; `license` is None where the scheduler has none of that name."""
 
     name: str
     asked: int
@@ -61,6 +61,6 @@ def are_taken(request: Request, cluster: Cluster, ahead: Iterable[QueuedJob]) ->
 
 
 def _free(license: License, request: Request) -> int:
-    """What a reservation holds is for the jobs inside of it."""
+    """Return how many the request may take: those that a reservation keeps are for the jobs inside of it."""
     reserved = 0 if request.reservation else license.reserved
     return max(0, license.total - license.used - reserved)

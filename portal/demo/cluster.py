@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nodes.cluster import rows
-from nodes.models import Fact, Node, Partition, QueuedJob
+from nodes.models import Fact, License, Node, Partition, QueuedJob
 from nodes.schedulers import cluster
 from nodes.schedulers.base import NodeStatus
 
@@ -30,6 +30,7 @@ _WAITING = (
     (910_131, "gpt-760m-sweep", "kofi.mensah", 1, 4, "QOSMaxGRESPerUser", 160_551, None, 1.9),
     (910_133, "gpt-3b-evaluate", "ada.lindqvist", 1, 8, "Dependency", 150_120, None, 0.6),
 )
+_LICENSES = (cluster.License(name="abaqus", total=12, used=3), cluster.License(name="matlab", total=2, used=2))
 _MADE_UP = (("interactive", ("dgx-04", "dgx-06"), 8, 1), ("h100", tuple(f"dgx-0{n}" for n in range(1, 9)), 48, 4))
 
 
@@ -40,6 +41,7 @@ def make(nodes: tuple[tuple[str, str, int, str], ...]) -> None:
     rows.write(
         rows.differences(rows.NODES, _new(Node, "name", [_node(now, running, *node) for node in nodes]), made_up=True),
         rows.differences(rows.PARTITIONS, _new(Partition, "name", _partitions()), made_up=True),
+        rows.differences(rows.LICENSES, _new(License, "name", _LICENSES), made_up=True),
         rows.differences(
             rows.QUEUE,
             _new(QueuedJob, "scheduler_id", [*running, *(_waiting(now, *story) for story in _WAITING)]),

@@ -8,7 +8,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from jobs.models import Job
-from nodes.models import Association, Node, Partition, Qos, Reservation
+from nodes.models import Association, License, Node, Partition, Qos, Reservation
 from portal.models import Project, User
 from tests.jobs.asking import ENTRIES, its_code, packed, text_of
 from tests.jobs.pages.reading import text
@@ -240,8 +240,9 @@ def test_what_slurm_has_is_offered_to_whom_it_is_for(mira: User, client: Client,
     settings.VIGIL_SCHEDULER = "slurm"
     assert "<datalist" not in text(client.get("/submit")), "nothing is told yet"
     User.objects.filter(pk=mira.pk).update(slurm_user="mira1")
-    Node.objects.create(name="dgx-01", gpu_type="h100", features=["nvlink"])
-    Node.objects.create(name="made-up", gpu_type="tpu", is_made_up=True)
+    Node.objects.create(name="dgx-01", gpus=8, gpu_type="h100", features=["nvlink"])
+    License.objects.create(name="matlab", total=2)
+    Node.objects.create(name="made-up", gpus=8, gpu_type="tpu", is_made_up=True)
     Partition.objects.create(name="batch")
     Partition.objects.create(name="theirs", allowed_accounts=["other"])
     Qos.objects.create(name="high")
@@ -252,7 +253,7 @@ def test_what_slurm_has_is_offered_to_whom_it_is_for(mira: User, client: Client,
     Association.objects.create(account="other", user="oskar9", qos=["urgent"])
     assert offered(client) == {
         "partition": ["batch"], "qos": ["high"], "reservation": ["course"], "gpu_type": ["h100"],
-        "constraint": ["nvlink"], "require_nodes": ["dgx-01"], "exclude_nodes": ["dgx-01"],
+        "constraint": ["nvlink"], "licenses": ["matlab"], "require_nodes": ["dgx-01"], "exclude_nodes": ["dgx-01"],
     }  # fmt: skip
     assert "default. Here: batch</p>" in text(client.get("/submit"))
     stranger = offered(signed_in(person("stranger")))
