@@ -49,7 +49,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
         "checkpoint_every keep_checkpoints keep_every keep_best mtbf_hours determinism dtype fp8_scaling recompute "
         "compile flush_seconds flush_steps sample_seconds profile_at profile_steps "
         "rounds clients per_round epochs local_steps batch ridge algorithm aggregation selection split class_imbalance "
-        "pace adapters transport filters attack attackers attacker_share "
+        "pace adapters transport filters attack attackers attacker_share finetune_steps "
         "client_lr_schedule client_momentum client_weight_decay",
     ),
     "run.language": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,14 @@ from torch.func import functional_call, vmap
 
 from training.data import Batch, Ids, Task
 from training.federated import failing
+from training.federated.client import Client
 from training.federated.computing import fill
 from training.federated.failing import ClientsFailed
 from training.federated.model import PERSONAL, STATISTICS, Model
+from training.federated.questions import Question
 from training.federated.schedule import Chunk, cut, widths_of
 from training.federated.server import Server
+from training.federated.working import Work
 from training.federation.splitting import Divided
 from training.runtime.distributed import World, gather
 
@@ -34,20 +37,34 @@ class Judged:
     means: dict[str, float]
     by_client: dict[str, NDArray[np.float64]]
     """(clients,): over each client's own; NaN: it has none."""
+    finetuned: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    """(clients,): the same, after each client has taken some steps on its own data; empty: none have."""
+    finetuned_means: dict[str, float] = field(default_factory=dict)
+    """Over all samples."""
 
 
 class Judge:
     """Looks at what was kept for validation."""
 
-    def __init__(self, model: Model, divided: Divided, world: World, *, alone: bool) -> None:
-        """`alone`: models of several clients are not computed together."""
+    def __init__(
+        self,
+        model: Model,
+        divided: Divided,
+        world: World,
+        *,
+        alone: bool,
+        work: Work | None = None,
+        finetune_steps: int = 0,
+    ) -> None:
+        """`alone`: models of several clients are not computed together. `work`: takes the steps of fine-tuning."""
+        self._work, self._finetune_steps = work, finetune_steps
         self._model, self._divided, self._world, self._alone = model, divided, world, alone
         self._samples = len(divided.owners["validation"])
         self._ids = np.setdiff1d(np.arange(self._samples), divided.root)
         self._batch = max(1, min(BATCH, UNITS // model.task.units_per_sample))
 
-    def judge(self, server: Server, *, goes_on: Callable[[], bool]) -> Judged | None:
-        """None if `goes_on`, which all ranks ask after every batch, said no."""
+    def judge(self, server: Server, *, goes_on: Callable[[], bool], round_: int = 0) -> Judged | None:
+        """None if `goes_on`, which all ranks ask after every batch, said no. `round_`: whose rate fine-tuning takes."""
         self._model.task.model.eval()
         found = []
         try:
@@ -57,9 +74,16 @@ class Judge:
                     if scores is None:
                         return None
                     found.append(scores)
+                tuned = self._all(self._finetuned(server, round_), goes_on) if self._finetune_steps else {}
+                if tuned is None:
+                    return None
         finally:
             self._model.task.model.train()
-        return self._judged(found[-1], by_client=found[0])
+        judged = self._judged(found[-1], by_client=found[0])
+        if not tuned:
+            return judged
+        after = self._judged(tuned, by_client=tuned)
+        return replace(judged, finetuned=after.by_client, finetuned_means=after.means)
 
     def _batches(self, server: Server) -> Iterator[list[Callable[[], tuple[Ids, dict[str, Tensor]]]]]:
         """Of what clients are judged by, and then of what all are, where that is another."""
@@ -74,10 +98,13 @@ class Judge:
 
     def _is_personal(self, server: Server) -> bool:
         """Whether clients are judged by models of their own."""
+        return self._has_own_models() or PERSONAL in server.kept or STATISTICS in server.kept
+
+    def _has_own_models(self) -> bool:
+        """Return whether the algorithm gives clients models of their own to use."""
         from training.federation.parts import Algorithm
 
-        own = self._model.algorithm.own is not Algorithm.__dataclass_fields__["own"].default
-        return own or PERSONAL in server.kept or STATISTICS in server.kept
+        return self._model.algorithm.own is not Algorithm.__dataclass_fields__["own"].default
 
     def _same(self, server: Server) -> list[Callable[[], tuple[Ids, dict[str, Tensor]]]]:
         """One model for all: batches of samples, whoever's they are."""
@@ -98,21 +125,76 @@ class Judge:
         return [lambda chunk=chunk: self._looked(server, chunk) for chunk in chunks]  # type: ignore[misc]
 
     def _looked(self, server: Server, chunk: Chunk) -> tuple[Ids, dict[str, Tensor]]:
-        own = [self._divided.validation[client] for client in chunk.clients]
         rows = torch.from_numpy(chunk.clients).to(self._model.device)
         kept = {name: values[rows] for name, values in server.kept.items()}
+        return self._score_each(chunk.clients, chunk.width, kept, lambda kept: self._own_model(server, kept))
+
+    def _score_each(
+        self,
+        clients: Ids,
+        width: int,
+        kept: dict[str, Tensor],
+        model_of: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]],
+    ) -> tuple[Ids, dict[str, Tensor]]:
+        """Return the scores of clients by models of their own. `kept`: (clients, …), of which `model_of` makes a
+        client's weights and statistics; `width`: places for the samples of each."""
+        own = [self._divided.validation[client] for client in clients.tolist()]
         if self._alone:
             found = [
-                self._scores(*self._own_model(server, {n: v[i] for n, v in kept.items()}), self._look_up(part))
+                self._scores(*model_of({n: v[i] for n, v in kept.items()}), self._look_up(part))
                 for i, ids in enumerate(own)
                 for part in np.split(ids, range(self._batch, len(ids), self._batch))
             ]
             return np.concatenate(own), {name: torch.cat([one[name] for one in found]) for name in found[0]}
-        ids = np.stack([np.resize(mine, chunk.width) for mine in own])  # what is repeated is left out again
+        ids = np.stack([np.resize(mine, width) for mine in own])  # what is repeated is left out again
         batch = tuple(part.reshape(*ids.shape, *part.shape[1:]) for part in self._look_up(ids.reshape(-1)))
-        scores = vmap(lambda kept, batch: self._scores(*self._own_model(server, kept), batch))(kept, batch)
-        there = torch.from_numpy(np.arange(chunk.width) < np.array([len(mine) for mine in own])[:, None])
+        scores = vmap(lambda kept, batch: self._scores(*model_of(kept), batch))(kept, batch)
+        there = torch.from_numpy(np.arange(width) < np.array([len(mine) for mine in own])[:, None])
         return np.concatenate(own), {name: values[there.to(values.device)] for name, values in scores.items()}
+
+    def _finetuned(self, server: Server, round_: int) -> list[Callable[[], tuple[Ids, dict[str, Tensor]]]]:
+        """Each client's model after steps on its own data, on a copy: nothing that training goes on with changes."""
+        work = self._work
+        assert work is not None
+        judged = np.array([len(ids) for ids in self._divided.validation])
+        some = np.flatnonzero((judged > 0) & (self._divided.sizes > 0))
+        steps = np.full(len(some), self._finetune_steps)
+        widths = widths_of(self._divided.sizes[some], work.batch)
+        chunks = cut(some, steps, widths, numbers=work.numbers, alone=bool(work.alone))
+        question = Question("finetune", self._steps_of, {}, takes_steps=True)
+
+        def look(chunk: Chunk) -> tuple[Ids, dict[str, Tensor]]:
+            self._model.task.model.train()
+            sent = work.run(chunk, round_, question, server)
+            self._model.task.model.eval()
+            fine = ~np.isin(chunk.clients, list(sent.failed))
+            clients, models = chunk.clients[fine], {n: v[torch.from_numpy(fine)] for n, v in sent.values.items()}
+            if not len(clients):
+                return np.zeros(0, dtype=np.int64), {}
+            if self._model.task.judge is not None:
+                return self._judge_each(clients, models)
+            width = int(widths_of(judged[clients], int(judged.max())).max())
+            return self._score_each(clients, width, models, lambda model: (model["weights"], model[STATISTICS]))
+
+        return [lambda chunk=chunk: look(chunk) for chunk in chunks]  # type: ignore[misc]
+
+    def _steps_of(self, client: Client) -> dict[str, Tensor]:
+        """Return where a client's steps lead from the model that it is judged by."""
+        algorithm, begin = self._model.algorithm, None
+        if self._has_own_models():
+            begin = algorithm.own(client.model, client.kept, **self._model.options)
+        return {"weights": client.descend(begin=begin), STATISTICS: client.statistics}
+
+    def _judge_each(self, clients: Ids, models: dict[str, Tensor]) -> tuple[Ids, dict[str, Tensor]]:
+        """Return the scores of clients that are judged by an evaluate() of the user's."""
+        ids = [self._divided.validation[client] for client in clients.tolist()]
+        found = [
+            self._own_scores(int(client), models["weights"][place], models[STATISTICS][place], ids[place])
+            for place, client in enumerate(clients)
+        ]
+        many = torch.tensor([len(some) for some in ids])
+        scores = {name: torch.tensor([one[name] for one in found], dtype=torch.float64) for name in found[0]}
+        return np.concatenate(ids), {name: values.repeat_interleave(many) for name, values in scores.items()}
 
     def _in_their_own_way(
         self, server: Server, *, is_personal: bool

@@ -86,7 +86,14 @@ class Rounds(Loop):
         self.server, self.work = self.federation.server, self.federation.work
         self.remembers["server"] = self.server
         self.combining = combining(self.federation, self.exchange, self.world)
-        self.judge = Judge(self.federation.model, self.federation.divided, self.world, alone=bool(self.work.alone))
+        self.judge = Judge(
+            self.federation.model,
+            self.federation.divided,
+            self.world,
+            alone=bool(self.work.alone),
+            work=self.work,
+            finetune_steps=self.config.finetune_steps,
+        )
         self.coverage = CoverageLog(self.federation.divided.sizes)
         self.remembers["coverage"] = self.coverage
         self.telling = Telling(self.reporter, self.federation, self.coverage)
@@ -266,7 +273,7 @@ class Rounds(Loop):
     def _validate(self) -> Judged | None:
         """None if cut short by a stop."""
         self.heartbeat.beat("validate", self.step)
-        judged = self.judge.judge(self.server, goes_on=self._goes_on)
+        judged = self.judge.judge(self.server, goes_on=self._goes_on, round_=self.step)
         if judged is None:
             return None
         self.validations.found(self.step, judged.means)

@@ -153,7 +153,10 @@ class Telling:
         if accuracies is not None:
             reliable = self._reliable(accuracies)
             spreads = _spread("client_accuracy", accuracies if np.isnan(reliable).all() else reliable)
-        self._reporter.log(round_, **means, **spreads)
+        tuned = {f"finetuned_{name}": mean for name, mean in judged.finetuned_means.items()}
+        if "accuracy" in judged.finetuned:
+            spreads |= _spread("finetuned_accuracy", judged.finetuned["accuracy"])
+        self._reporter.log(round_, **means, **spreads, **tuned)
 
     def _reliable(self, accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (clients,) with NaN for clients that too few samples evaluate."""

@@ -140,6 +140,12 @@ class FederationConfig(Asked):
         "fp32", description="Of the weights and of the arithmetic; bf16: of the arithmetic alone."
     )
     validate_every: int = Field(1, ge=0, description="Rounds between validations; 0: none.")
+    finetune_steps: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="Steps that each client takes on its own data, on a copy, to be judged a second time; 0: none.",
+    )
     checkpoint_every: asked.Interval = asked.saved_every("rounds")
     keep_every: int = asked.kept_every("rounds")
     flush_steps: int = asked.flushed_after("rounds")

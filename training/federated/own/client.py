@@ -131,7 +131,7 @@ class OwnClient:
             raise TypeError(f'evaluate() gives a {type(told).__name__}, not a dict such as {{"accuracy": 0.9}}')
         if wrong := [name for name in told if not _is_name(name)]:
             raise TypeError(f"evaluate() gives a score called {wrong[0]!r:.100}; take a short name, like accuracy")
-        if taken := sorted(TOLD & told.keys()):
+        if taken := sorted(name for name in told if name in TOLD or name.startswith("finetuned_")):
             raise TypeError(f"evaluate() gives a score called {taken[0]!r}, which is Vigil's own; take another")
         return {name: _number(value, f"evaluate() gives as {name}") for name, value in told.items()}
 

@@ -1,0 +1,77 @@
+"""Personalised accuracy: clients are judged after steps on their own data, and training does not notice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.federated.in_process import (
+    DIGITS,
+    DIGITS_FP64,
+    REGRESSION,
+    Federation,
+    Telling,
+    digest,
+    run,
+    train,
+)
+from tests.training.federated.own import LINEAR, ready
+from tests.training.federated.quadratic import quadratics
+from training.federated.judging import Judged
+from training.federated.rounds import Rounds
+
+
+def judged(loop: Rounds) -> Judged:
+    found = loop.judge.judge(loop.server, goes_on=lambda: True, round_=loop.step)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("alone", ["", "forced"])
+def test_each_client_is_judged_where_its_own_steps_lead(alone: str, tmp_path: Path) -> None:
+    tabular = {**REGRESSION["tabular"], "held_out": 4}
+    chosen: dict[str, Any] = {"tabular": tabular, "finetune_steps": 3, "client_lr_schedule": "exponential"}
+    federation = Federation(tmp_path, "fedavg", REGRESSION, exponential={"decay": 0.5}, **chosen)
+    federation.work.alone, federation.loop.judge._alone = alone, bool(alone)
+    federation.go(2)
+    found, task = judged(federation.loop), federation.loop.federation.model.task
+    for client, quadratic in enumerate(quadratics(federation)):
+        w = quadratic.descended(federation.model, 3, 0.05 / 2)
+        rows, values = task.batch("validation", federation.divided.validation[client])
+        if len(rows):
+            loss = (rows.double() @ w[:-1] + w[-1] - values).square().mean() / 2
+            assert found.finetuned["loss"][client] == pytest.approx(float(loss), abs=1e-10)
+            assert found.finetuned["loss"][client] != found.by_client["loss"][client]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "ditto", "gossip", "scaffold"])
+def test_stacked_and_one_by_one_agree_whatever_clients_keep(name: str, tmp_path: Path) -> None:
+    federation = Federation(tmp_path, name, DIGITS_FP64, finetune_steps=5)
+    federation.go(2)
+    first = judged(federation.loop)
+    federation.work.alone, federation.loop.judge._alone = "forced", True
+    second = judged(federation.loop)
+    torch.testing.assert_close(first.finetuned["loss"], second.finetuned["loss"], rtol=0, atol=1e-10)
+    assert first.finetuned_means["loss"] < first.means["loss"]
+
+
+def test_training_goes_on_as_without_it(tmp_path: Path) -> None:
+    table = {**DIGITS, "rounds": 3, "tabular": {"hidden": 16, "batch_norm": True}}
+    told = Telling()
+    run(tmp_path / "without", table)
+    run(tmp_path / "with", {**table, "finetune_steps": 4}, reporter=told)
+    assert digest(tmp_path / "with") == digest(tmp_path / "without")
+    assert {"finetuned_accuracy", "finetuned_accuracy_min", "finetuned_accuracy_median"} <= told.series.keys()
+    assert told.series["finetuned_accuracy"][3] > told.series["accuracy"][3]
+
+
+def test_clients_of_ones_own_are_tuned_and_judged_in_their_own_way(tmp_path: Path) -> None:
+    own = "\n\ndef train(model, batches, learning_rate, *, client):\n    nn.init.constant_(model.bias, client)\n"
+    own += "    return float(len(batches))\n"
+    own += "\n\ndef evaluate(model, x, y):\n    return {'accuracy': float(model.bias[0])}\n"
+    loop = ready(tmp_path, LINEAR + own, finetune_steps=2)
+    train(loop)
+    assert judged(loop).finetuned["accuracy"].tolist() == [0, 1, 2]
