@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from nodes.schedulers.base import UNKNOWN, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Association, License, Partition, QueuedJob, Reservation
-from nodes.schedulers.slurm import shapes
+from nodes.schedulers.slurm import limits, shapes
 from nodes.schedulers.slurm.http import (
     NOTHING_FOUND,
     UNKNOWN_JOB,
@@ -171,26 +171,26 @@ class SlurmRest:
         return found
 
     def partitions(self) -> Listing[Partition]:
-        return _each(shapes.partition, _list(self.http.get("partitions") or {}, "partitions"))
+        return _each(limits.partition, _list(self.http.get("partitions") or {}, "partitions"))
 
     def reservations(self) -> Listing[Reservation]:
         answer = self.http.get("reservations") or {}
-        return _each(shapes.reservation, answer.get("reservations"))
+        return _each(limits.reservation, answer.get("reservations"))
 
     def licenses(self) -> Listing[License]:
         answer = self.http.get("licenses") or {}
-        found = _each(shapes.license, answer.get("licenses"))
+        found = _each(limits.license, answer.get("licenses"))
         return Listing(_added_up(found), unreadable=found.unreadable)
 
     def accounts(self) -> Accounts:
         answer = self.http.get("qos", service="slurmdb") or {}
-        qos = _each(shapes.qos, answer.get("qos") or answer.get("QOS"))
+        qos = _each(limits.qos, answer.get("qos") or answer.get("QOS"))
         answer = self.http.get("associations", service="slurmdb") or {}
-        associations = _each(shapes.association, answer.get("associations"))
+        associations = _each(limits.association, answer.get("associations"))
         unreadable = qos.unreadable + associations.unreadable
         found: list[Association] = associations
         if self.http.served.has("shares"):
-            shares = _each(shapes.share, at(self.http.get("shares"), "shares", "shares"))
+            shares = _each(limits.share, at(self.http.get("shares"), "shares", "shares"))
             unreadable += shares.unreadable
             found = _with_shares(associations, dict(shares))
         return Accounts(qos=tuple(qos), associations=tuple(found), unreadable=unreadable)

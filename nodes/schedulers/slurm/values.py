@@ -209,3 +209,10 @@ def gpus_of_tres(counted: Mapping[str, int]) -> tuple[int, str]:
 def gpu_types_of_tres(counted: Mapping[str, int]) -> dict[str, int]:
     """Return how many GPUs of each type; nothing where only their sum is counted."""
     return {name.partition(":")[2]: count for name, count in counted.items() if name.startswith("gres/gpu:")}
+
+
+def name_of(raw: Mapping[str, object], key: str = "name") -> str:
+    """Return the name of a record; raise ValueError if it has none."""
+    if not (found := text(raw.get(key))):
+        raise ValueError(f"a record without {key}")
+    return found

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nodes.schedulers.base import ALIVE, ENDED, UNKNOWN
-from nodes.schedulers.slurm import job_cache, shapes
+from nodes.schedulers.slurm import job_cache, limits, shapes
 from nodes.schedulers.slurm.states import ended_before, hold_of, job_state, node_state
 from nodes.schedulers.slurm.values import gpu_indices, gpus, hosts, integer, moment, number, text, tres, words
 from tests.examples import examples
@@ -202,13 +202,13 @@ def test_no_job_upsets_the_readers(first: dict[str, Any], second: dict[str, Any]
 def test_nothing_else_upsets_them(node: dict[str, Any], row: dict[str, Any], partition: dict[str, Any]) -> None:
     named = {"name": "it", "account": "lab"}
     shapes.node({**node, **named})
-    shapes.partition({**partition, **named})
-    shapes.reservation({**node, **named})
+    limits.partition({**partition, **named})
+    limits.reservation({**node, **named})
     shapes.accounted({**row, "job_id": 1})
     shapes.steps(row)
-    shapes.qos({"limits": row, **partition, **named})
-    shapes.association({"max": row, **node, **named})
-    shapes.share({**row, **named})
+    limits.qos({"limits": row, **partition, **named})
+    limits.association({"max": row, **node, **named})
+    limits.share({**row, **named})
 
 
 @settings(max_examples=examples(20))
