@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ SIZES = (100, 2_000)
 """Events of a post: an ordinary one, and the most that one may hold."""
 
 EVENTS_A_BATCH = 500
-INFLATED = 15 * 1024 * 1024  # just under the limit of the intake doors
+INFLATED, COMPRESSED = 15 * 1024 * 1024, 960 * 1024  # just under the limits of the intake doors
 ROUNDS, NAMED = 400, 1_000  # of one `round.clients`
 
 
@@ -34,14 +35,17 @@ def telemetry_bodies(now: float) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "processes × 60", {"batches": [_processes(int(now) - 600 + 10 * i) for i in range(60)]}
 
 
-def report_bodies(now: float) -> Iterator[tuple[str, list[Event], dict[str, Any]]]:
-    """Yield (name, events, series) for every kind of event and for points."""
+def report_bodies(now: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (name, body) for every kind of event, in small batches and in full ones, for points, and for streams."""
     for kind, make in _JOB_EVENTS.items():
         for size in SIZES:
             events = list(_fitting({**make(i, now), "kind": kind.partition(",")[0], "time": now} for i in range(size)))
-            yield f"{kind} × {len(events)}", events, {}
-    yield "series, 1,000 × 50 points", [], {f"s{i}": (list(range(50)), [float(i)] * 50) for i in range(1_000)}
-    yield "series, 1 × 50,000 points", [], {"loss": (list(range(50_000)), [0.1 * i for i in range(50_000)])}
+            for each in (1, 100):
+                yield f"{kind} × {len(events)}, {each} a batch", report_post(events, {}, events_a_batch=each)
+    for series, points in ((1_000, 50), (1, 50_000)):
+        columns = {f"s{i}": (list(range(points)), [0.1 * i] * points) for i in range(series)}
+        yield f"series, {series:,} × {points:,} points", report_post([], columns, events_a_batch=100)
+    yield "2,048 new streams of an event each", streams_post(2_048, now)
 
 
 def packed(body: Mapping[str, Any]) -> bytes:
@@ -49,11 +53,14 @@ def packed(body: Mapping[str, Any]) -> bytes:
 
 
 def _fitting(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield as many of them as a post may hold in bytes."""
-    size = 0
+    """Yield as many of them as a post may hold in bytes, packed and not."""
+    size, compressor = 0, zlib.compressobj(6)
+    packed_size = 0
     for event in events:
-        size += len(json.dumps(event)) + 64
-        if size > INFLATED:
+        text = json.dumps(event).encode()
+        size += len(text) + 64
+        packed_size += len(compressor.compress(text)) + 32
+        if size > INFLATED or packed_size > COMPRESSED:
             return
         yield event
 
@@ -170,7 +177,7 @@ _JOB_EVENTS: dict[str, Callable[[int, float], Event]] = {
     "clients.split": _split,
     "clients.named": _names,
     "custom": lambda i, now: {"text": "x" * 100},
-    "custom, 60 kB each": lambda i, now: {"values": [[0] * 100 for _ in range(200)]},
+    "custom, 60 kB each": lambda i, now: {"values": ["x" * 590] * 100},
 }  # fmt: skip
 
 
@@ -181,17 +188,24 @@ def telemetry_post(stream: str, first: int, batches: Sequence[Event], now: float
     }  # fmt: skip
 
 
-def report_post(
-    stream: str, first: int, events: Sequence[Event], series: Mapping[str, Any], *, events_a_batch: int
-) -> dict[str, Any]:
+def report_post(events: Sequence[Event], series: Mapping[str, Any], *, events_a_batch: int) -> dict[str, Any]:
     """Return a post of one stream of rank 0, so many events a batch."""
     batches = max(1, -(-len(events) // events_a_batch))
     columns = {
         name: {"runs": [[0, 0, len(step)]], "step": step, "value": value} for name, (step, value) in series.items()
     }
-    part = {
-        "id": stream, "incarnation": 0, "rank": 0, "node": "dgx-01", "boot_id": "b", "restart_count": 0,
-        "first": first, "times": [time.time()] * batches, "end": False,
+    reported = [{"stream": 0, "batch": i // events_a_batch, **event} for i, event in enumerate(events)]
+    return {"version": 1, "streams": [_stream(0, batches)], "series": columns, "events": reported}
+
+
+def streams_post(count: int, now: float) -> dict[str, Any]:
+    """Return a post of so many new streams, with an event each as far as a post may hold them."""
+    events = [{"stream": i, "batch": 0, "kind": "custom", "time": now, "text": "x"} for i in range(min(count, 2_000))]
+    return {"version": 1, "streams": [_stream(rank, 1) for rank in range(count)], "series": {}, "events": events}
+
+
+def _stream(rank: int, batches: int) -> dict[str, Any]:
+    return {
+        "id": "", "incarnation": 0, "rank": rank, "node": "dgx-01", "boot_id": "b", "restart_count": 0, "first": 0,
+        "times": [time.time()] * batches, "end": False,
     }  # fmt: skip
-    told = [{"stream": 0, "batch": i // events_a_batch, **event} for i, event in enumerate(events)]
-    return {"version": 1, "streams": [part], "series": columns, "events": told}
