@@ -46,12 +46,15 @@ def _sweep_cases(client: Client) -> Iterator[Case]:
 
     values = ", ".join(str(1e-6 * (i + 1)) for i in range(1_000))
     over = f'{SPEC}[sweep.over]\n"run.learning_rate" = [{values}]\n'
-    tags = ", ".join(f'"tag-{i}"' for i in range(50))
+    tags = ", ".join(f'"tag-{i}"' for i in range(10))
     yield "sweeps", "1,000 jobs", partial(_submit, client, "sweeps", f'name = "wide"\n{over}')
-    yield "sweeps", "1,000 jobs of 50 tags", partial(_submit, client, "sweeps", f'name = "t"\ntags = [{tags}]\n{over}')
-    newest = list(Job.objects.order_by("-pk").values_list("pk", flat=True)[:50])
-    text = f'name = "late"\nafter = {newest}\n{over}'
-    yield "sweeps", "1,000 jobs that wait for 50", partial(_submit, client, "sweeps", text)
+    yield "sweeps", "1,000 jobs of 10 tags", partial(_submit, client, "sweeps", f'name = "t"\ntags = [{tags}]\n{over}')
+    fifty = list(Job.objects.order_by("-pk").values_list("pk", flat=True)[:50])
+    text = f'name = "late"\nafter = {fifty[:10]}\n{over}'
+    yield "sweeps", "1,000 jobs that wait for 10", partial(_submit, client, "sweeps", text)
+    few = over.replace(values, ", ".join(str(1e-6 * (i + 1)) for i in range(200)))
+    text = f'name = "few"\nafter = {fifty}\n{few}'
+    yield "sweeps", "200 jobs that wait for 50", partial(_submit, client, "sweeps", text)
     for sweep in Sweep.objects.order_by("pk"):
         yield "sweeps", f"cancel {sweep.name}", partial(_send, client, "post", f"/api/v1/sweeps/{sweep.pk}/cancel", {})
 

@@ -6,8 +6,8 @@ batches, in order: each stream's cursor advances with them, so parts are indepen
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,8 +15,30 @@ import numpy as np
 from jobs.intake.wire import Batch, Columns, Happening, Post
 from jobs.intake.wire import Part as Stream
 
-EVENTS = 400  # of a part: 4 full batches, some 50 ms on SQLite
+EVENTS = 200  # of a part: 2 full batches, at most 80 ms of processor time on SQLite
 BYTES = 1024 * 1024  # of a part's events
+STREAMS = 500  # of a part: each is a row that moves, or begins
+RUNS = 1_000  # of a part, where each may be a row of points: streams of many incarnations
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What a batch, or a part, brings to be stored."""
+
+    events: int = 0
+    bytes: int = 0
+    runs: int = 0
+
+    def __add__(self, other: _Size) -> _Size:
+        return _Size(self.events + other.events, self.bytes + other.bytes, self.runs + other.runs)
+
+    @property
+    def fits(self) -> bool:
+        """Return whether one transaction may store it."""
+        return self.events <= EVENTS and self.bytes <= BYTES and self.runs <= RUNS
+
+
+_NOTHING = _Size()
 
 
 @dataclass
@@ -25,24 +47,24 @@ class _Part:
 
     first: dict[int, int] = field(default_factory=dict)
     stop: dict[int, int] = field(default_factory=dict)
-    events: int = 0
-    bytes: int = 0
+    size: _Size = _NOTHING
 
-    def add(self, stream: int, batch: int, events: int, size: int) -> None:
+    def add(self, stream: int, batch: int, size: _Size) -> None:
         self.first.setdefault(stream, batch)
         self.stop[stream] = batch + 1
-        self.events += events
-        self.bytes += size
+        self.size += size
 
-    def has_room(self, events: int, size: int) -> bool:
-        return not self.stop or (self.events + events <= EVENTS and self.bytes + size <= BYTES)
+    def has_room(self, stream: int, size: _Size) -> bool:
+        has_stream = stream in self.stop or len(self.stop) < STREAMS
+        return not self.stop or (has_stream and (self.size + size).fits)
 
 
 def cut(post: Post) -> list[Post]:
     """Return the post as one part or several, in the order in which they have to be stored."""
-    if len(post.events) <= EVENTS and sum(event.bytes for event in post.events) <= BYTES:
+    sizes = _sizes(post)
+    if len(post.streams) <= STREAMS and sum(sizes.values(), _NOTHING).fits:
         return [post]
-    parts = _parts(post)
+    parts = _parts(post, sizes)
     if len(parts) == 1:
         return [post]
     part_of = {
@@ -54,22 +76,40 @@ def cut(post: Post) -> list[Post]:
     return [_Cutter(post, part_of, place, part).post() for place, part in enumerate(parts)]
 
 
-def _parts(post: Post) -> list[_Part]:
-    counts: dict[Batch, int] = defaultdict(int)
-    sizes: dict[Batch, int] = defaultdict(int)
-    for event in post.events:
-        counts[event.batch] += 1
-        sizes[event.batch] += event.bytes
+def _parts(post: Post, sizes: Mapping[Batch, _Size]) -> list[_Part]:
     parts = [_Part()]
     for stream, sent in enumerate(post.streams):
         for batch in range(len(sent.times)):
-            place = (stream, batch)
-            if not parts[-1].has_room(counts[place], sizes[place]):
+            size = sizes.get((stream, batch), _NOTHING)
+            if not parts[-1].has_room(stream, size):
                 parts.append(_Part())
-            parts[-1].add(stream, batch, counts[place], sizes[place])
+            parts[-1].add(stream, batch, size)
         if not sent.times:
+            if not parts[-1].has_room(stream, _NOTHING):
+                parts.append(_Part())
             parts[-1].first[stream] = parts[-1].stop[stream] = 0
     return parts
+
+
+def _sizes(post: Post) -> dict[Batch, _Size]:
+    """Return what each batch brings, of those that bring anything."""
+    events = Counter(event.batch for event in post.events)
+    size: Counter[Batch] = Counter()
+    for event in post.events:
+        size[event.batch] += event.bytes
+    runs = _runs(post)
+    return {batch: _Size(events[batch], size[batch], runs[batch]) for batch in events.keys() | runs.keys()}
+
+
+def _runs(post: Post) -> Counter[Batch]:
+    """Return each batch's runs of points, where there may be so many rows of them that they count.
+
+    The points of a series are one row for each incarnation, and for its launchers: seldom more than there are series.
+    """
+    kinds = {(stream.incarnation, stream.rank < 0) for stream in post.streams}
+    if len(post.series) * len(kinds) <= RUNS:
+        return Counter()
+    return Counter((stream, batch) for columns in post.series.values() for stream, batch, _ in columns.runs)
 
 
 @dataclass

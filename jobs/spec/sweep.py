@@ -27,6 +27,9 @@ MOST_PROBLEMS = 20
 # Values and lines of all combinations together: each is checked and written out for every job. 250,000 take 3 s; what
 # 64 KB can hold, times a thousand, took 30 s.
 MOST_IN_ALL = 250_000
+# Tags and jobs to wait for, of all combinations together: rows that one transaction inserts while others wait for it.
+# 50,000 tags took 1.4 s of processor time.
+MOST_LINKS = 10_000
 TABLE = "sweep"
 _PATH = re.compile(r"run(\.\w+)+|script\.args|script\.env\.\w+", re.ASCII)
 _EXAMPLE = 'Write a line [sweep.over], and below it what it goes over, as "run.learning_rate" = [1e-3, 2e-3].'
@@ -108,6 +111,8 @@ class SweepSpec:
         base = {name: value for name, value in data.items() if name != TABLE}
         name = base.get("name")
         _check_cost(found.size, _count(base), "values")
+        links = sum(len(base[key]) for key in ("tags", "after") if isinstance(base.get(key), list))
+        _check_cost(found.size, links, "tags and jobs to wait for", most=MOST_LINKS)
         combinations, specs, refused = _parsed(base, found.over, name)
         texts = _texts(text if text is not None else plain_toml(data), combinations, specs, found.over)
         points = (
@@ -174,10 +179,10 @@ def _wrong(found: Over) -> Iterator[Problem]:
         yield Problem("sweep.over", f"{text} Take fewer values, or make several sweeps of it.")
 
 
-def _check_cost(jobs: int, each: int, what: str) -> None:
+def _check_cost(jobs: int, each: int, what: str, *, most: int = MOST_IN_ALL) -> None:
     """Refuse a sweep that is many jobs of a very long specification."""
-    if jobs * each > MOST_IN_ALL:
-        text = f"{jobs:,} jobs of {each:,} {what} each are too much: {MOST_IN_ALL:,} {what} in all."
+    if jobs * each > most:
+        text = f"{jobs:,} jobs of {each:,} {what} each are too much: {most:,} {what} in all."
         raise SpecError.at("sweep.over", f"{text} Use fewer jobs, or a shorter specification.")
 
 

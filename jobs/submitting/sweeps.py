@@ -113,8 +113,8 @@ class _Jobs:
         """Insert them in a few statements, however many they are."""
         self.new_jobs.point_to("sweep", [self.sweep] * len(self.jobs))
         self.new_jobs.insert()
-        tags = [Tag(job=job, name=tag) for job in self.jobs for tag in self.spec.first.tags]
-        Tag.objects.bulk_create(tags, batch_size=500)
+        tags = ((job.pk, tag) for job in self.jobs for tag in self.spec.first.tags)
+        bulk.insert_rows(f"INSERT INTO {Tag._meta.db_table} (job_id, name)", tags, "")
         self.new_attempts.point_to("job", self.jobs)
         self.new_attempts.insert()
         if self.spec.first.after:

@@ -5,6 +5,7 @@ GPUs are read once a post, changed in memory and written by a few statements, ho
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -68,6 +69,12 @@ class MachineGpus:
     left: dict[str, datetime] = field(default_factory=dict)
     ended: list[GpuPlace] = field(default_factory=list)
     begun: list[GpuPlace] = field(default_factory=list)
+    by_index: dict[int, dict[str, Gpu]] = field(default_factory=lambda: defaultdict(dict))
+    """By slot the GPUs that may sit there, also those that have left it meanwhile."""
+
+    def __post_init__(self) -> None:
+        for gpu in self.rows.values():
+            self.by_index[gpu.index][gpu.uuid] = gpu
 
     @classmethod
     def read(cls, agent: Agent, uuids: Iterable[str]) -> MachineGpus:
@@ -147,9 +154,10 @@ class MachineGpus:
         now = self.places.get(gpu.uuid)
         if now is not None and (now.agent_id, now.index) == (gpu.agent_id, gpu.index):
             return
-        for other in self._here():
-            if other.index == gpu.index and other is not gpu:
+        for other in self.by_index[gpu.index].values():
+            if other.index == gpu.index and other is not gpu and self._is_here(other):
                 self._leave(other, at)
+        self.by_index[gpu.index][gpu.uuid] = gpu
         self._end(gpu.uuid, at)
         self.places[gpu.uuid] = GpuPlace(gpu=gpu, agent_id=gpu.agent_id, index=gpu.index, since=at)
         self.begun.append(self.places[gpu.uuid])

@@ -59,6 +59,21 @@ def test_wrong_values_are_named_and_change_nothing(client):
     assert not Sweep.objects.exists()
 
 
+@pytest.mark.parametrize("key", ["tags", "after"])
+def test_more_tags_and_predecessors_than_a_transaction_takes(client, key):
+    listed = [f"t{i}" for i in range(11)] if key == "tags" else list(range(1, 12))
+    over = {"run.seed": list(range(1_000))}
+    answer = send(client, "post", SWEEPS, {"spec": {**SPEC, key: listed, "sweep": {"over": over}}})
+    assert answer.status_code == 422
+    assert "1,000 jobs of 11 tags and jobs to wait for each are too much" in answer.json()["detail"]
+
+
+def test_each_job_has_the_tags(client):
+    made = send(client, "post", SWEEPS, {"spec": {**SPEC, "tags": ["b", "a"]}}).json()
+    items = client.get("/api/v1/jobs", {"sweep": made["id"]}).json()["items"]
+    assert [sorted(job["tags"]) for job in items] == [["a", "b"]] * 3
+
+
 def test_check_tells_how_many(client):
     found = send(client, "post", "/api/v1/jobs/check", {"spec_toml": TOML}).json()
     assert found["findings"][0]["title"] == "Sweep"

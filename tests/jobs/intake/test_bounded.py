@@ -60,7 +60,8 @@ def test_commits_do_not_search_what_was_removed(attempt: Attempt) -> None:
     with CaptureQueriesContext(connection) as queries:
         reports.take(attempt.pk, post(Spooled().tell("checkpoint.committed", **removed)))
     assert Checkpoint.objects.get().state == "pruned"
-    assert not [query for query in queries if "JSON" in query["sql"].upper()]
+    reads = [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
+    assert not [sql for sql in reads if "JSON" in sql.upper()]
 
 
 def test_more_incarnations_than_incidents_are_counted_once(attempt: Attempt) -> None:
@@ -119,6 +120,19 @@ def _points_of(posts: list[Any]) -> list[Any]:
                 found += [(name, *place, int(columns.step[i]), float(columns.value[i])) for i in range(at, at + count)]
                 at += count
     return sorted(found)
+
+
+def test_a_part_has_few_streams_and_few_rows_of_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "STREAMS", 3)
+    empty = [Spooled(rank=rank, batches=[Batch(1_000.0, {}, [])]) for rank in range(8)]
+    assert [len(part.streams) for part in parts.cut(post(*empty))] == [3, 3, 2]
+    monkeypatch.setattr(parts, "STREAMS", 500)
+    monkeypatch.setattr(parts, "RUNS", 4)
+    points = {f"s{i}": [(1, 0.5)] for i in range(4)}
+    ranks = [Spooled(rank=rank, batches=[Batch(1_000.0, points, [])]) for rank in range(8)]
+    assert len(parts.cut(post(*ranks))) == 1  # a row a series, however many ranks report it
+    incarnations = [Spooled(incarnation=i, batches=[Batch(1_000.0, points, [])]) for i in range(8)]
+    assert len(parts.cut(post(*incarnations))) == 8
 
 
 def test_a_post_that_there_is_no_time_for_goes_on_where_the_answer_says(
