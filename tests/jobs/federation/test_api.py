@@ -154,7 +154,7 @@ class TestTheCommandLine:
         lines = done.output.splitlines()
         assert lines[0].startswith("number,name,samples,trained")
         assert lines[4] == "3,'=dora,4,0,3,4,0,0,9.0,0.75,0.25,7,", "no formula for a spreadsheet"
-        assert lines[5] == "4,,3,7,0,0,0,0,,,,7"
+        assert lines[5] == "4,,3,7,0,0,0,0,,,,7,"
         done = CliRunner().invoke(main, ["rounds", str(job.pk), "--json"])
         assert len(json.loads(done.output)["items"]) == 7
         assert CliRunner().invoke(main, ["rounds", str(job.pk), "--json", "--csv"]).exit_code == 2
