@@ -22,13 +22,21 @@ function retell(soon = false) {
   timer = setTimeout(() => {
     due = Number.POSITIVE_INFINITY;
     last = Date.now();
-    // A dialog that somebody is filling in is not swapped away under them.
-    if (document.visibilityState === "visible" && !document.querySelector("dialog[open]"))
+    // A dialog that somebody is filling in, or a menu that they read, is not swapped away under them.
+    if (document.visibilityState === "visible" && !document.querySelector("dialog[open]") && !readsMenu())
       htmx.trigger(life, "vigil:life");
     else retell();
   }, at - Date.now());
 }
-// Nor by an answer that was on its way when the dialog opened.
+function readsMenu() {
+  return life.querySelector("details.menu[open]") !== null;
+}
+// Nor by an answer that was on its way when the dialog or the menu opened.
+life.addEventListener("htmx:beforeSwap", (event) => {
+  if (!readsMenu()) return;
+  event.detail.shouldSwap = false;
+  retell();
+});
 document.addEventListener("htmx:oobBeforeSwap", (event) => {
   if (event.detail.target.querySelector("dialog[open]")) event.detail.shouldSwap = false;
 });

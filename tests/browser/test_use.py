@@ -185,6 +185,24 @@ def test_an_open_dialog_survives_an_answer_that_was_on_its_way(lab_up: Stack, br
     page.unroute_all(behavior="ignoreErrors")
 
 
+def test_an_open_menu_survives_an_answer_that_was_on_its_way(lab_up: Stack, browse: Browse, long_job: int) -> None:
+    watched = browse(lab_up)
+    page = watched.page
+    held: list[Route] = []
+    page.route(re.compile(r"/jobs/\d+/life"), lambda route: held.append(route))
+    watched.open(f"/jobs/{long_job}")
+    page.evaluate("htmx.trigger('#life', 'vigil:life')")
+    while not held:
+        page.wait_for_timeout(20)
+    page.locator("#life details.menu summary").click()
+    page.evaluate("document.addEventListener('htmx:afterRequest', () => { window.answered = true; })")
+    held[0].continue_()
+    page.wait_for_function("() => window.answered")
+    page.get_by_role("button", name="Kill now…").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.unroute_all(behavior="ignoreErrors")
+
+
 def test_a_chart_is_read_zoomed_and_taken_along(lab_up: Stack, browse: Browse, long_job: int, tmp_path: Path) -> None:
     watched = browse(lab_up)
     watched.open(f"/jobs/{long_job}")
