@@ -324,7 +324,7 @@ def test_what_could_not_be_read_is_counted_on_the_page_and_over_rest(mira: User,
     assert "2 nodes could not be read and are left out." in text(mira, "/nodes")
     html = text(mira, "/queue")
     assert "1 job could not be read and is left out." in html
-    assert "86 (85+1 of a heterogeneous job)" in html
+    assert "86 (85+1, heterogeneous)" in html
     answer = signed_in(mira).get("/api/v1/queue?q=85%2B1").json()
     assert [(item["scheduler_id"], item["component"]) for item in answer["items"]] == [("86", "85+1")]
     assert (answer["reading"]["unreadable"], answer["reading"]["error"]) == (1, "")
