@@ -14,7 +14,7 @@ from django.test import Client
 
 from jobs import allocations
 from jobs.models import Job
-from nodes.models import Agent, Node, NodeNote
+from nodes.models import Agent, Gpu, Node, NodeNote
 from portal.models import AuditEntry, User
 from tests.jobs.api.test_machines import moment, running
 from tests.lab import a_job, a_project, person, signed_in, sysadmin
@@ -97,6 +97,14 @@ def test_charts_of_gpus_and_of_the_machine(mira: User) -> None:
     ]  # fmt: skip
     assert "°C of 87" in text(mira)
     assert '<span class="readout"><b>61</b></span>' in raw(mira), "without a script the newest values are there"
+
+
+def test_a_broken_gpu_is_marked_at_its_charts(mira: User) -> None:
+    machine_at_work()
+    assert ">broken</span>" not in text(mira)
+    Gpu.objects.filter(index=1).update(fault="has a row remap that failed")
+    assert text(mira).count("broken</span>") == 1
+    assert 'title="It has a row remap that failed."' in text(mira)
 
 
 @pytest.mark.parametrize(
