@@ -84,8 +84,12 @@ def reason_of(attempt: Attempt, cause: str, failure: dict[str, Any]) -> str:
     if cause in NUMERICS.values() and (numerics := numerics_of(failure)):
         return f"{numerics[1]}."
     error = failure.get("error", "") or (masked(folders.said_before_launch(attempt)) if cause == "failed" else "")
-    rank = f"Rank {failure['rank']}: " if "rank" in failure else ""
-    return f"{rank}{error}" if error else WORDS.get(cause, "")
+    rank = f"Rank {failure['rank']}" if "rank" in failure else ""
+    if not error and cause == "exception" and "exit_code" in failure:  # as by sys.exit(1): nothing was raised
+        return f"{rank or 'It'} ended with exit code {failure['exit_code']} and printed no exception."
+    if not error:
+        return WORDS.get(cause, "")
+    return f"{rank}: {error}" if rank else error
 
 
 CANCELLED_OUTSIDE = "Cancelled outside Vigil, as by scancel."

@@ -54,6 +54,15 @@ def test_from_submission_to_close(job: Job, told: Told, tick: Callable[[], bool]
     assert Attempt.objects.count() == 1
 
 
+def test_a_program_that_just_leaves_is_not_said_to_have_raised(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    told.say("101", state="running")
+    left = {"rank": 0, "incarnation": 0, "kind": "exception", "exit_code": 3, "error": ""}
+    launched(newest(), exit_code=3, cause="failed", first_failure=left)
+    told.say("101", state="failed", exit_code=3)
+    tick()
+    assert newest().reason == "Rank 0 ended with exit code 3 and printed no exception."
+
+
 def test_nodes_become_rows(job: Job) -> None:
     node = Node.objects.get()
     assert (node.name, node.cpus, node.gpus, node.gpu_type) == ("dgx-01", 8, 4, "h100")
