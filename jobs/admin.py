@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -14,6 +14,7 @@ from jobs.errors import SpecError
 from jobs.listing.jobs import Search
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import Environment, restarts
+from portal import formatting
 from portal.access import note, user_of
 from portal.accounts import projects
 from portal.admin import Audited, History, MembershipInline
@@ -24,6 +25,7 @@ from portal.untrusted import plain, whole
 
 SUCCESSOR = "successor"
 """Query parameter of a deletion: the project that takes the default one's place."""
+BEFORE_DELETION = "Delete them on their pages first, or keep the project and rename it."
 FOUND = 200
 """Jobs that a search gives."""
 
@@ -69,8 +71,11 @@ class ProjectAdmin(Audited, ModelAdmin):
         return deleted, counts, missing, protected
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Ask for the successor of the default project before anything is deleted."""
+        """Refuse to delete a project with jobs; ask for the successor of the default project first."""
         project = Project.objects.filter(pk=whole(object_id) or 0).first()
+        if project is not None and (many := Job.objects.filter(project=project).count()):
+            messages.error(request, f"Not deleted: {project} has {formatting.plural(many, 'job')}. {BEFORE_DELETION}")
+            return redirect("admin:portal_project_change", project.pk)
         if project is not None and project.is_default and self._successor(request, project) is None:
             return self._successor_page(request, project)
         try:

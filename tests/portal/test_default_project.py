@@ -53,6 +53,14 @@ def test_it_is_not_deleted_without_a_successor(browser: Client, default: Project
     assert Project.objects.count() == 2
 
 
+def test_a_project_with_jobs_says_what_to_do_first(browser: Client, default: Project) -> None:
+    lab.a_job(lab.person("mira", default), default)
+    for query in ("", f"?successor={Project.objects.get(slug='vision').pk}"):
+        refused = browser.post(path_of(default) + query, {"post": "yes"}, follow=True)
+        assert "Not deleted: default has 1 job. Delete them on their pages first" in words(refused.text)
+    assert Project.objects.filter(pk=default.pk, is_default=True).exists()
+
+
 def test_the_last_project_says_what_to_do(browser: Client, default: Project) -> None:
     browser.post(path_of(Project.objects.get(slug="vision")), {"post": "yes"})
     assert "There is no other project" in words(browser.get(path_of(default)).text)
