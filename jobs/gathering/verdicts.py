@@ -73,7 +73,8 @@ def says(incident: Incident) -> str:
     """What happened in a sentence: a person's word on the cause comes before the verdict's."""
     if incident.is_overruled and incident.cause in CAUSES:
         cause, why = CAUSES[incident.cause], incident.overruled_why.splitlines()[0][:300]
-        return f"According to {incident.overruled_by or 'somebody'}, {cause.title}: {why}"
+        end = "" if why.endswith((".", "!", "?", "…")) else "."
+        return f"According to {incident.overruled_by or 'somebody'}, {cause.title}: {why}{end}"
     return incident.says
 
 

@@ -177,7 +177,7 @@ class TestOverruled:
 
     def test_is_named_wherever_it_is_shown(self, mira: User, runs: Path) -> None:
         incident = dead(mira, runs)
-        people.overrule(mira, incident, cause="gpu.off_bus", why="I saw it.")
+        people.overrule(mira, incident, cause="gpu.off_bus", why="I saw it")
         job = incident.attempt.job_id
         told = bearer(mira).get(f"/api/v1/jobs/{job}/postmortem").json()
         assert (told["reported_by"], told["is_confirmed"]) == ("mira; not confirmed by the machine", False)
