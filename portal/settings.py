@@ -262,7 +262,7 @@ LANGUAGE_CODE = "en"
 TIME_ZONE = env("TZ", "UTC")
 USE_TZ = True
 USE_I18N = False
-DATETIME_FORMAT, DATE_FORMAT = "Y-m-d H:i:s", "Y-m-d"  # in the records
+FORMAT_MODULE_PATH = "portal.site.formats"  # dates in the records
 
 STATIC_URL = "/static/"
 STATIC_ROOT = VIGIL_HOME / "static"

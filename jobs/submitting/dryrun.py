@@ -75,7 +75,7 @@ def sweep_run(user: User, sweep: SweepSpec) -> list[Finding]:
     over = " × ".join(f"{len(values)} of {path}" for path, values in sweep.over.items())
     at_once = f", {turns:,} at once" if turns is not None and turns < many else ""
     return [
-        Finding("ok", "Sweep", f"{formatting.plural(many, 'job')}: {over}{at_once}. Each is told like the first."),
+        Finding("ok", "Sweep", f"{formatting.plural(many, 'job')}: {over}{at_once}. What follows is about the first."),
         *(
             Finding("warn", "Sweep", f"No job with {values_text(point.values)}. {point.message}")
             for point in sweep.refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from asgiref.sync import async_to_sync
 from django.test import AsyncClient, Client
+from django.utils import timezone
 
 from portal import audit
 from portal.audit import Change
@@ -36,6 +37,7 @@ def test_a_changed_person_is_kept_before_and_after_with_the_address(browser: Cli
     assert entry.before == {"email": "mo@old.example", "is_superuser": False}
     assert entry.after == {"email": "mo@new.example", "is_superuser": True}
     page = browser.get("/admin/portal/auditentry/").text
+    assert f"{timezone.localtime(entry.at):%Y-%m-%d %H:%M:%S}" in page
     assert "is_superuser: False → True" in page
     assert "192.0.2.7" in page
     assert "mo@new.example" in browser.get(f"/admin/portal/auditentry/{entry.pk}/change/").text

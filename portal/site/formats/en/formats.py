@@ -1,0 +1,4 @@
+"""How the records write dates and times: Django's own are American, and leave the seconds out."""
+
+DATETIME_FORMAT = "Y-m-d H:i:s"
+DATE_FORMAT = "Y-m-d"
