@@ -346,10 +346,14 @@ class Controller:
     def _keep(self, mine: _Mine, facts: Facts) -> None:
         if not self.server.kept:
             return
+        where = torch.from_numpy(facts.clients)
+        if self._world.size == 1:
+            for name, stored in self.server.kept.items():
+                _scatter(stored, where, mine.kept, name)
+            return
         own = {name: torch.cat([part[name] for part in mine.kept]) for name in self.server.kept} if mine.kept else {}
         like = {name: values[0] for name, values in self.server.kept.items()}
         rows = self._exchange.rows(own, self._each, like)
-        where = torch.from_numpy(facts.clients)
         for name, values in rows.items():
             self.server.kept[name][where] = values
 
@@ -377,6 +381,18 @@ class Controller:
         return {
             name: samples if question.weighted_by(name) == SAMPLES else ones for name in [*question.sent, STATISTICS]
         }
+
+
+def _scatter(stored: Tensor, where: Tensor, parts: Sequence[dict[str, Tensor]], name: str) -> None:
+    """Write what clients keep into `stored` (clients, …), chunk by chunk, and free each chunk's part.
+
+    Joined first, all clients' new state would lie there a third time: 170 MB of 10,000 clients of 4,200 numbers.
+    """
+    begin = 0
+    for part in parts:
+        values = part.pop(name)
+        stored[where[begin : begin + len(values)]] = values
+        begin += len(values)
 
 
 def _are_numbers(sent: Sent) -> Tensor:
