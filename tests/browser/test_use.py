@@ -198,7 +198,7 @@ def test_an_open_menu_survives_an_answer_that_was_on_its_way(lab_up: Stack, brow
     page.evaluate("document.addEventListener('htmx:afterRequest', () => { window.answered = true; })")
     held[0].continue_()
     page.wait_for_function("() => window.answered")
-    page.get_by_role("button", name="Kill now…").click()
+    page.get_by_role("button", name="Delete…").click()
     expect(page.get_by_role("dialog")).to_be_visible()
     page.unroute_all(behavior="ignoreErrors")
 
