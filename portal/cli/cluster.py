@@ -94,7 +94,7 @@ def queue(limit: int, mine: bool, as_json: bool, **filters: Any) -> None:
 @click.command()
 @as_json
 def licenses(as_json: bool) -> None:
-    """List the licences that jobs can ask for, and how many are in use."""
+    """List Slurm's licences and how many are in use."""
     found = find_portal().get("licenses")
     _note_silence(found["reading"])
     out(found, tables.licenses, as_json)

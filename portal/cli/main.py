@@ -254,7 +254,10 @@ def cancel(job_id: int, at_once: bool, as_json: bool) -> None:
 @job_id
 @as_json
 def release(job_id: int, as_json: bool) -> None:
-    """Release a job that is held in the scheduler, as scontrol release."""
+    """Release a job that is held in Slurm.
+
+    As `scontrol release`, in your own name; a sysadmin's is asked for in the portal's.
+    """
     job = find_portal().post(f"jobs/{job_id}/release")
     out(job, lambda job: [f"#{job['id']} is released within seconds; `vigil why {job['id']}` tells."], as_json)
 

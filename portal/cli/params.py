@@ -50,7 +50,7 @@ HABITS = {
     **dict.fromkeys(("ls", "list", "ps"), "jobs"),
     **dict.fromkeys(("show", "status", "info"), "job"),
     **dict.fromkeys(("run", "sbatch", "srun"), "submit"),
-    **dict.fromkeys(("stop", "kill", "scancel"), "cancel"),
+    **dict.fromkeys(("stop", "scancel"), "cancel"),
     **dict.fromkeys(("log", "tail"), "logs"),
     "squeue": "queue",
     "sinfo": "nodes",

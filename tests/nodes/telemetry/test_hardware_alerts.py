@@ -95,7 +95,7 @@ def test_states_stand_until_they_are_over(machine: Machine) -> None:
 
 
 def test_the_demonstration_alarms_nobody(machine: Machine, seq: Iterator[int]) -> None:
-    Agent.objects.update(is_made_up=True)
     xid(machine, seq, 79, 0)
+    Agent.objects.update(is_made_up=True)  # a post of a real agent would end the demonstration's node
     alert()
     assert titles() == []
