@@ -17,7 +17,7 @@ Event = dict[str, Any]
 SIZES = (100, 2_000)
 """Events of a post: an ordinary one, and the most that one may hold."""
 
-EVENTS_A_BATCH = 500
+EVENTS_A_BATCH = 200
 INFLATED, COMPRESSED = 15 * 1024 * 1024, 960 * 1024  # just under the limits of the intake doors
 ROUNDS, NAMED = 400, 1_000  # of one `round.clients`
 

@@ -29,7 +29,7 @@ CLOCK_S = 60.0  # a clock further off does not count
 EARLIEST = 10**9  # in Unix seconds
 AHEAD_S = 3_600.0
 # Of a part of a post, which is stored by one transaction while all other writers wait.
-PART_EVENTS, PART_VALUES = 500, 130_000
+PART_EVENTS, PART_VALUES = 200, 130_000
 
 _ADVANCE = (
     "UPDATE nodes_agentstream SET next_seq = %s, given_up = given_up + %s"

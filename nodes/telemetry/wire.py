@@ -25,7 +25,7 @@ VALUES = 1_000_000  # of a post
 HOST = 200
 PROCESSES = 500
 EVENTS = 2_000  # of a post, and of a batch, which is stored by one transaction:
-EVENTS_A_BATCH = 500
+EVENTS_A_BATCH = 200
 NAMED_GPUS = 128  # of a post: twice what a machine may have, as GPUs are replaced
 EVENT_BYTES = 32 * 1024
 # All values of a post, and as many again for its events. What else there is in 16 MiB could be 360 MB of empty lists.
