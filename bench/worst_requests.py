@@ -74,7 +74,7 @@ def _postmortem(job: Any) -> tuple[str, dict[str, Any]]:
 def _catalogue_entry() -> dict[str, Any]:
     from tests.jobs.api.test_catalogue import OURS
 
-    return {**OURS, "name": "bench.worst", "source": "x" * 1_000, "advice": "x" * 1_000}
+    return {**OURS, "name": "bench.worst", "advice": "Restart the mounter. " * 40}
 
 
 def _submit(client: Client, door: str, specification: str) -> int:
