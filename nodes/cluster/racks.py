@@ -120,6 +120,7 @@ def as_csv(places: Iterable[Place | RackPlace]) -> str:
 def replace(user: User, places: Sequence[Place]) -> int:
     """Let these be all places that there are; answers how many changed, came or went."""
     wanted = {place.node: place for place in _agreed(places)}
+    after = _shown_places(wanted.values())
     with transaction.atomic():
         there = {row.node: row for row in RackPlace.objects.select_for_update()}
         before = _shown_places(there.values())
@@ -129,7 +130,8 @@ def replace(user: User, places: Sequence[Place]) -> int:
         for start in range(0, len(gone), 500):
             RackPlace.objects.filter(pk__in=gone[start : start + 500]).delete()
         bulk.update_rows(moved, ("rack", "slot", "order"))
-        bulk.NewRows([RackPlace(**vars(place)) for place in new]).insert()
+        columns = f'INSERT INTO {RackPlace._meta.db_table} (node, rack, slot, "order")'
+        bulk.insert_rows(columns, ((place.node, place.rack, place.slot, place.order) for place in new), "")
         changed = len(gone) + len(new) + len(moved)
         if changed:
             said = f"{len(new)} new, {len(moved)} moved, {len(gone)} gone"
@@ -138,7 +140,7 @@ def replace(user: User, places: Sequence[Place]) -> int:
                 "racks",
                 f"{len(wanted)} places",
                 said,
-                Change(before=before, after=_shown_places(wanted.values())),
+                Change(before=before, after=after),
             )
     return changed
 
