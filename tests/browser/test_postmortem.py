@@ -94,7 +94,7 @@ def test_the_list_filters_where_it_stands(lab_up: Stack, browse: Browse) -> None
     watched.page.get_by_label("Who must act").select_option("sysadmin")
     expect(watched.page.locator(".incidents tbody")).to_contain_text("gpu.off_bus")
     expect(watched.page.locator(".incidents tbody")).not_to_contain_text("numerics.nan")
-    assert "owner=sysadmin" in watched.page.url
+    expect(watched.page).to_have_url(re.compile("owner=sysadmin"))
 
 
 def test_of_sixty_four_ranks_goes_on_two_sheets(lab_up: Stack, address: str, browse: Browse) -> None:

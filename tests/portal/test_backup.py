@@ -126,8 +126,8 @@ def test_force_keeps_what_was_there_and_its_key(make_stack: MakeStack, made: Pat
     (stack.home / "secret_key").write_text("another key")
     with closing(sqlite3.connect(database)) as connection:
         connection.execute(
-            "INSERT INTO portal_project (slug, title, slurm_account, job_environment, restart_on, created_at)"
-            " VALUES ('kept', '', '', '', '', '2026-01-01')"
+            "INSERT INTO portal_project (slug, title, slurm_account, job_environment, restart_on, is_default,"
+            " created_at) VALUES ('kept', '', '', '', '', 0, '2026-01-01')"
         )
         connection.commit()
     refused = one_line(stack.vigil("restore", str(made)))

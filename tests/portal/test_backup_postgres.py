@@ -63,8 +63,8 @@ def slugs(url: str, schema: str = "public") -> set[object]:
 
 
 def add_project(url: str, slug: str) -> None:
-    columns = "slug, title, slurm_account, job_environment, restart_on, created_at"
-    run(url, f"INSERT INTO portal_project ({columns}) VALUES ('{slug}', '', '', '', '', now())")
+    columns = "slug, title, slurm_account, job_environment, restart_on, is_default, created_at"
+    run(url, f"INSERT INTO portal_project ({columns}) VALUES ('{slug}', '', '', '', '', false, now())")
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:

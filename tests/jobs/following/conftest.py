@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from jobs.following import follow, known
-from jobs.intake import reports
+from jobs.intake import spools
 from jobs.models import Job
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting.submit import submit
@@ -19,7 +19,7 @@ from tests.jobs.schedulers import Told
 
 @pytest.fixture(autouse=True)
 def _no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "collect", lambda attempt, root, until: None)
+    monkeypatch.setattr(spools, "collect", lambda attempt, root, until: None)
 
 
 @pytest.fixture
