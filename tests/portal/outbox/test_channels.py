@@ -45,7 +45,11 @@ class TestMaking:
         add(oskar, "email", address="oskar@lab.example", quiet_from="22:00", quiet_until="07:00", digest="hourly")
         one = Channel.objects.get()
         assert (one.user, one.project, one.address) == (oskar, None, "oskar@lab.example")
-        assert (one.left_out, one.digest, one.time_zone) == (["channel"], "hourly", "Europe/Berlin")
+        assert (one.left_out, one.digest, one.time_zone) == (
+            ["federation.coverage", "channel"],
+            "hourly",
+            "Europe/Berlin",
+        )
         page = text(signed_in(oskar).get("/me/"))
         assert "E-mail, oskar@lab.example" in page
         assert "quiet 22:00 to 07:00 Europe/Berlin" in page
