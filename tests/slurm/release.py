@@ -87,8 +87,8 @@ class Release:
 
 RELEASES = (Release("22.05", "bookworm", 12), Release("24.11", "trixie", 13), Release("26.05", "forky", 14))
 IN_TURN = RELEASES[:2]
-"""Those of a landing. The third only by its name: its slurmctld ends with "No Assoc usage file" when it is started again
-soon after its first start, which tests of daemons that go away do."""
+"""Those that a landing tests. The third is tested by its name only: its slurmctld refuses to start again soon after its
+first start ("No Assoc usage file"), as tests of daemons that go away have it do."""
 
 # Debian 13 has a libmariadb3 (11.8.9) that refuses each result of slurmdbd. This one has the same ABI.
 OLDER_CLIENT = "bookworm"
