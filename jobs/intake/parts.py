@@ -23,7 +23,7 @@ RUNS = 1_000  # of a part, where each may be a row of points: streams of many in
 
 @dataclass(frozen=True)
 class _Size:
-    """What a batch, or a part, brings to be stored."""
+    """Sum up what a batch, or a part, brings to be stored."""
 
     events: int = 0
     bytes: int = 0

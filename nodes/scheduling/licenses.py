@@ -15,7 +15,7 @@ _ITEM = re.compile(r"([^:|()\s]+)(?::([0-9]{1,9}))?\Z")
 
 @dataclass(frozen=True)
 class Demand:
-    """How many of one licence a request asks for; `license` is None where the scheduler has none of that name."""
+    """Count how many of one licence a request asks for; `license` is None where the scheduler has none of that name."""
 
     name: str
     asked: int

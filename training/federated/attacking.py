@@ -32,7 +32,7 @@ SCANNED = 4096
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What attackers know beside their own updates, which are in order of their numbers."""
+    """Hold what attackers know besides their own updates, which are in order of their numbers."""
 
     clients: Ids
     """(attackers,): their numbers."""

@@ -1,4 +1,4 @@
-"""Which clients attack: a function of the configuration. No torch."""
+"""Choose which clients attack, as a function of the configuration. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nobody attacks."""
+"""Leave all clients honest."""
 
 from __future__ import annotations
 
