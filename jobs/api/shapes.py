@@ -254,12 +254,8 @@ def attempt_detail(attempt: Attempt) -> dict[str, Any]:
 
 
 def explained(attempt: Attempt) -> str:
-    """Its reason; of one that waits with what the scheduler's word means."""
-    return (
-        reasons.explained(attempt.reason, attempt.scheduler_id)
-        if attempt.state == Attempt.State.PENDING
-        else attempt.reason
-    )
+    """Return why it waits or ended, in the words of its page."""
+    return reasons.reason_of(attempt)
 
 
 def job_shape(job: Job) -> dict[str, Any]:

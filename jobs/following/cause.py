@@ -41,6 +41,8 @@ WORDS = {
 NUMERICS = {"divergence": "diverged", "nonfinite": "nonfinite", "corruption": "corruption"}
 _NUMERICS = re.compile(rf"(?:[\w.]+\.)?NumericsError: numerics\.({'|'.join(NUMERICS)}): (.+)")
 
+MOST_LINES, MOST_LINE = 3, 200  # quoted from the end of a log, as many as the launcher sends
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -139,4 +141,31 @@ def _failure(value: object) -> dict[str, Any]:
     for name, longest in (("kind", 32), ("error", 2000)):
         if isinstance(value.get(name), str):
             kept[name] = masked(storable(value[name])[: 2 * longest])[:longest]  # no secret is cut before it is found
+    if lines := value.get("last_lines"):
+        kept["last_lines"] = _lines(lines)
     return kept
+
+
+def _lines(value: object) -> list[str]:
+    """Return the lines that the launcher quotes from the end of a log, with secrets masked, within bounds."""
+    lines = [line for line in value if isinstance(line, str)] if isinstance(value, list) else []
+    text = "\n".join(storable(line)[: 2 * MOST_LINE] for line in lines[-MOST_LINES:])
+    return [line[:MOST_LINE] for line in masked(text).split("\n") if line.strip()]
+
+
+def described(failure: Mapping[str, Any], cause: str) -> str:
+    """Return how the first rank failed, in words for people: its error, else its exit code with its last output.
+
+    The last lines of a program that names no error are context and not a reason, so they are labelled. Empty where the
+    launcher reported neither, or where the attempt's cause says more than an exit code.
+    """
+    rank, error, code = failure.get("rank"), str(failure.get("error") or "").strip(), failure.get("exit_code")
+    if error:
+        return f"Rank {rank}: {error}" if rank is not None else error
+    if cause not in {"exception", "failed"} or failure.get("kind") != "exception" or code is None:
+        return ""
+    who = f"Rank {rank}" if rank is not None else "It"
+    lines = failure.get("last_lines")
+    if not lines:
+        return f"{who} ended with exit code {code} and printed no error."
+    return f"{who} ended with exit code {code} and named no error. The last lines of its log: {' / '.join(lines)}"

@@ -22,7 +22,7 @@ from django.utils import timezone
 from jobs import coverage, live
 from jobs.disk import folders, rundir
 from jobs.following import known
-from jobs.following.cause import NUMERICS, WORDS, Ended, cause_of, numerics_of
+from jobs.following.cause import NUMERICS, WORDS, Ended, cause_of, described, numerics_of
 from jobs.following.hopeless import stop_sweep
 from jobs.following.next_attempt import next_attempt
 from jobs.following.policy import decide
@@ -83,13 +83,10 @@ def reason_of(attempt: Attempt, cause: str, failure: dict[str, Any]) -> str:
         return _who_cancelled(attempt)
     if cause in NUMERICS.values() and (numerics := numerics_of(failure)):
         return f"{numerics[1]}."
-    error = failure.get("error", "") or (masked(folders.said_before_launch(attempt)) if cause == "failed" else "")
-    rank = f"Rank {failure['rank']}" if "rank" in failure else ""
-    if not error and cause == "exception" and "exit_code" in failure:  # as by sys.exit(1): nothing was raised
-        return f"{rank or 'It'} ended with exit code {failure['exit_code']} and printed no exception."
-    if not error:
-        return WORDS.get(cause, "")
-    return f"{rank}: {error}" if rank else error
+    if text := described(failure, cause):
+        return text
+    before = masked(folders.said_before_launch(attempt)) if cause == "failed" else ""
+    return before or WORDS.get(cause, "")
 
 
 CANCELLED_OUTSIDE = "Cancelled outside Vigil, as by scancel."

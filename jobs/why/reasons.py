@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from jobs.following.cause import NUMERICS
+from jobs.following.cause import NUMERICS, described
 from nodes.schedulers.launch import is_launch_failed, nodes_of
 from portal import formatting
 
@@ -84,14 +84,13 @@ def _launch_failed(nodes: list[str], scheduler_id: str) -> str:
 
 
 def reason_of(attempt: Attempt) -> str:
-    """Why it waits or ended, in one line: the first failing rank's own last line where there is one.
+    """Return why it waits or ended, in one line: the first failing rank's error or exit code where there is one.
 
     What the guards of our own trainer said is a sentence already; all ranks end with it, whichever came first.
     """
     failure = attempt.failure if isinstance(attempt.failure, dict) else {}
     if attempt.cause in NUMERICS.values() and attempt.reason:
         return attempt.reason.strip()
-    if (error := str(failure.get("error") or "").strip()) and not attempt.is_alive:
-        rank = failure.get("rank")
-        return f"Rank {rank}: {error}" if rank is not None else error
+    if not attempt.is_alive and (text := described(failure, attempt.cause)):
+        return text
     return explained(attempt.reason, attempt.scheduler_id) if attempt.state == "pending" else attempt.reason.strip()

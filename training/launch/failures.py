@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, Signals
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from training.attempt.heartbeat import Beat
 Kind = Literal["exception", "signal", "hang", "lost_peer", "address_in_use", "node", "gpu"]
 
 _TAIL_BYTES = 64 * 1024
+_LAST_LINES, _LAST_LINE_CHARS = 3, 200  # as context where no line names an error: what fits a phrase on a page
 # The last line of a traceback, whatever libraries print after it while the process goes down. With a peer gone, NCCL's
 # message goes on in lines of its own: the one that looks like an exception tells less than the first.
 _RAISED = re.compile(
@@ -43,6 +44,23 @@ _GPU = re.compile(
 # What ends a process by its own fault or by the kernel's hand, as a shell passes it on in its exit code.
 _FATAL = frozenset({SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV})
 _ADDRESS_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+# Output and errors share one log, so only its words tell that a last line is an error, as of a shell or a C program.
+_ERROR = re.compile(
+    r"errors?\b|\b(?:exception|fatal|failed|failures?|failing|panic\w*|abort(?:ed|ing)?|killed|core dumped|"
+    r"segmentation fault|bus error|broken pipe|can ?not|can't|could ?n[o']t|could not|unable to|not found|no such|"
+    r"not permitted|not allowed|not enough|no space|denied|refused|rejected|forbidden|unauthorized|invalid|illegal|"
+    r"unrecognized|unexpected|unbound variable|timed out|out of memory|(?:closed|reset) by (?:remote )?peer|"
+    r"ENOENT|ENOSPC|EDQUOT|EACCES|ENOMEM)\b|^(?-i:E\d{4} |\[E\d)",
+    re.IGNORECASE,
+)
+# "val_error=0.12", "errors: 0", '"error": null' and "0 failed" report a quantity.
+_QUANTITY = re.compile(
+    r"(?:error|exception|failed|failure|rejected|aborted|killed|invalid)s?(?:[ _]?(?:rate|count))?[\"']?\s*"
+    r"(?:[=:]\s*|\s)[\"']?(?:[-+]?[\d.]|null|none|nan|false)|"
+    r"\b(?:no|0|zero|without) (?:\w+ )?(?:errors?|exceptions?|failed|failures?|aborted|killed|invalid|rejected)\b",
+    re.IGNORECASE,
+)
+_ANSI = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
 
 @dataclass(frozen=True)
@@ -55,10 +73,17 @@ class Failure:
     signal: int | None = None
     error: str = ""
     order: float = 0.0
+    last_lines: list[str] = field(default_factory=list)
+    """The end of its log, as context for an exit code that no error explains."""
 
     @property
     def code(self) -> int:
         return 128 + self.signal if self.signal else self.exit_code or 1
+
+    @property
+    def summary(self) -> str:
+        """Return the error, or without one how it ended."""
+        return self.error or (f"killed by {_name_of(self.signal)}" if self.signal else f"exit code {self.code}")
 
     def in_place(self, *, spares: bool) -> bool:
         """Whether starting the ranks again may help. With a node less it may: if enough are left; with a broken GPU
@@ -73,7 +98,8 @@ def failure_of(rank: int, exit_code: int | None, signal: int | None, log: Path, 
     """Return what an exit means. A shell whose child died of a signal exits with 128 plus its number."""
     if signal is None and (exit_code or 0) - 128 in _FATAL:
         exit_code, signal = None, (exit_code or 0) - 128
-    error = last_error(log) if signal is None else _error_of_signal(signal, log)
+    lines = _lines_of(log)
+    error = _error_of_signal(signal, lines) if signal else last_error(lines)
     kind: Kind = "exception"
     if signal is not None and not (signal == SIGABRT and _LOST_PEER.search(error)):
         kind = "signal"
@@ -83,16 +109,17 @@ def failure_of(rank: int, exit_code: int | None, signal: int | None, log: Path, 
         kind = "address_in_use"
     elif _LOST_PEER.search(error):
         kind = "lost_peer"
-    return Failure(rank, kind, exit_code, signal, error, order)
+    context = [] if error else [line[:_LAST_LINE_CHARS] for line in lines[-_LAST_LINES:]]
+    return Failure(rank, kind, exit_code, signal, error, order, context)
 
 
-def _error_of_signal(signal: int, log: Path) -> str:
+def _error_of_signal(signal: int, lines: list[str]) -> str:
     """Return why a signal ended a rank: an error that the log tells of a crash, else the signal's name.
 
     A signal from outside, such as SIGKILL, cannot be announced by the program: whatever it printed last says nothing.
     """
     crashed = signal in _FATAL and signal != SIGKILL
-    return (crashed and _raised(_last_lines(log))) or f"killed by {_name_of(signal)}"
+    return (crashed and _raised(lines)) or f"killed by {_name_of(signal)}"
 
 
 def _name_of(signal: int) -> str:
@@ -117,19 +144,28 @@ def first_failure(failures: Iterable[Failure]) -> Failure:
     return min(failures, key=lambda failure: (failure.kind == "lost_peer", failure.order))
 
 
-def last_error(log: Path) -> str:
-    """The last line of the last traceback in a log, or what NCCL's thread or C++ said, or of what Python died, else its
-    last line; at most 500 characters."""
-    lines = _last_lines(log)
-    return _raised(lines) or (lines[-1][:500] if lines else "")
+def last_error(lines: list[str]) -> str:
+    """Return the last error that a log names, or "" where its end is ordinary output; at most 500 characters.
+
+    That is the last line of the last traceback, what NCCL's thread, C++ or a dying Python said, else the log's last
+    line if it reads like an error.
+    """
+    last = lines[-1][:500] if lines else ""
+    return _raised(lines) or (last if _is_error(last) else "")
 
 
-def _last_lines(log: Path) -> list[str]:
-    """Return the last lines of a log that are not blank."""
+def _is_error(line: str) -> bool:
+    return bool(_GPU.search(line) or _ADDRESS_IN_USE.search(line) or _ERROR.search(_QUANTITY.sub("", line)))
+
+
+def _lines_of(log: Path) -> list[str]:
+    """Return the lines at the end of a log that are not blank."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            lines = [line.rstrip() for line in file.read(_TAIL_BYTES).decode(errors="replace").splitlines()]
+            lines = [
+                _ANSI.sub("", line).rstrip() for line in file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+            ]
     except OSError:
         return []
     return [line for line in lines if line]

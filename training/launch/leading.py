@@ -280,7 +280,7 @@ class Leading:
         """What was committed is worth another turn at once; where nothing was, starts are counted (protocols.md §1)."""
         first = first_failure(failures) if failures else None
         waited = f" and none came back within {self._plan.return_seconds:.0f} s" if self._plan.return_seconds else ""
-        before = f"{first.error}: " if first else ""
+        before = f"{first.summary}: " if first else ""
         error = f"{before}{live} of at least {self._plan.min_nodes} nodes were left{waited}"
         code = STOPPED if self._has_progressed() and self._plan.is_elastic else first.code if first else 1
         return Outcome(code, "node", replace(first, error=error) if first else None, last.number, error)

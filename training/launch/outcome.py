@@ -40,7 +40,7 @@ class Outcome:
             "exit_code": self.exit_code,
             "cause": self.cause,
             "asked": self.asked,
-            "error": self.error or (first.error if first else ""),
+            "error": self.error or (first.summary if first else ""),
             "first_failure": {**first.told(), "incarnation": self.incarnation} if first else None,
         }
 

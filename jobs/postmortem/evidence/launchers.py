@@ -9,7 +9,7 @@ from jobs import restarts
 from jobs.models import Event, Incident
 from jobs.postmortem import last_look, offline, rank_ends
 from jobs.postmortem.diagnose import NO_KILLS
-from jobs.postmortem.evidence.found import Evidence, some, written
+from jobs.postmortem.evidence.found import Evidence, context, some, written
 from jobs.postmortem.last_look import Look
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.rank_ends import LAUNCHER
@@ -48,6 +48,9 @@ def word_of_launcher(incident: Incident, catalogue: Catalogue, found: Evidence) 
         found.signs.append(Sign(LAUNCHER, 0, text, "collective.timeout", "echo", prefix, of="trainer"))
     elif failure.get("kind") == "node":
         found.signs.append(Sign(LAUNCHER, 0, text, "scheduler.node_fail", "root", prefix, of="trainer"))
+    if lines := failure.get("last_lines"):
+        said = f"the log of rank {rank} names no error and ends with: {' / '.join(lines)}"
+        found.signs.append(context(LAUNCHER, said, node=prefix.node))
     if failure.get("kind") == "hang" or any(end.is_failure for end in found.ends):
         return  # who hung was killed by its launcher
     groups = {"first": "yes"}

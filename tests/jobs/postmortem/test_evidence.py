@@ -87,6 +87,18 @@ class TestEnds:
 
 
 class TestRanks:
+    def test_what_a_program_printed_last_is_context_of_its_exit_code(self, left: Left) -> None:
+        lines = ["epoch 3", "saved to /data/out"]
+        left.failure["first_failure"] |= {"kind": "exception", "signal": None, "exit_code": 3, "error": ""}
+        left.failure["first_failure"]["last_lines"] = lines
+        left.write("logs/0.0.log", "\n".join(lines))
+        left.ends(r1=(3, None, 1))
+        _, verdict = left.diagnosed()
+        assert "rank 1 ended with exit code 3" in texts(verdict, "root")[0]
+        assert texts(verdict, "context") == [
+            "the log of rank 1 names no error and ends with: epoch 3 / saved to /data/out"
+        ]
+
     def test_a_hung_rank_is_named_with_where_it_was(self, left: Left) -> None:
         left.failure["cause"] = "hang"
         left.failure["first_failure"] |= {"rank": 1, "kind": "hang", "error": "rank 1 did nothing for 60 s in data"}

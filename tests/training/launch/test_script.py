@@ -202,7 +202,8 @@ def test_a_script_that_knows_no_stop_ends_by_term(run: Run) -> None:
 def test_a_failing_script_gives_its_code_and_last_word(run: Run) -> None:
     assert run.script("import sys\nprint('no data')\nsys.exit(7)\n").wait(PATIENCE_S) == 7
     first = run.result()["first_failure"]
-    assert (first["kind"], first["exit_code"], first["error"]) == ("exception", 7, "no data")
+    assert (first["kind"], first["exit_code"], first["error"]) == ("exception", 7, "")
+    assert first["last_lines"][-1] == "no data"
 
 
 @pytest.mark.slow
