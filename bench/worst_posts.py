@@ -18,6 +18,7 @@ SIZES = (100, 2_000)
 """Events of a post: an ordinary one, and the most that one may hold."""
 
 EVENTS_A_BATCH = 200
+LARGE_A_BATCH = 17  # of 60 kB: just under 1 MiB, the most of a batch
 INFLATED, COMPRESSED = 15 * 1024 * 1024, 960 * 1024  # just under the limits of the intake doors
 ROUNDS, NAMED = 400, 1_000  # of one `round.clients`
 
@@ -40,9 +41,9 @@ def report_bodies(now: float) -> Iterator[tuple[str, dict[str, Any]]]:
     for kind, make in _JOB_EVENTS.items():
         for size in SIZES:
             events = list(_fitting({**make(i, now), "kind": kind.partition(",")[0], "time": now} for i in range(size)))
-            for each in (1, 100):
+            for each in (1, LARGE_A_BATCH if "kB" in kind else 100):
                 yield f"{kind} × {len(events)}, {each} a batch", report_post(events, {}, events_a_batch=each)
-    for series, points in ((1_000, 50), (1, 50_000)):
+    for series, points in ((1_000, 50), (1, 50_000), (50_000, 1)):
         columns = {f"s{i}": (list(range(points)), [0.1 * i] * points) for i in range(series)}
         yield f"series, {series:,} × {points:,} points", report_post([], columns, events_a_batch=100)
     yield "2,048 new streams of an event each", streams_post(2_048, now)

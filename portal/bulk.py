@@ -39,7 +39,7 @@ def update_rows(rows: Sequence[Model], fields: Sequence[str]) -> None:
     names = [connection.ops.quote_name(field.column) for field in columns]
     assigned = ", ".join(f"{name} = v.column{place}" for place, name in enumerate(names[1:], 2))
     quoted = connection.ops.quote_name(table.db_table)
-    for some in _batches(rows, len(columns)):
+    for some in batches(rows, len(columns)):
         values = ", ".join([_typed(columns), *[f"({', '.join(['%s'] * len(columns))})"] * (len(some) - 1)])
         statement = f"UPDATE {quoted} SET {assigned} FROM (VALUES {values}) AS v WHERE {quoted}.{names[0]} = v.column1"
         with connection.cursor() as cursor:
@@ -74,7 +74,7 @@ class NewRows:
         names = ", ".join(quote(field.column) for field in self._fields)
         one = f"({', '.join(['%s'] * len(self._fields))})"
         at = 0
-        for some in _batches(self._values, len(self._fields)):
+        for some in batches(self._values, len(self._fields)):
             statement = (
                 f"INSERT INTO {quote(table.db_table)} ({names}) VALUES {', '.join([one] * len(some))}"
                 f" RETURNING {quote(str(table.pk.column))}"
@@ -93,13 +93,14 @@ class NewRows:
 def insert_rows(into: str, rows: Iterable[Sequence[Any]], then: str) -> None:
     """Execute `into` VALUES … `then`, a thousand rows a statement; no row may meet the same conflict twice."""
     rows = list(rows)
-    for some in _batches(rows, len(rows[0]) if rows else 1):
+    for some in batches(rows, len(rows[0]) if rows else 1):
         values = ", ".join([f"({', '.join(['%s'] * len(some[0]))})"] * len(some))
         with connection.cursor() as cursor:
             cursor.execute(f"{into} VALUES {values} {then}", list(chain.from_iterable(some)))
 
 
-def _batches(rows: Sequence[Any], width: int) -> Iterator[Sequence[Any]]:
+def batches(rows: Sequence[Any], width: int) -> Iterator[Sequence[Any]]:
+    """Yield the rows in slices that fit one statement with `width` parameters a row."""
     step = max(1, min(ROWS, PARAMETERS // width))
     return (rows[at : at + step] for at in range(0, len(rows), step))
 

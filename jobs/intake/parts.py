@@ -14,9 +14,10 @@ import numpy as np
 
 from jobs.intake.wire import Batch, Columns, Happening, Post
 from jobs.intake.wire import Part as Stream
+from training.reporting.lines import BATCH_BYTES
 
 EVENTS = 200  # of a part: 2 full batches, at most 80 ms of processor time on SQLite
-BYTES = 1024 * 1024  # of a part's events
+BYTES = BATCH_BYTES  # of a part's events: a batch is not cut
 STREAMS = 500  # of a part: each is a row that moves, or begins
 RUNS = 1_000  # of a part, where each may be a row of points: streams of many incarnations
 

@@ -63,7 +63,9 @@ def quiet(owners: Set[Owner]) -> set[Owner]:
     """The owners whose attempts are closed, or have long not reported by the portal's own clock."""
     ids = {number for kind, number in owners if kind == "attempt"}
     heard = Q(last_report_at__gt=timezone.now() - QUIET)
-    talking = set(Attempt.objects.open().filter(heard, pk__in=ids).values_list("pk", flat=True))
+    talking: set[int] = set()
+    for some in bulk.batches(list(ids), 1):
+        talking.update(Attempt.objects.open().filter(heard, pk__in=some).values_list("pk", flat=True))
     return {owner_of(attempt_id) for attempt_id in ids - talking}
 
 
@@ -214,15 +216,15 @@ class _Intake:
         return batches, sum(len(fresh.step) for fresh in self.columns)
 
     def _store_points(self) -> None:
-        columns = [fresh for name, sent in self.post.series.items() for fresh in self._wanted(name, sent)]
-        if not columns:
+        names = [name for name, sent in self.post.series.items() if any(map(self._takes, sent.runs))]
+        if not names:
             return
-        names = list(dict.fromkeys(fresh.name for fresh in columns))
+        # First their rows: a post may name 50,000 series, of which an attempt has room for a few.
         ids = store.declare(owner_of(self.attempt.pk), names, limit=SERIES)
         if len(ids) < len(names):
             left_out = [name for name in names if name not in ids]
             self._note_once("report.too_many_series", {"limit": SERIES, "first_left_out": left_out[0]})
-        self.columns = [fresh for fresh in columns if fresh.name in ids]
+        self.columns = [fresh for name in names if name in ids for fresh in self._wanted(name, self.post.series[name])]
         store.append(ids, self.columns)
 
     def _wanted(self, name: str, sent: wire.Columns) -> Iterator[Fresh]:

@@ -29,6 +29,7 @@ POINTS = 50_000
 STREAMS = 2_048
 BATCHES = 50_000
 EVENTS = 2_000
+PLACE_BYTES = 64  # of an event in a post: its stream and batch
 # All that the limits above allow, with as much again for what events hold: 16 MiB of empty lists would be 360 MB.
 ITEMS = 1_000_000
 BOUNDS = Bounds(depth=ITEMS, items=ITEMS)  # how deep, each event says for itself
@@ -187,7 +188,8 @@ def of_spool(header: lines.Header, batches: Sequence[lines.Batch], *, end: bool)
                 points.setdefault(name, []).extend(column)
         for event in batch.events:
             # The same road as by HTTP, so that the same is good enough.
-            raw = msgspec.Raw(_mended(json.dumps({**event, "stream": 0, "batch": i}).encode()))
+            text = json.dumps({**event, "stream": 0, "batch": i}, separators=(",", ":"))
+            raw = msgspec.Raw(_mended(text.encode()))
             if happening := _event(0, raw, [part], bad):
                 events.append(happening)
     series = {
@@ -284,10 +286,16 @@ def _event(index: int, raw: msgspec.Raw, streams: list[Part], bad: dict[Batch, s
 
 
 def _refuse_crowded(events: Sequence[Happening], bad: dict[Batch, str]) -> None:
-    """A batch is stored by one transaction, so it may not bring more events than a line of a spool may."""
+    """A batch is stored by one transaction, so it may not bring more events, or bytes, than a line of a spool may."""
     counts = Counter(event.batch for event in events)
+    size: Counter[Batch] = Counter()
+    for event in events:
+        size[event.batch] += event.bytes
     reason = f"more than {lines.EVENTS_A_BATCH} events"
     bad.update({batch: reason for batch, count in counts.items() if count > lines.EVENTS_A_BATCH})
+    reason = f"more than {lines.BATCH_BYTES >> 20} MiB of events"
+    # A post repeats the place of its batch with each event, which a line of a spool does not.
+    bad.update({batch: reason for batch in counts if size[batch] > lines.BATCH_BYTES + PLACE_BYTES * counts[batch]})
 
 
 def _mask_excerpt(kind: str, data: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from django.db import connection
 from django.db.models import Max
 
+from portal import bulk
 from portal.models import Chunk, Series
 from portal.series.codec import Floats, Integers, Points, decode_loose, encode_loose, encode_merged, summarise
 
@@ -36,13 +37,13 @@ class Fresh:
 
 
 def find(owner: Owner, names: Iterable[str], *, column: str = "") -> dict[str, int]:
-    """The ids of those series that exist."""
-    wanted = list(names)
-    if not wanted:
-        return {}
+    """Return the ids of those series that exist."""
+    found: dict[str, int] = {}
     with connection.cursor() as cursor:
-        cursor.execute(_LOOKUP.format(", ".join(["%s"] * len(wanted))), [*owner, column, *wanted])
-        return dict(cursor.fetchall())
+        for some in bulk.batches(list(names), 1):
+            cursor.execute(_LOOKUP.format(", ".join(["%s"] * len(some))), [*owner, column, *some])
+            found.update(cursor.fetchall())
+    return found
 
 
 def declare(owner: Owner, names: Sequence[str], *, column: str = "", limit: int | None = None) -> dict[str, int]:
@@ -50,14 +51,18 @@ def declare(owner: Owner, names: Sequence[str], *, column: str = "", limit: int 
 
     What goes beyond the limit is missing from the answer. The caller holds the owner's row lock.
     """
-    ids = find(owner, names, column=column)
+    kind, owner_id = owner
+    there = Series.objects.filter(owner_kind=kind, owner_id=owner_id, column=column)
+    if limit is not None and len(names) > limit:  # the owner has fewer: compare with all that it has
+        known = dict(there.values_list("name", "id"))
+        ids = {name: known[name] for name in names if name in known}
+    else:
+        ids = find(owner, names, column=column)
     fresh = [name for name in names if name not in ids]
     if not fresh:
         return ids
-    kind, owner_id = owner
     if limit is not None:
-        there = Series.objects.filter(owner_kind=kind, owner_id=owner_id, column=column).count()
-        fresh = fresh[: max(0, limit - there)]
+        fresh = fresh[: max(0, limit - there.count())]
     Series.objects.bulk_create(
         [Series(owner_kind=kind, owner_id=owner_id, name=name, column=column) for name in fresh], ignore_conflicts=True
     )

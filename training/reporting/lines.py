@@ -12,6 +12,7 @@ SERIES_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
 POINTS_A_BATCH = 20_000
 EVENTS_A_BATCH = 100
 EVENT_BYTES = 64 * 1024
+BATCH_BYTES = 1024 * 1024  # of its events, which the portal stores by one transaction: as much as a line of a spool
 DEPTH = 64  # of lists and tables within each other in an event
 STEP_LIMIT = 2**53
 TIME_LIMIT = 32_503_680_000.0  # the year 3000, in Unix seconds
@@ -146,14 +147,17 @@ def _is_flat(value: object, room: int) -> bool:
 def _events(found: object) -> list[dict[str, Any]] | None:
     if not isinstance(found, list) or len(found) > EVENTS_A_BATCH:
         return None
+    size = 0
     for event in found:
         if not isinstance(event, dict) or not event.get("kind") or not _is_text(event["kind"], 64):
             return None
         if _time(event.get("time")) is None or not _is_flat(event, DEPTH):
             return None
         try:
-            if len(json.dumps(event, allow_nan=False)) > EVENT_BYTES:
-                return None
+            length = len(json.dumps(event, allow_nan=False, separators=(",", ":")))
         except (ValueError, RecursionError):  # 1e999 is read as infinity
+            return None
+        size += length
+        if length > EVENT_BYTES or size > BATCH_BYTES:
             return None
     return found

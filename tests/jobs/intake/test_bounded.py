@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 import time
 from typing import Any
 
@@ -15,8 +17,10 @@ from hypothesis import strategies as st
 
 from jobs.intake import parts, reports, rounds
 from jobs.models import Attempt, Checkpoint, Client, Event, Incident, Job, PendingRoundEvent, Round
+from portal.models import Series
 from tests.jobs.reporting import Batch, Spooled, attempt_of, frame, job_of, post, send, stored
 from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, RoundTable
+from training.reporting import lines
 
 pytestmark = pytest.mark.django_db
 
@@ -74,6 +78,37 @@ def test_a_batch_of_more_events_than_a_spool_may_have_is_quarantined(attempt: At
     spooled = Spooled(batches=[batch_of("phase", 101), batch_of("phase", 1)])
     assert send(attempt, frame(spooled)).json()["streams"] == {spooled.uid: 2}
     assert sorted(Event.objects.values_list("kind", flat=True)) == ["phase", "report.quarantined"]
+
+
+def test_a_batch_of_more_bytes_than_a_line_of_a_spool_is_quarantined(attempt: Attempt) -> None:
+    """One transaction stores a batch: 100 events of 64 kB would be 6 MB of it."""
+    events = [{"kind": "custom", "time": 1_000.0, "values": ["x" * 590] * 100} for _ in range(17)]
+    spooled = Spooled(batches=[Batch(1_000.0, {}, events), Batch(1_000.0, {}, [*events, events[0]])])
+    assert len(json.dumps(events)) < lines.BATCH_BYTES
+    assert send(attempt, frame(spooled)).json()["streams"] == {spooled.uid: 2}
+    assert Event.objects.filter(kind="custom").count() == 17
+    reason = Event.objects.get(kind="report.quarantined").data["reason"]
+    assert reason == "more than 1 MiB of events"
+    by_disk = [
+        lines.parse(json.dumps({"seq": 0, "time": 1.0, "events": some}).encode(), 0) for some in (events, events * 2)
+    ]
+    assert [one.events[0]["kind"] for one in by_disk if one] == ["custom", "report.damaged"]
+
+
+def test_a_post_of_50_000_series_asks_for_a_few_names_at_once(attempt: Attempt) -> None:
+    """SQLite takes 32,766 parameters a statement by default, and an attempt has room for 1,000 series."""
+    if connection.vendor == "sqlite":
+        connection.ensure_connection()
+        connection.connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 32_766)
+    spooled = Spooled(batches=[Batch(1_000.0, {f"s{i}": [(1, 0.5)] for i in range(50_000)}, [])])
+    with CaptureQueriesContext(connection) as queries:
+        assert send(attempt, frame(spooled)).status_code == 200
+    assert Series.objects.count() == reports.SERIES
+    assert Event.objects.get().data == {"limit": reports.SERIES, "first_left_out": f"s{reports.SERIES}"}
+    assert len(queries) < 30
+    other = Spooled(rank=1, batches=spooled.batches)
+    assert send(attempt, frame(other)).status_code == 200
+    assert len(stored(attempt)) == 2 * reports.SERIES
 
 
 @given(
