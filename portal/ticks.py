@@ -16,6 +16,7 @@ from typing import Any
 from celery import Celery
 from django.conf import settings
 
+from portal.broker import Broker
 from portal.run.heartbeat import Pulse
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
@@ -49,7 +50,7 @@ TICK = "vigil_tick"
 for _entry in SCHEDULE.values():
     _entry["options"]["headers"] = {TICK: "1"}
 
-app = Celery("vigil", fixups=[])
+app = Celery("vigil", fixups=[], amqp=Broker)
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.conf.worker_log_format = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 app.conf.beat_schedule = SCHEDULE
@@ -61,7 +62,7 @@ def main() -> None:
     parser.add_argument("-s", "--schedule", required=True, metavar="FILE", help="remembers what was sent when")
     options = parser.parse_args()
     Pulse().start()
-    app.Beat(schedule=options.schedule, loglevel="WARNING", quiet=True).run()
+    app.Beat(schedule=options.schedule, scheduler_cls="portal.beat:Scheduler", loglevel="WARNING", quiet=True).run()
 
 
 if __name__ == "__main__":

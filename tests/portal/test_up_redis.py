@@ -80,6 +80,8 @@ def test_every_queue_is_consumed_within_seconds_after_ten_bounces(stack: Stack) 
     for queue, worker in QUEUES.items():
         left = RECOVERED_WITHIN_S - (time.monotonic() - last)
         wait_for(lambda q=queue, w=worker: f"no.such.bounced.{q}" in stack.log(w), f"{queue} to be consumed", left)
+    assert "Traceback" not in stack.log("beat")
+    assert stack.log("beat").count("Redis does not answer") <= BOUNCES
 
 
 def test_nobody_waits_for_a_redis_that_hangs(stack: Stack) -> None:
