@@ -33,7 +33,7 @@ def upgrade(folder: Path) -> None:
     names = {name for name in os.fsdecode(listed).split("\0") if name}
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(REPOSITORY / name, folder / f"{name}.new")
+        shutil.copy2(REPOSITORY / name, folder / f"{name}.new", follow_symlinks=False)  # links are tracked as links
         (folder / f"{name}.new").replace(folder / name)
     for path in folder.rglob("*"):
         relative = path.relative_to(folder)
