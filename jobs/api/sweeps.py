@@ -9,12 +9,16 @@ from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
 from jobs.api.request import NOT_YOURS, SUBMISSION, asked_sweep, key_of, sweep_of
+from jobs.gathering.sweep_standing import jobs_of, standing_of
 from jobs.models import Sweep
 from jobs.models.sweep import standing
+from jobs.presenting.sweep_standing import Standing
 from jobs.submitting import sweeps as lifecycle
 from portal.http.api import ApiRequest, Cursor, Limit, Text
 from portal.http.openapi import described
 from portal.http.paging import Order, page
+
+MOST_SETTINGS = 100  # of up to 1,000: the best are what somebody asks for
 
 router = Router(tags=["sweeps"])
 
@@ -39,8 +43,27 @@ class RefusedCombination(Schema):
     message: str
 
 
+class SettingShape(Schema):
+    values: dict[str, Any] = Field(description="Its values by path, without the seed.")
+    mean: float | None = Field(description="Over the seeds that are measured; null: none of them is.")
+    spread: float | None = Field(description="The standard deviation over seeds; null: fewer than two are measured.")
+    seeds: int = Field(description="How many seeds are measured.")
+    jobs: list[int]
+
+
+class StandingShape(Schema):
+    metric: str
+    text: str = Field(description="The comparison in a sentence, as on the page.")
+    best: list[int] = Field(
+        description="The best job; in a sweep over seeds all jobs of the setting with the best mean. Empty where the"
+        " difference to the next setting is no more than chance."
+    )
+    settings: list[SettingShape] = Field(description="In a sweep over seeds: the best first, 100 at most.")
+
+
 class SweepDetail(SweepShape):
     spec_toml: str
+    standing: StandingShape | None = Field(description="How its jobs compare; null while they have measured nothing.")
     refused: list[RefusedCombination] = Field(description="Combinations of which there is no job, each with why.")
 
 
@@ -129,4 +152,22 @@ def _shape(sweep: Sweep, counts: dict[str, int], is_over: bool) -> dict[str, Any
 
 def sweep_detail(sweep: Sweep) -> dict[str, Any]:
     refused = [{"values": values, "message": message} for values, message in sweep.refused]
-    return {**sweep_shape(sweep), "spec_toml": sweep.spec_toml, "refused": refused}
+    shape = sweep_shape(sweep)
+    compared = standing_of(sweep, jobs_of(sweep), is_over=shape["over"])
+    shown = _standing_shape(compared) if compared else None
+    return {**shape, "spec_toml": sweep.spec_toml, "refused": refused, "standing": shown}
+
+
+def _standing_shape(standing: Standing) -> dict[str, Any]:
+    settings = [
+        {
+            "values": one.values,
+            "mean": one.mean,
+            "spread": one.spread,
+            "seeds": one.seeds,
+            "jobs": [job.job for job in one.jobs],
+        }
+        for one in standing.settings[:MOST_SETTINGS]
+    ]
+    best = sorted(standing.best_jobs)
+    return {"metric": standing.metric, "text": standing.text, "best": best, "settings": settings}

@@ -107,7 +107,9 @@ def sweep(answer: dict[str, Any]) -> list[str]:
         f"No job with {', '.join(f'{path} = {value}' for path, value in one['values'].items())}. {one['message']}"
         for one in answer.get("refused", [])
     ]
-    return [lead, *refused, *table(head, rows, "Its jobs have been deleted.")]
+    compared = answer.get("standing") or {}  # a portal of before has none
+    ahead = [compared["text"]] if compared.get("text") else []
+    return [lead, *ahead, *refused, *table(head, rows, "Its jobs have been deleted.")]
 
 
 def incidents(answer: dict[str, Any]) -> list[str]:

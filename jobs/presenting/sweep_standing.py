@@ -1,0 +1,211 @@
+"""Compare the jobs of a sweep: single jobs, or where it varies the seed the mean of each setting over its seeds. Pure.
+
+Two seeds of one setting differ by chance, so a single seed's winner says nothing about its setting. A setting is
+called best only if its mean differs from the next one's by more than the seeds do: Student's t of the difference, with
+the variance pooled over all settings, as a sweep has many settings and few seeds of each.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from portal import formatting
+
+MOST_METRICS = 4
+FEWEST_SEEDS = 2
+# What is told first, and whether less of it is better; of others (a script's own) less is.
+FIRST = ("validation_loss", "loss", "validation_accuracy", "accuracy")
+MORE_IS_BETTER = ("accuracy", "score", "auc", "reward", "f1")
+SPREADS = ("client_loss_", "client_accuracy_")  # of a federation
+LEFT_OUT = frozenset(
+    {
+        "learning_rate", "tokens_per_second", "samples_per_second", "step_seconds", "data_seconds", "memory_gib",
+        "gradient_norm", "round_seconds", "compute_seconds", "wait_seconds", "transfer_seconds", "mib_up", "mib_down",
+        "trained", "late", "dropped", "rejected",
+    }
+)  # fmt: skip
+# The 97.5 % quantile of Student's t by degrees of freedom; between two of them that of the lower.
+T_QUANTILES = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 8: 2.31, 10: 2.23, 15: 2.13, 20: 2.09, 30: 2.04}
+
+
+@dataclass(frozen=True, slots=True)
+class JobValue:
+    """A job of a sweep: its values by path, and the newest of the metric; None while it has none."""
+
+    job: int
+    name: str
+    values: Mapping[str, Any]
+    value: float | None
+
+    @property
+    def is_measured(self) -> bool:
+        return self.value is not None and math.isfinite(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The jobs that differ in the seed alone. `values`: what the others of the sweep differ in."""
+
+    values: dict[str, Any]
+    jobs: tuple[JobValue, ...]
+
+    @property
+    def measured(self) -> list[float]:
+        return [job.value for job in self.jobs if job.value is not None and math.isfinite(job.value)]
+
+    @property
+    def seeds(self) -> int:
+        """Return over how many seeds the mean is taken."""
+        return len(self.measured)
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.measured) if self.measured else None
+
+    @property
+    def spread(self) -> float | None:
+        """Return the standard deviation over seeds; None of a single one."""
+        return statistics.stdev(self.measured) if self.seeds >= FEWEST_SEEDS else None
+
+    @property
+    def text(self) -> str:
+        """Return "2.300 ± 0.283 over 2 of 3 seeds"."""
+        spread = f" ± {formatting.loss(self.spread)}" if self.spread is not None else ""
+        seeds = f"{self.seeds} of " if self.seeds < len(self.jobs) else ""
+        return f"{formatting.loss(self.mean)}{spread} over {seeds}{formatting.plural(len(self.jobs), 'seed')}"
+
+    @property
+    def label(self) -> str:
+        """Return "learning_rate 0.001"."""
+        return ", ".join(f"{path.rpartition('.')[2]} {shown(value)}" for path, value in self.values.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the jobs of a sweep compare."""
+
+    metric: str
+    settings: tuple[Setting, ...]
+    """The best first, those with too few seeds last; none where the sweep varies no seed."""
+    best: tuple[JobValue, ...]
+    """The best job, or all jobs of the best setting; empty where none is known to be better than the others."""
+    text: str
+    """A sentence for people; empty while nothing is measured."""
+
+    @property
+    def best_jobs(self) -> set[int]:
+        return {job.job for job in self.best}
+
+
+def shown(value: Any) -> str:
+    """Return a value of a sweep as its page shows it."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def metrics_of(latest: Iterable[dict[str, Any]]) -> list[str]:
+    """What the jobs measure, the telling ones first."""
+    found = {name for values in latest for name in values if not name.startswith(SPREADS)} - LEFT_OUT
+    return [*(name for name in FIRST if name in found), *sorted(found - {*FIRST})][:MOST_METRICS]
+
+
+def more_is_better(metric: str) -> bool:
+    return any(word in metric for word in MORE_IS_BETTER)
+
+
+def is_seed(path: str) -> bool:
+    return path.rpartition(".")[2] == "seed"
+
+
+def compare(metric: str, axes: Mapping[str, Sequence[Any]], jobs: Sequence[JobValue], *, is_over: bool) -> Standing:
+    """Compare the jobs of a sweep over `axes` by the newest value of a metric."""
+    seeds = [path for path, values in axes.items() if is_seed(path) and len(values) > 1]
+    if not seeds:
+        return _of_single_jobs(metric, jobs, is_over=is_over)
+    settings = _settings(jobs, seeds)
+    if len(settings) == 1:
+        return Standing(metric, settings, (), _of_one_setting(metric, settings[0]))
+    return _of_settings(metric, settings, is_over=is_over)
+
+
+def _of_single_jobs(metric: str, jobs: Sequence[JobValue], *, is_over: bool) -> Standing:
+    measured = [job for job in jobs if job.is_measured]
+    if not measured:
+        return Standing(metric, (), (), "")
+    best = min(measured, key=lambda job: _rank(metric, job.value))
+    with_it = ", ".join(f"{path.rpartition('.')[2]} {shown(value)}" for path, value in best.values.items())
+    text = f"{_leads(metric, is_over=is_over)}: {best.name} with {with_it}, {formatting.loss(best.value)}."
+    return Standing(metric, (), (best,), text)
+
+
+def _settings(jobs: Sequence[JobValue], seeds: Sequence[str]) -> tuple[Setting, ...]:
+    """Group the jobs by everything but their seeds, in the order of the sweep."""
+    groups: dict[str, list[JobValue]] = {}
+    for job in jobs:
+        groups.setdefault(json.dumps(_without(job, seeds)), []).append(job)
+    return tuple(Setting(_without(group[0], seeds), tuple(group)) for group in groups.values())
+
+
+def _without(job: JobValue, seeds: Sequence[str]) -> dict[str, Any]:
+    return {path: value for path, value in job.values.items() if path not in seeds}
+
+
+def _of_one_setting(metric: str, setting: Setting) -> str:
+    """Return how far apart the seeds of one set-up are: "accuracy 0.950 to 0.970 over 5 seeds"."""
+    values = setting.measured
+    if len(values) < FEWEST_SEEDS:
+        return ""
+    ends = f"{formatting.loss(min(values))} to {formatting.loss(max(values))}"
+    return f"No difference but chance: {_words(metric)} {ends} over {formatting.plural(len(values), 'seed')}."
+
+
+def _of_settings(metric: str, settings: Sequence[Setting], *, is_over: bool) -> Standing:
+    known = [setting for setting in settings if setting.seeds >= FEWEST_SEEDS]
+    known.sort(key=lambda setting: _rank(metric, setting.mean))
+    ordered = (*known, *(setting for setting in settings if setting.seeds < FEWEST_SEEDS))
+    if not known:
+        is_begun = any(setting.seeds for setting in settings)
+        text = "No setting has been measured with two seeds yet, so none is ahead." if is_begun else ""
+        return Standing(metric, ordered, (), text)
+    first = known[0]
+    if len(known) == 1:
+        text = f"Only {first.label} has been measured with two seeds: {_words(metric)} {first.text}."
+        return Standing(metric, ordered, (), text)
+    margin = _margin(known, first, known[1])
+    if abs((first.mean or 0.0) - (known[1].mean or 0.0)) <= margin:
+        text = (
+            f"No difference but chance by the {'highest' if more_is_better(metric) else 'lowest'} mean"
+            f" {_words(metric)}: {first.label}, {first.text}; {known[1].label}, {known[1].text}."
+        )
+        return Standing(metric, ordered, (), text)
+    leads = _leads(f"mean {metric}", is_over=is_over)
+    text = f"{leads}: {first.label}, {first.text}; next {known[1].label}, {known[1].text}."
+    return Standing(metric, ordered, first.jobs, text)
+
+
+def _margin(settings: Sequence[Setting], one: Setting, other: Setting) -> float:
+    """Return by how much the means of two settings differ by chance, with 95 % certainty."""
+    freedom = sum(setting.seeds - 1 for setting in settings)
+    pooled = sum((setting.seeds - 1) * (setting.spread or 0.0) ** 2 for setting in settings) / freedom
+    quantile = T_QUANTILES[max(degrees for degrees in T_QUANTILES if degrees <= freedom)]
+    return quantile * math.sqrt(pooled * (1 / one.seeds + 1 / other.seeds))
+
+
+def _leads(metric: str, *, is_over: bool) -> str:
+    extreme = "highest" if more_is_better(metric) else "lowest"
+    return f"{'Best' if is_over else 'Ahead'} by the {extreme} {_words(metric)}"
+
+
+def _words(metric: str) -> str:
+    return metric.replace("_", " ")
+
+
+def _rank(metric: str, value: float | None) -> float:
+    """Return a sort key, the best first."""
+    assert value is not None
+    return -value if more_is_better(metric) else value
