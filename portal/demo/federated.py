@@ -14,6 +14,7 @@ from training.federation.tables import STATES
 
 VALIDATED = 5
 """Rounds from one validation to the next."""
+VALIDATION_SHARE = 0.05  # of each client's text: the default of recipe language
 UPDATE_MIB = 0.172  # of the model's numbers, in fp32
 TRAINED, LATE, DROPPED, REJECTED = range(4)
 TRACEBACK = """Traceback (most recent call last):
@@ -45,9 +46,11 @@ class FederatedIncarnation(Incarnation):
     def about_data(self) -> list[dict[str, Any]]:
         owners = self.story.owners
         names = tuple(owner.name for owner in owners)
-        counts = np.diag([owner.samples for owner in owners])
+        samples = np.array([owner.samples for owner in owners])
+        evaluated = np.rint(samples * VALIDATION_SHARE / (1 - VALIDATION_SHARE)).astype(np.int64)
+        splits = tables.splits(np.diag(samples), names, evaluated)
         return [
-            *({**self.event("clients.split"), **part.pack()} for part in tables.splits(counts, names)),
+            *({**self.event("clients.split"), **part.pack()} for part in splits),
             *({**self.event("clients.named"), **part.pack()} for part in tables.named(names)),
         ]
 

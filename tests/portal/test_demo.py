@@ -89,6 +89,7 @@ class TestLab:
         assert clients["tkinter"].late > clients["tkinter"].dropped
         assert clients["wsgiref"].dropped > 2
         assert rounds.splits(job, [0])[1] == {0: [2310, *[0] * 11]}
+        assert (clients["wsgiref"].evaluation_samples, clients["unittest"].evaluation_samples) == (11, 186)
 
         waiting = Attempt.objects.filter(job__tags__name="live", state="pending", scheduler_id="")
         assert waiting.count() == len(LIVE), "what runs is real, and due to be submitted"
