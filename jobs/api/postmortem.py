@@ -104,7 +104,9 @@ class PostMortemShape(Schema):
     confidence: float = Field(description="Of the evidence's cause, from 0 to 1.")
     owner: str = Field(description="Who must act: researcher, sysadmin, both, nobody.")
     source: str = Field(
-        "", description="Whose word the evidence's cause is: machine, scheduler, program; empty: of an older release."
+        "",
+        description="Whose word the evidence's cause is: machine, scheduler, launcher (what it left in the job's own"
+        " folder), program; empty: of an older release.",
     )
     doubts: list[str] = Field([], description="What speaks against it, as that the job held no GPU.")
     reported_by: str = Field(description="Both in words, or the person, where a sysadmin must act; else empty.")

@@ -61,6 +61,9 @@ _SAID = {
     "federated.coverage": re.compile(r"[\d,]+ of [\d,]+ clients never counted, [^.]+"),
     "federated.clients": re.compile(r"client \d+ so: [^\n]+"),
 }
+_BEST_WITNESS_FIRST: tuple[Witness, ...] = ("machine", "scheduler", "launcher")
+_CLAIMED = {"program": "According to its log", "launcher": "According to its launcher's report"}
+"""What a verdict begins with that only the job's own log or folder supports, by its source."""
 _WHO_WAS_BEHIND = frozenset({"stacks", "flight", "trainer"})
 _KILLED = frozenset(128 + number for number in (4, 7, 8, 9, 11))
 
@@ -160,7 +163,7 @@ def _source_of(chosen: Sign, case: Case) -> Witness:
     """Return the best witness of all that says the same: a kernel's line confirms what a program printed."""
     same = [chosen, *(sign for sign in (*case.roots, *case.confirmations) if sign.cause == chosen.cause)]
     found = {sign.witness for sign in same}
-    return "machine" if "machine" in found else "scheduler" if "scheduler" in found else "program"
+    return next((witness for witness in _BEST_WITNESS_FIRST if witness in found), "program")
 
 
 def _frame_of(chosen: Sign, case: Case) -> str:
@@ -337,7 +340,7 @@ def _told(verdict: Verdict, case: Case) -> Verdict:
             verdict, cause=UNKNOWN, confidence=1 - verdict.confidence, runner_up=first, advice=CAUSES[UNKNOWN].advice,
             heading="",
         )  # fmt: skip
-    is_claim = ATTEMPT in case.seen and verdict.owner == "sysadmin" and verdict.source == "program"
+    is_claim = ATTEMPT in case.seen and verdict.owner == "sysadmin" and verdict.source in _CLAIMED
     if is_claim and CAUSES[verdict.cause].is_hardware:
         verdict = replace(verdict, advice=unconfirmed(verdict.advice))
     limits = [f"{one.name}: {limit}" for one in case.scanned for limit in one.limits]
@@ -373,13 +376,13 @@ def _ruled_out(verdict: Verdict, case: Case) -> Iterator[Other]:
 
 
 def _sentence(verdict: Verdict, *, is_claim: bool) -> str:
-    """Return what happened in one sentence that stands alone. `is_claim`: only the job's own log says so."""
+    """Return what happened in one sentence that stands alone. `is_claim`: only the job's own log or folder says so."""
     cause = CAUSES[verdict.cause]
     where = f"rank {verdict.rank}" if verdict.rank is not None else ""
     where += f" on {verdict.node}" if verdict.node and where else f"on {verdict.node}" if verdict.node else ""
     title = verdict.heading or cause.heading
     if is_claim:
-        title = f"According to its log, {verdict.heading or cause.title}"
+        title = f"{_CLAIMED[verdict.source]}, {verdict.heading or cause.title}"
     if verdict.cause == "program.exception" and verdict.exception:
         root = next((one.text for one in verdict.evidence if one.role == "root"), verdict.exception)
         title += f": {root.splitlines()[0][:SAID]}"

@@ -1,7 +1,7 @@
 """Weigh a sign against facts: hardware that the job did not have, or of which its machines and scheduler know nothing.
 
-A program may print any line. One that names broken hardware is believed less where the job had none of it, or where
-whoever watches it saw nothing.
+A program may print any line, or write it to its folder in the launcher's place. One that names broken hardware is
+believed less where the job had none of it, where whoever watches it saw nothing, or where nobody watched.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ class Doubt:
 
     text: str
     factor: float
+    sets_aside: bool = True
+    """Whether a candidate without a doubt is preferred."""
 
 
 # The first lowers the confidence below `SURE_ENOUGH`, so the cause is not named; the others do not.
 _HAD_NO_GPU = Doubt("the job held no GPU", 0.5)
 _NEEDS_NO_DRIVER = Doubt("the job held no GPU", 0.7)
 _AGENT_SAW_NOTHING = Doubt("the agents of its nodes saw no such event", 0.6)
+# A launcher does read its node's kernel log, so its report still explains what the program raised.
+_AGENT_DOES_NOT_CONFIRM = Doubt("the agents of its nodes saw no such event", 0.6, sets_aside=False)
+_NOBODY_CONFIRMS = Doubt("no agent watched its nodes", 0.85, sets_aside=False)
 _SCHEDULER_KNOWS_NOTHING = Doubt("the scheduler reports no such event", 0.5)
 
 
@@ -40,8 +45,8 @@ def doubts_of(sign: Sign, case: Case) -> list[Doubt]:
     if sign.cause.startswith("gpu."):
         if NO_GPUS in case.seen:
             found.append(_HAD_NO_GPU)
-        if GPUS_WATCHED in case.seen and not _has_machine(case, "gpu."):
-            found.append(_AGENT_SAW_NOTHING)
+        if ATTEMPT in case.seen and not _has_machine(case, "gpu."):
+            found.append(_unconfirmed(sign, is_watched=GPUS_WATCHED in case.seen))
     elif sign.cause == "environment.driver" and NO_GPUS in case.seen:
         found.append(_NEEDS_NO_DRIVER)
     elif (
@@ -53,7 +58,16 @@ def doubts_of(sign: Sign, case: Case) -> list[Doubt]:
 
 def believed(candidates: Sequence[Sign], case: Case) -> list[Sign]:
     """Return the candidates that nothing speaks against; all of them where that leaves none."""
-    return [sign for sign in candidates if not doubts_of(sign, case)] or list(candidates)
+    return [sign for sign in candidates if not any(doubt.sets_aside for doubt in doubts_of(sign, case))] or list(
+        candidates
+    )
+
+
+def _unconfirmed(sign: Sign, *, is_watched: bool) -> Doubt:
+    """Return the doubt about a broken GPU of which no machine reports."""
+    if not is_watched:
+        return _NOBODY_CONFIRMS
+    return _AGENT_DOES_NOT_CONFIRM if sign.witness == "launcher" else _AGENT_SAW_NOTHING
 
 
 def _has_machine(case: Case, domain: str) -> bool:

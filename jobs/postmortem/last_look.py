@@ -1,7 +1,8 @@
 """A last look at a node, as its launcher took it right after the failure: what was full, and what the kernel said.
 
 A file of the job's own folder: every field is checked, lines of the kernel go through the catalogue like any log, and
-what speaks of another job's processes or GPUs on the same machine is left out.
+what speaks of another job's processes or GPUs on the same machine is left out. The job can replace the file, so it
+confirms no failure of hardware (docs/decisions/0030).
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def _sign(look: Look, text: str, cause: str, role: str, ends: Sequence[End] = ()
     first = ends[0] if ends else None
     at = first.at if first and first.at is not None else look.at
     prefix = Prefix(rank=first.rank if first else None, node=look.node, stamp=at, is_dated=True)
-    return Sign(_name(look), 0, text, cause, role, prefix, of=of)
+    return Sign(_name(look), 0, text, cause, role, prefix, of=of, is_of_folder=True)
 
 
 def _name(look: Look) -> str:

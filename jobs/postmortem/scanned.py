@@ -75,6 +75,8 @@ class Scanned:
     expansions: Expansions = field(default_factory=Expansions)  # from its lines, as they were read, to the log's own
     is_of_job: bool = False
     """Whether a job wrote it, which may print whatever it likes: nothing in it is the word of a kernel."""
+    is_of_folder: bool = False
+    """Whether the launcher copied it into the job's folder, where the job can replace it."""
 
     @property
     def hits(self) -> Iterator[Hit]:

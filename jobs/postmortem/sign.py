@@ -25,7 +25,7 @@ def rank_in(name: str) -> int | None:
     return int(next(filter(None, found.groups()))) if found else None
 
 
-Witness = Literal["machine", "scheduler", "program"]
+Witness = Literal["machine", "scheduler", "launcher", "program"]
 # The kinds of sources (Sign.of) whose word is the machine's or the scheduler's. All others pass on what a job says.
 _WITNESSES: dict[str, Witness] = {
     "kernel": "machine",
@@ -55,11 +55,14 @@ class Sign:
     survived: str = ""  # why it is no cause after all
     groups: dict[str, str] = field(default_factory=dict)
     of: str = ""  # kernel, slurm, flight …: the kind of source, where that says more than the entry
+    is_of_folder: bool = False
+    """Whether the launcher left it in the job's folder, where the job itself can write whatever it likes."""
 
     @property
     def witness(self) -> Witness:
-        """Return whose word it is: any program may print what looks like a kernel's line."""
-        return _WITNESSES.get(self.of, "program")
+        """Return whose word it is: any program may print what looks like a kernel's line, or write it to its folder."""
+        found = _WITNESSES.get(self.of, "program")
+        return "launcher" if found == "machine" and self.is_of_folder else found
 
     @property
     def rank(self) -> int | None:

@@ -78,7 +78,7 @@ def _of_hit(scanned: Scanned, hit: Hit, count: int) -> Sign:
         of = "kernel"
     return Sign(
         scanned.name, hit.line, hit.text[hit.prefix.length :], entry.cause, entry.role, hit.prefix, entry, count=count,
-        groups=hit.groups, of=of,
+        groups=hit.groups, of=of, is_of_folder=scanned.is_of_folder,
     )  # fmt: skip
 
 

@@ -105,8 +105,9 @@ def confirmed_by(told: Mapping[str, Any]) -> str:
 
 
 _SOURCES: dict[object, str] = {
-    "machine": "its machine (kernel, agent or launcher)",
+    "machine": "its machine (kernel or agent)",
     "scheduler": "the scheduler",
+    "launcher": "its launcher alone, in the job's own folder",
     "program": "the program alone",
 }
 

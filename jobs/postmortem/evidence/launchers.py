@@ -124,4 +124,6 @@ def _read_logs(looks: list[Look], catalogue: Catalogue, found: Evidence) -> None
             size += log.size or 0
             if size <= MOST_KERNEL_BYTES:
                 logs.append(log)
-    found.read.scanned += offline.read(logs, catalogue).scanned
+    for scanned in offline.read(logs, catalogue).scanned:
+        scanned.is_of_folder = True
+        found.read.scanned.append(scanned)

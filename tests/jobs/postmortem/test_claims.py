@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -27,6 +28,7 @@ from tests.lab import a_project, bearer, person, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
 XID = "NVRM: Xid (PCI:0000:ab:00): 79, pid=41833, name=python, GPU has fallen off the bus."
+SMI = "\n==============NVSMI LOG==============\n\nDriver Version : 570.86.15\n\nGPU 00000000:AB:00.0\n"
 OF_SYSADMINS = sorted(code for code, cause in CAUSES.items() if cause.owner == "sysadmin")
 
 
@@ -50,6 +52,13 @@ def with_gpus(left: Left, gpus: int) -> None:
 def watched(*nodes: str) -> list[Agent]:
     later = timezone.now() + timedelta(seconds=5)
     return [Agent.objects.create(node=node, heard_at=later) for node in nodes]
+
+
+def off_bus(agent: Agent, at: datetime) -> None:
+    """What an agent reports of a GPU that fell off the bus."""
+    gpu = Gpu.objects.create(uuid="GPU-2", agent=agent, index=2, bus="0000:ab:00")
+    text = "GPU has fallen off the bus."
+    NodeEvent.objects.create(agent=agent, gpu=gpu, kind="xid", code=79, text=text, at=at, last_at=at)
 
 
 class TestPrinted:
@@ -87,17 +96,13 @@ class TestPrinted:
         (agent, _) = watched("dgx-02", "dgx-01")
         left.write("logs/0.1.log", f"step 1 loss 2.0\n{XID}\n")
         incident, _ = left.diagnosed()
-        gpu = Gpu.objects.create(uuid="GPU-2", agent=agent, index=2, bus="0000:ab:00")
-        NodeEvent.objects.create(
-            agent=agent, gpu=gpu, kind="xid", code=79, text="GPU has fallen off the bus.",
-            at=incident.at, last_at=incident.at,
-        )  # fmt: skip
+        off_bus(agent, incident.at)
         Incident.objects.update(due_at=timezone.now())
         assert incidents.diagnose(incident.pk)
         incident.refresh_from_db()
         assert (incident.confirmed_cause, incident.node) == ("gpu.off_bus", "dgx-02")
         (notice,) = notices("incident.site")
-        assert dict(notice.facts)["Reported by"] == "its machine (kernel, agent or launcher)"
+        assert dict(notice.facts)["Reported by"] == "its machine (kernel or agent)"
         assert notice.detail.startswith("Drain the node")
 
     def test_a_log_that_looks_like_a_kernels_is_still_the_jobs(self, left: Left) -> None:
@@ -135,6 +140,72 @@ class TestPrinted:
         )
         incident, told = left.diagnosed()
         assert (incident.cause, told["source"], incident.confirmed_cause) == ("numerics.corruption", "program", "")
+        assert notices("incident.site") == []
+
+
+class TestLaunchersReport:
+    """The last look of a launcher, a file in the job's folder that the job can write in its place."""
+
+    def forged(self, left: Left, **more: object) -> tuple[Incident, dict[str, Any]]:
+        left.ends(1, r1=(1, None, 0.5))
+        told: dict[str, Any] = {"kernel": [[timezone.now().timestamp() - 5, XID]], "gpus": ["00000000:AB:00.0"]}
+        left.look(0)
+        left.look(1, **(told | more))
+        return left.diagnosed()
+
+    def test_raises_no_alarm_and_is_labelled(self, left: Left) -> None:
+        incident, told = self.forged(left)
+        assert (incident.cause, incident.confirmed_cause, told["source"]) == ("gpu.off_bus", "", "launcher")
+        assert told["confidence"] < 0.9
+        assert told["says"].startswith("According to its launcher's report, a GPU was lost from the bus")
+        assert told["advice"].startswith("No evidence from the machine itself confirms this.")
+        assert notices("incident.site") == []
+        (notice,) = notices("incident")
+        reported = "its launcher alone, in the job's own folder; no agent watched its nodes"
+        assert dict(notice.facts)["Reported by"] == reported
+        assert not notice.detail.startswith("Drain")
+        counting.count()
+        assert not Failure.objects.filter(is_interruption=True).exists()
+
+    def test_is_doubted_where_agents_watched_and_saw_nothing(self, left: Left) -> None:
+        watched("dgx-01", "dgx-02")
+        incident, told = self.forged(left)
+        assert incident.confirmed_cause == ""
+        assert told["confidence"] < 0.6
+        assert told["doubts"] == ["the agents of its nodes saw no such event"]
+
+    def test_by_a_job_without_a_gpu_is_no_verdict(self, left: Left) -> None:
+        with_gpus(left, 0)
+        incident, told = self.forged(left)
+        assert (incident.cause, incident.confirmed_cause) == ("unknown", "")
+        assert notices("incident.site") == []
+
+    def test_confirms_no_line_that_the_job_printed(self, left: Left) -> None:
+        left.write("logs/0.1.log", f"step 1 loss 2.0\n{XID}\n")
+        incident, told = self.forged(left)
+        assert (incident.confirmed_cause, told["source"]) == ("", "launcher")
+
+    def test_is_the_machines_once_its_agent_says_so(self, left: Left) -> None:
+        (agent,) = watched("dgx-02")
+        off_bus(agent, timezone.now())
+        incident, told = self.forged(left)
+        assert (incident.confirmed_cause, told["source"], told["doubts"]) == ("gpu.off_bus", "machine", [])
+        assert told["confidence"] > 0.9
+        assert len(notices("incident.site")) == 1
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"kernel": [], "disk": {"free_mib": 0, "problem": "ENOSPC"}},
+            {"kernel": [], "nvidia_smi": f"{SMI}    Remapped Rows\n        Remapping Failure Occurred        : Yes\n"},
+        ],
+        ids=["disk", "nvidia-smi"],
+    )
+    def test_of_a_full_disk_or_of_nvidia_smi_neither(self, left: Left, more: dict[str, Any]) -> None:
+        left.write("logs/0.1.log", "")
+        incident, told = self.forged(left, **more)
+        assert CAUSES[incident.cause].owner == "sysadmin"
+        assert (incident.confirmed_cause, told["source"]) == ("", "launcher")
         assert notices("incident.site") == []
 
 
@@ -205,8 +276,8 @@ class TestOverruled:
         assert notices("incident.site") == []
 
     def test_taken_back_the_machines_word_holds_again(self, left: Left) -> None:
-        left.ends(1, r1=(1, None, 0.5))
-        left.look(1, kernel=[[timezone.now().timestamp() - 5, XID]], gpus=["00000000:AB:00.0"])
+        (agent,) = watched("dgx-02")
+        off_bus(agent, timezone.now())
         incident, _ = left.diagnosed()
         assert incident.confirmed_cause == "gpu.off_bus"
         admin = sysadmin()
