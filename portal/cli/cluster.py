@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from portal.cli import tables
+from portal.cli import cluster_tables
 from portal.cli.params import as_json, out
 from portal.cli.portal import find_portal
+from portal.cli.tables import local
 from portal.cli.terminal import echo
 
 REPLACE = "Also where somebody else has drained it. At a terminal you are asked; a script needs this."
@@ -25,9 +26,9 @@ def nodes(partition: str | None, state: str | None, as_json: bool) -> None:
     _note_silence(found["reading"])
     if not found["items"] and not as_json and (partition or state):
         click.echo("No node is so. See them all with `vigil nodes`.")
-        click.echo(tables.as_of(found["reading"]))
+        click.echo(cluster_tables.as_of(found["reading"]))
         return
-    out(found, tables.nodes, as_json)
+    out(found, cluster_tables.nodes, as_json)
 
 
 @click.command()
@@ -37,7 +38,7 @@ def node(name: str, as_json: bool) -> None:
     """Show one node."""
     found = find_portal().get(_node_path(name))
     _note_silence(found["reading"])
-    out(found, tables.node, as_json)
+    out(found, cluster_tables.node, as_json)
 
 
 @click.command()
@@ -85,10 +86,14 @@ def queue(limit: int, mine: bool, as_json: bool, **filters: Any) -> None:
         found += page["items"][: limit - len(found)]
     if not found and not as_json and (mine or any(filters.values())):
         click.echo("Nothing matches. See everything with `vigil queue`.")
-        for line in tables.freshness(page):
+        for line in cluster_tables.freshness(page):
             echo(line)
         return
-    out({"items": found} | {name: page[name] for name in ("reading", "unseen") if name in page}, tables.queue, as_json)
+    out(
+        {"items": found} | {name: page[name] for name in ("reading", "unseen") if name in page},
+        cluster_tables.queue,
+        as_json,
+    )
 
 
 @click.command()
@@ -97,7 +102,7 @@ def licenses(as_json: bool) -> None:
     """List Slurm's licences and how many are in use."""
     found = find_portal().get("licenses")
     _note_silence(found["reading"])
-    out(found, tables.licenses, as_json)
+    out(found, cluster_tables.licenses, as_json)
 
 
 ALL = (nodes, node, drain, undrain, queue, licenses)
@@ -122,5 +127,5 @@ def _node_path(name: str) -> str:
 def _note_silence(reading: dict[str, Any]) -> None:
     """Says on stderr that the scheduler does not answer, so that stdout stays what it is."""
     if reading["error"]:
-        since = f"This is what it said at {tables.local(reading['read_at'])}. " if reading["read_at"] else ""
+        since = f"This is what it said at {local(reading['read_at'])}. " if reading["read_at"] else ""
         echo(f"vigil: the scheduler does not answer. {since}{reading['error']}", err=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from portal.cli.cluster_tables import ordered
 from portal.cli.portal import Portal, Trouble
-from portal.cli.tables import ordered
 from portal.cli.terminal import echo
 
 DRAINED = "urn:vigil:problem:drained"

@@ -17,7 +17,7 @@ import pytest
 
 from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError
 from nodes.schedulers.choose import SchedulerSettings, open_scheduler
-from nodes.schedulers.local import processes, shim, slots
+from nodes.schedulers.local import job_user, processes, shim, slots
 from nodes.schedulers.local.machine import Gpu
 from nodes.schedulers.local.scheduler import LocalScheduler
 from tests.nodes.scheduler_contract import ENDED, SchedulerContract
@@ -332,7 +332,7 @@ class TestAnotherUser:
 
     @pytest.fixture
     def scheduler(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> LocalScheduler:
-        monkeypatch.setattr(LocalScheduler, "_check_reach", lambda *_: None)  # the checkout may lie anywhere
+        monkeypatch.setattr(job_user, "check_reach", lambda *_: None)  # the checkout may lie anywhere
         return LocalScheduler(root, cpus=2, gpus=[], user="nobody")
 
     @pytest.mark.long

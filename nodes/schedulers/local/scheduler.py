@@ -6,12 +6,10 @@ portal process needs to be there for. See slots.py for the queue, docs/decisions
 
 from __future__ import annotations
 
-import grp
 import os
 import pwd
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -22,7 +20,7 @@ from typing import Any
 
 from nodes.schedulers.base import JobStatus, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, License, Partition, QueuedJob, Reservation
-from nodes.schedulers.local import job_queue, machine, processes, shim, slots
+from nodes.schedulers.local import job_queue, job_user, machine, processes, shim, slots
 from nodes.schedulers.local.machine import Gpu
 
 # A job's environment is built from these and what the submission says, never inherited.
@@ -229,9 +227,9 @@ class LocalScheduler:
         return job_id
 
     def _request(self, submission: Submission) -> slots.Facts:
-        user = self._job_user()
+        user = job_user.find(self.user)
         if user is not None:
-            self._check_reach(user, submission)
+            job_user.check_reach(user, submission)
         return {
             "key": submission.key,
             "name": submission.name,
@@ -252,31 +250,6 @@ class LocalScheduler:
                 "max_nodes": submission.max_nodes,
             },
         }
-
-    def _job_user(self) -> dict[str, Any] | None:
-        """The other Unix user that jobs run as, in numbers; None: as ourselves."""
-        if not self.user or self.user == pwd.getpwuid(os.geteuid()).pw_name:
-            return None
-        try:
-            user = pwd.getpwnam(self.user)
-        except KeyError:
-            raise SchedulerError(f"VIGIL_LOCAL_USER={self.user}: there is no such Unix user.", permanent=True) from None
-        if os.geteuid() != 0:
-            message = f"Only root can start jobs as {self.user}. Start the portal as root, or as {self.user}."
-            raise SchedulerError(message, permanent=True)
-        groups = [group.gr_gid for group in grp.getgrall() if self.user in group.gr_mem]
-        known = {"name": self.user, "uid": user.pw_uid, "gid": user.pw_gid, "home": user.pw_dir, "shell": user.pw_shell}
-        return {**known, "groups": [user.pw_gid, *groups]}
-
-    def _check_reach(self, user: Mapping[str, Any], submission: Submission) -> None:
-        """Refuses if the jobs' user cannot get to the run directory or to our programs, before it fails halfway."""
-        for path, remedy in (
-            (submission.directory, "Set VIGIL_RUNS to a folder that it may enter, such as /srv/vigil."),
-            (os.path.realpath(sys.executable), "Install Vigil on a Python that every user may read."),
-            (shim.__file__, "Install Vigil where every user may read it."),
-        ):
-            if (closed := _closed_to(user, Path(path))) is not None:
-                raise SchedulerError(f"{self.user} may not enter {closed}. {remedy}", permanent=True)
 
     def _environment(self, user: Mapping[str, Any] | None) -> dict[str, str]:
         """A job's environment, by an allow list: the portal's secrets, database and broker are none of its business."""
@@ -387,21 +360,6 @@ class LocalScheduler:
 def _starting(request: slots.Facts) -> slots.Facts:
     """How a job stands before its watcher has said anything."""
     return {"state": "pending", "submitted_at": request["submitted_at"], "reason": "Starting", "nodes": []}
-
-
-def _closed_to(user: Mapping[str, Any], path: Path) -> Path | None:
-    """The first folder on the way to a path that this user may not enter."""
-    for folder in reversed(path.parents):
-        about = folder.stat()
-        if about.st_uid == user["uid"]:
-            may = about.st_mode & stat.S_IXUSR
-        elif about.st_gid in user["groups"]:
-            may = about.st_mode & stat.S_IXGRP
-        else:
-            may = about.st_mode & stat.S_IXOTH
-        if not may:
-            return folder
-    return None
 
 
 def _tail(path: str) -> str:

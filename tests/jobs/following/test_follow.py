@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import tomllib
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.test import Client
 from django.utils import timezone
 
 from jobs import lease
@@ -54,33 +52,6 @@ def test_from_submission_to_close(job: Job, told: Told, tick: Callable[[], bool]
     assert attempt.closed_at is not None
     assert attempt.token_digest == ""
     assert Attempt.objects.count() == 1
-
-
-def test_a_program_that_just_leaves_is_not_said_to_have_raised(job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.say("101", state="running")
-    left = {"rank": 0, "incarnation": 0, "kind": "exception", "exit_code": 3, "error": ""}
-    launched(newest(), exit_code=3, cause="failed", first_failure=left)
-    told.say("101", state="failed", exit_code=3)
-    tick()
-    assert newest().reason == "Rank 0 ended with exit code 3 and printed no error."
-
-
-def test_the_last_output_of_a_script_is_labelled_and_not_its_reason(
-    client: Client, oskar: User, job: Job, told: Told, tick: Callable[[], bool]
-) -> None:
-    told.say("101", state="running")
-    lines = ["epoch 3", "saved to /data/out with --password hunter2", 7, "x" * 9000]
-    left = {"rank": 0, "incarnation": 0, "kind": "exception", "exit_code": 3, "error": "", "last_lines": lines}
-    launched(newest(), exit_code=3, cause="failed", first_failure=left)
-    told.say("101", state="failed", exit_code=3)
-    tick()
-    said = "Rank 0 ended with exit code 3 and named no error. The last lines of its log: epoch 3 / saved to /data/out"
-    assert newest().reason.startswith(said)
-    assert "hunter2" not in str(newest().failure)
-    assert len(newest().reason) < 600
-    client.force_login(oskar)
-    assert said in html.unescape(client.get(f"/jobs/{job.pk}").content.decode())
-    assert client.get(f"/api/v1/jobs/{job.pk}").json()["explained"].startswith(said)
 
 
 def test_nodes_become_rows(job: Job) -> None:
