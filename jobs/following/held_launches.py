@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.urls import reverse
 
+from jobs.following.release_text import release_ways
 from jobs.models import Attempt
 from nodes.models import Node
 from nodes.schedulers.launch import LAUNCH_FAILED, nodes_of
@@ -32,20 +33,20 @@ def notify_people() -> None:
 def _raise(attempt: Attempt) -> None:
     nodes = nodes_of(attempt.reason)
     where = f" on {formatting.listed(nodes)}" if nodes else ""
-    job, command = attempt.job, f"scontrol release {attempt.scheduler_id}"
+    job, release = attempt.job, release_ways(attempt.scheduler_id, attempt.job_id)
     reasons = Node.objects.filter(name__in=nodes).exclude(reason="").values_list("name", "reason")
     cause = " ".join(f"Slurm says of {name}: {reason}." for name, reason in reasons)
     cause = cause or "Most often a prolog failed: slurmd's log on the node says why."
-    facts = [("Node", ", ".join(nodes)), ("To release it", command)]
+    facts = [("Node", ", ".join(nodes)), ("To release it", release)]
     link = reverse("job", args=[job.pk])
     notify.raise_notice(
         f"{OWNER}:{attempt.pk}", kind=OWNER, to=job.owner, tone="warn", link=link, facts=facts,
         title=f"{job.name} does not start: Slurm could not launch it{where} and holds it",
-        detail=f"{cause} Sysadmins have been notified. Once the node is repaired, {command} lets it start.",
+        detail=f"{cause} Sysadmins have been notified. Once the node is repaired, {release} lets it start.",
     )  # fmt: skip
     notify.raise_notice(
         f"{SITE}:{attempt.pk}", kind=SITE, to=SYSADMINS, tone="warn", link=link, facts=facts,
         title=f"Slurm could not launch job #{job.pk} of {job.owner}{where} and holds it",
-        detail=f"{cause} Repair the node, then run {command}. With SchedulerParameters=nohold_on_prolog_fail Slurm"
-        " tries other nodes by itself.",
+        detail=f"{cause} Once the node is repaired, {release} lets it start. With"
+        " SchedulerParameters=nohold_on_prolog_fail Slurm tries other nodes by itself.",
     )  # fmt: skip

@@ -55,7 +55,9 @@ class Entry:
     @property
     def why(self) -> str:
         """Why it waits, in plain words after the scheduler's own."""
-        return explained(self.row.reason, self.row.scheduler_id) if self.row.state == "pending" else ""
+        if self.row.state != "pending":
+            return ""
+        return explained(self.row.reason, self.row.scheduler_id, self.job.pk if self.job else None)
 
     @property
     def is_held(self) -> bool:

@@ -55,6 +55,7 @@ class Facts:
     you: str = ""
     held_by_vigil: bool = False
     scheduler_id: str = ""
+    job_id: int | None = None
 
 
 def word_of(reason: str) -> str:

@@ -37,6 +37,7 @@ class Waiting:
     request: Request
     reason: str = ""  # the scheduler's word, or Vigil's own sentence
     scheduler_id: str = ""  # "": not handed over yet, or only a draft
+    job_id: int | None = None  # Vigil's; None: only a draft
     you: str = ""  # the reader's own user name at the scheduler
     names: Mapping[str, str] = field(default_factory=dict)
     held_by_vigil: bool = False  # not handed over yet; `reason` says why
@@ -85,6 +86,7 @@ def explain(waiting: Waiting, cluster: Cluster) -> Why:
             you=waiting.you,
             held_by_vigil=waiting.held_by_vigil,
             scheduler_id=waiting.scheduler_id,
+            job_id=waiting.job_id,
         )
     )
     variants: tuple[Variant, ...] = ()
@@ -92,7 +94,7 @@ def explain(waiting: Waiting, cluster: Cluster) -> Why:
         variants = propose(waiting.spec, request, cluster, board.attempt, board.ends())
     return Why(
         said=reason,
-        meaning=explained(reason, waiting.scheduler_id),
+        meaning=explained(reason, waiting.scheduler_id, waiting.job_id),
         starts_at=own.starts_at if own and own.starts_at and own.starts_at > cluster.now else None,
         blocks=tuple(blocks),
         ahead=ahead,

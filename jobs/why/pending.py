@@ -16,7 +16,7 @@ from jobs.errors import SpecError
 from jobs.models import Attempt, Job
 from jobs.spec import JobSpec
 from jobs.why.explain import Waiting, Why, explain
-from jobs.why.reasons import explained, reason_of
+from jobs.why.reasons import explained_of, reason_of
 from jobs.why.requests import request_of, request_outside
 from jobs.why.variants import Variant, as_options
 from nodes.cluster import read, sync
@@ -67,7 +67,7 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
         return Told(job, attempt, gone, now=now)
     asked = _asked(job, attempt)
     if asked is None:
-        return Told(job, attempt, explained(attempt.reason, attempt.scheduler_id) or "It is in the queue.", now=now)
+        return Told(job, attempt, explained_of(attempt) or "It is in the queue.", now=now)
     there = read.read(now)
     spec, request = asked
     found = explain(
@@ -76,6 +76,7 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
             request=request,
             reason=attempt.reason.strip(),
             scheduler_id=attempt.scheduler_id,
+            job_id=job.pk,
             you=user.slurm_user or "",
             names=names(user),
             held_by_vigil=not attempt.scheduler_id,

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from jobs.following.cause import NUMERICS, described
+from jobs.following.release_text import release_ways
 from nodes.schedulers.launch import is_launch_failed, nodes_of
 from portal import formatting
 
@@ -29,10 +30,10 @@ MEANINGS = {
     "PartitionInactive": "its partition is closed. A Slurm administrator opens it.",
     "PartitionTimeLimit": "its time limit is longer than the partition allows. Cancel it and ask for less.",
     "PartitionNodeLimit": "it asks for more nodes than the partition gives to a job. Cancel it and ask for fewer.",
-    "JobHeldUser": "somebody holds it. scontrol release, by its owner, lets it start.",
-    "JobHeldAdmin": "a Slurm administrator holds it. Ask them for scontrol release.",
+    "JobHeldUser": "somebody holds it. Its owner lets it start by {release}.",
+    "JobHeldAdmin": "a Slurm administrator holds it. They or a sysadmin let it start by {release}.",
     "JobArrayTaskLimit": "as many of its sweep or array run as may at once.",
-    "JobLaunchFailure": "it could not be launched and is held. Ask a Slurm administrator.",
+    "JobLaunchFailure": "it could not be launched and is held. Once its node is repaired, {release} lets it start.",
     "Licenses": "the licences that it needs are in use.",
     "Cleaning": "what is left of its run before is still being cleaned up.",
     "BadConstraints": "no node has what it asks for. It never starts: cancel it.",
@@ -56,27 +57,26 @@ MEANINGS = {
 }
 
 
-def explained(reason: str, scheduler_id: str = "") -> str:
+def explained(reason: str, scheduler_id: str = "", job_id: int | None = None) -> str:
     """Return the scheduler's reason with its meaning, as "Resources: what it asks for is not free yet.".
 
-    A reason that the table lacks stays as it is; `scheduler_id` completes the command that releases the job.
+    A reason that the table lacks stays as it is. The ids, the scheduler's and Vigil's, complete what releases a held
+    job; without Vigil's only the scheduler's command is named.
     """
     reason = reason.strip()
     word, _, more = reason.partition(",")
     if is_launch_failed(reason):
-        return _launch_failed(nodes_of(reason), scheduler_id)
+        return _launch_failed(nodes_of(reason), release_ways(scheduler_id, job_id))
     meaning = MEANINGS.get(word) or next((why for form, why in MEANINGS.items() if fnmatchcase(word, form)), "")
     if not meaning:
         return reason
-    if scheduler_id:
-        meaning = meaning.replace("scontrol release", f"scontrol release {scheduler_id}")
+    meaning = meaning.format(release=release_ways(scheduler_id, job_id))
     more = more.strip(" _").replace("_", " ")
     return f"{word} ({more}): {meaning}" if more else f"{word}: {meaning}"
 
 
-def _launch_failed(nodes: list[str], scheduler_id: str) -> str:
+def _launch_failed(nodes: list[str], release: str) -> str:
     where, node = (f" on {formatting.listed(nodes)}", "that node") if nodes else ("", "the node")
-    release = f"scontrol release {scheduler_id}".rstrip()
     return (
         f"Slurm could not launch it{where}, most often because a prolog failed, and holds it."
         f" Once {node} is in order, {release} lets the job start."
@@ -93,4 +93,11 @@ def reason_of(attempt: Attempt) -> str:
         return attempt.reason.strip()
     if not attempt.is_alive and (text := described(failure, attempt.cause)):
         return text
-    return explained(attempt.reason, attempt.scheduler_id) if attempt.state == "pending" else attempt.reason.strip()
+    return explained_of(attempt)
+
+
+def explained_of(attempt: Attempt) -> str:
+    """Return an attempt's reason; of one that waits with what the scheduler's word means."""
+    if attempt.state != "pending":
+        return attempt.reason.strip()
+    return explained(attempt.reason, attempt.scheduler_id, attempt.job_id)

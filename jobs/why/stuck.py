@@ -78,7 +78,7 @@ def _said(facts: Facts) -> Block | None:
     kind, word = kind_of(facts.reason), word_of(facts.reason)
     if kind is None or word in {"Resources", "Priority"}:
         return None
-    text = explained(facts.reason, facts.scheduler_id)
+    text = explained(facts.reason, facts.scheduler_id, facts.job_id)
     if is_launch_failed(facts.reason):
         text = f"{text} {_of_failed_nodes(facts)}".rstrip()
     if kind == "dependency" and facts.own and facts.own.dependency:

@@ -136,9 +136,11 @@ def test_a_hold_shows_with_what_ends_it(oskar: User, project: Project) -> None:
     told(queued("77", reason="JobHeldUser"))
     job = eight_gpus(oskar, project, reason="JobHeldUser")
     found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
-    assert "scontrol release 77" in found["text"]
+    ways = f"“Release it” on its page, vigil release {job.pk} or scontrol release 77"
+    assert ways in found["text"]
     assert found["variants"] == []
-    assert "scontrol release 77" in text(signed_in(oskar).get(f"/jobs/{job.pk}"))
+    assert ways in text(signed_in(oskar).get(f"/jobs/{job.pk}"))
+    assert ways in bearer(oskar).get(f"/api/v1/jobs/{job.pk}").json()["explained"]
 
 
 @pytest.mark.django_db
