@@ -1,4 +1,4 @@
-"""Check that the disks of VIGIL_HOME, VIGIL_RUNS and a SQLite database answer and have space."""
+"""Check that the disks of VIGIL_HOME, VIGIL_RUNS and the database answer and have space."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from django.conf import settings
+from django.db import connection
 
 from portal import formatting
+from portal.health import database_disk
 from portal.health.finding import Finding
 
 # Both must hold, so that neither a large disk with terabytes free nor a small one that is half empty is called full.
@@ -71,23 +73,40 @@ def room_of(path: Path) -> Room | OSError | None:
 
 def check() -> Iterator[Finding]:
     for code, name, path in _places():
-        found = room_of(path)
-        if found is None or isinstance(found, OSError):
-            yield _unreadable(code, name, path, found)
-        elif found.is_full:
-            yield _full("error", f"The disk of {name} is full.", code, path, found)
-        elif found.is_nearly_full:
-            yield _full("warning", f"The disk of {name} is nearly full.", code, path, found)
+        yield from _judge(code, name, path, room_of(path))
+    if connection.vendor == "postgresql":
+        yield from _server()
 
 
 def _places() -> Iterator[tuple[str, str, Path]]:
     yield "disk.home", "VIGIL_HOME", settings.VIGIL_HOME
     yield "disk.runs", "VIGIL_RUNS", settings.VIGIL_RUNS
-    database = settings.DATABASES["default"]
-    if str(database["ENGINE"]).endswith("sqlite3"):
-        folder = Path(str(database["NAME"])).parent
+    if connection.vendor == "sqlite":
+        folder = Path(str(settings.DATABASES["default"]["NAME"])).parent
         if folder.is_dir() and folder.resolve() != settings.VIGIL_HOME:
             yield "disk.database", "the database", folder
+
+
+def _server() -> Iterator[Finding]:
+    """Check the disk of a database server that runs on this machine; else yield why it is not checked."""
+    folder = database_disk.data_directory()
+    if isinstance(folder, Path):
+        room = room_of(folder)
+        if not isinstance(room, OSError):
+            yield from _judge("disk.database", "the database", folder, room)
+            return
+        folder = database_disk.UNSEEN
+    title = database_disk.TITLE.format(folder.why)
+    yield Finding("disk", "disk.database", "unchecked", title, "", folder.remedy)
+
+
+def _judge(code: str, name: str, path: Path, found: Room | OSError | None) -> Iterator[Finding]:
+    if found is None or isinstance(found, OSError):
+        yield _unreadable(code, name, path, found)
+    elif found.is_full:
+        yield _full("error", f"The disk of {name} is full.", code, path, found)
+    elif found.is_nearly_full:
+        yield _full("warning", f"The disk of {name} is nearly full.", code, path, found)
 
 
 def _unreadable(code: str, name: str, path: Path, error: OSError | None) -> Finding:

@@ -33,10 +33,11 @@ FRESH_S = 5.0  # /readyz is public: however often it is read, the checks run thi
 
 @dataclass(frozen=True)
 class Report:
-    """Findings of all checks, the worst first."""
+    """Findings of all checks, the worst first; and apart from them what could not be checked, which is no problem."""
 
     findings: tuple[Finding, ...]
     made_at: float  # monotonic
+    unchecked: tuple[Finding, ...] = ()
 
     @property
     def errors(self) -> list[Finding]:
@@ -80,7 +81,8 @@ def make() -> Report:
     explained = {IMPLIED[finding.code] for finding in found if finding.code in IMPLIED}
     found = [finding for finding in found if finding.code not in explained]
     found.sort(key=lambda finding: finding.level != "error")
-    return Report(tuple(found), time.monotonic())
+    wrong = tuple(finding for finding in found if finding.level != "unchecked")
+    return Report(wrong, time.monotonic(), tuple(finding for finding in found if finding.level == "unchecked"))
 
 
 def _run(name: str) -> list[Finding]:
@@ -94,6 +96,6 @@ def _run(name: str) -> list[Finding]:
         return [Finding(name, name, "warning", f"The check of {name} failed: see the log of web.")]
 
 
-def serves() -> list[Finding]:
-    """Return what keeps this web process from answering requests."""
-    return [finding for name in SERVES for finding in _run(name)]
+def serves() -> Report:
+    """Report only what keeps this web process from answering requests."""
+    return Report(tuple(finding for name in SERVES for finding in _run(name)), time.monotonic())

@@ -22,20 +22,22 @@ def readyz(request: HttpRequest) -> HttpResponse:
 
     JSON, or lines of text where the request accepts text/plain.
     """
-    if request.GET.get("only") == "web":
-        errors, warnings = run.serves(), []
-    else:
-        report = run.current()
-        errors, warnings = report.errors, report.warnings
+    report = run.serves() if request.GET.get("only") == "web" else run.current()
+    errors, warnings, unchecked = report.errors, report.warnings, list(report.unchecked)
     response: HttpResponse
     if "text/plain" in request.headers.get("Accept", ""):
         lines = [
             "not ready" if errors else "ready",
-            *(f"{finding.level}: {finding.title}" for finding in [*errors, *warnings]),
+            *(f"{finding.level}: {finding.title}" for finding in [*errors, *warnings, *unchecked]),
         ]
         response = HttpResponse("\n".join(lines) + "\n", content_type="text/plain; charset=utf-8")
     else:
-        response = JsonResponse({"ready": not errors, "errors": _public(errors), "warnings": _public(warnings)})
+        response = JsonResponse(
+            {
+                "ready": not errors, "errors": _public(errors), "warnings": _public(warnings),
+                "unchecked": _public(unchecked),
+            }
+        )  # fmt: skip
     response.status_code = 503 if errors else 200
     response["Cache-Control"] = "no-store"
     response._has_been_logged = True  # type: ignore[attr-defined]  # or Django logs an error at each look at a 503

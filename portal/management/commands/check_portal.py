@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand
 
 from portal.health import run
 
-MARKS = {"warning": "!", "error": "✗"}
+MARKS = {"unchecked": "–", "warning": "!", "error": "✗"}
 
 
 class Command(BaseCommand):
@@ -22,7 +22,7 @@ class Command(BaseCommand):
     def handle(self, *args: object, **options: object) -> None:
         report = run.make()
         if options["json"]:
-            found = [asdict(finding) for finding in report.findings]
+            found = [asdict(finding) for finding in (*report.findings, *report.unchecked)]
             self.stdout.write(json.dumps({"ok": report.is_ready, "findings": found}, indent=2))
         else:
             self._print(report)
@@ -34,7 +34,7 @@ class Command(BaseCommand):
         for name in run.CHECKS:
             if name not in wrong:
                 self.stdout.write(f"✓ {name}")
-        for finding in report.findings:
+        for finding in (*report.findings, *report.unchecked):
             self.stdout.write(f"{MARKS[finding.level]} {finding.title} {finding.detail}".rstrip())
             if finding.remedy:
                 self.stdout.write(f"    → {finding.remedy}")

@@ -37,7 +37,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
 
 def test_ready(client: Client, found: list[Finding]) -> None:
     answer = client.get("/readyz")
-    assert (answer.status_code, answer.json()) == (200, {"ready": True, "errors": [], "warnings": []})
+    assert (answer.status_code, answer.json()) == (200, {"ready": True, "errors": [], "warnings": [], "unchecked": []})
     assert "no-store" in answer["Cache-Control"]
 
 

@@ -1,0 +1,46 @@
+"""Find the data directory of a PostgreSQL server on this machine, or why its disk cannot be checked from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.db import connection
+
+TITLE = "The disk of the database is not checked: {}."
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """Why nobody here sees the disk, and how it can be watched nevertheless."""
+
+    why: str
+    remedy: str
+
+
+ELSEWHERE = Unchecked("its server is another machine", "Watch the free space of its data directory there.")
+UNSEEN = Unchecked(
+    "its folder is not visible to the portal",
+    "The server runs in a container, or behind a tunnel: watch the free space of its data directory there.",
+)
+HIDDEN = Unchecked(
+    "its server does not tell the portal where its folder is",
+    "GRANT pg_read_all_settings TO the portal's database user, or watch the free space of the data directory yourself.",
+)
+
+
+def data_directory() -> Path | Unchecked:
+    """Return where the server's files are, if that is on this machine."""
+    connection.ensure_connection()
+    if not is_local(connection.connection.info.host):
+        return ELSEWHERE
+    with connection.cursor() as cursor:
+        # Of settings that it hides from a user, this view has no row; SHOW would fail.
+        cursor.execute("SELECT setting FROM pg_settings WHERE name = 'data_directory'")
+        row = cursor.fetchone()
+    return Path(row[0]) if row else HIDDEN
+
+
+def is_local(host: str) -> bool:
+    """Return whether libpq's host is this machine: a folder of sockets, or the loopback address."""
+    return host.startswith(("/", "@")) or host in {"", "localhost", "127.0.0.1", "::1"}
