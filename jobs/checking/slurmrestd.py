@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from jobs.checking.finding import Finding, bad, of_error, ok, warn
 from jobs.checking.site import Site
 from nodes.schedulers.base import SchedulerError
+from nodes.schedulers.clock import offset_s
 from nodes.schedulers.slurm.http import NoAnswer, SlurmError
 from nodes.schedulers.slurm.tokens import Tokens
 from nodes.schedulers.slurm.versions import NEWEST, NOTHING_LACKING, text_of
@@ -103,13 +103,11 @@ def disbelieves(site: Site) -> Iterator[Finding]:
 
 def clocks(site: Site) -> Iterator[Finding]:
     title = "The clocks agree"
-    before = time.time()
-    theirs = site.rest.clock()
-    after = time.time()
-    if theirs is None:
+    offset = offset_s(site.rest.clock)
+    if offset is None:
         yield warn(title, "Slurm does not say what time it is for it", "Let NTP set the clocks of both machines.")
         return
-    apart = max(0.0, before - theirs - 1, theirs - after)  # Slurm's is in whole seconds
+    apart = abs(offset)
     detail = f"{apart:.0f} s apart"
     remedy = "Let NTP (chrony, systemd-timesyncd) set the clocks of the portal's machine and of slurmctld's."
     if apart > FAR_APART_S:

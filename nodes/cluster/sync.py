@@ -18,6 +18,7 @@ from nodes.cluster.rows import Difference
 from nodes.models import Reading
 from nodes.schedulers.base import Listing, NodeStatus, Scheduler, SchedulerError
 from nodes.schedulers.choose import SchedulerSettings, open_scheduler
+from nodes.schedulers.clock import offset_s
 from portal.models import User
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ EVERY = {
     Part.RESERVATIONS: timedelta(seconds=60),
     Part.ACCOUNTS: timedelta(seconds=60),
     Part.LICENSES: timedelta(seconds=15),  # their use changes with the queue
+    Part.CLOCK: timedelta(minutes=5),
 }
 AGAIN = timedelta(seconds=15)  # what failed is asked again no sooner
 BUDGET_S = 2.0  # a tick: what has not been begun by then is the next tick's
@@ -98,7 +100,7 @@ def read(source: Scheduler, *parts: Part) -> None:
         except SchedulerError as error:
             _note_failure(part, str(error))
         else:
-            rows.write(*found.differences, also=partial(_note_success, part, found.unreadable))
+            rows.write(*found.differences, also=partial(_note_success, part, found))
 
 
 def miss(error: SchedulerError) -> None:
@@ -131,9 +133,12 @@ def _due(now: datetime, known: Mapping[str, Reading]) -> list[Part]:
     return sorted(since, key=lambda part: since[part])
 
 
-def _note_success(part: Part, unreadable: int) -> None:
-    now = timezone.now()
-    told = {"asked_at": now, "read_at": now, "error": "", "failing_since": None, "unreadable": unreadable}
+def _note_success(part: Part, found: Found) -> None:
+    now, unreadable = timezone.now(), found.unreadable
+    told = {
+        "asked_at": now, "read_at": now, "error": "", "failing_since": None, "unreadable": unreadable,
+        "clock_offset_s": found.clock_offset_s,
+    }  # fmt: skip
     if unreadable and Reading.objects.filter(part=part).exclude(unreadable=unreadable).exists():
         logger.warning("%s: %d of the scheduler's records could not be read and are left out", part.label, unreadable)
     if not Reading.objects.filter(part=part).update(**told):
@@ -153,6 +158,7 @@ class Found:
 
     differences: tuple[Difference, ...]
     unreadable: int
+    clock_offset_s: float | None = None
 
     @classmethod
     def of(cls, unreadable: int, *differences: Difference) -> Found:
@@ -175,6 +181,10 @@ def _accounts(source: Scheduler) -> Found:
     return Found.of(accounts.unreadable, qos, rows.differences(rows.ASSOCIATIONS, accounts.associations))
 
 
+def _clock(source: Scheduler) -> Found:
+    return Found((), 0, offset_s(source.clock))
+
+
 def _listing(kind: rows.Kind, found: Listing[Any]) -> Found:
     return Found.of(found.unreadable, rows.differences(kind, found))
 
@@ -186,4 +196,5 @@ _ASK: dict[Part, Callable[[Scheduler], Found]] = {
     Part.RESERVATIONS: lambda source: _listing(rows.RESERVATIONS, source.reservations()),
     Part.ACCOUNTS: _accounts,
     Part.LICENSES: lambda source: _listing(rows.LICENSES, source.licenses()),
+    Part.CLOCK: _clock,
 }

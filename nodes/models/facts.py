@@ -285,6 +285,7 @@ class Reading(models.Model):
         RESERVATIONS = "reservations"
         ACCOUNTS = "accounts"
         LICENSES = "licenses", "Licences"
+        CLOCK = "clock", "Clock readings"
 
     part = models.CharField(max_length=16, primary_key=True, choices=Part.choices)
     asked_at = models.DateTimeField(null=True, blank=True, help_text="Null: it is to be asked at once.")
@@ -292,6 +293,9 @@ class Reading(models.Model):
     error = models.TextField(blank=True, help_text="Why the last asking failed; empty: it did not.")
     failing_since = models.DateTimeField(null=True, blank=True)
     unreadable = models.IntegerField(default=0, help_text="Records of the last answer that could not be read.")
+    clock_offset_s = models.FloatField(
+        null=True, blank=True, help_text="Of the clock: seconds that the follow worker's is ahead of the scheduler's."
+    )
 
     def __str__(self) -> str:
         return self.part

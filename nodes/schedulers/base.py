@@ -233,6 +233,10 @@ class Scheduler(Protocol):
 
     def licenses(self) -> Listing[License]: ...
 
+    def clock(self) -> float | None:
+        """Return the scheduler's time in Unix seconds; None where it has no clock of its own, or does not tell it."""
+        ...
+
     def accounts(self) -> Accounts:
         """QOS and associations with their limits and shares. Raises where the accounts do not answer."""
         ...

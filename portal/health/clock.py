@@ -1,4 +1,4 @@
-"""Check that clocks agree: this machine's with the database, Redis, Vigil's other machines and the nodes."""
+"""Check that clocks agree: this machine's with the database, Redis, Vigil's other machines, Slurm and the nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.conf import settings
 from django.utils import timezone
 from redis.exceptions import RedisError
 
-from nodes.models import Agent
+from nodes.models import Agent, Reading
 from nodes.telemetry.intake import CLOCK_S as AGENT_CLOCK_S
 from portal import formatting
 from portal.health import heartbeats
@@ -21,6 +21,7 @@ from portal.publish import connection
 APART_S = 5.0
 REMEDY = "Let NTP (chrony, systemd-timesyncd) set the clocks of both machines."
 MOST_NAMED = 3
+SCHEDULER_FRESH = timedelta(minutes=15)  # it is read every five
 
 
 def check() -> Iterator[Finding]:
@@ -33,6 +34,7 @@ def check() -> Iterator[Finding]:
         if not process.is_silent and process.pid and abs(process.clock_offset_s - own) > APART_S:
             title = f"The clocks of two of Vigil's machines ({process.role})"
             yield _apart(f"clock.process.{process.role}", title, process.clock_offset_s - own, process.host)
+    yield from _scheduler()
     yield from _nodes()
 
 
@@ -49,6 +51,15 @@ def _offset_of_redis() -> float:
     except (RedisError, OSError):
         return 0.0
     return time.time() - (seconds + microseconds / 1e6)
+
+
+def _scheduler() -> Iterator[Finding]:
+    """Compare with slurmctld by what the follow worker has measured; if Slurm is silent, pages report that."""
+    since = timezone.now() - SCHEDULER_FRESH
+    read = Reading.objects.filter(part=Reading.Part.CLOCK, read_at__gte=since)
+    offset = read.values_list("clock_offset_s", flat=True).first() or 0.0
+    if abs(offset) > APART_S:
+        yield _apart("clock.slurm", "The clocks of Vigil's follow worker and of slurmctld", offset)
 
 
 def _nodes() -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -39,6 +40,7 @@ class Told:
     has_arrays: bool = False
     arrays: list[tuple[Submission, list[int], int | None]] = field(default_factory=list)
     calls: int = 0
+    behind_s: float | None = None  # its clock, behind ours; None: it does not tell the time
     refuses: Callable[[str, str], SchedulerError | None] | None = None  # (what, scheduler id) that signal, cancel raise
 
     def say(self, scheduler_id: str, **changes: object) -> None:
@@ -122,6 +124,10 @@ class Told:
     def licenses(self) -> Listing[License]:
         self._part("licenses")
         return Listing(self.licensed, unreadable=self.unreadable.get("licenses", 0))
+
+    def clock(self) -> float | None:
+        self._part("clock")
+        return None if self.behind_s is None else time.time() - self.behind_s
 
     def accounts(self) -> Accounts:
         self._part("accounts")

@@ -156,6 +156,9 @@ class LocalScheduler:
     def licenses(self) -> Listing[License]:
         return Listing()
 
+    def clock(self) -> None:
+        """Return None: it runs on the worker's machine."""
+
     def accounts(self) -> Accounts:
         return Accounts()
 

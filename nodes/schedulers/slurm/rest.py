@@ -161,7 +161,7 @@ class SlurmRest:
         self.http.post(f"job/{job_id}", lambda _: {"hold": False}, user=user)
 
     def clock(self) -> float | None:
-        """What time it is for slurmctld, if it says."""
+        """Return slurmctld's time, if it tells. slurmrestd sends no `Date` with its answers."""
         answer = self.http.get("diag") or {}
         return moment(at(answer, "statistics", "req_time"))
 

@@ -206,6 +206,9 @@ class Slurm:
     def licenses(self) -> Listing[License]:
         return self.rest.licenses()
 
+    def clock(self) -> float | None:
+        return self.rest.clock()
+
     def accounts(self) -> Accounts:
         return self.rest.accounts() if self.rest.has_accounts else Accounts()
 

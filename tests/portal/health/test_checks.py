@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 
-from nodes.models import Agent
+from nodes.cluster import sync
+from nodes.models import Agent, Reading
+from nodes.schedulers.base import SchedulerError
 from portal.backup import last
 from portal.health import backup, clock, disk, heartbeats, notifier, processes, run
 from portal.health.finding import Finding
 from portal.health.heartbeats import Activity
 from portal.models import Heartbeat, Notice
+from tests.jobs.schedulers import Told
 
 pytestmark = pytest.mark.django_db
 ROLES = ("web", "follow", "work", "diagnose")
@@ -165,6 +169,28 @@ def test_clocks_of_nodes_and_machines() -> None:
     Heartbeat.objects.filter(role="work").update(clock_offset_s=20.0)
     (finding,) = clock.check()
     assert finding.code == "clock.process.work"
+
+
+def test_the_clock_of_slurm(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /readyz says it: of slurmctld's clock the follow worker asks, every five minutes."""
+    monkeypatch.setattr(run, "CHECKS", {"clock": clock.check})
+
+    def warnings() -> list[tuple[str, str]]:
+        run._latest = None
+        found = client.get("/readyz").json()["warnings"]
+        return [(finding["code"], plain(finding["message"])) for finding in found]
+
+    for behind_s in (None, 0.0, 4.0, -4.0):
+        sync.read(Told(behind_s=behind_s), Reading.Part.CLOCK)
+        assert warnings() == [], behind_s
+    for behind_s, apart in ((91.0, "1 min 30 s"), (-90.0, "1 min 30 s")):
+        sync.read(Told(behind_s=behind_s), Reading.Part.CLOCK)
+        (warning,) = warnings()
+        assert warning == ("clock.slurm", f"The clocks of Vigil's follow worker and of slurmctld are {apart} apart.")
+    sync.read(Told(broken=SchedulerError("Slurm did not answer for 10 s.")), Reading.Part.CLOCK)
+    assert warnings(), "it has not been set meanwhile"
+    Reading.objects.update(read_at=timezone.now() - clock.SCHEDULER_FRESH)
+    assert warnings() == []
 
 
 def test_what_lasts_is_notified_once_and_withdrawn() -> None:
