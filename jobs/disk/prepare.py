@@ -22,8 +22,9 @@ from jobs.errors import Refused
 from jobs.models import Attempt, CadenceOrder, Job, Sweep
 from jobs.reliability import mttf
 from jobs.spec import STOP_SECONDS, JobSpec, seconds_of
-from nodes.cluster import sync
+from nodes.cluster import read, sync
 from nodes.schedulers.base import Submission
+from nodes.scheduling import gpu_types
 
 
 def prepare(attempt: Attempt) -> Path:
@@ -104,7 +105,7 @@ def submission(attempt: Attempt, root: Path) -> Submission:
         ranks_per_node=resources.local_world_size,
         cpus_per_node=resources.cpus_per_node,
         gpus_per_node=resources.gpus_per_node,
-        gpu_type=resources.gpu_type,
+        gpu_type=_spelled(resources.gpu_type),
         memory_mib_per_node=resources.memory_mib_per_node,
         time_limit_s=resources.time_limit_seconds,
         grace_s=grace_of(attempt),
@@ -120,6 +121,11 @@ def submission(attempt: Attempt, root: Path) -> Submission:
         excluded_nodes=tuple(resources.exclude_nodes),
         begin_at=begin.timestamp() if begin and begin > timezone.now() else None,
     )
+
+
+def _spelled(gpu_type: str) -> str:
+    """Return the GPU type as the cluster spells it: Slurm knows no "H100" where it was configured as "h100"."""
+    return gpu_types.spelling(gpu_type, read.gpu_types()) or gpu_type if gpu_type else ""
 
 
 def array_submission(sweep: Sweep, attempts: Sequence[Attempt]) -> Submission:

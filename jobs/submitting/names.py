@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from jobs.errors import Problem
 from jobs.spec import JobSpec
-from nodes.cluster import sync
+from nodes.cluster import read, sync
 from nodes.models import Association, AssociationQuerySet, License, Node, Partition, Qos, Reading, Reservation
 from nodes.schedulers import cluster
 from nodes.scheduling import gpu_types, licenses
@@ -43,6 +43,8 @@ def problems(spec: JobSpec) -> Iterator[Problem]:
         return
     for field, title in TITLES.items():
         name, there = getattr(asked, field), _THERE[field]() if getattr(asked, field) else set()
+        if name and field == "gpu_type":
+            name = gpu_types.spelling(name, there) or name
         if (there or (name and _has_none(field))) and name not in there:
             yield Problem(f"resources.{field}", f'Slurm has no {title} "{name}"{_as_of(field)}. {_near(name, there)}')
     yield from _licenses(asked.licenses)
@@ -127,7 +129,7 @@ def _near(name: str, there: Iterable[str]) -> str:
 
 
 def _gpu_types() -> set[str]:
-    return set(gpu_types.names(Node.objects.told()))
+    return set(read.gpu_types())
 
 
 def _features() -> set[str]:

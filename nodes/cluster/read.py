@@ -11,6 +11,7 @@ from django.utils import timezone
 from nodes import models
 from nodes.schedulers import cluster
 from nodes.schedulers.base import NodeStatus
+from nodes.scheduling import gpu_types as types
 from nodes.scheduling.capacity import Cluster
 
 Told = TypeVar("Told")
@@ -31,6 +32,12 @@ def read(now: datetime | None = None) -> Cluster:
         licenses=_kept(models.License, cluster.License, read_at.get(part.LICENSES)),
         queue=_kept(models.QueuedJob, cluster.QueuedJob, read_at.get(part.QUEUE)),
     )
+
+
+def gpu_types() -> list[str]:
+    """Return every type of GPU that the scheduler's nodes have, as it spells them."""
+    rows = models.Node.objects.told().only("gpus", "gpu_type", "gpus_by_type")
+    return types.names(rows)
 
 
 _last: dict[type[models.Fact], tuple[datetime, tuple[Any, ...]]] = {}

@@ -1,7 +1,9 @@
 """Count the GPUs of each type that a node has, uses and has free. Pure; for a NodeStatus and for its row.
 
-A node may have several types at once: `Gres=gpu:a100:1,gpu:1g.10gb:7`. Types are compared without regard to case,
-as Slurm does; "" is the type of GPUs that have none.
+A node may have several types at once: `Gres=gpu:a100:1,gpu:1g.10gb:7`; "" is the type of GPUs that have none.
+
+Types are compared without regard to case. Slurm itself writes them in lower case in TRES (accounting, limits, what a
+job asks for), and takes `gpu:H100:1` only where a node is configured as `H100`: a submission has the node's spelling.
 """
 
 from __future__ import annotations
@@ -54,6 +56,12 @@ def has(node: HasGpus, wanted: str) -> bool:
 def names(nodes: Iterable[HasGpus]) -> list[str]:
     """Return every type that these nodes have, sorted; GPUs without a type have none."""
     return sorted({kind for node in nodes for kind, count in there(node).items() if kind and count})
+
+
+def spelling(wanted: str, known: Iterable[str]) -> str:
+    """Return the known type that is meant, as the scheduler spells it: "h100" for "H100"; "" where there is none."""
+    alike = sorted(name for name in known if name.lower() == wanted.lower())
+    return wanted if wanted in alike else next(iter(alike), "")
 
 
 def text(node: HasGpus) -> str:

@@ -247,7 +247,10 @@ def _of_vigil(reason: str) -> tuple[str, str]:
 
 def node(raw: Raw) -> NodeStatus:
     there, used = gpus(raw.get("gres")), tres(raw.get("tres_used"))
-    used_by_type = gpus(raw.get("gres_used")) or gpu_types_of_tres(used)
+    spelling = {kind.lower(): kind for kind in there}  # TRES are lower-case, whatever the configuration says
+    used_by_type = gpus(raw.get("gres_used")) or {
+        spelling.get(kind, kind): count for kind, count in gpu_types_of_tres(used).items()
+    }
     has_several = len(there) > 1
     load = number(raw.get("cpu_load"))
     reason, asked_by = _of_vigil(text(raw.get("reason")))

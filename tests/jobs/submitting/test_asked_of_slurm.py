@@ -156,6 +156,20 @@ def test_names_that_slurm_lacks_are_told_with_the_near_ones(oskar: User) -> None
     }
 
 
+@pytest.mark.parametrize(
+    ("wanted", "there", "sent"),
+    [("H100", ["h100"], "h100"), ("h100", ["H100"], "H100"), ("h100", ["H100", "h100"], "h100"), ("h100", [], "h100")],
+)
+def test_a_gpu_type_is_sent_as_the_cluster_spells_it(
+    oskar: User, told: Told, wanted: str, there: list[str], sent: str
+) -> None:
+    for number, kind in enumerate(there):
+        Node.objects.create(name=f"dgx{number}", cpus=128, gpus=8, gpu_type=kind, memory_mib=1_000_000)
+    job, _ = ask(oskar, spec_of(resources={"gpus_per_node": 1, "gpu_type": wanted}))
+    assert handed(job, told).gpu_type == sent
+    assert job.spec["resources"]["gpu_type"] == wanted, "the specification stays as it was written"
+
+
 @pytest.mark.parametrize("text", ["matlab:0", "matlab 2", "matlab:2,", "a:1|b:1", "-x", "a:1000000", "a,b,a"])
 def test_what_is_no_list_of_licences(text: str) -> None:
     assert "Write it" in problems(resources={"licenses": text})["resources.licenses"]

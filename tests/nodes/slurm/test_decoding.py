@@ -15,6 +15,7 @@ from nodes.schedulers.slurm.http import decoded
 from nodes.schedulers.slurm.listed import READ, listed
 from nodes.schedulers.slurm.rest import JobList
 from nodes.schedulers.slurm.shapes import CANCELLED, Record
+from nodes.scheduling import gpu_types
 from tests.nodes.slurm.playing import VERSIONS, Played, body, load
 from tests.slurm.people import ALICE, BOB, PORTAL
 
@@ -323,3 +324,16 @@ def test_the_list_leaves_out_only_what_nobody_reads(version: str) -> None:
 def test_an_odd_list_is_decoded_whole(content: str) -> None:
     found = listed(content.encode())
     assert repr(found) == repr(json.loads(content))
+
+
+def test_types_of_gpus_keep_the_configured_case() -> None:
+    """As answered by Slurm 24.11 and 26.05 with `Gres=gpu:H100:8,gpu:1g.10gb:7`: TRES are lower-case."""
+    told = {
+        "name": "a",
+        "gres": "gpu:H100:8,gpu:1g.10gb:7",
+        "tres_used": "gres/gpu=3,gres/gpu:h100=1,gres/gpu:1g.10gb=2",
+    }
+    for more in ({}, {"gres_used": "gpu:H100:1(IDX:0),gpu:1g.10gb:2(IDX:0-1)"}):
+        found = shapes.node({**told, **more})
+        assert dict(found.gpus_used_by_type) == {"H100": 1, "1g.10gb": 2}
+        assert gpu_types.free(found) == {"H100": 7, "1g.10gb": 5}
