@@ -113,7 +113,7 @@ _MACHINE_EVENTS: dict[str, Callable[[int, float], Event]] = {
     "kmsg.overrun": _machine("kmsg.overrun", from_seq=1, to_seq=2, text="#"),
     "agent.gap": _machine("agent.gap", text="#"),
     "boot": _machine("boot", text="#"),
-    "unknown, 30 kB each": _machine("site.custom", text="#", values=[[0] * 150 for _ in range(65)]),
+    "unknown, 30 kB each": _machine("site.custom", text="#", values=["x" * 500] * 60),
 }  # fmt: skip
 
 

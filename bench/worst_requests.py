@@ -19,7 +19,7 @@ def cases() -> Iterator[Case]:
 
     project = lab.a_project()
     admin, client = lab.bearer(lab.sysadmin(), "admin"), lab.bearer(lab.person("mira", project))
-    job = lab.a_job(lab.person("oskar", project), project)
+    job = lab.a_job(lab.person("oskar", project), project, state="running")
     owner = lab.bearer(job.owner)
     yield from _job_cases(client)
     yield from _sweep_cases(client)
@@ -61,10 +61,14 @@ def _sweep_cases(client: Client) -> Iterator[Case]:
 
 def _postmortem(job: Any) -> tuple[str, dict[str, Any]]:
     """Return the address of a job's post-mortem, and the longest text that people may write into it."""
+    from jobs.following import ending
+    from jobs.following.cause import Ended
     from jobs.models import Attempt, Incident
+    from jobs.postmortem import incidents
 
     attempt = Attempt.objects.get(job=job)
-    Incident.objects.create(attempt=attempt, project_id=job.project_id, at=attempt.created_at)
+    ending.end(attempt, Ended("failed", 1))
+    incidents.diagnose(Incident.objects.get(attempt=attempt).pk)
     actions = [{"text": f"{i} {'x' * 290}", "owner": "oskar", "due": "2027-01-01"} for i in range(50)]
     factors = [f"{i} {'x' * 490}" for i in range(50)]
     text = {"narrative": "x" * 20_000, "factors": factors, "actions": actions, "is_published": True}

@@ -5,7 +5,8 @@
 Every request comes on top of a long history: a machine with 2,900 events of today, 20,000 older ones and 700 GPUs
 that it had before, a job with 16,000 checkpoints, 40,000 events and 100,000 clients. A process of its own watches the
 database meanwhile. On SQLite it asks for the writer in a loop (BEGIN IMMEDIATE without waiting), and the longest time
-without success counts. On PostgreSQL the longest transaction that has written counts.
+without success counts. On PostgreSQL, where writers wait for each other's rows alone, the longest transaction that has
+written counts, and another connection that signs people in and changes projects says how long it had to wait.
 
 On a busy machine both figures contain the time that other processes took. So the longest transaction's processor time
 in the bench's own process is printed too (on PostgreSQL without the server's), and `--times` repeats each post and
@@ -23,6 +24,7 @@ import multiprocessing
 import os
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,24 +42,26 @@ BAR_MS = 250.0
 EVENTS_TODAY, EVENTS_BEFORE, GPUS_BEFORE = 2_900, 20_000, 700
 CHECKPOINTS, EVENTS, CLIENTS = 16_000, 40_000, 100_000
 TELEMETRY, REPORTS = "telemetry", "reports"
+_WHAT = {"held": "hold", "waited": "wait of another writer"}
 
 
 def main(databases: Sequence[str], only: Sequence[str], times: int) -> int:
     print(stage.machine())
     bars, figures = {}, {}
     for database in databases:
-        held = stage.in_child("bench.writer_hold", "--one", database, "--only", *only, "--times", str(times))
-        worst = max(held, key=lambda name: held[name])
-        bars[database] = stage.bar(
-            f"{database}, longest hold ({worst})", held[worst], BAR_MS, at_least=False, unit=" ms"
-        )
-        figures[database] = held
+        told = stage.in_child("bench.writer_hold", "--one", database, "--only", *only, "--times", str(times))
+        for what in ("held", "waited"):
+            worst = max(told[what], key=told[what].__getitem__)
+            text = f"{database}, longest {_WHAT[what]} ({worst})"
+            bars[f"{database}, {what}"] = stage.bar(text, told[what][worst], BAR_MS, at_least=False, unit=" ms")
+        figures[database] = told
     return stage.result("writer_hold", bars=bars, **figures)
 
 
 def measure(database: str, only: Sequence[str], times: int) -> int:
-    """Send every request on one database; print by name how long the writer was held, in ms, as JSON."""
+    """Send every request on one database; print by name how long the writer was held and waited for, in ms, as JSON."""
     held: dict[str, float] = {}
+    waited: dict[str, float] = {}
     with stage.site(database) as place:
         stage.django(place)
         import portal.celery  # noqa: F401  (binds shared tasks to the site's broker)
@@ -75,9 +79,11 @@ def measure(database: str, only: Sequence[str], times: int) -> int:
                     answer = send()
                     took = (time.perf_counter() - began) * 1e3
                 held[name] = min(watcher.longest_ms, held.get(name, math.inf))
+                waited[name] = min(watcher.waited_ms, waited.get(name, math.inf))
                 figures = f"{watcher.longest_ms:8.0f} ms held, {used.longest_ms:6.0f} ms of processor, {took:8.0f} ms"
-                print(f"  {figures} in all  {answer}  {name}", flush=True)
-    print(json.dumps(held))
+                others = f"another writer waited {watcher.waited_ms:4.0f} ms"
+                print(f"  {figures} in all, {others}  {answer}  {name}", flush=True)
+    print(json.dumps({"held": held, "waited": waited}))
     return 0
 
 
@@ -104,9 +110,9 @@ class _TransactionTimes:
 
 
 class _Watcher:
-    """Answers, once it is stopped, how long the writer was held at most."""
+    """Answers, once it is stopped, how long the writer was held at most, and how long another writer waited."""
 
-    longest_ms = 0.0
+    longest_ms = waited_ms = 0.0
 
 
 @contextmanager
@@ -122,7 +128,7 @@ def _watched(database: str, place: stage.Site) -> Iterator[_Watcher]:
         yield found
     finally:
         ours.send(None)
-        found.longest_ms = ours.recv() * 1e3
+        found.longest_ms, found.waited_ms = (seconds * 1e3 for seconds in ours.recv())
         child.join(10)
 
 
@@ -137,22 +143,39 @@ def _watch_sqlite(path: str, pipe: Connection) -> None:
             since = time.perf_counter()
         except sqlite3.OperationalError:
             longest = max(longest, time.perf_counter() - since)
-    pipe.send(longest)
+    pipe.send((longest, longest))
 
 
 def _watch_postgres(url: str, pipe: Connection) -> None:
     import psycopg
 
-    longest = 0.0
+    longest, stop, waited = 0.0, threading.Event(), [0.0]
+    other = threading.Thread(target=_write_meanwhile, args=(url, stop, waited), daemon=True)
+    other.start()
     with psycopg.connect(url, autocommit=True) as connection:
         pipe.send("ready")
         while not pipe.poll(0.002):
             row = connection.execute(
                 "SELECT extract(epoch FROM max(clock_timestamp() - xact_start)) FROM pg_stat_activity"
-                " WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database()"
+                " WHERE backend_xid IS NOT NULL AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+                " AND datname = current_database()"
             ).fetchone()
             longest = max(longest, float(row[0] or 0.0) if row else 0.0)
-    pipe.send(longest)
+    stop.set()
+    other.join(10)
+    pipe.send((longest, waited[0]))
+
+
+def _write_meanwhile(url: str, stop: threading.Event, waited: list[float]) -> None:
+    """Sign people in and change projects until told to stop; note the longest time that one such write took."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        while not stop.wait(0.005):
+            began = time.perf_counter()
+            connection.execute("UPDATE portal_user SET last_login = now()")
+            connection.execute("UPDATE portal_project SET title = title")
+            waited[0] = max(waited[0], time.perf_counter() - began)
 
 
 def _cases(times: int) -> Iterator[Case]:
@@ -187,8 +210,7 @@ def _telemetry_cases(times: int) -> Iterator[Case]:
 def _report_cases(times: int) -> Iterator[Case]:
     from django.test import Client
 
-    from jobs.intake import rounds
-    from jobs.models import Checkpoint, Event
+    from jobs.models import Checkpoint, Event, PendingRoundEvent
     from tests.jobs.reporting import SECRET
 
     attempt = _attempt()
@@ -206,7 +228,7 @@ def _report_cases(times: int) -> Iterator[Case]:
             if "checkpoint" in what:
                 Checkpoint.objects.filter(step__gte=CHECKPOINTS).delete()
                 Checkpoint.objects.filter(job=attempt.job_id).update(state="committed")
-            rounds.apply_pending(attempt.pk, math.inf)
+            PendingRoundEvent.objects.all().delete()  # for which the post had no time: like those that it applied
             Event.objects.filter(attempt=attempt).delete()  # else the limit of an attempt would leave out the next
 
 

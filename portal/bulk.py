@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -10,10 +11,11 @@ from typing import Any
 from django.db import connection
 from django.db.models import Model
 
-ROWS = 1_000  # of a statement
+ROWS = 1_000  # of a statement on SQLite
+ARRAY_ROWS = 10_000  # of a statement on PostgreSQL, which gets an array per column
 POST_S = 2.0  # of storing one post, by trainers or agents: what is left by then is sent again
 REST_S = 0.1  # at most, between two transactions of one request
-PARAMETERS = 30_000  # of a statement: SQLite takes 32,766 as it is built by default, PostgreSQL as many as there are
+PARAMETERS = 30_000  # of a statement on SQLite, which takes 32,766 as it is built by default
 
 
 def give_way(since: float) -> None:
@@ -28,7 +30,7 @@ def give_way(since: float) -> None:
 
 
 def update_rows(rows: Sequence[Model], fields: Sequence[str]) -> None:
-    """Write these fields of the rows as they are now, by `UPDATE … FROM (VALUES …)`.
+    """Write these fields of the rows as they are now, by `UPDATE … FROM` a table of values.
 
     Django's `bulk_update` makes a CASE with a branch for each row of each field: SQLite searches it once a row.
     """
@@ -36,14 +38,15 @@ def update_rows(rows: Sequence[Model], fields: Sequence[str]) -> None:
         return
     table = rows[0]._meta
     columns: list[Any] = [table.pk, *(table.get_field(name) for name in fields)]
-    names = [connection.ops.quote_name(field.column) for field in columns]
+    names = [_quote(field.column) for field in columns]
     assigned = ", ".join(f"{name} = v.column{place}" for place, name in enumerate(names[1:], 2))
-    quoted = connection.ops.quote_name(table.db_table)
+    quoted = _quote(table.db_table)
     for some in batches(rows, len(columns)):
-        values = ", ".join([_typed(columns), *[f"({', '.join(['%s'] * len(columns))})"] * (len(some) - 1)])
-        statement = f"UPDATE {quoted} SET {assigned} FROM (VALUES {values}) AS v WHERE {quoted}.{names[0]} = v.column1"
+        values = [[_prepared(field, getattr(row, field.attname)) for field in columns] for row in some]
+        source, parameters = _table_of(columns, values)
+        statement = f"UPDATE {quoted} SET {assigned} FROM {source} WHERE {quoted}.{names[0]} = v.column1"
         with connection.cursor() as cursor:
-            cursor.execute(statement, [_prepared(row, field) for row in some for field in columns])
+            cursor.execute(statement, parameters)
 
 
 class NewRows:
@@ -57,7 +60,24 @@ class NewRows:
         self._fields: list[Any] = (
             [field for field in rows[0]._meta.concrete_fields if not field.primary_key] if rows else []
         )
-        self._values = [[self._prepared(row, field) for field in self._fields] for row in rows]
+        self._values = [[_prepared(field, field.pre_save(row, add=True)) for field in self._fields] for row in rows]
+
+    def reserve_keys(self) -> bool:
+        """Give the rows their primary keys before the transaction, if the database can; return whether it can.
+
+        Rows that point to each other then need no second statement.
+        """
+        if not self.rows or connection.vendor != "postgresql":
+            return False
+        key = type(self.rows[0])._meta.pk
+        with connection.cursor() as cursor:
+            statement = "SELECT nextval(pg_get_serial_sequence(%s, %s)) FROM generate_series(1, %s)"
+            cursor.execute(statement, [_quote(key.model._meta.db_table), key.column, len(self.rows)])
+            for row, values, (pk,) in zip(self.rows, self._values, cursor.fetchall(), strict=True):
+                row.pk = pk
+                values.append(pk)
+        self._fields = [*self._fields, key]
+        return True
 
     def point_to(self, field: str, targets: Sequence[Model]) -> None:
         """Let each row's foreign key point to a row that was inserted meanwhile."""
@@ -70,47 +90,70 @@ class NewRows:
         """Insert the rows, in their order, and give them their primary keys."""
         if not self.rows:
             return
-        table, quote = self.rows[0]._meta, connection.ops.quote_name
-        names = ", ".join(quote(field.column) for field in self._fields)
-        one = f"({', '.join(['%s'] * len(self._fields))})"
-        at = 0
+        model, at = type(self.rows[0]), 0
+        into, returning = _insert_into(model, self._fields), f"RETURNING {_quote(str(model._meta.pk.column))}"
         for some in batches(self._values, len(self._fields)):
-            statement = (
-                f"INSERT INTO {quote(table.db_table)} ({names}) VALUES {', '.join([one] * len(some))}"
-                f" RETURNING {quote(str(table.pk.column))}"
-            )
+            source, parameters = _table_of(self._fields, some)
             with connection.cursor() as cursor:
-                cursor.execute(statement, list(chain.from_iterable(some)))
+                cursor.execute(f"{into} SELECT * FROM {source} WHERE true {returning}", parameters)
                 for row, (pk,) in zip(self.rows[at : at + len(some)], cursor.fetchall(), strict=True):
                     row.pk, row._state.adding = pk, False
             at += len(some)
 
-    @staticmethod
-    def _prepared(row: Model, field: Any) -> Any:
-        return field.get_db_prep_save(field.pre_save(row, add=True), connection)
 
+def insert_rows(model: type[Model], names: Sequence[str], rows: Iterable[Sequence[Any]], then: str = "") -> None:
+    """Insert rows of plain values for these fields, and `then` (ON CONFLICT …) settle conflicts with rows that exist.
 
-def insert_rows(into: str, rows: Iterable[Sequence[Any]], then: str) -> None:
-    """Execute `into` VALUES … `then`, a thousand rows a statement; no row may meet the same conflict twice."""
-    rows = list(rows)
-    for some in batches(rows, len(rows[0]) if rows else 1):
-        values = ", ".join([f"({', '.join(['%s'] * len(some[0]))})"] * len(some))
+    No row may meet the same conflict twice.
+    """
+    fields: list[Any] = [model._meta.get_field(name) for name in names]
+    into, rows = _insert_into(model, fields), list(rows)
+    for some in batches(rows, len(fields)):
+        source, parameters = _table_of(fields, some)
         with connection.cursor() as cursor:
-            cursor.execute(f"{into} VALUES {values} {then}", list(chain.from_iterable(some)))
+            cursor.execute(f"{into} SELECT * FROM {source} WHERE true {then}", parameters)
+
+
+def _insert_into(model: type[Model], fields: Sequence[Any]) -> str:
+    return f"INSERT INTO {_quote(model._meta.db_table)} ({', '.join(_quote(field.column) for field in fields)})"
+
+
+def _quote(name: str) -> str:
+    return connection.ops.quote_name(name)
+
+
+def _table_of(fields: Sequence[Any], rows: Sequence[Sequence[Any]]) -> tuple[str, list[Any]]:
+    """Return these rows as a table v (column1, column2, …) of a FROM clause, and the statement's parameters.
+
+    PostgreSQL gets an array per column: 30,000 values one by one take both sides several times as long.
+    """
+    if connection.vendor == "postgresql":
+        columns = [_column_of(field, column) for field, column in zip(fields, zip(*rows, strict=True), strict=True)]
+        names = ", ".join(f"column{place}" for place in range(1, len(fields) + 1))
+        return f"ROWS FROM ({', '.join(sql for sql, _ in columns)}) AS v({names})", [values for _, values in columns]
+    one = f"({', '.join(['%s'] * len(fields))})"
+    return f"(VALUES {', '.join([one] * len(rows))}) AS v", list(chain.from_iterable(rows))
+
+
+def _column_of(field: Any, values: Sequence[Any]) -> tuple[str, Any]:
+    """Return a function of PostgreSQL that yields a column's values, and its parameter.
+
+    JSON goes as one JSON array where it can: in an array of PostgreSQL's each of its quotation marks is escaped.
+    """
+    kind = str(field.rel_db_type(connection) or field.db_type(connection))
+    if kind == "jsonb" and None not in values:
+        return "jsonb_array_elements(%s::jsonb)", f"[{','.join(values)}]"
+    # Without its length: a cast would cut what is too long, where an assignment fails.
+    return f"unnest(%s::{kind.partition('(')[0]}[])", list(values)
 
 
 def batches(rows: Sequence[Any], width: int) -> Iterator[Sequence[Any]]:
     """Yield the rows in slices that fit one statement with `width` parameters a row."""
-    step = max(1, min(ROWS, PARAMETERS // width))
+    step = ARRAY_ROWS if connection.vendor == "postgresql" else max(1, min(ROWS, PARAMETERS // width))
     return (rows[at : at + step] for at in range(0, len(rows), step))
 
 
-def _typed(columns: Sequence[Any]) -> str:
-    """Return placeholders of the first row, whose types PostgreSQL takes for the others."""
-    if connection.vendor != "postgresql":
-        return f"({', '.join(['%s'] * len(columns))})"
-    return f"({', '.join(f'%s::{field.rel_db_type(connection) or field.db_type(connection)}' for field in columns)})"
-
-
-def _prepared(row: Model, field: Any) -> Any:
-    return field.get_db_prep_save(getattr(row, field.attname), connection)
+def _prepared(field: Any, value: Any) -> Any:
+    """Return a value as the database takes it: JSON as text, which psycopg would make only within the transaction."""
+    found = field.get_db_prep_save(value, connection)
+    return json.dumps(found.obj, cls=field.encoder) if hasattr(found, "obj") else found

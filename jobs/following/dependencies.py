@@ -43,17 +43,13 @@ def wait(job: Job, numbers: Iterable[int]) -> str:
     """Hold a new job until these have completed; why its attempt waits."""
     rows = [Predecessor(job=job, before_id=number, number=number) for number in numbers]
     Predecessor.objects.bulk_create(rows)
-    return _reason([row.number for row in rows])
+    return reason_to_wait([row.number for row in rows])
 
 
-def wait_together(jobs: Iterable[Job], numbers: Sequence[int]) -> str:
-    """Hold new jobs until the same ones have completed; return why their attempts wait."""
-    bulk.insert_rows(
-        "INSERT INTO jobs_predecessor (job_id, before_id, number, met)",
-        ((job.pk, number, number, False) for job in jobs for number in numbers),
-        "",
-    )
-    return _reason(list(numbers))
+def wait_together(jobs: Iterable[Job], numbers: Sequence[int]) -> None:
+    """Hold new jobs, whose attempts say so (`reason_to_wait`), until the same ones have completed."""
+    rows = ((job.pk, number, number, False) for job in jobs for number in numbers)
+    bulk.insert_rows(Predecessor, ("job", "before", "number", "met"), rows)
 
 
 def is_waiting(job_id: int) -> bool:
@@ -90,7 +86,7 @@ def _look_at(unmet: QuerySet[Predecessor]) -> None:
     for attempt_id, number in unmet.values_list("job__latest", "number").order_by("number"):
         waiting.setdefault(attempt_id, []).append(number)
     for attempt_id, numbers in waiting.items():
-        reason = _reason(numbers)
+        reason = reason_to_wait(numbers)
         if Attempt.objects.filter(pk=attempt_id, ended_at=None).exclude(reason=reason).update(reason=reason):
             live.announce(attempt_id)
 
@@ -114,7 +110,7 @@ def _end(row: Predecessor) -> None:
     end(attempt, Ended("cancelled"), cause="unmet", reason=reason, only=Q(scheduler_id="", cancel_asked_at=None))
 
 
-def _reason(numbers: list[int]) -> str:
+def reason_to_wait(numbers: Sequence[int]) -> str:
     if not numbers:
         return ""
     names = [f"#{number}" for number in numbers[:5]]

@@ -1,8 +1,8 @@
 """What a federation's server reports of rounds and clients, made into rows without trust.
 
-A post stores such an event as it came, beside a row that says it is pending; right after, each is applied in a short
-transaction of its own. An event whose table can't be what our server packs stays as it came; of the others the rows
-have the table, and the event keeps only counts.
+A post stores such an event as it came, beside a row that says it is pending; right after, each is applied in a few
+short transactions. An event whose table can't be what our server packs stays as it came; of the others the rows have
+the table, and the event keeps only counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django.db import transaction
 from numpy.typing import NDArray
 
 from jobs import rounds, starts
-from jobs.models import Attempt, ClientSplit, Event, PendingRoundEvent, Round
+from jobs.models import Attempt, Client, ClientSplit, Event, PendingRoundEvent, Round
 from portal import bulk, untrusted
 from training.federation.tables import STATES, Names, RoundTable, Split, TableError
 
@@ -25,6 +25,7 @@ ROUNDS, SPLIT, NAMED, STARTED = "round.clients", "clients.split", "clients.named
 KINDS = frozenset({ROUNDS, SPLIT, NAMED, STARTED})
 PACKED = frozenset({"rounds", "clients", "counts", "evaluated", "names"})
 ROUNDS_AT_ONCE = 2_000  # that are dropped by one transaction
+CLIENTS_AT_ONCE = 1_500  # of a split or of names that one transaction writes: 35 ms of processor time on PostgreSQL
 MOST_PENDING = 100  # of an attempt: what is beyond waits in its spool
 MOST_ROUNDS = 1_000_000
 """Of a federation, as its configuration has it; and clients:"""
@@ -37,10 +38,8 @@ _FIELDS = [f.name for f in Round._meta.concrete_fields if f.name not in {"id", "
 
 _DID = ("trained", "late", "dropped", "rejected", "broken", "timed", "seconds_sum")
 _IS_NEWER = "(excluded.last_attempt, excluded.last_round) >= (jobs_client.last_attempt, jobs_client.last_round)"
-_COUNT_CLIENTS_INTO = f"""
-    INSERT INTO jobs_client (job_id, number, {", ".join(_DID)}, loss, accuracy, last_attempt, last_round)
-"""
-_COUNT_CLIENTS_THEN = f"""
+_COUNTED = ("job", "number", *_DID, "loss", "accuracy", "last_attempt", "last_round")
+_COUNT_CLIENTS = f"""
     ON CONFLICT (job_id, number) DO UPDATE SET
         {", ".join(f"{name} = jobs_client.{name} + excluded.{name}" for name in _DID)},
         loss = CASE WHEN {_IS_NEWER} THEN COALESCE(excluded.loss, jobs_client.loss)
@@ -74,11 +73,13 @@ def count_pending(attempt_id: int) -> int:
 
 
 def apply_pending(attempt_id: int, until: float) -> bool:
-    """Make stored events into rows, each in a transaction of its own, until that monotonic time; return whether all.
+    """Make stored events into rows, in short transactions, until that monotonic time; return whether all.
 
-    The event stands first in line for as long as its rows are not committed, so that a killed process loses nothing and
-    counts nothing twice.
+    An event stands first in line until the last of its rows are committed, so that a killed process loses nothing. What
+    it had committed of that event is written once more by whoever goes on: only the last transaction of an event counts
+    anything.
     """
+    current, done = None, 0
     while (began := time.monotonic()) < until:
         with transaction.atomic():
             # The lock comes first: who else applies this attempt's events waits, and then sees what is left.
@@ -86,8 +87,11 @@ def apply_pending(attempt_id: int, until: float) -> bool:
             first = PendingRoundEvent.objects.filter(attempt=attempt_id).select_related("event").order_by("pk").first()
             if attempt is None or first is None:
                 return True
-            if _apply(attempt, first.event):
+            if first.pk != current:
+                current, done = first.pk, 0
+            if _apply(attempt, first.event, done):
                 first.delete()
+        done += 1
         bulk.give_way(began)
     return not count_pending(attempt_id)
 
@@ -103,35 +107,56 @@ def summary_of(event: Event) -> dict[str, Any]:
     return {name: value for name, value in event.data.items() if name not in PACKED}
 
 
-def _apply(attempt: Attempt, event: Event) -> bool:
-    """Store what one event holds; return whether that is all of it. The attempt's row is locked."""
+def _apply(attempt: Attempt, event: Event, done: int) -> bool:
+    """Store the next part of an event, after so many; return whether it was the last. The attempt's row is locked."""
     assert event.incarnation is not None
     if event.kind == STARTED:
         return _drop_repeated(attempt, event.incarnation, event.data.get("start_step"))
     try:
-        counts = _store(attempt, event)
+        counts = _STORES[event.kind](attempt, event, done)
     except TableError:
         return True  # it stays the event that it is
+    if counts is None:
+        return False
     Event.objects.filter(pk=event.pk).update(data={**event.data, **counts})
     return True
 
 
-def _store(attempt: Attempt, event: Event) -> dict[str, int]:
-    """Store the table of an event; return how many rows it had, by its field."""
-    if event.kind == ROUNDS:
-        table = _checked(RoundTable.unpack(event.data))
-        _store_rounds(attempt, event, table)
-        _count_clients(attempt, table)
-        return {"rounds": len(table.rounds["round"]), "clients": len(table.clients["round"])}
-    if event.kind == SPLIT:
-        split = Split.unpack(event.data)
-        _check_clients(split.first + len(split.counts))
-        _store_split(attempt, split)
-        return {"counts": len(split.counts)}
-    some = Names.unpack(event.data)
-    _check_clients(some.first + len(some.names))
-    _store_names(attempt, some)
-    return {"names": len(some.names)}
+def _store_rounds(attempt: Attempt, event: Event, done: int) -> dict[str, int] | None:
+    """Store a table's rounds, then count what its clients did: that part alone must not be repeated."""
+    table = _checked(RoundTable.unpack(event.data))
+    if not done:
+        _write_rounds(attempt, event, table)
+        return None
+    _count_clients(attempt, table)
+    return {"rounds": len(table.rounds["round"]), "clients": len(table.clients["round"])}
+
+
+def _store_split(attempt: Attempt, event: Event, done: int) -> dict[str, int] | None:
+    """Store some clients of a split, the packed counts of all with the first; return how many there are at the end."""
+    split = Split.unpack(event.data)
+    _check_clients(split.first + len(split.counts))
+    if not done:
+        _write_split(attempt, split)
+    some = slice(done * CLIENTS_AT_ONCE, (done + 1) * CLIENTS_AT_ONCE)
+    first = split.first + some.start
+    _set_column(attempt, "samples", first, _as_integers(split.counts[some].astype(np.int64).sum(axis=1)))
+    if split.evaluated is not None:
+        _set_column(attempt, "evaluation_samples", first, _as_integers(split.evaluated[some].astype(np.int64)))
+    return {"counts": len(split.counts)} if some.stop >= len(split.counts) else None
+
+
+def _store_names(attempt: Attempt, event: Event, done: int) -> dict[str, int] | None:
+    """Store the names of some clients; return how many there are at the end."""
+    named = Names.unpack(event.data)
+    _check_clients(named.first + len(named.names))
+    some = slice(done * CLIENTS_AT_ONCE, (done + 1) * CLIENTS_AT_ONCE)
+    _set_column(attempt, "name", named.first + some.start, named.names[some])
+    return {"names": len(named.names)} if some.stop >= len(named.names) else None
+
+
+_STORES = {ROUNDS: _store_rounds, SPLIT: _store_split, NAMED: _store_names}
+"""By kind: stores a part of an event, after so many parts, and returns counts by field with the last one, else None."""
 
 
 def _drop_repeated(attempt: Attempt, incarnation: int, start: object) -> bool:
@@ -171,7 +196,7 @@ def _limits(attempt: Attempt) -> dict[int, int]:
     return found
 
 
-def _store_rounds(attempt: Attempt, event: Event, table: RoundTable) -> None:
+def _write_rounds(attempt: Attempt, event: Event, table: RoundTable) -> None:
     assert event.incarnation is not None
     limit = _limits(attempt).get(event.incarnation, MOST_ROUNDS)
     rows = {row.number: row for row in _rows(attempt, event.time, event.incarnation, table) if row.number <= limit}
@@ -222,9 +247,8 @@ def _count_clients(attempt: Attempt, table: RoundTable) -> None:
         columns["round"][last].tolist(),
         strict=True,
     )
-    bulk.insert_rows(
-        _COUNT_CLIENTS_INTO, ((attempt.job_id, *row[:-1], attempt.number, row[-1]) for row in rows), _COUNT_CLIENTS_THEN
-    )
+    counted = ((attempt.job_id, *row[:-1], attempt.number, row[-1]) for row in rows)
+    bulk.insert_rows(Client, _COUNTED, counted, _COUNT_CLIENTS)
 
 
 def _last_known(values: NDArray[Any], first: NDArray[np.int64]) -> NDArray[Any]:
@@ -234,29 +258,26 @@ def _last_known(values: NDArray[Any], first: NDArray[np.int64]) -> NDArray[Any]:
     return np.where(last >= first, values[np.maximum(last, 0)], np.nan)
 
 
-def _store_split(attempt: Attempt, split: Split) -> None:
+def _write_split(attempt: Attempt, split: Split) -> None:
     there = ClientSplit.objects.filter(job_id=attempt.job_id)
     if there.exclude(first=split.first).count() >= MOST_PARTS:
         there.delete()  # another split than before
     about = {"clients": len(split.counts), "labels": list(split.labels), "counts": split.counts.astype("<u4").tobytes()}
     ClientSplit.objects.update_or_create(job_id=attempt.job_id, first=split.first, defaults=about)
-    sizes = np.minimum(split.counts.astype(np.int64).sum(axis=1), _MOST - 1).tolist()
-    _set_column(attempt, "samples", [(split.first + i, size) for i, size in enumerate(sizes)])
-    if split.evaluated is not None:
-        evaluated = np.minimum(split.evaluated.astype(np.int64), _MOST - 1).tolist()
-        _set_column(attempt, "evaluation_samples", [(split.first + i, many) for i, many in enumerate(evaluated)])
 
 
-def _store_names(attempt: Attempt, some: Names) -> None:
-    _set_column(attempt, "name", [(some.first + i, name) for i, name in enumerate(some.names)])
+def _as_integers(counts: NDArray[np.int64]) -> list[int]:
+    """Return counts of samples, no larger than their column takes."""
+    return [int(count) for count in np.minimum(counts, _MOST - 1)]
 
 
-def _set_column(attempt: Attempt, column: str, values: Sequence[tuple[int, Any]]) -> None:
-    """Write one column of clients, by their numbers; what stands there already is not written again."""
+def _set_column(attempt: Attempt, column: str, first: int, values: Sequence[Any]) -> None:
+    """Write one column of the clients from `first` on; what stands there already is not written again."""
     nothing = [0] * (len(_DID) + 2)
     bulk.insert_rows(
-        f"INSERT INTO jobs_client (job_id, number, {column}, {', '.join(_DID)}, last_attempt, last_round)",
-        ((attempt.job_id, number, value, *nothing) for number, value in values),
+        Client,
+        ("job", "number", column, *_DID, "last_attempt", "last_round"),
+        ((attempt.job_id, number, value, *nothing) for number, value in enumerate(values, first)),
         f"ON CONFLICT (job_id, number) DO UPDATE SET {column} = excluded.{column}"
         f" WHERE jobs_client.{column} IS NULL OR jobs_client.{column} <> excluded.{column}",
     )

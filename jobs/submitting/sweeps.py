@@ -106,19 +106,23 @@ class _Jobs:
             )
             for index, (point, one) in enumerate(zip(spec.points, specs, strict=True))
         ]
-        self.attempts = [Attempt(number=1, steps=job.of_kind.length_of(job.spec)) for job in self.jobs]
+        reason = dependencies.reason_to_wait(spec.first.after) if spec.first.after else ""
+        self.attempts = [Attempt(number=1, steps=job.of_kind.length_of(job.spec), reason=reason) for job in self.jobs]
         self.new_jobs, self.new_attempts = bulk.NewRows(self.jobs), bulk.NewRows(self.attempts)
+        self.has_keys = self.new_jobs.reserve_keys() and self.new_attempts.reserve_keys()
 
     def insert(self) -> None:
         """Insert them in a few statements, however many they are."""
         self.new_jobs.point_to("sweep", [self.sweep] * len(self.jobs))
+        if self.has_keys:
+            self.new_jobs.point_to("latest", self.attempts)
         self.new_jobs.insert()
         tags = ((job.pk, tag) for job in self.jobs for tag in self.spec.first.tags)
-        bulk.insert_rows(f"INSERT INTO {Tag._meta.db_table} (job_id, name)", tags, "")
+        bulk.insert_rows(Tag, ("job", "name"), tags)
         self.new_attempts.point_to("job", self.jobs)
         self.new_attempts.insert()
         if self.spec.first.after:
-            reason = dependencies.wait_together(self.jobs, self.spec.first.after)
-            Attempt.objects.filter(job__sweep=self.sweep).update(reason=reason)
-        first = Attempt.objects.filter(job=OuterRef("pk")).values("pk")[:1]
-        Job.objects.filter(sweep=self.sweep).update(latest=Subquery(first))
+            dependencies.wait_together(self.jobs, self.spec.first.after)
+        if not self.has_keys:
+            first = Attempt.objects.filter(job=OuterRef("pk")).values("pk")[:1]
+            Job.objects.filter(sweep=self.sweep).update(latest=Subquery(first))

@@ -130,8 +130,8 @@ def replace(user: User, places: Sequence[Place]) -> int:
         for start in range(0, len(gone), 500):
             RackPlace.objects.filter(pk__in=gone[start : start + 500]).delete()
         bulk.update_rows(moved, ("rack", "slot", "order"))
-        columns = f'INSERT INTO {RackPlace._meta.db_table} (node, rack, slot, "order")'
-        bulk.insert_rows(columns, ((place.node, place.rack, place.slot, place.order) for place in new), "")
+        rows = ((place.node, place.rack, place.slot, place.order) for place in new)
+        bulk.insert_rows(RackPlace, ("node", "rack", "slot", "order"), rows)
         changed = len(gone) + len(new) + len(moved)
         if changed:
             said = f"{len(new)} new, {len(moved)} moved, {len(gone)} gone"

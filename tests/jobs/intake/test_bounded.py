@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from jobs.intake import parts, reports, rounds
 from jobs.models import Attempt, Checkpoint, Client, Event, Incident, Job, PendingRoundEvent, Round
 from portal.models import Series
 from tests.jobs.reporting import Batch, Spooled, attempt_of, frame, job_of, post, send, stored
-from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, RoundTable
+from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, Names, RoundTable, Split
 from training.reporting import lines
 
 pytestmark = pytest.mark.django_db
@@ -204,28 +205,61 @@ def _columns(values: dict[str, Any], kinds: dict[str, str]) -> Any:
     return {name: np.array(column, kinds[name]) for name, column in values.items()}
 
 
-def test_rounds_are_applied_one_event_a_transaction_and_once(
+def test_rounds_are_applied_in_short_transactions_and_counted_once(
     federated: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that is killed between two events leaves the rest to whoever comes next."""
+    """A process that is killed within an event or between two leaves the rest to whoever comes next."""
     spooled = Spooled()
     for first in range(1, 9, 2):
         spooled.tell("round.clients", step=first, **table(first))
     with monkeypatch.context() as patch:
-        applied = iter([True, True])
-        patch.setattr(rounds, "_apply", lambda *about, real=rounds._apply: next(applied) and real(*about))
+        killed_after(patch, transactions=3)
         with pytest.raises(StopIteration):
             reports.take(federated.pk, post(spooled))
     assert Event.objects.count() == 4
     assert Round.objects.count() == 4
-    assert PendingRoundEvent.objects.count() == 2
+    assert PendingRoundEvent.objects.count() == 3, "the clients of the second are not counted yet"
     reports.take(federated.pk, post(spooled))  # sent again, as no answer came
     assert Event.objects.count() == 4
     for _ in range(2):
-        rounds.apply_left_over(time.monotonic() + 60)
+        apply_all()
     assert Round.objects.count() == 8
     assert list(Client.objects.order_by("number").values_list("trained", flat=True)) == [4, 4]
     assert all(isinstance(data["rounds"], int) for data in Event.objects.values_list("data", flat=True))
+
+
+@pytest.mark.parametrize("kills", [0, 1, 3])
+def test_many_clients_are_stored_in_short_transactions(
+    kills: int, federated: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "CLIENTS_AT_ONCE", 2)
+    counts = np.arange(1, 6, dtype=np.uint32)
+    split = Split(10, ("samples",), counts[:, None], counts + 1)
+    spooled = Spooled()
+    packed: dict[str, Any] = {"clients.split": split.pack(), "clients.named": Names(10, tuple("abcde")).pack()}
+    for kind, fields in packed.items():
+        spooled.tell(kind, **fields)
+    for take in [partial(reports.take, federated.pk, post(spooled)), apply_all, apply_all][:kills]:
+        with monkeypatch.context() as patch:
+            killed_after(patch, transactions=2)
+            with pytest.raises(StopIteration):
+                take()
+    reports.take(federated.pk, post(spooled))
+    apply_all()
+    assert list(Client.objects.order_by("number").values_list("number", "samples", "evaluation_samples", "name")) == [
+        (10 + i, i + 1, i + 2, name) for i, name in enumerate("abcde")
+    ]
+    assert not PendingRoundEvent.objects.exists()
+
+
+def apply_all() -> None:
+    rounds.apply_left_over(time.monotonic() + 60)
+
+
+def killed_after(patch: pytest.MonkeyPatch, *, transactions: int) -> None:
+    """Let whoever applies events fail after so many transactions."""
+    left = iter([True] * transactions)
+    patch.setattr(rounds, "_apply", lambda *about, real=rounds._apply: next(left) and real(*about))
 
 
 def test_an_attempt_with_much_to_apply_takes_no_more(federated: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
