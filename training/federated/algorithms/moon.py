@@ -1,4 +1,4 @@
-"""MOON: a client's model must see samples as the global one does (Li et al., 2021, arXiv 2103.16049).
+"""MOON: a client's model must see samples as the global one does (Li et al., 2021, arXiv 2103.16257).
 
 And not as its own did when it was last sent: a contrast of cosines. How a model sees a sample is what enters its head.
 """
