@@ -140,7 +140,7 @@ def _program(files: run_file.ClientFiles | None, where: place.Place) -> Program 
     if folder is None:
         message = 'names no directory. By hand nothing is fetched: write directory = ".", in a clone.'
         raise ConfigError([Problem("client", message)])
-    return Program(folder, where.job_dir, files.entry, files.algorithm)
+    return Program(folder, where.job_dir, **files.names)
 
 
 def _fail(reporter: Reporter, error: BaseException) -> NoReturn:

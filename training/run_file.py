@@ -12,6 +12,7 @@ from training.config import run_config
 from training.config.asked import ConfigError, Problem
 from training.config.run_config import RunConfig
 from training.federation import config as federation
+from training.federation import custom
 from training.federation.config import FederationConfig
 
 
@@ -21,8 +22,8 @@ class ClientFiles:
 
     directory: Path | None
     """Where they are, of a run that is started by hand; None: the launcher knows."""
-    entry: str
-    algorithm: str
+    names: Mapping[str, str]
+    """The files, by the field of [client] that names each."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,9 @@ def parse(kind: str, table: Mapping[str, Any]) -> RunConfig | FederationConfig:
 
 def _client(path: Path, table: Mapping[str, object]) -> ClientFiles:
     """A whole job spec says where they are, from where it lies itself."""
-    named = {name: str(table.get(name, default)) for name, default in _FILES.items()}
+    names = {part.key: str(table.get(part.key, part.file)) for part in custom.PARTS}
     directory = table.get("directory")
-    return ClientFiles(path.absolute().parent / str(directory) if directory else None, **named)
-
-
-_FILES = {"entry": "client.py", "algorithm": "algorithm.py"}
+    return ClientFiles(path.absolute().parent / str(directory) if directory else None, names)
 
 
 def _roots(allocation: Mapping[str, object]) -> tuple[str, ...] | None:

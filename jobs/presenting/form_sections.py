@@ -14,10 +14,12 @@ from jobs.presenting import form_schema
 from jobs.presenting.form_fields import Field, Section
 from jobs.spec import RUNS
 from jobs.spec.code import ClientCode, Script
+from portal import formatting
 from training.config import choices
 from training.config.asked import Asked
 from training.config.run_config import RunConfig
-from training.federation.config import OWN_ALGORITHM, OWN_CLIENT, FederationConfig, beside_code, with_split_of
+from training.federation import custom
+from training.federation.config import FederationConfig, beside_code, with_split_of
 
 # What most people set; the rest of a section waits behind "More".
 FIRST = (
@@ -28,7 +30,8 @@ FIRST = (
     *("run.algorithm", "run.rounds", "run.clients", "run.per_round", "run.split", "run.epochs", "run.batch"),
     *("run.learning_rate", "run.seed", "run.validate_every", "run.checkpoint_every"),
     *("script.git", "script.ref", "script.directory", "script.entry", "script.args", "script.env", "script.python"),
-    *("client.git", "client.ref", "client.directory", "client.entry", "client.algorithm"),
+    *("client.git", "client.ref", "client.directory"),
+    *(f"client.{part.key}" for part in custom.PARTS),
 )
 # What means something to Slurm alone.
 SLURM = (
@@ -145,18 +148,18 @@ def _bring_forward(section: Section, path: str, options: list[Field]) -> None:
 
 
 def _clients(schema: dict[str, Any], data: Mapping[str, Any], wrong: dict[str, str]) -> list[Section]:
-    """Of a federation with clients, or an algorithm, of somebody's own: where these are, and what they are told."""
+    """Of a federation with files of somebody's own: where these are, and what they are told."""
     run = _table(data, "run")
-    uses = {"entry": run.get("recipe") == OWN_CLIENT, "algorithm": run.get("algorithm") == OWN_ALGORITHM}
-    if data.get("kind") != FederationConfig.KIND or not ("client" in data or any(uses.values())):
+    chosen = custom.chosen(run)
+    if data.get("kind") != FederationConfig.KIND or not ("client" in data or chosen):
         return []
     section = _section("client", schema, data, wrong)
-    if uses["algorithm"] and not uses["entry"]:
-        section.title = "Your algorithm"
-    section.fields = [field for field in section.fields if uses.get(field.path.partition(".")[2], True)]
-    for chooses, name in (("recipe", OWN_CLIENT), ("algorithm", OWN_ALGORITHM)):
-        if run.get(chooses) == name:
-            section.more += _options(choices.CHOSEN[FederationConfig.KIND][chooses], name, run, wrong)
+    if chosen and custom.CLIENT not in chosen:
+        section.title = f"Your {formatting.listed([part.field for part in chosen])}"
+    unused = {f"client.{part.key}" for part in custom.PARTS if part not in chosen}
+    section.fields = [field for field in section.fields if field.path not in unused]
+    for part in chosen:
+        section.more += _options(choices.CHOSEN[FederationConfig.KIND][part.field], part.choice, run, wrong)
     return [section]
 
 

@@ -14,7 +14,7 @@ from jobs.presenting.form_schema import folder_of, named
 from jobs.presenting.form_sections import sections
 from jobs.spec import read_toml
 from training.config import choices
-from training.federation.config import OWN_ALGORITHM, OWN_CLIENT
+from training.federation import custom
 
 _HOST = re.compile(r"(?:[^\s,\[]|\[[^\]]*\]?)+")  # commas within brackets belong to the name
 _NUMBER = re.compile(r"-?\d[\d_,]*\Z")
@@ -33,8 +33,9 @@ def merged(text: str, posted: Mapping[str, str]) -> str:
 
 
 def _with_recipe(changes: dict[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe that [client] brought is written down before the algorithm is another, beside which it would not be."""
-    if "client" not in data or "run.algorithm" not in changes or "run.recipe" in changes:
+    """A recipe that [client] brought is written down before a part is another, beside which it would not be."""
+    is_another = any(f"run.{part.field}" in changes for part in custom.PARTS)
+    if "client" not in data or not is_another or "run.recipe" in changes:
         return changes
     shown = next(drawn.value for section in sections(data) for drawn in section.all if drawn.path == "run.recipe")
     return {"run.recipe": shown, **changes}
@@ -81,13 +82,13 @@ def _tidy(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
         for name in choices.names(kind):
             if name not in named(value):
                 run.pop(name, None)
-        if path in {"run.recipe", "run.algorithm"}:
+        if path in {f"run.{part.field}" for part in custom.PARTS}:
             _tidy_code(document, run)
 
 
 def _tidy_code(document: tomlkit.TOMLDocument, run: Mapping[str, Any]) -> None:
     """[client] is there as long as something uses it."""
-    if run.get("recipe") != OWN_CLIENT and run.get("algorithm") != OWN_ALGORITHM:
+    if not custom.chosen(run):
         document.pop("client", None)
     elif "client" not in document:
         document["client"] = tomlkit.table()

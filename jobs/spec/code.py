@@ -64,7 +64,7 @@ class Script(Code):
 
 
 class ClientCode(Code):
-    """What clients of a federation have and do, or what the server makes of it, as somebody wrote it."""
+    """What clients of a federation have and do, or what the server does, as somebody wrote it."""
 
     KIND: ClassVar[str] = "federated"
     TABLE: ClassVar[str] = "client"
@@ -80,4 +80,22 @@ class ClientCode(Code):
         max_length=500,
         title="Algorithm",
         description="The file with aggregate(), inside the directory. Its options stand in [run.own].",
+    )
+    aggregation: Annotated[str, AfterValidator(values.entry)] = Field(
+        default="aggregation.py",
+        max_length=500,
+        title="Aggregation",
+        description="The file with combine(), inside the directory. Its options stand in [run.own_aggregation].",
+    )
+    selection: Annotated[str, AfterValidator(values.entry)] = Field(
+        default="selection.py",
+        max_length=500,
+        title="Selection",
+        description="The file with select(), inside the directory. Its options stand in [run.own_selection].",
+    )
+    split: Annotated[str, AfterValidator(values.entry)] = Field(
+        default="split.py",
+        max_length=500,
+        title="Split",
+        description="The file with divide(), inside the directory. Its options stand in [run.own_split].",
     )

@@ -25,10 +25,12 @@ from jobs.spec.part import Part
 from jobs.spec.resources import Resources
 from jobs.spec.toml import read_toml
 from jobs.spec.wording import problems_of
+from training.config import choices
 from training.config.asked import Asked
 from training.config.run_config import RunConfig
 from training.federation import checking as federation
-from training.federation.config import OWN_ALGORITHM, OWN_CLIENT, FederationConfig, beside_code
+from training.federation import custom
+from training.federation.config import FederationConfig, beside_code
 from training.planning import checking
 
 RUNS: dict[str, type[Asked]] = {model.KIND: model for model in (RunConfig, FederationConfig)}
@@ -86,7 +88,9 @@ class JobSpec(Part):
     )
     script: Script | None = Field(default=None, title="Script", description="Your own program (kind = script).")
     client: ClientCode | None = Field(
-        default=None, title="Client", description="Your own clients or algorithm (kind = federated)."
+        default=None,
+        title="Client",
+        description="Your own clients, algorithm, aggregation, selection or split (kind = federated).",
     )
 
     @model_validator(mode="before")
@@ -120,8 +124,7 @@ class JobSpec(Part):
             return {"script.entry": self.script.entry}
         if self.client is None or not isinstance(self.run, FederationConfig):
             return {}
-        named = {"client.entry": self.client.entry} if self.run.recipe == OWN_CLIENT else {}
-        return named | ({"client.algorithm": self.client.algorithm} if self.run.algorithm == OWN_ALGORITHM else {})
+        return {f"client.{part.key}": getattr(self.client, part.key) for part in self.run.custom}
 
     @property
     def world_size(self) -> int:
@@ -195,15 +198,13 @@ class JobSpec(Part):
         return [Problem(f"run.{p.field}", p.message) for p in found]
 
     def _across_client(self, run: FederationConfig) -> Iterator[Problem]:
-        wants = {"run.recipe": run.recipe == OWN_CLIENT, "run.algorithm": run.algorithm == OWN_ALGORITHM}
-        if self.client is None and (field := next((field for field, is_own in wants.items() if is_own), "")):
-            files = "client.py with model() and data(client)" if field == "run.recipe" else "algorithm.py"
-            yield Problem("client", f'Missing. Write [client] with directory = ".", where {files} is.')
-        if self.client is not None and not any(wants.values()):
-            yield Problem(
-                "client",
-                f'Nothing uses it. Write recipe = "{OWN_CLIENT}" or algorithm = "{OWN_ALGORITHM}", or take it out.',
-            )
+        if self.client is None and run.custom:
+            part = run.custom[0]
+            where = f"where {part.file} with {part.functions} is"
+            yield Problem("client", f'Missing. Write [client] with directory = ".", {where}.')
+        if self.client is not None and not run.custom:
+            lines = choices.either([part.line for part in custom.PARTS])
+            yield Problem("client", f"Nothing uses it. Write {lines}, or take it out.")
 
 
 def _of_what_kind(data: dict[str, Any], problems: list[Problem]) -> Iterator[Problem]:

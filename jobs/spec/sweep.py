@@ -15,9 +15,10 @@ import tomlkit
 from pydantic import BeforeValidator, Field, ValidationError
 
 from jobs.errors import Problem, SpecError
+from jobs.spec.code import Code
 from jobs.spec.model import JobSpec
 from jobs.spec.part import Part
-from jobs.spec.sweep_options import is_within, unused_tables, without_tables
+from jobs.spec.sweep_options import is_within, unused_tables, without_code, without_tables
 from jobs.spec.toml import read_toml
 from jobs.spec.wording import problems_of
 from training.federation.splitting import EMPTY
@@ -103,6 +104,11 @@ class SweepSpec:
     @property
     def others(self) -> list[JobSpec]:
         return [point.spec for point in self.points[1:]]
+
+    @property
+    def code(self) -> Code | None:
+        """The code that comes along with it; jobs that use no file of it bring none."""
+        return next((point.spec.code for point in self.points if point.spec.code is not None), None)
 
     @classmethod
     def parse(cls, data: dict[str, Any], text: str | None = None) -> SweepSpec:
@@ -222,6 +228,7 @@ def _named(
     """The data of one combination; its job has the sweep's name with its number."""
     data = _with(base, values)
     without_tables(data.get("run"), unused_tables(data, over))
+    without_code(data, over)
     if isinstance(name, str) and len(name) <= 64:  # what is wrong with it is told as of any job
         data["name"] = job_name(name, number)
     return data
@@ -314,6 +321,7 @@ def _texts(
                 place = place.setdefault(name, tomlkit.table())
             place[key] = value
         without_tables(document.get("run"), unused_tables(document, over))
+        without_code(document, over)
         yield f"{tomlkit.dumps(document).strip()}\n"
 
 

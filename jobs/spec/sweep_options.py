@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from training.config import choices
+from training.federation import custom
+from training.federation.config import beside_code
 
 
 def unused_tables(
@@ -36,6 +38,15 @@ def without_tables(run: Any, tables: set[str]) -> None:
         if isinstance(place, Mapping):
             for name in tables & set(place):
                 place.pop(name)  # type: ignore[attr-defined]
+
+
+def without_code(data: Any, over: Mapping[str, list[Any]]) -> None:
+    """Remove [client], in place, from a job that uses no file of it while others of the sweep do."""
+    run = data.get("run") if isinstance(data, Mapping) else None
+    if not isinstance(run, Mapping) or "client" not in data or custom.chosen(beside_code(run)):
+        return
+    if any(part.choice in over.get(f"run.{part.field}", []) for part in custom.PARTS):
+        data.pop("client")
 
 
 def is_within(path: str, tables: set[str]) -> bool:

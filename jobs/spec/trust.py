@@ -41,7 +41,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "restart": (Power.DATA, "max_restarts in_place on"),
     "environment": (Power.CODE, "python conda modules container engine mounts"),
     "script": (Power.CODE, "directory git ref entry args env python"),
-    "client": (Power.CODE, "directory git ref entry algorithm"),
+    "client": (Power.CODE, "directory git ref entry algorithm aggregation selection split"),
     "run": (
         Power.DATA,
         "recipe parallelism communication mesh steps global_batch micro_batch seed learning_rate warmup_steps "

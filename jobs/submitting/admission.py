@@ -29,7 +29,8 @@ def check(
     `alike`: the others of a sweep. `dry`: without looking into the code.
     """
     project = project_of(user, spec)
-    trust.check_program(user, spec)
+    for one in (spec, *alike):
+        trust.check_program(user, one)
     check_slurm_user(user)
     code_problems = [] if dry and code is not None else _code_problems((spec, *alike), code)
     problems = beside(user, spec, project, alike=alike)
@@ -88,8 +89,8 @@ def _begin_problems(spec: JobSpec) -> list[Problem]:
 
 
 def _code_problems(specs: Sequence[JobSpec], code: bytes | None) -> list[Problem]:
-    """`specs`: one, or all of a sweep, which bring the same code and may want other files of it."""
-    asked = specs[0].code
+    """`specs`: one, or all of a sweep, which bring the same code, or none, and may want other files of it."""
+    asked = next((spec.code for spec in specs if spec.code is not None), None)
     if asked is None:
         none = "Only a job with [script] takes code, or a federated one with [client]. Leave it out."
         return [Problem("code", none)] if code is not None else []

@@ -32,8 +32,8 @@ from nodes.scheduling.capacity import Cluster
 from portal import formatting
 from portal.models import Project, User
 from training.config import choices
-from training.federation import checking, splitting
-from training.federation.config import OWN_ALGORITHM, OWN_CLIENT, FederationConfig
+from training.federation import checking, custom, splitting
+from training.federation.config import FederationConfig
 from training.federation.forecasting import forecast
 from training.federation.outline import Outline, outline
 
@@ -55,14 +55,14 @@ class Finding:
 def dry_run(user: User, spec: JobSpec, *, alike: Sequence[JobSpec] = ()) -> list[Finding]:
     """What stops this spec, and what it would do. `alike`: the others of a sweep."""
     spec = spec.settled(now=timezone.now(), zone=timezone.get_default_timezone())
-    code = b"" if spec.code and spec.code.directory else None
+    code = b"" if any(one.code and one.code.directory for one in (spec, *alike)) else None
     try:
         project = check(user, spec, code=code, alike=alike, dry=True)
     except JobError as error:
         return [Finding("error", "Specification", str(error))]
     return [
-        _specification(spec), *_start(user, spec, project), *_data(spec), *_code(spec), *_split(spec), *_disk(spec),
-        if_it_fails(spec, project),
+        _specification(spec), *_start(user, spec, project), *_data(spec), *_code((spec, *alike)), *_split(spec),
+        *_disk(spec), if_it_fails(spec, project),
     ]  # fmt: skip
 
 
@@ -101,9 +101,11 @@ def _what(spec: JobSpec) -> str:
 
 def _federation(run: FederationConfig) -> str:
     """ "30 rounds of fedavg on tabular"; what is somebody's own is not called so."""
-    algorithm = "your own algorithm" if run.algorithm == OWN_ALGORITHM else run.algorithm
-    what = "your own clients" if run.recipe == OWN_CLIENT else run.recipe
-    return f"{formatting.plural(run.rounds, 'round')} of {algorithm} on {what}"
+    algorithm = "your own algorithm" if custom.ALGORITHM in run.custom else run.algorithm
+    what = "your own clients" if custom.CLIENT in run.custom else run.recipe
+    others = [part.field for part in run.custom if part not in {custom.ALGORITHM, custom.CLIENT}]
+    yours = f" with your own {formatting.listed(others)}" if others else ""
+    return f"{formatting.plural(run.rounds, 'round')} of {algorithm} on {what}{yours}"
 
 
 def _start(user: User, spec: JobSpec, project: Project) -> Iterator[Finding]:
@@ -183,21 +185,29 @@ def _data(spec: JobSpec) -> Iterator[Finding]:
         yield Finding("info", "Data", text)
 
 
-def _code(spec: JobSpec) -> Iterator[Finding]:
-    """Where somebody's own code comes from."""
-    if spec.code is None:
+def _code(specs: Sequence[JobSpec]) -> Iterator[Finding]:
+    """Where somebody's own code comes from. `specs`: one, or all of a sweep."""
+    code = next((spec.code for spec in specs if spec.code is not None), None)
+    if code is None:
         return
-    if spec.code.git:
-        text = f"{spec.code.git} at {spec.code.ref} is fetched inside the allocation, as the job."
+    if code.git:
+        text = f"{code.git} at {code.ref} is fetched inside the allocation, as the job."
     else:
         text = "The directory is sent on submit, 50 MB at most: `vigil submit` packs it, the form takes a tar.gz."
-    needed = f" {formatting.listed([*spec.entries.values()])} must be in it." if spec.entries else ""
+    files = list(dict.fromkeys(file for spec in specs for file in spec.entries.values()))
+    needed = f" {formatting.listed(files)} must be in it." if files else ""
     yield Finding("info", "Code", f"{text}{needed}")
 
 
 def _split(spec: JobSpec) -> Iterator[Finding]:
     """Who would have how much of a federation's data, where they come with the recipe; an empty client is refused."""
     if not isinstance(spec.run, FederationConfig):
+        return
+    if custom.SPLIT in spec.run.custom:
+        who = formatting.plural(spec.run.clients, "client")
+        text = f"The split is yours: divide() gives {who} their samples when the job starts. Its page then shows them."
+        yield Finding("info", "Split", text)
+        yield from _unforeseen(spec.run)
         return
     labels = checking.shipped_labels(spec.run)
     if labels is None:
@@ -227,6 +237,9 @@ def _split(spec: JobSpec) -> Iterator[Finding]:
 
 def _left_behind(run: FederationConfig, sizes: NDArray[np.int64]) -> Iterator[Finding]:
     """Yield which clients the pace is expected to leave out of all rounds, by the clock that the run will use."""
+    if custom.SELECTION in run.custom:
+        yield from _unforeseen(run)
+        return
     if run.pace == "rounds" or not len((found := forecast(run, sizes)).excluded):
         return
     most = found.excluded[np.argsort(-sizes[found.excluded], kind="stable")]
@@ -240,6 +253,16 @@ def _left_behind(run: FederationConfig, sizes: NDArray[np.int64]) -> Iterator[Fi
     if settings.VIGIL_FEDERATED_LEAST_SHARE:
         text += f" This site needs {formatting.share(settings.VIGIL_FEDERATED_LEAST_SHARE)} of them for it to complete."
     yield Finding("warn", "Pace", text)
+
+
+def _unforeseen(run: FederationConfig) -> Iterator[Finding]:
+    """Yield that nobody can tell whom the pace leaves out: it goes by files that only the job opens."""
+    if run.pace != "rounds":
+        yours = formatting.listed([part.field for part in run.custom if part in {custom.SELECTION, custom.SPLIT}])
+        text = (
+            f'Whom "{run.pace}" leaves out cannot be forecast: the {yours} {"are" if " and " in yours else "is"} yours.'
+        )
+        yield Finding("info", "Pace", f"{text} The job's page tells from round 5 on.")
 
 
 def _disk(spec: JobSpec) -> Iterator[Finding]:

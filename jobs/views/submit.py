@@ -73,8 +73,7 @@ class Draft:
     @property
     def lacks_code(self) -> bool:
         """Whether an archive is all that it lacks."""
-        spec = self.spec.first if isinstance(self.spec, SweepSpec) else self.spec
-        if spec is None or spec.code is None or spec.code.git or self.packed:
+        if self.spec is None or self.spec.code is None or self.spec.code.git or self.packed:
             return False
         return not self.problems and not any(finding.level == "error" for finding in self.findings)
 

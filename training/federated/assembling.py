@@ -30,7 +30,7 @@ from training.federated.stacking import why_alone
 from training.federated.working import Work
 from training.federation import parts, splitting
 from training.federation.config import FederationConfig
-from training.federation.parts import Algorithm
+from training.federation.parts import Aggregation, Algorithm, DataSplit, Selection
 from training.federation.splitting import Divided
 from training.loader import supply
 from training.manifest import Manifest
@@ -57,6 +57,8 @@ class Federation:
     model: Model
     work: Work
     server: Server
+    aggregation: Aggregation
+    selection: Selection
     base: Base | None = None
     """What its adapters are beside, if it trains adapters."""
 
@@ -77,6 +79,8 @@ def assemble(
         config = _divided_as(config, start)
         _check_same(config, start, "Clone the job to change it." if place.launched else BY_HAND)
     recipe, algorithm = choosing.recipe(config, program), choosing.algorithm(config, program)
+    aggregation, selection = choosing.aggregation(config, program), choosing.selection(config, program, world)
+    split = choosing.split(config, program, world)
     prepared = supply.prepare(
         recipe,
         config,
@@ -98,10 +102,10 @@ def assemble(
     labels = recipe.labelled(prepared.path, config.recipe_options())
     if labels is None:
         raise ConfigError([Problem("run.recipe", f"{config.recipe} does not say how its data could be divided.")])
-    divided = splitting.divide(config, labels)
+    divided = splitting.divide(config, labels, split)
     if misfits := list(splitting.check(config, divided)):
         raise ConfigError(Problem(f"run.{misfit.field}", str(misfit)) for misfit in misfits)
-    task = attacking.relabelled(config, _as_seen(config, task, divided), divided)
+    task = attacking.relabelled(config, _as_seen(config, task, divided, split), divided)
     model, weights, running = _as_vectors(config, algorithm, task, world.device, dtype)
     filters = Chain(config, model.weights.shared, dtype)
     work = Work(config, model, divided, filters, alone=why_alone(config, model))
@@ -110,13 +114,21 @@ def assemble(
     work.try_out(server)
     server.pending = Pending(divided.sizes, sum(work.sizes_of(work.training, server).values()), weights)
     return Federation(
-        config=config, prepared=prepared, divided=divided, model=model, work=work, server=server, base=came.base
+        config=config,
+        prepared=prepared,
+        divided=divided,
+        model=model,
+        work=work,
+        server=server,
+        aggregation=aggregation,
+        selection=selection,
+        base=came.base,
     )
 
 
-def _as_seen(config: FederationConfig, task: Task, divided: Divided) -> Task:
+def _as_seen(config: FederationConfig, task: Task, divided: Divided, split: DataSplit) -> Task:
     """The task with samples as their clients see them, whoever looks them up: to train or to judge."""
-    view, options = parts.split(config.split).view, config.options_of(config.split)
+    view, options = split.view, config.options_of(config.split)
     if view is None:
         return task
 

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.federated import sums
-from training.federated.aggregation._robust import TooFew
 from training.federated.aggregation.norm_clipping import norms
 from training.federated.assembling import Federation
 from training.federated.layout import Layout
@@ -28,10 +27,9 @@ from training.federated.questions import SAMPLES, Question
 from training.federated.rooting import Root
 from training.federated.schedule import Ids
 from training.federated.transport.ranks import Ranks
-from training.federation import parts
 from training.federation.filter_order import UPDATE
-from training.federation.parts import Aggregation
-from training.runtime.distributed import World
+from training.federation.parts import TooFew
+from training.runtime.distributed import World, from_first
 
 HEAVIEST = 3.0
 """A client weighs at most as much as so many clients with the round's median number of samples. How many samples it has
@@ -65,16 +63,16 @@ class Handed:
 
 def combining(federation: Federation, exchange: Ranks, world: World) -> Combining | None:
     """None: the aggregation is a sum."""
-    aggregation = parts.aggregation(federation.config.aggregation)
-    return None if aggregation.IS_SUM else Combining(federation, aggregation, exchange, world)
+    return None if federation.aggregation.IS_SUM else Combining(federation, exchange, world)
 
 
 class Combining:
     """Brings the clients' updates together, and makes one of them. Every rank calls the same."""
 
-    def __init__(self, federation: Federation, aggregation: Aggregation, exchange: Ranks, world: World) -> None:
+    def __init__(self, federation: Federation, exchange: Ranks, world: World) -> None:
         config, work, server = federation.config, federation.work, federation.server
         self._server, self._samples = server, federation.divided.sizes
+        aggregation = federation.aggregation
         self._aggregation, self._options = aggregation, config.options_of(config.aggregation)
         self._exchange, self._world = exchange, world
         sizes = work.sizes_of(work.training, server)
@@ -106,13 +104,16 @@ class Combining:
             return "no client has sent an update"
         weights = {name: self._weights(question, name, handed) for name in self._like}
         made: dict[str, Tensor] = {}
-        told: list[int] | str = []
-        if self._world.leads:
+
+        def left_out() -> list[int] | str:
             try:
-                made, told = self._made(question, handed.rows, weights, round_)
+                vectors, places = self._made(question, handed.rows, weights, round_)
             except TooFew as few:
-                told = str(few)
-        told = self._exchange.facts(told)[0]
+                return str(few)
+            made.update(vectors)
+            return places
+
+        told = from_first(self._world, left_out)
         if isinstance(told, str):
             return told
         return _combined(self._from_first(made), _without(weights, told), handed.clients[told])
@@ -174,11 +175,11 @@ class Combining:
         """
         own = self._server.statistics
         changes = rows - own
+        lengths = norms(changes)  # first: a rule may write into its rows
         try:
             change, out = self._apply(changes, weights, None if trusted is None else trusted - own)
         except TooFew:
             change, out = torch.zeros_like(own, dtype=torch.float64), ()
-        lengths = norms(changes)
         is_far = lengths > FAR * lengths.quantile(0.5)
         found = own.double() + change
         # A rule that only bounds lengths may still lead a variance below zero, which has no root.

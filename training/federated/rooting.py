@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from training.federated import schedule
-from training.federated.aggregation._robust import TooFew
 from training.federated.assembling import Federation
 from training.federated.filtering import Chain
 from training.federated.questions import Question
@@ -21,6 +20,7 @@ from training.federated.server import Server
 from training.federated.working import Work
 from training.federation import draws
 from training.federation.pacing import steps_of
+from training.federation.parts import TooFew
 from training.federation.splitting import Divided
 from training.runtime.seeds import derive_seed
 

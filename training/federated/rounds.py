@@ -28,11 +28,12 @@ from training.federated.failing import ClientsFailed
 from training.federated.judging import Judge, Judged
 from training.federated.messages import Traffic
 from training.federated.own.program import Program
+from training.federated.own.split import DivisionRecord
 from training.federated.schedule import Ids
 from training.federated.server import QUARANTINED_AFTER
 from training.federated.telling import Telling, Told, told_of
 from training.federated.transport.ranks import exchange
-from training.federation import parts
+from training.federation import custom, parts
 from training.federation.attackers import attackers
 from training.federation.config import FederationConfig
 from training.federation.pacing import Plan, Scene
@@ -85,6 +86,9 @@ class Rounds(Loop):
             self.remembers["base"] = self.federation.base
         self.server, self.work = self.federation.server, self.federation.work
         self.remembers["server"] = self.server
+        if self._program is not None and custom.SPLIT in self.config.custom:
+            owners = self.federation.divided.owners["train"]
+            self.remembers["split"] = DivisionRecord(self._program.split, owners)
         self.combining = combining(self.federation, self.exchange, self.world)
         self.judge = Judge(
             self.federation.model,
@@ -163,6 +167,7 @@ class Rounds(Loop):
         for attempt in range(1, ATTEMPTS + 1):
             self._check_anybody_is_left()
             plan = self._configure(round_, attempt)
+            self.server.last_rounds[np.concatenate([plan.clients, plan.too_slow])] = round_
             controller = Controller(
                 self.server,
                 self.work,
@@ -212,8 +217,10 @@ class Rounds(Loop):
                 eligible=eligible,
                 samples=self.federation.divided.sizes,
                 losses=server.losses,
+                last_rounds=server.last_rounds,
                 round_=round_,
                 attempt=attempt,
+                selection=self.federation.selection,
             )
 
         scene = Scene(

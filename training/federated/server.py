@@ -71,6 +71,8 @@ class Server:
         """Updates on their way."""
         self.losses = np.full(clients, np.nan)
         """The mean loss of each client's batches when it last trained."""
+        self.last_rounds = np.zeros(clients, dtype=np.int64)
+        """The round in which each client was last asked to train; 0: in none yet."""
         self.broken = np.zeros(clients, dtype=np.int64)
         """How many of each client's updates were no numbers."""
 
@@ -118,6 +120,7 @@ class Server:
         return {
             "losses": dict(zip(map(str, known.tolist()), self.losses[known].tolist(), strict=True)),
             "broken": dict(zip(map(str, broken.tolist()), self.broken[broken].tolist(), strict=True)),
+            "last_rounds": self.last_rounds.tolist(),
             "clock": self.clock,
             "pending": self.pending.remember(),
         }
@@ -127,5 +130,7 @@ class Server:
             self.losses[int(client)] = loss
         for client, count in (told.get("broken") or {}).items():
             self.broken[int(client)] = count
+        if last_rounds := told.get("last_rounds"):  # older checkpoints have none
+            self.last_rounds[:] = last_rounds
         self.clock = float(told.get("clock") or 0.0)
         self.pending.recall(told.get("pending") or {})

@@ -11,7 +11,7 @@ from training import contracts
 from training.config.asked import Problem
 from training.config.shape import Misfit, Shape
 from training.data import Labels
-from training.federation import attackers, combinations, parts, splitting
+from training.federation import attackers, combinations, custom, parts, splitting
 from training.federation.config import FederationConfig
 
 NOWHERE = Path(os.devnull)
@@ -48,6 +48,8 @@ def _misfits(config: FederationConfig, ranks: int) -> Iterator[Misfit]:
         *combinations.check(config),
     ]
     yield from found
+    if custom.SPLIT in config.custom:  # computed on the ranks, which check it alike
+        return
     if not found and (labels := shipped_labels(config)) is not None:
         yield from splitting.check(config, splitting.divide(config, labels))
 

@@ -20,11 +20,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from training.config import asked, choices
 from training.config.asked import Asked, ConfigError
 from training.config.choices import Choice
+from training.federation import custom
+from training.federation.custom import CustomPart
 
 FOLDERS = choices.CHOSEN["federated"]
 MOST_FILTERS = 4
-OWN_CLIENT, OWN_ALGORITHM = "client", "own"
-"""The recipe, and the algorithm, that are somebody's own files (training.federated.program)."""
 
 
 def _filter_names(schema: dict[str, Any]) -> None:
@@ -206,6 +206,11 @@ class FederationConfig(Asked):
         return f"is a table of options that this run doesn't use. Remove it, or {remedy}."
 
     @property
+    def custom(self) -> tuple[CustomPart, ...]:
+        """The parts that come from files of somebody's own."""
+        return custom.chosen(dict(self))
+
+    @property
     def length(self) -> int:
         return self.rounds
 
@@ -217,15 +222,15 @@ class FederationConfig(Asked):
 
 def beside_code(run: Any) -> Any:
     """A table [run] beside somebody's own code: that brings the recipe, unless another is named or it brings the
-    algorithm."""
-    if not isinstance(run, Mapping) or "recipe" in run or run.get("algorithm") == OWN_ALGORITHM:
+    algorithm or the split."""
+    if not isinstance(run, Mapping) or "recipe" in run or {custom.ALGORITHM, custom.SPLIT} & {*custom.chosen(run)}:
         return run
-    return {**run, "recipe": OWN_CLIENT}
+    return {**run, "recipe": custom.CLIENT.choice}
 
 
 def with_split_of(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """[run] with the split of its recipe where none is named: who has what is what somebody's own data(client) says."""
-    is_own = run.get("recipe") == OWN_CLIENT and run.get("split") is None
+    is_own = custom.CLIENT in custom.chosen(run) and run.get("split") is None
     return {**run, "split": "column"} if is_own else run
 
 

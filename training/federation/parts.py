@@ -62,6 +62,10 @@ def filter_(name: str) -> Filter:
     return taken("federated.filters", name, Filter)
 
 
+class TooFew(ValueError):
+    """Fewer updates are left than an aggregation can work with: the round is tried again with other clients."""
+
+
 # What modules that leave something out are taken to mean.
 
 
@@ -163,7 +167,7 @@ class Aggregation:
     """(rows (clients, numbers), weights (clients,), **options): one row, and which of them, never all, were left out.
 
     In order of the clients' numbers, in the model's dtype, all of them numbers; weights and the answer are float64. It
-    raises _robust.TooFew where it can't tell: the round is tried again. Nothing is made (clients, clients, numbers)."""
+    raises TooFew where it can't tell: the round is tried again. Nothing is made (clients, clients, numbers)."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
     """(config): what it can't work with. Without torch."""
     IS_SUM: bool = False

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from training.federation import draws, parts
 from training.federation.config import FederationConfig
+from training.federation.parts import Selection
 from training.runtime.seeds import derive_seed
 
 
@@ -24,6 +25,8 @@ class Asked:
     """That each client has, all of them by number."""
     losses: NDArray[np.float64]
     """The mean loss of each when it last trained; NaN: it has not yet."""
+    last_rounds: NDArray[np.int64]
+    """(clients,): the round in which each was last asked to train; 0: in none yet."""
     round: int
     attempt: int
     """From 1; more: a round that was lost is tried again."""
@@ -54,12 +57,19 @@ def select(
     losses: NDArray[np.float64],
     round_: int,
     attempt: int = 1,
+    last_rounds: NDArray[np.int64] | None = None,
+    selection: Selection | None = None,
 ) -> NDArray[np.int64]:
-    """The numbers of those that are asked in this round, `count` of the `eligible`, ascending."""
-    if count <= 0:
+    """The numbers of those that are asked in this round, `count` of the `eligible`, ascending.
+
+    `selection`: somebody's own; None: the one that the run names.
+    """
+    if count <= 0 or not len(eligible):
         return eligible[:0]
     if count >= len(eligible) and config.selection == "uniform":
         return eligible
     draw = np.random.RandomState(derive_seed(config.seed, draws.SELECTION, round_, attempt) % 2**32)
-    asked = Asked(count, eligible, samples, losses, round_, attempt, draw, config.seed)
-    return parts.selection(config.selection).select(asked, **config.options_of(config.selection))
+    last = np.zeros(len(samples), dtype=np.int64) if last_rounds is None else last_rounds
+    asked = Asked(count, eligible, samples, losses, last, round_, attempt, draw, config.seed)
+    selection = selection or parts.selection(config.selection)
+    return selection.select(asked, **config.options_of(config.selection))

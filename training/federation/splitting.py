@@ -15,6 +15,7 @@ from training.config.shape import Misfit
 from training.data import Ids, Labels, Split
 from training.federation import draws, parts
 from training.federation.config import FederationConfig
+from training.federation.parts import DataSplit
 from training.federation.shares import shared_out
 from training.federation.tables import NAME_LETTERS, readable
 from training.runtime.seeds import derive_seed
@@ -92,10 +93,13 @@ class _Slices(Sequence[Ids]):
         return self._whole[self._bounds[place] : self._bounds[place + 1]]
 
 
-def divide(config: FederationConfig, labels: Labels) -> Divided:
-    """The same for the same seed, wherever it is asked. ConfigError if it goes by owners whom nobody knows."""
+def divide(config: FederationConfig, labels: Labels, split: DataSplit | None = None) -> Divided:
+    """The same for the same seed, wherever it is asked. ConfigError if it goes by owners whom nobody knows.
+
+    `split`: somebody's own; None: the one that the run names.
+    """
     draw = np.random.RandomState(derive_seed(config.seed, draws.SPLIT) % 2**32)
-    split = parts.split(config.split)
+    split = split or parts.split(config.split)
     if split.NATURAL and labels.owners is None:
         why = labels.unowned or 'nobody knows whose the samples are. Write "dirichlet".'
         raise ConfigError([Problem("run.split", f'is "{config.split}", but {why}')])

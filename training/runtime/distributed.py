@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,8 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from training.attempt.rendezvous import bind_host, publish_store, store_address
 from training.config.asked import ConfigError, Problem
 from training.runtime import devices
+
+T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=30)
 """A collective's limit. Long: a stuck rank is the watchdog's business, which knows the phase and kills from outside."""
@@ -80,6 +82,14 @@ def broadcast(world: World, value: Any) -> Any:
     if world.size > 1:
         dist.broadcast_object_list(holder, src=0, device=torch.device("cpu"))
     return holder[0]
+
+
+def from_first(world: World, make: Callable[[], T]) -> T:
+    """Return what rank 0 makes, a small plain thing, on every rank.
+
+    Where it fails, rank 0 alone raises, so that its traceback is the only one: the others end as it leaves them.
+    """
+    return cast(T, broadcast(world, make() if world.leads else None))
 
 
 def gather(world: World, value: Any) -> list[Any]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.training.federated.in_process import Telling, start
 from training.federated.rounds import Rounds
 from training.federation.config import beside_code
+from training.runtime.distributed import World
+
+NOTHING: Mapping[str, str] = {}
 
 LINEAR = """
 import torch
@@ -39,15 +43,23 @@ RUN: dict[str, Any] = {"clients": 3, "rounds": 4, "learning_rate": 0.3, "checkpo
 
 
 def started(
-    folder: Path, client: str = LINEAR, algorithm: str = "", /, *, telling: Telling | None = None, **run: Any
+    folder: Path,
+    client: str = LINEAR,
+    algorithm: str = "",
+    /,
+    *,
+    telling: Telling | None = None,
+    files: Mapping[str, str] = NOTHING,
+    world: World | None = None,
+    **run: Any,
 ) -> Rounds:
-    """The next attempt of a run in this folder, with these files."""
+    """The next attempt of a run in this folder, with these files and `files` by name."""
     code = folder / "code"
     code.mkdir(parents=True, exist_ok=True)
-    for name, text in {"client.py": client, "algorithm.py": algorithm}.items():
+    for name, text in {"client.py": client, "algorithm.py": algorithm, **files}.items():
         (code / name).write_text(text)
         sys.modules.pop(Path(name).stem, None)  # a process has one run, but this one has many
-    return start(folder / "run", beside_code({**RUN, **run}), reporter=telling, code=code)
+    return start(folder / "run", beside_code({**RUN, **run}), reporter=telling, code=code, world=world)
 
 
 def ready(folder: Path, *files: str, **run: Any) -> Rounds:

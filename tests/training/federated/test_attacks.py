@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.training.federated.built_in import built_in
 from tests.training.federated.in_process import accuracy, ready, train
 from tests.training.federated.test_combining import BAD, BEARS, did
 from tests.training.federated.texts import rounds_of, table, write_texts, write_weights
@@ -22,7 +23,7 @@ from training.federation import checking
 from training.federation.config import FOLDERS, parse
 from training.federation.filter_order import UPDATE
 
-ROBUST = [name for name in choices.names(FOLDERS["aggregation"]) if name != "mean"]
+ROBUST = [name for name in built_in("aggregation") if name != "mean"]
 BATCH_NORM = {"hidden": 16, "batch_norm": True}
 SETUPS: dict[str, dict[str, Any]] = {
     "plain": {},

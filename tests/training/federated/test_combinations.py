@@ -10,6 +10,7 @@ import pytest
 
 import training.federated.algorithms
 import training.federated.filters
+from tests.training.federated.built_in import built_in
 from tests.training.federated.in_process import ready, train
 from training.config import choices
 from training.federation import checking, combinations, config
@@ -102,7 +103,7 @@ def test_of_one_field_one_thing_is_told_at_a_time() -> None:
     assert [field for field, _ in found] == ["aggregation"]
 
 
-@pytest.mark.parametrize("aggregation", choices.names(FOLDERS["aggregation"]))
+@pytest.mark.parametrize("aggregation", built_in("aggregation"))
 @pytest.mark.parametrize("selection", ["poisson", "availability"])
 def test_what_is_let_through_trains(aggregation: str, selection: str, tmp_path: Path) -> None:
     chosen = {"aggregation": aggregation, "selection": selection, "split": "shift", "pace": "deadline"}

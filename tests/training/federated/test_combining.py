@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from tests.training import ranks
+from tests.training.federated.built_in import built_in
 from tests.training.federated.in_process import accuracy, ready, train
-from training.config import choices
 from training.federated.controller import QuorumLost
 from training.federated.pending import Arrivals
 from training.federated.questions import Sent
@@ -154,7 +154,7 @@ class TestTenTimesTooLarge:
         )
 
     def test_each_rule_is_tried(self) -> None:
-        assert set(BEARS) == set(choices.names(config.FOLDERS["aggregation"])) - {"mean"}
+        assert set(BEARS) == set(built_in("aggregation")) - {"mean"}
 
 
 def test_the_update_of_the_only_one_that_counts_is_the_next_model_s(tmp_path: Path) -> None:

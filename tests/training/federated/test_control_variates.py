@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.examples import examples
+from tests.training.federated.built_in import built_in
 from tests.training.federated.in_process import REGRESSION, ready, train
 from training.config import choices
 from training.federated import sums
@@ -78,7 +79,7 @@ def resumed(folder: Path, run: dict[str, Any], before: Rounds | None) -> Rounds:
 @given(
     algorithm=st.sampled_from(sorted(KEPT)),
     paces=st.lists(st.sampled_from(PACES), min_size=1, max_size=3),
-    selection=st.sampled_from(choices.names(FOLDERS["selection"])),
+    selection=st.sampled_from(built_in("selection")),
     per_round=st.integers(2, CLIENTS),
     fails=st.booleans(),
     seed=st.integers(0, 1000),

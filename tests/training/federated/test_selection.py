@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from training.config import choices
+from tests.training.federated.built_in import built_in
 from training.federated.selection.availability import since_coming
 from training.federation import checking, config, selecting
-from training.federation.config import FOLDERS, FederationConfig
+from training.federation.config import FederationConfig
 from training.federation.speeds import speeds
 
-NAMES = choices.names(FOLDERS["selection"])
+NAMES = built_in("selection")
 Ids = NDArray[np.int64]
 
 

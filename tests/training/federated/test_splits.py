@@ -16,18 +16,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.training.federated.built_in import built_in
 from tests.training.federated.in_process import ready, run, train
-from training.config import choices
 from training.config.asked import ConfigError
 from training.data import Labels
 from training.federated.split import dirichlet
 from training.federated.split.shift import drawn, view
 from training.federation import checking, config, draws, parts, splitting, tables
-from training.federation.config import FOLDERS, FederationConfig
+from training.federation.config import FederationConfig
 from training.federation.shares import shared_out
 from training.runtime.seeds import derive_seed
 
-NAMES = choices.names(FOLDERS["split"])
+NAMES = built_in("split")
 FILLS = ("iid", "quantity", "shards", "shift", "dirichlet", "dirichlet_equal")
 """Those that leave no client without a sample while there are enough."""
 DIGITS: dict[str, Any] = {"clients": 10, "learning_rate": 0.3, "tabular": {"hidden": 16}}

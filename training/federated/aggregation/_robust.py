@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from training.config.shape import Misfit
+from training.federation.parts import TooFew
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
 
 BLOCK = 2**18
 """Numbers, of all clients together, that are brought to float64 at a time."""
-
-
-class TooFew(ValueError):
-    """Fewer updates are left than the rule can tell bad ones from."""
 
 
 def need(rows: Tensor, least: int) -> None:

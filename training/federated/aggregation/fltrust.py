@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from training.federated.aggregation._robust import TooFew, blocks
+from training.federated.aggregation._robust import blocks
 from training.federated.aggregation.norm_clipping import norms
+from training.federation.parts import TooFew
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from training.config.shape import Misfit
-from training.federated.aggregation._robust import TooFew, need, waited_for
+from training.federated.aggregation._robust import need, waited_for
 from training.federation import parts
+from training.federation.parts import TooFew
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""A federation's recipe and algorithm: Vigil's own, or somebody's files in their place."""
+"""A federation's recipe, algorithm, aggregation, selection and split: Vigil's, or somebody's own files instead."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from torch import Tensor
 from training import contracts
 from training.config.asked import ConfigError, Problem
 from training.contracts import Recipe
+from training.federated.own import aggregation as own_aggregation
+from training.federated.own import selection as own_selection
+from training.federated.own import split as own_split
 from training.federated.own.client import OwnClient
 from training.federated.own.program import Functions, Program
-from training.federation import parts
-from training.federation.config import OWN_ALGORITHM, FederationConfig
+from training.federation import custom, parts
+from training.federation.config import FederationConfig
 from training.federation.filter_order import UPDATE
-from training.federation.parts import Algorithm
+from training.federation.parts import Aggregation, Algorithm, DataSplit, Selection
+from training.runtime.distributed import World
 
 if TYPE_CHECKING:
     from training.federated.server import Round
@@ -32,12 +36,11 @@ def recipe(config: FederationConfig, program: Program | None) -> Recipe:
 def algorithm(config: FederationConfig, program: Program | None) -> Algorithm:
     """Where a file of one's own says nothing of what clients do, they do and send as FedAvg's."""
     usual = parts.algorithm(config.algorithm)
-    if config.algorithm != OWN_ALGORITHM:
+    if custom.ALGORITHM not in config.custom:
         return usual
     names = [field.name for field in fields(Algorithm)]
-    functions = Functions(
-        _needed(program), "algorithm", names=names, needed=("aggregate",), options=config.options_of(OWN_ALGORITHM)
-    )
+    options = config.options_of(custom.ALGORITHM.choice)
+    functions = Functions(_needed(program), "algorithm", names=names, needed=("aggregate",), options=options)
     own = {name: _given_options(functions, name) for name in names if name in functions}
     said = {name: getattr(functions.module, name) for name in names if hasattr(functions.module, name)}
     sent = said.get("SENT", usual.SENT)
@@ -51,15 +54,37 @@ def algorithm(config: FederationConfig, program: Program | None) -> Algorithm:
     return replace(usual, **{**said, **own})
 
 
+def aggregation(config: FederationConfig, program: Program | None) -> Aggregation:
+    """Return the rule of the run."""
+    if custom.AGGREGATION not in config.custom:
+        return parts.aggregation(config.aggregation)
+    return own_aggregation.load(config, _needed(program))
+
+
+def selection(config: FederationConfig, program: Program | None, world: World) -> Selection:
+    """Return the selection of the run."""
+    if custom.SELECTION not in config.custom:
+        return parts.selection(config.selection)
+    return own_selection.load(config, _needed(program), world)
+
+
+def split(config: FederationConfig, program: Program | None, world: World) -> DataSplit:
+    """Return the split of the run."""
+    if custom.SPLIT not in config.custom:
+        return parts.split(config.split)
+    return own_split.load(config, _needed(program), world)
+
+
 def _check_sent(config: FederationConfig, sent: Mapping[str, str]) -> None:
     """What federation.combinations asks of every algorithm, where what it sends is only known here."""
     names = ", ".join(sent)
     if config.filters and UPDATE not in sent:
-        text = f"work on an update called {UPDATE}, but {OWN_ALGORITHM} sends {names}. Write filters = []."
+        text = f"work on an update called {UPDATE}, but {custom.ALGORITHM.choice} sends {names}. Write filters = []."
         raise ConfigError([Problem("run.filters", text)])
     if set(sent) != {UPDATE} and parts.attack(config.attack).CHANGES_UPDATES:
-        text = f'is "{config.attack}", which replaces an update called {UPDATE} and nothing else, but {OWN_ALGORITHM}'
-        raise ConfigError([Problem("run.attack", f'{text} sends {names}. Write "label_flip".')])
+        text = f'is "{config.attack}", which replaces an update called {UPDATE} and nothing else, but'
+        text += f' {custom.ALGORITHM.choice} sends {names}. Write "label_flip".'
+        raise ConfigError([Problem("run.attack", text)])
     if set(sent) != {UPDATE} and not parts.aggregation(config.aggregation).IS_SUM:
         text = f'is "{config.aggregation}", which takes one update of each client, but they send {names}. Write "mean".'
         raise ConfigError([Problem("run.aggregation", text)])

@@ -19,8 +19,9 @@ from typing import Any
 from training.config import choices
 from training.config.asked import ConfigError, Problem
 from training.config.choices import Value
+from training.federation import custom
 
-TABLES = {"entry": "client", "algorithm": "own"}
+TABLES = {part.key: part.choice for part in custom.PARTS}
 """By the field of [client] that names a file, the table of [run] with its options."""
 
 NOTHING: Mapping[str, Sequence[str]] = {}
@@ -32,8 +33,11 @@ class Program:
 
     folder: Path
     job_dir: Path
-    entry: str = "client.py"
-    algorithm: str = "algorithm.py"
+    entry: str = custom.CLIENT.file
+    algorithm: str = custom.ALGORITHM.file
+    aggregation: str = custom.AGGREGATION.file
+    selection: str = custom.SELECTION.file
+    split: str = custom.SPLIT.file
 
     def data_folder(self, *told: object) -> Path:
         """Where the clients' data are kept: another place once the files, or what they are told, are others."""

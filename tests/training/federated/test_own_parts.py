@@ -1,0 +1,382 @@
+"""A rule, a selection and a split of somebody's own: aggregation.py, selection.py and split.py, as they are run."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.training import ranks
+from tests.training.federated.in_process import Telling, accuracy, digest, start, train
+from tests.training.federated.own import LINEAR, ready, started
+from training import run_file
+from training.config.asked import ConfigError
+from training.federated.controller import QuorumLost
+from training.federated.telling import REJECTED
+from training.federation import checking
+from training.federation.config import parse
+from training.runtime.distributed import World
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "parts"
+DIGITS: dict[str, Any] = {"recipe": "tabular", "clients": 10, "learning_rate": 0.3, "tabular": {"hidden": 16}}
+RULE = "import torch\n\n\ndef combine(rows, weights):\n    "
+SELECT = "import numpy as np\n\n\ndef select(round):\n    "
+DIVIDE = "import numpy as np\n\n\ndef divide(labels, clients, draw):\n    "
+EVERYBODY = f"{SELECT}return round.eligible\n"
+BY_TURNS = f"{DIVIDE}return np.arange(len(labels.of['train'])) % clients\n"
+MEAN = f"{RULE}return (weights @ rows.double()) / weights.sum(), []\n"
+
+
+def with_rule(folder: Path, text: str, *, own: dict[str, Any] | None = None, **run: Any) -> Any:
+    options = {"own_aggregation": own} if own else {}
+    return ready(
+        folder, files={"aggregation.py": text}, **{**DIGITS, "aggregation": "own_aggregation", **options, **run}
+    )
+
+
+def with_selection(folder: Path, text: str, **run: Any) -> Any:
+    return ready(folder, files={"selection.py": text}, **{**DIGITS, "selection": "own_selection", **run})
+
+
+def with_split(folder: Path, text: str, **run: Any) -> Any:
+    return ready(folder, files={"split.py": text}, **{**DIGITS, "split": "own_split", **run})
+
+
+class TestRule:
+    TRIMMED = "import torch\n\n\ndef combine(rows, weights, *, trim=1):\n"
+    TRIMMED += (
+        "    ordered = rows.double().sort(dim=0).values\n    return ordered[trim : len(rows) - trim].mean(dim=0), []\n"
+    )
+
+    @pytest.mark.parametrize("more", [{}, {"tabular": {"hidden": 16, "batch_norm": True}}], ids=["plain", "batch_norm"])
+    def test_is_like_vigils(self, tmp_path: Path, more: dict[str, Any]) -> None:
+        """The trimmed mean as somebody else would write it; running statistics pass through it, too."""
+        attacked = {**DIGITS, "attack": "scaling", "attackers": [3], **more}
+        mine = with_rule(tmp_path / "own", self.TRIMMED, own={"trim": 2}, **attacked)
+        theirs = start(tmp_path / "theirs", {**attacked, "aggregation": "trimmed_mean", "trimmed_mean": {"trim": 2}})
+        theirs._prepare(None)
+        train(mine, 3)
+        train(theirs, 3)
+        assert torch.allclose(mine.server.weights, theirs.server.weights, atol=1e-6)
+        assert torch.allclose(mine.server.statistics, theirs.server.statistics, atol=1e-6)
+
+    def test_sees_each_update_with_its_weight(self, tmp_path: Path) -> None:
+        rule = (
+            f"{RULE}seen.append((rows.clone(), weights.clone()))\n    return rows.double()[0], [2, 1]\n\n\nseen = []\n"
+        )
+        loop = ready(
+            tmp_path, LINEAR, files={"aggregation.py": rule}, recipe="client", aggregation="own_aggregation", clients=3
+        )
+        before = loop.server.weights.clone()
+        (told,) = train(loop)
+        ((rows, weights),) = sys.modules["aggregation"].seen
+        assert (tuple(rows.shape), rows.dtype, weights.dtype) == ((3, 15), torch.float32, torch.float64)
+        assert weights.tolist() == [5, 10, 15]
+        assert torch.allclose(loop.server.weights, before + rows[0])
+        assert sorted(told.clients[told.states == REJECTED].tolist()) == [1, 2]
+
+    @pytest.mark.parametrize(
+        ("answer", "says"),
+        [
+            ("rows.mean(dim=0)", r"returns a tensor of shape \(1210,\)\. Return a row and the places left out: row"),
+            ("None", r"returns a NoneType\. Return a row"),
+            ("rows, []", r"returns a tensor of shape \(10, \d+\) as the row\. Return a tensor of shape \(\d+,\)"),
+            ("rows[0].tolist(), []", r"returns a list as the row"),
+            ("rows[0].long(), []", r"returns a row of torch\.int64\. Return floating-point numbers"),
+            ("rows[0] / 0, []", r"returns a row with [\d,]+ NaN or Inf"),
+            ("rows[0], [10]", r"leaves out place 10 of 10 rows\. Return whole numbers from 0 to 9"),
+            ("rows[0], [-1]", r"leaves out place -1 of 10 rows"),
+            ("rows[0], [1, 1]", r"names a place twice"),
+            ("rows[0], weights > 0", r"as the places left out\. Return whole numbers"),
+            ("rows[0], [0.5]", r"returns a list as the places left out"),
+            ("rows[0], None", r"returns a NoneType as the places left out"),
+            ("rows[0], range(10)", r"leaves out all 10 rows\. Keep one, or raise training\.federation\.parts\.TooFew"),
+        ],
+    )  # fmt: skip
+    def test_answer_is_checked(self, tmp_path: Path, answer: str, says: str) -> None:
+        loop = with_rule(tmp_path, f"{RULE}return {answer}\n")
+        with pytest.raises((TypeError, ValueError), match=rf"^combine\(\) of aggregation\.py .*{says}"):
+            train(loop)
+
+    @pytest.mark.parametrize("places", ["[1, 3]", "(3, 1)", "torch.tensor([1, 3])", "torch.tensor([1, 3]).numpy()"])
+    def test_places_may_be_any_list_of_numbers(self, tmp_path: Path, places: str) -> None:
+        (told,) = train(with_rule(tmp_path, f"{RULE}return rows[0], {places}\n"))
+        assert sorted(told.clients[told.states == REJECTED].tolist()) == [1, 3]
+
+    def test_what_it_writes_into_its_arguments_changes_nothing(self, tmp_path: Path) -> None:
+        """What the server weighs clients by, and how far it takes their statistics to be, is its own."""
+        table = {"tabular": {"hidden": 16, "batch_norm": True}}
+        clean = with_rule(tmp_path / "clean", MEAN, **table)
+        writing = MEAN.replace("return", "answer =") + "    rows.zero_(), weights.zero_()\n    return answer\n"
+        dirty = with_rule(tmp_path / "dirty", writing, **table)
+        assert [one.samples for one in train(clean, 2)] == [one.samples for one in train(dirty, 2)]
+        assert torch.equal(clean.server.weights, dirty.server.weights)
+        assert torch.equal(clean.server.statistics, dirty.server.statistics)
+
+    def test_too_few_updates_lose_the_round(self, tmp_path: Path) -> None:
+        few = f"from training.federation.parts import TooFew\n{RULE}raise TooFew('11 wanted')\n"
+        with pytest.raises(QuorumLost, match="round 1 was lost 3 times: 11 wanted"):
+            train(with_rule(tmp_path, few))
+
+    @pytest.mark.parametrize(
+        ("table", "field"),
+        [
+            ({"algorithm": "scaffold"}, "aggregation"),
+            ({"algorithm": "feddyn"}, "aggregation"),
+            ({"pace": "asynchronous"}, "aggregation"),
+            ({"algorithm": "gossip"}, "aggregation"),
+            ({"filters": ["topk", "int8"], "pace": "deadline", "attack": "sign_flip"}, None),
+        ],
+    )
+    def test_goes_with_what_a_robust_rule_goes_with(self, table: dict[str, Any], field: str | None) -> None:
+        found = [problem.field for problem in checking.problems(parse({**DIGITS, **table, "aggregation": "median"}), 1)]
+        assert (found[0] if found else None) == field
+        own = parse({**DIGITS, **table, "aggregation": "own_aggregation"})
+        assert [problem.field for problem in checking.problems(own, 1)] == found
+
+    def test_goes_with_filters_and_late_updates(self, tmp_path: Path) -> None:
+        table = {"filters": ["topk", "int8"], "pace": "deadline", "deadline": {"quantile": 0.5}, "split": "quantity"}
+        assert len(train(with_rule(tmp_path, MEAN, **table), 3)) == 3
+
+
+class TestSelection:
+    def test_takes_part_who_it_says(self, tmp_path: Path) -> None:
+        rule = f"{SELECT}return np.array([round.round, 9])\n"
+        loop = with_selection(tmp_path, rule, per_round=2)
+        assert [sorted(told.clients.tolist()) for told in train(loop, 3)] == [[1, 9], [2, 9], [3, 9]]
+        assert loop.server.last_rounds.tolist() == [0, 1, 2, 3, 0, 0, 0, 0, 0, 3]
+
+    def test_is_told_what_is_known(self, tmp_path: Path) -> None:
+        seen = f"{SELECT}seen.append(round)\n    return round.eligible[: round.count]\n\n\nseen = []\n"
+        loop = with_selection(tmp_path, seen, per_round=4)
+        train(loop, 2)
+        first, second = sys.modules["selection"].seen
+        assert (first.wanted, first.round, first.attempt, len(first.eligible)) == (4, 1, 1, 10)
+        assert first.samples.tolist() == loop.federation.divided.sizes.tolist()
+        assert np.isnan(first.losses).all()
+        assert second.last_rounds.tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
+        assert (~np.isnan(second.losses)).tolist() == [True] * 4 + [False] * 6
+
+    @pytest.mark.parametrize(
+        ("answer", "says"),
+        [
+            ("None", r"returns a NoneType\. Return client numbers from round\.eligible"),
+            ("[]", r"returns no client in round 1\. Return at least one of round\.eligible"),
+            ("round.eligible > 3", r"returns true and false\. Return client numbers: round\.eligible\[mask\]"),
+            ("[0.0, 1.0]", r"returns an array of float64 of shape \(2,\)"),
+            ("[[0], [1]]", r"returns an array of int64 of shape \(2, 1\)"),
+            ("[[0], [1, 2]]", r"returns a list"),
+            ("[0, 10]", r"returns client 10, which is not in round\.eligible"),
+            ("[-1, 3]", r"returns client -1, which is not in round\.eligible"),
+            ("[3, 1]", r"not ascending, or one twice\. Return np\.unique"),
+            ("[1, 1]", r"not ascending, or one twice"),
+        ],
+    )
+    def test_answer_is_checked(self, tmp_path: Path, answer: str, says: str) -> None:
+        loop = with_selection(tmp_path, f"{SELECT}return {answer}\n")
+        with pytest.raises((TypeError, ValueError), match=rf"^select\(\) of selection\.py .*{says}"):
+            train(loop)
+
+    def test_what_it_writes_into_its_argument_changes_nothing(self, tmp_path: Path) -> None:
+        writing = (
+            f"{SELECT}round.losses[:] = 7\n    round.samples[:] = 1\n    round.last_rounds[:] = 9\n    return [0]\n"
+        )
+        loop = with_selection(tmp_path, writing, per_round=1)
+        train(loop, 1)
+        assert np.isnan(loop.server.losses[1:]).all()
+        assert loop.server.last_rounds.tolist() == [1] + [0] * 9
+        assert loop.federation.divided.sizes.min() > 1
+
+    @pytest.mark.parametrize("pace", ["deadline", "asynchronous"])
+    def test_goes_with_every_pace(self, tmp_path: Path, pace: str) -> None:
+        loop = with_selection(tmp_path, f"{SELECT}return round.eligible[: round.count]\n", per_round=4, pace=pace)
+        assert len(train(loop, 3)) == 3
+
+
+class TestSplit:
+    def test_clients_have_what_it_says(self, tmp_path: Path) -> None:
+        by_label = f"{DIVIDE}return labels.of['train']\n"
+        loop = with_split(tmp_path, by_label)
+        counts = loop.federation.divided.counts()
+        assert (counts.diagonal() == counts.sum(axis=1)).all()
+        labels, owners = loop.federation.divided.labels.of, loop.federation.divided.owners
+        assert (owners["validation"] == labels["validation"]).all(), "judged by what they train on"
+        assert len(train(loop, 1)) == 1
+
+    @pytest.mark.parametrize(
+        ("answer", "says"),
+        [
+            ("None", r"returns a NoneType\. Return 1,\d+ whole numbers from 0 to 9: the client of each sample"),
+            ("np.arange(10)", r"returns an array of int64 of shape \(10,\)"),
+            ("(np.arange(len(labels.of['train'])) % clients) / 1", r"returns an array of float64"),
+            ("labels.of['train'] + 1", r"gives a sample to client 10\. Return"),
+            ("labels.of['train'] - 1", r"gives a sample to client -1\. Return"),
+            ("labels.of['train'] // 2", r"gives 5 of 10 clients no sample \(5, 6, 7, …\)\. Give each at least one"),
+        ],
+    )
+    def test_answer_is_checked(self, tmp_path: Path, answer: str, says: str) -> None:
+        with pytest.raises((TypeError, ValueError), match=rf"^divide\(\) of split\.py .*{says}"):
+            with_split(tmp_path, f"{DIVIDE}return {answer}\n")
+
+    def test_samples_look_as_its_view_says(self, tmp_path: Path) -> None:
+        view = "\n\ndef view(batch, owners, seed, *, times=1.0):\n"
+        view += "    features, labels = batch\n"
+        view += "    return features * times * torch.from_numpy(1.0 + owners)[:, None], labels\n"
+        files = {"split.py": f"import torch\n{BY_TURNS}{view}"}
+        plain = with_split(tmp_path / "plain", BY_TURNS)
+        table = {**DIGITS, "split": "own_split", "own_split": {"times": 2.0}, "dtype": "fp64"}
+        seen = ready(tmp_path / "seen", files=files, **table)
+        ids = plain.federation.divided.train[3][:5]
+        was, is_ = (loop.federation.model.task.batch("train", ids)[0].double() for loop in (plain, seen))
+        assert torch.allclose(is_, was * 8)
+        train(seen, 1)
+        assert accuracy(seen) > 0
+
+    @pytest.mark.parametrize(
+        ("answer", "says"),
+        [
+            ("batch[0]", r"returns a Tensor\. Return a tuple of 2 tensors"),
+            ("(batch[0][:1], batch[1])", r"returns parts of 1, \d+ samples\. Return a tuple of 2 tensors"),
+        ],
+    )
+    def test_view_is_checked(self, tmp_path: Path, answer: str, says: str) -> None:
+        bad = f"{BY_TURNS}\n\ndef view(batch, owners, seed):\n    return {answer}\n"
+        with pytest.raises(Exception, match=rf"view\(\) of split\.py {says}"):
+            train(with_split(tmp_path, bad))
+
+    def test_a_checkpoint_goes_on_with_the_same_division_only(self, tmp_path: Path) -> None:
+        run = {**DIGITS, "split": "own_split", "rounds": 2}
+        assert started(tmp_path, files={"split.py": BY_TURNS}, **run).run()
+        turned = BY_TURNS.replace("return np", "return 9 - np")
+        with pytest.raises(ConfigError, match=r"client\.split: split\.py divides the samples in another way"):
+            started(tmp_path, files={"split.py": turned}, **{**run, "rounds": 4}).run()
+        assert started(tmp_path, files={"split.py": f"{BY_TURNS}# the same\n"}, **{**run, "rounds": 4}).run()
+
+    def test_is_of_no_use_to_clients_of_ones_own(self) -> None:
+        (problem,) = checking.problems(parse({"recipe": "client", "split": "own_split"}), 1)
+        assert problem.field == "split"
+        assert "data(client) of client.py already says what each client has" in problem.message
+
+
+WITHOUT: dict[str, dict[str, Any]] = {
+    "aggregation": {"aggregation": "own_aggregation"},
+    "selection": {"selection": "own_selection"},
+    "split": {"split": "own_split"},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "function"), [("aggregation", "combine"), ("selection", "select"), ("split", "divide")]
+)
+class TestFile:
+    def test_lacks_its_function(self, tmp_path: Path, key: str, function: str) -> None:
+        with pytest.raises(ConfigError, match=rf"client\.{key}: {key}\.py has no function {function}\(\)"):
+            ready(tmp_path, files={f"{key}.py": "x = 1\n"}, **DIGITS, **WITHOUT[key])
+
+    def test_is_not_there(self, tmp_path: Path, key: str, function: str) -> None:
+        with pytest.raises(ConfigError, match=rf"client\.{key}: {key}\.py is not in the directory"):
+            ready(tmp_path, **DIGITS, **WITHOUT[key])
+
+    def test_knows_no_such_option(self, tmp_path: Path, key: str, function: str) -> None:
+        text = f"def {function}(*arguments, share=0.5):\n    return None\n"
+        with pytest.raises(ConfigError, match=rf"run\.own_{key}\.shaer: {key}\.py has no such option\. Did you mean"):
+            ready(tmp_path, files={f"{key}.py": text}, **DIGITS, **WITHOUT[key], **{f"own_{key}": {"shaer": 1}})
+
+    def test_raises_with_its_own_line(self, tmp_path: Path, key: str, function: str) -> None:
+        text = f"def {function}(*arguments):\n    return 1 / 0\n"
+        with pytest.raises(ZeroDivisionError) as raised:
+            train(ready(tmp_path, files={f"{key}.py": text}, **DIGITS, **WITHOUT[key]))
+        last = traceback.extract_tb(raised.value.__traceback__)[-1]
+        assert (Path(last.filename).name, last.lineno, last.name) == (f"{key}.py", 2, function)
+
+
+DRAWING = {
+    "aggregation.py": f"import random\nimport numpy as np\n{RULE}noise = torch.randn(rows.shape[1]) * random.random()\n"
+    "    row = rows.double().mean(dim=0) + 1e-3 * noise * np.random.rand()\n"
+    "    return row, [int(torch.randint(len(rows), ()))]\n",
+    "selection.py": f"import torch\n{SELECT}np.random.shuffle(round.eligible)\n"
+    "    return np.sort(round.draw.permutation(round.eligible)[: int(torch.randint(2, 6, ()))])\n",
+    "split.py": f"{DIVIDE}many = len(labels.of['train'])\n    draw.rand(7)\n"
+    "    return np.random.permutation(np.arange(many) % clients)\n",
+}
+"""Each draws from everything that there is."""
+ALL_OWN = {"aggregation": "own_aggregation", "selection": "own_selection", "split": "own_split", "per_round": 6}
+
+
+def test_what_they_draw_follows_from_the_seed_over_a_resume(tmp_path: Path) -> None:
+    run = {**DIGITS, **ALL_OWN}
+    for name, lengths in {"whole": [4], "parts": [2, 4]}.items():
+        for rounds in lengths:
+            assert started(tmp_path / name, files=DRAWING, **{**run, "rounds": rounds}).run()
+    assert started(tmp_path / "other", files=DRAWING, **{**run, "rounds": 4, "seed": 1}).run()
+    found = [digest(tmp_path / name / "run") for name in ("whole", "parts", "other")]
+    assert found[0] == found[1] != found[2]
+
+
+def _one_rank(rank: int, size: int, folder: Path, files: dict[str, str], table: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
+    world = World(rank, size, torch.device("cpu"))
+    try:
+        loop = ready(folder / f"{size}" / f"rank-{rank}", files=files, world=world, **table)
+        told = train(loop, 3)
+        state = loop.server.weights.numpy().tobytes().hex(), [one.clients.tolist() for one in told]
+        (folder / f"{size}-{rank}").write_text(repr(state))
+    except Exception as error:
+        (folder / f"{size}-{rank}").write_text(f"{type(error).__name__}: {error}")
+    dist.destroy_process_group()
+
+
+def on_ranks(size: int, folder: Path, files: dict[str, str], table: dict[str, Any]) -> list[str]:
+    processes = [ranks.fork(_one_rank, rank, size, folder, files, table) for rank in range(size)]
+    for process in processes:
+        process.join(ranks.SECONDS)
+    assert [process.exitcode for process in processes] == [0] * size
+    return [(folder / f"{size}-{rank}").read_text() for rank in range(size)]
+
+
+@pytest.mark.slow
+def test_the_same_bits_on_one_and_on_two_ranks(tmp_path: Path) -> None:
+    (alone,) = on_ranks(1, tmp_path, DRAWING, {**DIGITS, **ALL_OWN})
+    assert on_ranks(2, tmp_path, DRAWING, {**DIGITS, **ALL_OWN}) == [alone, alone]
+
+
+@pytest.mark.slow
+def test_a_file_that_fails_on_rank_0_ends_all_ranks(tmp_path: Path) -> None:
+    """Rank 0 alone has the traceback; nobody waits for it for ever."""
+    for number, (name, text) in enumerate(
+        {
+            "aggregation.py": f"{RULE}raise KeyError('combine')\n",
+            "selection.py": f"{SELECT}raise KeyError('select')\n",
+            "split.py": f"{DIVIDE}raise KeyError('divide')\n",
+        }.items()
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        key = name.removesuffix(".py")
+        found = on_ranks(2, folder, {name: text}, {**DIGITS, **WITHOUT[key]})
+        assert found[0].partition(":")[0] == "KeyError"
+        assert "losed by peer" in found[1] or "reset by peer" in found[1], found[1]
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE, tmp_path / "code")
+    file = run_file.load(tmp_path / "code" / "job.toml")
+    assert file.client is not None
+    for name in ("aggregation", "selection", "split"):
+        sys.modules.pop(name, None)
+    telling, table = Telling(), {**file.config.model_dump(), "rounds": 30}
+    loop = start(tmp_path / "run", table, code=file.client.directory, reporter=telling)
+    assert loop.run()
+    labels = (loop.federation.divided.counts() > 0).sum(axis=1)
+    assert set(labels.tolist()) == {2}
+    assert np.ptp(loop.federation.divided.sizes) < 100
+    assert loop.server.last_rounds.min() >= 27, "everybody takes part again soon"
+    assert telling.series["accuracy"][30] > 0.6

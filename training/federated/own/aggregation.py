@@ -1,0 +1,85 @@
+"""Somebody's aggregation.py as a rule. Rank 0 alone runs it (training.federated.combining), and its answer is checked.
+
+It passes every vector that leaves a client: the updates of a round, and where layers normalise over a batch their
+running statistics in a second call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.federated.own.drawing import isolated_draws
+from training.federated.own.program import Functions, Program
+from training.federation import custom
+from training.federation.config import FederationConfig
+from training.federation.parts import Aggregation
+
+
+def load(config: FederationConfig, program: Program) -> Aggregation:
+    """Return the rule that the file defines; ConfigError if it lacks combine() or takes other options."""
+    options = config.options_of(custom.AGGREGATION.choice)
+    functions = Functions(program, custom.AGGREGATION.key, names=["combine"], needed=["combine"], options=options)
+
+    def combine(rows: Tensor, weights: Tensor, **_: object) -> tuple[Tensor, list[int]]:
+        clients, numbers = rows.shape
+        with isolated_draws():
+            answer = functions.call("combine", rows, weights.clone())
+        what = f"combine() of {functions.file}"
+        if not isinstance(answer, tuple | list) or len(answer) != 2:
+            raise TypeError(f"{what} returns {_described(answer)}. Return a row and the places left out: row, []")
+        row = _checked_row(what, answer[0], numbers)
+        return row.to(rows.device), _checked_places(what, answer[1], clients)
+
+    return Aggregation(combine)
+
+
+def _checked_row(what: str, row: Any, numbers: int) -> Tensor:
+    """Return the combined vector (numbers,) in float64."""
+    wanted = f"Return a tensor of shape ({numbers},), as one of rows is"
+    if not isinstance(row, Tensor) or row.shape != (numbers,):
+        raise TypeError(f"{what} returns {_described(row)} as the row. {wanted}")
+    if not row.is_floating_point():
+        raise TypeError(f"{what} returns a row of {row.dtype}. Return floating-point numbers")
+    if not bool(row.isfinite().all()):
+        raise ValueError(f"{what} returns a row with {int((~row.isfinite()).sum()):,} NaN or Inf. All rows are finite")
+    return row.detach().double().contiguous()
+
+
+def _checked_places(what: str, places: Any, clients: int) -> list[int]:
+    """Return which rows are left out, ascending."""
+    wanted = f"Return whole numbers from 0 to {clients - 1}, the places in rows; [] for none"
+    found = _whole_numbers(places)
+    if found is None:
+        raise TypeError(f"{what} returns {_described(places)} as the places left out. {wanted}")
+    if wrong := [place for place in found if not 0 <= place < clients]:
+        raise ValueError(f"{what} leaves out place {wrong[0]} of {clients} rows. {wanted}")
+    if len(set(found)) < len(found):
+        raise ValueError(f"{what} names a place twice among those left out. Return each once")
+    if len(found) == clients:
+        raise ValueError(
+            f"{what} leaves out all {clients} rows. Keep one, or raise training.federation.parts.TooFew: the round is "
+            "then tried again with other clients"
+        )
+    return sorted(found)
+
+
+def _whole_numbers(places: Any) -> list[int] | None:
+    """Return the numbers of a list, a tuple, an array or a tensor of one dim; None if they are something else."""
+    if isinstance(places, Tensor | np.ndarray):
+        places = places.tolist()
+    if not isinstance(places, Sequence) or isinstance(places, str):
+        return None
+    is_whole = all(isinstance(place, int | np.integer) and not isinstance(place, bool) for place in places)
+    return [int(place) for place in places] if is_whole else None
+
+
+def _described(answer: Any) -> str:
+    if isinstance(answer, Tensor | np.ndarray):
+        kind = "tensor" if isinstance(answer, torch.Tensor) else "numpy array"
+        return f"a {kind} of shape {tuple(answer.shape)}"
+    return f"a {type(answer).__name__}"

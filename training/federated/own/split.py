@@ -1,0 +1,108 @@
+"""Somebody's split.py: which client has which samples, and how it sees them.
+
+Rank 0 runs divide(), checks the answer and gives it to the others, so that all have the same division.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from training.config.asked import ConfigError, Problem
+from training.data import Batch, Labels
+from training.federated.own.drawing import isolated_draws
+from training.federated.own.program import Functions, Program
+from training.federation import custom, draws
+from training.federation.config import FederationConfig
+from training.federation.parts import DataSplit
+from training.runtime.distributed import World, from_first
+from training.runtime.seeds import derive_seed
+
+Ids = NDArray[np.int64]
+
+
+def load(config: FederationConfig, program: Program, world: World) -> DataSplit:
+    """Return the split that the file defines; ConfigError if it lacks divide() or takes other options."""
+    options = config.options_of(custom.SPLIT.choice)
+    functions = Functions(program, custom.SPLIT.key, names=["divide", "view"], needed=["divide"], options=options)
+
+    def first(labels: Labels, clients: int, draw: np.random.RandomState) -> Ids:
+        samples = len(labels.of["train"])
+        with isolated_draws(derive_seed(config.seed, draws.SPLIT, 1)):
+            answer = functions.call("divide", _copied(labels), clients, draw)
+        return _checked(f"divide() of {functions.file}", answer, samples, clients)
+
+    def divide(labels: Labels, clients: int, draw: np.random.RandomState, **_: object) -> Ids:
+        # A copy: what follows draws the same on every rank, however much the file has drawn on the first.
+        return from_first(world, lambda: first(labels, clients, copy.deepcopy(draw)))
+
+    def view(batch: Batch, owners: Ids, seed: int, **_: object) -> Batch:
+        answer = functions.call("view", batch, owners.copy(), seed)
+        return _checked_view(f"view() of {functions.file}", answer, batch)
+
+    return DataSplit(divide, view if "view" in functions else None)
+
+
+class DivisionRecord:
+    """Refuses a checkpoint that was trained on another division: files that are run by hand may have changed."""
+
+    def __init__(self, file: str, owners: Ids) -> None:
+        """`owners`: the client of each training sample."""
+        self._file, self._digest = file, hashlib.sha256(owners.astype("<i8").tobytes()).hexdigest()[:16]
+
+    def remember(self) -> dict[str, Any]:
+        return {"digest": self._digest}
+
+    def recall(self, told: Mapping[str, Any]) -> None:
+        if told.get("digest", self._digest) != self._digest:
+            text = (
+                f"{self._file} divides the samples in another way than for the checkpoint. Bring the earlier file back"
+            )
+            raise ConfigError([Problem(f"client.{custom.SPLIT.key}", f"{text}, or begin anew with --resume none.")])
+
+
+def _copied(labels: Labels) -> Labels:
+    """Return what the file may change without changing what others read."""
+    owners = labels.owners and {name: values.copy() for name, values in labels.owners.items()}
+    return replace(labels, of={name: values.copy() for name, values in labels.of.items()}, owners=owners)
+
+
+def _checked(what: str, answer: Any, samples: int, clients: int) -> Ids:
+    """Return the client of each sample (samples,)."""
+    wanted = (
+        f"Return {samples:,} whole numbers from 0 to {clients - 1}: the client of each sample of labels.of['train']"
+    )
+    try:
+        found = np.asarray(answer)
+    except (TypeError, ValueError):
+        found = np.asarray(None)
+    if found.shape != (samples,) or found.dtype.kind not in "iu":
+        given = f"an array of {found.dtype} of shape {found.shape}" if found.ndim else f"a {type(answer).__name__}"
+        raise TypeError(f"{what} returns {given}. {wanted}")
+    if samples and not (found.min() >= 0 and found.max() < clients):
+        wrong = found[(found < 0) | (found >= clients)][0]
+        raise ValueError(f"{what} gives a sample to client {wrong}. {wanted}")
+    empty = np.flatnonzero(np.bincount(found.astype(np.int64), minlength=clients) == 0)
+    if len(empty) and samples >= clients:
+        some = ", ".join(map(str, empty[:3].tolist())) + (", …" if len(empty) > 3 else "")
+        raise ValueError(
+            f"{what} gives {len(empty):,} of {clients:,} clients no sample ({some}). Give each at least one"
+        )
+    return found.astype(np.int64)
+
+
+def _checked_view(what: str, answer: Any, batch: Batch) -> Batch:
+    """Return the samples as their clients see them: as many parts, of as many samples."""
+    wanted = f"Return a tuple of {len(batch)} tensors of {len(batch[0])} samples each, as batch is"
+    if not isinstance(answer, tuple | list) or not all(isinstance(part, Tensor) and part.dim() for part in answer):
+        raise TypeError(f"{what} returns a {type(answer).__name__}. {wanted}")
+    if [len(part) for part in answer] != [len(part) for part in batch]:
+        raise ValueError(f"{what} returns parts of {', '.join(str(len(part)) for part in answer)} samples. {wanted}")
+    return tuple(answer)
