@@ -13,7 +13,8 @@ from jobs.gathering import charts, gpus
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Event
 from jobs.presenting.gpus import LOW_USE_HOURS, Finding, finding
-from jobs.presenting.header import Life, is_elastic, ranks_and_nodes
+from jobs.presenting.header import Life
+from jobs.presenting.size import is_elastic, ranks_and_nodes
 from nodes.models import Holding
 from portal import untrusted
 from portal.models import Series

@@ -16,6 +16,7 @@ from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Checkpoint, Client, Event, Incident, Job
 from jobs.presenting import header
 from jobs.presenting.sentence import Worst, soon
+from jobs.presenting.size import is_elastic, limit_seconds
 from jobs.progress import progress
 from training.federation.tables import FEWEST_EVALUATED
 
@@ -37,7 +38,7 @@ def tell(job: Job, now: datetime | None = None) -> header.Life:
     )
     latest = attempts[-1]
     done = progress(latest, now)
-    limit = header.limit_seconds(job.spec)
+    limit = limit_seconds(job.spec)
     return header.Life(
         job=job,
         attempts=attempts,
@@ -50,7 +51,7 @@ def tell(job: Job, now: datetime | None = None) -> header.Life:
         restarts=_restarts(attempts),
         exchange=_exchange(job, attempts) if job.kind == "federated" else None,
         saved=_saved(job),
-        spread=spread(latest) if header.is_elastic(job.spec) else None,
+        spread=spread(latest) if is_elastic(job.spec) else None,
         postmortems=frozenset(
             Incident.objects.filter(attempt__in=attempts, incarnation=None).order_by().values_list("attempt", flat=True)
         ),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jobs.presenting.header import Life, is_elastic, ranks_and_nodes
+from jobs.presenting.header import Life
+from jobs.presenting.size import is_elastic, ranks_and_nodes
 
 if TYPE_CHECKING:
     from jobs.models import Job

@@ -14,15 +14,14 @@ from jobs.following.policy import instead_of_resuming
 from jobs.incarnations import number_of
 from jobs.presenting import ribbon as ribbons
 from jobs.presenting import sentence as sentences
+from jobs.presenting.size import has_ranks, limit_seconds, ranks_and_nodes, wants
 from jobs.progress import Progress
-from jobs.spec import seconds_of
 from jobs.why.reasons import reason_of
 from portal import formatting
 
 if TYPE_CHECKING:
     from jobs.models import Attempt, Checkpoint, Job
 
-ATTACHED = "attached"  # the kind of a job that Vigil did not submit
 MOST_FACTS = 7
 _GIVES_WAY = ("step_seconds", "clients")
 RECOVERIES = ("incarnation.ended", "nodes.lost", "nodes.joined")
@@ -323,47 +322,6 @@ def _names(data: dict[str, Any]) -> str:
     names = data.get("nodes")
     told = [str(name)[:64] for name in names[:3]] if isinstance(names, list) else []
     return ", ".join(told) + (f" and {len(names) - 3} more" if isinstance(names, list) and len(names) > 3 else "")
-
-
-def limit_seconds(spec: dict[str, Any]) -> int | None:
-    try:
-        return seconds_of(str(spec["resources"]["time_limit"]))
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def ranks_and_nodes(spec: dict[str, Any]) -> tuple[int, int, bool]:
-    """Ranks at the smallest number of nodes, those nodes, and whether a rank is a GPU."""
-    resources = spec.get("resources") or {}
-    nodes = int(str(resources.get("nodes", 1)).split(":")[0])
-    gpus = int(resources.get("gpus_per_node") or 0)
-    return nodes * (gpus or int(resources.get("ranks_per_node") or 1)), nodes, bool(gpus)
-
-
-def is_elastic(spec: dict[str, Any]) -> bool:
-    return ":" in str((spec.get("resources") or {}).get("nodes", 1))
-
-
-def has_ranks(spec: dict[str, Any]) -> bool:
-    """Whether Vigil starts its ranks, and so knows how many."""
-    return spec.get("kind") != ATTACHED
-
-
-def wants(spec: dict[str, Any]) -> str:
-    """What the job waits for: "2 ranks on 1 node", "32 GPUs on 4 nodes"; "2 nodes", where nobody knows its ranks."""
-    ranks, nodes, gpus = ranks_and_nodes(spec)
-    if not gpus and not has_ranks(spec):
-        return formatting.plural(nodes, "node") if spec.get("resources") else ""
-    return f"{formatting.plural(ranks, 'GPU' if gpus else 'rank')} on {formatting.plural(nodes, 'node')}"
-
-
-def size(spec: dict[str, Any]) -> str:
-    """A job's size for a table cell: "4 × 8 GPUs", "2 ranks"."""
-    ranks, nodes, gpus = ranks_and_nodes(spec)
-    if not gpus and not has_ranks(spec):
-        return wants(spec)
-    unit = "GPU" if gpus else "rank"
-    return f"{nodes} × {formatting.plural(ranks // nodes, unit)}" if nodes > 1 else formatting.plural(ranks, unit)
 
 
 def _places(spec: dict[str, Any], nodes: list[str], spread: tuple[int, int] | None) -> Fact:

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from jobs.presenting.header import has_ranks, number, ranks_and_nodes, size
+from jobs.presenting.header import number
+from jobs.presenting.size import has_ranks, ranks_and_nodes, size
 from jobs.progress import Progress, progress
 from jobs.why.reasons import reason_of
 from portal import formatting
