@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.db.models import Q, QuerySet
+from django.contrib.admin import actions
+from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from unfold.admin import ModelAdmin
@@ -28,6 +29,8 @@ SUCCESSOR = "successor"
 BEFORE_DELETION = "Delete them on their pages first, or keep the project and rename it."
 FOUND = 200
 """Jobs that a search gives."""
+MOST_NAMED = 8
+"""Projects that one message names."""
 
 if TYPE_CHECKING:  # generic only for the type checker
     _ProjectForm = forms.ModelForm[Project]
@@ -59,16 +62,17 @@ class ProjectForm(_ProjectForm):
 class ProjectAdmin(Audited, ModelAdmin):
     form = ProjectForm
     inlines = (MembershipInline,)
+    actions = ("delete_selected",)
     list_display = ("slug", "title", "is_default", "slurm_account", "created_at")
     search_fields = ("slug", "title")
 
-    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """List what is deleted, too. The default project is refused among several: its page asks for a successor."""
-        deleted, counts, missing, protected = super().get_deleted_objects(objs, request)
-        is_alone = request.resolver_match is not None and str(request.resolver_match.url_name).endswith("_delete")
-        if not is_alone and any(project.is_default for project in objs):
-            protected = [*protected, "The default project: delete it by itself, and name the one that takes its place"]
-        return deleted, counts, missing, protected
+    @admin.action(permissions=["delete"], description="Delete selected projects")
+    def delete_selected(self, request: HttpRequest, queryset: QuerySet[Project]) -> Any:
+        """Ask before deleting several projects; delete none where one must stay, and say which and why."""
+        if kept := _reasons_to_keep(queryset):
+            messages.error(request, f"Nothing was deleted. {' '.join(kept)}")
+            return None
+        return actions.delete_selected(self, request, queryset)
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Refuse to delete a project with jobs; ask for the successor of the default project first."""
@@ -103,6 +107,21 @@ class ProjectAdmin(Audited, ModelAdmin):
             "opts": self.opts,
         }
         return render(request, "records/successor.html", context)
+
+
+def _reasons_to_keep(chosen: QuerySet[Project]) -> list[str]:
+    """Return why these projects cannot be deleted together, as sentences; empty if they can."""
+    counted = Job.objects.filter(project__in=chosen).values_list("project__slug").annotate(Count("pk"))
+    jobs = [f"{slug} has {formatting.plural(many, 'job')}" for slug, many in counted.order_by("project__slug")]
+    kept = [f"{formatting.listed(_first(jobs))}. {BEFORE_DELETION}"] if jobs else []
+    if default := chosen.filter(is_default=True).first():
+        kept.append(f"{default} is the default project: delete it by itself, and choose the one that takes its place.")
+    return kept
+
+
+def _first(names: list[str]) -> list[str]:
+    more = len(names) - MOST_NAMED
+    return [*names[:MOST_NAMED], f"{formatting.count(more)} more have jobs"] if more > 0 else names
 
 
 def _found(request: HttpRequest, term: str) -> list[int]:

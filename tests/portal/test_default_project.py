@@ -46,11 +46,31 @@ def test_it_is_not_deleted_without_a_successor(browser: Client, default: Project
         assert "Which project takes its place?" in words(answer.text)
     for nobody in (default.pk, 999, "x", ""):
         browser.post(f"{path_of(default)}?successor={nobody}", {"post": "yes"})
-    several = {"action": "delete_selected", "_selected_action": [project.pk for project in Project.objects.all()]}
-    for query in ("", f"?successor={Project.objects.get(slug='vision').pk}"):
-        refused = browser.post(f"/admin/portal/project/{query}", {**several, "post": "yes"}, follow=True)
-        assert query or "name the one that takes its place" in words(refused.text)
     assert Project.objects.count() == 2
+
+
+@pytest.mark.parametrize("answer", [{}, {"post": "yes"}])
+def test_several_projects_are_deleted_together_or_none(
+    browser: Client, default: Project, answer: dict[str, str]
+) -> None:
+    """One that cannot go is named with the reason and what to do, before anybody is asked to confirm."""
+    vision, spare = Project.objects.get(slug="vision"), lab.a_project("spare")
+    mira = lab.person("mira", vision)
+    for name in ("wren", "finch"):
+        lab.a_job(mira, vision, name=name)
+
+    def delete(*chosen: Project) -> str:
+        several = {"action": "delete_selected", "_selected_action": [project.pk for project in chosen]}
+        return words(browser.post("/admin/portal/project/", {**several, **answer}, follow=True).text)
+
+    refused = delete(default, vision, spare)
+    assert "Nothing was deleted. vision has 2 jobs. Delete them on their pages first" in refused
+    assert "default is the default project: delete it by itself, and choose the one that takes its place." in refused
+    assert "protected" not in refused
+    assert "vision" not in delete(default, spare).partition("Nothing was deleted.")[2].partition("place.")[0]
+    assert Project.objects.count() == 3
+    assert ("Are you sure" in delete(spare)) is not answer
+    assert Project.objects.count() == (2 if answer else 3)
 
 
 def test_a_project_with_jobs_says_what_to_do_first(browser: Client, default: Project) -> None:
