@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from django.urls import reverse
 
 from jobs.causes import CAUSES, UNKNOWN
-from jobs.models import Attempt, Diagnosis, Incident
+from jobs.models import Attempt, Diagnosis, Incident, Job
 from jobs.postmortem import telling, verdict
 from jobs.presenting.rank_steps import named
 from portal import untrusted
@@ -128,6 +128,13 @@ def in_place(attempts: Sequence[Attempt]) -> dict[int, list[Incident]]:
     for one in rows.select_related("overruled_by").order_by("attempt", "incarnation"):
         found.setdefault(one.attempt_id, []).append(one)
     return found
+
+
+def restarted_in_place(job: Job, number: int | None) -> int | None:
+    """Return the attempt of that number if it restarted in place, or the newest that did; None where none did."""
+    found = Incident.objects.filter(attempt__job=job).exclude(incarnation=None).order_by("-attempt__number")
+    rows = found if number is None else found.filter(attempt__number=number)
+    return rows.values_list("attempt__number", flat=True).first()
 
 
 def pieces(attempt: Attempt, told: dict[str, Any], most: int) -> list[Piece]:

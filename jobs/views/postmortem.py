@@ -15,6 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from jobs.causes import CAUSES
 from jobs.errors import JobError, Refused, SpecError
 from jobs.gathering import postmortem as documents
+from jobs.gathering import verdicts
 from jobs.gathering.postmortem import Document
 from jobs.models import Job
 from jobs.postmortem import people
@@ -56,7 +57,18 @@ class Draft:
 @login_required
 @require_safe
 def page(request: HttpRequest, job_id: int) -> HttpResponse:
-    return _page(request, _document(request, job_id))
+    job = _job(request, job_id)
+    document = _find(request, job)
+    return _without(request, job) if document is None else _page(request, document)
+
+
+def _without(request: HttpRequest, job: Job) -> HttpResponse:
+    """Answer where there is no post-mortem: lead to restarts in place, which have none, or say why there is none."""
+    attempt = verdicts.restarted_in_place(job, whole(request.GET.get("attempt"), 2**31))
+    if attempt is None:
+        return render(request, "404.html", {"job": job, "why": _none(request, job)}, status=404)
+    messages.info(request, f"Attempt {attempt} has no post-mortem: it restarted in place. Its incidents are below.")
+    return redirect(f"{reverse('job_attempts', args=[job.pk])}#attempt-{attempt}")
 
 
 def _page(request: HttpRequest, document: Document, status: int = 200, **form: object) -> HttpResponse:
@@ -169,15 +181,29 @@ def _opened(request: HttpRequest, job_id: int) -> HttpResponse:
 
 def _document(request: HttpRequest, job_id: int) -> Document:
     """The one that the address names, if this person may see its job."""
+    job = _job(request, job_id)
+    document = _find(request, job)
+    if document is None:
+        raise Http404(_none(request, job))
+    return document
+
+
+def _job(request: HttpRequest, job_id: int) -> Job:
     jobs = Job.objects.visible_to(user_of(request)).select_related("project", "owner").defer("spec_toml", "notes")
-    job = get_object_or_404(jobs, pk=job_id)
+    return get_object_or_404(jobs, pk=job_id)
+
+
+def _find(request: HttpRequest, job: Job) -> Document | None:
+    """Return the post-mortem of the attempt that the address names, or of the newest that ended badly."""
     given = request.GET.get("attempt")
     number = whole(given, 2**31)
-    document = None if given and number is None else documents.of(job, number)
-    if document is None:
-        which = f"Attempt {given[:20]} of it" if given else "It"
-        raise Http404(f"#{job_id} has no such post-mortem. {which} has not ended badly.")
-    return document
+    return None if given and number is None else documents.of(job, number)
+
+
+def _none(request: HttpRequest, job: Job) -> str:
+    given = request.GET.get("attempt")
+    which = f"attempt {given[:20]} of it has not" if given else "none of its attempts has"
+    return f"#{job.pk} {job.name} has no post-mortem: {which} ended badly."
 
 
 def _form(document: Document) -> dict[str, object]:

@@ -55,7 +55,12 @@ def test_one_that_began_again_is_an_incident(attempt: Attempt, runs: Path, mira:
     assert incident.due_at is not None
     assert incident.due_at - incident.at > timedelta(minutes=10)
     client = signed_in(mira)
-    assert client.get(f"/jobs/{attempt.job_id}/postmortem").status_code == 404
+    path = f"/jobs/{attempt.job_id}/attempts#attempt-1"
+    for query in ("", "?attempt=1"):
+        answer = client.get(f"/jobs/{attempt.job_id}/postmortem{query}", follow=True)
+        assert answer.redirect_chain == [(path, 302)]
+        assert "Attempt 1 has no post-mortem: it restarted in place." in text(answer)
+    assert client.get(f"/jobs/{attempt.job_id}/postmortem?attempt=2").status_code == 404
     assert "KeyError" in text(client.get(f"/jobs/{attempt.job_id}/attempts"))
     assert "restarted in place" in text(client.get("/postmortems"))
     Incident.objects.update(at=timezone.now() - timedelta(minutes=12), due_at=timezone.now())

@@ -140,7 +140,9 @@ def test_only_a_bad_end_has_one(mira: User, client: Client, runs: Path) -> None:
     for ended in (Ended("completed", 0), Ended("failed", 75), Ended("preempted"), Ended("cancelled")):
         attempt = running(mira, runs)
         assert ending.end(attempt, ended)
-        assert client.get(f"/jobs/{attempt.job_id}/postmortem").status_code == 404
+        none = client.get(f"/jobs/{attempt.job_id}/postmortem")
+        assert none.status_code == 404
+        assert "has no post-mortem: none of its attempts has ended badly." in text(none)
         assert f"/jobs/{attempt.job_id}/postmortem" not in text(client.get(f"/jobs/{attempt.job_id}"))
 
 
