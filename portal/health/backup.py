@@ -11,7 +11,8 @@ from portal import formatting
 from portal.backup import last
 from portal.health.finding import Finding
 
-REMEDY = "Run vigil backup FILE by cron on the portal's machine (docs/install.md), and read what it printed last."
+FIRST = "Make one now with `vigil backup FILE` on the portal's machine, then run it by cron (docs/install.md)."
+AGAIN = "Check the cron job that runs `vigil backup FILE` on the portal's machine, and what its last run printed."
 
 
 def check() -> Iterator[Finding]:
@@ -20,7 +21,7 @@ def check() -> Iterator[Finding]:
         return
     made = last.read(settings.VIGIL_HOME)
     if made is None:
-        yield Finding("backup", "backup", "warning", "No backup has been made yet.", "", REMEDY)
+        yield Finding("backup", "backup", "warning", "No backup has been made yet.", "", FIRST)
     elif (age := time.time() - made.at) > hours * 3600:
         yield Finding(
             "backup",
@@ -28,5 +29,5 @@ def check() -> Iterator[Finding]:
             "warning",
             f"The newest backup is {formatting.duration(age)} old.",
             f"It is {made.file}; VIGIL_BACKUP_HOURS is {hours:g}.",
-            REMEDY,
+            AGAIN,
         )

@@ -143,13 +143,17 @@ def test_an_old_backup_and_none(settings: Any, tmp_path: Path) -> None:
     settings.VIGIL_BACKUP_HOURS = None
     assert codes(backup.check()) == [], "nobody said how often"
     settings.VIGIL_BACKUP_HOURS = 26.0
-    assert [finding.title for finding in backup.check()] == ["No backup has been made yet."]
+    (finding,) = backup.check()
+    assert finding.title == "No backup has been made yet."
+    assert finding.remedy.startswith("Make one now with `vigil backup FILE`")
+    assert "printed" not in finding.remedy, "nothing has run yet"
     last.note(tmp_path, Path("/backups/vigil.tar.gz"))
     assert codes(backup.check()) == []
     (tmp_path / last.NAME).write_text(json.dumps({"at": time.time() - 30 * 3600, "file": "/backups/vigil.tar.gz"}))
     (finding,) = backup.check()
     assert plain(finding.title) == "The newest backup is 1 d 6 h old."
     assert "/backups" not in finding.title
+    assert finding.remedy.endswith("what its last run printed.")
 
 
 def test_clocks_of_nodes_and_machines() -> None:
