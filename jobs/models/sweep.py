@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from django.conf import settings
 from django.db import models
 from django.db.models import Count, Q
 
+from portal import formatting
 from portal.models import Project, User
+
+NAMED_REFUSALS = 3
+"""Combinations without a job that a sentence names."""
 
 
 def _new_key() -> str:
@@ -21,6 +25,17 @@ def _new_key() -> str:
 def values_text(values: Mapping[str, Any]) -> str:
     """Return "run.seed = 3, run.clients = 20"."""
     return ", ".join(f"{path} = {json.dumps(value, ensure_ascii=False)}" for path, value in values.items())
+
+
+def refusals_text(refused: Sequence[tuple[Mapping[str, Any], str]], combinations: int) -> str:
+    """Return how many combinations have no job, and why the first few of them have none; "" if all have one."""
+    if not refused:
+        return ""
+    of = formatting.plural(combinations, "combination")
+    lead = f"{formatting.count(len(refused))} of {of} {'has' if len(refused) == 1 else 'have'} no job."
+    some = [f"With {values_text(values)}: {message}" for values, message in refused[:NAMED_REFUSALS]]
+    more = len(refused) - len(some)
+    return " ".join([lead, *some, *([f"The sweep's page lists all {len(refused):,}."] if more else [])])
 
 
 _GOES_ON = Q(latest__ended_at=None) | Q(latest__decided_at=None)
@@ -73,11 +88,6 @@ class Sweep(models.Model):
         """How many of its jobs are in each state."""
         rows = self.jobs.order_by().values_list("latest__state").annotate(count=Count("pk"))
         return {state: count for state, count in rows if state}
-
-    @property
-    def refusals(self) -> list[str]:
-        """Return a sentence for each combination that has no job."""
-        return [f"No job with {values_text(values)}. {message}" for values, message in self.refused]
 
     @property
     def over(self) -> dict[str, list[Any]]:

@@ -20,7 +20,7 @@ from jobs.disk.rundir import runs_root
 from jobs.errors import JobError
 from jobs.following import moves
 from jobs.models import Attempt, Checkpoint, Job, Predecessor
-from jobs.models.sweep import values_text
+from jobs.models.sweep import refusals_text
 from jobs.spec import JobSpec, SweepSpec, restarts
 from jobs.submitting.admission import check
 from jobs.why.explain import Waiting, Why, explain
@@ -74,14 +74,9 @@ def sweep_run(user: User, sweep: SweepSpec) -> list[Finding]:
     many, turns = len(sweep.points), sweep.at_once
     over = " × ".join(f"{len(values)} of {path}" for path, values in sweep.over.items())
     at_once = f", {turns:,} at once" if turns is not None and turns < many else ""
-    return [
-        Finding("ok", "Sweep", f"{formatting.plural(many, 'job')}: {over}{at_once}. What follows is about the first."),
-        *(
-            Finding("warn", "Sweep", f"No job with {values_text(point.values)}. {point.message}")
-            for point in sweep.refused
-        ),
-        *found,
-    ]
+    jobs = f"{formatting.plural(many, 'job')}: {over}{at_once}. What follows is about the first."
+    without = refusals_text([(point.values, point.message) for point in sweep.refused], many + len(sweep.refused))
+    return [Finding("ok", "Sweep", jobs), *([Finding("warn", "Sweep", without)] if without else []), *found]
 
 
 def _specification(spec: JobSpec) -> Finding:

@@ -53,6 +53,14 @@ class Row:
 
 
 @dataclass(frozen=True)
+class RefusedRow:
+    """A combination without a job: its values in the order of the columns, and why."""
+
+    values: list[str]
+    why: str
+
+
+@dataclass(frozen=True)
 class Polyline:
     job: Job
     points: str
@@ -94,6 +102,9 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
         "sweep": sweep,
         "rows": rows if request.GET.get("all") else rows[:MOST_ROWS],
         "total": len(rows),
+        "refused": [
+            RefusedRow([shown(values.get(path)) for path in paths], why) for values, why in sweep.refused[:MOST_ROWS]
+        ],
         "columns": [
             _column(f"v{i}", path.removeprefix("run.").removeprefix("script."), sort) for i, path in enumerate(paths)
         ],
@@ -110,6 +121,7 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
         "alive": alive,
         "may_change": can(user, "change", sweep),
         "say": _say(len(rows), of_states, standing, over=over, stopped=sweep.stopped_why),
+        "without": _without_jobs(sweep),
     }
     is_part = request.headers.get("HX-Target") == "sweep"
     response = render(request, "jobs/_sweep.html" if is_part else "jobs/sweep.html", context)
@@ -131,6 +143,12 @@ def cancel(request: HttpRequest, sweep_id: int) -> HttpResponse:
             request, f"Cancelling {formatting.plural(done, 'job')}. The ranks save a last checkpoint and stop."
         )
     return redirect("sweep", sweep_id=sweep.pk)
+
+
+def _without_jobs(sweep: Sweep) -> str:
+    """Return how many combinations have no job, as a sentence; "" if all have one."""
+    many = len(sweep.refused)
+    return f"{formatting.plural(many, 'combination')} {'has' if many == 1 else 'have'} no job." if many else ""
 
 
 def _sorted(rows: list[Row], sort: str, paths: list[str], metrics: list[str]) -> list[Row]:

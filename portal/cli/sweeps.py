@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from portal.cli import tables, watch
+from portal.cli import sweep_tables, tables, watch
 from portal.cli.params import SweepId, as_json, out
 from portal.cli.portal import Portal, Trouble, find_portal
 
@@ -41,13 +41,13 @@ def sweep(sweep_id: int, cancel: bool, watched: bool, as_json: bool) -> None:
 def sweeps(limit: int, as_json: bool, **filters: Any) -> None:
     """List sweeps, newest first."""
     found = list(find_portal().items("sweeps", most=limit, limit=min(limit, 200), **filters))
-    out({"items": found}, tables.sweeps, as_json)
+    out({"items": found}, sweep_tables.sweeps, as_json)
 
 
 def show(portal: Portal, found: dict[str, Any], as_json: bool, *, lead: str = "") -> None:
     """The sweep and each of its jobs."""
     jobs = list(portal.items("jobs", sweep=found["id"], sort="created", limit=200))
-    out({**found, "items": jobs}, lambda answer: [*([lead] if lead else []), *tables.sweep(answer)], as_json)
+    out({**found, "items": jobs}, lambda answer: [*([lead] if lead else []), *sweep_tables.sweep(answer)], as_json)
 
 
 def follow(portal: Portal, found: dict[str, Any], as_json: bool, *, lead: str = "") -> None:

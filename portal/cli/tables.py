@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from datetime import datetime
 from typing import Any
@@ -84,34 +83,6 @@ def profiles(answer: dict[str, Any]) -> list[str]:
     return table(head, rows, "No profiles. Ask for one of a running job with `vigil profile ID`.")
 
 
-def sweeps(answer: dict[str, Any]) -> list[str]:
-    head = ["ID>", "NAME", "PROJECT", "OWNER", "JOBS>", "STATES", "CREATED"]
-    rows = [
-        [str(s["id"]), s["name"], s["project"], s["owner"], str(s["jobs"]), counts(s["counts"]), age(s)]
-        for s in answer["items"]
-    ]
-    return table(head, rows, "No sweeps. A specification with [sweep] makes one: `vigil submit SPEC.toml`.")
-
-
-def sweep(answer: dict[str, Any]) -> list[str]:
-    """The sweep in a line, then its jobs with what each has of the values."""
-    at_once = f", {answer['at_once']} at once" if answer["at_once"] else ""
-    lead = f"Sweep {answer['id']} {answer['name']}: {counts(answer['counts'])}{at_once}: {answer['url']}"
-    paths = list(answer["values"])
-    head = ["ID>", "STATE", *(path.removeprefix("run.").removeprefix("script.") for path in paths), "DONE>", "LOSS>"]
-    rows = [
-        [str(j["id"]), formatting.word(j["state"]), *(_value(j, path) for path in paths), steps(j["progress"]), loss(j)]
-        for j in answer["items"]
-    ]
-    refused = [
-        f"No job with {', '.join(f'{path} = {value}' for path, value in one['values'].items())}. {one['message']}"
-        for one in answer.get("refused", [])
-    ]
-    compared = answer.get("standing") or {}  # a portal of before has none
-    ahead = [compared["text"]] if compared.get("text") else []
-    return [lead, *ahead, *refused, *table(head, rows, "Its jobs have been deleted.")]
-
-
 def incidents(answer: dict[str, Any]) -> list[str]:
     head = ["JOB>", "CAUSE", "SURE>", "NODE", "WHAT HAPPENED", "WHEN"]
     rows = [
@@ -132,11 +103,6 @@ def _sure(one: dict[str, Any]) -> str:
     if one["is_overruled"]:
         return str(one.get("overruled_by") or "a person")
     return "" if one["confidence"] is None or one["cause"] == "unknown" else f"{one['confidence']:.0%}"
-
-
-def _value(job: dict[str, Any], path: str) -> str:
-    value = (job["sweep"] or {"values": {}})["values"].get(path)
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def counts(found: dict[str, int]) -> str:

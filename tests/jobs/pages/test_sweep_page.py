@@ -6,7 +6,7 @@ from django.utils import timezone
 from jobs.models import Attempt, Sweep
 from jobs.spec import SweepSpec
 from jobs.submitting import sweeps
-from portal.cli import tables
+from portal.cli import sweep_tables
 from tests import lab
 from tests.jobs.pages import reading
 
@@ -47,7 +47,7 @@ def seen_by_all(mira, sweep: Sweep) -> str:
     client = lab.signed_in(mira)
     answer = client.get(f"/api/v1/sweeps/{sweep.pk}").json()
     said = answer["standing"]["text"]
-    assert said in tables.sweep({**answer, "items": []})
+    assert said in sweep_tables.sweep({**answer, "items": []})
     said = said.replace("\xa0", " ")
     assert said in reading.text(client.get(f"/sweeps/{sweep.pk}"))
     return said

@@ -7,7 +7,6 @@ import tomllib
 from typing import Any
 
 import pytest
-from django.test import Client
 from django.utils import timezone
 
 from jobs.disk import rundir, tokens, upload
@@ -15,7 +14,6 @@ from jobs.errors import IdempotencyConflict, SpecError
 from jobs.following import arrays
 from jobs.models import Attempt, Job, Predecessor, Stray, Sweep
 from jobs.spec import JobSpec, SweepSpec
-from jobs.submitting.dryrun import sweep_run
 from jobs.submitting.submit import delete
 from nodes.schedulers.base import SchedulerError
 from portal.models import User
@@ -132,27 +130,6 @@ def test_of_jobs_that_differ_in_options_of_something_else_alone_there_is_one(osk
 def test_options_of_what_no_job_uses_are_refused_as_ever() -> None:
     with pytest.raises(SpecError, match=r"run\.fedyogi"):
         SweepSpec.parse_toml(ALGORITHMS.replace("fedprox]", "fedyogi]").replace("mu = 0.1", ""))
-
-
-def test_one_unlucky_draw_refuses_one_job_and_not_the_sweep(oskar: User, client: Client) -> None:
-    text = 'name = "tails"\nkind = "federated"\n[run]\nsplit = "longtail"\n[run.longtail]\nimbalance = 10000.0\n'
-    text += '[sweep.over]\n"run.clients" = [1490, 20, 10]\n'
-    sweep = make(oskar, text)
-    jobs = list(sweep.jobs.order_by("sweep_index"))
-    assert [(job.name, job.sweep_values) for job in jobs] == [
-        ("tails-0", {"run.clients": 20}),
-        ("tails-1", {"run.clients": 10}),
-    ]
-    (refusal,) = sweep.refusals
-    assert refusal.startswith('No job with run.clients = 1490. run.split: "longtail" leaves')
-    client.force_login(oskar)
-    assert "No job with run.clients = 1490." in client.get(f"/sweeps/{sweep.pk}").content.decode()
-    (found,) = [
-        one for one in sweep_run(oskar, SweepSpec.parse_toml(text)) if one.level == "warn" and one.title == "Sweep"
-    ]
-    assert "without a sample" in found.text
-    with pytest.raises(SpecError, match="without a sample"):
-        SweepSpec.parse_toml(text.replace("1490, 20, 10", "1490, 1491"))
 
 
 @pytest.mark.parametrize("text", ['name = "x"\n[sweep]\n', 'name = "x"\n[sweep]\nover = {}\n'])
