@@ -1,0 +1,63 @@
+"""The lists of the cluster over REST: partitions, licences, accounts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodes.cluster import sync
+from nodes.schedulers.cluster import Accounts, Association, License, Limits, Qos
+from portal.models import User
+from tests.jobs.pages.cluster.reading import text
+from tests.jobs.schedulers import Told
+from tests.lab import person, signed_in, sysadmin
+
+pytestmark = pytest.mark.django_db
+
+
+def test_lists_of_the_cluster(mira: User, scheduler: Told) -> None:
+    client = signed_in(mira)
+    found = client.get("/api/v1/partitions").json()["items"]
+    assert [(p["name"], p["is_default"], p["state"]) for p in found] == [("gpu", True, "up"), ("cpu", False, "drain")]
+    assert client.get("/api/v1/nodes?partition=cpu").json()["items"][0]["name"] == "cpu-01"
+    assert [n["name"] for n in client.get("/api/v1/nodes?state=drained").json()["items"]] == ["dgx-02"]
+    scheduler.machines = [replace(scheduler.machines[0], state="mixed+drain")]
+    sync.read(scheduler)
+    assert client.get("/api/v1/nodes/dgx-01").json()["takes_jobs"] is False
+
+
+def test_licences_are_on_the_queue_page_where_there_are_any(mira: User, scheduler: Told) -> None:
+    assert "Licences" not in text(mira, "/queue")
+    scheduler.licensed = [
+        License(name="abaqus", total=1500, used=3),
+        License(name="matlab", total=2, used=1, reserved=1),
+    ]
+    scheduler.unreadable["licenses"] = 1
+    sync.read(scheduler)
+    html = text(mira, "/queue")
+    assert "Licences in use: abaqus 3 of 1,500 · matlab 1 of 2, 1 reserved" in html
+    assert "1 licence could not be read and is left out." in html
+    found = signed_in(mira).get("/api/v1/licenses").json()
+    assert found["items"][1] == {
+        "name": "matlab", "total": 2, "used": 1, "reserved": 1, "free": 1, "is_made_up": False,
+    }  # fmt: skip
+    assert found["reading"]["unreadable"] == 1
+
+
+def test_accounts_are_everybodys_own(mira: User, scheduler: Told) -> None:
+    scheduler.accounted = Accounts(
+        qos=(Qos(name="small", limits=Limits(user={"gres/gpu": 2})),),
+        associations=(
+            Association(account="lab"),
+            Association(account="lab", user="mira1", fair_share=0.25),
+            Association(account="lab", user="oskar9"),
+        ),
+    )
+    sync.read(scheduler)
+    found = signed_in(mira).get("/api/v1/accounts").json()["items"]
+    assert [(a["account"], a["user"], a["fair_share"]) for a in found] == [("lab", "mira1", 0.25)]
+    assert len(signed_in(sysadmin()).get("/api/v1/accounts").json()["items"]) == 3
+    assert signed_in(person("stranger")).get("/api/v1/accounts").json()["items"] == []
+    assert signed_in(mira).get("/api/v1/qos").json()["items"][0]["limits"]["user"] == {"gres/gpu": 2}
+    assert signed_in(mira).get("/api/v1/reservations").json()["items"] == []

@@ -1,0 +1,159 @@
+"""The page of nodes: what everybody sees, and what only sysadmins may do."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from nodes.cluster import sync
+from nodes.models import Node, NodeOrder, Reading
+from nodes.schedulers.base import SchedulerError
+from portal.models import User
+from tests.jobs.pages.cluster.reading import node, queued, text
+from tests.jobs.schedulers import Told
+from tests.lab import person, signed_in, sysadmin
+
+pytestmark = pytest.mark.django_db
+
+
+def test_nodes_by_partition(mira: User, scheduler: Told) -> None:
+    html = text(mira, "/nodes")
+    assert "dgx-02 is drained: XID 79." in html
+    assert "Free now: 2 of 16 GPUs." in html
+    assert "2 <small>jobs</small>" in html
+    assert html.index(">gpu</h2>") < html.index(">cpu</h2>"), "the default partition comes first"
+    assert "GPU 3: wren, mira" in html
+    assert "GPU 4: slurm-12, oskar9" in html, "other people's jobs have a name, but lead nowhere"
+    assert html.count('data-s="mine"') == 4 + 1, "and one of the key"
+    assert html.count('data-s="busy"') == 2 + 1
+    assert html.count('data-s="out"') == 8 + 1
+    assert "0 of 128 CPUs in use" in html
+    assert "partition, drain" in html
+    assert "1 <small>of 3 nodes</small>" in html, "as many as stand below it, those of CPUs with them"
+
+
+def test_where_there_are_no_gpus_nothing_explains_them(mira: User) -> None:
+    sync.read(Told(machines=[node("cpu-01", "idle", gpus=0)], queued=[queued(11, state="running", gpus=0)]))
+    html = text(mira, "/nodes")
+    assert 'class="gpu"' not in html
+    assert "1 <small>job</small>" in html
+
+
+def test_nodes_are_filtered_by_the_address(mira: User, scheduler: Told) -> None:
+    for query, there in (("partition=cpu", "cpu-01"), ("state=out", "dgx-02"), ("q=nvlink", "dgx-01")):
+        html = text(mira, f"/nodes?{query}")
+        assert [name for name in ("dgx-01", "dgx-02", "cpu-01") if f'id="node-{name}"' in html] == [there]
+    assert "No node matches" in text(mira, "/nodes?q=nowhere")
+
+
+def test_only_what_changes_is_sent_again(mira: User, scheduler: Told) -> None:
+    for address in ("/nodes", "/nodes/dgx-01", "/queue"):
+        assert "<nav" in text(mira, address)
+        fragment = text(mira, address, **{"HX-Request": "true", "HX-Target": "live"})
+        assert "<html" not in fragment
+        assert "say" in fragment
+
+
+def test_one_node(mira: User, scheduler: Told) -> None:
+    html = text(mira, "/nodes/dgx-01")
+    assert "Takes jobs: 2 of 8 GPUs free." in html
+    assert "0, 1, 2, 3" in html
+    assert "Drain…" not in html, "that is for sysadmins"
+    drained = text(mira, "/nodes/dgx-02")
+    assert "Takes no jobs: it is drained." in drained
+    assert "XID 79, says ops" in drained
+    assert signed_in(mira).get("/nodes/nowhere").status_code == 404
+
+
+def test_sysadmins_drain_on_the_page(scheduler: Told) -> None:
+    ops = sysadmin("ops")
+    assert "Drain…" in text(ops, "/nodes/dgx-01")
+    assert "Undrain" in text(ops, "/nodes/dgx-02")
+    client = signed_in(ops)
+    client.post("/nodes/dgx-01/drain", {"reason": " fan\n 3 "})
+    client.post("/nodes/dgx-02/undrain", {"replaces": Node.objects.get(name="dgx-02").reason})
+    assert {(o.node, o.action, o.reason) for o in NodeOrder.objects.all()} == {
+        ("dgx-01", "drain", "fan 3"), ("dgx-02", "undrain", ""),
+    }  # fmt: skip
+    assert "by ops. The scheduler is asked within seconds." in text(ops, "/nodes/dgx-01")
+    client.post("/nodes/dgx-01/drain", {"reason": ""})
+    assert NodeOrder.objects.count() == 2
+
+
+def test_others_may_not(mira: User, scheduler: Told) -> None:
+    assert signed_in(mira).post("/nodes/dgx-01/drain", {"reason": "fan"}).status_code == 403
+    assert signed_in(mira).post("/nodes/dgx-02/undrain").status_code == 403
+    Node.objects.create(name="made-up", is_made_up=True)
+    assert signed_in(sysadmin()).post("/nodes/made-up/drain", {"reason": "fan"}).status_code == 403
+
+
+def test_other_peoples_jobs_lead_nowhere(scheduler: Told) -> None:
+    stranger = person("stranger")
+    html = text(stranger, "/nodes")
+    assert "GPU 3: slurm-11, mira1" in html
+    assert "/jobs/" not in html
+    item = signed_in(stranger).get("/api/v1/queue?q=11").json()["items"][0]
+    assert (item["job"], item["name"], item["user"], item["is_mine"]) == (None, "slurm-11", "mira1", False)
+
+
+def test_silence_is_said(mira: User, scheduler: Told) -> None:
+    scheduler.broken = SchedulerError("Slurm did not answer for 10 s.")
+    sync.read(scheduler)
+    since = timezone.now() - timedelta(minutes=4)
+    Reading.objects.update(read_at=since)
+    for address in ("/nodes", "/nodes/dgx-01", "/queue"):
+        html = text(mira, address)
+        assert "has not answered for 4 min; this is what it said at" in html
+        assert "Slurm did not answer for 10 s." in html
+    assert "dgx-01" in text(mira, "/nodes")
+    reading = signed_in(mira).get("/api/v1/nodes").json()["reading"]
+    assert reading["error"] == "Slurm did not answer for 10 s."
+    Reading.objects.update(error="", failing_since=None)
+    assert "was last asked 4 min ago" in text(mira, "/queue")
+
+
+def test_a_slurm_that_hangs_is_said_before_its_call_runs_out_of_time(
+    mira: User, scheduler: Told, settings: Any
+) -> None:
+    settings.VIGIL_SCHEDULER = "slurm"
+    for seconds, is_said in ((8, False), (11, True)):
+        Reading.objects.update(read_at=timezone.now() - timedelta(seconds=seconds))
+        for address in ("/nodes", "/nodes/dgx-01", "/queue", "/cluster"):
+            assert ("Slurm has not answered for 11 s; this is what it said at" in text(mira, address)) is is_said
+    Reading.objects.filter(part="queue").update(read_at=timezone.now())
+    assert "has not answered" not in text(mira, "/nodes"), "it answers, if more slowly"
+
+
+def test_what_could_not_be_read_is_counted_on_the_page_and_over_rest(mira: User, scheduler: Told) -> None:
+    scheduler.unreadable = {"nodes": 2, "queue": 1}
+    scheduler.queued = [queued(85, component="85+0"), queued(86, component="85+1")]
+    sync.read(scheduler)
+    assert "2 nodes could not be read and are left out." in text(mira, "/nodes")
+    html = text(mira, "/queue")
+    assert "1 job could not be read and is left out." in html
+    assert "86 (85+1, heterogeneous)" in html
+    answer = signed_in(mira).get("/api/v1/queue?q=85%2B1").json()
+    assert [(item["scheduler_id"], item["component"]) for item in answer["items"]] == [("86", "85+1")]
+    assert (answer["reading"]["unreadable"], answer["reading"]["error"]) == (1, "")
+    scheduler.unreadable = {}
+    sync.read(scheduler)
+    assert "could not be read" not in text(mira, "/nodes") + text(mira, "/queue")
+
+
+def test_empty_pages_say_what_comes(mira: User) -> None:
+    assert "No nodes yet" in text(mira, "/nodes")
+    assert "The queue has not been read yet." in text(mira, "/queue")
+    Reading.objects.create(part="nodes", error="Connection refused")
+    assert "does not answer. Connection refused." in text(mira, "/nodes")
+
+
+def test_a_thousand_nodes_come_page_by_page(mira: User) -> None:
+    sync.read(Told(machines=[node(f"n{number:04}") for number in range(1000)]))
+    first = text(mira, "/nodes")
+    assert first.count('class="node"') == 120
+    assert "1–120 of 1,000 nodes" in first
+    assert 'id="node-n0120"' in text(mira, "/nodes?from=120")
+    assert text(mira, "/nodes?from=999999").count('class="node"') == 1
