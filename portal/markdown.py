@@ -30,9 +30,46 @@ def render(text: str, *, deeper: int = 1, link: Callable[[str], str] | None = No
     return SafeString(parser.renderer.render(tokens, parser.options, {}))
 
 
+def render_document(text: str, *, link: Callable[[str], str]) -> SafeString:
+    """Return a document of Vigil's own as HTML: of any length, with pictures, its headings as anchors.
+
+    `link` rewrites the addresses of links and pictures. A link for which it returns "" is shown as plain text.
+    """
+    parser = _document_parser()
+    tokens = parser.parse(text)
+    for place, token in enumerate(tokens):
+        if token.type == "heading_open":
+            token.attrs["id"] = anchor(tokens[place + 1].content)
+        for child in token.children or ():
+            if child.type == "image":
+                child.attrs["src"] = link(str(child.attrs["src"]))
+        _unlink(token.children or [], link)
+    return SafeString(parser.renderer.render(tokens, parser.options, {}))
+
+
+def anchor(heading: str) -> str:
+    """Return the id of a heading, as GitHub makes it: "Run directories" is `run-directories`."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _unlink(tokens: Sequence[Token], link: Callable[[str], str]) -> None:
+    """Rewrite the links of a line, and hide the tags of those that lead nowhere."""
+    is_dead = False
+    for token in tokens:
+        if token.type == "link_open":
+            _mend(token, link)
+            is_dead = not token.attrs["href"]
+        if token.type in {"link_open", "link_close"}:
+            token.hidden = is_dead
+
+
 @cache
 def _parser() -> MarkdownIt:
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+    return _document_parser().disable("image")
+
+
+def _document_parser() -> MarkdownIt:
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     parser.validateLink = _is_harmless  # type: ignore[method-assign]
     return parser
 
