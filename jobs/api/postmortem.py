@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints
 from jobs.api.request import NOT_YOURS, job_of
 from jobs.causes import CAUSES
 from jobs.gathering import postmortem as documents
+from jobs.gathering import verdicts
 from jobs.gathering.postmortem import Document
 from jobs.models import FollowUp, Job
 from jobs.postmortem import people
@@ -248,7 +249,10 @@ def _document(job: Job, number: int | None) -> Document:
     document = documents.of(job, number)
     if document is None or not document.told:
         which = f"Attempt {number} of it" if number is not None else "It"
-        raise Problem(404, f"There is no verdict on #{job.pk}. {which} has not ended badly, or did just now.")
+        where = ""
+        if (attempt := verdicts.restarted_in_place(job, number)) is not None:
+            where = f" Attempt {attempt} restarted in place: its incidents are in GET /api/v1/postmortems."
+        raise Problem(404, f"There is no verdict on #{job.pk}. {which} has not ended badly, or did just now.{where}")
     return document
 
 

@@ -17,7 +17,7 @@ from portal.models import User
 from tests.jobs.pages.reading import text
 from tests.jobs.postmortem.dying import RAISED, running, write
 from tests.jobs.reporting import Spooled, post
-from tests.lab import signed_in
+from tests.lab import bearer, signed_in
 
 pytestmark = pytest.mark.django_db
 ENDED = {
@@ -61,6 +61,9 @@ def test_one_that_began_again_is_an_incident(attempt: Attempt, runs: Path, mira:
         assert answer.redirect_chain == [(path, 302)]
         assert "Attempt 1 has no post-mortem: it restarted in place." in text(answer)
     assert client.get(f"/jobs/{attempt.job_id}/postmortem?attempt=2").status_code == 404
+    refused = bearer(mira).get(f"/api/v1/jobs/{attempt.job_id}/postmortem")
+    assert refused.status_code == 404
+    assert "Attempt 1 restarted in place: its incidents are in GET /api/v1/postmortems." in refused.json()["detail"]
     assert "KeyError" in text(client.get(f"/jobs/{attempt.job_id}/attempts"))
     assert "restarted in place" in text(client.get("/postmortems"))
     Incident.objects.update(at=timezone.now() - timedelta(minutes=12), due_at=timezone.now())
