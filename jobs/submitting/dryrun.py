@@ -108,7 +108,7 @@ def _start(user: User, spec: JobSpec, project: Project) -> Iterator[Finding]:
     there = read.read()
     if not there.nodes:
         yield Finding(
-            "info", "Start", "The scheduler has not told of its nodes yet; it does within seconds of starting."
+            "info", "Start", "The scheduler’s nodes have not been read yet; try again in a few seconds."
         )
         return
     if spec.resources.begin_at or spec.after:
