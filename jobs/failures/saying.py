@@ -41,7 +41,8 @@ def say(found: Found, wanted: Wanted) -> tuple[str, str]:
 
 def _stands_out(one: Offender) -> str:
     how = "under different programs" if one.is_node else "mostly under one program"
-    return f"{one.seen.node} fails {formatting.measure(one.times)} times as often as the others let expect, {how}."
+    times = f"{one.times:.1f}" if one.times < 9.95 else formatting.count(round(one.times))
+    return f"{one.seen.node} fails {times}× as often as expected from its node-days, {how}."
 
 
 def per_thousand(rate: Rate) -> tuple[str, str]:
@@ -90,6 +91,6 @@ def expect(found: Forecast) -> tuple[str, str]:
         basis = ""
         many = f"{formatting.measure(found.failures)} ({_between(found.failures_low, found.failures_high)})"
     fails = f"{held}: expect {many} {'failure' if many == '1' else 'failures'}, one each"
-    lead = f"{fails} {formatting.duration(found.mtbf_seconds)}; with {_chance(found.none)} chance none."
+    lead = f"{fails} {formatting.duration(found.mtbf_seconds)}; the chance of none is {_chance(found.none)}."
     best = f"Saving every {formatting.duration(found.best_seconds)} keeps most: {formatting.percent(found.best)}"
     return lead, f"{best} of the time is training that counts. {basis}".strip()

@@ -107,9 +107,7 @@ def _start(user: User, spec: JobSpec, project: Project) -> Iterator[Finding]:
     """Whether it would start now, or what it would wait for: as `why` tells it of a job that waits."""
     there = read.read()
     if not there.nodes:
-        yield Finding(
-            "info", "Start", "The scheduler’s nodes have not been read yet; try again in a few seconds."
-        )
+        yield Finding("info", "Start", "The scheduler’s nodes have not been read yet; try again in a few seconds.")
         return
     if spec.resources.begin_at or spec.after:
         yield Finding("info", "Start", f"Waits until {_first(spec)}.")

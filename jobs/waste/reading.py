@@ -23,7 +23,7 @@ WINDOWS = (1, 7, 30, 90)
 BY = ("project", "person", "job")
 SORTS = ("name", "held", "used", "share", "idle")
 MOST_DAYS = 90
-PAST_VIGIL = "past Vigil"  # jobs that no project here knows
+OUTSIDE_VIGIL = "outside Vigil"  # jobs that no project here knows
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _by_project(user: User, groups: Iterable[_Group]) -> list[Row]:
     own = set(Project.objects.visible_to(user).values_list("pk", flat=True))
     rows = []
     for project, hours in found.items():
-        name = names.get(project, PAST_VIGIL)
+        name = names.get(project, OUTSIDE_VIGIL)
         link = f"{reverse('jobs')}?project={name}" if project in own else ""
         rows.append(Row(name, hours, link, project=name if project in names else ""))
     return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobs.presenting.cost import price_text
-from jobs.waste.reading import Found, Hours, Wanted
+from jobs.waste.reading import OUTSIDE_VIGIL, Found, Hours, Wanted
 from portal import formatting
 
 LITTLE = 0.05  # hours: what would be written as 0
@@ -16,17 +16,28 @@ def say(found: Found, wanted: Wanted, idle_gpus: int) -> tuple[str, str]:
     if not total.held:
         return f"{when} no GPU-hours were counted.", now(idle_gpus)
     share = formatting.percent(total.share)
-    told = f"{when} {hours(total.held)} {_were(total.held)} held and {share} used; {_idle(total)}"
+    of = "it" if figure(total.held) == "1" else "them"
+    told = f"{when} {hours(total.held)} {_were(total.held)} allocated and {share} of {of} used; {_idle(total)}"
     most = found.most
     if most is not None and most.hours.idle >= LITTLE:
-        told += f": most by {most.name} ({figure(most.hours.idle)})" if most.hours != total else f", all by {most.name}"
+        told += (
+            f", {_whose(most.name, wanted)} ({figure(most.hours.idle)})"
+            if most.hours != total
+            else f", {_whose(most.name, wanted, all_of=True)}"
+        )
     return f"{told}.", now(idle_gpus)
+
+
+def _whose(name: str, wanted: Wanted, *, all_of: bool = False) -> str:
+    """Return "most in vision", "most by mira", "all outside Vigil"."""
+    relation = "" if name == OUTSIDE_VIGIL else "in " if wanted.by == "project" else "by "
+    return f"{'all' if all_of else 'most'} {relation}{name}"
 
 
 def now(gpus: int) -> str:
     if not gpus:
-        return "No GPU is held idle now."
-    return f"{formatting.plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} held idle now."
+        return "No allocated GPU is idle now."
+    return f"{formatting.plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} allocated and idle now."
 
 
 def hours(value: float) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from urllib.parse import urlencode
 
 from django import template
 from django.template.context import Context
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -14,6 +16,7 @@ from django.utils.safestring import SafeString
 from portal import formatting
 
 register = template.Library()
+_DOCUMENT = re.compile(r"docs/([a-z-]+)\.md")
 
 for _name in ("count", "loss", "measure", "percent", "share", "disk", "memory", "duration", "word", "family", "exact"):
     register.filter(_name, getattr(formatting, _name))
@@ -35,6 +38,16 @@ def code(text: str) -> SafeString:
     return format_html_join(
         "", "{}", ((format_html("<code>{}</code>", p) if i % 2 else p,) for i, p in enumerate(parts))
     )
+
+
+@register.filter
+def remedy(text: str) -> SafeString:
+    """Set `backticks` as code, and docs/NAME.md as a link to that page of the documentation."""
+    return SafeString(_DOCUMENT.sub(_linked, code(text)))  # `code` has escaped it
+
+
+def _linked(found: re.Match[str]) -> str:
+    return format_html('<a href="{}">{}</a>', reverse("doc", args=[found[1]]), found[0])
 
 
 def _time(then: datetime | None, text: str, live: str = "") -> str | SafeString:

@@ -133,3 +133,8 @@ def test_commands_in_a_sentence_are_code() -> None:
 
 def test_what_people_write_is_escaped() -> None:
     assert "<script>" not in render("{% state name %}", name="<script>")
+
+
+def test_remedies_show_commands_and_link_the_documentation() -> None:
+    shown = Template("{{ text|remedy }}").render(Context({"text": "Run `vigil backup <FILE>` (docs/install.md)."}))
+    assert shown == ('Run <code>vigil backup &lt;FILE&gt;</code> (<a href="/docs/install">docs/install.md</a>).')

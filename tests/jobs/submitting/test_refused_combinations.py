@@ -63,7 +63,7 @@ def test_hundreds_of_combinations_without_a_job_are_summed_up(oskar: User, clien
     sweep, _ = sweeps.submit(oskar, spec, spec_toml=TEXT)
     client.force_login(oskar)
     html = reading.text(client.get(f"/sweeps/{sweep.pk}"))
-    assert '<a class="quiet" href="#refused">300 combinations have no job.</a>' in html
+    assert '<a class="muted" href="#refused">300 combinations have no job.</a>' in html
     section = html[html.index('id="refused"') :]
     assert html.index('<table id="jobs">') < html.index('id="refused"'), "the jobs come first"
     assert (section.count("leaves 1 of 20"), "<details open>" in section) == (200, False)

@@ -214,7 +214,7 @@ class TestCounting:
 class TestWhoSees:
     def test_everybody_sees_all_where_the_queue_is_everybodys(self, lab: dict[str, User]) -> None:
         for who in lab.values():
-            assert set(hours(asked(who))) == {"siskin", "wren", "past Vigil"}
+            assert set(hours(asked(who))) == {"siskin", "wren", "outside Vigil"}
 
     def test_others_are_hidden_where_the_site_hides_them(self, lab: dict[str, User], settings: Any) -> None:
         settings.VIGIL_QUEUE_VISIBLE = "own"
@@ -267,13 +267,13 @@ class TestAsking:
         assert asked(sam, "days=1")["since"] == today().isoformat()
 
     def test_a_sentence(self, lab: dict[str, User]) -> None:
-        said = "In 7 days 150 GPU-hours were held and 43.3 % used; 48 were idle: most by wren (30)."
-        assert asked(lab["sam"])["text"] == f"{said} No GPU is held idle now."
+        said = "In 7 days 150 GPU-hours were allocated and 43.3 % of them used; 48 were idle, most in wren (30)."
+        assert asked(lab["sam"])["text"] == f"{said} No allocated GPU is idle now."
         assert said in text(signed_in(lab["sam"]).get("/waste"))
-        assert asked(lab["sam"], "by=job")["text"].startswith(said.replace("wren (30)", "ann (38)"))
+        assert asked(lab["sam"], "by=job")["text"].startswith(said.replace("in wren (30)", "by ann (38)"))
         GpuUse.objects.all().delete()
         GpuHours.objects.all().delete()
-        assert asked(lab["sam"], "days=1")["text"] == "Today no GPU-hours were counted. No GPU is held idle now."
+        assert asked(lab["sam"], "days=1")["text"] == "Today no GPU-hours were counted. No allocated GPU is idle now."
         assert "Nothing counted" in text(signed_in(lab["sam"]).get("/waste"))
 
     @pytest.mark.parametrize(
@@ -293,13 +293,13 @@ class TestAsking:
         assert places == sorted(places)
 
     def test_names_in_order(self, lab: dict[str, User]) -> None:
-        assert list(hours(asked(lab["sam"], "sort=name"))) == ["past Vigil", "siskin", "wren"]
-        assert list(hours(asked(lab["sam"], "sort=-name"))) == ["wren", "siskin", "past Vigil"]
+        assert list(hours(asked(lab["sam"], "sort=name"))) == ["outside Vigil", "siskin", "wren"]
+        assert list(hours(asked(lab["sam"], "sort=-name"))) == ["wren", "siskin", "outside Vigil"]
 
     def test_page_by_page(self, lab: dict[str, User]) -> None:
         for by, names in (
             ("job", {"nightjar", "lora", "job 90", "job 99"}),
-            ("project", {"siskin", "wren", "past Vigil"}),
+            ("project", {"siskin", "wren", "outside Vigil"}),
         ):
             found, cursor = [], ""
             while cursor is not None:
