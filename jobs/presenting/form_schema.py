@@ -17,7 +17,7 @@ NAMED = 4  # … and up to which they stand below it
 _WORDS = {"tags", "after", "environment.modules", "run.attackers"}
 _HOSTS = {"resources.require_nodes", "resources.exclude_nodes"}
 _SOURCE = re.compile(r" \([^()]*\)$")  # whose it is, in docs/; too long for a form
-_SPELLED = {"fp8": "FP8", "kv": "KV", "lora": "LoRA", "mib": "(MiB)", "mtbf": "MTBF", "rope": "RoPE"}
+_SPELLED = {"fp8": "FP8", "kv": "KV", "lora": "LoRA", "lr": "LR", "mib": "(MiB)", "mtbf": "MTBF", "rope": "RoPE"}
 
 
 @cache

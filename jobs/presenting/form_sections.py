@@ -39,6 +39,8 @@ SLURM = (
     "exclude_nodes",
 )  # fmt: skip
 CODE = frozenset({Script.TABLE, ClientCode.TABLE})
+BESIDE = {"run.attack": ("run.attackers", "run.attacker_share")}
+"""Fields that mean something only with a choice, and stand behind it."""
 OPTIONS_FIRST = 6  # of a recipe's own options, where it does not say itself which
 
 
@@ -143,6 +145,9 @@ def _bring_forward(section: Section, path: str, options: list[Field]) -> None:
     if chooser in section.more:
         section.more.remove(chooser)
         section.fields.append(chooser)
+    beside = [field for field in section.more if field.path in BESIDE.get(path, ())]
+    section.more = [field for field in section.more if field not in beside]
+    options = [*beside, *options]
     place = section.fields.index(chooser) + 1
     section.fields[place:place] = options
 

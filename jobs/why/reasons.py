@@ -21,7 +21,7 @@ MEANINGS = {
     "Requeued": "it is back in the queue and starts again.",
     "Dependency": "another job has to end before it.",
     "DependencyNeverSatisfied": "the job before it did not end as it had to. It never starts: cancel it.",
-    "BeginTime": "its time to start has not come.",
+    "BeginTime": "it is scheduled to start later.",
     "Reservation": "the reservation that it asks for has not begun.",
     "ReqNodeNotAvail": "a node that it needs is down, drained or reserved.",
     "Nodes_required_for_job_are_DOWN": "nodes that it needs are down, drained or reserved.",

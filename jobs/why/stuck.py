@@ -111,7 +111,7 @@ def _not_before(begin: float | None, facts: Facts) -> str:
     now = facts.cluster.now
     if not begin or begin <= now:
         return ""
-    return f"It is to begin at {clock(begin, now)}, {formatting.duration(begin - now)} from now, and not before."
+    return f"It is scheduled to start at {clock(begin, now)}, in {formatting.duration(begin - now)}, and not before."
 
 
 def _closed(facts: Facts) -> Iterator[Block]:

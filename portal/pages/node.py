@@ -200,7 +200,10 @@ def _ask(request: HttpRequest, name: str, action: NodeOrder.Action, reason: str 
     try:
         orders.ask(user, node, action, reason, replaces=request.POST.get("replaces"))
     except orders.DrainedByAnother as error:
-        messages.error(request, f"{error} Look at that first; then {action} it again if you mean to.")
+        # A drained node has no button to drain it, so that only the command replaces the reason.
+        replace = f"Its reason is replaced by: vigil drain {name} --reason R --replace"
+        again = replace if action == NodeOrder.Action.DRAIN else "Read that first; then undrain it if you mean to."
+        messages.error(request, f"{error} Nothing was changed. {again}")
     return redirect("node", name)
 
 

@@ -166,9 +166,9 @@ def test_kill_now_is_offered_to_those_who_may_and_says_what_is_lost(
 ) -> None:
     job = a_job(mira, project, state="running", name="wren")
     page = text(client.get(f"/jobs/{job.pk}"))
-    assert "all its work is lost" in page
+    assert "expect to lose all its work" in page
     save(job, 100)
-    assert "Work since step 100 is lost" in text(client.get(f"/jobs/{job.pk}"))
+    assert "Expect to lose the work since step 100" in text(client.get(f"/jobs/{job.pk}"))
     assert "Kill wren now?" not in text(signed_in(person("yuki", project)).get(f"/jobs/{job.pk}"))
     client.post(f"/jobs/{job.pk}/cancel")
     assert 'id="do-kill"' in text(client.get(f"/jobs/{job.pk}"))

@@ -86,6 +86,18 @@ def test_what_is_chosen_is_said_in_a_line_and_has_its_options_behind_it() -> Non
     assert "run.pace" in {field.path for field in sections(read_toml('kind = "federated"\n'))[2].more}
 
 
+def test_an_attack_has_its_attackers_beside_it() -> None:
+    text = 'name = "x"\nkind = "federated"\n[run]\nattack = "scaling"\nclient_lr_schedule = "cosine"\n'
+    run = next(one for one in sections(read_toml(text)) if one.title == "Run")
+    order = [field.path for field in run.fields]
+    place = order.index("run.attack")
+    assert order[place + 1 : place + 3] == ["run.attackers", "run.attacker_share"]
+    assert order[place + 3].startswith("run.scaling.")
+    assert fields(text)["run.client_lr_schedule"].title == "Client LR schedule"
+    alone = next(one for one in sections(read_toml('kind = "federated"\n')) if one.title == "Run")
+    assert {"run.attackers", "run.attacker_share"} <= {field.path for field in alone.more}
+
+
 @pytest.mark.parametrize("lines", ['parallelism = "fsdp"', "mesh = { tp = 2, pp = 2 }", 'communication = "diloco"', ""])
 def test_a_choice_that_nobody_made_is_not_written(lines: str) -> None:
     """A browser sends what a choice shows, which is its first where none is as it stands."""

@@ -319,7 +319,7 @@ class TestNotes:
         assert (note.node, note.text, note.by) == ("dgx-01", f"Fan 3 {HOSTILE}", boss)
         assert HOSTILE not in raw(mira)
         assert f"Fan 3 {HOSTILE}" in text(mira)
-        assert "Write down" not in text(mira)
+        assert "Add note" not in text(mira)
         client.post(f"/nodes/dgx-01/notes/{note.pk}/remove")
         assert not NodeNote.objects.exists()
         assert [*AuditEntry.objects.order_by("pk").values_list("user__username", "action", "thing")] == [

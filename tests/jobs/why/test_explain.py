@@ -154,8 +154,8 @@ def test_what_is_to_begin_later_says_when_and_offers_nothing_sooner(reason: str)
     asked = {"nodes": 1, "gpus_per_node": 8, "time_limit": "12:00:00", "begin": begin.isoformat()}
     found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a"), node("b", 4)), reason)
     assert found.blocks[0].kind == "time"
-    assert texts(found)[0].startswith("It is to begin at ")
-    assert texts(found)[0].endswith(", 2 h from now, and not before.")
+    assert texts(found)[0].startswith("It is scheduled to start at ")
+    assert texts(found)[0].endswith(", in 2 h, and not before.")
     assert found.variants == ()
     assert found.starts_on == ()
     assert not found.never
@@ -168,7 +168,7 @@ def test_a_hold_or_a_dependency_comes_before_a_later_begin(reason: str, kind: st
     own = queued("77", 8, reason=reason, starts_at=NOW + 7200)
     found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a"), queue=(own,)), reason)
     assert [block.kind for block in found.blocks] == [kind, "time"]
-    assert texts(found)[1].endswith(", 2 h from now, and not before.")
+    assert texts(found)[1].endswith(", in 2 h, and not before.")
     assert found.variants == ()
 
 
@@ -177,16 +177,16 @@ def test_a_hold_or_a_dependency_comes_before_a_later_begin(reason: str, kind: st
     [
         ("Resources", None, ""),  # scontrol update starttime=now
         ("Priority", NOW + 600, ""),
-        ("BeginTime", NOW + 600, "10 min from now"),  # put forward
-        ("BeginTime", NOW + 4 * 3600, "4 h from now"),  # put off
-        ("Resources", NOW + 7200 - 1, "2 h from now"),
+        ("BeginTime", NOW + 600, "in 10 min"),  # put forward
+        ("BeginTime", NOW + 4 * 3600, "in 4 h"),  # put off
+        ("Resources", NOW + 7200 - 1, "in 2 h"),
     ],
 )
 def test_the_schedulers_begin_counts_more_than_the_specifications(reason: str, starts_at: float, says: str) -> None:
     asked = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW + 7200, UTC).isoformat()}
     own = queued("77", 8, reason=reason, starts_at=starts_at)
     found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a", 4), queue=(own,)), reason)
-    assert ("It is to begin at" in " ".join(texts(found))) is bool(says)
+    assert ("It is scheduled to start at" in " ".join(texts(found))) is bool(says)
     assert says in " ".join(texts(found))
 
 

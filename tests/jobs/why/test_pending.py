@@ -150,7 +150,7 @@ def test_one_that_is_to_begin_later_is_offered_nothing_sooner(oskar: User, proje
     job = eight_gpus(oskar, project, reason="Priority")
     Job.objects.update(spec={**job.spec, "resources": {**job.spec["resources"], "begin": begin.isoformat()}})
     found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
-    assert found["text"].startswith("It is to begin at ")
+    assert found["text"].startswith("It is scheduled to start at ")
     assert found["variants"] == []
     assert "would start now" not in text(signed_in(oskar).get(f"/jobs/{job.pk}"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from html import unescape
 from typing import Any
 
 import pytest
@@ -81,6 +82,19 @@ def test_sysadmins_drain_on_the_page(scheduler: Told) -> None:
     assert "by ops. The scheduler is asked within seconds." in text(ops, "/nodes/dgx-01")
     client.post("/nodes/dgx-01/drain", {"reason": ""})
     assert NodeOrder.objects.count() == 2
+
+
+def test_a_drain_by_hand_is_not_replaced_by_a_click(scheduler: Told) -> None:
+    """The page says who drained it and why, and what there is to do: a drained node has no button to drain it."""
+    eva = sysadmin("eva")
+    client = signed_in(eva)
+    refused = client.post("/nodes/dgx-02/drain", {"reason": "reboot"}, follow=True).content.decode()
+    said = " ".join(unescape(refused).replace("\N{NO-BREAK SPACE}", " ").split())
+    assert "dgx-02 is drained by ops" in said
+    assert "Nothing was changed. Its reason is replaced by: vigil drain dgx-02 --reason R --replace" in said
+    refused = client.post("/nodes/dgx-02/undrain", follow=True).content.decode()
+    assert "Nothing was changed. Read that first; then undrain it if you mean to." in refused
+    assert not NodeOrder.objects.exists()
 
 
 def test_others_may_not(mira: User, scheduler: Told) -> None:
