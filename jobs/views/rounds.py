@@ -13,6 +13,7 @@ from jobs.models import Attempt
 from jobs.presenting.header import Life
 from jobs.presenting.sentence import Sentence
 from portal.untrusted import whole
+from training.federation import custom
 
 
 def shown(request: HttpRequest, life: Life, said: Sentence) -> dict[str, Any]:
@@ -46,9 +47,14 @@ def _with_coverage(life: Life, said: Sentence) -> Sentence:
 
 def _how(life: Life) -> str:
     """What was asked for, in a line beside the matrix."""
-    run = life.job.spec.get("run") or {}
+    run = dict(life.job.spec.get("run") or {})
+    own = custom.chosen(run)
+    run |= {part.field: f"own {part.field}" for part in own}
     parts = [str(run.get("algorithm", "")), f"{run.get('aggregation', '')} of updates"]
     if run.get("per_round"):
-        parts.append(f"{run['per_round']:,} clients a round, {run.get('selection', '')}")
-    parts += [f"split {run.get('split', '')}", *(run.get("filters") or [])]
+        parts.append(f"{run['per_round']:,} clients a round")
+    if run.get("per_round") or custom.SELECTION in own:
+        parts.append(str(run.get("selection", "")))
+    split = str(run.get("split", ""))
+    parts += [split if custom.SPLIT in own else f"split {split}", *(run.get("filters") or [])]
     return ", ".join(part for part in parts if part)

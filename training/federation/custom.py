@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CustomPart:
-    """One such part."""
+    """Says which field of [run] chooses such a part, and which file defines it."""
 
     field: str
     """The field of [run] that chooses it."""

@@ -21,8 +21,10 @@ from jobs.submitting.submit import submit
 from portal.formatting import NBSP
 from portal.models import Project, User
 from tests.jobs.asking import packed
+from tests.jobs.federation.federations import a_federation
+from tests.jobs.pages.reading import text
 from tests.jobs.schedulers import Told
-from tests.lab import bearer, person, sysadmin
+from tests.lab import bearer, person, signed_in, sysadmin
 
 TEXT = """\
 name = "mine"
@@ -141,6 +143,16 @@ class TestBeforeItRuns:
         assert [error["field"] for error in answer.json()["errors"]] == ["client.selection"]
         whole = packed(aggregation_py="1", split_py="2", selection_py="3")
         assert submit(sam, JobSpec.parse_toml(TEXT), spec_toml=TEXT, code=whole)[1]
+
+
+@pytest.mark.django_db
+def test_the_page_calls_them_own(project: Project) -> None:
+    mira = person("mira", project)
+    job = a_federation(mira, project)
+    job.spec["run"] |= {field: f"own_{field}" for field in ("aggregation", "selection", "split")}
+    job.save()
+    page = text(signed_in(mira).get(f"/jobs/{job.pk}"))
+    assert "fedavg, own aggregation of updates, own selection, own split" in page
 
 
 SWEEP = TEXT.replace('split = "own_split"\n', "").replace('selection = "own_selection"\n', "")
