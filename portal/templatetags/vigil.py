@@ -42,7 +42,7 @@ def code(text: str) -> SafeString:
 
 @register.filter
 def remedy(text: str) -> SafeString:
-    """Set `backticks` as code, and docs/NAME.md as a link to that page of the documentation."""
+    """Set `backticks` as code, and the name of a file in docs/ as a link to its page of the documentation."""
     return SafeString(_DOCUMENT.sub(_linked, code(text)))  # `code` has escaped it
 
 
