@@ -7,14 +7,19 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+
 from training import contracts
 from training.config.asked import Problem
 from training.config.shape import Misfit, Shape
 from training.data import Labels
 from training.federation import attackers, combinations, custom, parts, splitting
 from training.federation.config import FederationConfig
+from training.federation.parts import DataSplit
 
 NOWHERE = Path(os.devnull)
+EVEN = DataSplit(lambda labels, clients, draw, **options: np.arange(len(labels.of["train"])) % clients)
+"""Stands for a split that only the ranks know, so that what is wrong with any split is found here, too."""
 
 
 def problems(config: FederationConfig, ranks: int) -> Iterator[Problem]:
@@ -48,10 +53,9 @@ def _misfits(config: FederationConfig, ranks: int) -> Iterator[Misfit]:
         *combinations.check(config),
     ]
     yield from found
-    if custom.SPLIT in config.custom:  # computed on the ranks, which check it alike
-        return
     if not found and (labels := shipped_labels(config)) is not None:
-        yield from splitting.check(config, splitting.divide(config, labels))
+        split = EVEN if custom.SPLIT in config.custom else None
+        yield from splitting.check(config, splitting.divide(config, labels, split))
 
 
 def shipped_labels(config: FederationConfig) -> Labels | None:

@@ -259,6 +259,18 @@ class TestSplit:
             started(tmp_path, files={"split.py": turned}, **{**run, "rounds": 4}).run()
         assert started(tmp_path, files={"split.py": f"{BY_TURNS}# the same\n"}, **{**run, "rounds": 4}).run()
 
+    @pytest.mark.parametrize(
+        ("table", "field"),
+        [
+            ({"clients": 1500}, "clients"),
+            ({"aggregation": "fltrust", "fltrust": {"root_samples": 300}}, "fltrust.root_samples"),
+            ({"own_split": {"labels_each": 2}}, None),
+        ],
+    )
+    def test_what_is_wrong_with_any_split_is_found_before(self, table: dict[str, Any], field: str | None) -> None:
+        found = list(checking.problems(parse({**DIGITS, "split": "own_split", **table}), 1))
+        assert [problem.field for problem in found] == ([field] if field else [])
+
     def test_is_of_no_use_to_clients_of_ones_own(self) -> None:
         (problem,) = checking.problems(parse({"recipe": "client", "split": "own_split"}), 1)
         assert problem.field == "split"
