@@ -45,6 +45,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "next": page.next,
         "search": search,
         "tabs": _tabs(counts, request.GET.get("state", "")),
+        "has_project": lambda: user.is_sysadmin or user.memberships.exists(),
         "total": sum(counts.values(), Count(0)),
         "found": _count(counts, search.states),
         "active": sum((counts[state] for state in Attempt.ALIVE if state in counts), Count(0)),

@@ -84,6 +84,6 @@ def _last(process: Process) -> str:
 
 def _remedy(role: str) -> str:
     return (
-        f"vigil up restarts it after {settings.VIGIL_UNRESPONSIVE_SECONDS:g} s; its log is"
-        f" $VIGIL_HOME/logs/{role}.log. A service of its own: restart that, and read its log."
+        f"`vigil up` restarts it after {settings.VIGIL_UNRESPONSIVE_SECONDS:g} s; where it is a service of its own,"
+        f" restart that. Its log is `$VIGIL_HOME/logs/{role}.log`, or the service's."
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from django.contrib.auth.decorators import login_required
@@ -31,6 +32,7 @@ from portal.pages.readiness import banner
 FIRST_LOOK = timedelta(days=1)  # how far back the page goes for somebody who never said that they looked
 FURTHEST = timedelta(days=14)
 MOST_NEWS = 20
+MOST_ENDED = 200  # of the newest ends, those of a sweep fold into one line, so that they do not fill the page
 MOST_ROWS = 10
 MOST_NOTICES = 6
 MOST_ALIVE = 5_000  # of each kind that are looked at and counted
@@ -47,6 +49,7 @@ class News:
     move: str  # what the person is asked to do; "" where nothing
     checkpoint: int | None
     has_postmortem: bool = False
+    others: int = 0  # further jobs of its sweep that ended in the same state
 
     @property
     def went_badly(self) -> bool:
@@ -109,6 +112,7 @@ def home(request: HttpRequest) -> HttpResponse:
         "wide": any(node.gpus > 8 for node in nodes),
         "draws_gpus": any(node.gpus for node in nodes),
         "free": free_now(nodes),
+        "has_project": lambda: user.is_sysadmin or user.memberships.exists(),
         "has_jobs": bool(news or running or waiting) or Job.objects.visible_to(user).exists(),
         "say": say(
             news, len(running) + more_running, sum(line.jobs for line in waiting) + more_waiting, many_notices, now
@@ -143,8 +147,10 @@ def _news(user: User, since: datetime) -> list[News]:
     own = Job.objects.visible_to(user).filter(pk=OuterRef("job_id"), owner=user)
     # Of those that ended of late, newest first, it is asked whose they are; not which of all their jobs have ended.
     ended = Attempt.objects.filter(Exists(own), ended_at__gt=since).order_by("-ended_at")
-    keys = list(ended.values_list("pk", flat=True)[:MOST_NEWS])
-    rows = Attempt.objects.select_related("job", "job__latest", "job__project", "job__owner").in_bulk(keys)
+    alike = _alike(ended.values_list("pk", "job__sweep", "state", "job__latest")[:MOST_ENDED])
+    keys = list(alike)[:MOST_NEWS]
+    related = ("job", "job__latest", "job__project", "job__owner", "job__sweep")
+    rows = Attempt.objects.select_related(*related).in_bulk(keys)
     attempts = [rows[key] for key in keys if key in rows]
     newest: dict[int, int] = {}
     told = Checkpoint.objects.filter(attempt__in=keys).order_by("created_at").values_list("attempt", "step", "state")
@@ -155,9 +161,27 @@ def _news(user: User, since: datetime) -> list[News]:
     following = {(attempt.job_id, attempt.number - 1): attempt for attempt in later}
     died = {one.attempt_id: one for one in Incident.objects.filter(attempt__in=keys, incarnation=None)}
     return [
-        _line(attempt, newest.get(attempt.pk), following.get((attempt.job_id, attempt.number)), died.get(attempt.pk))
+        replace(
+            _line(
+                attempt, newest.get(attempt.pk), following.get((attempt.job_id, attempt.number)), died.get(attempt.pk)
+            ),
+            others=alike[attempt.pk] - 1,
+        )
         for attempt in attempts
     ]
+
+
+def _alike(ended: Iterable[tuple[int, int | None, str, int | None]]) -> dict[int, int]:
+    """Return the newest attempt of each sweep and state, and any other attempt by itself, with how many they are.
+
+    An attempt that a later one followed stays by itself: what became of it is its job's own story.
+    """
+    first: dict[tuple[int, str], int] = {}
+    found: dict[int, int] = {}
+    for pk, sweep, state, latest in ended:
+        key = pk if sweep is None or pk != latest else first.setdefault((sweep, state), pk)
+        found[key] = found.get(key, 0) + 1
+    return found
 
 
 def _line(attempt: Attempt, checkpoint: int | None, following: Attempt | None, died: Incident | None) -> News:
@@ -222,7 +246,8 @@ def say(news: list[News], running: int, waiting: int, notices: int, now: datetim
         first = stuck[0]
         verb = {"out_of_memory": "ran out of memory", "timeout": "reached its time limit", "node_fail": "lost a node"}
         what = f"{first.job.name} {verb.get(first.attempt.state, 'failed')} {_at(first.attempt.ended_at, now)}"
-        others = f" So did {formatting.plural(len(stuck) - 1, 'other')}." if len(stuck) > 1 else ""
+        many = sum(1 + line.others for line in stuck) - 1
+        others = f" So did {formatting.plural(many, 'other')}." if many else ""
         why = f"{first.why} " if first.has_postmortem else ""
         return f"{what} and waits for you.{others}", f"{why}{going}", ""
     if recovered:
@@ -233,7 +258,8 @@ def say(news: list[News], running: int, waiting: int, notices: int, now: datetim
         return f"{formatting.plural(notices, 'notice')} {'is' if notices == 1 else 'are'} unread.", going, "#h-notices"
     if done:
         names = formatting.listed([line.job.name for line in done[:3]])
-        more = f" and {formatting.count(len(done) - 3)} more" if len(done) > 3 else ""
+        many = sum(1 + line.others for line in done) - len(done[:3])
+        more = f" and {formatting.count(many)} more" if many else ""
         return f"{names}{more} completed.", going, ""
     if running or waiting:
         return going, "Nothing needs you.", ""

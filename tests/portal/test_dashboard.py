@@ -83,6 +83,30 @@ def test_a_sweep_that_waits_is_one_line(mira: User, project: Project) -> None:
     assert '?state=pending">14 more</a>' in home(mira), "jobs are counted, not lines"
 
 
+def test_ends_of_a_sweep_are_one_line_for_each_state(mira: User, project: Project) -> None:
+    """They do not fill the page: what else ended before them stays on it."""
+    a_job(mira, project, state="failed", name="wren")
+    sweep = Sweep.objects.create(name="rates", owner=mira, project=project)
+    for index in range(30):
+        a_job(mira, project, state="completed" if index % 3 else "failed", name=f"rates-{index}", sweep=sweep)
+    html = home(mira)
+    assert "rates-27</a> and" in html
+    assert f'href="/jobs?sweep={sweep.pk}&amp;state=failed">9 other jobs</a> of sweep rates failed.' in html
+    assert f'href="/jobs?sweep={sweep.pk}&amp;state=completed">19 other jobs</a> of sweep rates completed.' in html
+    assert html.count("of sweep rates") == 2
+    assert ">wren</a> failed" in html
+    assert "waits for you. So did 10 others." in html
+
+
+def test_somebody_without_a_project_is_told_whom_to_ask() -> None:
+    yuki = person("yuki")
+    ask = "You are not in any project: ask a sysadmin to add you to one"
+    assert ask in home(yuki)
+    assert "Submit your first job" not in home(yuki)
+    assert ask in signed_in(yuki).get("/jobs").text
+    assert ask not in home(person("finn", a_project()))
+
+
 def test_what_recovered_needs_nobody(mira: User, project: Project) -> None:
     job = a_job(mira, project, state="failed", name="nightjar", attempt={"step": 120})
     saved = a_checkpoint(job, 100, state="verified")
