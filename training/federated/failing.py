@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from training.reporting.reporter import AnyReporter
 
 if TYPE_CHECKING:
-    from training.federated.controller import Facts
+    from training.federated.answers import Facts
     from training.federation.pacing import Plan
 
 T = TypeVar("T")

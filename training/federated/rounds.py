@@ -20,9 +20,10 @@ from training.attempt.stopping import StopRequest
 from training.checkpoint.staging import State
 from training.engine.validating import Validations
 from training.federated import assembling, failing
+from training.federated.answers import Facts
 from training.federated.assembling import Federation
 from training.federated.combining import combining
-from training.federated.controller import Controller, Facts, QuorumLost
+from training.federated.controller import Controller, QuorumLost
 from training.federated.coverage import CoverageLog
 from training.federated.failing import ClientsFailed
 from training.federated.judging import Judge, Judged

@@ -14,7 +14,7 @@ from training.federated.model import PERSONAL, STATISTICS, Model
 from training.federated.pending import Pending
 
 if TYPE_CHECKING:
-    from training.federated.controller import Answer
+    from training.federated.answers import Answer
 
 QUARANTINED_AFTER = 3
 """Updates that were no numbers, after which a client is not asked again."""

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from training.federated.answers import Facts
 from training.federated.assembling import Federation
-from training.federated.controller import Controller, Facts
+from training.federated.controller import Controller
 from training.federated.coverage import CoverageLog
 from training.federated.failing import Failures
 from training.federated.judging import Judged

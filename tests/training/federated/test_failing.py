@@ -12,7 +12,7 @@ import pytest
 from tests.training.federated.planted import CLIENTS, planted_clients
 from tests.training.ranks import Incarnation, Run
 from training.federated import failing
-from training.federated.controller import Facts
+from training.federated.answers import Facts
 from training.federation.pacing import Plan
 
 EVERYBODY = ",".join(map(str, range(CLIENTS)))
