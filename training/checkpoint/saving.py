@@ -28,7 +28,7 @@ from training.checkpoint import events
 from training.checkpoint.cadence import Cadence
 from training.checkpoint.committing import mark_damaged, mark_verified
 from training.checkpoint.pruning import Keep, delete, finish, starts
-from training.checkpoint.staging import Staging, State
+from training.checkpoint.staging import Staging, State, release
 from training.checkpoint.writing import Facts, Lineage, Writer
 from training.manifest import CheckpointError, Manifest, Unreadable
 from training.reporting.reporter import AnyReporter
@@ -230,7 +230,9 @@ class Checkpoints:
             save.committed = self._writer.write(state, save.facts, began=save.began, stall=save.stall)
         except BaseException as error:  # handed to the main thread, which knows what it means
             save.error = error
-        else:
+        finally:
+            release(state)
+        if save.committed is not None:
             save.damage = self._writer.look_after(save.committed)
 
     def _use_own_gpu(self) -> None:

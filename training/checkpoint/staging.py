@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.checkpoint import pinning
+from training.checkpoint.rows import Frozen, Rows
 
 State = dict[str, Any]
-"""A tree of dicts whose leaves are tensors: plain ones, or DTensors that hold a part."""
+"""A tree of dicts whose leaves are tensors: plain ones, or DTensors that hold a part. A save also takes Rows."""
 Path = tuple[str, ...]
 Piece = tuple[str, tuple[int, ...], int]
 """A tensor's dotted name, where in it a rank's part begins, and that part's bytes."""
@@ -43,8 +44,12 @@ class Staging:
 
     def reserve(self, state: State) -> None:
         """Takes the memory that `copy` will need, which is not there yet before `touch`. All ranks call it, too."""
-        for path, tensor in self._mine_of(state).items():
-            for where, part in _parts(path, tensor):
+        for path, leaf in self._mine_of(state).items():
+            if isinstance(leaf, Rows):
+                if pinning.is_on_gpu(leaf.tensor):
+                    self._buffer(path, leaf.tensor)
+                continue
+            for where, part in _parts(path, leaf):
                 self._buffer(where, part)
 
     def touch(self) -> None:
@@ -56,32 +61,29 @@ class Staging:
                     buffer.zero_()
 
     def copy(self, state: State) -> State:
-        """This rank's part of the state, on the CPU and no longer training's own. Valid until the next call."""
-        copied = {path: self._stage(path, tensor) for path, tensor in self._mine_of(state).items()}
+        """This rank's part of the state, on the CPU and no longer training's own. Valid until the next call.
+
+        Of Rows in main memory no copy is made: they are frozen until `release`.
+        """
+        copied = {
+            path: self._stage_rows(path, leaf) if isinstance(leaf, Rows) else self._stage(path, leaf)
+            for path, leaf in self._mine_of(state).items()
+        }
         if self._from_gpu:
             pinning.wait_for_copies()
         return tree(copied)
 
-    def _mine_of(self, state: State) -> dict[Path, Tensor]:
-        leaves = {path: tensor.detach() for path, tensor in walk(state)}
+    def _mine_of(self, state: State) -> dict[Path, Tensor | Rows]:
+        leaves = {path: leaf if isinstance(leaf, Rows) else leaf.detach() for path, leaf in walk(state)}
         self._share_out(leaves)
-        return {path: tensor for path, tensor in leaves.items() if ".".join(path) in self._mine}
+        return {path: leaf for path, leaf in leaves.items() if ".".join(path) in self._mine}
 
-    def _share_out(self, leaves: Mapping[Path, Tensor]) -> None:
+    def _share_out(self, leaves: Mapping[Path, Tensor | Rows]) -> None:
         """Settles who writes what; asks the others again only when some rank's state has another shape than before."""
-        shape: list[object] = [
-            (
-                path,
-                tensor.shape,
-                tensor.dtype,
-                getattr(tensor, "placements", None),
-                id(getattr(tensor, "device_mesh", None)),
-            )
-            for path, tensor in leaves.items()
-        ]
+        shape: list[object] = [_shape(path, leaf) for path, leaf in leaves.items()]
         if not _any(shape != self._shape, self._group):
             return
-        pieces = [_piece(path, tensor) for path, tensor in leaves.items()]
+        pieces = [_piece(path, leaf) for path, leaf in leaves.items()]
         everybody: list[list[Piece]] = [pieces]
         if self._group is not None:
             everybody *= dist.get_world_size(self._group)
@@ -93,6 +95,10 @@ class Staging:
         self._buffers.clear()
         self._touched.clear()
         self._from_gpu.clear()
+
+    def _stage_rows(self, path: Path, rows: Rows) -> Frozen:
+        """Rows on a GPU are copied: memory is plentiful beside one, and reading it from a thread would queue there."""
+        return rows.copied_to(self._stage(path, rows.tensor)) if pinning.is_on_gpu(rows.tensor) else rows.freeze()
 
     def _stage(self, path: Path, tensor: Tensor) -> Tensor:
         if not _has_parts(tensor):
@@ -145,8 +151,15 @@ def _parts(path: Path, tensor: Tensor, *, deeper: bool = True) -> Iterator[tuple
             yield from _parts((*path, name), part) if deeper else [((*path, name), part)]
 
 
-def walk(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Every tensor of a tree with its path."""
+def release(copied: State) -> None:
+    """Let training change what was frozen for a save that has ended, without setting anything aside."""
+    for _, leaf in walk(copied):
+        if isinstance(leaf, Frozen):
+            leaf.release()
+
+
+def walk(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every leaf of a tree with its path."""
     for name, value in state.items():
         if isinstance(value, Mapping):
             yield from walk(value, (*above, name))
@@ -172,8 +185,18 @@ def owned(everybody: Sequence[Iterable[Piece]]) -> list[list[str]]:
     return found
 
 
-def _piece(path: Path, tensor: Tensor) -> Piece:
+def _shape(path: Path, leaf: Tensor | Rows) -> object:
+    """Return what settles who writes a leaf, and which memory it is copied to."""
+    if isinstance(leaf, Rows):
+        return path, leaf.shape, leaf.tensor.dtype, leaf.first
+    mesh, placements = getattr(leaf, "device_mesh", None), getattr(leaf, "placements", None)
+    return path, leaf.shape, leaf.dtype, placements, id(mesh)
+
+
+def _piece(path: Path, tensor: Tensor | Rows) -> Piece:
     name = ".".join(path)
+    if isinstance(tensor, Rows):
+        return name, (tensor.first, *[0] * (len(tensor.shape) - 1)), tensor.nbytes
     if not hasattr(tensor, "device_mesh"):
         return name, (0,) * tensor.ndim, tensor.nbytes
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -194,7 +217,7 @@ def _any(mine: bool, group: dist.ProcessGroup | None) -> bool:
     return bool(flag)
 
 
-def tree(leaves: Mapping[Path, Tensor]) -> State:
+def tree(leaves: Mapping[Path, Any]) -> State:
     """The tree that `walk` gives these leaves of."""
     found: State = {}
     for path, tensor in leaves.items():

@@ -18,14 +18,22 @@ from typing import IO, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from training.checkpoint.contents import read_metadata
+from training.checkpoint.rows import Frozen
 from training.checkpoint.staging import Path as Parts
 from training.checkpoint.staging import State, tree, walk
 from training.manifest import CheckpointError, File
@@ -45,7 +53,7 @@ def write(state: State, folder: Path, group: dist.ProcessGroup | None) -> list[F
     writer = FileSystemWriter(folder, sync_files=True, overwrite=False, per_thread_copy_ahead=0)
     files = writer.fs = _Digesting()
     try:
-        save(state, storage_writer=writer, process_group=group)
+        save(_in_blocks(state), storage_writer=writer, planner=_BlockPlanner(), process_group=group)
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         raise WriteFailed(f"rank {rank}: {cause}") from error
@@ -105,6 +113,50 @@ def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:
 
 def _shape(size: Iterable[int]) -> str:
     return f"[{', '.join(map(str, size))}]"
+
+
+def _in_blocks(state: State) -> State:
+    return tree({path: _Blocks(leaf) if isinstance(leaf, Frozen) else leaf for path, leaf in walk(state)})
+
+
+class _Blocks:
+    """Frozen rows as torch's planner writes them: a chunk of the tensor for each block, copied as its turn comes."""
+
+    def __init__(self, frozen: Frozen) -> None:
+        self._frozen = frozen
+        self._properties = TensorProperties.create_from_tensor(frozen.tensor)
+        self._blocks = {self._offset(block): block for block in frozen.blocks()}
+
+    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
+        shape = self._frozen.shape
+        return [
+            WriteItem(
+                index=MetadataIndex(name, offset),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=ChunkStorageMetadata(offset, torch.Size((len(block), *shape[1:]))),
+                    properties=self._properties,
+                    size=shape,
+                ),
+            )
+            for offset, block in self._blocks.items()
+        ]
+
+    def take(self, offset: torch.Size) -> torch.Tensor:
+        return self._frozen.take(self._blocks[offset])
+
+    def _offset(self, block: range) -> torch.Size:
+        return torch.Size((self._frozen.first + block.start, *[0] * (len(self._frozen.shape) - 1)))
+
+
+class _BlockPlanner(DefaultSavePlanner):
+    """torch's planner, which finds chunks only in tensors."""
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        leaf = self.state_dict[index.fqn]
+        if isinstance(leaf, _Blocks) and index.offset is not None:
+            return leaf.take(index.offset)
+        return super().lookup_object(index)
 
 
 class _Reader(FileSystemReader):
