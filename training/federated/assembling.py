@@ -109,8 +109,8 @@ def assemble(
     model, weights, running = _as_vectors(config, algorithm, task, world.device, dtype)
     filters = Chain(config, model.weights.shared, dtype)
     work = Work(config, model, divided, filters, alone=why_alone(config, model))
-    server = Server(model, divided.sizes, weights, running)
-    server.kept |= filters.begin(config.clients, world.device)
+    server = Server(model, divided.sizes, weights, running, world)
+    server.kept.initialize({name: values[0] for name, values in filters.begin(1, world.device).items()})
     work.try_out(server)
     server.pending = Pending(divided.sizes, sum(work.sizes_of(work.training, server).values()), weights)
     return Federation(

@@ -42,7 +42,6 @@ class _Mine:
 
     facts: list[Facts] = field(default_factory=list)
     """By chunk."""
-    kept: list[dict[str, Tensor]] = field(default_factory=list)
     sent: list[Mapping[str, Tensor]] = field(default_factory=list)
     """By chunk what was answered, where it is not added up."""
     rows: list[Tensor] = field(default_factory=list)
@@ -77,8 +76,11 @@ class Controller:
         self._asked_so_far = 0
         self._chunks = self._cut()
         self._shares = schedule.shares(self._chunks, world.size)
-        self._each = [sum(len(self._chunks[number].clients) for number in share) for share in self._shares]
+        self._clients = [_clients_of([self._chunks[number] for number in share]) for share in self._shares]
+        """The clients that every rank computes, in this order."""
+        self._each = [len(clients) for clients in self._clients]
         """How many clients every rank computes."""
+        self._has_borrowed = False
 
     def train(self, model: Tensor | None = None) -> Answer:
         """The algorithm's own question, with late answers of earlier rounds; whoever keeps something keeps it.
@@ -91,11 +93,13 @@ class Controller:
             raise QuorumLost("there was nobody to ask")
         answer, mine, facts = self._asked(question, arrivals)
         self.facts = facts
-        if answer.selected < (needed := max(1, self.plan.quorum)):
-            raise QuorumLost(failing.missing(answer.selected, needed, facts, self.plan))
+        if answer.selected < self._needed:
+            raise QuorumLost(failing.missing(answer.selected, self._needed, facts, self.plan))
         if self._combining is not None:
             answer = self._combined(self._combining, question, answer, mine)
-        self._keep(mine, facts)
+        began = time.perf_counter()
+        self.server.kept.commit()
+        self.costs.transfer_seconds += time.perf_counter() - began
         self._hold(mine, facts)
         return answer
 
@@ -132,6 +136,11 @@ class Controller:
         return np.random.RandomState(derive_seed(self._work.seed, draws.SERVER, self.round) % 2**32)
 
     @property
+    def _needed(self) -> int:
+        """Updates without which the round is lost."""
+        return max(1, self.plan.quorum)
+
+    @property
     def model_bytes(self) -> int:
         """Of a message with the model."""
         down = self._work.messages_of(self._work.training, self.server).down
@@ -148,6 +157,7 @@ class Controller:
         )
 
     def _asked(self, question: Question, arrivals: Arrivals) -> tuple[Answer, _Mine, Facts]:
+        self._borrow()
         began = time.perf_counter()
         combining = self._combining if question.trains else None
         sizes = self._work.sizes_of(question, self.server) if combining is None else {}
@@ -189,9 +199,7 @@ class Controller:
             yield from ((number, self._answer_of(number, question)) for number in numbers)
             return
         sent = [self._answer_of(number, question) for number in numbers]
-        nobody = np.zeros(0, dtype=np.int64)
-        clients = [np.concatenate([nobody, *(self._chunks[n].clients for n in share)]) for share in self._shares]
-        attacking.collude(sent, clients, self.round, self._exchange, self._world)
+        attacking.collude(sent, self._clients, self.round, self._exchange, self._world)
         yield from zip(numbers, sent, strict=True)
 
     def _answer_of(self, number: int, question: Question) -> Sent:
@@ -269,38 +277,39 @@ class Controller:
         seconds = dict(zip(sent.clients.tolist(), sent.seconds, strict=bool(sent.seconds)))
         losses = sent.losses.detach().double().cpu().numpy()
         mine.facts.append(Facts(sent.clients, losses, fine.numpy(), failed, seconds))
-        if sent.kept:
-            mine.kept.append(self._kept(sent, fine))
+        if sent.kept and question.trains:
+            self._put(sent, fine, self._is_certain(mine))
         if not bool(now.all()) and folded:
             later = (fine & ~now).to(sent.losses.device)
             mine.rows.append(torch.cat(list(folded.values()), dim=1)[later])
         return parts
 
-    def _kept(self, sent: Sent, fine: Tensor) -> dict[str, Tensor]:
-        """What the clients keep; those whose update is no good keep what they had."""
-        if bool(fine.all()):
-            return sent.kept
-        rows = torch.from_numpy(sent.clients)
-        return {
-            name: torch.where(
-                fine.view(-1, *[1] * (value.ndim - 1)).to(value.device), value, self.server.kept[name][rows]
-            )
-            for name, value in sent.kept.items()
-        }
+    def _is_certain(self, mine: _Mine) -> bool:
+        """Return whether the round counts already, whatever the answers that are still to come."""
+        if self._combining is not None:
+            return False  # an aggregation may find too few to make anything of
+        fine = sum(int((part.is_fine & self.plan.is_now(part.clients)).sum()) for part in mine.facts)
+        return fine + len(self.arrivals.clients) >= self._needed
 
-    def _keep(self, mine: _Mine, facts: Facts) -> None:
-        if not self.server.kept:
+    def _put(self, sent: Sent, fine: Tensor, is_certain: bool) -> None:
+        """Hand over what the clients keep; those whose update is no good keep what they had."""
+        values: Mapping[str, Tensor] = sent.kept
+        if not bool(fine.all()):
+            before = self.server.kept.rows_of(sent.clients)
+            values = {
+                name: torch.where(fine.view(-1, *[1] * (value.ndim - 1)).to(value.device), value, before[name])
+                for name, value in sent.kept.items()
+            }
+        self.server.kept.put(sent.clients, values, is_certain=is_certain)
+
+    def _borrow(self) -> None:
+        """Bring what clients keep to the ranks that compute them, once a round; it is there until the round ends."""
+        if self._has_borrowed:
             return
-        where = torch.from_numpy(facts.clients)
-        if self._world.size == 1:
-            for name, stored in self.server.kept.items():
-                _scatter(stored, where, mine.kept, name)
-            return
-        own = {name: torch.cat([part[name] for part in mine.kept]) for name in self.server.kept} if mine.kept else {}
-        like = {name: values[0] for name, values in self.server.kept.items()}
-        rows = self._exchange.rows(own, self._each, like)
-        for name, values in rows.items():
-            self.server.kept[name][where] = values
+        began = time.perf_counter()
+        self.server.kept.borrow(self._clients)
+        self._has_borrowed = True
+        self.costs.transfer_seconds += time.perf_counter() - began
 
     def _hold(self, mine: _Mine, facts: Facts) -> None:
         """Takes note of answers that arrive later, on every rank."""
@@ -328,16 +337,8 @@ class Controller:
         }
 
 
-def _scatter(stored: Tensor, where: Tensor, parts: Sequence[dict[str, Tensor]], name: str) -> None:
-    """Write what clients keep into `stored` (clients, …), chunk by chunk, and free each chunk's part.
-
-    Joined first, all clients' new state would lie there a third time: 170 MB of 10,000 clients of 4,200 numbers.
-    """
-    begin = 0
-    for part in parts:
-        values = part.pop(name)
-        stored[where[begin : begin + len(values)]] = values
-        begin += len(values)
+def _clients_of(chunks: Sequence[Chunk]) -> Ids:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *(chunk.clients for chunk in chunks)])
 
 
 def _are_numbers(sent: Sent) -> Tensor:

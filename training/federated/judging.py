@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,16 @@ class Judged:
     """Over all samples."""
 
 
+@dataclass(frozen=True)
+class Batched:
+    """Hold what is scored at once."""
+
+    score: Callable[[], tuple[Ids, dict[str, Tensor]]]
+    """Return the samples and their scores (samples,) by name."""
+    clients: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Whose state it takes."""
+
+
 class Judge:
     """Looks at what was kept for validation."""
 
@@ -70,22 +81,23 @@ class Judge:
         try:
             with torch.no_grad():
                 for batches in self._batches(server):
-                    scores = self._all(batches, goes_on)
+                    scores = self._all(server, batches, goes_on)
                     if scores is None:
                         return None
                     found.append(scores)
-                tuned = self._all(self._finetuned(server, round_), goes_on) if self._finetune_steps else {}
+                tuned = self._all(server, self._finetuned(server, round_), goes_on) if self._finetune_steps else {}
                 if tuned is None:
                     return None
         finally:
             self._model.task.model.train()
+            server.kept.release()
         judged = self._judged(found[-1], by_client=found[0])
         if not tuned:
             return judged
         after = self._judged(tuned, by_client=tuned)
         return replace(judged, finetuned=after.by_client, finetuned_means=after.means)
 
-    def _batches(self, server: Server) -> Iterator[list[Callable[[], tuple[Ids, dict[str, Tensor]]]]]:
+    def _batches(self, server: Server) -> Iterator[list[Batched]]:
         """Of what clients are judged by, and then of what all are, where that is another."""
         is_personal = self._is_personal(server)
         if self._model.task.judge is not None:
@@ -106,27 +118,26 @@ class Judge:
 
         return self._model.algorithm.own is not Algorithm.__dataclass_fields__["own"].default
 
-    def _same(self, server: Server) -> list[Callable[[], tuple[Ids, dict[str, Tensor]]]]:
+    def _same(self, server: Server) -> list[Batched]:
         """One model for all: batches of samples, whoever's they are."""
 
         def look(ids: Ids) -> tuple[Ids, dict[str, Tensor]]:
             return ids, self._scores(server.weights, server.statistics, self._look_up(ids))
 
         ids, batch = self._ids, self._batch
-        return [lambda part=part: look(part) for part in np.split(ids, range(batch, len(ids), batch))]  # type: ignore[misc]
+        return [Batched(partial(look, part)) for part in np.split(ids, range(batch, len(ids), batch))]
 
-    def _own(self, server: Server) -> list[Callable[[], tuple[Ids, dict[str, Tensor]]]]:
+    def _own(self, server: Server) -> list[Batched]:
         """A model each: several clients together, which have about as much."""
         sizes = np.array([len(ids) for ids in self._divided.validation])
         some = np.flatnonzero(sizes)
         ones = np.ones(len(some), dtype=np.int64)
         widths = widths_of(sizes[some], int(sizes.max(initial=1)))
         chunks = cut(some, ones, widths, numbers=self._model.weights.size, alone=self._alone)
-        return [lambda chunk=chunk: self._looked(server, chunk) for chunk in chunks]  # type: ignore[misc]
+        return [Batched(partial(self._looked, server, chunk), chunk.clients) for chunk in chunks]
 
     def _looked(self, server: Server, chunk: Chunk) -> tuple[Ids, dict[str, Tensor]]:
-        rows = torch.from_numpy(chunk.clients).to(self._model.device)
-        kept = {name: values[rows] for name, values in server.kept.items()}
+        kept = server.kept.rows_of(chunk.clients)
         return self._score_each(chunk.clients, chunk.width, kept, lambda kept: self._own_model(server, kept))
 
     def _score_each(
@@ -152,7 +163,7 @@ class Judge:
         there = torch.from_numpy(np.arange(width) < np.array([len(mine) for mine in own])[:, None])
         return np.concatenate(own), {name: values[there.to(values.device)] for name, values in scores.items()}
 
-    def _finetuned(self, server: Server, round_: int) -> list[Callable[[], tuple[Ids, dict[str, Tensor]]]]:
+    def _finetuned(self, server: Server, round_: int) -> list[Batched]:
         """Each client's model after steps on its own data, on a copy: nothing that training goes on with changes."""
         work = self._work
         assert work is not None
@@ -176,7 +187,7 @@ class Judge:
             width = int(widths_of(judged[clients], int(judged.max())).max())
             return self._score_each(clients, width, models, lambda model: (model["weights"], model[STATISTICS]))
 
-        return [lambda chunk=chunk: look(chunk) for chunk in chunks]  # type: ignore[misc]
+        return [Batched(partial(look, chunk), chunk.clients) for chunk in chunks]
 
     def _steps_of(self, client: Client) -> dict[str, Tensor]:
         """Return where a client's steps lead from the model that it is judged by."""
@@ -196,21 +207,23 @@ class Judge:
         scores = {name: torch.tensor([one[name] for one in found], dtype=torch.float64) for name in found[0]}
         return np.concatenate(ids), {name: values.repeat_interleave(many) for name, values in scores.items()}
 
-    def _in_their_own_way(
-        self, server: Server, *, is_personal: bool
-    ) -> list[Callable[[], tuple[Ids, dict[str, Tensor]]]]:
+    def _in_their_own_way(self, server: Server, *, is_personal: bool) -> list[Batched]:
         """A client each, all that it keeps for validation at once."""
 
         def look(client: int) -> tuple[Ids, dict[str, Tensor]]:
             ids = self._divided.validation[client]
             weights, statistics = server.weights, server.statistics
             if is_personal:
-                weights, statistics = self._own_model(server, {n: v[client] for n, v in server.kept.items()})
+                kept = server.kept.rows_of(np.array([client]))
+                weights, statistics = self._own_model(server, {name: values[0] for name, values in kept.items()})
             scores = self._own_scores(client, weights, statistics, ids)
             return ids, {name: torch.full((len(ids),), value, dtype=torch.float64) for name, value in scores.items()}
 
         clients = [client for client, ids in enumerate(self._divided.validation) if len(ids)]
-        return [lambda client=client: look(client) for client in clients]  # type: ignore[misc]
+        return [
+            Batched(partial(look, client), np.array([client] if is_personal else [], dtype=np.int64))
+            for client in clients
+        ]
 
     def _own_scores(self, client: int, weights: Tensor, statistics: Tensor, ids: Ids) -> dict[str, float]:
         task, model = self._model.task, self._model
@@ -253,15 +266,16 @@ class Judge:
         return tuple(part.to(device, dtype if part.is_floating_point() else None) for part in found)
 
     def _all(
-        self, batches: list[Callable[[], tuple[Ids, dict[str, Tensor]]]], goes_on: Callable[[], bool]
+        self, server: Server, batches: list[Batched], goes_on: Callable[[], bool]
     ) -> dict[str, NDArray[np.float64]] | None:
         """(samples,) by name, the same on every rank: each looks at some of the batches."""
         mine = []
-        turns = -(-len(batches) // self._world.size)
-        for turn in range(turns):
-            place = turn * self._world.size + self._world.rank
-            if place < len(batches):
-                ids, scores = batches[place]()
+        ranks = self._world.size
+        for begin in range(0, len(batches), ranks):
+            turn = batches[begin : begin + ranks]
+            server.kept.borrow([batch.clients for batch in turn])
+            if self._world.rank < len(turn):
+                ids, scores = turn[self._world.rank].score()
                 mine.append((ids, {name: values.cpu().numpy() for name, values in scores.items()}))
             if not goes_on():
                 return None

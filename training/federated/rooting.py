@@ -44,7 +44,8 @@ class Root:
 
     def update(self, server: Server, question: Question, round_: int) -> dict[str, Tensor]:
         """Return its answer to the clients' question, (numbers,) by name; raise TooFew if it is not finite."""
-        sent = self._work.run(self._chunk, round_, replace(self._work.training, model=question.model), server)
+        asked, own = replace(self._work.training, model=question.model), server.kept.home_rows(self._chunk.clients)
+        sent = self._work.run(self._chunk, round_, asked, server, own=own)
         if sent.failed:
             raise RuntimeError(f"the server's own update failed:\n{sent.failed[0]}")
         found = {name: value[0] for name, value in self._work.training.folded(sent.values).items()}

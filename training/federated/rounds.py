@@ -106,6 +106,8 @@ class Rounds(Loop):
             self._phase("restore")
             self._recall(start)  # first: it says how many updates are on their way
             self.checkpoints.restore(self.server.state(), start)
+        # What clients keep is written from where it lies: imports that begin with the save would hold up a round.
+        self._prepares_at = self.step + 1 if self.server.kept and self.config.checkpoint_every else -1
 
     def _tell_started(self, start: Manifest | None) -> None:
         config, model = self.config, self.federation.model
@@ -183,6 +185,7 @@ class Rounds(Loop):
                 model = self._play(controller)
             except QuorumLost as error:
                 why, model = str(error), None
+            self.server.kept.release()
             if model is not None:
                 self.server.shared.copy_(model)
                 self.server.clock = plan.ends if plan.ends is not None else self.server.clock
@@ -265,6 +268,8 @@ class Rounds(Loop):
     def _between_steps(self, agreed: Agreed) -> bool:
         if not self.checkpoints.busy:
             self.checkpoints.settle()
+        if self.step == self._prepares_at and not agreed.saving:
+            self.checkpoints.prepare(self._state())
         judged: Judged | None = None
         if self.validations.is_due(self.step):
             judged = self._validate()
@@ -298,7 +303,7 @@ class Rounds(Loop):
         self.coverage.check(self._least_share)
 
     def _state(self) -> State:
-        return self.server.state()
+        return self.server.saved_state()
 
     def _layout(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""The server's side of a federation: the model, what it remembers, and what clients keep; the same on every rank."""
+"""The server's side of a federation: the model and what it remembers, the same on every rank; and what clients keep."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from training.federated.client_state import ClientState
 from training.federated.model import PERSONAL, STATISTICS, Model
 from training.federated.pending import Pending
+from training.runtime.distributed import World
 
 if TYPE_CHECKING:
     from training.federated.answers import Answer
@@ -45,7 +47,9 @@ class Round:
 class Server:
     """The state of a federation between two rounds."""
 
-    def __init__(self, model: Model, samples: NDArray[np.int64], start: Tensor, statistics: Tensor) -> None:
+    def __init__(
+        self, model: Model, samples: NDArray[np.int64], start: Tensor, statistics: Tensor, world: World
+    ) -> None:
         """`samples`: of each client; `start`: (numbers,) all weights as the seed gives them; `statistics`: all running
         ones."""
         clients = len(samples)
@@ -63,8 +67,9 @@ class Server:
             begun[PERSONAL] = start[shared:]
         if len(statistics) and not model.statistics.shared:
             begun[STATISTICS] = statistics
-        self.kept = {name: value.expand(clients, *value.shape).clone() for name, value in begun.items()}
-        """(clients, …) by name: what each client keeps."""
+        self.kept = ClientState(clients, world)
+        """(clients, …) by name: what each client keeps, this rank's share of the clients."""
+        self.kept.initialize(begun)
         self.clock = 0.0
         """The simulated clock, where the pace has one; seconds."""
         self.pending = Pending(samples, 0, start)
@@ -104,10 +109,17 @@ class Server:
         )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: the very tensors."""
+        """What a checkpoint holds: the very tensors, which it is read into."""
+        return self._state(self.kept.restored_tensors())
+
+    def saved_state(self) -> dict[str, Any]:
+        """The same as a save takes it: what clients keep is written without a copy."""
+        return self._state(self.kept.saved_rows())
+
+    def _state(self, clients: Mapping[str, Any]) -> dict[str, Any]:
         model = {**self._model.weights.tensors(self.weights), **self._model.statistics.tensors(self.statistics)}
         model |= self._model.constants
-        parts: dict[str, dict[str, Any]] = {"model": model, "server": self.memory, "clients": self.kept}
+        parts: dict[str, Any] = {"model": model, "server": self.memory, "clients": clients}
         if len(self.pending.clients):
             parts["pending"] = {"rows": self.pending.rows}
         return {name: part for name, part in parts.items() if part}

@@ -134,13 +134,14 @@ class Work:
 
     def _try(self, chunk: Chunk, question: Question, server: Server) -> Sent:
         """One client's work; where stacking is at fault, and not the client, all are computed one by one from now."""
+        begun = server.kept.initial_rows(len(chunk.clients))  # any client's will do, and each rank has these
         if self.alone or not question.trains:
-            return self.run(chunk, 0, question, server)
+            return self.run(chunk, 0, question, server, own=begun)
         try:
-            return self.run(chunk, 0, question, server, strict=True)
+            return self.run(chunk, 0, question, server, own=begun, strict=True)
         except Exception as error:
             self.alone = f"torch can't stack it: {' '.join(str(error).split())[:200]}"
-        sent = self.run(chunk, 0, question, server)
+        sent = self.run(chunk, 0, question, server, own=begun)
         if sent.failed:
             self.alone = ""
         return sent
@@ -159,10 +160,19 @@ class Work:
         memory = {name: server.memory[name] for name in self._model.algorithm.BROADCAST} if question.trains else {}
         return {name: value.to(self._model.dtype) for name, value in {**memory, **question.vectors}.items()}
 
-    def run(self, chunk: Chunk, round_: int, question: Question, server: Server, *, strict: bool = False) -> Sent:
-        """What these clients answer. `strict`: what goes wrong with all of them together is raised."""
-        rows = torch.from_numpy(chunk.clients).to(self._model.device)
-        own = {name: values[rows] for name, values in server.kept.items()}
+    def run(
+        self,
+        chunk: Chunk,
+        round_: int,
+        question: Question,
+        server: Server,
+        *,
+        own: dict[str, Tensor] | None = None,
+        strict: bool = False,
+    ) -> Sent:
+        """What these clients answer. `own`: what they keep, (clients, …) by name, where it is not what they have been
+        borrowed for; `strict`: what goes wrong with all of them together is raised."""
+        own = server.kept.rows_of(chunk.clients) if own is None else dict(own)
         filters = {name: own.pop(name) for name in self._filters.keeps}
         sent = self._answered(chunk, round_, question, server, own, strict=strict)
         if question.trains and round_:  # in round 0 clients are only tried out

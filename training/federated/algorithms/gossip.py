@@ -7,7 +7,7 @@ symmetric, its rows and columns with sum 1. Their mean is what a server would ho
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from training.config.shape import Misfit
@@ -27,6 +27,8 @@ JUDGES_BOTH = True
 MODEL = "model"
 MOST_CLIENTS = 4000
 """Of whom each may mix with each, by a matrix."""
+MIXED_NUMBERS = 2**21
+"""Brought to float64 at a time: 16 MB, where all models at once would take twice the memory that they lie in."""
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:
@@ -86,18 +88,31 @@ def play(
     server = controller.server
     neighbours = graph(topology, server.clients, degree, controller.draw())
     matrix = torch.from_numpy(mixing(neighbours)).to(server.kept[MODEL].device)
-    server.kept[MODEL] = mixed(server.kept[MODEL], matrix)
+    models = mixed(server.kept.whole(MODEL), matrix)
+    home = server.kept.home
+    server.kept[MODEL] = models[home.start : home.stop].clone() if len(home) < len(models) else models
     if STATISTICS in server.kept:
-        server.statistics.copy_(server.kept[STATISTICS].double().mean(dim=0))
+        server.statistics.copy_(server.kept.whole(STATISTICS).double().mean(dim=0))
     # Each sends its model to each neighbour; no server sends any.
     sent = neighbours.sum(axis=1).astype(np.int64) * controller.model_bytes
     controller.costs.traffic = Traffic(np.arange(server.clients), sent, np.zeros_like(sent))
-    return server.kept[MODEL].double().mean(dim=0)
+    return torch.cat([block.double().mean(dim=0) for block in _blocks(models)])
 
 
 def mixed(models: Tensor, matrix: Tensor) -> Tensor:
-    """(clients, numbers): each one's next model."""
-    return (matrix @ models.double()).to(models.dtype)
+    """Return each client's next model (clients, numbers), in float64 a block of columns at a time."""
+    import torch
+
+    found = torch.empty_like(models)
+    for old, new in zip(_blocks(models), _blocks(found), strict=True):
+        new.copy_(matrix @ old.double())
+    return found
+
+
+def _blocks(models: Tensor) -> Sequence[Tensor]:
+    import torch
+
+    return torch.split(models, max(1, MIXED_NUMBERS // max(1, len(models))), dim=1)
 
 
 def mixing(neighbours: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +11,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.federated import sums
+from training.federated.schedule import Ids
 from training.federated.sums import Tree
 from training.runtime.distributed import World, gather
+
+
+@dataclass(frozen=True)
+class Move:
+    """Rows of some clients that one rank gives another, or itself."""
+
+    source: int
+    target: int
+    clients: Ids
 
 
 def exchange(world: World) -> Ranks:
@@ -55,6 +66,30 @@ class Ranks:
         if self._world.size == 1:
             return dict(mine)
         return {name: torch.cat(list(self._each(mine.get(name), counts, value))) for name, value in like.items()}
+
+    def move(
+        self,
+        moves: Iterable[Move],
+        *,
+        read: Callable[[Ids], Tensor],
+        write: Callable[[Ids, Tensor], None],
+        like: Tensor,
+    ) -> None:
+        """Bring rows from rank to rank, one message after the other, so that memory for one is all that it takes.
+
+        `moves`: the same on every rank; their order, too, is what keeps two ranks from waiting for each other.
+        `read`: (clients) → their rows (clients, …) on the source; `write`: takes them on the target; `like`: (…,).
+        """
+        rank = self._world.rank
+        for move in moves:
+            if move.source == move.target == rank:
+                write(move.clients, read(move.clients))
+            elif move.source == rank:
+                dist.send(read(move.clients).contiguous(), dst=move.target)
+            elif move.target == rank:
+                rows = like.new_empty(len(move.clients), *like.shape)
+                dist.recv(rows, src=move.source)
+                write(move.clients, rows)
 
     def _each(self, mine: Tensor | None, counts: Sequence[int], like: Tensor) -> Iterable[Tensor]:
         for rank, count in enumerate(counts):
