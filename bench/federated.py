@@ -1,6 +1,6 @@
 """Rounds of a federation of virtual clients, beside a plain torch loop, pfl-research and Flower's simulation.
 
-    python -m bench federated [--row rounds|crowd|sum|ledger …] [--turns 5]
+    python -m bench federated [--row rounds|crowd|state|sum|ledger …] [--turns 5]
     python -m bench federated --gallery          # docs/federated-gallery.md and docs/federated-newton.svg
 
 All train the same: a network 64-64-10 on 1,497 digits that are divided evenly, FedAvg, one epoch in batches of 32. Each
@@ -10,8 +10,9 @@ var/bench on demand, with the torch of this environment; one that can't be is no
 
 Bars: 1,000 clients ≥ 4× the loop, ≥ 5× pfl-research, ≥ 20× Flower, ≤ 0.3 s, ≤ 150 MiB above torch, the first round
 ≤ 3 s after torch's import; 100 clients ≥ 1.5× the loop, ≥ 10× Flower; 10,000 clients ≤ 3 s, and the peak of
-the process ≤ 1.1× that of 1,000 with as many samples each; the sum of 100 updates of 10 M numbers in float64 ≤ 2.5×
-float32's; what is written down ≤ 10 % of a round.
+the process ≤ 1.1× that of 1,000 with as many samples each; what SCAFFOLD's peak with 10,000 clients, one save with it,
+lies above FedAvg's ≤ 1.3× what all clients keep, on each of two ranks ≤ 1.5×; the sum of 100 updates of 10 M numbers in
+float64 ≤ 2.5× float32's; what is written down ≤ 10 % of a round.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +49,7 @@ PFL = (
 )  # fmt: skip
 """By name, for its own requirements would bring another torch."""
 RIVALS = {"pfl-research": ("federated-pfl", PFL, "pfl"), "Flower": ("federated-flower", FLOWER, "flower")}
-ROWS = ("rounds", "crowd", "sum", "ledger")
+ROWS = ("rounds", "crowd", "state", "sum", "ledger")
 TURNS = 5
 PATIENCE = 900.0
 """Seconds for one turn at most."""
@@ -64,6 +66,8 @@ class Sizes:
     rounds: int = 2
     turns: int = TURNS
     crowds: tuple[int, int] = (1000, 10_000)
+    keepers: int = 10_000
+    """Clients that keep something from round to round."""
     numbers: int = 10_000_000
     updates: int = 100
     pairs: int = 3
@@ -104,6 +108,8 @@ def measure(rows: Sequence[str], sizes: Sizes, *, rivals: bool = True) -> int:
         figures["alone"] = _alone(max(sizes.clients), bars)
     if "crowd" in rows:
         figures["crowd"] = _crowd(sizes, bars)
+    if "state" in rows:
+        figures["state"] = _state(sizes, bars)
     if "sum" in rows:
         figures["sum"] = _sum(sizes, bars)
     if "ledger" in rows:
@@ -313,6 +319,52 @@ def _crowd(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
     return {str(clients): one for clients, one in found.items()}
 
 
+KEPT = {1: 1.3, 2: 1.5}
+"""By ranks: what one of them may take for client state, in sizes of the whole. One rank stores it, and needs the rest
+for a chunk and for what a save sets aside. Each of two stores a half and, during a round, copies of the clients that it
+computes; the one whose clients have less to do computes two thirds of them."""
+
+
+def _state(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
+    """The peak memory of an algorithm whose clients keep a control variate each, beside one whose clients keep none."""
+    print(f"\n{sizes.keepers:,} clients as above, eight rounds, the third of them saved while the fourth goes on")
+    figures: dict[str, Any] = {}
+    for ranks in (1, 2):
+        found = {name: _of_ranks(name, ranks, sizes) for name in ("fedavg", "scaffold")}
+        figures[f"{ranks}"] = found
+        for name, each in found.items():
+            peaks = ", ".join(f"{one['peak_mib']:.0f}" for one in each)
+            seconds, one = statistics.median(each[0]["seconds"][1:]), each[0]
+            print(
+                f"  {ranks} rank{'s' * (ranks > 1)}, {name:<8}: at most {peaks} MiB; {seconds:.2f} s a round; a save "
+                f"stops rounds for {one['stall_seconds'] * 1000:.0f} ms and takes {one['save_seconds']:.2f} s"
+            )
+        kept = found["scaffold"][0]["kept_mib"]
+        above = max(
+            many["peak_mib"] - none["peak_mib"] for many, none in zip(found["scaffold"], found["fedavg"], strict=True)
+        )
+        print(f"  clients keep {kept:.0f} MiB; above FedAvg {above:.0f} MiB")
+        what = f"{ranks} rank{'s' * (ranks > 1)}, SCAFFOLD's memory above FedAvg's, beside what clients keep"
+        bars[f"state, {ranks}"] = stage.bar(what, above / kept, KEPT[ranks], at_least=False, unit="×")
+    return figures
+
+
+def _of_ranks(algorithm: str, ranks: int, sizes: Sizes) -> list[dict[str, Any]]:
+    """What each rank of a run has found."""
+    from bench.federated_ours import MLP
+
+    options = {"source": "synthetic", "samples": SAMPLES * sizes.keepers, "features": 64, "held_out": 6}
+    table = {**MLP, "clients": sizes.keepers, "learning_rate": 0.01, "algorithm": algorithm, "tabular": options}
+    asked = json.dumps({"table": table, "rounds": 8, "saved": 3})
+    where = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    where["MASTER_PORT"] = str(stage.free_port())
+    with ThreadPoolExecutor(ranks) as threads:
+        found = [
+            threads.submit(_in_child, "state", asked, environment={**where, "RANK": str(rank)}) for rank in range(ranks)
+        ]
+        return [one.result() for one in found]
+
+
 def _sum(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
     found = _found("sums", numbers=sizes.numbers, updates=sizes.updates, pairs=sizes.pairs)
     ratios = [mine / theirs for mine, theirs in zip(found["ours"], found["plain"], strict=True)]
@@ -339,7 +391,11 @@ def _ledger(clients: int, sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]
 
 
 def _found(name: str, **asked: Any) -> dict[str, Any]:
-    return stage.in_child("bench.federated", "--one", name, json.dumps(asked))
+    return _in_child(name, json.dumps(asked))
+
+
+def _in_child(name: str, asked: str, *, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    return stage.in_child("bench.federated", "--one", name, asked, environment=environment)
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Call
     from training.step.determinism import set_determinism
 
     class Watched(Rounds):
-        def _tell_started(self, start: Any) -> None:
-            super()._tell_started(start)
+        def _begin(self, start: Any) -> None:
+            super()._begin(start)
             began(self)
 
         def _between_steps(self, agreed: Agreed) -> bool:
@@ -52,13 +52,13 @@ def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Call
             after(self)
             return cut
 
-    folder = Path(tempfile.mkdtemp(prefix="vigil-federation-"))
     settings = config.parse(table)
     set_determinism(settings.determinism)
     world = distributed.join(on_cpu=True)
-    where = place.by_hand(folder)
-    reporter = Reporter.open(where.attempt_dir, rank=0, incarnation=0)
-    heartbeat = Heartbeat.open(where.attempt_dir, rank=0, incarnation=0)
+    made = place.by_hand(Path(tempfile.mkdtemp(prefix="vigil-federation-"))) if world.leads else None
+    where = distributed.broadcast(world, made)
+    reporter = Reporter.open(where.attempt_dir, rank=world.rank, incarnation=0)
+    heartbeat = Heartbeat.open(where.attempt_dir, rank=world.rank, incarnation=0)
     rounds = Watched(settings, where, world, reporter=reporter, heartbeat=heartbeat, stop=StopRequest())
 
     def run() -> None:
@@ -70,7 +70,8 @@ def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Call
     finally:
         reporter.close()
         distributed.leave()
-        shutil.rmtree(folder, ignore_errors=True)
+        if world.leads:
+            shutil.rmtree(where.run_dir, ignore_errors=True)
 
 
 def turns(asked: str) -> None:
@@ -164,6 +165,41 @@ def alone(asked: str) -> dict[str, Any]:
         "rounds_mib": in_rounds - told["table_mib"],
         "seconds": [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)],
     }
+
+
+def state(asked: str) -> dict[str, Any]:
+    """Rounds of which one is saved while the next ones go on: the process's peak memory in them, and what clients keep.
+
+    The ranks of a run call it together, each with its own RANK.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    found = json.loads(asked)
+    moments: list[float] = []
+    told: dict[str, Any] = {}
+
+    def began(rounds: Rounds) -> None:
+        forget_peak()
+        moments.append(time.perf_counter())
+
+    def after(rounds: Rounds) -> None:
+        moments.append(time.perf_counter())
+        if rounds.step == found["saved"]:
+            rounds._save()
+            told["stall_seconds"] = time.perf_counter() - moments[-1]
+        if rounds.step >= found["rounds"]:
+            rounds.checkpoints.finish_flight()
+            assert rounds.checkpoints.latest is not None
+            told["save_seconds"] = rounds.checkpoints.latest.seconds
+            told["peak_mib"] = resident("VmHWM") / MIB
+            clients, kept = rounds.server.clients, rounds.server.kept
+            told["kept_mib"] = sum(v[0].nbytes * clients for v in kept.values()) / MIB
+            raise Over
+
+    with running(found["table"], began=began, after=after) as run, contextlib.redirect_stdout(io.StringIO()):
+        run()
+    return {**told, "seconds": [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]}
 
 
 def table_bytes(rounds: Rounds) -> int:

@@ -201,10 +201,15 @@ def others(name: str, *packages: str) -> Path:
     return python
 
 
-def in_child(module: str, *arguments: str) -> dict[str, Any]:
-    """What `python -m module arguments` prints as its last line, as JSON; the lines before are shown."""
+def in_child(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What `python -m module arguments` prints as its last line, as JSON; the lines before are shown.
+
+    `environment`: added to this process's own.
+    """
     command = [sys.executable, "-m", module, *arguments]
-    child = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        command, cwd=REPOSITORY, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout
     last = ""
     for line in child.stdout:

@@ -17,7 +17,7 @@ from bench.federated_rivals import Work
 ROOT = Path(__file__).parents[2]
 TINY = """
 from bench.federated import ROWS, Sizes, measure
-measure(ROWS, Sizes(clients=(50,), rounds=1, turns=2, crowds=(10, 20), numbers=70_000, updates=5, pairs=1,
+measure(ROWS, Sizes(clients=(50,), rounds=1, turns=2, crowds=(10, 20), keepers=20, numbers=70_000, updates=5, pairs=1,
                     ledger_rounds=2), rivals=False)
 """
 GALLERY = """
@@ -40,7 +40,7 @@ def test_every_row_is_measured_and_a_loop_by_hand_does_the_same():
     said = run(TINY)
     told = json.loads(said.splitlines()[-1])
     assert told["bars"]["50, loop, same"], said
-    assert {"alone", "crowd", "sum", "ledger"} <= set(told)
+    assert {"alone", "crowd", "state", "sum", "ledger"} <= set(told)
     assert told["sum"]["difference"] < 1e-6
     assert 0 < told["ledger"]["report_seconds"] < told["ledger"]["round_seconds"]
 
