@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
+from jobs.spec import STOP_SECONDS
+from tests import planted
 from tests.slurm.cluster import Cluster
-from tests.slurm.people import ALICE
+from tests.slurm.people import ALICE, PORTAL
 from tests.slurm.portal import Person, Portal, federated, language, script
 from tests.stack import REPOSITORY, wait_for
 
@@ -86,6 +91,60 @@ def test_cancel_while_pending_and_while_running(portal: Portal, slurm: Cluster, 
     saved = wait_for(lambda: alice.checkpoints(running), "its checkpoints")
     assert max(one["step"] for one in saved) == step, "it saved before it went"
     assert slurm.run("squeue", "--noheader", f"--user={ALICE}").strip() == ""
+
+
+@pytest.fixture(scope="module")
+def sysadmin(portal: Portal) -> Iterator[httpx.Client]:
+    """A browser in which the first sysadmin is signed in; the link works once."""
+    with httpx.Client(base_url=portal.url, follow_redirects=True, timeout=30, trust_env=False) as browser:
+        portal.sign_in(browser)
+        yield browser
+
+
+def test_a_job_that_nothing_else_stops_is_killed(
+    portal: Portal, slurm: Cluster, alice: Person, sysadmin: httpx.Client
+) -> None:
+    """Its ranks ignore SIGTERM and its launcher is stopped. All three ways end it, long before the grace would."""
+    jobs = [_submit_deaf(alice) for _ in range(3)]
+    processes = [process for job_id in jobs for process in _stopped_launcher(portal, alice, job_id)]
+    for job_id in jobs:
+        alice.cancel(job_id)
+    cancelled_again, on_its_page, by_command = jobs
+    _press_kill(sysadmin, on_its_page)
+    assert "is killed" in portal.vigil("kill", str(by_command)).stdout
+    cancel = f"/jobs/{cancelled_again}/cancel"  # within 10 s it counts as the same click
+    wait_for(lambda: alice.client.post(cancel).json()["attempt"]["kill_requested_at"], "the second cancel to kill")
+    for job_id, who in ((on_its_page, PORTAL), (by_command, PORTAL), (cancelled_again, "alice")):
+        attempt = alice.wait(job_id, timeout_s=30)["attempt"]
+        assert (attempt["state"], attempt["reason"]) == ("cancelled", f"Killed by {who}.")
+        asked, ended = (datetime.fromisoformat(attempt[name]) for name in ("cancel_asked_at", "ended_at"))
+        assert (ended - asked).total_seconds() < STOP_SECONDS
+        assert slurm.state(attempt["scheduler_id"]) == "CANCELLED"
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
+
+
+def _submit_deaf(person: Person) -> int:
+    spec = {**planted.Planted("deaf", "", "", ranks=1).spec(), "project": "vision"}
+    response = person.client.post("/jobs", **planted.upload(spec))
+    assert response.status_code == 201, response.text
+    return int(response.json()["id"])
+
+
+def _stopped_launcher(portal: Portal, person: Person, job_id: int) -> list[psutil.Process]:
+    """Stop the launcher of a job once that has done ten steps; return it with its ranks."""
+    (node,) = person.wait_for_step(job_id, 10)["attempt"]["nodes"]
+    (run,) = (portal.runs / "vision").glob(f"{job_id}-*")
+    (launcher,) = (child for child in _keeper(run, node).children() if _is_start(child))
+    launcher.suspend()
+    return [launcher, *launcher.children(recursive=True)]
+
+
+def _press_kill(browser: httpx.Client, job_id: int) -> None:
+    page = browser.get(f"/jobs/{job_id}").text
+    token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page)
+    assert token
+    assert "Kill deaf now?" in page
+    browser.post(f"/jobs/{job_id}/kill", data={"csrfmiddlewaretoken": token[1]}).raise_for_status()
 
 
 def test_scancel_ends_it_for_good(slurm: Cluster, alice: Person) -> None:
@@ -286,7 +345,9 @@ def test_over_the_limit_it_says_which(slurm: Cluster, alice: Person) -> None:
     beyond = {"spec": language(resources={"qos": "small", "gpus_per_node": 4, "ranks_per_node": 1})}
     wait_for(lambda: "QOS small" in alice.client.post("/jobs/check", json=beyond).text, "its limits to be known")
     held = slurm.run("sbatch", "--parsable", "-q", "small", "--gres=gpu:2", "--wrap=sleep 300", user=ALICE).strip()
-    job_id = alice.submit(language(resources={"qos": "small", "gpus_per_node": 2, "ranks_per_node": 1}))
+    # Slurm itself refuses "H100" here, where its nodes have "h100".
+    asked = {"qos": "small", "gpus_per_node": 2, "gpu_type": "H100", "ranks_per_node": 1}
+    job_id = alice.submit(language(resources=asked))
     reason = wait_for(lambda: "QOS" in alice.job(job_id)["reason"] and alice.job(job_id)["reason"], "Slurm's reason")
     assert "QOSMaxGRESPerUser" in reason or "QOSMaxGRESPerJob" in reason
     why = wait_for(lambda: alice.client.get(f"/jobs/{job_id}/why").json(), "why")
