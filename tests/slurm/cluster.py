@@ -71,6 +71,8 @@ class Cluster:
                 self._let_slurm_in()
         self.wait_for(lambda: self.idle() == len(self.layout.names), "every node to be idle")
         self._make_accounts()
+        if self.release.needs_usage_file:
+            self._save_usage()
 
     def down(self) -> None:
         """End everything, running jobs as well; whoever does not go is killed."""
@@ -225,6 +227,12 @@ class Cluster:
         while time.monotonic() < deadline and not (state.exists() and state.stat().st_mtime > now):
             time.sleep(0.05)
         time.sleep(0.2)  # nodes' and others', right afterwards
+
+    def _save_usage(self) -> None:
+        """Have slurmctld write all its state, as it does by itself every five minutes and when it is told to end."""
+        self.run("scontrol", "reconfigure")
+        self.wait_for((self.layout.folder / "state" / "assoc_usage").exists, "slurmctld to write assoc_usage")
+        self.wait_for(self.is_well, "every node to answer again")
 
     @property
     def _mariadb(self) -> tuple[str, ...]:

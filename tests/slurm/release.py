@@ -84,11 +84,13 @@ class Release:
         # From 23.11 on slurmd refuses to start where there are no cgroups to own; before, it knows no "disabled".
         return "disabled" if self.name > "23" else "autodetect"
 
+    @property
+    def needs_usage_file(self) -> bool:
+        """Return whether slurmctld, where it has started before, ends at once without its file assoc_usage."""
+        return self.name > "25"
+
 
 RELEASES = (Release("22.05", "bookworm", 12), Release("24.11", "trixie", 13), Release("26.05", "forky", 14))
-IN_TURN = RELEASES[:2]
-"""Those that a landing tests. The third is tested by its name only: its slurmctld refuses to start again soon after its
-first start ("No Assoc usage file"), as tests of daemons that go away have it do."""
 
 # Debian 13 has a libmariadb3 (11.8.9) that refuses each result of slurmdbd. This one has the same ABI.
 OLDER_CLIENT = "bookworm"
@@ -108,7 +110,7 @@ def find(name: str) -> Release:
 
 def whose_turn() -> Release:
     """One release a landing, the next one after the next commit."""
-    return IN_TURN[turn(len(IN_TURN))]
+    return RELEASES[turn(len(RELEASES))]
 
 
 def prepare(release: Release) -> None:

@@ -19,7 +19,11 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, BOB, PORTAL, People
 from tests.slurm.release import CHECKOUT
 
-SERVED = {"22.05": ["v0.0.36", "v0.0.37", "v0.0.38"], "24.11": ["v0.0.40", "v0.0.41", "v0.0.42"]}
+SERVED = {
+    "22.05": ["v0.0.36", "v0.0.37", "v0.0.38"],
+    "24.11": ["v0.0.40", "v0.0.41", "v0.0.42"],
+    "26.05": ["v0.0.42", "v0.0.43", "v0.0.44", "v0.0.45"],
+}
 SLEEP = "#!/bin/bash\nsleep 600\n"
 # A cluster of its own with a running job, that ends with its standard input.
 ANOTHER = f"""
@@ -138,7 +142,8 @@ def test_nothing_is_left(release: str, end: str) -> None:
         assert maker.stdout
         mark, folder = json.loads(maker.stdout.readline())
         there = [psutil.Process(pid) for pid in room.members(mark)]
-        assert {"slurmctld", "slurmd", "munged", "slurmstepd"} <= {process.name() for process in there}
+        programs = {(process.cmdline() or [""])[0].split(":")[0] for process in there}
+        assert {"slurmctld", "slurmd", "munged", "slurmstepd"} <= programs
         if end == "killed":
             maker.send_signal(signal.SIGKILL)
         maker.communicate()
