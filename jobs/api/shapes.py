@@ -27,7 +27,7 @@ class AttemptShape(Schema):
     number: int
     state: str = Field(description="Slurm's word, lower-case.")
     reason: str = Field(description="Why it waits or ended, in the scheduler's words or Vigil's.")
-    explained: str = Field(description="The reason, and while it waits what it means in plain words.")
+    explained: str = Field(description="Why it waits or ended, in the words of its page.")
     scheduler_id: str
     nodes: list[str]
     exit_code: int | None
@@ -91,7 +91,7 @@ class JobShape(Schema):
     owner: str
     state: str = Field(description="Its latest attempt's.")
     reason: str = Field(description="Its latest attempt's.")
-    explained: str = Field(description="The reason, and while it waits what it means in plain words.")
+    explained: str = Field(description="Why it waits or ended, in the words of its page.")
     attempt: AttemptShape | None = Field(description="The latest.")
     progress: ProgressShape
     latest: Values = Field(description="Newest values of rank 0.")

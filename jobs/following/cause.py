@@ -168,4 +168,4 @@ def described(failure: Mapping[str, Any], cause: str) -> str:
     lines = failure.get("last_lines")
     if not lines:
         return f"{who} ended with exit code {code} and printed no error."
-    return f"{who} ended with exit code {code} and named no error. The last lines of its log: {' / '.join(lines)}"
+    return f"{who} ended with exit code {code}. Its log names no error and ends with: {' / '.join(lines)}"

@@ -47,7 +47,13 @@ def word_of_scheduler(incident: Incident, catalogue: Catalogue, found: Evidence)
         found.signs.append(Sign(SCHEDULER, 0, text, cause, "root", prefix, at=at, of="slurm"))
     elif (attempt.exit_code or attempt.signal) and attempt.failure.get("kind") != "hang":  # then it is its launcher's
         groups = {"signal": str(attempt.signal)} if attempt.signal else {"code": str(attempt.exit_code)}
-        found.signs.append(Sign(SCHEDULER, 0, text, "unknown", "exit", prefix, groups=groups, at=at, of="slurm"))
+        # Not attempt.reason, which quotes the program where the scheduler gives none.
+        how = (
+            f"{attempt.state}, signal {attempt.signal}"
+            if attempt.signal
+            else f"{attempt.state}, exit code {attempt.exit_code}"
+        )
+        found.signs.append(Sign(SCHEDULER, 0, how, "unknown", "exit", prefix, groups=groups, at=at, of="slurm"))
     for step in attempt.slurm_steps:
         if isinstance(step, dict) and step.get("state") == "out_of_memory" and step.get("name") != "extern":
             said = f"step {step.get('number')} out_of_memory"

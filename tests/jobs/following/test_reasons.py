@@ -34,7 +34,7 @@ def test_the_last_output_of_a_script_is_labelled_and_not_its_reason(
     launched(newest(), exit_code=3, cause="failed", first_failure=left)
     told.say("101", state="failed", exit_code=3)
     tick()
-    said = "Rank 0 ended with exit code 3 and named no error. The last lines of its log: epoch 3 / saved to /data/out"
+    said = "Rank 0 ended with exit code 3. Its log names no error and ends with: epoch 3 / saved to /data/out"
     assert newest().reason.startswith(said)
     assert "hunter2" not in str(newest().failure)
     assert len(newest().reason) < 600

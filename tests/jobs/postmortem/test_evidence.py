@@ -93,8 +93,9 @@ class TestRanks:
         left.failure["first_failure"]["last_lines"] = lines
         left.write("logs/0.0.log", "\n".join(lines))
         left.ends(r1=(3, None, 1))
-        _, verdict = left.diagnosed()
+        _, verdict = left.diagnosed(Ended("failed", 3, result=left.failure))
         assert "rank 1 ended with exit code 3" in texts(verdict, "root")[0]
+        assert "saved" not in "".join(texts(verdict, "confirmation")), "it is not the scheduler's word"
         assert texts(verdict, "context") == [
             "the log of rank 1 names no error and ends with: epoch 3 / saved to /data/out"
         ]
