@@ -211,12 +211,19 @@ class Members:
         return read_json(self._folder / f"broken-{number}.json")
 
     def tell_ended(self, number: int, failures: list[Failure]) -> None:
-        self._once(f"ended-{number}.{self.me.id}.json", {"failures": [asdict(f) for f in failures]})
+        rows = [asdict(failure) for failure in failures]
+        # Apart, as a leader that was started before an upgrade knows no other fields of a failure.
+        lines = [row.pop("last_lines") for row in rows]
+        self._once(f"ended-{number}.{self.me.id}.json", {"failures": rows, "last_lines": lines})
 
     def ended(self, number: int, member: Member) -> list[Failure] | None:
         """How this member's ranks ended: the failures among them; None while it has not told."""
         found: Any = read_json(self._folder / f"ended-{number}.{member.id}.json")
-        return [Failure(**failure) for failure in found["failures"]] if found else None
+        if not found:
+            return None
+        rows = found["failures"]
+        lines = found.get("last_lines") or [[] for _ in rows]  # a launcher of before an upgrade tells none
+        return [Failure(**row, last_lines=some) for row, some in zip(rows, lines, strict=True)]
 
     def _once(self, name: str, thing: dict[str, object]) -> bool:
         """Make a file appear whole, unless it is there already."""

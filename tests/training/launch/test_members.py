@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 
 from tests.waiting import until
 from training.attempt.lineage import Fenced, claim_generation, give_up_claim, publish_generation, read_generation
+from training.launch.failures import Failure
 from training.launch.incarnation import Ending, Incarnation
 from training.launch.members import Members
 from training.launch.plan import Plan, read_plan
@@ -50,6 +52,20 @@ def test_a_turn_is_decided_once_and_read_by_all(members: tuple[Members, Members,
     assert isinstance(found, Ending)
     assert found.exit_code == 75
     assert [mine.place(one.me) for one in members] == [0, 1, -1]
+
+
+def test_how_ranks_ended_is_read_by_all_releases(members: tuple[Members, Members, Members], tmp_path: Path) -> None:
+    """An upgrade may come between two launchers of one attempt: a leader of before reads no new field of a failure."""
+    first, second, _ = members
+    failures = [Failure(1, "exception", 3, last_lines=["epoch 3", "done"]), Failure(2, "signal", None, 9, "killed")]
+    second.tell_ended(0, failures)
+    assert first.ended(0, second.me) == failures
+    (path,) = tmp_path.rglob(f"ended-0.{second.me.id}.json")
+    told = json.loads(path.read_text())
+    known = {"rank", "kind", "exit_code", "signal", "error", "order"}
+    assert all(set(failure) == known for failure in told["failures"])
+    path.write_text(json.dumps({"failures": told["failures"]}))
+    assert first.ended(0, second.me) == [replace(failures[0], last_lines=[]), failures[1]]
 
 
 def test_the_first_that_lives_leads(members: tuple[Members, Members, Members]) -> None:
