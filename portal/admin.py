@@ -15,6 +15,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.functional import cached_property
+from django.utils.html import format_html
 from django.utils.text import Truncator
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
@@ -166,8 +167,11 @@ class PasswordForm(RevokesTokens, AdminPasswordChangeForm):
         self.offer_revoking()
         revoke = self.fields["revoke_tokens"]
         revoke.widget = UnfoldBooleanSwitchWidget()
-        revoke.help_text = (
-            f"A token goes on working with a new password. They have {formatting.plural(len(self.tokens), 'token')}."
+        # Templates do not escape help texts, and a token's name is its owner's.
+        revoke.help_text = format_html(
+            "A token goes on working with a new password. They have {}: {}.",
+            formatting.plural(len(self.tokens), "token"),
+            self.tokens_text,
         )
 
     def save(self, commit: bool = True) -> Any:

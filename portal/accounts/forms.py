@@ -61,6 +61,10 @@ class ReauthenticateForm(InOurWords, allauth.ReauthenticateForm):
     names: ClassVar = {"password": "Password"}
 
 
+MOST_NAMED = 8
+"""Tokens that a form of a new password names."""
+
+
 class RevokesTokens(forms.Form):
     """A form of a new password that offers to revoke the person's API tokens; on by default for sysadmins.
 
@@ -82,13 +86,28 @@ class RevokesTokens(forms.Form):
             self.revoked = actions.revoke_all_tokens(self.user)
 
     @property
+    def tokens_text(self) -> str:
+        """Return which tokens there are: "laptop (write, used 3 d ago), ci (read, never used) and 3 more"."""
+        shown = [f"{token.name} ({token.get_scope_display().lower()}, {_used(token)})" for token in self.tokens]
+        more = len(shown) - MOST_NAMED
+        return formatting.listed([*shown[:MOST_NAMED], f"{more} more"] if more > 0 else shown)
+
+    @property
     def revoked_text(self) -> str:
         """A sentence that goes after others; "" where none was revoked."""
         return f" {formatting.plural(self.revoked, 'API token')} revoked." if self.revoked else ""
 
 
+def _used(token: Token) -> str:
+    return f"used {formatting.ago(token.last_used_at)}" if token.last_used_at else "never used"
+
+
 class ChangePasswordForm(InOurWords, RevokesTokens, allauth.ChangePasswordForm):
-    names: ClassVar = {"oldpassword": "The password now", "password1": "The new one", "password2": "The new one again"}
+    names: ClassVar = {
+        "oldpassword": "The current password",
+        "password1": "The new password",
+        "password2": "The repeated password",
+    }
     fixes: ClassVar = {
         "password2.required": "Type the new password here once more.",
         "password2.": _FIXES["password_mismatch"],  # allauth's has no code

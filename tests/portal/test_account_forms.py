@@ -49,7 +49,7 @@ def test_a_token(browser, fields, said):
 @pytest.mark.parametrize(
     ("new", "again", "said"),
     [
-        ("", "", ["The new one is missing. Fill it in.", "Type the new password here once more."]),
+        ("", "", ["The new password is missing. Fill it in.", "Type the new password here once more."]),
         ("quite new indeed", "other", ["The two are not the same. Type the new password once more in both."]),
         ("short", "short", ["Too short: take at least 10 characters."]),
         ("password1234", "password1234", ["Too common: one of the first that is guessed. Take another."]),

@@ -193,7 +193,7 @@ def test_a_changed_password_offers_to_revoke_tokens_and_for_sysadmins_by_default
     _, secret = Token.issue(mira, "laptop")
     browser = lab.signed_in(mira)
     page = browser.get("/accounts/password/change/").content.decode()
-    assert "<b>laptop</b> (write, never used)" in page
+    assert "laptop (write, never used)" in page
     assert ("checked" in page.split('id="id_revoke_tokens"')[1].split(">")[0]) == is_sysadmin
     browser.post("/accounts/password/change/", NEW)
     assert asks(secret).get("/api/v1/me").status_code == 200, "not chosen"
@@ -232,7 +232,9 @@ def test_a_sysadmin_who_sets_somebodys_password_is_offered_it(mira):
     _, secret = Token.issue(mira, "laptop")
     path = f"/admin/portal/user/{mira.pk}/password/"
     browser = lab.signed_in(lab.sysadmin())
-    assert "They have 1\N{NO-BREAK SPACE}token." in browser.get(path).content.decode()
+    assert "They have 1\N{NO-BREAK SPACE}token: laptop (write, never used)." in browser.get(path).content.decode()
+    Token.objects.update(name="<b>laptop</b>")
+    assert "token: &lt;b&gt;laptop&lt;/b&gt; (write" in browser.get(path).content.decode(), "help texts are not escaped"
     fields = {"password1": "quite new indeed", "password2": "quite new indeed", "set-password": "1"}
     browser.post(path, {**fields, "usable_password": "true", "revoke_tokens": "on"})
     mira.refresh_from_db()
