@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
@@ -16,6 +17,7 @@ from portal.models import Project, User
 
 NAMED_REFUSALS = 3
 """Combinations without a job that a sentence names."""
+_NUMBERS = re.compile(r"\d[\d,]*(?:, \d[\d,]*)*")
 
 
 def _new_key() -> str:
@@ -28,14 +30,20 @@ def values_text(values: Mapping[str, Any]) -> str:
 
 
 def refusals_text(refused: Sequence[tuple[Mapping[str, Any], str]], combinations: int) -> str:
-    """Return how many combinations have no job, and why the first few of them have none; "" if all have one."""
+    """Return how many combinations have no job, and why, each reason once; "" if all have one.
+
+    Reasons that differ in numbers alone are one: hundreds of seeds fail alike.
+    """
     if not refused:
         return ""
     of = formatting.plural(combinations, "combination")
     lead = f"{formatting.count(len(refused))} of {of} {'has' if len(refused) == 1 else 'have'} no job."
-    some = [f"With {values_text(values)}: {message}" for values, message in refused[:NAMED_REFUSALS]]
-    more = len(refused) - len(some)
-    return " ".join([lead, *some, *([f"The sweep's page lists all {len(refused):,}."] if more else [])])
+    reasons: dict[str, str] = {}
+    for values, message in refused:
+        reasons.setdefault(_NUMBERS.sub("#", message), f"With {values_text(values)}: {message}")
+    some = list(reasons.values())[:NAMED_REFUSALS]
+    rest = [f"The sweep's page lists all {len(refused):,}."] if len(refused) > len(some) else []
+    return " ".join([lead, *some, *rest])
 
 
 _GOES_ON = Q(latest__ended_at=None) | Q(latest__decided_at=None)
