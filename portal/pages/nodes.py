@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
@@ -18,7 +18,9 @@ from jobs.listing.visibility import Held
 from nodes.models import Node, Partition, Reading
 from portal import formatting
 from portal.access import user_of
+from portal.pages import damaged_gpus
 from portal.pages.cluster import is_fragment, stale, varied
+from portal.pages.damaged_gpus import MARKS, Damage
 from portal.pages.free_slots import counted, free_now
 from portal.pages.rack_map import family, letters
 from portal.untrusted import plain
@@ -43,11 +45,18 @@ class NodeRow:
 
     node: Node
     held: list[Held]
+    damage: Damage = field(default_factory=dict)
 
     @property
     def family(self) -> str:
         """The family whose glyph its state has."""
-        return family(self.node.state, self.node.is_in_service)
+        is_damaged = bool(self.damage) and self.node.is_in_service
+        return "warn" if is_damaged else family(self.node.state, self.node.is_in_service)
+
+    @property
+    def damage_text(self) -> str:
+        """ "GPU 3 broken, GPU 5 lost"."""
+        return ", ".join(f"GPU {index} {state}" for index, state in self.damage.items())
 
     @property
     def cells(self) -> list[Cell]:
@@ -67,6 +76,9 @@ class NodeRow:
     def _cell(self, index: int) -> Cell:
         holder = next((held for held in self.held if index in held.gpus), None)
         place = f"GPU {index}"
+        if (state := self.damage.get(index)) is not None:
+            whose = f", {holder.name}, {holder.user}" if holder is not None and holder.user else ""
+            return Cell(index, state, MARKS[state], f"{place}: {state}{whose}", "")
         if holder is not None:
             url = reverse("job", args=[holder.job]) if holder.job else ""
             whose = f"{holder.name}, {holder.user}" if holder.user else "in use"
@@ -104,14 +116,15 @@ def index(request: HttpRequest) -> HttpResponse:
     page = wanted[first : first + MOST]
     held = visibility.held_on(user, (node.name for node in page))
     jobs = QueueSearch().counts(user)
-    lead, more = say(everything)
+    damage = damaged_gpus.by_node()
+    lead, more = say(everything, damage)
     context = {
         "section": "nodes",
         "fragment": is_fragment(request),
         "stale": stale(Reading.Part.NODES, now),
         "say": (lead, f"{more} {unseen(user).text}".strip()),
         "facts": facts(everything, jobs.get("pending", 0), jobs.get("running", 0)),
-        "groups": grouped([NodeRow(node, held[node.name]) for node in page], partition),
+        "groups": grouped([NodeRow(node, held[node.name], damage.get(node.name, {})) for node in page], partition),
         "partitions": sorted({name for node in everything for name in node.partitions}),
         "partition": partition,
         "text": text,
@@ -119,6 +132,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "states": sorted({node.state for node in everything}),
         "any": bool(everything),
         "draws_gpus": any(node.gpus for node in page),
+        "draws_damage": any(node.name in damage for node in page),
         "found": len(wanted),
         "first": first + 1,
         "last": first + len(page),
@@ -129,18 +143,20 @@ def index(request: HttpRequest) -> HttpResponse:
     return varied(render(request, "nodes/_index.html" if is_fragment(request) else "nodes/index.html", context))
 
 
-def say(nodes: list[Node]) -> tuple[str, str]:
-    """The sentence that leads the page: what is out of service, else that nothing is; then what is free."""
+def say(nodes: list[Node], damage: Mapping[str, Damage]) -> tuple[str, str]:
+    """Return the sentence that leads the page: what is out of service or broken, else that nothing is; what is free."""
     if not nodes:
         return "No node is known yet.", "The scheduler is asked within seconds of Vigil’s start."
     out = [node for node in nodes if not node.is_in_service]
-    free = f"Free now: {free_now(nodes)}"
+    broken, free = damaged_gpus.sentence(nodes, damage), f"Free now: {free_now(nodes)}"
     if len(out) == 1:
         why = f": {out[0].reason}" if out[0].reason else ""
-        return f"{out[0].name} is {formatting.word(out[0].state)}{why.rstrip('.')}.", free
+        return f"{out[0].name} is {formatting.word(out[0].state)}{why.rstrip('.')}. {broken}".strip(), free
     if out:
         names = formatting.listed([node.name for node in out[:3]]) if len(out) < 4 else f"{out[0].name} and others"
-        return f"{formatting.plural(len(out), 'node')} are out of service: {names}.", free
+        return f"{formatting.plural(len(out), 'node')} are out of service: {names}. {broken}".strip(), free
+    if broken:
+        return broken, free
     everything = "The node is" if len(nodes) == 1 else f"All {formatting.plural(len(nodes), 'node')} are"
     return f"{everything} in service.", free
 

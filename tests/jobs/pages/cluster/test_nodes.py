@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 
 from nodes.cluster import sync
-from nodes.models import Node, NodeOrder, Reading
+from nodes.models import Agent, Gpu, Node, NodeOrder, Reading
 from nodes.schedulers.base import SchedulerError
 from portal.models import User
 from tests.jobs.pages.cluster.reading import node, queued, text
@@ -41,6 +41,24 @@ def test_where_there_are_no_gpus_nothing_explains_them(mira: User) -> None:
     html = text(mira, "/nodes")
     assert 'class="gpu"' not in html
     assert "1 <small>job</small>" in html
+
+
+def test_a_broken_gpu_is_marked_and_leads_the_page(mira: User, scheduler: Told) -> None:
+    """The scheduler knows nothing of it: the node is in service, and as many GPUs are free."""
+    agent = Agent.objects.create(node="dgx-01")
+    Gpu.objects.create(uuid="GPU-a", agent=agent, index=3, fault="could not remap a row of its memory")
+    Gpu.objects.create(uuid="GPU-b", agent=agent, index=5, fault="gone since", gone_at=timezone.now())
+    html = text(mira, "/nodes")
+    assert "dgx-02 is drained: XID 79. GPU 3 of dgx-01 is broken." in html
+    assert "Free now: 2 of 16 GPUs." in html
+    assert 'aria-label="GPU 3: broken, wren, mira">!' in html
+    assert "GPU 3 broken · mixed" in html
+    assert ">lost or broken</span>" in html
+    Gpu.objects.create(uuid="GPU-c", agent=agent, index=4, lost_at=timezone.now())
+    assert "2 GPUs of dgx-01 are lost or broken." in text(mira, "/nodes")
+    scheduler.machines = [node("dgx-01", "idle")]
+    sync.read(scheduler)
+    assert '<p class="say">2 GPUs of dgx-01 are lost or broken. <span' in text(mira, "/nodes")
 
 
 def test_nodes_are_filtered_by_the_address(mira: User, scheduler: Told) -> None:
