@@ -214,11 +214,11 @@ def _split(spec: JobSpec) -> Iterator[Finding]:
     unjudged = spec.run.clients - len(np.unique(owners[owners >= 0]))
     text = (
         f"{formatting.plural(spec.run.clients, 'client')}: {sizes.min():,} to {sizes.max():,} samples each,"
-        f" {np.median(sizes):,.0f} in the middle."
+        f" median {np.median(sizes):,.0f}."
     )
     if len(found.labels) > 1:
         share = formatting.share(found.spreads["commonest_share"]["median"])
-        text += f" In the middle {share} of a client's samples are of one label."
+        text += f" In the median client {share} of samples have the same label."
     if not unjudged:
         yield Finding("ok", "Split", text, found)
     else:

@@ -42,9 +42,7 @@ def _rest(split: dict[str, Any], left_out: int) -> str:
     least, middle, most = (formatting.count(round(of_all[name])) for name in ("min", "median", "max"))
     told = formatting.plural(left_out, "more client")
     in_data = min(split["clients"], len(split["items"]))
-    return (
-        f"… and {told}. All together: {least} to {most} samples each, {middle} in the middle; --json has {in_data:,}."
-    )
+    return f"… and {told}. All together: {least} to {most} samples each, median {middle}; --json has {in_data:,}."
 
 
 def _cut(text: str) -> str:

@@ -55,12 +55,14 @@ def _alive(found: list[Process], role: str) -> bool:
 def _role_is_silent(role: str, processes: list[Process]) -> Finding:
     name = NAMES.get(role, f"The {role} worker")
     last = min(processes, key=lambda process: process.silent_s, default=None)
-    since = f"for {formatting.duration(last.silent_s)}" if last else "in the last ten minutes"
+    silent = (
+        f"has not responded for {formatting.duration(last.silent_s)}" if last else "is not running, or just starting"
+    )
     return Finding(
         "processes",
         role if role in NAMES else f"worker.{role}",
         "error",
-        f"{name} has not responded {since}: {DOES[role]}.",
+        f"{name} {silent}: {DOES[role]}.",
         _last(last) if last and last.pid else "",
         _remedy(role),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from django.contrib.auth.decorators import login_required
-from django.db.models import Count, Exists, Min, OuterRef, Q
+from django.db.models import Count, Exists, F, Min, OuterRef, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
@@ -147,8 +147,9 @@ def _news(user: User, since: datetime) -> list[News]:
     own = Job.objects.visible_to(user).filter(pk=OuterRef("job_id"), owner=user)
     # Of those that ended of late, newest first, it is asked whose they are; not which of all their jobs have ended.
     ended = Attempt.objects.filter(Exists(own), ended_at__gt=since).order_by("-ended_at")
-    alike = _alike(ended.values_list("pk", "job__sweep", "state", "job__latest")[:MOST_ENDED])
-    keys = list(alike)[:MOST_NEWS]
+    first = _first_of_each(ended.values_list("pk", "job__sweep", "state", "job__latest")[:MOST_ENDED])
+    keys = list(first)[:MOST_NEWS]
+    others = _others(ended, {first[pk]: pk for pk in keys if first[pk] is not None})
     related = ("job", "job__latest", "job__project", "job__owner", "job__sweep")
     rows = Attempt.objects.select_related(*related).in_bulk(keys)
     attempts = [rows[key] for key in keys if key in rows]
@@ -165,23 +166,39 @@ def _news(user: User, since: datetime) -> list[News]:
             _line(
                 attempt, newest.get(attempt.pk), following.get((attempt.job_id, attempt.number)), died.get(attempt.pk)
             ),
-            others=alike[attempt.pk] - 1,
+            others=others.get(attempt.pk, 0),
         )
         for attempt in attempts
     ]
 
 
-def _alike(ended: Iterable[tuple[int, int | None, str, int | None]]) -> dict[int, int]:
-    """Return the newest attempt of each sweep and state, and any other attempt by itself, with how many they are.
+def _first_of_each(
+    ended: Iterable[tuple[int, int | None, str, int | None]],
+) -> dict[int, tuple[int, str] | None]:
+    """Return the newest attempt of each sweep and state, with these two, and any other attempt by itself.
 
     An attempt that a later one followed stays by itself: what became of it is its job's own story.
     """
-    first: dict[tuple[int, str], int] = {}
-    found: dict[int, int] = {}
+    seen: set[tuple[int, str]] = set()
+    found: dict[int, tuple[int, str] | None] = {}
     for pk, sweep, state, latest in ended:
-        key = pk if sweep is None or pk != latest else first.setdefault((sweep, state), pk)
-        found[key] = found.get(key, 0) + 1
+        group = (sweep, state) if sweep is not None and pk == latest else None
+        if group is None or group not in seen:
+            found[pk] = group
+        if group is not None:
+            seen.add(group)
     return found
+
+
+def _others(ended: QuerySet[Attempt], first: dict[tuple[int, str] | None, int]) -> dict[int, int]:
+    """Return how many further jobs of its sweep ended in the same state, by the attempt that stands for them."""
+    sweeps = {group[0] for group in first if group is not None}
+    if not sweeps:
+        return {}
+    rows = ended.filter(job__sweep__in=sweeps, job__latest=F("pk")).order_by().values_list("job__sweep", "state")
+    return {
+        first[sweep, state]: many - 1 for sweep, state, many in rows.annotate(Count("pk")) if (sweep, state) in first
+    }
 
 
 def _line(attempt: Attempt, checkpoint: int | None, following: Attempt | None, died: Incident | None) -> News:

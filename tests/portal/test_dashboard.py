@@ -83,7 +83,9 @@ def test_a_sweep_that_waits_is_one_line(mira: User, project: Project) -> None:
     assert '?state=pending">14 more</a>' in home(mira), "jobs are counted, not lines"
 
 
-def test_ends_of_a_sweep_are_one_line_for_each_state(mira: User, project: Project) -> None:
+def test_ends_of_a_sweep_are_one_line_for_each_state(
+    mira: User, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They do not fill the page: what else ended before them stays on it."""
     a_job(mira, project, state="failed", name="wren")
     sweep = Sweep.objects.create(name="rates", owner=mira, project=project)
@@ -95,7 +97,9 @@ def test_ends_of_a_sweep_are_one_line_for_each_state(mira: User, project: Projec
     assert f'href="/jobs?sweep={sweep.pk}&amp;state=completed">19 other jobs</a> of sweep rates completed.' in html
     assert html.count("of sweep rates") == 2
     assert ">wren</a> failed" in html
-    assert "waits for you. So did 10 others." in html
+    assert "waits for you. So did 10 others." in html.replace("\N{NO-BREAK SPACE}", " ")
+    monkeypatch.setattr("portal.pages.home.MOST_ENDED", 5)
+    assert ">9 other jobs</a> of sweep rates failed." in home(mira), "all are counted, however few are looked through"
 
 
 def test_somebody_without_a_project_is_told_whom_to_ask() -> None:
