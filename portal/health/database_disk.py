@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from django.db import connection
+from django.db import DatabaseError, connection
 
 TITLE = "The disk of the database is not checked: {}."
 
@@ -29,8 +30,21 @@ HIDDEN = Unchecked(
 )
 
 
-def data_directory() -> Path | Unchecked:
-    """Return where the server's files are, if that is on this machine."""
+_last: Path | Unchecked | None = None
+
+
+def data_directory() -> Path | Unchecked | None:
+    """Return where the server's files are, if that is on this machine.
+
+    While it does not answer, maybe because its disk is full, return what it last said; None if it never did.
+    """
+    global _last
+    with suppress(DatabaseError):
+        _last = _ask()
+    return _last
+
+
+def _ask() -> Path | Unchecked:
     connection.ensure_connection()
     if not is_local(connection.connection.info.host):
         return ELSEWHERE

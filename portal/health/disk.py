@@ -90,6 +90,8 @@ def _places() -> Iterator[tuple[str, str, Path]]:
 def _server() -> Iterator[Finding]:
     """Check the disk of a database server that runs on this machine; else yield why it is not checked."""
     folder = database_disk.data_directory()
+    if folder is None:
+        return
     if isinstance(folder, Path):
         room = room_of(folder)
         if not isinstance(room, OSError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test import Client
 
 from portal.health import database_disk, disk, run
@@ -71,7 +71,21 @@ def test_the_disk_of_a_server_on_this_machine_is_checked(monkeypatch: pytest.Mon
 
 
 @postgres
-def test_a_user_who_may_not_see_the_folder_is_told_what_to_grant() -> None:
+def test_a_disk_that_filled_up_is_named_while_the_server_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(database_disk.data_directory(), Path)
+    gib = 1024**3
+    monkeypatch.setattr(disk, "room_of", lambda path: disk.Room(gib // 10, 100 * gib, 9, 10))
+
+    def refuse() -> None:
+        raise OperationalError("could not connect: No space left on device")
+
+    monkeypatch.setattr(connection, "ensure_connection", refuse)
+    titles = [finding.title for finding in run._run("disk")]
+    assert titles == [f"The disk of {name} is full." for name in ("VIGIL_HOME", "VIGIL_RUNS", "the database")]
+
+
+@postgres
+def test_a_user_who_may_not_see_the_folder_needs_a_grant() -> None:
     with connection.cursor() as cursor:
         cursor.execute("CREATE ROLE bare; SET LOCAL ROLE bare")  # both end with the test's transaction
     assert database_disk.data_directory() == HIDDEN
