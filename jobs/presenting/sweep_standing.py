@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from portal import formatting
@@ -124,6 +124,8 @@ def is_seed(path: str) -> bool:
 
 def compare(metric: str, axes: Mapping[str, Sequence[Any]], jobs: Sequence[JobValue], *, is_over: bool) -> Standing:
     """Compare the jobs of a sweep over `axes` by the newest value of a metric."""
+    # A job's values come in the order of the database, which on PostgreSQL is that of the alphabet.
+    jobs = [replace(job, values={path: job.values[path] for path in axes if path in job.values}) for job in jobs]
     seeds = [path for path, values in axes.items() if is_seed(path) and len(values) > 1]
     if not seeds:
         return _of_single_jobs(metric, jobs, is_over=is_over)
