@@ -1,7 +1,7 @@
 """What clients send of their updates: each passes through the run's filters, one after the other, and back.
 
 The engine goes on with what a server would make of the bytes, never with what the client had. What a filter keeps of a
-client lies with everything that clients keep (Server.kept), so it is in every checkpoint, and the same on every rank.
+client lies with everything that clients keep (Server.kept): in every checkpoint, and on the client's home rank.
 """
 
 from __future__ import annotations

@@ -36,6 +36,10 @@ validate_every = 5
 flush_steps = 1
 {{more}}
 """
+FOR_ALL = """
+algorithm = "scaffold"
+"""
+"""Each client's control variate lies on one of the two ranks."""
 LATE = """
 algorithm = "fedbuff"
 pace = "asynchronous"
@@ -101,7 +105,7 @@ def undisturbed(more: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 @pytest.mark.parametrize(
-    "more", ["", pytest.param(LATE, marks=pytest.mark.whole)], ids=["for all", "for nobody"], scope="class"
+    "more", [FOR_ALL, pytest.param(LATE, marks=pytest.mark.whole)], ids=["for all", "for nobody"], scope="class"
 )
 class TestInTheMiddleOfARound:
     def test_a_killed_rank_changes_no_bit(self, run: Run, more: str, undisturbed: dict[str, str]) -> None:
