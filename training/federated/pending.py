@@ -89,12 +89,18 @@ class Pending:
         arrives: NDArray[np.float64],
         losses: NDArray[np.float64],
     ) -> None:
-        self.clients = np.concatenate([self.clients, clients])
-        self.started = np.concatenate([self.started, np.full(len(clients), started)])
-        self.arrives = np.concatenate([self.arrives, arrives])
-        self.losses = np.concatenate([self.losses, losses])
-        self.rows = torch.cat([self.rows, rows.to(self.rows.dtype)])
-        self._take(np.argsort(self.clients, kind="stable"))
+        everybody = np.concatenate([self.clients, clients])
+        order = np.argsort(everybody, kind="stable")
+        self.started = np.concatenate([self.started, np.full(len(clients), started)])[order]
+        self.arrives = np.concatenate([self.arrives, arrives])[order]
+        self.losses = np.concatenate([self.losses, losses])[order]
+        joined = self.rows.new_empty(
+            len(everybody), self.rows.shape[1]
+        )  # put in order once, not joined and then sorted
+        places = torch.from_numpy(np.argsort(order))
+        joined[places[: len(self.clients)]] = self.rows
+        joined[places[len(self.clients) :]] = rows.to(joined.dtype)
+        self.clients, self.rows = everybody[order], joined
 
     def _take(self, where: Ids) -> None:
         self.clients, self.started = self.clients[where], self.started[where]
