@@ -6,6 +6,7 @@ are away for up to half a minute longer than Redis is. A try costs one `connect`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import kombu
@@ -16,16 +17,27 @@ LONGEST_RETRY_S = 1.0
 
 
 class Connection(kombu.Connection):
-    """A connection to the broker that is retried every second instead of ever more rarely."""
+    """A connection to the broker that is retried every second instead of ever more rarely.
 
-    def ensure_connection(self, *args: Any, **options: Any) -> kombu.Connection:
+    Celery logs three lines in its `errback`, which is called for the first failure of an outage alone.
+    """
+
+    def ensure_connection(
+        self, errback: Callable[..., object] | None = None, *args: Any, **options: Any
+    ) -> kombu.Connection:
+        first = iter([errback] if errback else [])
+
+        def once(*about: object) -> None:
+            for report in first:
+                report(*about)
+
         options = {
             "interval_start": FIRST_RETRY_S,
             "interval_step": FIRST_RETRY_S,
             "interval_max": LONGEST_RETRY_S,
             **options,
         }
-        return super().ensure_connection(*args, **options)
+        return super().ensure_connection(once, *args, **options)
 
 
 class Broker(AMQP):
