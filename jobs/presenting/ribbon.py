@@ -103,6 +103,13 @@ class Ribbon:
         return round(max(0.0, (self.done or 0.0) - (self.now or 0.0)), 3)
 
     @property
+    def names_limit(self) -> bool:
+        """Return whether "limit" has room beside "now · step 88", which is right of now, or left of it near the end."""
+        if self.limit is None or self.now is None:
+            return self.limit is not None
+        return self.limit - self.now > (3 if self.now > 78 else 14)
+
+    @property
     def crowded(self) -> bool:
         """Whether a phone has no room for both the beginning and the first label of the axis."""
         return bool(self.axis) and self.axis[0][0] < 28

@@ -21,7 +21,17 @@ CLUSTER = [
     "/agents",
     "/racks",
 ]
-PAGES = ["/", "/jobs", "/jobs?state=bad", "/jobs?q=nothing-like-it&since=7d", "/submit", "/me/", *CLUSTER]
+PAGES = [
+    "/",
+    "/jobs",
+    "/jobs?state=bad",
+    "/jobs?q=nothing-like-it&since=7d",
+    "/submit",
+    "/me/",
+    "/docs",
+    "/docs/federated",
+    *CLUSTER,
+]
 TABS = ["", "/logs", "/checkpoints", "/gpus", "/attempts", "/spec"]
 
 # What a reader of the page would trip over. Hidden things are not read.

@@ -57,6 +57,14 @@ def test_now_estimate_and_limit_are_in_order() -> None:
     assert ribbon.done_label.startswith("done ")
 
 
+def test_the_limit_is_named_where_it_does_not_run_into_now() -> None:
+    ribbon = Ribbon(now=2.0, limit=4.0)
+    assert not ribbon.names_limit
+    for now, limit, named in ((2.0, 30.0, True), (90.0, 92.0, False), (90.0, 97.0, True), (None, 50.0, True)):
+        assert Ribbon(now=now, limit=limit).names_limit is named
+    assert not Ribbon(now=50.0).names_limit
+
+
 def test_labels_never_meet() -> None:
     marks = life().marks
     assert [m.state for m in marks] == ["out_of_memory", "preempted", "failed"]
