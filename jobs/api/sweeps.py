@@ -9,7 +9,7 @@ from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
 from jobs.api.request import NOT_YOURS, SUBMISSION, asked_sweep, key_of, sweep_of
-from jobs.gathering.sweep_standing import jobs_of, standing_of
+from jobs.gathering.sweep_standing import measured_by, standing_of
 from jobs.models import Sweep
 from jobs.models.sweep import standing
 from jobs.presenting.sweep_standing import Standing
@@ -153,7 +153,7 @@ def _shape(sweep: Sweep, counts: dict[str, int], is_over: bool) -> dict[str, Any
 def sweep_detail(sweep: Sweep) -> dict[str, Any]:
     refused = [{"values": values, "message": message} for values, message in sweep.refused]
     shape = sweep_shape(sweep)
-    compared = standing_of(sweep, jobs_of(sweep), is_over=shape["over"])
+    compared = standing_of(sweep, measured_by(sweep), is_over=shape["over"])
     shown = _standing_shape(compared) if compared else None
     return {**shape, "spec_toml": sweep.spec_toml, "refused": refused, "standing": shown}
 

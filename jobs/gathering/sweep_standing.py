@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
-from jobs.models import Job, Sweep
+from jobs.models import Sweep
 from jobs.presenting.header import number
 from jobs.presenting.sweep_standing import JobValue, Standing, compare, metrics_of
 
+Measured = tuple[int, str, dict[str, Any] | None, dict[str, Any]]
+"""A job's number and name, its values in the sweep, and the newest of its series."""
 
-def standing_of(sweep: Sweep, jobs: Sequence[Job], *, is_over: bool) -> Standing | None:
-    """Return how the sweep's jobs compare, which come with their latest attempts; None while nothing is measured."""
-    begun = [(job, job.latest) for job in jobs if job.latest is not None]
-    metrics = metrics_of(latest.latest for _, latest in begun)
+
+def measured_by(sweep: Sweep) -> list[Measured]:
+    """Return what each job has measured, without making models: a sweep may have 1,000 and be polled every second."""
+    rows = sweep.jobs.exclude(latest=None).order_by("sweep_index")
+    return list(rows.values_list("pk", "name", "sweep_values", "latest__latest"))
+
+
+def standing_of(sweep: Sweep, measured: Iterable[Measured], *, is_over: bool) -> Standing | None:
+    """Return how the sweep's jobs compare; None while nothing is measured."""
+    rows = list(measured)
+    metrics = metrics_of(latest for *_, latest in rows)
     if not metrics:
         return None
-    values = [
-        JobValue(job.pk, job.name, job.sweep_values or {}, number(latest.latest, metrics[0])) for job, latest in begun
-    ]
+    values = [JobValue(pk, name, values or {}, number(latest, metrics[0])) for pk, name, values, latest in rows]
     return compare(metrics[0], sweep.over, values, is_over=is_over)
-
-
-def jobs_of(sweep: Sweep) -> list[Job]:
-    """Return its jobs in order, with what `standing_of` needs of them and no more."""
-    fields = ("name", "sweep_values", "latest__latest")
-    return list(sweep.jobs.select_related("latest").only(*fields).order_by("sweep_index"))

@@ -18,7 +18,7 @@ from portal import formatting
 
 MOST_METRICS = 4
 FEWEST_SEEDS = 2
-# What is told first, and whether less of it is better; of others (a script's own) less is.
+# The metrics shown first, and those of which more is better; of all others less is.
 FIRST = ("validation_loss", "loss", "validation_accuracy", "accuracy")
 MORE_IS_BETTER = ("accuracy", "score", "auc", "reward", "f1")
 SPREADS = ("client_loss_", "client_accuracy_")  # of a federation
@@ -87,7 +87,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How the jobs of a sweep compare."""
+    """The result of a comparison: which job or setting is best, and how it is said."""
 
     metric: str
     settings: tuple[Setting, ...]
@@ -109,7 +109,7 @@ def shown(value: Any) -> str:
 
 
 def metrics_of(latest: Iterable[dict[str, Any]]) -> list[str]:
-    """What the jobs measure, the telling ones first."""
+    """Return what the jobs measure, validation and loss first."""
     found = {name for values in latest for name in values if not name.startswith(SPREADS)} - LEFT_OUT
     return [*(name for name in FIRST if name in found), *sorted(found - {*FIRST})][:MOST_METRICS]
 
@@ -128,14 +128,14 @@ def compare(metric: str, axes: Mapping[str, Sequence[Any]], jobs: Sequence[JobVa
     jobs = [replace(job, values={path: job.values[path] for path in axes if path in job.values}) for job in jobs]
     seeds = [path for path, values in axes.items() if is_seed(path) and len(values) > 1]
     if not seeds:
-        return _of_single_jobs(metric, jobs, is_over=is_over)
+        return _compare_jobs(metric, jobs, is_over=is_over)
     settings = _settings(jobs, seeds)
     if len(settings) == 1:
-        return Standing(metric, settings, (), _of_one_setting(metric, settings[0]))
-    return _of_settings(metric, settings, is_over=is_over)
+        return Standing(metric, settings, (), _seeds_only(metric, settings[0]))
+    return _compare_settings(metric, settings, is_over=is_over)
 
 
-def _of_single_jobs(metric: str, jobs: Sequence[JobValue], *, is_over: bool) -> Standing:
+def _compare_jobs(metric: str, jobs: Sequence[JobValue], *, is_over: bool) -> Standing:
     measured = [job for job in jobs if job.is_measured]
     if not measured:
         return Standing(metric, (), (), "")
@@ -157,7 +157,7 @@ def _without(job: JobValue, seeds: Sequence[str]) -> dict[str, Any]:
     return {path: value for path, value in job.values.items() if path not in seeds}
 
 
-def _of_one_setting(metric: str, setting: Setting) -> str:
+def _seeds_only(metric: str, setting: Setting) -> str:
     """Return how far apart the seeds of one set-up are: "accuracy 0.950 to 0.970 over 5 seeds"."""
     values = setting.measured
     if len(values) < FEWEST_SEEDS:
@@ -166,7 +166,7 @@ def _of_one_setting(metric: str, setting: Setting) -> str:
     return f"No difference but chance: {_words(metric)} {ends} over {formatting.plural(len(values), 'seed')}."
 
 
-def _of_settings(metric: str, settings: Sequence[Setting], *, is_over: bool) -> Standing:
+def _compare_settings(metric: str, settings: Sequence[Setting], *, is_over: bool) -> Standing:
     known = [setting for setting in settings if setting.seeds >= FEWEST_SEEDS]
     known.sort(key=lambda setting: _rank(metric, setting.mean))
     ordered = (*known, *(setting for setting in settings if setting.seeds < FEWEST_SEEDS))

@@ -88,7 +88,8 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
     paths, metrics = list(sweep.over), metrics_of(job.latest.latest for job in jobs if job.latest)
     rows = [Row(job, paths, metrics) for job in jobs if job.latest is not None]
     over = sweep.is_over()
-    standing = standing_of(sweep, jobs, is_over=over)
+    measured = [(row.job.pk, row.job.name, row.job.sweep_values, row.attempt.latest) for row in rows]
+    standing = standing_of(sweep, measured, is_over=over)
     best = standing.best_jobs if standing else set()
     for row in rows:
         row.is_best = row.job.pk in best

@@ -1,4 +1,4 @@
-"""What the command line prints of the cluster for people: its nodes, its queue and its licences."""
+"""Print the cluster for people on the command line: its nodes, its queue and its licences."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def node(answer: dict[str, Any]) -> list[str]:
 
 
 def ordered(order: dict[str, Any]) -> str:
-    """What became of something that was asked to be done to a node."""
+    """Return what became of an order to a node."""
     return f"{order['state']}: {order['outcome']}" if order["outcome"] else str(order["state"])
 
 
@@ -97,13 +97,13 @@ def licenses(answer: dict[str, Any]) -> list[str]:
 
 
 def freshness(answer: dict[str, Any]) -> list[str]:
-    """How old a queue is, and which of the person's own jobs it cannot show yet; a portal of before tells no such."""
+    """Return how old a queue is, and which of the person's own jobs it cannot show yet (not from an older portal)."""
     unseen = answer.get("unseen") or {"text": ""}
     return [as_of(answer["reading"]), *([unseen["text"]] if unseen["text"] else [])]
 
 
 def as_of(reading: dict[str, Any]) -> str:
-    """How old an answer is."""
+    """Return how old an answer is."""
     if reading["read_at"] is None:
         return "The scheduler has not been asked yet: this is not what it says."
     then = datetime.fromisoformat(reading["read_at"]).astimezone()
