@@ -30,7 +30,8 @@ _NO_NODE = (
     r"[\w.-]*\.(?:py|sh|c|cc|cpp|cu):)"
 )
 
-# Each takes one prefix off. Groups: rank, local (rank on its node), node, level, Y M D mon h m s f z, up (since boot).
+# Each takes one prefix off, in time proportional to the line, whatever it holds: no two repetitions that follow each
+# other match the same letters. Groups: rank, local (rank on its node), node, level, Y M D mon h m s f z, up (since boot).
 _KINDS = [
     re.compile(pattern)
     for pattern in (
@@ -60,11 +61,12 @@ _KINDS = [
         r"\[(?P<node>[A-Za-z][\w.-]*):\d+\] ",  # Open MPI's own words
         r"[\w.]{1,60} - (?=" + _PLAIN_LEVEL + " - )",
         r"\[[\w.]{1,60}\](?=\[" + _PLAIN_LEVEL + r"\])",
-        r"\[" + _LEVEL + r" *(?:[|:] *[\w. ]+)?\][: ]? *",
-        _LEVEL + r" *(?:\| [\w.<>]+:[\w.<>]+:\d+ - |: ?(?:[\w.]+:)? ?|\| | +- +| {1,3}(?=[\[\w]))",
+        r"\[" + _LEVEL + r" *(?:[|:][\w. ]+)?\][: ]? *",
+        _LEVEL + r" {0,20}(?:\| [\w.<>]+:[\w.<>]+:\d+ - |: ?(?:[\w.]+:)? ?|\| | {1,20}- +| {1,3}(?=[\[\w]))",
         r"\[[\w./-]+\.py:\d+(?::[\w<>]+)?\] ?",
         r"[\w.]+:[\w<>]+:\d+ - ",
-        _NO_NODE + r"(?P<node>(?:[A-Za-z]+[\w-]*\d[\w-]*)(?:\.[\w-]+)*): (?!.*\btask)",  # pdsh, DeepSpeed's launcher
+        # pdsh, DeepSpeed's launcher
+        _NO_NODE + r"(?P<node>[A-Za-z](?=[\w-]*\d)[\w-]*+(?:\.[\w-]+)*+): (?!.*\btask)",
         r"\[(?P<rank>\d{1,5})\]: ?",
         r"(?:\[)?[Rr](?:ank|ANK)[ =:]?(?P<rank>\d{1,6})\]?(?:: | - | \| )",
         r"<std(?:err|out)>: ?",
@@ -73,7 +75,7 @@ _KINDS = [
 _LEVELS = {"E": "error", "W": "warning", "I": "info", "F": "fatal", "WARN": "warning", "CRITICAL": "fatal"}
 _LOGGER = re.compile(r"(?:[\w.]{1,60} )?- (?=\S)")  # after a level
 # Where no logger says a level, words at the start do.
-_SAID = re.compile(r"(?:\S+/)?\S*?:?\d*:? ?\w*(?P<warning>Warning): |(?P<warn>[Ww]arning|WARN(?:ING)?)\b[: ]")
+_SAID = re.compile(r"\S*(?: \w*)?(?P<warning>Warning): |(?P<warn>[Ww]arning|WARN(?:ING)?)\b[: ]")
 
 
 @dataclass(frozen=True, slots=True)

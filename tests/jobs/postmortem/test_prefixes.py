@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -74,3 +75,29 @@ def test_a_prefix_is_taken_off_and_read(line: str, own: str, known: dict[str, An
 @settings(max_examples=examples(300), deadline=None)
 def test_any_line_has_a_prefix_within_it(line: str) -> None:
     assert 0 <= prefix_of(line).length <= len(line)
+
+
+@pytest.mark.parametrize("start", ["", "[INFO | ", "INFO ", "["])
+@pytest.mark.parametrize("repeated", ["9", "a1", "a", " ", ".", "1:", "-", "/"])
+def test_long_line_takes_time_in_proportion_to_its_length(start: str, repeated: str) -> None:
+    """1,000 digits, as print(2**4000) writes them, took seconds, and 8,000 would have taken hours."""
+    line = (start + repeated * 8_000)[:1_000]
+    began = time.process_time()
+    for _ in range(20):
+        prefix_of(line)
+    assert time.process_time() - began < 0.2
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("/x/torch/nn/modules/module.py:1511: UserWarning: Full backward hook is firing", "warning"),
+        ("module.py:1511:FutureWarning: it goes", "warning"),
+        ("UserWarning: x", "warning"),
+        ("<string>:3: DeprecationWarning: y", "warning"),
+        ("the run ended with a UserWarning: z", ""),
+        ("9" * 500, ""),
+    ],
+)
+def test_warnings_are_recognised_by_their_class(line: str, level: str) -> None:
+    assert prefix_of(line).level == level
