@@ -31,7 +31,8 @@ _NO_NODE = (
 )
 
 # Each takes one prefix off, in time proportional to the line, whatever it holds: no two repetitions that follow each
-# other match the same letters. Groups: rank, local (rank on its node), node, level, Y M D mon h m s f z, up (since boot).
+# other match the same letters.
+# Groups: rank, local (rank on its node), node, level, Y M D mon h m s f z, up (since boot).
 _KINDS = [
     re.compile(pattern)
     for pattern in (

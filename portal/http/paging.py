@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
+from django.core.exceptions import ValidationError
 from django.db.models import Model, Q, QuerySet
 
 Row = TypeVar("Row", bound=Model)
@@ -51,7 +52,7 @@ def page(rows: QuerySet[Row], order: Order, *, cursor: str | None, limit: int) -
     sign = "-" if order.descending else ""
     names = ["pk"] if order.field in {"id", "pk"} else [order.field, "pk"]
     if cursor:
-        rows = rows.filter(_after(order, names, decode(cursor, order)))
+        rows = _rows_after(rows, order, names, decode(cursor, order))
     keys = list(rows.order_by(*(sign + name for name in names)).values_list("pk", flat=True)[: limit + 1])
     found = {row.pk: row for row in rows.filter(pk__in=keys[:limit]).order_by()} if keys else {}
     items = [found[key] for key in keys[:limit] if key in found]  # one may have been deleted in between
@@ -59,6 +60,14 @@ def page(rows: QuerySet[Row], order: Order, *, cursor: str | None, limit: int) -
         return Page(items, None)
     value = None if order.field in {"id", "pk"} else order.of(items[-1])
     return Page(items, encode(order, value, items[-1].pk))
+
+
+def _rows_after(rows: QuerySet[Row], order: Order, names: list[str], place: tuple[Any, int]) -> QuerySet[Row]:
+    """Return the rows after a place; BadCursor where its value is not one that the field of the order takes."""
+    try:
+        return rows.filter(_after(order, names, place))
+    except (TypeError, ValueError, OverflowError, ValidationError) as error:  # a text instead of a time, say
+        raise BadCursor from error
 
 
 def _after(order: Order, names: list[str], place: tuple[Any, int]) -> Q:
@@ -92,6 +101,8 @@ def decode(cursor: str, order: Order) -> tuple[Any, int]:
         raise BadCursor from error
     plain = value is None or isinstance(value, str | int | float | datetime)
     if isinstance(value, str) and "\0" in value:
+        raise BadCursor
+    if isinstance(value, int | float) and not -(2**63) <= value < 2**63:  # NaN, too, which no comparison holds for
         raise BadCursor
     if name != str(order) or not plain or not isinstance(pk, int) or not 0 <= pk < 2**63:
         raise BadCursor

@@ -93,6 +93,13 @@ LINES = {
     "a password in a sentence": ("Password for mira: hunter2x", "hunter2x"),
     "a variable of a container": ("- name: DB_PASSWORD\n  value: hunter2x", "hunter2x"),
     "pass=": ("user=mira pass=hunter2x", "hunter2x"),
+    "an assignment to os.environ": ('os.environ["HF_TOKEN"] = "8c1f9aa0b1"', "8c1f9aa0b1"),
+    "a password in os.environ": ("os.environ['DB_PASSWORD']='hunter2x'", "hunter2x"),
+    "our link to sign in": ("Sign in: http://vigil.lab/accounts/link/" + A + "/", A),
+    "wandb's key in a sentence": ("wandb: api key " + HEX[:40], HEX[:40]),
+    "Outlook's webhook": ("https://outlook.office.com/webhook/" + N + "/IncomingWebhook/y/z", N),
+    "password in German": ("Passwort: hunter2x", "hunter2x"),
+    "password in Chinese": ("密码：hunter2x", "hunter2x"),
     "Grafana": ("glsa_" + A[:32] + "_00000000", "glsa_" + A[:32]),
 }  # fmt: skip
 ORDINARY = (
@@ -115,6 +122,7 @@ ORDINARY = (
     "tcp://10.0.0.2:29500, gloo connected mira@dgx-03.lab",
     "NVRM: Xid (PCI:0000:ab:00): 79, pid=41833, name=python, GPU has fallen off the bus.",
     "authorization: disabled, bearer authentication, Basic initialization of NCCL",
+    "os.environ['WANDB_API_KEY'], special_tokens['pad_token'] = tokenizer.eos_token, d['key']=[1, 2]",
     "self.api_key = api_key, stop_token: 'Observation:', password = getpass.getpass()",
     "tcp://data-loader-with-a-long-name-0001@10.0.0.1, private_key_path=/home/mira/.ssh/id_rsa",
     "SK-learn 1.5, sk-resnet50-imagenet-224, hf_hub_download, npm_config_cache, r8_scale=0.5",
