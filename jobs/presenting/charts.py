@@ -263,7 +263,7 @@ def _use(name: str, *, is_tall: bool) -> dict[str, Any]:
         "rank": LAUNCHER,
         "xunit": "second",
         "zero": True,
-        "empty": "Nothing yet. The launcher tells of its node every few seconds.",
+        "empty": "No data yet. The launcher reports every few seconds.",
         "width": "third",
         "height": 220 if is_tall else 120,
         "series": [{"name": name, "label": "in use", "color": color}],

@@ -120,7 +120,7 @@ def _paths(counts: NDArray[np.int64], most: int, *, is_uneven: bool) -> list[tup
 
 
 def _spreads(outline: Outline) -> list[tuple[str, list[str]]]:
-    words = {"samples": "Samples", "labels": "Labels", "commonest_share": "Of the commonest label"}
+    words = {"samples": "Samples", "labels": "Labels", "commonest_share": "Share of the commonest label"}
     told = []
     for what, values in outline.spreads.items():
         if what != "samples" and len(outline.labels) < 2:
