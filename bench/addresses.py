@@ -47,6 +47,7 @@ ASKED: dict[str, tuple[str, ...]] = {
     "me/": ("",),
     "me/sent": ("", "state=sent"),
     "outbox": ("", "state=given_up"),
+    "docs": ("",),
     "runbooks": ("",),
     "api/v1/me": ("",),
     "api/v1/projects": ("",),

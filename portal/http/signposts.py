@@ -17,7 +17,8 @@ LEADS = {
     "admin:index": ("records",),
     "alive": ("health",),
     "ready": ("ready", "readyz/"),
-    "api:openapi-view": ("docs", "docs/", "api", "api/", "api/v1", "api/v1/", "api/docs/"),
+    "docs": ("documentation", "help", "manual"),
+    "api:openapi-view": ("api", "api/", "api/v1", "api/v1/", "api/docs/"),
     "api:openapi-json": ("openapi.json", "api/v1/openapi.json"),
 }
 OF_ONE = {"job": "job/<int:job_id>", "sweep": "sweep/<int:sweep_id>", "node": "node/<str:name>"}

@@ -58,7 +58,8 @@ def test_whoever_posts_is_not_sent_on():
     [
         *((path, "/accounts/login/") for path in ("/login", "/login/", "/signin", "/signin/")),
         *((path, "/accounts/logout/") for path in ("/logout", "/logout/")),
-        *((path, "/api/docs") for path in ("/docs", "/docs/", "/api", "/api/", "/api/docs/", "/api/v1", "/api/v1/")),
+        *((path, "/api/docs") for path in ("/api", "/api/", "/api/docs/", "/api/v1", "/api/v1/")),
+        *((path, "/docs") for path in ("/documentation", "/help", "/manual")),
         ("/register", "/accounts/signup/"),
         ("/login?next=/jobs%3Fq%3Dx", "/accounts/login/?next=/jobs%3Fq%3Dx"),
         ("/profile", "/me/"),
