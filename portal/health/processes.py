@@ -56,7 +56,7 @@ def _role_is_silent(role: str, processes: list[Process]) -> Finding:
     name = NAMES.get(role, f"The {role} worker")
     last = min(processes, key=lambda process: process.silent_s, default=None)
     silent = (
-        f"has not responded for {formatting.duration(last.silent_s)}" if last else "is not running, or just starting"
+        f"has not responded for {formatting.duration(last.silent_s)}" if last else "is not running, or is just starting"
     )
     return Finding(
         "processes",
