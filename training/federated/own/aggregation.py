@@ -32,28 +32,35 @@ def load(config: FederationConfig, program: Program) -> Aggregation:
         what = f"combine() of {functions.file}"
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise TypeError(f"{what} returns {_described(answer)}. Return a row and the places left out: row, []")
-        row = _checked_row(what, answer[0], numbers)
+        row = _checked_row(what, answer[0], numbers, rows.dtype)
         return row.to(rows.device), _checked_places(what, answer[1], clients)
 
     return Aggregation(combine)
 
 
-def _checked_row(what: str, row: Any, numbers: int) -> Tensor:
-    """Return the combined vector (numbers,) in float64."""
+def _checked_row(what: str, row: Any, numbers: int, dtype: torch.dtype) -> Tensor:
+    """Return the combined vector (numbers,) in float64; `dtype`: that of the model, which is to hold it."""
     wanted = f"Return a tensor of shape ({numbers},), as one of rows is"
     if not isinstance(row, Tensor) or row.shape != (numbers,):
         raise TypeError(f"{what} returns {_described(row)} as the row. {wanted}")
     if not row.is_floating_point():
         raise TypeError(f"{what} returns a row of {row.dtype}. Return floating-point numbers")
-    if not bool(row.isfinite().all()):
-        raise ValueError(f"{what} returns a row with {int((~row.isfinite()).sum()):,} NaN or Inf. All rows are finite")
-    return row.detach().double().contiguous()
+    if row.layout is not torch.strided or row.is_meta:
+        kind = "on meta" if row.is_meta else row.layout
+        raise TypeError(f"{what} returns a row that is {kind}. Return a dense tensor")
+    found = row.detach().double().contiguous()
+    is_finite = found.to(dtype).isfinite()  # else every client would send NaN in the next round
+    if not bool(is_finite.all()):
+        raise ValueError(
+            f"{what} returns a row with {int((~is_finite).sum()):,} NaN or Inf in {dtype}. All rows are finite"
+        )
+    return found
 
 
 def _checked_places(what: str, places: Any, clients: int) -> list[int]:
     """Return which rows are left out, ascending."""
     wanted = f"Return whole numbers from 0 to {clients - 1}, the places in rows; [] for none"
-    found = _whole_numbers(places)
+    found = _whole_numbers(places, clients)
     if found is None:
         raise TypeError(f"{what} returns {_described(places)} as the places left out. {wanted}")
     if wrong := [place for place in found if not 0 <= place < clients]:
@@ -68,12 +75,16 @@ def _checked_places(what: str, places: Any, clients: int) -> list[int]:
     return sorted(found)
 
 
-def _whole_numbers(places: Any) -> list[int] | None:
-    """Return the numbers of a list, a tuple, an array or a tensor of one dim; None if they are something else."""
+def _whole_numbers(places: Any, most: int) -> list[int] | None:
+    """Return the numbers of a list, a tuple, an array or a tensor of one dim; None if they are something else.
+
+    Of more than `most` numbers it reads one more, which is enough to refuse them.
+    """
     if isinstance(places, Tensor | np.ndarray):
         places = places.tolist()
     if not isinstance(places, Sequence) or isinstance(places, str):
         return None
+    places = places[: most + 1]
     is_whole = all(isinstance(place, int | np.integer) and not isinstance(place, bool) for place in places)
     return [int(place) for place in places] if is_whole else None
 
