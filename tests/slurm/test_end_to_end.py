@@ -366,7 +366,7 @@ def test_a_job_that_waits_for_a_licence_says_which(slurm: Cluster, alice: Person
     second = alice.submit(script(5, licenses="matlab:1"))
     said = "matlab: 2 of 2 in use; this asks for 1."
     wait_for(lambda: alice.client.get(f"/jobs/{second}/why").json()["text"] == said, "the sentence")
-    assert alice.job(second)["reason"].startswith("Licenses")
+    wait_for(lambda: alice.job(second)["reason"].startswith("Licenses"), "Slurm's reason")
     alice.cancel(first)
     assert alice.wait(second)["state"] == "completed"
 
