@@ -35,6 +35,9 @@ FULL, DENIED, IO, MEMORY, MISSING = (
         ("cp: nie można wykonać stat na '/dane/korpus.bin': Nie ma takiego pliku ani katalogu", MISSING),
         ("cp: 無法 stat '/data/corpus.bin': 沒有此一檔案或目錄", MISSING),
         ("./start.sh: Zeile 12: ./prep.sh: Datei oder Verzeichnis nicht gefunden", "program.config"),
+        ("bash: ./prep.sh: そのようなファイルやディレクトリはありません", "program.config"),
+        ("/bin/bash: ./prep.sh: 没有那个文件或目录", "program.config"),
+        ("bash: ./prep.sh : Aucun fichier ou dossier de ce type", "program.config"),
     ],
 )
 def test_a_system_error_in_another_language_is_understood(line: str, cause: str) -> None:
