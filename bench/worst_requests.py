@@ -26,7 +26,8 @@ def cases() -> Iterator[Case]:
     changes = {"notes": "x" * 20_000, "tags": [f"tag-{i}" for i in range(50)]}
     yield "jobs", "notes and tags", partial(_send, owner, "patch", f"/api/v1/jobs/{job.pk}", changes)
     yield "post-mortems", "50 factors and actions", partial(_send, owner, "patch", *_postmortem(job))
-    yield "jobs", "delete", partial(_send, owner, "delete", f"/api/v1/jobs/{job.pk}")
+    over = lab.a_job(job.owner, project)
+    yield "jobs", "delete", partial(_send, owner, "delete", f"/api/v1/jobs/{over.pk}")
     yield "tokens", "make", partial(_send, client, "post", "/api/v1/tokens", {"name": "x" * 60, "scope": "write"})
     yield "agents", "enrol", partial(_send, admin, "post", "/api/v1/nodes/dgx-07/token", {})
     yield "catalogue", "an entry", partial(_send, admin, "post", "/api/v1/catalogue/entries", _catalogue_entry())
