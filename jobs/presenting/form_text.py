@@ -17,6 +17,11 @@ from training.config import choices
 from training.federation import custom
 
 _HOST = re.compile(r"(?:[^\s,\[]|\[[^\]]*\]?)+")  # commas within brackets belong to the name
+MOST_ITEMS = 1_000
+"""Items of one box that become a list or a table: a script has at most so many arguments, and tomlkit's time to write
+them grows with their square (12,000 take 30 s)."""
+_WORD, _LINE = re.compile(r"[^\s,]+"), re.compile(r"\n|\Z")
+_ITEMS = {"words": _WORD, "hosts": _WORD, "lines": _LINE, "pairs": _LINE}
 _NUMBER = re.compile(r"-?\d[\d_,]*\Z")
 
 
@@ -98,6 +103,9 @@ def _tidy_code(document: tomlkit.TOMLDocument, run: Mapping[str, Any]) -> None:
 def _typed(drawn: Field, raw: str) -> Any:
     """The text of a box as the value it means; what cannot be read stays text, for the spec to refuse."""
     raw = _same(raw)
+    item = _ITEMS.get(drawn.kind)
+    if item is not None and len(item.findall(raw)) > MOST_ITEMS:
+        return raw
     if drawn.kind == "words":
         words = [word for word in re.split(r"[\s,]+", raw) if word]
         return (

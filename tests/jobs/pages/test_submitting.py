@@ -1,6 +1,7 @@
 """The submit page: form and text, problems at their place, clones."""
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -265,3 +266,14 @@ def offered(client: Client) -> dict[str, list[str]]:
     """By field of [resources], what its list offers."""
     lists = re.findall(r'<datalist id="f-resources-(\w+)-k">(.*?)</datalist>', text(client.get("/submit")))
     return {name: re.findall(r'value="([^"]*)"', options) for name, options in lists}
+
+
+@pytest.mark.parametrize(("box", "text"), [("environment.env", "k{}=1\n"), ("script.args", "a{}\n")])
+def test_box_of_thousands_of_lines_is_refused_at_once(client: Client, box: str, text: str) -> None:
+    """tomlkit's time to write a table or a list grows with the square of its length: 12,000 arguments took 30 s."""
+    spec = 'name = "x"\nkind = "script"\n[script]\nentry = "a.py"\n'
+    lines = "".join(text.format(number) for number in range(6_000))
+    began = time.process_time()
+    answer = client.post("/submit", {"toml": spec, "kind": "script", "name": "x", box: lines})
+    assert answer.status_code == 422
+    assert time.process_time() - began < 2.0
