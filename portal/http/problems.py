@@ -13,6 +13,10 @@ PRIVATE = "private, no-store"
 """Cache-Control of everything but static files."""
 
 
+MOST_DETAIL, MOST_ERROR = 20_000, 2_000
+"""Letters of a text in a document: a request's own words, such as a key of 500 kB, are quoted no further."""
+
+
 class FieldError(TypedDict):
     """One thing wrong with one field, named by its dotted path."""
 
@@ -44,10 +48,14 @@ class Problem(Exception):
             "type": f"urn:vigil:problem:{self.kind}" if self.kind else "about:blank",
             "title": HTTPStatus(self.status).phrase,
             "status": self.status,
-            "detail": self.detail,
-            "errors": self.errors,
+            "detail": _short(self.detail, MOST_DETAIL),
+            "errors": [{name: _short(str(text), MOST_ERROR) for name, text in error.items()} for error in self.errors],
         }
         return HttpResponse(json.dumps(body), status=self.status, content_type=MEDIA_TYPE, headers=self.headers)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def unauthorized(reason: str) -> Problem:

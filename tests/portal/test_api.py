@@ -106,6 +106,12 @@ def test_validation_names_the_field(mira):
     assert {error["field"] for error in is_problem(answer, 422)["errors"]} == {"limit", "state"}
 
 
+def test_a_refusal_does_not_echo_a_long_request(mira):
+    answer = send(lab.bearer(mira), "post", "/api/v1/tokens", {"name": "x", "k" * 200_000: 1})
+    is_problem(answer, 422)
+    assert len(answer.content) < 30_000
+
+
 def test_large_bodies(mira):
     answer = lab.bearer(mira).post("/api/v1/tokens", data=b" " * 3_000_000, content_type="application/json")
     is_problem(answer, 413)

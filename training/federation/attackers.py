@@ -30,6 +30,8 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
     """Yield what is wrong with who attacks."""
     if config.attackers and config.attack == NOBODY:
         yield Misfit("attackers", 'are named, but nobody attacks. Write attack = "sign_flip", or leave them out.')
+    elif len(set(config.attackers)) < len(config.attackers):
+        yield Misfit("attackers", "name a client more than once. Write each number once.")
     elif config.attackers and max(config.attackers) >= config.clients:
         text = f"name client {max(config.attackers)}, but clients are numbered from 0 to {config.clients - 1}."
         yield Misfit("attackers", f"{text} Write numbers below {config.clients}.")

@@ -210,6 +210,7 @@ class TestRefusals:
     def test_attackers_are_clients_and_have_an_attack(self) -> None:
         assert problems(attack="ipm", attackers=[3, 12]) == ["attackers"]
         assert problems(attackers=[3]) == ["attackers"]
+        assert problems(attack="ipm", attackers=[3, 3]) == ["attackers"]
 
     def test_an_algorithm_of_ones_own_sends_an_update_and_nothing_else(self, tmp_path: Path) -> None:
         file = "SENT = {'delta': 'samples', 'more': 'clients'}\n\n\n" + ALGORITHM
