@@ -17,12 +17,19 @@ from tests.nvml import StandIn, bus, uuid
 pytestmark = pytest.mark.slow
 
 
-def checked(agent: Running, **environment: str) -> tuple[int, str]:
-    """Its exit code and what it said, one line on stdout; it answers in time, whatever hangs."""
-    began = time.monotonic()
-    done = agent.run("check", **environment)
-    assert time.monotonic() - began < ANSWER_SECONDS + 5, "a busy machine starts slowly"
-    assert done.stdout.count("\n") == 1
+LATE = ("NVML did not answer within", "This node did not answer its check in time")
+TRIES = 5  # a busy machine may need more than the check's 1.5 s to start the process that opens NVML
+
+
+def checked(agent: Running, *, tries: int = TRIES, **environment: str) -> tuple[int, str]:
+    """Return the check's exit code and its line on stdout; run it again while it is late, unless it is meant to be."""
+    for _ in range(tries):
+        began = time.monotonic()
+        done = agent.run("check", **environment)
+        assert time.monotonic() - began < ANSWER_SECONDS + 5, "a busy machine starts slowly"
+        assert done.stdout.count("\n") == 1
+        if not done.stdout.startswith(LATE):
+            break
     return done.returncode, done.stdout.strip()
 
 
@@ -35,7 +42,7 @@ class TestCheck:
 
     def test_nvml_that_hangs(self, agent: Running, gpus: StandIn) -> None:
         gpus.say("* hang 1")
-        assert checked(agent) == (1, "NVML did not answer within 1.5 s.")
+        assert checked(agent, tries=1) == (1, "NVML did not answer within 1.5 s.")
 
     @pytest.mark.parametrize(
         ("said", "sentence"),
