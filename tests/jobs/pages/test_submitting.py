@@ -274,6 +274,7 @@ def test_box_of_thousands_of_lines_is_refused_at_once(client: Client, box: str, 
     spec = 'name = "x"\nkind = "script"\n[script]\nentry = "a.py"\n'
     lines = "".join(text.format(number) for number in range(6_000))
     began = time.process_time()
-    answer = client.post("/submit", {"toml": spec, "kind": "script", "name": "x", box: lines})
+    sent = {"toml": spec, "kind": "script", "name": "x", "project": "vision", "script.entry": "a.py", box: lines}
+    answer = client.post("/submit", sent)
     assert answer.status_code == 422
     assert time.process_time() - began < 2.0
