@@ -312,6 +312,11 @@ class TestFile:
         last = traceback.extract_tb(raised.value.__traceback__)[-1]
         assert (Path(last.filename).name, last.lineno, last.name) == (f"{key}.py", 2, function)
 
+    def test_an_exit_is_an_error(self, tmp_path: Path, key: str, function: str) -> None:
+        text = f"import sys\n\n\ndef {function}(*arguments):\n    sys.exit(0)\n"
+        with pytest.raises(RuntimeError, match=rf"{function}\(\) of {key}\.py ended the process \(exit code 0\)"):
+            train(ready(tmp_path, files={f"{key}.py": text}, **DIGITS, **WITHOUT[key]))
+
 
 DRAWING = {
     "aggregation.py": f"import random\nimport numpy as np\n{RULE}noise = torch.randn(rows.shape[1]) * random.random()\n"

@@ -10,7 +10,8 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -118,7 +119,17 @@ class Functions:
     def call(self, name: str, *arguments: Any, **provided: Any) -> Any:
         """Call the function with these arguments, its options, and those of `provided` that it has parameters for."""
         more = {one: provided[one] for one in self._provided[name]}
-        return self._functions[name](*arguments, **self._options[name], **more)
+        with _exits_are_errors(f"{name}() of {self.file}"):
+            return self._functions[name](*arguments, **self._options[name], **more)
+
+
+@contextmanager
+def _exits_are_errors(what: str) -> Iterator[None]:
+    """Raise RuntimeError for sys.exit(): exit code 0 would end the rank without a word, as if it had finished."""
+    try:
+        yield
+    except SystemExit as error:
+        raise RuntimeError(f"{what} ended the process (exit code {error.code}). Let it return, or raise.") from error
 
 
 def _imported(folder: Path, file: str, field: str) -> ModuleType:
@@ -143,7 +154,8 @@ def _imported(folder: Path, file: str, field: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # as for any import: what is pickled, or imports it in turn, finds it
     try:
-        spec.loader.exec_module(module)
+        with _exits_are_errors(file):
+            spec.loader.exec_module(module)
     except BaseException:
         sys.modules.pop(name, None)
         raise
