@@ -1,0 +1,58 @@
+"""Names and docstrings come no further from plain English than they are; the aim is written beside each limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.language import measure, sentences
+from tests.language.measure import Language, Place
+
+DJANGO = {"Meta", "Command", "Config"}
+"""Names that Django looks for."""
+
+
+@pytest.fixture(scope="module")
+def language() -> Language:
+    return measure.measure()
+
+
+def test_names_use_the_nouns_of_the_field(language: Language) -> None:
+    worst = measure.worst_files(language.odd_names)
+    assert language.dialect_per_1000 <= 55, worst  # aim: 5
+
+
+def test_docstrings_have_a_subject_or_a_verb(language: Language) -> None:
+    worst = measure.worst_files(language.fragments)
+    assert language.fragments_percent <= 30, worst  # aim: 3
+
+
+def test_classes_have_names_of_their_own(language: Language) -> None:
+    repeated = {name: places for name, places in language.repeated_classes.items() if name not in DJANGO}
+    assert len(repeated) <= 180, sorted(repeated)  # aim: 20, each with a reason
+
+
+def test_sentences_are_found_wherever_people_see_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentences, "ROOT", tmp_path)
+    texts = {
+        "jobs/page.py": '"""Not this docstring."""\nimport re\nP = re.compile("no such pattern")\n'
+        'S = f"Job {1} has ended."\nQ = "SELECT this FROM that"\nW = "word"\n',
+        "templates/page.html": '<p title="A tip to see">The <b>job</b> of {{ job.owner }}{# not this one #}</p>'
+        "<script>var not = 'this one'</script>",
+        "static/js/page.js": "// not this one\nshow('Connection is lost')\n",
+        "jobs/postmortem/catalogue/own.toml": '[[entry]]\npattern = "not this one"\nadvice = "Restart the node."\n',
+        "docs/runbooks/own.md": "# What to do\n",
+    }
+    for name, text in texts.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert set(sentences.sentences([tmp_path])) == {
+        Place("jobs/page.py", 4, "Job {…} has ended."),
+        Place("templates/page.html", 1, "A tip to see"),
+        Place("templates/page.html", 1, "The job of {…}{…}"),
+        Place("static/js/page.js", 2, "Connection is lost"),
+        Place("jobs/postmortem/catalogue/own.toml", 1, "Restart the node."),
+        Place("docs/runbooks/own.md", 1, "# What to do"),
+    }
