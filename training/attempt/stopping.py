@@ -51,7 +51,8 @@ class StopRequest:
         return bool(self._reason)
 
     def why(self) -> str:
-        """cancel, time_limit, signal or regroup, also where another rank was the first to see the request."""
+        """Return cancel, time_limit, signal or regroup, also where another rank was the first to see the request."""
+        self._look_at = 0.0  # the request is there, even if this rank has looked for it within the last LOOK_SECONDS
         return self._reason if self.asked else "signal"
 
     def _on_signal(self, number: int, _frame: object) -> None:
