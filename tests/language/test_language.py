@@ -42,7 +42,7 @@ def test_sentences_are_found_wherever_people_see_them(tmp_path: Path, monkeypatc
         "<script>var not = 'this one'</script>",
         "static/js/page.js": "// not this one\nshow('Connection is lost')\n",
         "jobs/postmortem/catalogue/own.toml": '[[entry]]\npattern = "not this one"\nadvice = "Restart the node."\n',
-        "docs/runbooks/own.md": "# What to do\n",
+        "docs/runbooks/checkpoint.corrupt.md": "# What to do\n",
     }
     for name, text in texts.items():
         path = tmp_path / name
@@ -54,5 +54,5 @@ def test_sentences_are_found_wherever_people_see_them(tmp_path: Path, monkeypatc
         Place("templates/page.html", 1, "The job of {…}{…}"),
         Place("static/js/page.js", 2, "Connection is lost"),
         Place("jobs/postmortem/catalogue/own.toml", 1, "Restart the node."),
-        Place("docs/runbooks/own.md", 1, "# What to do"),
+        Place("docs/runbooks/checkpoint.corrupt.md", 1, "# What to do"),
     }
