@@ -1,8 +1,9 @@
-"""What a module of federated/*/ may define, and what holds where it leaves something out.
+"""Define the interfaces of a federation's exchangeable parts: algorithm, aggregation, selection, split and so on.
 
-Modules are taken as those of all runs are (training.contracts): by the names of their functions and constants, and
-without torch for what the portal asks. An algorithm's constant `PACES` (those that it is for) is read without importing
-anything.
+Each part is a module in a folder of training/federated/. `training.contracts.taken` reads it into one of the classes
+below: a function or constant of the module becomes the field of the same name, and the field's default stands in for
+what the module leaves out. The portal reads these modules too, so what it calls must work without torch. An
+algorithm's constant `PACES` (the paces that it supports) is read without importing anything.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class TooFew(ValueError):
     """Fewer updates are left than an aggregation can work with: the round is tried again with other clients."""
 
 
-# What modules that leave something out are taken to mean.
+# Defaults for what a module leaves out.
 
 
 def _no_misfit(config: FederationConfig) -> Iterable[Misfit]:
@@ -82,7 +83,7 @@ def _keeps_no_more(given: Tensor, received: Tensor, passing: Passing, **options:
 
 
 def _adds_nothing(task: Task, clients: int, **options: object) -> None:
-    """The model is trained as the recipe has made it."""
+    """Leave the model as the recipe built it."""
 
 
 def _nobody(model: nn.Module, **options: object) -> Collection[str]:
@@ -95,184 +96,186 @@ def _the_same(model: Tensor, kept: Mapping[str, Tensor], **options: object) -> T
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What clients compute and send in a round, and what the server makes of it (training.federated.client, .server).
+    """An optimisation algorithm: what a client computes and sends in a round, and how the server combines it.
 
-    Vectors are (numbers,): of all that is trained, or of the part that travels.
+    Models and updates are flat vectors (numbers,): of all trained parameters, or of the part that is exchanged.
+    `client` is a training.federated.client.Client, `round` a training.federated.server.Round.
     """
 
     train: Callable[..., Mapping[str, Tensor]]
-    """(client, **options): what one client sends, by the names in SENT."""
+    """(client, **options): train one client and return what it sends, by the names in SENT."""
     SENT: Mapping[str, str]
-    """What leaves a client, by name, and what its sum is weighted by: "samples", or "clients" (each counts one)."""
+    """Names of what a client sends, each with the weights of its sum: "samples", or "clients" for equal weights."""
     aggregate: Callable[..., Tensor] | None = None
-    """(round, **options): the next model's shared part, of the sums of what the clients have sent."""
+    """(round, **options): return the next shared model, given the sums of what the clients sent."""
     play: Callable[..., Tensor] | None = None
-    """(controller, **options): the same, where one exchange a round is not enough."""
+    """(controller, **options): the same for an algorithm that needs several exchanges in a round."""
     fold: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
-    """(what one client sent): what of it the server adds up, by the same names; None: that itself."""
+    """(what one client sent): return what the server sums of it, under the same names. None: it sums that itself."""
     begin: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
-    """(model, **options): what a client keeps before its first round, by name."""
+    """(model, **options): return a client's initial state by name, which it keeps from round to round."""
     memory: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
-    """(model, **options): what the server remembers from round to round, by name, in float64."""
+    """(model, **options): return the server's initial state by name, in float64."""
     equip: Callable[..., None] = _adds_nothing
-    """(task, clients, **options): adds to the task's model what is trained beside it. ConfigError if it can't be."""
+    """(task, clients, **options): add to the task's model what is trained with it. Raises ConfigError."""
     personal: Callable[..., Collection[str]] = _nobody
-    """(model, head=…, **options): tensors by name that stay with each client. `head`: see data.Task."""
+    """(model, head=…, **options): return the names of tensors that stay with each client. `head`: see data.Task."""
     share: Callable[..., Mapping[str, Tensor]] | None = None
-    """(a client's running statistics by name, how many samples it has, **options): those that it sends; None: they."""
+    """(running statistics by name, samples, **options): return those that a client sends. None: it sends them all."""
     own: Callable[..., Tensor] = _the_same
-    """(model, kept, **options): what a client uses in the end, and is judged by."""
+    """(model, kept, **options): return the model that a client uses in the end, and is evaluated with."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
-    """(config): what it can't work with. Without torch."""
+    """(config): yield the settings that it does not work with, without torch."""
     BROADCAST: tuple[str, ...] = ()
-    """Of what the server remembers, that which it sends with the model, in the model's dtype."""
+    """Names of the server state that is sent with the model, in the model's dtype."""
     CHOOSES_WEIGHTS: bool = False
-    """Whether its option `weights` says what sums are weighted by: "samples", as in SENT, or "equal"."""
+    """Whether its option `weights` chooses the weights of sums: "samples", as in SENT, or "equal"."""
     ADDS_UP_KEPT: bool = False
-    """Whether the server adds up the very updates by which clients change what they keep: then none may be left out, or
-    changed on its way."""
+    """Whether the server has to sum exactly the updates that clients apply to their own state (control variates): none
+    may then be rejected, or changed on its way."""
     JUDGES_BOTH: bool = False
-    """Whether the server's model is judged beside those that clients have of their own: the means are its."""
+    """Whether the server's model is evaluated along with the clients' own ones; mean metrics are the server's."""
     STEPS: bool = True
-    """Whether clients go through their data in batches; else they send a "loss" over everything."""
+    """Whether clients iterate over their data in batches; otherwise they send a "loss" over all of it."""
     OWNS: bool = False
-    """Whether it is of no use to a model that has nothing `personal`."""
+    """Whether it is useless for a model without `personal` tensors."""
     HEAD: bool = False
-    """Whether it asks for what enters the model's head, or for the head itself (data.Task.head)."""
+    """Whether it needs the model's head, or the features that enter it (data.Task.head)."""
     WHOLE: bool = False
-    """Whether clients look at the loss over everything that they have."""
+    """Whether clients compute the loss over all of their data."""
     MOMENTUM: bool = True
-    """Whether its rule allows clients to take their steps with momentum (`client_momentum`)."""
+    """Whether its update rule allows momentum on the clients (`client_momentum`)."""
     WEIGHT_DECAY: bool = True
-    """Whether its clients' steps take `client_weight_decay`: those of Client.descend do."""
+    """Whether its clients' steps apply `client_weight_decay`, as those of Client.descend do."""
     PARTIAL: bool = False
-    """Whether a client that was too slow may send what it has come to."""
+    """Whether a client that is too slow may send the steps that it has finished."""
 
     def sent(self, options: Mapping[str, object]) -> Mapping[str, str]:
-        """Return what leaves a client and what its sum is weighted by, with these options."""
+        """Return SENT with the weights that these options choose."""
         is_equal = self.CHOOSES_WEIGHTS and options.get("weights") == "equal"
         return dict.fromkeys(self.SENT, "clients") if is_equal else self.SENT
 
     @property
     def keeps(self) -> bool:
-        """Whether clients keep something from round to round."""
+        """Return whether clients have state that lasts from round to round."""
         return self.begin is not _keeps_nothing or self.personal is not _nobody
 
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How the updates of a round become one."""
+    """A rule that combines the updates of a round into one."""
 
     combine: Callable[..., tuple[Tensor, Sequence[int]]]
-    """(rows (clients, numbers), weights (clients,), **options): one row, and which of them, never all, were left out.
+    """(rows (clients, numbers), weights (clients,), **options): return one row, and the indices of those rejected.
 
-    In order of the clients' numbers, in the model's dtype, all of them numbers; weights and the answer are float64. It
-    raises TooFew where it can't tell: the round is tried again. Nothing is made (clients, clients, numbers)."""
+    Rows are in the order of the clients' numbers, in the model's dtype and finite; weights and the returned row are
+    float64. Never all rows are rejected. Raises TooFew where there are too few to decide: the round is repeated. No
+    array of shape (clients, clients, numbers) may be built."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
-    """(config): what it can't work with. Without torch."""
+    """(config): yield the settings that it does not work with, without torch."""
     IS_SUM: bool = False
-    """A weighted mean, taken as a sum wherever the clients are; `combine` is not asked."""
+    """Whether it is the weighted mean: each rank sums the updates of its clients, and `combine` is not called."""
     TRUSTED: bool = False
-    """`combine` wants a third: the update (numbers,) that the server makes from `root_samples` rows of its own, an
-    option. They are taken from what is kept for validation, and not judged by."""
+    """Whether `combine` takes a third argument: the update (numbers,) that the server computes from `root_samples`
+    samples of its own, an option. They are taken out of the validation data."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which clients take part in a round. Without torch."""
+    """A rule that selects the clients of a round, without torch."""
 
     select: Callable[..., NDArray[np.int64]]
-    """(round, **options): numbers of clients, ascending: a function of the seed, the round and what is known."""
+    """(round, **options): return client numbers in ascending order, determined by the seed and the round's fields."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
 
 
 @dataclass(frozen=True)
 class DataSplit:
-    """Which client has which samples. Without torch."""
+    """A rule that divides samples among clients, without torch."""
 
     divide: Callable[..., NDArray[np.int64]]
-    """(labels, clients, draw, **options): the client of each sample."""
+    """(labels, clients, draw, **options): return the client of each sample, shape (samples,)."""
     view: Callable[..., Batch] | None = None
-    """(batch, owners (samples,), seed, **options): samples as their clients see them. None: as they are."""
+    """(batch, owners (samples,), seed, **options): return the batch as its clients see it. None: unchanged."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
     NATURAL: bool = False
-    """Whether it goes by the owners of samples, and so needs them known."""
+    """Whether it divides by the owners of samples, which the data then have to name."""
     FORMER: tuple[tuple[str, Value], ...] = ()
-    """Options by name, and what each stands for in a checkpoint that is older than it, where that is no default."""
+    """Options by name with what each meant before it existed, for older checkpoints; where that is not the default."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """For whom the server waits, and how long. Without torch."""
+    """A rule for which clients the server waits, and for how long, without torch."""
 
     schedule: Callable[..., Plan]
-    """(scene, **options): who starts, how far each comes, and whose updates count in this round."""
+    """(scene, **options): plan who starts, how far each client gets, and whose updates count in this round."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
 
 
 @dataclass(frozen=True)
 class LearningRate:
-    """How the clients' learning rate changes. Without torch."""
+    """A schedule of the clients' learning rate, without torch."""
 
     factor: Callable[..., float]
-    """(round from 1, rounds of the run, **options): what the run's rate is multiplied by in this round. A function of
-    nothing else, so that a resumed run continues with the same rates."""
+    """(round from 1, rounds of the run, **options): return the factor on the run's learning rate in this round. It
+    depends on nothing else, so that a resumed run continues with the same rates."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
 
 
 @dataclass(frozen=True)
 class Attack:
-    """What clients that attack do."""
+    """An attack by some of the clients, to test robust aggregations with."""
 
     forge: Callable[..., Tensor]
-    """(updates (attackers, numbers) float64, known (training.federated.attacking.Knowledge), **options): what they send
-    instead, of the same shape."""
+    """(updates (attackers, numbers) float64, known (training.federated.attacking.Knowledge), **options): return the
+    forged updates, in the same shape."""
     relabel: Callable[..., Tensor] | None = None
-    """(labels (samples,), classes (classes,) ascending, **options): the labels that they train on instead."""
+    """(labels (samples,), classes (classes,) ascending, **options): return the labels that attackers train on."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
-    """(config): what it can't work with. Without torch."""
+    """(config): yield the settings that it does not work with, without torch."""
     CHANGES_UPDATES: bool = True
     """Whether `forge` changes anything."""
     COLLUDES: bool = False
-    """Whether `forge` needs the updates of the clients that do not attack. Each rank then holds all of its clients'."""
+    """Whether `forge` needs the honest clients' updates; each rank then stores those of all its clients."""
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """Which weights are trained and travel."""
+    """A choice of the weights that are trained and exchanged."""
 
     adapt: Callable[..., Task]
-    """(task, **options): the task, its model still without memory: what is trained is in it, the rest is frozen."""
+    """(task, **options): return the task with what is trained added and the rest frozen, before memory is allocated."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
-    """(config): what it can't work with. Without torch."""
+    """(config): yield the settings that it does not work with, without torch."""
     constants: Callable[[nn.Module], Collection[str]] = _nobody
-    """(model): what is frozen, and lies in checkpoints all the same."""
+    """(model): return the names of frozen tensors that checkpoints contain nevertheless."""
     BESIDE: bool = False
-    """What is trained is beside weights that stay, which are kept once, beside the checkpoints."""
+    """Whether frozen weights are stored once, next to the checkpoints, instead of in each."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """What is done to an update before it is sent, for several clients at once: a row each.
+    """A transformation of updates before they are sent, for several clients at once, a row each.
 
-    What it makes of a row must not depend on the rows beside it, nor on anything but the row, `passing`
-    (training.federated.filtering: who, in which round, and what each keeps) and its options.
+    Its result for a row may depend only on the row, on `passing` (training.federated.filtering: the clients, the round
+    and their state) and on its options: never on other rows.
     """
 
     send: Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
-    """(given (clients, numbers), passing, **options): the values that are sent, on which the next filter works, and by
-    name what is sent beside them; (clients, …) each."""
+    """(given (clients, numbers), passing, **options): return the values to send, which the next filter takes, and by
+    name whatever else is sent; (clients, …) each."""
     receive: Callable[..., Tensor]
-    """(values, beside, passing, **options): (clients, numbers) again, as the server takes them. ValueError for what
-    `send` would never make; a number that is none stays none."""
+    """(values, beside, passing, **options): return the updates (clients, numbers) as the server reads them. Raises
+    ValueError for what `send` never returns; NaN and infinity are passed on."""
     begin: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
-    """(row (numbers,), **options): what a client, and the server of it, keeps before its first round, by name."""
+    """(row (numbers,), **options): return the initial state of a client, and of the server for it, by name."""
     keep: Callable[..., Mapping[str, Tensor]] = _keeps_no_more
-    """(given, received, passing, **options): what they keep from now on, (clients, …), once the server has taken
-    `received` for what was given. Filters after this one have had their part in it."""
+    """(given, received, passing, **options): return their new state, (clients, …), once the server has read `received`
+    for what was given. Later filters have changed it, too."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
-    """(config): what it can't work with. Without torch."""
+    """(config): yield the settings that it does not work with, without torch."""
     STAGE: str = ""
-    """Which of federation.filter_order.STAGES it is: of each there may be one, in their order."""
+    """Its stage in federation.filter_order.STAGES; a run has at most one filter of each, in that order."""
     SUM_ONLY: bool = False
-    """The server learns nothing but the sum of all updates."""
+    """Whether the server learns only the sum of all updates."""
