@@ -1,11 +1,10 @@
-"""What a module of recipes/, parallel/ or comm/ may define, and what holds where it leaves something out.
+"""Define the interfaces of recipes, parallelisms and communications; those of a federation are in federation.parts.
 
-What those of a federation may, federation.parts says.
-
-A module is taken by the names of its functions and constants; nothing is registered or inherited. What the portal asks
-for (`check`, `dims`, `knows_sizes`) needs no torch, so neither does importing the module: torch is imported inside the
-functions that use it. `**options` are the module's own, the keyword-only arguments of its entry function (see
-training.config.choices); each function declares those that it looks at and takes the rest as `**options`.
+A module of recipes/, parallel/ or comm/ implements one by defining functions and constants of the field's names; the
+field's default stands in for what it leaves out. Nothing is registered or inherited. What the portal calls (`check`,
+`dims`, `knows_sizes`) must work without torch, and so must importing the module: import torch inside the functions that
+use it. `**options` are the module's own options, the keyword-only arguments of its entry function (see
+training.config.choices); each function declares those that it uses and takes the rest as `**options`.
 
 Further constants are read without importing anything, by config.choices: a parallelism's `AXES` (those of the mesh
 that it works along, outermost first); a recipe's `BOOKKEEPING` (options that decide no number, so a resume may change
@@ -55,7 +54,7 @@ def communication(name: str) -> Communication:
 
 
 def taken(folder: str, name: str, contract: type[T]) -> T:
-    """The module of that name; ChoiceError if there is none, or it lacks what every one must have. Read once."""
+    """Return the module of that name, read once. Raises ChoiceError if it is missing or lacks a required field."""
     return choices.once(("contract", folder, name), lambda: _read(folder, name, contract))
 
 
@@ -74,7 +73,7 @@ def _read(folder: str, name: str, contract: type[T]) -> T:
 
 
 def _anything(shape: Shape, **options: object) -> None:
-    """Nothing is refused."""
+    """Accept everything."""
 
 
 def _no_misfit(config: Asked, shape: Shape) -> Iterable[Misfit]:
@@ -123,108 +122,109 @@ def _nothing(**options: object) -> int:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, on what data."""
+    """A model and the data that it is trained on."""
 
     prepare: Callable[..., Prepared]
-    """(cache, identity, [tell], **options): the data on disk, made where they are not there yet.
+    """(cache, identity, [tell], **options): return the data on disk, and create them first if they do not exist.
 
-    `identity`: of the very data that a checkpoint was trained on; None: whatever the options say now. `tell`, if it is
-    declared, is to be called every few seconds with what is said of the progress, so that nobody takes it for stuck.
-    DataError, naming the option, for what can't be used.
+    `identity` names the data that a checkpoint was trained on; None: use what the options say. `tell`, if declared,
+    has to be called every few seconds with a sentence about the progress, or the run counts as hung. Raises DataError,
+    which names the option.
     """
     build: Callable[..., Task]
-    """(data, **options): the model and its samples; on every rank, from what `prepare` made."""
+    """(data, **options): return the model and its samples, on every rank, from what `prepare` returned."""
     dims: Callable[..., Dims | None] = _no_dims
-    """(**options): the model's sizes, for axes that cut it and to estimate memory; ValueError if they don't fit
-    together. None: it has none that anybody knows, and only the batch is divided over ranks."""
+    """(**options): return the model's sizes, by which axes split it and memory is estimated. None: they are unknown,
+    and only the batch is divided over ranks. Raises ValueError if the sizes do not fit together."""
     knows_sizes: Callable[..., bool] = _yes
-    """(**options): whether the options settle `dims`; False: weights that it starts from will, where they lie."""
+    """(**options): return whether the options determine `dims`; if not, the weights that it starts from do."""
     check: Callable[[Asked, Shape], Iterable[Misfit]] = _no_misfit
-    """What of its options can't work together, or on this shape, known without opening a file."""
+    """(options, shape): yield the options that do not work together or on this shape, without opening a file."""
     settle: Callable[..., dict[str, Value]] = _no_weights
-    """(path, **options): the options as the weights at `path` make them; DataError where they say otherwise."""
+    """(path, **options): return the options that the weights at `path` imply. Raises DataError if they contradict."""
     weights: Callable[[Path, Path], Callable[[str], Tensor | None]] = _no_weights
-    """(weights, data): name of a parameter → the whole of it, mapped; None: the seed gives it."""
+    """(weights, data): return a function from a parameter's name to its whole, memory-mapped tensor, or to None for a
+    parameter that is initialised from the seed."""
     labels: Callable[..., Labels | None] = _no_labels
-    """(data, **options): what a federation divides the samples by; None: it can't be divided. Without torch."""
+    """(data, **options): return the labels by which a federation divides the samples, without torch. None: it can't."""
     has_owners: Callable[..., bool] = _no
-    """(**options): whether `labels` tells to whom each sample belongs by nature."""
+    """(**options): return whether `labels` names the owner of each sample."""
     OWN: bool = False
-    """`prepare`, `labels` and `build` are given somebody's own client.py first, as an object (`of`)."""
+    """Whether `prepare`, `labels` and `build` take a user's client.py as their first argument (`of`)."""
     SHIPPED: bool = False
-    """The data come with it: `prepare` makes nothing, and anybody may look at them."""
+    """Whether the data are part of it: `prepare` creates nothing, and everybody may see them."""
 
     def of(self, own: object) -> Recipe:
-        """The same, given what it is about."""
+        """Return the recipe with this as the first argument of `prepare`, `labels` and `build`."""
         given = {name: partial(getattr(self, name), own) for name in ("prepare", "labels", "build")}
         return replace(self, **given)  # type: ignore[arg-type]
 
     def prepared(
         self, cache: Path, identity: str | None, options: Mapping[str, Value], *, tell: Callable[..., None]
     ) -> Prepared:
-        """What its own `prepare` makes of those options of a run that it declares."""
+        """Call `prepare` with those options of a run that it declares."""
         given: dict[str, Any] = _declared(self.prepare, options)
         if "tell" in inspect.signature(self.prepare).parameters:
             given["tell"] = tell
         return self.prepare(cache, identity, **given)
 
     def labelled(self, data: Path, options: Mapping[str, Value]) -> Labels | None:
-        """What its own `labels` makes of those options of a run that it declares."""
+        """Call `labels` with those options of a run that it declares."""
         return self.labels(data, **_declared(self.labels, options))
 
     def built(self, data: Path, options: Mapping[str, Value]) -> Task:
-        """What its own `build` makes of those options of a run that it declares."""
+        """Call `build` with those options of a run that it declares."""
         return self.build(data, **_declared(self.build, options))
 
 
 @dataclass(frozen=True)
 class Parallelism:
-    """What is done with the ranks along its axes."""
+    """A way to divide the model, its state or the batch over the ranks of its mesh axes."""
 
     apply: Callable[..., nn.Module]
-    """(model, mesh, **options): the model, or one stage of it, as it is called from then on. An option called `dtype`
-    that is left out takes the run's."""
+    """(model, mesh, **options): return the model, or this rank's stage of it, as training calls it. An option called
+    `dtype` defaults to the run's."""
     check: Callable[..., None] = _anything
-    """(shape, **options): raises shape.Misfit with the nearest value that works. Without torch."""
+    """(shape, **options): raise shape.Misfit with the nearest value that works, without torch."""
     accumulating: Callable[[nn.Module], AbstractContextManager[None]] = _plainly
-    """Surrounds every micro-batch of a step but the last: gradients add up and are not exchanged yet."""
+    """(model): a context for all micro-batches of a step but the last, in which gradients accumulate locally."""
     surrounding: Callable[..., AbstractContextManager[object]] = _unsurrounded
-    """(**options): around forward, loss and backward."""
+    """(**options): a context for forward pass, loss and backward pass."""
     divide: Callable[[Batch, DeviceMesh], Batch] = _whole
-    """What of its samples a rank looks at."""
+    """(batch, mesh): return the part of the batch that this rank computes."""
     has_own_tokens: Callable[..., bool] = _no
-    """(**options): whether its ranks hold different tokens of a sample where random numbers are drawn, and so draw
-    different ones; else they hold the same, and draw the same."""
+    """(**options): return whether its ranks compute different tokens of a sample: they then draw different random
+    numbers, else the same."""
     micro_batches: Callable[..., int] = _one
-    """(share, shape, **options): into how many a coordinate's share of the batch is cut where the run doesn't say."""
+    """(share, shape, **options): return the default number of micro-batches for a rank's share of the batch."""
     forward_backward: Callable[..., Tensor] | None = None
-    """(task, model, micro_batches, accumulating): instead of step.arithmetic's; see there."""
+    """(task, model, micro_batches, accumulating): replaces step.arithmetic's function of this name; see there."""
     score: Callable[..., dict[str, Tensor]] | None = None
-    """(task, model, batch): instead of the task's own, where a rank alone can't."""
+    """(task, model, batch): replaces the task's `score` where one rank cannot evaluate the model alone."""
     optimizer: Callable[..., Optimizer] | None = None
-    """(named parameters, mesh, weight_decay=…): instead of AdamW on what this rank has."""
+    """(named parameters, mesh, weight_decay=…): replaces AdamW on this rank's parameters."""
     WITHOUT_WEIGHTS: bool = False
-    """May be applied before the weights have memory, so that no rank ever holds the whole model."""
+    """Whether it can be applied before memory for the weights is allocated, so that no rank ever stores them all."""
 
 
 @dataclass(frozen=True)
 class Communication:
-    """How replicas stay one model, or become one again."""
+    """A way to keep replicas of the model in agreement, after each step or after several."""
 
     exchange: Callable[..., Exchange]
-    """(peers, **options): what they send each other."""
+    """(peers, **options): return the exchange between them."""
     check: Callable[..., None] = _anything
-    """(shape, **options): raises shape.Misfit. Without torch."""
+    """(shape, **options): raise shape.Misfit for what does not work, without torch."""
     trainer: Callable[[], type[Trainer]] | None = None
-    """A loop of its own, instead of the trainer's."""
+    """Returns a class that replaces the trainer's loop."""
     keeps: Callable[..., int] = _nothing
-    """(**options): bytes of memory for each number that is trained, beside what training without it takes."""
+    """(**options): return the additional bytes of memory per trained parameter."""
     REMEMBERS: bool = False
-    """Whether gradients of several steps are added up."""
+    """Whether it accumulates gradients over several steps."""
 
 
 def _declared(function: Callable[..., object], options: Mapping[str, Value]) -> dict[str, Value]:
-    """Those of a recipe's options that this function of it declares (each has a default: training.config.choices)."""
+    """Return those of a recipe's options that this function declares (each has a default: training.config.choices)."""
     function = getattr(function, "func", function)  # of a recipe that is given what it is about
     declared: Sequence[str] = list(getattr(function, "__kwdefaults__", None) or ())
     return {name: value for name, value in options.items() if name in declared}
