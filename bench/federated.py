@@ -24,7 +24,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -38,9 +37,9 @@ from training.launch.environment import HEAP  # for all of them: theirs gain by 
 
 os.environ.update(HEAP)
 
-import psutil
 
 from bench import stage
+from bench.contenders import Contender, Silent, Turn, contending
 
 FLOWER = ("flwr[simulation]==1.41.*",)
 PFL = (
@@ -51,8 +50,6 @@ PFL = (
 RIVALS = {"pfl-research": ("federated-pfl", PFL, "pfl"), "Flower": ("federated-flower", FLOWER, "flower")}
 ROWS = ("rounds", "crowd", "state", "sum", "ledger")
 TURNS = 5
-PATIENCE = 900.0
-"""Seconds for one turn at most."""
 SAMPLES = 10
 """Of each client of a larger crowd."""
 ALIKE = 10.0
@@ -129,84 +126,6 @@ def _one(name: str, asked: str) -> int:
     else:
         print(json.dumps(getattr(federated_ours, name)(asked)))
     return 0
-
-
-class Silent(Exception):
-    """A contender has ended, or taken too long."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """So many rounds of one contender."""
-
-    seconds: list[float]
-    cpu_seconds: float
-    """Of all its processes together, a round."""
-    loss: float
-    accuracy: float
-    lost: Sequence[str]
-    """Of answers that clients did not give, so far, why."""
-
-
-class Contender:
-    """A process that does rounds when it is asked to (bench.federated_rivals.Turns)."""
-
-    def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
-        self._child, self._log = child, log
-        self._hear()
-
-    def turn(self, rounds: int) -> Turn:
-        assert self._child.stdin
-        before = stage.cpu_seconds(self._child.pid)
-        self._child.stdin.write(f"{rounds}\n")
-        self._child.stdin.flush()
-        told = self._hear()
-        cpu = stage.cpu_seconds(self._child.pid) - before
-        accuracy = told.get("accuracy", float("nan"))
-        return Turn(told["seconds"], cpu / rounds, told["loss"], accuracy, told.get("lost", []))
-
-    def _hear(self) -> dict[str, Any]:
-        assert self._child.stdout
-        limit = threading.Timer(PATIENCE, self._child.kill)
-        limit.start()
-        try:
-            for line in self._child.stdout:
-                if line.startswith("@"):
-                    told: dict[str, Any] = json.loads(line[1:])
-                    return told
-        finally:
-            limit.cancel()
-        raise Silent(" ".join(self._log.read_text(errors="replace").split())[-300:])
-
-
-@contextmanager
-def contending(command: Sequence[object], folder: Path, environment: Mapping[str, str]) -> Iterator[Contender]:
-    """It and all that it has started go with the block."""
-    log = folder / f"contender-{len(list(folder.iterdir()))}.log"
-    with log.open("wb") as output:
-        child = subprocess.Popen(
-            [str(word) for word in command],
-            cwd=stage.REPOSITORY,
-            env={**os.environ, "PYTHONPATH": str(stage.REPOSITORY), **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=output,
-            text=True,
-        )
-    assert child.stdin
-    try:
-        yield Contender(child, log)
-    finally:
-        family = psutil.Process(child.pid).children(recursive=True) if child.poll() is None else []
-        child.stdin.close()
-        try:
-            child.communicate(timeout=30)
-        except (subprocess.TimeoutExpired, ValueError):
-            child.kill()
-            child.wait()
-        for one in family:
-            if one.is_running():
-                one.kill()
 
 
 def _rounds(clients: int, sizes: Sizes, bars: dict[str, bool], *, rivals: bool) -> dict[str, Any]:

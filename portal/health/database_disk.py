@@ -40,11 +40,11 @@ def data_directory() -> Path | Unchecked | None:
     """
     global _last
     with suppress(DatabaseError):
-        _last = _ask()
+        _last = _fetch_data_directory()
     return _last
 
 
-def _ask() -> Path | Unchecked:
+def _fetch_data_directory() -> Path | Unchecked:
     connection.ensure_connection()
     if not is_local(connection.connection.info.host):
         return ELSEWHERE

@@ -1,4 +1,4 @@
-"""Results of a question to a round's clients: facts by client, sums, and costs."""
+"""Results of a question to a round's clients: the outcome by client, sums, and costs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from training.federated.schedule import Ids
 
 
 @dataclass
-class Facts:
-    """What is known of the clients of one question, by rank, then in the order in which they were computed."""
+class ClientOutcomes:
+    """Outcomes of one question by client, ordered by rank and then by computation; arrays are (clients,)."""
 
     clients: Ids
     losses: NDArray[np.float64]
     is_fine: NDArray[np.bool_]
-    """It answered, with numbers."""
+    """Whether the client answered with finite numbers."""
     failed: dict[int, str]
-    """Client → its traceback."""
+    """Tracebacks by client."""
     seconds: dict[int, float] = field(default_factory=dict)
-    """What each has taken, of those that were computed by themselves."""
+    """Compute time by client, of those that were not stacked with others."""
 
     @classmethod
-    def joined(cls, parts: Sequence[Facts]) -> Facts:
+    def joined(cls, parts: Sequence[ClientOutcomes]) -> ClientOutcomes:
         return cls(
             clients=np.concatenate([np.zeros(0, dtype=np.int64), *(part.clients for part in parts)]),
             losses=np.concatenate([np.zeros(0), *(part.losses for part in parts)]),
@@ -38,29 +38,29 @@ class Facts:
 
     @property
     def broken(self) -> list[int]:
-        """Those that answered, and not with numbers."""
+        """Return the clients that answered with NaN or infinity."""
         return [client for client in self.clients[~self.is_fine].tolist() if client not in self.failed]
 
 
 @dataclass
 class Answer:
-    """The sums of what was answered, the same on every rank, in float64."""
+    """Sums of the clients' answers in float64, identical on every rank."""
 
     sum: Mapping[str, Tensor]
-    """Every answer in full, however late: what clients keep of it changes in full, too."""
+    """Every answer at full weight, however late: clients update their own state at full weight, too."""
     mean: Mapping[str, Tensor]
-    """Late answers count less in it."""
-    facts: Facts
+    """The weighted mean, in which late answers are discounted."""
+    facts: ClientOutcomes
     selected: int
-    """Clients whose answers count, late ones with them."""
+    """Number of clients whose answers count, late ones included."""
     samples: float
     discount: float
-    """The mean factor, over samples, by which answers to older questions count less; 1: there were none."""
+    """Mean factor over samples by which late answers are discounted; 1 if none was late."""
 
 
 @dataclass
 class Costs:
-    """What a round has taken so far."""
+    """Time and traffic of a round so far."""
 
     compute_seconds: float = 0.0
     wait_seconds: float = 0.0

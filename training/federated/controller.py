@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from training.federated import failing, schedule, sums
-from training.federated.answers import Answer, Costs, Facts
+from training.federated.answers import Answer, ClientOutcomes, Costs
 from training.federated.client import Client
 from training.federated.combining import Combining
 from training.federated.messages import Traffic
@@ -40,7 +40,7 @@ class QuorumLost(RuntimeError):
 class _Mine:
     """What this rank's clients have answered."""
 
-    facts: list[Facts] = field(default_factory=list)
+    facts: list[ClientOutcomes] = field(default_factory=list)
     """By chunk."""
     sent: list[Mapping[str, Tensor]] = field(default_factory=list)
     """By chunk what was answered, where it is not added up."""
@@ -65,7 +65,7 @@ class Controller:
     ) -> None:
         self.server, self.plan, self.round = server, plan, round_
         self.costs = Costs()
-        self.facts = Facts.joined(())
+        self.facts = ClientOutcomes.joined(())
         """Of the question that trains."""
         self.arrivals = Arrivals.none()
         """Late answers to it of earlier rounds."""
@@ -156,7 +156,7 @@ class Controller:
             self.plan.clients, self.plan.steps, widths, numbers=self._work.numbers, alone=bool(self._work.alone)
         )
 
-    def _asked(self, question: Question, arrivals: Arrivals) -> tuple[Answer, _Mine, Facts]:
+    def _asked(self, question: Question, arrivals: Arrivals) -> tuple[Answer, _Mine, ClientOutcomes]:
         self._borrow()
         began = time.perf_counter()
         combining = self._combining if question.trains else None
@@ -175,11 +175,11 @@ class Controller:
             if self._world.rank == self._world.size - 1:
                 tree.put((chunks - 1, 1), added.summed(sizes, self._weights_of(question, added), self._world.device))
         computed = time.perf_counter()
-        facts = self._exchange.facts(Facts.joined(mine.facts))
+        facts = self._exchange.facts(ClientOutcomes.joined(mine.facts))
         waited = time.perf_counter()
         total = self._exchange.total(tree, shares, chunks, sum(sizes.values()))
         taken_off = self._taken_off(question, sizes, added)
-        found = Facts.joined(facts)
+        found = ClientOutcomes.joined(facts)
         self.costs.compute_seconds += computed - began
         self.costs.wait_seconds += waited - computed
         self.costs.transfer_seconds += time.perf_counter() - waited
@@ -221,7 +221,7 @@ class Controller:
             mine = {"late": late.summed(sizes, weights, self._world.device)[None]}
         return self._exchange.rows(mine, [0] * last + [1], like)["late"][0]
 
-    def _traffic(self, question: Question, facts: Facts) -> Traffic:
+    def _traffic(self, question: Question, facts: ClientOutcomes) -> Traffic:
         """Those that are given up were asked to train, too; what is no number was sent all the same."""
         given_up = self.plan.too_slow if question.trains else self.plan.too_slow[:0]
         clients = np.concatenate([facts.clients, given_up])
@@ -230,7 +230,9 @@ class Controller:
         samples = self._work.samples_of(clients)
         return messages.traffic(self.round, clients, samples, did_answer=~np.isin(clients, silent))
 
-    def _answer(self, question: Question, total: Mapping[str, Tensor], facts: Facts, arrivals: Arrivals) -> Answer:
+    def _answer(
+        self, question: Question, total: Mapping[str, Tensor], facts: ClientOutcomes, arrivals: Arrivals
+    ) -> Answer:
         counted = facts.is_fine & self.plan.is_now(facts.clients)
         own = self._work.samples_of(facts.clients)[counted]
         selected = int(counted.sum()) + len(arrivals.clients)
@@ -276,7 +278,7 @@ class Controller:
         failed = failing.passed_on(sent.failed, sum(len(part.failed) for part in mine.facts))
         seconds = dict(zip(sent.clients.tolist(), sent.seconds, strict=bool(sent.seconds)))
         losses = sent.losses.detach().double().cpu().numpy()
-        mine.facts.append(Facts(sent.clients, losses, fine.numpy(), failed, seconds))
+        mine.facts.append(ClientOutcomes(sent.clients, losses, fine.numpy(), failed, seconds))
         if sent.kept and question.trains:
             self._put(sent, fine, self._is_certain(mine))
         if not bool(now.all()) and folded:
@@ -311,7 +313,7 @@ class Controller:
         self._has_borrowed = True
         self.costs.transfer_seconds += time.perf_counter() - began
 
-    def _hold(self, mine: _Mine, facts: Facts) -> None:
+    def _hold(self, mine: _Mine, facts: ClientOutcomes) -> None:
         """Takes note of answers that arrive later, on every rank."""
         later = facts.is_fine & ~self.plan.is_now(facts.clients)
         self.server.pending.drop(self.plan.arriving)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from training.reporting.reporter import AnyReporter
 
 if TYPE_CHECKING:
-    from training.federated.answers import Facts
+    from training.federated.answers import ClientOutcomes
     from training.federation.pacing import Plan
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def raised_in(text: str) -> str:
 # In words.
 
 
-def missing(selected: int, needed: int, facts: Facts, plan: Plan) -> str:
+def missing(selected: int, needed: int, facts: ClientOutcomes, plan: Plan) -> str:
     """Why a round has too few updates."""
     dropped = len(facts.failed)
     counts = {
@@ -82,22 +82,22 @@ def missing(selected: int, needed: int, facts: Facts, plan: Plan) -> str:
     return f"{selected:,} of the {needed:,} updates that it takes; {asked:,} clients were asked{went and f', {went}'}"
 
 
-def all_raised(tries: Sequence[Facts]) -> bool:
+def all_raised(tries: Sequence[ClientOutcomes]) -> bool:
     """Whether each client that was asked ended with an exception."""
     return all(len(facts.failed) == len(facts.clients) > 0 for facts in tries)
 
 
-def no_numbers(tries: Sequence[Facts]) -> bool:
+def no_numbers(tries: Sequence[ClientOutcomes]) -> bool:
     """Whether all did their work, and none came to numbers."""
     return all(len(facts.clients) > 0 and not facts.is_fine.any() and not facts.failed for facts in tries)
 
 
-def first_of(tries: Sequence[Facts]) -> tuple[int, str] | None:
+def first_of(tries: Sequence[ClientOutcomes]) -> tuple[int, str] | None:
     """The first client that failed, and its traceback."""
     return next((found for facts in tries for found in facts.failed.items()), None)
 
 
-def lost(round_: int, tries: Sequence[Facts], why: str, *, clients: int, eligible: int) -> str:
+def lost(round_: int, tries: Sequence[ClientOutcomes], why: str, *, clients: int, eligible: int) -> str:
     """Why a round that was lost each time ends the run."""
     said = f"round {round_} was lost {len(tries)} times: "
     if no_numbers(tries):

@@ -20,7 +20,7 @@ from training.attempt.stopping import StopRequest
 from training.checkpoint.staging import State
 from training.engine.validating import Validations
 from training.federated import assembling, failing
-from training.federated.answers import Facts
+from training.federated.answers import ClientOutcomes
 from training.federated.assembling import Federation
 from training.federated.combining import combining
 from training.federated.controller import Controller, QuorumLost
@@ -165,7 +165,7 @@ class Rounds(Loop):
 
     def _round(self, round_: int) -> Told:
         """Configure, train, aggregate: one new global model."""
-        tries: list[Facts] = []
+        tries: list[ClientOutcomes] = []
         why, wasted = "", Traffic.none()
         for attempt in range(1, ATTEMPTS + 1):
             self._check_anybody_is_left()
@@ -239,7 +239,7 @@ class Rounds(Loop):
         )
         return parts.pace(config.pace).schedule(scene, **config.options_of(config.pace))
 
-    def _note(self, round_: int, facts: Facts) -> None:
+    def _note(self, round_: int, facts: ClientOutcomes) -> None:
         """What is remembered of those who were asked."""
         self.server.losses[facts.clients[facts.is_fine]] = facts.losses[facts.is_fine]
         self.server.broken[facts.broken] += 1
@@ -247,7 +247,7 @@ class Rounds(Loop):
         if self.world.leads:
             self.telling.failures.tell_quarantined(round_, out, QUARANTINED_AFTER)
 
-    def _check_anybody(self, round_: int, tries: Sequence[Facts]) -> None:
+    def _check_anybody(self, round_: int, tries: Sequence[ClientOutcomes]) -> None:
         """Where nobody can do the work it is no use to ask others: the first client's error is the run's."""
         asked = len(tries[-1].clients)
         is_hopeless = (round_ == 1 and asked > 1) or len(tries) == ATTEMPTS

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.federated.answers import Facts
+from training.federated.answers import ClientOutcomes
 from training.federated.assembling import Federation
 from training.federated.controller import Controller
 from training.federated.coverage import CoverageLog
@@ -143,7 +143,7 @@ class Telling:
         is_constant = federation.config.client_lr_schedule == "constant"
         return {} if is_constant else {"client_learning_rate": federation.work.sgd(round_).learning_rate}
 
-    def tell_lost(self, round_: int, attempt: int, facts: Facts, why: str) -> None:
+    def tell_lost(self, round_: int, attempt: int, facts: ClientOutcomes, why: str) -> None:
         """Of a try that came to no model."""
         self.failures.tell(round_, facts.failed, facts.broken)
         self.failures.tell_lost(round_, attempt, why)

@@ -12,7 +12,7 @@ import pytest
 from tests.training.federated.planted import CLIENTS, planted_clients
 from tests.training.ranks import Incarnation, Run
 from training.federated import failing
-from training.federated.answers import Facts
+from training.federated.answers import ClientOutcomes
 from training.federation.pacing import Plan
 
 EVERYBODY = ",".join(map(str, range(CLIENTS)))
@@ -36,9 +36,11 @@ def _told(*names: str) -> tuple[failing.Failures, Spy]:
     return failing.Failures(spy, names), spy  # type: ignore[arg-type]
 
 
-def _facts(clients: int, *, dropped: int = 0, broken: int = 0) -> Facts:
+def _facts(clients: int, *, dropped: int = 0, broken: int = 0) -> ClientOutcomes:
     is_fine = np.arange(clients) >= dropped + broken
-    return Facts(np.arange(clients), np.zeros(clients), is_fine, dict.fromkeys(range(dropped), "KeyError: 'x'"))
+    return ClientOutcomes(
+        np.arange(clients), np.zeros(clients), is_fine, dict.fromkeys(range(dropped), "KeyError: 'x'")
+    )
 
 
 def _error() -> Exception:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -281,43 +280,6 @@ class TestSplit:
         assert "data(client) of client.py already says what each client has" in problem.message
 
 
-WITHOUT: dict[str, dict[str, Any]] = {
-    "aggregation": {"aggregation": "own_aggregation"},
-    "selection": {"selection": "own_selection"},
-    "split": {"split": "own_split"},
-}
-
-
-@pytest.mark.parametrize(
-    ("key", "function"), [("aggregation", "combine"), ("selection", "select"), ("split", "divide")]
-)
-class TestFile:
-    def test_lacks_its_function(self, tmp_path: Path, key: str, function: str) -> None:
-        with pytest.raises(ConfigError, match=rf"client\.{key}: {key}\.py has no function {function}\(\)"):
-            ready(tmp_path, files={f"{key}.py": "x = 1\n"}, **DIGITS, **WITHOUT[key])
-
-    def test_is_not_there(self, tmp_path: Path, key: str, function: str) -> None:
-        with pytest.raises(ConfigError, match=rf"client\.{key}: {key}\.py is not in the directory"):
-            ready(tmp_path, **DIGITS, **WITHOUT[key])
-
-    def test_knows_no_such_option(self, tmp_path: Path, key: str, function: str) -> None:
-        text = f"def {function}(*arguments, share=0.5):\n    return None\n"
-        with pytest.raises(ConfigError, match=rf"run\.own_{key}\.shaer: {key}\.py has no such option\. Did you mean"):
-            ready(tmp_path, files={f"{key}.py": text}, **DIGITS, **WITHOUT[key], **{f"own_{key}": {"shaer": 1}})
-
-    def test_raises_with_its_own_line(self, tmp_path: Path, key: str, function: str) -> None:
-        text = f"def {function}(*arguments):\n    return 1 / 0\n"
-        with pytest.raises(ZeroDivisionError) as raised:
-            train(ready(tmp_path, files={f"{key}.py": text}, **DIGITS, **WITHOUT[key]))
-        last = traceback.extract_tb(raised.value.__traceback__)[-1]
-        assert (Path(last.filename).name, last.lineno, last.name) == (f"{key}.py", 2, function)
-
-    def test_an_exit_is_an_error(self, tmp_path: Path, key: str, function: str) -> None:
-        text = f"import sys\n\n\ndef {function}(*arguments):\n    sys.exit(0)\n"
-        with pytest.raises(RuntimeError, match=rf"{function}\(\) of {key}\.py ended the process \(exit code 0\)"):
-            train(ready(tmp_path, files={f"{key}.py": text}, **DIGITS, **WITHOUT[key]))
-
-
 DRAWING = {
     "aggregation.py": f"import random\nimport numpy as np\n{RULE}noise = torch.randn(rows.shape[1]) * random.random()\n"
     "    row = rows.double().mean(dim=0) + 1e-3 * noise * np.random.rand()\n"
@@ -382,7 +344,7 @@ def test_a_file_that_fails_on_rank_0_ends_all_ranks(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         key = name.removesuffix(".py")
-        found = on_ranks(2, folder, {name: text}, {**DIGITS, **WITHOUT[key]})
+        found = on_ranks(2, folder, {name: text}, {**DIGITS, key: f"own_{key}"})
         assert found[0].partition(":")[0] == "KeyError"
         assert "losed by peer" in found[1] or "reset by peer" in found[1], found[1]
 

@@ -1,0 +1,98 @@
+"""Processes that are measured in turn: each runs so many rounds when it is told to, and reports what they took."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench import stage
+
+PATIENCE = 900.0
+"""Seconds for one turn at most."""
+
+
+class Silent(Exception):
+    """A contender has ended, or taken too long."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """So many rounds of one contender."""
+
+    seconds: list[float]
+    cpu_seconds: float
+    """Of all its processes together, a round."""
+    loss: float
+    accuracy: float
+    lost: Sequence[str]
+    """Of answers that clients did not give, so far, why."""
+
+
+class Contender:
+    """A process that does rounds when it is asked to (bench.federated_rivals.Turns)."""
+
+    def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
+        self._child, self._log = child, log
+        self._hear()
+
+    def turn(self, rounds: int) -> Turn:
+        assert self._child.stdin
+        before = stage.cpu_seconds(self._child.pid)
+        self._child.stdin.write(f"{rounds}\n")
+        self._child.stdin.flush()
+        told = self._hear()
+        cpu = stage.cpu_seconds(self._child.pid) - before
+        accuracy = told.get("accuracy", float("nan"))
+        return Turn(told["seconds"], cpu / rounds, told["loss"], accuracy, told.get("lost", []))
+
+    def _hear(self) -> dict[str, Any]:
+        assert self._child.stdout
+        limit = threading.Timer(PATIENCE, self._child.kill)
+        limit.start()
+        try:
+            for line in self._child.stdout:
+                if line.startswith("@"):
+                    told: dict[str, Any] = json.loads(line[1:])
+                    return told
+        finally:
+            limit.cancel()
+        raise Silent(" ".join(self._log.read_text(errors="replace").split())[-300:])
+
+
+@contextmanager
+def contending(command: Sequence[object], folder: Path, environment: Mapping[str, str]) -> Iterator[Contender]:
+    """It and all that it has started go with the block."""
+    log = folder / f"contender-{len(list(folder.iterdir()))}.log"
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [str(word) for word in command],
+            cwd=stage.REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(stage.REPOSITORY), **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+        )
+    assert child.stdin
+    try:
+        yield Contender(child, log)
+    finally:
+        family = psutil.Process(child.pid).children(recursive=True) if child.poll() is None else []
+        child.stdin.close()
+        try:
+            child.communicate(timeout=30)
+        except (subprocess.TimeoutExpired, ValueError):
+            child.kill()
+            child.wait()
+        for one in family:
+            if one.is_running():
+                one.kill()
