@@ -20,6 +20,7 @@ import pytest
 from jobs.spec import STOP_SECONDS
 from tests import planted
 from tests.slurm.cluster import Cluster
+from tests.slurm.launchers import is_launcher, launcher_parent, processes_on_node
 from tests.slurm.people import ALICE, PORTAL
 from tests.slurm.portal import Person, Portal, federated, language, script
 from tests.stack import REPOSITORY, wait_for
@@ -134,7 +135,7 @@ def _stopped_launcher(portal: Portal, person: Person, job_id: int) -> list[psuti
     """Stop the launcher of a job once that has done ten steps; return it with its ranks."""
     (node,) = person.wait_for_step(job_id, 10)["attempt"]["nodes"]
     (run,) = (portal.runs / "vision").glob(f"{job_id}-*")
-    (launcher,) = (child for child in _keeper(run, node).children() if _is_start(child))
+    (launcher,) = (child for child in launcher_parent(run, node).children() if is_launcher(child))
     launcher.suspend()
     return [launcher, *launcher.children(recursive=True)]
 
@@ -220,13 +221,13 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slu
     (attempt,) = alice.attempts(job_id)
     leading, other, last = attempt["nodes"]
     (run,) = (portal.runs / "vision").glob(f"{job_id}-*")
-    (launcher,) = (child for child in _keeper(run, leading).children() if _is_start(child))
+    (launcher,) = (child for child in launcher_parent(run, leading).children() if is_launcher(child))
     launcher.kill()
     step = alice.wait_for_step(job_id, step + 40)["progress"]["step"]
     members = run / "job" / "attempt-1" / "members"
     wait_for(lambda: any(one["pid"] != launcher.pid for one in _told(members, "node-0.*", beat=3)), "it to stand by")
     with slurm.without(last):
-        _keeper(run, last).kill()
+        launcher_parent(run, last).kill()
         wait_for(
             lambda: "DOWN" in slurm.run("sinfo", "--noheader", f"--nodes={last}", "--format=%T").upper(),
             "its loss",
@@ -254,7 +255,7 @@ def test_a_federation_that_loses_a_node_comes_to_the_same_model(portal: Portal, 
     (run,) = (portal.runs / "vision").glob(f"{lossy}-*")
     lost = attempt["nodes"][1]
     with slurm.without(lost):
-        _keeper(run, lost).kill()
+        launcher_parent(run, lost).kill()
         assert alice.wait(lossy)["state"] == "completed"
     assert alice.wait(alone)["state"] == "completed"
     assert alice.losses(lossy) == alice.losses(alone)
@@ -273,7 +274,7 @@ def test_without_its_batch_script_an_elastic_job_ends_all_the_same(
     (attempt,) = alice.attempts(job_id)
     with slurm.without(attempt["nodes"][0]):
         (run,) = (portal.runs / "vision").glob(f"{job_id}-*")
-        there = _on_node(run, attempt["nodes"][0])
+        there = processes_on_node(run, attempt["nodes"][0])
         assert len([one for one in there if one.name().startswith("slurmstepd")]) >= 2, (
             "of the batch script and of srun's step"
         )
@@ -287,25 +288,6 @@ def test_without_its_batch_script_an_elastic_job_ends_all_the_same(
         wait_for(lambda: slurm.state(attempt["scheduler_id"]) == "CANCELLED", "its nodes to be given back", 60)
 
 
-def _on_node(run: Path, node: str) -> list[psutil.Process]:
-    """Everything of a run on one of the nodes that this machine plays, Slurm's own processes first."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.name().startswith("slurmstepd"):
-                below = process.children(recursive=True)
-                if any(_is_of(one, run, node) for one in below):
-                    found += [process, *below]
-    return found
-
-
-def _is_of(process: psutil.Process, run: Path, node: str) -> bool:
-    """By its run: another cluster that is up has nodes and jobs of the same names. One that has just ended is not."""
-    with suppress(psutil.Error):
-        return str(run) in process.cmdline() and process.environ().get("SLURMD_NODENAME") == node
-    return False
-
-
 def _told(folder: Path, names: str, **least: Any) -> list[dict[str, Any]]:
     """Of the files that launchers leave for each other those that have these keys, with at least these values."""
     found = []
@@ -313,19 +295,6 @@ def _told(folder: Path, names: str, **least: Any) -> list[dict[str, Any]]:
         with suppress(FileNotFoundError):  # of one that was lost
             found.append(json.loads(path.read_text()))
     return [one for one in found if all(name in one and one[name] >= value for name, value in least.items())]
-
-
-def _keeper(run: Path, node: str) -> psutil.Process:
-    """Of a run's launcher, on one of the nodes that this machine plays: the launcher is its child."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if _is_start(process) and not _is_start(process.parents()[0]) and _is_of(process, run, node):
-                return process
-    raise AssertionError(f"no launcher of {run.name} on {node}")
-
-
-def _is_start(process: psutil.Process) -> bool:
-    return any(word.endswith("start.py") for word in process.cmdline()[1:2])
 
 
 @pytest.mark.parametrize("daemon", ["slurmrestd", "slurmdbd", "slurmctld"])
