@@ -339,7 +339,7 @@ def test_a_client_that_exits_drops_out(tmp_path: Path) -> None:
     telling = Telling()
     assert started(tmp_path, client, telling=telling, batch=5).run()
     assert telling.of("client.dropped")[0]["client"] == 2
-    assert "SystemExit: 3" in telling.of("client.dropped")[0]["traceback"]
+    assert "exit code 3" in telling.of("client.dropped")[0]["traceback"]
 
 
 def test_odd_files_beside_it_do_no_harm(tmp_path: Path) -> None:
