@@ -121,7 +121,7 @@ class _Misfit(Exception):
 def _run(name: str, table: dict[str, Any], rounds: int, *, label: str = "", **more: Any) -> Course:
     """One federation from its first round to its last."""
     from training.config import choices
-    from training.federation import checking, config
+    from training.federation import config, config_checks
 
     asked = {**table, "algorithm": name, "rounds": rounds, **OWN.get(name, {}), **more}
     each = CLIENTS
@@ -129,7 +129,7 @@ def _run(name: str, table: dict[str, Any], rounds: int, *, label: str = "", **mo
         asked |= {"pace": "asynchronous", "rounds": rounds * CLIENTS}
         each = 1
     settings = config.parse(asked)
-    if problems := list(checking.problems(settings, 1)):
+    if problems := list(config_checks.problems(settings, 1)):
         raise _Misfit("; ".join(problem.message for problem in problems))
     course = Course(label or name, each)
 

@@ -24,7 +24,7 @@ from training.runtime import data_roots
 from training.runtime.imports import without_collections
 
 if TYPE_CHECKING:
-    from training.federated.own.program import Program
+    from training.federated.custom.program import Program
     from training.loop import Loop
     from training.runtime.distributed import World
 
@@ -132,7 +132,7 @@ def _loop(run: run_file.RunFile, where: place.Place, world: World, given: dict[s
 
 def _program(files: run_file.ClientFiles | None, where: place.Place) -> Program | None:
     """Somebody's own files: where the launcher has put them, or where the run's file says that they are."""
-    from training.federated.own.program import Program
+    from training.federated.custom.program import Program
 
     if files is None:
         return None

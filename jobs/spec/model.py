@@ -28,7 +28,7 @@ from jobs.spec.wording import problems_of
 from training.config import choices
 from training.config.asked import Asked
 from training.config.run_config import RunConfig
-from training.federation import checking as federation
+from training.federation import config_checks as federation
 from training.federation import custom
 from training.federation.config import FederationConfig, beside_code
 from training.planning import checking

@@ -21,7 +21,7 @@ from jobs.spec.part import Part
 from jobs.spec.sweep_options import is_within, unused_tables, without_code, without_tables
 from jobs.spec.toml import read_toml
 from jobs.spec.wording import problems_of
-from training.federation.splitting import EMPTY
+from training.federation.data_division import EMPTY
 
 MOST = 1_000  # combinations
 MOST_PROBLEMS = 20

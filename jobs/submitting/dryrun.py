@@ -32,9 +32,9 @@ from nodes.scheduling.capacity import Cluster
 from portal import formatting
 from portal.models import Project, User
 from training.config import choices
-from training.federation import checking, custom, splitting
+from training.federation import config_checks, custom, data_division
 from training.federation.config import FederationConfig
-from training.federation.forecasting import forecast
+from training.federation.coverage_forecast import forecast
 from training.federation.outline import Outline, outline
 
 NEWEST = 200
@@ -202,13 +202,13 @@ def _split(spec: JobSpec) -> Iterator[Finding]:
         yield Finding("info", "Split", text)
         yield from _unforeseen(spec.run)
         return
-    labels = checking.shipped_labels(spec.run)
+    labels = config_checks.shipped_labels(spec.run)
     if labels is None:
         over = f'"{spec.run.split}" over {formatting.plural(spec.run.clients, "client")}'
         text = f"{over}: the job's page shows who has how much once the data are there."
         yield Finding("info", "Split", text)
         return
-    divided = splitting.divide(spec.run, labels)
+    divided = data_division.divide(spec.run, labels)
     owners = divided.owners["validation"]
     found, sizes = outline(divided), divided.sizes
     unjudged = spec.run.clients - len(np.unique(owners[owners >= 0]))

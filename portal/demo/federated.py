@@ -18,7 +18,7 @@ VALIDATION_SHARE = 0.05  # of each client's text: the default of recipe language
 UPDATE_MIB = 0.172  # of the model's numbers, in fp32
 TRAINED, LATE, DROPPED, REJECTED = range(4)
 TRACEBACK = """Traceback (most recent call last):
-  File "training/federated/working.py", line 171, in _client
+  File "training/federated/client_work.py", line 171, in _client
     batch = self._supply.batch(client, step)
 OSError: [Errno 116] Stale file handle: '/data/packages/wsgiref'"""
 QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}

@@ -14,20 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.federated import failing, schedule, sums
-from training.federated.answers import Answer, ClientOutcomes, Costs
+from training.federated import client_failures, schedule, sums
 from training.federated.client import Client
-from training.federated.combining import Combining
+from training.federated.client_tasks import CLIENTS, SAMPLES, Question, Sent
+from training.federated.client_work import Work, seeded
 from training.federated.messages import Traffic
 from training.federated.model import STATISTICS
-from training.federated.pending import Arrivals
-from training.federated.questions import CLIENTS, SAMPLES, Question, Sent
+from training.federated.pending_updates import Arrivals
 from training.federated.schedule import Chunk, Ids
 from training.federated.server import Round, Server
+from training.federated.task_results import Answer, ClientOutcomes, Costs
 from training.federated.transport.ranks import Ranks
-from training.federated.working import Work, seeded
-from training.federation import draws
-from training.federation.pacing import Plan
+from training.federated.update_combiner import Combining
+from training.federation import random_streams
+from training.federation.round_plan import Plan
 from training.runtime.distributed import World
 from training.runtime.seeds import derive_seed
 
@@ -94,7 +94,7 @@ class Controller:
         answer, mine, facts = self._asked(question, arrivals)
         self.facts = facts
         if answer.selected < self._needed:
-            raise QuorumLost(failing.missing(answer.selected, self._needed, facts, self.plan))
+            raise QuorumLost(client_failures.missing(answer.selected, self._needed, facts, self.plan))
         if self._combining is not None:
             answer = self._combined(self._combining, question, answer, mine)
         began = time.perf_counter()
@@ -128,12 +128,12 @@ class Controller:
         answered, _, facts = self._asked(question, Arrivals.none())
         self.facts.failed.update(facts.failed)
         if not answered.selected:  # sums of nothing are no answer
-            raise QuorumLost(f"nobody answered {name!r}: {failing.missing(0, 1, facts, self.plan)}")
+            raise QuorumLost(f"nobody answered {name!r}: {client_failures.missing(0, 1, facts, self.plan)}")
         return answered
 
     def draw(self) -> np.random.RandomState:
         """What the algorithm draws on the server's side in this round, the same on every rank."""
-        return np.random.RandomState(derive_seed(self._work.seed, draws.SERVER, self.round) % 2**32)
+        return np.random.RandomState(derive_seed(self._work.seed, random_streams.SERVER, self.round) % 2**32)
 
     @property
     def _needed(self) -> int:
@@ -186,7 +186,7 @@ class Controller:
         self.costs.traffic += self._traffic(question, found)
         self._asked_so_far += 1
         # Ranks have computed other clients: what the server draws must not follow from what those drew.
-        seeded(derive_seed(self._work.seed, draws.SERVER, self.round, self._asked_so_far), self._world.device)
+        seeded(derive_seed(self._work.seed, random_streams.SERVER, self.round, self._asked_so_far), self._world.device)
         answer = self._answer(question, sums.split(total, sizes), found, arrivals)
         if taken_off is not None:
             answer.sum = sums.split(total + taken_off, sizes)
@@ -275,7 +275,7 @@ class Controller:
             rows = value if bool(now.all()) else torch.where(now[:, None].to(value.device), value, 0)
             weights = now * samples if question.weighted_by(name) == SAMPLES else now.double()
             parts.append((rows, weights.to(device)))
-        failed = failing.passed_on(sent.failed, sum(len(part.failed) for part in mine.facts))
+        failed = client_failures.passed_on(sent.failed, sum(len(part.failed) for part in mine.facts))
         seconds = dict(zip(sent.clients.tolist(), sent.seconds, strict=bool(sent.seconds)))
         losses = sent.losses.detach().double().cpu().numpy()
         mine.facts.append(ClientOutcomes(sent.clients, losses, fine.numpy(), failed, seconds))

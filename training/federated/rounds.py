@@ -19,26 +19,26 @@ from training.attempt.place import Place
 from training.attempt.stopping import StopRequest
 from training.checkpoint.staging import State
 from training.engine.validating import Validations
-from training.federated import assembling, failing
-from training.federated.answers import ClientOutcomes
-from training.federated.assembling import Federation
-from training.federated.combining import combining
+from training.federated import assembly, client_failures
+from training.federated.assembly import Federation
+from training.federated.client_failures import ClientsFailed
 from training.federated.controller import Controller, QuorumLost
 from training.federated.coverage import CoverageLog
-from training.federated.failing import ClientsFailed
-from training.federated.judging import Judge, Judged
+from training.federated.custom.program import Program
+from training.federated.custom.split import DivisionRecord
+from training.federated.evaluation import Judge, Judged
 from training.federated.messages import Traffic
-from training.federated.own.program import Program
-from training.federated.own.split import DivisionRecord
+from training.federated.round_report import Telling, Told, told_of
 from training.federated.schedule import Ids
 from training.federated.server import QUARANTINED_AFTER
-from training.federated.telling import Telling, Told, told_of
+from training.federated.task_results import ClientOutcomes
 from training.federated.transport.ranks import exchange
+from training.federated.update_combiner import combining
 from training.federation import custom, parts
 from training.federation.attackers import attackers
+from training.federation.client_selection import select
 from training.federation.config import FederationConfig
-from training.federation.pacing import Plan, Scene
-from training.federation.selecting import select
+from training.federation.round_plan import Plan, Scene
 from training.loop import Loop, versions
 from training.manifest import Manifest
 from training.reporting.reporter import AnyReporter
@@ -79,7 +79,7 @@ class Rounds(Loop):
 
     def _prepare(self, start: Manifest | None) -> None:
         self._phase("data")
-        self.federation = assembling.assemble(
+        self.federation = assembly.assemble(
             self.config, self.place, self.world, start, self._program, heartbeat=self.heartbeat, reporter=self.reporter
         )
         self.asked = self.config = self.federation.config
@@ -199,7 +199,9 @@ class Rounds(Loop):
             self._note(round_, controller.facts)
             self._check_anybody(round_, tries)
         server = self.server
-        raise QuorumLost(failing.lost(round_, tries, why, clients=server.clients, eligible=len(server.eligible)))
+        raise QuorumLost(
+            client_failures.lost(round_, tries, why, clients=server.clients, eligible=len(server.eligible))
+        )
 
     def _play(self, controller: Controller) -> Tensor:
         """The algorithm's own way through a round, or one question and its sums."""
@@ -251,14 +253,14 @@ class Rounds(Loop):
         """Where nobody can do the work it is no use to ask others: the first client's error is the run's."""
         asked = len(tries[-1].clients)
         is_hopeless = (round_ == 1 and asked > 1) or len(tries) == ATTEMPTS
-        if is_hopeless and failing.all_raised(tries) and (first := failing.first_of(tries)) is not None:
+        if is_hopeless and client_failures.all_raised(tries) and (first := client_failures.first_of(tries)) is not None:
             again = f", {ATTEMPTS} times in a row" if len(tries) == ATTEMPTS else ""
             who = f"all {asked:,} clients" if asked > 1 else "the only client"
             raise ClientsFailed(f"in round {round_} {who} failed{again}, client {first[0]} so", first[1])
 
     def _check_anybody_is_left(self) -> None:
         if not len(self.server.eligible):
-            raise QuorumLost(f"there is nobody to ask: {failing.left_out(self.server.clients, 0)}")
+            raise QuorumLost(f"there is nobody to ask: {client_failures.left_out(self.server.clients, 0)}")
 
     def _beat(self) -> None:
         self.heartbeat.beat("step", self.step)

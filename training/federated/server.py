@@ -12,11 +12,11 @@ from torch import Tensor
 
 from training.federated.client_state import ClientState
 from training.federated.model import PERSONAL, STATISTICS, Model
-from training.federated.pending import Pending
+from training.federated.pending_updates import Pending
 from training.runtime.distributed import World
 
 if TYPE_CHECKING:
-    from training.federated.answers import Answer
+    from training.federated.task_results import Answer
 
 QUARANTINED_AFTER = 3
 """Updates that were no numbers, after which a client is not asked again."""

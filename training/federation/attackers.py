@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.config.shape import Misfit
-from training.federation import draws
+from training.federation import random_streams
 from training.federation.config import FederationConfig
 from training.runtime.seeds import derive_seed
 
@@ -21,7 +21,7 @@ def attackers(config: FederationConfig) -> NDArray[np.int64]:
         return np.zeros(0, dtype=np.int64)
     if config.attackers:
         return np.unique(np.array(config.attackers, dtype=np.int64))
-    draw = np.random.RandomState(derive_seed(config.seed, draws.ATTACK) % 2**32)
+    draw = np.random.RandomState(derive_seed(config.seed, random_streams.ATTACK) % 2**32)
     many = max(1, round(config.attacker_share * config.clients))
     return np.sort(draw.permutation(config.clients)[:many]).astype(np.int64)
 

@@ -1,7 +1,7 @@
 """The parts of a federation that somebody may bring as a file of their own, named in the table [client].
 
 The portal reads none of these files: their options are open, and what they define is checked on the ranks
-(training.federated.own).
+(training.federated.custom).
 """
 
 from __future__ import annotations

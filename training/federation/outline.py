@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.federation import tables
-from training.federation.splitting import Divided
+from training.federation.data_division import Divided
 from training.federation.tables import QUANTILES
 
 NAMED = 1000

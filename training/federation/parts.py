@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from training.config.choices import Value
     from training.config.shape import Misfit
     from training.data import Batch, Task
-    from training.federated.filtering import Passing
+    from training.federated.filter_chain import Passing
     from training.federation.config import FederationConfig
-    from training.federation.pacing import Plan
+    from training.federation.round_plan import Plan
 
 
 def algorithm(name: str) -> Algorithm:
@@ -228,8 +228,8 @@ class Attack:
     """An attack by some of the clients, to test robust aggregations with."""
 
     forge: Callable[..., Tensor]
-    """(updates (attackers, numbers) float64, known (training.federated.attacking.Knowledge), **options): return the
-    forged updates, in the same shape."""
+    """(updates (attackers, numbers) float64, knowledge (attack_simulation.Knowledge), **options): return the forged
+    updates, in the same shape."""
     relabel: Callable[..., Tensor] | None = None
     """(labels (samples,), classes (classes,) ascending, **options): return the labels that attackers train on."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
@@ -258,8 +258,8 @@ class Adapters:
 class Filter:
     """A transformation of updates before they are sent, for several clients at once, a row each.
 
-    Its result for a row may depend only on the row, on `passing` (training.federated.filtering: the clients, the round
-    and their state) and on its options: never on other rows.
+    Its result for a row may depend only on the row, on `passing` (training.federated.filter_chain: clients,
+    round and their state) and on its options: never on other rows.
     """
 
     send: Callable[..., tuple[Tensor, Mapping[str, Tensor]]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from training.federation import draws
+from training.federation import random_streams
 from training.runtime.seeds import derive_seed
 
 SECONDS_A_STEP = 0.1
@@ -18,14 +18,14 @@ VARIES = 0.1
 
 def speeds(seed: int, clients: int) -> NDArray[np.float64]:
     """Steps a second of clients 0 to `clients` - 1, log-normal."""
-    draw = np.random.RandomState(derive_seed(seed, draws.SPEED) % 2**32)
+    draw = np.random.RandomState(derive_seed(seed, random_streams.SPEED) % 2**32)
     return np.exp(SPREAD * draw.standard_normal(clients)) / SECONDS_A_STEP
 
 
 def seconds_of(seed: int, round_: int, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.float64]:
     """What each of these clients takes for so many steps in this round."""
     most = int(clients.max(initial=0)) + 1
-    draw = np.random.RandomState(derive_seed(seed, draws.JITTER, round_) % 2**32)
+    draw = np.random.RandomState(derive_seed(seed, random_streams.JITTER, round_) % 2**32)
     varies = np.exp(VARIES * draw.standard_normal(most))[clients]
     found: NDArray[np.float64] = steps / speeds(seed, most)[clients] * varies
     return found

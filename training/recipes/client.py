@@ -1,7 +1,7 @@
 """Clients of your own: a file client.py with model() and data(client).
 
-What it may define is told in docs/federated.md; training.federated.own runs it. Options of its own, [run.client], are
-given by name to those of its functions that have such keyword-only arguments.
+docs/federated.md lists what it may define; training.federated.custom runs it. Its own options, [run.client], are passed
+by name to those of its functions that have such keyword-only arguments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from training.data import Labels, Prepared, Task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from training.federated.own.client import OwnClient
+    from training.federated.custom.client import OwnClient
 
 KIND = "federated"
 OPEN = True

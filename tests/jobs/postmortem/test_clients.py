@@ -66,7 +66,7 @@ class TestClients:
     def test_all_failed_by_the_first_ones_error(self, federated: Left) -> None:
         for client in range(5):
             told(federated, "client.dropped", step=1, client=client, traceback=TRACEBACK)
-        raised(federated, "training.federated.working.ClientsFailed", ALL)
+        raised(federated, "training.federated.client_failures.ClientsFailed", ALL)
         incident, verdict = federated.diagnosed()
         assert incident.cause == "federated.clients"
         assert incident.says == (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from training.data import Task
-from training.federation import checking, config
+from training.federation import config, config_checks
 from training.recipes import tabular
 
 
@@ -73,6 +73,6 @@ def test_a_made_up_table_is_linear_in_its_rows_but_for_the_noise() -> None:
 
 def test_nothing_to_train_on_is_refused() -> None:
     asked = config.parse({"recipe": "tabular", "tabular": {"held_out": 1}})
-    (problem,) = checking.problems(asked, 1)
+    (problem,) = config_checks.problems(asked, 1)
     assert problem.field == "tabular.held_out"
     assert "every row for validation" in problem.message

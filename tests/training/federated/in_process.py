@@ -15,10 +15,10 @@ from training.attempt.place import Place
 from training.attempt.stopping import StopRequest
 from training.checkpoint import storage
 from training.checkpoint.staging import tree
+from training.federated.custom.program import Program
 from training.federated.messages import Messages
-from training.federated.own.program import Program
+from training.federated.round_report import Told
 from training.federated.rounds import Rounds
-from training.federated.telling import Told
 from training.federation.config import parse
 from training.manifest import committed
 from training.reporting.reporter import AnyReporter, NullReporter

@@ -23,7 +23,7 @@ from tests.training.weights.test_from_weights import model_of
 from training import manifest
 from training.__main__ import main
 from training.federated.rounds import Rounds
-from training.federation import checking
+from training.federation import config_checks
 from training.federation.config import parse
 from training.models import compression
 from training.weights.safetensors import read_header
@@ -74,7 +74,7 @@ def asked(kind: str, texts: Path, weights: Path, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(change: dict[str, Any], field: str, words: str) -> None:
-    (problem,) = checking.problems(parse({"recipe": "language", **change}), 1)
+    (problem,) = config_checks.problems(parse({"recipe": "language", **change}), 1)
     assert problem.field == field
     assert words in problem.message
 

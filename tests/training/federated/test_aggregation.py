@@ -18,7 +18,7 @@ from tests.training.federated.built_in import built_in
 from training.config import choices
 from training.federated.aggregation import _robust
 from training.federated.aggregation._robust import TooFew, distances
-from training.federation import checking, parts
+from training.federation import config_checks, parts
 from training.federation.config import FOLDERS, FederationConfig
 
 THREE = torch.tensor([[0.0, 2.0], [1.0, 4.0], [8.0, 3.0]])
@@ -231,7 +231,7 @@ class TestChecks:
         if per_round is not None:
             table["per_round"] = per_round
         config = FederationConfig.model_validate({**table, aggregation: options})
-        return [(problem.field, problem.message) for problem in checking.problems(config, 1)]
+        return [(problem.field, problem.message) for problem in config_checks.problems(config, 1)]
 
     @pytest.mark.parametrize("name", sorted(LEAST))
     @pytest.mark.parametrize("f", [1, 2, 3])
@@ -253,7 +253,7 @@ class TestChecks:
     def test_of_a_deadline_only_the_quorum_is_sure(self) -> None:
         def of(quorum: float) -> list[tuple[str, str]]:
             table = {"aggregation": "bulyan", "clients": 10, "pace": "deadline", "deadline": {"quorum": quorum}}
-            found = checking.problems(FederationConfig.model_validate(table), 1)
+            found = config_checks.problems(FederationConfig.model_validate(table), 1)
             return [(problem.field, problem.message) for problem in found]
 
         ((field, message),) = of(0.5)

@@ -19,7 +19,7 @@ from training.config import choices
 from training.config.asked import ConfigError
 from training.federated.attack.alie import largest_z
 from training.federated.rounds import Rounds
-from training.federation import checking, config
+from training.federation import config, config_checks
 from training.federation.attackers import attackers
 from training.federation.config import FOLDERS
 
@@ -192,7 +192,7 @@ def test_who_attacks_is_named_or_drawn_by_the_seed() -> None:
 
 
 def problems(**table: Any) -> list[str]:
-    return [problem.field for problem in checking.problems(config.parse({"clients": 12, **table}), 1)]
+    return [problem.field for problem in config_checks.problems(config.parse({"clients": 12, **table}), 1)]
 
 
 class TestRefusals:

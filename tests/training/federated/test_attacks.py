@@ -12,14 +12,14 @@ from torch import Tensor
 
 from tests.training.federated.built_in import built_in
 from tests.training.federated.in_process import accuracy, ready, train
-from tests.training.federated.test_combining import BAD, BEARS, did
+from tests.training.federated.test_update_combiner import BAD, BEARS, did
 from tests.training.federated.texts import rounds_of, table, write_texts, write_weights
 from training.config import choices
+from training.federated.client_tasks import Sent
 from training.federated.model import STATISTICS
-from training.federated.questions import Sent
+from training.federated.round_report import REJECTED
 from training.federated.rounds import Rounds
-from training.federated.telling import REJECTED
-from training.federation import checking
+from training.federation import config_checks
 from training.federation.config import FOLDERS, parse
 from training.federation.filter_order import UPDATE
 
@@ -191,4 +191,4 @@ def test_what_else_an_algorithm_sends_is_not_for_robust_aggregations(algorithm: 
     if set(sent) != {UPDATE}:
         for aggregation in ROBUST:
             run = parse({"algorithm": algorithm, "aggregation": aggregation, "clients": 12})
-            assert "aggregation" in {problem.field for problem in checking.problems(run, 1)}
+            assert "aggregation" in {problem.field for problem in config_checks.problems(run, 1)}

@@ -18,8 +18,8 @@ from tests.training.ranks import fork
 from training.attempt import place
 from training.attempt.place import Place
 from training.federated.client_state import ClientState
+from training.federated.client_tasks import Sent
 from training.federated.controller import QuorumLost
-from training.federated.questions import Sent
 from training.federated.rounds import Rounds
 from training.federated.server import Server
 from training.runtime.distributed import World

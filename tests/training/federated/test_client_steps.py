@@ -24,7 +24,7 @@ from tests.training.federated.own import ALGORITHM, LINEAR, ready
 from tests.training.federated.quadratic import mean, quadratics, together
 from training.config import choices
 from training.config.asked import ConfigError
-from training.federation import checking, config, parts
+from training.federation import config, config_checks, parts
 from training.federation.config import FOLDERS
 
 SCHEDULES: dict[str, tuple[dict[str, Any], list[float]]] = {
@@ -148,7 +148,7 @@ class TestMomentum:
     )
     def test_where_a_rule_cannot_take_it_it_is_refused(self, algorithm: str, refused: set[str]) -> None:
         asked = config.parse({"clients": 12, "algorithm": algorithm, **SGD})
-        assert {problem.field for problem in checking.problems(asked, 1)} == refused
+        assert {problem.field for problem in config_checks.problems(asked, 1)} == refused
 
     def test_who_would_ignore_it_is_refused(self, tmp_path: Path) -> None:
         by_hand = "SENT = {'delta': 'samples'}\n\n\ndef train(client):\n"

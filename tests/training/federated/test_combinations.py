@@ -13,7 +13,7 @@ import training.federated.filters
 from tests.training.federated.built_in import built_in
 from tests.training.federated.in_process import ready, train
 from training.config import choices
-from training.federation import checking, combinations, config
+from training.federation import combinations, config, config_checks
 from training.federation.config import FOLDERS
 
 FILTER = "def send(rows, passing):\n    return rows, {}\n\ndef receive(values, beside, passing):\n    return values\n"
@@ -51,7 +51,7 @@ def _added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def problems(**table: Any) -> list[tuple[str, str]]:
     asked = config.parse({"clients": 12, **table})
-    return [(problem.field, problem.message) for problem in checking.problems(asked, 1)]
+    return [(problem.field, problem.message) for problem in config_checks.problems(asked, 1)]
 
 
 @pytest.mark.parametrize("aggregation", ROBUST)
@@ -109,7 +109,7 @@ def test_what_is_let_through_trains(aggregation: str, selection: str, tmp_path: 
     chosen = {"aggregation": aggregation, "selection": selection, "split": "shift", "pace": "deadline"}
     digits = {"learning_rate": 0.3, "tabular": {"hidden": 16}, "deadline": {"quorum": 0.6}}
     rounds = ready(tmp_path, {**digits, **chosen, "per_round": 12, "clients": 30})
-    assert list(checking.problems(rounds.config, 1)) == []
+    assert list(config_checks.problems(rounds.config, 1)) == []
     assert len(train(rounds, 2)) == 2
 
 

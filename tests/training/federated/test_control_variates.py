@@ -18,11 +18,11 @@ from tests.training.federated.built_in import built_in
 from tests.training.federated.in_process import REGRESSION, ready, train
 from training.config import choices
 from training.federated import sums
+from training.federated.client_failures import ClientsFailed
+from training.federated.client_tasks import Sent
 from training.federated.controller import QuorumLost
-from training.federated.failing import ClientsFailed
-from training.federated.questions import Sent
 from training.federated.rounds import Rounds
-from training.federation import checking
+from training.federation import config_checks
 from training.federation.config import FOLDERS, parse
 
 CLIENTS = 8
@@ -133,6 +133,6 @@ def test_what_is_under_way_counts_in_the_first_round_of_a_pace_that_waits(tmp_pa
 def test_feddyn_is_refused_where_the_server_gets_something_else_than_its_clients_keep(
     table: dict[str, Any], field: str
 ) -> None:
-    found = list(checking.problems(parse({"algorithm": "feddyn", "clients": 12, **table}), 1))
+    found = list(config_checks.problems(parse({"algorithm": "feddyn", "clients": 12, **table}), 1))
     assert [problem.field for problem in found] == [field]
     assert "scaffold" in found[0].message or "fedavg" in found[0].message

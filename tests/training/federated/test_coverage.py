@@ -10,9 +10,9 @@ import pytest
 
 from tests.training.federated.in_process import Telling, run, start
 from training.federated.coverage import CoverageError, CoverageLog
-from training.federation import checking, splitting
+from training.federation import config_checks, data_division
 from training.federation.config import parse
-from training.federation.forecasting import Forecast, forecast
+from training.federation.coverage_forecast import Forecast, forecast
 from training.federation.tables import Coverage
 from training.manifest import committed
 
@@ -32,9 +32,9 @@ SUBSET: dict[str, Any] = {
 
 def foreseen(table: dict[str, Any]) -> Forecast:
     config = parse(table)
-    labels = checking.shipped_labels(config)
+    labels = config_checks.shipped_labels(config)
     assert labels is not None
-    return forecast(config, splitting.divide(config, labels).sizes)
+    return forecast(config, data_division.divide(config, labels).sizes)
 
 
 def reported(telling: Telling) -> Coverage:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.training.federated.in_process import accuracies, assert_same_state, ready, resumed, train
 from training.federated.algorithms.fedstein import share, shrunk
-from training.federation.checking import problems
 from training.federation.config import parse
+from training.federation.config_checks import problems
 
 RUN = {
     "algorithm": "fedstein",

@@ -16,8 +16,8 @@ from tests.training.federated.in_process import accuracies, assert_same_state, r
 from training.federated.algorithms._tail import Terms, curvatures
 from training.federated.client import Client
 from training.federated.rounds import Rounds
-from training.federation.checking import problems
 from training.federation.config import parse
+from training.federation.config_checks import problems
 
 CLIENTS = 4
 RUN: dict[str, Any] = {

@@ -15,11 +15,11 @@ from tests.training.federated.in_process import DIGITS, Telling, digest, run, st
 from tests.training.ranks import fork
 from training.attempt import place
 from training.attempt.place import Place
+from training.federated.client_tasks import Sent
+from training.federated.client_work import Work
 from training.federated.controller import Controller
-from training.federated.questions import Sent
+from training.federated.round_report import BROKEN, DROPPED, TRAINED, Told
 from training.federated.rounds import Rounds
-from training.federated.telling import BROKEN, DROPPED, TRAINED, Told
-from training.federated.working import Work
 from training.runtime.distributed import World
 
 TOPK_INT8: dict[str, Any] = {**DIGITS, "filters": ["topk", "int8"]}

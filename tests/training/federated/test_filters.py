@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from training.config import choices
-from training.federated.filtering import Chain, Passed
-from training.federation import checking, config
+from training.federated.filter_chain import Chain, Passed
+from training.federation import config, config_checks
 from training.federation.config import FOLDERS
 
 NEAREST = {"int8": {"rounding": "nearest"}}
@@ -85,7 +85,7 @@ class TestEachChain:
     def test_makes_the_same_of_many_numbers_part_after_part(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         made, rows = named(name, 50), drawn(7, 50)
         whole = through(made, rows)
-        monkeypatch.setattr("training.federated.filtering.STACKED_NUMBERS", 120)
+        monkeypatch.setattr("training.federated.filter_chain.STACKED_NUMBERS", 120)
         parts = through(made, rows)
         assert torch.equal(parts.rows, whole.rows)
         assert all(torch.equal(parts.wire[which], whole.wire[which]) for which in whole.wire)
@@ -255,24 +255,24 @@ class TestRefused:
     def test_what_does_not_go_together(
         self, filters: list[str], options: dict[str, Any], field: str, said: str
     ) -> None:
-        (problem,) = checking.problems(config.parse({"filters": filters, **options}), 1)
+        (problem,) = config_checks.problems(config.parse({"filters": filters, **options}), 1)
         assert problem.field == field
         assert said in problem.message
 
     def test_an_algorithm_without_an_update(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _send_else(monkeypatch, {"gradient": "samples", "curvature": "samples"})
-        problems = list(checking.problems(config.parse({"filters": ["topk"]}), 1))
+        problems = list(config_checks.problems(config.parse({"filters": ["topk"]}), 1))
         assert [problem.field for problem in problems] == ["filters"]
         assert "work on an update called delta, but fedavg sends curvature, gradient." in problems[0].message
 
     def test_what_an_algorithm_sends_beside_its_update_travels_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _send_else(monkeypatch, {"delta": "samples", "control": "clients"})
-        assert not list(checking.problems(config.parse({"filters": ["topk"]}), 1))
+        assert not list(config_checks.problems(config.parse({"filters": ["topk"]}), 1))
 
     @pytest.mark.parametrize("name", CHAINS)
     def test_nothing_of_what_goes_together(self, name: str) -> None:
         filters, options = CHAINS[name]
-        assert not list(checking.problems(config.parse({"filters": filters, **options}), 1))
+        assert not list(config_checks.problems(config.parse({"filters": filters, **options}), 1))
 
 
 def _send_else(monkeypatch: pytest.MonkeyPatch, sent: dict[str, str]) -> None:

@@ -20,7 +20,7 @@ from tests.training.federated.in_process import (
 )
 from tests.training.federated.own import LINEAR, ready
 from tests.training.federated.quadratic import quadratics
-from training.federated.judging import Judged
+from training.federated.evaluation import Judged
 from training.federated.rounds import Rounds
 
 

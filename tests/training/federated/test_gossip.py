@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tests.training.federated.in_process import accuracies, assert_same_state, ready, resumed, train
 from training.federated.algorithms.gossip import graph, mixed, mixing
-from training.federation.checking import problems
 from training.federation.config import parse
+from training.federation.config_checks import problems
 
 RUN: dict[str, Any] = {
     "algorithm": "gossip",

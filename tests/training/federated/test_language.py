@@ -24,7 +24,7 @@ from training.config.asked import ConfigError
 from training.corpus import owners
 from training.engine import filling
 from training.federated.stacking import STACKED_PARAMETERS
-from training.federation import splitting
+from training.federation import data_division
 from training.recipes import language
 from training.weights.llama import reader
 from training.weights.opening import open_weights
@@ -136,7 +136,7 @@ def test_validation_is_divided_as_training_is_whatever_the_owners(texts: Path, t
     """Of a split that does not go by them an owner's samples are everybody's."""
     labels = rounds_of(tmp_path, table(texts)).federation.divided.labels
     config = rounds_of(tmp_path / "iid", table(texts, split="iid")).config
-    divided = splitting.divide(config, labels)
+    divided = data_division.divide(config, labels)
     assert all(len(ids) for ids in divided.validation)
     assert len(set(labels.of["validation"][divided.validation[0]].tolist())) > 1
 

@@ -17,11 +17,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.training.federated.in_process import DIGITS, Telling, run
+from training.federated.client_tasks import Question, Sent
 from training.federated.controller import Controller
 from training.federated.messages import HEADER_BYTES, Description, MessageError, Traffic
-from training.federated.questions import Question, Sent
+from training.federated.round_report import Told
 from training.federated.rounds import Rounds
-from training.federated.telling import Told
 
 TENSORS = {
     "delta": torch.tensor([1.5, -2.0, float("nan")]),

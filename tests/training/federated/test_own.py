@@ -18,10 +18,10 @@ from tests.training.federated.own import ALGORITHM, LINEAR, MOMENTUM, RUN, ready
 from training.config import choices
 from training.config.asked import ConfigError
 from training.corpus.errors import DataError
-from training.federated.failing import ClientsFailed
-from training.federated.own import choosing
-from training.federated.own.client import TOLD
-from training.federated.own.program import Program
+from training.federated.client_failures import ClientsFailed
+from training.federated.custom import part_loader
+from training.federated.custom.client import TOLD
+from training.federated.custom.program import Program
 from training.federation.config import parse
 
 
@@ -359,7 +359,7 @@ def test_a_file_that_is_called_as_a_module_of_others_takes_nobodys_place(tmp_pat
     (tmp_path / "code" / "torch.py").write_text(ALGORITHM)
     program = Program(tmp_path / "code", loop.place.job_dir, "random.py", "torch.py")
     config = parse({**RUN, "recipe": "client", "algorithm": "own"})
-    choosing.recipe(config, program)
-    choosing.algorithm(config, program)
+    part_loader.recipe(config, program)
+    part_loader.algorithm(config, program)
     assert sys.modules["random"] is random
     assert sys.modules["torch"] is torch

@@ -18,8 +18,8 @@ from tests.training.federated.own import LINEAR, ready, started
 from training import run_file
 from training.config.asked import ConfigError
 from training.federated.controller import QuorumLost
-from training.federated.telling import REJECTED
-from training.federation import checking
+from training.federated.round_report import REJECTED
+from training.federation import config_checks
 from training.federation.config import parse
 from training.runtime.distributed import World
 
@@ -139,10 +139,12 @@ class TestRule:
         ],
     )
     def test_goes_with_what_a_robust_rule_goes_with(self, table: dict[str, Any], field: str | None) -> None:
-        found = [problem.field for problem in checking.problems(parse({**DIGITS, **table, "aggregation": "median"}), 1)]
+        found = [
+            problem.field for problem in config_checks.problems(parse({**DIGITS, **table, "aggregation": "median"}), 1)
+        ]
         assert (found[0] if found else None) == field
         own = parse({**DIGITS, **table, "aggregation": "own_aggregation"})
-        assert [problem.field for problem in checking.problems(own, 1)] == found
+        assert [problem.field for problem in config_checks.problems(own, 1)] == found
 
     def test_goes_with_filters_and_late_updates(self, tmp_path: Path) -> None:
         table = {"filters": ["topk", "int8"], "pace": "deadline", "deadline": {"quantile": 0.5}, "split": "quantity"}
@@ -271,11 +273,11 @@ class TestSplit:
         ],
     )
     def test_what_is_wrong_with_any_split_is_found_before(self, table: dict[str, Any], field: str | None) -> None:
-        found = list(checking.problems(parse({**DIGITS, "split": "own_split", **table}), 1))
+        found = list(config_checks.problems(parse({**DIGITS, "split": "own_split", **table}), 1))
         assert [problem.field for problem in found] == ([field] if field else [])
 
     def test_is_of_no_use_to_clients_of_ones_own(self) -> None:
-        (problem,) = checking.problems(parse({"recipe": "client", "split": "own_split"}), 1)
+        (problem,) = config_checks.problems(parse({"recipe": "client", "split": "own_split"}), 1)
         assert problem.field == "split"
         assert "data(client) of client.py already says what each client has" in problem.message
 

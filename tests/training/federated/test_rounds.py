@@ -12,8 +12,8 @@ import torch
 from tests.training.federated.in_process import CONVEX, DIGITS, Telling, digest, ready, run, start, train
 from training.attempt import stopping
 from training.config.asked import ConfigError
+from training.federated.client_work import Work
 from training.federated.controller import Controller
-from training.federated.working import Work
 from training.federation import tables
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.training.federated.built_in import built_in
 from training.federated.selection.availability import since_coming
-from training.federation import checking, config, selecting
+from training.federation import client_selection, config, config_checks
 from training.federation.config import FederationConfig
 from training.federation.speeds import speeds
 
@@ -37,7 +37,7 @@ def select(
     samples: Ids | None = None,
     losses: NDArray[np.float64] | None = None,
 ) -> Ids:
-    return selecting.select(
+    return client_selection.select(
         of,
         of.selected,
         eligible=np.arange(of.clients) if eligible is None else eligible,
@@ -120,7 +120,9 @@ class TestPoisson:
 
     def test_while_all_are_under_way_nobody_is_asked(self) -> None:
         some, losses = np.arange(20), np.zeros(20)
-        assert not len(selecting.select(asked("poisson"), 0, eligible=some, samples=some, losses=losses, round_=1))
+        assert not len(
+            client_selection.select(asked("poisson"), 0, eligible=some, samples=some, losses=losses, round_=1)
+        )
 
 
 class TestWeighted:
@@ -185,7 +187,7 @@ class TestByLoss:
     @pytest.mark.parametrize(("candidates", "nearest"), [(3, 5), (21, 20)])
     def test_too_few_or_too_many_candidates_are_refused(self, candidates: int, nearest: int) -> None:
         of = asked("by_loss", clients=20, per_round=5, candidates=candidates)
-        (problem,) = checking.problems(of, 1)
+        (problem,) = config_checks.problems(of, 1)
         assert problem.field == "by_loss.candidates"
         assert problem.message.endswith(f"Write {nearest}.")
 
@@ -215,9 +217,9 @@ class TestAvailability:
     @pytest.mark.parametrize("per_round", [None, 8])
     def test_more_than_are_there_at_a_time_are_refused(self, per_round: int | None) -> None:
         table: dict[str, Any] = {"selection": "availability", "clients": 14}
-        (problem,) = checking.problems(
+        (problem,) = config_checks.problems(
             config.parse(table if per_round is None else {**table, "per_round": per_round}), 1
         )
         assert problem.field == "per_round"
         assert problem.message.endswith("but about 7 are there at a time. Write 7.")
-        assert not list(checking.problems(config.parse({**table, "per_round": 7}), 1))
+        assert not list(config_checks.problems(config.parse({**table, "per_round": 7}), 1))

@@ -22,9 +22,9 @@ from training.config.asked import ConfigError
 from training.data import Labels
 from training.federated.split import dirichlet
 from training.federated.split.shift import drawn, view
-from training.federation import checking, config, draws, parts, splitting, tables
+from training.federation import config, config_checks, data_division, parts, random_streams, tables
+from training.federation.apportionment import shared_out
 from training.federation.config import FederationConfig
-from training.federation.shares import shared_out
 from training.runtime.seeds import derive_seed
 
 NAMES = built_in("split")
@@ -49,9 +49,9 @@ def asked(split: str, clients: int, *, seed: int = 0, **options: Any) -> Federat
     return config.parse({"split": split, "clients": clients, "seed": seed, split: options})
 
 
-def divide(split: str, labels: Labels, clients: int, *, seed: int = 0, **options: Any) -> splitting.Divided:
+def divide(split: str, labels: Labels, clients: int, *, seed: int = 0, **options: Any) -> data_division.Divided:
     labels = labels if split == "column" else without_owners(labels)
-    return splitting.divide(asked(split, clients, seed=seed, **options), labels)
+    return data_division.divide(asked(split, clients, seed=seed, **options), labels)
 
 
 @given(
@@ -88,7 +88,7 @@ def test_every_sample_has_one_owner_and_none_is_invented_or_lost(
 @pytest.mark.parametrize("name", NAMES)
 def test_data_that_leave_nothing_to_train_on_are_refused_as_such(name: str) -> None:
     divided = divide(name, labels_of(0, 3, validation=9), 4)
-    (misfit,) = splitting.check(asked(name, 4), divided)
+    (misfit,) = data_division.check(asked(name, 4), divided)
     assert misfit.field == "recipe"
     assert "nothing to train on" in str(misfit)
 
@@ -145,7 +145,7 @@ def test_an_alpha_too_small_for_floats_gives_each_class_to_one() -> None:
 
 def as_before(labels: Labels, clients: int, seed: int, alpha: float) -> Ids:
     """Return what the split was before it was drawn again: one draw, and whoever has nothing has nothing."""
-    draw, of = np.random.RandomState(derive_seed(seed, draws.SPLIT) % 2**32), labels.of["train"]
+    draw, of = np.random.RandomState(derive_seed(seed, random_streams.SPLIT) % 2**32), labels.of["train"]
     owners = np.empty(len(of), dtype=np.int64)
     for label in np.unique(of):
         rows = draw.permutation(np.flatnonzero(of == label))
@@ -182,7 +182,7 @@ def test_where_no_draw_reaches_everybody_whoever_has_most_gives(clients: int, al
 def test_common_set_ups_of_digits_are_taken_whatever_the_seed(clients: int, alpha: float) -> None:
     for seed in range(30):
         asked = config.parse({"clients": clients, "split": "dirichlet", "dirichlet": {"alpha": alpha}, "seed": seed})
-        assert list(checking.problems(asked, 1)) == []
+        assert list(config_checks.problems(asked, 1)) == []
 
 
 def test_hsu_s_clients_have_as_many_and_few_classes_where_alpha_is_small() -> None:
@@ -202,7 +202,7 @@ class TestClassImbalance:
     @pytest.mark.parametrize("split", [name for name in NAMES if name != "column"])
     def test_classes_fall_off_geometrically_over_all_clients(self, split: str) -> None:
         labels = without_owners(labels_of(20_000, 10, validation=500))
-        divided = splitting.divide(self.asked(split, 50.0), labels)
+        divided = data_division.divide(self.asked(split, 50.0), labels)
         counts = divided.counts().sum(axis=0)
         assert counts[0] / counts[-1] == pytest.approx(50, rel=0.05)
         assert (np.diff(counts) < 0).all()
@@ -210,12 +210,12 @@ class TestClassImbalance:
         assert counts.sum() == divided.sizes.sum() == sum(map(len, divided.train)) < 20_000
         assert (divided.owners["train"] == -1).sum() == 20_000 - counts.sum()
         assert (divided.owners["validation"] >= 0).all(), "and is judged by all classes alike"
-        again = splitting.divide(self.asked(split, 50.0), labels)
+        again = data_division.divide(self.asked(split, 50.0), labels)
         assert np.array_equal(divided.owners["train"], again.owners["train"])
 
     def test_owners_keep_what_is_left(self) -> None:
         labels = labels_of(5000, 10, owners=7, validation=100)
-        divided = splitting.divide(self.asked("column", 20.0, clients=7), labels)
+        divided = data_division.divide(self.asked("column", 20.0, clients=7), labels)
         assert labels.owners is not None
         used = divided.owners["train"] >= 0
         assert np.array_equal(divided.owners["train"][used], labels.owners["train"][used])
@@ -229,7 +229,7 @@ class TestClassImbalance:
     def test_it_takes_classes(self) -> None:
         labels = without_owners(labels_of(500, 1))
         asked = self.asked("iid", 10.0)
-        (misfit,) = splitting.check(asked, splitting.divide(asked, labels))
+        (misfit,) = data_division.check(asked, data_division.divide(asked, labels))
         assert misfit.field == "class_imbalance"
 
 
@@ -249,7 +249,7 @@ class TestASplitThatIsOlderThanAnOption:
         path.write_text(json.dumps(text))
 
     def test_is_the_same_when_it_is_resumed(self, tmp_path: Path) -> None:
-        labels = checking.shipped_labels(config.parse(self.TABLE))
+        labels = config_checks.shipped_labels(config.parse(self.TABLE))
         assert labels is not None
         before = as_before(labels, 20, 1, 0.1)
         assert 1 <= np.bincount(before, minlength=20).min() < 10

@@ -15,7 +15,7 @@ from tests.training.federated.texts import rounds_of
 from training import contracts
 from training.federated.layout import parameters, statistics
 from training.federated.model import normalises
-from training.federation import checking
+from training.federation import config_checks
 from training.federation.config import parse
 from training.recipes import vision
 
@@ -56,7 +56,7 @@ def test_what_normalises_is_known_by_name() -> None:
 
 
 def test_the_portal_sees_how_its_data_would_be_divided() -> None:
-    labels = checking.shipped_labels(parse({"recipe": "vision"}))
+    labels = config_checks.shipped_labels(parse({"recipe": "vision"}))
     assert labels is not None
     assert labels.names == tuple("0123456789")
     assert {split: len(found) for split, found in labels.of.items()} == task().samples

@@ -14,7 +14,7 @@ from tests.training.federated.in_process import ready, train
 from tests.training.weights import origins
 from training import manifest
 from training.federated.rounds import Rounds
-from training.federation import checking
+from training.federation import config_checks
 from training.federation.config import parse
 from training.weights.export import Stored
 
@@ -56,7 +56,7 @@ def table(texts: Path, **more: Any) -> dict[str, Any]:
 
 def rounds_of(folder: Path, run: dict[str, Any]) -> Rounds:
     """Ready for its first round; what the portal would refuse fails."""
-    assert not [str(problem) for problem in checking.problems(parse(run), 1)]
+    assert not [str(problem) for problem in config_checks.problems(parse(run), 1)]
     return ready(folder, run)
 
 

@@ -11,9 +11,9 @@ from training.config.shape import Misfit
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.answers import Answer
     from training.federated.client import Client
     from training.federated.controller import Controller
+    from training.federated.task_results import Answer
     from training.federation.config import FederationConfig
 
 HALVINGS = 20

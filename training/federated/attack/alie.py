@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.attacking import Knowledge
+    from training.federated.attack_simulation import Knowledge
 
 COLLUDES = True
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.attacking import Knowledge
+    from training.federated.attack_simulation import Knowledge
 
 
 def forge(

@@ -10,7 +10,7 @@ from training.config.shape import Misfit
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.attacking import Knowledge
+    from training.federated.attack_simulation import Knowledge
     from training.federation.config import FederationConfig
 
 CHANGES_UPDATES = False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.attacking import Knowledge
+    from training.federated.attack_simulation import Knowledge
 
 CHANGES_UPDATES = False
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.filtering import Passing
+    from training.federated.filter_chain import Passing
 
 STAGE = "difference"
 LAST = "last"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.filtering import Passing
+    from training.federated.filter_chain import Passing
 
 STAGE = "width"
 LARGEST = 127

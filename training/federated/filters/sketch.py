@@ -15,7 +15,7 @@ from training.config.shape import Misfit
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.filtering import Passing
+    from training.federated.filter_chain import Passing
     from training.federation.config import FederationConfig
 
 STAGE = "part"

@@ -12,7 +12,7 @@ import numpy as np
 
 from training.config.shape import Misfit
 from training.federation.config import FederationConfig
-from training.federation.pacing import Plan, Scene
+from training.federation.round_plan import Plan, Scene
 
 
 def schedule(

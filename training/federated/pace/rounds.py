@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.federation.pacing import Plan, Scene
+from training.federation.round_plan import Plan, Scene
 
 
 def schedule(scene: Scene) -> Plan:

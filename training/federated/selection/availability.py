@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.config.shape import Misfit
-from training.federation import draws
+from training.federation import random_streams
 from training.runtime.seeds import derive_seed
 
 if TYPE_CHECKING:
+    from training.federation.client_selection import Asked
     from training.federation.config import FederationConfig
-    from training.federation.selecting import Asked
 
 
 def select(
@@ -47,5 +47,5 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
 
 def since_coming(seed: int, clients: int, round_: int, period: int) -> NDArray[np.float64]:
     """(clients,): the part of a period, from 0 to 1, that has passed since each has come."""
-    comes = np.random.RandomState(derive_seed(seed, draws.HOURS) % 2**32).random_sample(clients)
+    comes = np.random.RandomState(derive_seed(seed, random_streams.HOURS) % 2**32).random_sample(clients)
     return np.mod((round_ - 1) / period - comes, 1.0)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from training.config.shape import Misfit
 
 if TYPE_CHECKING:
+    from training.federation.client_selection import Asked
     from training.federation.config import FederationConfig
-    from training.federation.selecting import Asked
 
 FENCE = 1.5
 """Distances between the quartiles, above the upper one (Tukey, 1977)."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from training.federation.speeds import speeds
 
 if TYPE_CHECKING:
-    from training.federation.selecting import Asked
+    from training.federation.client_selection import Asked
 
 
 def select(

@@ -1,6 +1,6 @@
 """A selection of your own: a file selection.py with select(round).
 
-The file is read on the ranks (training.federated.own); this module stands for it where nothing of it is known.
+The file is read on the ranks (training.federated.custom); this module stands for it where nothing of it is known.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from training.federation.selecting import Asked
+    from training.federation.client_selection import Asked
 
 OPEN = True
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from training.federation.selecting import Asked
+    from training.federation.client_selection import Asked
 
 
 def select(asked: Asked) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.data import Labels
-from training.federation.shares import counts_of
+from training.federation.apportionment import counts_of
 
 TRIES = 100
 """Draws at most: where one in nine is good (20 clients, alpha = 0.1, digits) all but one of 100,000 seeds find one."""

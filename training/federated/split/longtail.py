@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.data import Labels
-from training.federation.shares import shared_out
+from training.federation.apportionment import shared_out
 
 
 def divide(

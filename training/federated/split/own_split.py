@@ -1,6 +1,6 @@
 """A split of your own: a file split.py with divide(labels, clients, draw), and view() where samples look different.
 
-The file is read on the ranks (training.federated.own); this module stands for it where nothing of it is known.
+The file is read on the ranks (training.federated.custom); this module stands for it where nothing of it is known.
 """
 
 from __future__ import annotations

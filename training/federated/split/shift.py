@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from training.data import Labels
 from training.federated.schedule import uniform
 from training.federated.split import iid
-from training.federation import draws
+from training.federation import random_streams
 from training.runtime.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ def drawn(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Scales and moves, (samples, features) each."""
     clients, place = np.unique(owners, return_inverse=True)
-    numbers = 2 * uniform([derive_seed(seed, draws.VIEW, client) for client in clients.tolist()], 2 * features) - 1
+    numbers = (
+        2 * uniform([derive_seed(seed, random_streams.VIEW, client) for client in clients.tolist()], 2 * features) - 1
+    )
     numbers[clients < 0] = 0
     scale, move = (1 + strength) ** numbers[:, :features], strength * numbers[:, features:]
     return scale[place], move[place]

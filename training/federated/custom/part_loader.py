@@ -11,11 +11,11 @@ from torch import Tensor
 from training import contracts
 from training.config.asked import ConfigError, Problem
 from training.contracts import Recipe
-from training.federated.own import aggregation as own_aggregation
-from training.federated.own import selection as own_selection
-from training.federated.own import split as own_split
-from training.federated.own.client import OwnClient
-from training.federated.own.program import Functions, Program
+from training.federated.custom import aggregation as own_aggregation
+from training.federated.custom import selection as own_selection
+from training.federated.custom import split as own_split
+from training.federated.custom.client import OwnClient
+from training.federated.custom.program import Functions, Program
 from training.federation import custom, parts
 from training.federation.config import FederationConfig
 from training.federation.filter_order import UPDATE

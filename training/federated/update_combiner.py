@@ -19,14 +19,14 @@ from torch import Tensor
 
 from training.federated import sums
 from training.federated.aggregation.norm_clipping import norms
-from training.federated.assembling import Federation
+from training.federated.assembly import Federation
+from training.federated.client_tasks import SAMPLES, Question
 from training.federated.layout import Layout
 from training.federated.model import STATISTICS
-from training.federated.pending import Arrivals
-from training.federated.questions import SAMPLES, Question
-from training.federated.rooting import Root
+from training.federated.pending_updates import Arrivals
 from training.federated.schedule import Ids
 from training.federated.transport.ranks import Ranks
+from training.federated.trusted_update import Root
 from training.federation.filter_order import UPDATE
 from training.federation.parts import TooFew
 from training.runtime.distributed import World, from_first

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.federation import parts
+from training.federation.client_selection import select
 from training.federation.config import FederationConfig
-from training.federation.pacing import Flight, Ids, Plan, Scene, steps_of
-from training.federation.selecting import select
+from training.federation.round_plan import Flight, Ids, Plan, Scene, steps_of
 
 MOST_ROUNDS = 1_000
 MOST_SECONDS = 0.5

@@ -18,20 +18,20 @@ from training.config.asked import ConfigError, Problem
 from training.corpus.cache import cache_dir
 from training.data import Batch, Ids, Prepared, Split, Task
 from training.engine import filling
-from training.federated import attacking
-from training.federated.filtering import Chain
+from training.federated import attack_simulation
+from training.federated.client_work import Work
+from training.federated.custom import part_loader
+from training.federated.custom.program import Program
+from training.federated.filter_chain import Chain
 from training.federated.layout import Layout, parameters, statistics
 from training.federated.model import Model, normalises
-from training.federated.own import choosing
-from training.federated.own.program import Program
-from training.federated.pending import Pending
+from training.federated.pending_updates import Pending
 from training.federated.server import Server
 from training.federated.stacking import why_alone
-from training.federated.working import Work
-from training.federation import parts, splitting
+from training.federation import data_division, parts
 from training.federation.config import FederationConfig
+from training.federation.data_division import Divided
 from training.federation.parts import Aggregation, Algorithm, DataSplit, Selection
-from training.federation.splitting import Divided
 from training.loader import supply
 from training.manifest import Manifest
 from training.reporting.reporter import AnyReporter
@@ -78,9 +78,9 @@ def assemble(
     if start is not None:
         config = _divided_as(config, start)
         _check_same(config, start, "Clone the job to change it." if place.launched else BY_HAND)
-    recipe, algorithm = choosing.recipe(config, program), choosing.algorithm(config, program)
-    aggregation, selection = choosing.aggregation(config, program), choosing.selection(config, program, world)
-    split = choosing.split(config, program, world)
+    recipe, algorithm = part_loader.recipe(config, program), part_loader.algorithm(config, program)
+    aggregation, selection = part_loader.aggregation(config, program), part_loader.selection(config, program, world)
+    split = part_loader.split(config, program, world)
     prepared = supply.prepare(
         recipe,
         config,
@@ -102,10 +102,10 @@ def assemble(
     labels = recipe.labelled(prepared.path, config.recipe_options())
     if labels is None:
         raise ConfigError([Problem("run.recipe", f"{config.recipe} does not say how its data could be divided.")])
-    divided = splitting.divide(config, labels, split)
-    if misfits := list(splitting.check(config, divided)):
+    divided = data_division.divide(config, labels, split)
+    if misfits := list(data_division.check(config, divided)):
         raise ConfigError(Problem(f"run.{misfit.field}", str(misfit)) for misfit in misfits)
-    task = attacking.relabelled(config, _as_seen(config, task, divided, split), divided)
+    task = attack_simulation.relabelled(config, _as_seen(config, task, divided, split), divided)
     model, weights, running = _as_vectors(config, algorithm, task, world.device, dtype)
     filters = Chain(config, model.weights.shared, dtype)
     work = Work(config, model, divided, filters, alone=why_alone(config, model))

@@ -20,21 +20,21 @@ from torch.func import vmap
 from training.config.asked import ConfigError
 from training.corpus.errors import DataError
 from training.data import Batch, Split
-from training.federated import attention, failing
-from training.federated.attacking import Attacking
+from training.federated import attention, client_failures
+from training.federated.attack_simulation import Attacking
 from training.federated.client import Sgd
-from training.federated.computing import One
-from training.federated.failing import ClientsFailed
-from training.federated.filtering import Chain
+from training.federated.client_computation import One
+from training.federated.client_failures import ClientsFailed
+from training.federated.client_tasks import Question, Sent
+from training.federated.filter_chain import Chain
 from training.federated.messages import Description, Messages
 from training.federated.model import Model
 from training.federated.plainly import differentiate_plainly
-from training.federated.questions import Question, Sent
 from training.federated.schedule import Chunk, Ids, batches, widths_of
-from training.federation import draws, parts
+from training.federation import parts, random_streams
 from training.federation.config import FederationConfig
-from training.federation.pacing import steps_of
-from training.federation.splitting import Divided
+from training.federation.data_division import Divided
+from training.federation.round_plan import steps_of
 from training.runtime.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -183,7 +183,9 @@ class Work:
     def _answered(
         self, chunk: Chunk, round_: int, question: Question, server: Server, own: Mapping[str, Tensor], *, strict: bool
     ) -> Sent:
-        seeded(derive_seed(self._config.seed, draws.DROPOUT, round_, int(chunk.clients[0])), self._model.device)
+        seeded(
+            derive_seed(self._config.seed, random_streams.DROPOUT, round_, int(chunk.clients[0])), self._model.device
+        )
         ids, there = self._batches(chunk, round_) if question.takes_steps else _no_batches(chunk)
         one = One(
             self._config,
@@ -216,7 +218,7 @@ class Work:
 
     def _batches(self, chunk: Chunk, round_: int) -> tuple[Ids, NDArray[np.bool_]]:
         owned = [self._divided.train[client] for client in chunk.clients]
-        seed = derive_seed(self._config.seed, draws.SHUFFLE)
+        seed = derive_seed(self._config.seed, random_streams.SHUFFLE)
         return batches(chunk, owned, self._config.batch, seed=seed, round_=round_)
 
     def _together(
@@ -251,7 +253,7 @@ class Work:
             except (ConfigError, DataError):
                 raise  # of all of them
             except (Exception, SystemExit) as error:  # a library that was made for the command line may exit
-                failed[client] = failing.traceback_of(error)
+                failed[client] = client_failures.traceback_of(error)
                 done.append(None)
             seconds.append(time.perf_counter() - began)
         sent = _gathered(chunk, done, failed, own, has_losses=one.question.trains)

@@ -1,6 +1,6 @@
 """The update that the server makes itself, for rules that trust no other: from rows of its own, as a client would.
 
-The rows are some of those kept for validation (training.federation.splitting), which nobody is judged by any more.
+The rows are some of those kept for validation (training.federation.data_division), which nobody is judged by any more.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from training.federated import schedule
-from training.federated.assembling import Federation
-from training.federated.filtering import Chain
-from training.federated.questions import Question
+from training.federated.assembly import Federation
+from training.federated.client_tasks import Question
+from training.federated.client_work import Work
+from training.federated.filter_chain import Chain
 from training.federated.schedule import Chunk
 from training.federated.server import Server
-from training.federated.working import Work
-from training.federation import draws
-from training.federation.pacing import steps_of
+from training.federation import random_streams
+from training.federation.data_division import Divided
 from training.federation.parts import TooFew
-from training.federation.splitting import Divided
+from training.federation.round_plan import steps_of
 from training.runtime.seeds import derive_seed
 
 
@@ -34,7 +34,7 @@ class Root:
         owners[divided.root] = 0
         own = Divided(divided.labels, {"train": owners}, clients=1)
         apart = config.model_copy(
-            update={"seed": derive_seed(config.seed, draws.ROOT) % 2**32, "filters": [], "attack": "none"}
+            update={"seed": derive_seed(config.seed, random_streams.ROOT) % 2**32, "filters": [], "attack": "none"}
         )
         nothing = Chain(apart, federation.model.weights.shared, federation.model.dtype)
         self._work = Work(apart, federation.model, own, nothing, alone=federation.work.alone, split="validation")

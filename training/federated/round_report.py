@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.federated.answers import ClientOutcomes
-from training.federated.assembling import Federation
+from training.federated.assembly import Federation
+from training.federated.client_failures import Failures
 from training.federated.controller import Controller
 from training.federated.coverage import CoverageLog
-from training.federated.failing import Failures
-from training.federated.judging import Judged
+from training.federated.evaluation import Judged
 from training.federated.messages import Traffic
 from training.federated.schedule import Ids
+from training.federated.task_results import ClientOutcomes
 from training.federation import tables
 from training.federation.tables import FEWEST_EVALUATED, QUANTILES, Columns
 from training.reporting.reporter import AnyReporter

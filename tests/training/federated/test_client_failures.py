@@ -11,9 +11,9 @@ import pytest
 
 from tests.training.federated.planted import CLIENTS, planted_clients
 from tests.training.ranks import Incarnation, Run
-from training.federated import failing
-from training.federated.answers import ClientOutcomes
-from training.federation.pacing import Plan
+from training.federated import client_failures
+from training.federated.task_results import ClientOutcomes
+from training.federation.round_plan import Plan
 
 EVERYBODY = ",".join(map(str, range(CLIENTS)))
 
@@ -31,9 +31,9 @@ class Spy:
         return [event for event in self.events if event["kind"] == kind]
 
 
-def _told(*names: str) -> tuple[failing.Failures, Spy]:
+def _told(*names: str) -> tuple[client_failures.Failures, Spy]:
     spy = Spy()
-    return failing.Failures(spy, names), spy  # type: ignore[arg-type]
+    return client_failures.Failures(spy, names), spy  # type: ignore[arg-type]
 
 
 def _facts(clients: int, *, dropped: int = 0, broken: int = 0) -> ClientOutcomes:
@@ -59,34 +59,34 @@ def _deep(calls: int) -> None:
 
 class TestWords:
     def test_a_long_traceback_keeps_its_innermost_frames_and_what_was_raised(self) -> None:
-        text = failing.traceback_of(_error())
+        text = client_failures.traceback_of(_error())
         assert text.startswith('Traceback (most recent call last):\n  File "')
         assert "_deep" in text
         assert "ValueError: wrong" in text
         assert len(json.dumps(text)) < 32 * 1024
-        assert failing.raised_in(text).startswith("ValueError: wrong")
+        assert client_failures.raised_in(text).startswith("ValueError: wrong")
 
     def test_of_many_tracebacks_most_are_one_line(self) -> None:
-        text = failing.traceback_of(_error())
-        told = failing.passed_on(dict.fromkeys(range(100), text), 3)
-        assert [client for client, one in told.items() if "\n" in one] == list(range(failing.KEPT - 3))
-        assert told[99] == failing.raised_in(text)
+        text = client_failures.traceback_of(_error())
+        told = client_failures.passed_on(dict.fromkeys(range(100), text), 3)
+        assert [client for client, one in told.items() if "\n" in one] == list(range(client_failures.KEPT - 3))
+        assert told[99] == client_failures.raised_in(text)
 
     def test_what_a_round_lacked(self) -> None:
         plan = Plan(3, np.arange(6), np.ones(6, dtype=np.int64), too_slow=np.arange(6, 8))
-        assert failing.missing(3, 5, _facts(6, dropped=2, broken=1), plan) == (
+        assert client_failures.missing(3, 5, _facts(6, dropped=2, broken=1), plan) == (
             "3 of the 5 updates that it takes; 8 clients were asked, 2 dropped out, 1 sent no numbers, 2 were too slow"
         )
 
     def test_who_was_first_and_who_is_left(self) -> None:
-        said = failing.lost(5, [_facts(6, dropped=4)] * 3, "2 of the 5 updates", clients=8, eligible=6)
+        said = client_failures.lost(5, [_facts(6, dropped=4)] * 3, "2 of the 5 updates", clients=8, eligible=6)
         assert said == (
             "round 5 was lost 3 times: 2 of the 5 updates. Client 0 was the first to drop out: KeyError: 'x'. "
             "2 of 8 clients are not asked any more, as their updates were not made of numbers."
         )
 
     def test_nobody_whose_update_is_a_number(self) -> None:
-        said = failing.lost(1, [_facts(6, broken=6)] * 3, "0 of the 1", clients=6, eligible=0)
+        said = client_failures.lost(1, [_facts(6, broken=6)] * 3, "0 of the 1", clients=6, eligible=0)
         assert said == "round 1 was lost 3 times: none of the 6 updates was made of numbers"
 
 
@@ -100,7 +100,7 @@ class TestBounds:
         assert {event["kind"] for event in spy.events} == {
             "client.dropped", "client.broken", "client.quarantined", "round.lost",
         }  # fmt: skip
-        assert len(spy.events) == 4 * failing.TOLD
+        assert len(spy.events) == 4 * client_failures.TOLD
 
     def test_a_client_is_told_of_once_a_kind_of_error(self, capsys: pytest.CaptureFixture[str]) -> None:
         told, spy = _told()
@@ -124,7 +124,7 @@ class TestBounds:
         told.tell(1, dict.fromkeys(range(100), "KeyError: 1"), range(100, 200))
         told.tell(2, dict.fromkeys(range(100), "KeyError: 1"), ())
         assert [event["client"] for event in spy.of("client.dropped")] == list(range(10))
-        assert len(spy.of("client.broken")) == failing.TOLD_A_ROUND
+        assert len(spy.of("client.broken")) == client_failures.TOLD_A_ROUND
 
 
 def _failed(run: Run, world: int = 1) -> tuple[Incarnation, dict[str, Any]]:
@@ -176,7 +176,7 @@ class TestRuns:
         assert told["exception"] == "ClientsFailed"
         assert told["error"].startswith("in round 1 all 8 clients failed, client 0 so:\nTraceback")
         assert told["error"].endswith("LookupError: the disk of owner 0 is gone")
-        assert len(run.events("client.dropped")) == failing.TOLD_A_ROUND
+        assert len(run.events("client.dropped")) == client_failures.TOLD_A_ROUND
         assert len(run.events("round.lost")) == 1, "others would fail, too"
         assert incarnation.output().rstrip().endswith("LookupError: the disk of owner 0 is gone")
         assert not run.series("loss"), "no round came to anything"

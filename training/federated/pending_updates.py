@@ -13,7 +13,7 @@ from torch import Tensor
 
 from training.federated import sums
 from training.federated.schedule import Ids
-from training.federation.pacing import Flight, Plan
+from training.federation.round_plan import Flight, Plan
 
 
 @dataclass(frozen=True)

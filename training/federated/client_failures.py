@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 from training.reporting.reporter import AnyReporter
 
 if TYPE_CHECKING:
-    from training.federated.answers import ClientOutcomes
-    from training.federation.pacing import Plan
+    from training.federated.task_results import ClientOutcomes
+    from training.federation.round_plan import Plan
 
 T = TypeVar("T")
 

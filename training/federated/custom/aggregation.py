@@ -1,7 +1,8 @@
-"""Somebody's aggregation.py as a rule. Rank 0 alone runs it (training.federated.combining), and its answer is checked.
+"""Load a user's aggregation.py as an aggregation rule.
 
-It passes every vector that leaves a client: the updates of a round, and where layers normalise over a batch their
-running statistics in a second call.
+Rank 0 alone runs it (training.federated.update_combiner), and its result is checked. Every vector that leaves a client
+passes through it: the updates of a round and, where layers normalise over a batch, their running statistics in a second
+call.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.federated.own.drawing import isolated_draws
-from training.federated.own.program import Functions, Program
+from training.federated.custom.isolated_rng import isolated_draws
+from training.federated.custom.program import Functions, Program
 from training.federation import custom
 from training.federation.config import FederationConfig
 from training.federation.parts import Aggregation

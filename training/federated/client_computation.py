@@ -14,9 +14,9 @@ from torch.func import functional_call
 from training.config.asked import ConfigError, Problem
 from training.data import Batch
 from training.federated.client import Beside, Client, Look, Sgd
+from training.federated.client_tasks import Question
 from training.federated.layout import Layout
 from training.federated.model import PERSONAL, STATISTICS, Model
-from training.federated.questions import Question
 from training.federation.config import FederationConfig
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from training.config.asked import ConfigError, Problem
 from training.data import Batch, Labels
-from training.federated.own.drawing import isolated_draws
-from training.federated.own.program import Functions, Program
-from training.federation import custom, draws
+from training.federated.custom.isolated_rng import isolated_draws
+from training.federated.custom.program import Functions, Program
+from training.federation import custom, random_streams
 from training.federation.config import FederationConfig
 from training.federation.parts import DataSplit
 from training.runtime.distributed import World, from_first
@@ -35,7 +35,7 @@ def load(config: FederationConfig, program: Program, world: World) -> DataSplit:
 
     def first(labels: Labels, clients: int, draw: np.random.RandomState) -> Ids:
         samples = len(labels.of["train"])
-        with isolated_draws(derive_seed(config.seed, draws.SPLIT, 1)):
+        with isolated_draws(derive_seed(config.seed, random_streams.SPLIT, 1)):
             answer = functions.call("divide", _copied(labels), clients, draw)
         return _checked(f"divide() of {functions.file}", answer, samples, clients)
 

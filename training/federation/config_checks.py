@@ -13,7 +13,7 @@ from training import contracts
 from training.config.asked import Problem
 from training.config.shape import Misfit, Shape
 from training.data import Labels
-from training.federation import attackers, combinations, custom, parts, splitting
+from training.federation import attackers, combinations, custom, data_division, parts
 from training.federation.config import FederationConfig
 from training.federation.parts import DataSplit
 
@@ -55,7 +55,7 @@ def _misfits(config: FederationConfig, ranks: int) -> Iterator[Misfit]:
     yield from found
     if not found and (labels := shipped_labels(config)) is not None:
         split = EVEN if custom.SPLIT in config.custom else None
-        yield from splitting.check(config, splitting.divide(config, labels, split))
+        yield from data_division.check(config, data_division.divide(config, labels, split))
 
 
 def shipped_labels(config: FederationConfig) -> Labels | None:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.federated.own.drawing import isolated_draws
-from training.federated.own.program import Functions, Program
-from training.federation import custom, draws
+from training.federated.custom.isolated_rng import isolated_draws
+from training.federated.custom.program import Functions, Program
+from training.federation import custom, random_streams
+from training.federation.client_selection import Asked
 from training.federation.config import FederationConfig
 from training.federation.parts import Selection
-from training.federation.selecting import Asked
 from training.runtime.distributed import World, from_first
 from training.runtime.seeds import derive_seed
 
@@ -26,7 +26,7 @@ def load(config: FederationConfig, program: Program, world: World) -> Selection:
     functions = Functions(program, custom.SELECTION.key, names=["select"], needed=["select"], options=options)
 
     def first(asked: Asked) -> Ids:
-        with isolated_draws(derive_seed(asked.seed, draws.SELECTION, asked.round, asked.attempt, 1)):
+        with isolated_draws(derive_seed(asked.seed, random_streams.SELECTION, asked.round, asked.attempt, 1)):
             answer = functions.call("select", _copied(asked))
         return _checked(f"select() of {functions.file}", answer, asked)
 

@@ -15,16 +15,16 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from training.data import Batch, Ids, Task
-from training.federated import failing
+from training.federated import client_failures
 from training.federated.client import Client
-from training.federated.computing import fill
-from training.federated.failing import ClientsFailed
+from training.federated.client_computation import fill
+from training.federated.client_failures import ClientsFailed
+from training.federated.client_tasks import Question
+from training.federated.client_work import Work
 from training.federated.model import PERSONAL, STATISTICS, Model
-from training.federated.questions import Question
 from training.federated.schedule import Chunk, cut, widths_of
 from training.federated.server import Server
-from training.federated.working import Work
-from training.federation.splitting import Divided
+from training.federation.data_division import Divided
 from training.runtime.distributed import World, gather
 
 BATCH, UNITS = 1024, 8192
@@ -234,7 +234,7 @@ class Judge:
         try:
             scores = dict(task.judge(module, self._look_up(ids)))
         except Exception as error:
-            raise ClientsFailed(f"client {client} can't be judged", failing.traceback_of(error)) from None
+            raise ClientsFailed(f"client {client} can't be judged", client_failures.traceback_of(error)) from None
         if "loss" not in scores:
             scores["loss"] = float(self._scores(weights, statistics, self._look_up(ids))["loss"].mean())
         return scores

@@ -15,9 +15,9 @@ from torch.nn import functional
 from training.config.choices import Value
 from training.corpus.errors import DataError
 from training.data import Batch, Ids, Labels, Prepared, Split, Task
-from training.federated.own import kept
-from training.federated.own.kept import SPLITS, Kept
-from training.federated.own.program import Functions, Program
+from training.federated.custom import client_data
+from training.federated.custom.client_data import SPLITS, Kept
+from training.federated.custom.program import Functions, Program
 
 FUNCTIONS = ("model", "data", "loss", "train", "evaluate", "name")
 PROVIDED = {"train": ("client", "round")}
@@ -30,7 +30,7 @@ TOLD = frozenset({
     *("transfer_seconds", "client_learning_rate", "mib_up", "mib_down", "trained", "late", "dropped", "rejected"),
     *(f"client_{what}_{of}" for what in ("loss", "accuracy") for of in ("min", "q25", "median", "q75", "max")),
 })  # fmt: skip
-"""Series that have another meaning (training.federated.telling)."""
+"""Series that have another meaning (training.federated.round_report)."""
 
 
 class OwnClient:
@@ -46,7 +46,7 @@ class OwnClient:
     def prepare(self, identity: str | None, *, held_out: int, tell: Callable[..., None]) -> Prepared:
         """Its data, asked for where they are not kept yet. DataError if they are others than the run has had."""
         folder = self._program.data_folder(self._clients, held_out, self._told)
-        found = kept.load(folder) or kept.make(
+        found = client_data.load(folder) or client_data.make(
             folder,
             lambda client: self._functions.call("data", client),
             (lambda client: self._functions.call("name", client)) if "name" in self._functions else None,
@@ -143,7 +143,7 @@ def _shares_memory(value: Tensor) -> bool:
 
 
 def _kept(folder: Path) -> Kept:
-    found = kept.load(folder)
+    found = client_data.load(folder)
     if found is None:
         raise DataError(f"{folder} is gone, where the clients' data were kept. Start the run again.")
     return found

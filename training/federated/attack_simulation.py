@@ -16,13 +16,13 @@ from torch import Tensor
 
 from training.config.asked import ConfigError, Problem
 from training.data import Batch, Ids, Split, Task
-from training.federated.questions import Sent
+from training.federated.client_tasks import Sent
 from training.federated.transport.ranks import Ranks
-from training.federation import draws, parts
+from training.federation import parts, random_streams
 from training.federation.attackers import attackers
 from training.federation.config import FederationConfig
+from training.federation.data_division import Divided
 from training.federation.filter_order import UPDATE
-from training.federation.splitting import Divided
 from training.runtime.distributed import World
 from training.runtime.seeds import derive_seed
 
@@ -44,7 +44,7 @@ class Knowledge:
 
     def generator(self, place: int) -> torch.Generator:
         """Return the random numbers of one attacker in this round, on the CPU whatever the device."""
-        seed = derive_seed(self.seed, draws.ATTACK, self.round, int(self.clients[place]))
+        seed = derive_seed(self.seed, random_streams.ATTACK, self.round, int(self.clients[place]))
         return torch.Generator().manual_seed(seed)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from training.federation import draws, parts
+from training.federation import parts, random_streams
 from training.federation.config import FederationConfig
 from training.federation.parts import Selection
 from training.runtime.seeds import derive_seed
@@ -68,7 +68,7 @@ def select(
         return eligible[:0]
     if count >= len(eligible) and config.selection == "uniform":
         return eligible
-    draw = np.random.RandomState(derive_seed(config.seed, draws.SELECTION, round_, attempt) % 2**32)
+    draw = np.random.RandomState(derive_seed(config.seed, random_streams.SELECTION, round_, attempt) % 2**32)
     last = np.zeros(len(samples), dtype=np.int64) if last_rounds is None else last_rounds
     asked = Asked(count, eligible, samples, losses, last, round_, attempt, draw, config.seed)
     selection = selection or parts.selection(config.selection)

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from tests.training import ranks
 from tests.training.federated.built_in import built_in
 from tests.training.federated.in_process import accuracy, ready, train
+from training.federated.client_tasks import Sent
 from training.federated.controller import QuorumLost
-from training.federated.pending import Arrivals
-from training.federated.questions import Sent
+from training.federated.pending_updates import Arrivals
+from training.federated.round_report import BROKEN, DROPPED, LATE, REJECTED, TRAINED, Told
 from training.federated.rounds import Rounds
-from training.federated.telling import BROKEN, DROPPED, LATE, REJECTED, TRAINED, Told
-from training.federation import config, splitting
+from training.federation import config, data_division
 from training.runtime.distributed import World
 
 DIGITS: dict[str, Any] = {
@@ -277,16 +277,16 @@ class TestWhatTheServerTrainsOn:
         ],
     )
     def test_must_leave_some(self, table: dict[str, Any], field: str) -> None:
-        from training.federation import checking
+        from training.federation import config_checks
 
         asked = config.parse({**DIGITS, "aggregation": "fltrust", **table})
-        (problem,) = checking.problems(asked, 1)
+        (problem,) = config_checks.problems(asked, 1)
         assert problem.field == field
 
     def test_is_taken_only_where_it_is_asked_for(self, tmp_path: Path) -> None:
         rounds = rounds_of(tmp_path)
         assert len(rounds.federation.divided.root) == 0
-        assert splitting.root_samples(rounds.config) == 0
+        assert data_division.root_samples(rounds.config) == 0
 
 
 def _one_rank(rank: int, size: int, folder: Path, table: dict[str, Any]) -> None:

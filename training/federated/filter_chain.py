@@ -16,14 +16,14 @@ from torch import Tensor
 
 from training.config.choices import Value
 from training.federated.schedule import STACKED_NUMBERS, Ids
-from training.federation import draws, parts
+from training.federation import parts, random_streams
 from training.federation.config import FederationConfig
 from training.federation.filter_order import UPDATE
 from training.federation.parts import Filter
 from training.runtime.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from training.federated.questions import Sent
+    from training.federated.client_tasks import Sent
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Passing:
 
     def generator(self, *more: int) -> torch.Generator:
         """Random numbers of this round, the same wherever they are asked for: on the CPU, whatever the device."""
-        return torch.Generator().manual_seed(derive_seed(self.seed, draws.FILTER, self.round, *more))
+        return torch.Generator().manual_seed(derive_seed(self.seed, random_streams.FILTER, self.round, *more))
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from training.config.asked import ConfigError, Problem
 from training.config.shape import Misfit
 from training.data import Ids, Labels, Split
-from training.federation import draws, parts
+from training.federation import parts, random_streams
+from training.federation.apportionment import shared_out
 from training.federation.config import FederationConfig
 from training.federation.parts import DataSplit
-from training.federation.shares import shared_out
 from training.federation.tables import NAME_LETTERS, readable
 from training.runtime.seeds import derive_seed
 
@@ -98,7 +98,7 @@ def divide(config: FederationConfig, labels: Labels, split: DataSplit | None = N
 
     `split`: somebody's own; None: the one that the run names.
     """
-    draw = np.random.RandomState(derive_seed(config.seed, draws.SPLIT) % 2**32)
+    draw = np.random.RandomState(derive_seed(config.seed, random_streams.SPLIT) % 2**32)
     split = split or parts.split(config.split)
     if split.NATURAL and labels.owners is None:
         why = labels.unowned or 'nobody knows whose the samples are. Write "dirichlet".'
@@ -152,7 +152,7 @@ def _used(config: FederationConfig, labels: Labels) -> Ids:
         return np.arange(len(of))
     shares = config.class_imbalance ** -(np.arange(len(classes)) / (len(classes) - 1))
     wanted = np.maximum(1, np.floor((counts / shares).min() * shares + 1e-9).astype(np.int64))
-    draw = np.random.RandomState(derive_seed(config.seed, draws.TAIL) % 2**32)
+    draw = np.random.RandomState(derive_seed(config.seed, random_streams.TAIL) % 2**32)
     rows = [
         draw.permutation(np.flatnonzero(of == label))[:many]
         for label, many in zip(classes.tolist(), wanted.tolist(), strict=True)
@@ -169,7 +169,7 @@ def _only(labels: Labels, train: Ids) -> Labels:
 def _root(config: FederationConfig, validation: int) -> Ids:
     """What the server trains on itself, of so many samples that are kept for validation."""
     asked = root_samples(config)
-    draw = np.random.RandomState(derive_seed(config.seed, draws.ROOT) % 2**32)
+    draw = np.random.RandomState(derive_seed(config.seed, random_streams.ROOT) % 2**32)
     return np.sort(draw.permutation(validation)[:asked]) if asked else np.zeros(0, dtype=np.int64)
 
 

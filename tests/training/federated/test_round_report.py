@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 import vigil_report
 from tests.training.federated.in_process import Telling as Reporter
-from training.federated import failing, telling
+from training.federated import client_failures, round_report
 from training.federated.coverage import CoverageLog
-from training.federated.judging import Judged
+from training.federated.evaluation import Judged
 from training.federated.messages import Traffic
-from training.federated.telling import BROKEN, DROPPED, LATE, REJECTED, TRAINED, Telling, Told
+from training.federated.round_report import BROKEN, DROPPED, LATE, REJECTED, TRAINED, Telling, Told
 from training.federation.tables import CLIENT_COLUMNS, NAMED, ROUND_COLUMNS, ROUNDS, Columns, RoundTable
 from training.reporting.spool import read_spool
 
@@ -49,7 +49,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr(telling, "time", made := Clock())
+    monkeypatch.setattr(round_report, "time", made := Clock())
     return made
 
 
@@ -161,7 +161,7 @@ def test_however_long_it_is_events_are_few(rounds: int, clock: Clock) -> None:
     assert 2_500 <= len(tables) <= 2_501 + 2_500 * math.log(rounds / 2_500)
     assert 2_500 * (1 + math.log(1_000_000 / 2_500)) < MOST_TOLD, "of the longest run that can be asked for"
     for kind in ("client.dropped", "client.broken"):
-        assert len(reporter.of(kind)) <= failing.TOLD
+        assert len(reporter.of(kind)) <= client_failures.TOLD
     assert len(reporter.events) < EVENTS / 2
     assert len(reporter.series) < SERIES / 10
 
