@@ -20,10 +20,10 @@ AS_ROOT ?=
 	format bench lock clean help check-image check-code check-types check-imports check-templates check-migrations check-assets
 
 run: install ## start the portal on http://127.0.0.1:8000 (VIGIL_PORT, VIGIL_HOME: docs/settings.md)
-	@exec $(PYTHON_OF_VENV) -m portal.up --with-parent
+	@exec $(PYTHON_OF_VENV) -m console.up --with-parent
 
 demo: install ## the same with a made-up lab to look around in
-	@exec $(PYTHON_OF_VENV) -m portal.up --with-parent --demo
+	@exec $(PYTHON_OF_VENV) -m console.up --with-parent --demo
 
 install:
 	@$(INSTALL) run

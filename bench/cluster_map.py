@@ -80,7 +80,7 @@ def _told(database: str, found: dict[str, Any]) -> dict[str, bool]:
 def _measure(options: argparse.Namespace) -> int:
     with stage.site(options.databases[0]) as place:
         stage.django(place)
-        import portal.asgi  # noqa: F401  (as the web process: everything loaded)
+        import console.asgi  # noqa: F401  (as the web process: everything loaded)
         from bench import many_machines
         from tests.lab import sysadmin
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench import stage
-from jobs.postmortem.signatures import catalogue
+from diagnosis.signatures import catalogue
 
 BAR_GREP, BAR_MIB, BAR_HALF_S, BAR_SMALL_S = 2.0, 300.0, 20.0, 0.5
 LINES = (
@@ -125,7 +125,7 @@ def _vigil(paths: list[Path]) -> tuple[float, float, dict[str, object]]:
     """Seconds, MiB at most, and the verdict."""
     began = time.perf_counter()
     with subprocess.Popen(
-        ["taskset", "-c", "0", sys.executable, "-m", "portal.cli.main", "diagnose", "--json", *map(str, paths)],
+        ["taskset", "-c", "0", sys.executable, "-m", "vigil_cli.main", "diagnose", "--json", *map(str, paths)],
         stdout=subprocess.PIPE,
         text=True,
     ) as process:

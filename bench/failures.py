@@ -65,7 +65,7 @@ def _measure(place: stage.Site, database: str, count: int) -> int:
     told = Told()
     rate = _backlog(told)
     running = _attempts(count, told, first=BACKLOG)
-    command = ["nice", "-n", "5", sys.executable, "-m", "portal.worker", "diagnose"]
+    command = ["nice", "-n", "5", sys.executable, "-m", "console.worker", "diagnose"]
     log = place.home / "diagnose.log"
     environment = {**place.environment, "VIGIL_LOG_LEVEL": "INFO"}  # it says when it is ready
     with stage.process(command, log, environment=environment) as worker:

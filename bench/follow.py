@@ -75,7 +75,7 @@ def _measure(slurm: Any, release: str, count: int) -> int:
     tokens = KeyFile(slurm.layout.jwt_key)
     http = SlurmHttp(slurm.url, tokens=tokens, user=PORTAL)
     scheduler = slurm_scheduler.Slurm(SlurmRest(http), tokens=tokens, user=PORTAL)
-    gc.freeze()  # as portal.worker does: what is loaded stays
+    gc.freeze()  # as console.worker does: what is loaded stays
     first = _tick(http, lambda: follow.tick(scheduler))
     print(
         f"  the first tick, which reads everything: {first[0]:.2f} s of worker time, {first[1]:.2f} s, {first[2]} calls"

@@ -204,7 +204,7 @@ def message() -> bytes:
 
 async def portal_application(scope: Any, receive: Any, send: Any) -> None:
     """The portal, and one address that publishes as intakes do, from this very process."""
-    from portal.asgi import application
+    from console.asgi import application
 
     if scope["type"] == "websocket" and scope["path"].startswith("/publish/"):
         from jobs import live

@@ -31,7 +31,7 @@ def main() -> int:
         log = Path(home) / "up.log"
         port = stage.free_port()
         environment = {"VIGIL_HOME": home, "VIGIL_PORT": str(port)}
-        with stage.process([sys.executable, "-m", "portal.up"], log, environment=environment) as up:
+        with stage.process([sys.executable, "-m", "console.up"], log, environment=environment) as up:
             _wait_ready(log)
             time.sleep(SETTLE_S)
             before, began = _spent(up.pid), time.monotonic()
@@ -69,10 +69,10 @@ def _spent(pid: int) -> dict[int, tuple[str, float]]:
 
 
 def _name(command: list[str]) -> str:
-    for word, name in (("portal.up", "up"), ("portal.web", "web"), ("beat", "beat"), ("redis", "redis")):
+    for word, name in (("console.up", "up"), ("console.web", "web"), ("beat", "beat"), ("redis", "redis")):
         if any(word in part for part in command):
             return name
-    return command[command.index("portal.worker") + 1] if "portal.worker" in command else command[0]
+    return command[command.index("console.worker") + 1] if "console.worker" in command else command[0]
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def _most(found: dict[str, Any]) -> dict[str, float]:
 def _measure(database: str, jobs: int, times: int) -> int:
     with stage.site(database) as place:
         os.environ.update(place.environment)
-        import portal.asgi  # noqa: F401  (as the web process: everything loaded, and out of the collector's way)
+        import console.asgi  # noqa: F401  (as the web process: everything loaded, and out of the collector's way)
         from bench import beside, history
 
         lab, made = history.make(jobs)
@@ -107,7 +107,7 @@ def _measure(database: str, jobs: int, times: int) -> int:
 
 
 def _take_turns() -> int:
-    import portal.asgi  # noqa: F401
+    import console.asgi  # noqa: F401
     from bench import beside
 
     beside.take_turns()

@@ -49,7 +49,7 @@ def main() -> int:
 def _measure(database: str, nodes: int, events: int) -> int:
     with stage.site(database) as place:
         os.environ.update(place.environment | {"VIGIL_METRICS_TOKEN": TOKEN})
-        import portal.asgi  # noqa: F401  (as the web process: everything loaded)
+        import console.asgi  # noqa: F401  (as the web process: everything loaded)
 
         _make(nodes, events)
         print(json.dumps(_scraped()))

@@ -63,7 +63,7 @@ def main() -> int:
 def _measure(database: str, incidents: int, ranks: int) -> int:
     with stage.site(database) as place:
         os.environ.update(place.environment)
-        import portal.asgi  # noqa: F401  (as the web process: everything loaded)
+        import console.asgi  # noqa: F401  (as the web process: everything loaded)
 
         began = time.perf_counter()
         people, job_id = _make(incidents, ranks)

@@ -62,7 +62,7 @@ def main() -> int:
 def _measure(database: str, attempts: int, large: bool) -> int:
     with stage.site(database) as place:
         os.environ.update(place.environment)
-        import portal.asgi  # noqa: F401  (as the web process: everything loaded)
+        import console.asgi  # noqa: F401  (as the web process: everything loaded)
         from jobs.models import Failure, ProjectNodeHeld
 
         sam, mira, projects = _people()

@@ -135,7 +135,7 @@ class Site:
 
     @contextmanager
     def web(
-        self, application: str = "portal.asgi:application", *, port: int = 0, **environment: str
+        self, application: str = "console.asgi:application", *, port: int = 0, **environment: str
     ) -> Iterator[tuple[int, int]]:
         """One uvicorn process, on any free port if none is given; (port, pid)."""
         port, log = port or free_port(), self.home / "web.log"

@@ -76,7 +76,7 @@ def main() -> int:
 def _measure(database: str, rows: int, days: int) -> int:
     with stage.site(database) as place:
         os.environ.update(place.environment)
-        import portal.asgi  # noqa: F401  (as the web process: everything loaded)
+        import console.asgi  # noqa: F401  (as the web process: everything loaded)
 
         sam = _make(rows, days)
         print(json.dumps({"p95_ms": _p95(sam), "add_ms": _add()}))

@@ -17,14 +17,14 @@ case $role in
 prepare) exec python manage.py prepare "$@" ;;
 web)
     # Only the proxy reaches this port, and it overwrites the header that says who asks.
-    exec python -m portal.run.watched python -m portal.web --host "${VIGIL_HOST:-0.0.0.0}" --port "${VIGIL_PORT:-8000}" --trusted-proxies '*' "$@"
+    exec python -m portal.run.watched python -m console.web --host "${VIGIL_HOST:-0.0.0.0}" --port "${VIGIL_PORT:-8000}" --trusted-proxies '*' "$@"
     ;;
 worker)
     if [ "${1:-}" = follow ] && [ "${VIGIL_SCHEDULER:-local}" = local ] &&
         ! "${VIGIL_JOB_PYTHON:-python}" -c 'import importlib.util as u; raise SystemExit(u.find_spec("torch") is None)'; then
         echo "Jobs of the local scheduler run in this container, and there is no torch in it: build the target trainer" >&2
     fi
-    exec python -m portal.run.watched python -m portal.worker "$@"
+    exec python -m portal.run.watched python -m console.worker "$@"
     ;;
 beat) exec python -m portal.run.watched python -m portal.ticks beat --schedule "$VIGIL_HOME/beat-schedule" "$@" ;;
 agent) exec python -P -m nodes.agent "$@" ;;

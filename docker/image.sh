@@ -15,7 +15,8 @@ code)
     VIGIL_TORCH=no sh docker/install.sh "$2" run
     rm -rf ./*.egg-info
     # By content, not by time: nobody writes here later, and layers are copied about.
-    "$2/bin/python" -m compileall -q --invalidation-mode unchecked-hash portal jobs nodes training gpus vigil_report.py
+    "$2/bin/python" -m compileall -q --invalidation-mode unchecked-hash \
+        console diagnosis gpus jobs nodes portal training vigil_cli vigil_core vigil_report.py
     ;;
 *)
     echo "image.sh packages VENV, or image.sh code VENV" >&2

@@ -15,14 +15,14 @@ from jobs.errors import SpecError
 from jobs.listing.jobs import Search
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import Environment, restarts
-from portal import formatting
 from portal.access import note, user_of
 from portal.accounts import projects
 from portal.admin import Audited, History, MembershipInline
 from portal.audit import Change
 from portal.models import Project
 from portal.records import site
-from portal.untrusted import plain, whole
+from vigil_core import formatting
+from vigil_core.untrusted import plain, whole
 
 SUCCESSOR = "successor"
 """Query parameter of a deletion: the project that takes the default one's place."""

@@ -13,7 +13,7 @@ from jobs.models.attempt import AttemptQuerySet
 from nodes.models import Holding
 from nodes.telemetry import holdings
 from nodes.telemetry.claims import MOST_NAMED, Word
-from portal import untrusted
+from vigil_core import untrusted
 
 TOLD = "gpus"  # the launcher's event
 AT_ONCE = 500

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from portal import formatting
+from vigil_core import formatting
 
 
 def called(number: int, name: str = "") -> str:

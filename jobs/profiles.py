@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from jobs.models import Attempt, Event
-from portal import untrusted
+from vigil_core import untrusted
 
 ASKED, SAVED, FAILED = "profile.asked", "profile.saved", "profile.failed"
 MOST = 50

@@ -13,7 +13,7 @@ from django.utils import timezone
 from jobs import tasks
 from jobs.models import Attempt, Incident
 from jobs.queueing import queue
-from portal import untrusted
+from vigil_core import untrusted
 
 ENDED = "incarnation.ended"
 MOST = 50  # incidents of one attempt: what a job says of itself must cost others nothing

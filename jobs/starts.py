@@ -11,8 +11,8 @@ from typing import Any
 
 from jobs.incarnations import STARTED, number_of
 from jobs.models import Attempt, Event, Job
-from portal import untrusted
 from training.manifest import NAME
+from vigil_core import untrusted
 
 KINDS = frozenset({"run.started", STARTED})
 

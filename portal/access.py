@@ -7,8 +7,8 @@ from django.http import HttpRequest
 
 from portal.audit import Change
 from portal.http import client_address
-from portal.masking import masked
 from portal.models import AuditEntry, Membership, Project, User
+from vigil_core.masking import masked
 
 Action = Literal["see", "submit", "change", "kill", "manage"]
 

@@ -22,13 +22,14 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 from unfold.views import ChangeList
 from unfold.widgets import UnfoldBooleanSwitchWidget
 
-from portal import audit, formatting, record_changes
+from portal import audit, record_changes
 from portal.access import NO_CHANGE, note, user_of
 from portal.accounts import sysadmins
 from portal.accounts.forms import RevokesTokens
 from portal.audit import Change
 from portal.models import AuditEntry, Membership, Token, User
 from portal.records import site
+from vigil_core import formatting
 
 MOST = 10_000
 """Rows of a list that are counted and can be paged through."""

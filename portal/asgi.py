@@ -1,46 +1,5 @@
-"""The ASGI application: reports by their own short way, Django for other requests, Channels for sockets."""
+"""Provide the ASGI application under its name of before version 0.2, for servers set up by hand."""
 
-import gc
-import os
-from typing import cast
+from importlib import import_module
 
-gc.disable()  # nothing of what is loaded here is garbage, and looking for some is a tenth of the start
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
-
-from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
-from django.core.asgi import get_asgi_application  # noqa: E402
-
-_django = get_asgi_application()  # sets Django up, before anything below imports models
-
-from django.urls import get_resolver, path, re_path  # noqa: E402
-
-import portal.celery  # noqa: E402, F401  (binds shared tasks to our broker)
-from jobs.api import reports  # noqa: E402
-from jobs.sockets.consumers import JobSocket, JobsSocket, NoSocket  # noqa: E402
-from jobs.sockets.machines import ClusterSocket  # noqa: E402
-from nodes.api import agents  # noqa: E402
-from portal.http.counting import Counted  # noqa: E402
-from portal.http.limits import Application, BodyLimit  # noqa: E402
-from portal.http.posts import Intake  # noqa: E402
-from portal.http.sockets import Door  # noqa: E402
-
-sockets = URLRouter(
-    [
-        path("ws/jobs/<int:job_id>", JobSocket.as_asgi()),
-        path("ws/jobs", JobsSocket.as_asgi()),
-        path("ws/cluster", ClusterSocket.as_asgi()),
-        re_path(r"", NoSocket.as_asgi()),
-    ]
-)
-application = ProtocolTypeRouter(
-    {
-        "http": Counted(Intake(BodyLimit(cast(Application, _django)), [reports.DOOR, agents.DOOR])),
-        "websocket": Door(sockets),
-    },
-)
-
-# Everything is loaded now rather than in the first request, and stays: a full collection that looked through it all
-# held up requests and sockets for 100 ms every few seconds of work.
-get_resolver().url_patterns  # noqa: B018
-gc.freeze()
-gc.enable()
+application = import_module("console.asgi").application

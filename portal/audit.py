@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import date, time
 from typing import Any
 
-from portal.masking import DOTS, masked
-from portal.untrusted import plain
+from vigil_core.masking import DOTS, masked
+from vigil_core.untrusted import plain
 
 MOST_LETTERS = 2_000  # of a value: enough to see what changed; a runbook may have twenty times as many
 MOST_VALUES = 50  # of a change, and of a list in it

@@ -2,7 +2,7 @@
 
 Without Celery's own fixes for Django: they would run its checks, which load every page, half of the time that a
 worker's start takes, and open the database anew for every task, most of what a tick costs where nothing runs.
-`portal.worker` sets Django up and keeps the connections.
+`console.worker` sets Django up and keeps the connections.
 """
 
 import os

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from portal.exposition import Family
+from vigil_core.exposition import Family
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {

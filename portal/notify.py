@@ -21,10 +21,10 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from portal import untrusted
-from portal.masking import masked
 from portal.models import Notice, NoticeRead, Project, User
 from portal.outbox.filling import drop_told, fill
+from vigil_core import untrusted
+from vigil_core.masking import masked
 
 logger = logging.getLogger(__name__)
 

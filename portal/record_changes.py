@@ -8,8 +8,8 @@ from typing import Any
 from django.forms import BaseForm, BaseInlineFormSet, ModelChoiceField
 from django.forms.models import ModelForm
 
-from portal import formatting
 from portal.audit import Change
+from vigil_core import formatting
 
 Values = dict[str, Any]
 

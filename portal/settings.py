@@ -204,11 +204,11 @@ ON_LOOPBACK = _public.hostname in {"127.0.0.1", "localhost", "::1"}
 ALLOWED_HOSTS = [h for h in env("ALLOWED_HOSTS").split(",") if h] or [
     "127.0.0.1", "localhost", "[::1]", *([_public.hostname] if _public.hostname else []),
 ]  # fmt: skip
-ROOT_URLCONF = "portal.urls"
-ASGI_APPLICATION = "portal.asgi.application"
+ROOT_URLCONF = "console.urls"
+ASGI_APPLICATION = "console.asgi.application"
 AUTH_USER_MODEL = "portal.User"
 INSTALLED_APPS = [
-    # Neither looks for records by itself: only the web process, whose portal.urls does, has to load all of that.
+    # Neither looks for records by itself: only the web process, whose console.urls does, has to load all of that.
     "unfold.apps.BasicAppConfig",
     "django.contrib.admin.apps.SimpleAdminConfig",
     "django.contrib.auth",
@@ -225,6 +225,7 @@ INSTALLED_APPS = [
     "portal",
     "nodes",
     "jobs",
+    "console",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
@@ -252,7 +253,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "portal.pages.context.context",
+                "console.pages.context.context",
             ],
             "builtins": ["portal.templatetags.vigil"],
         },
@@ -262,7 +263,7 @@ LANGUAGE_CODE = "en"
 TIME_ZONE = env("TZ", "UTC")
 USE_TZ = True
 USE_I18N = False
-FORMAT_MODULE_PATH = "portal.site.formats"  # dates in the records
+FORMAT_MODULE_PATH = "console.site.formats"  # dates in the records
 
 STATIC_URL = "/static/"
 STATIC_ROOT = VIGIL_HOME / "static"

@@ -78,7 +78,7 @@ class Stack:
     def start(self, *arguments: str, timeout_s: float = 60.0) -> None:
         """Start it and wait until it says that it is ready; on the port it had before, if there was one."""
         self.output.write_bytes(b"")
-        command = self.command("-m", "portal.up", "--port", str(self.port), "--with-parent", *arguments)
+        command = self.command("-m", "console.up", "--port", str(self.port), "--with-parent", *arguments)
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 command, cwd=self.checkout, env=self.environment, stdin=subprocess.DEVNULL,
@@ -194,7 +194,7 @@ class Stack:
 
     def portal_processes(self) -> list[psutil.Process]:
         """`vigil up` and its children, alive or orphaned."""
-        return [p for p in self.processes() if _name_of(p) in NAMES or "portal.up" in _words(p)]
+        return [p for p in self.processes() if _name_of(p) in NAMES or "console.up" in _words(p)]
 
     def _owns(self, process: psutil.Process) -> bool:
         home = str(self.home)
@@ -228,7 +228,7 @@ class Stack:
     def vigil(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run the command line against this portal."""
         return subprocess.run(
-            self.command("-m", "portal.cli.main", *arguments), cwd=self.checkout, env=self.environment,
+            self.command("-m", "vigil_cli.main", *arguments), cwd=self.checkout, env=self.environment,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False,
         )  # fmt: skip
 
@@ -253,10 +253,10 @@ def _name_of(process: psutil.Process) -> str:
     words = _words(process)
     if any("redis-server" in word or "valkey-server" in word for word in words[:1]):
         return "redis"
-    if "portal.web" in words:
+    if "console.web" in words:
         return "web"
     if "beat" in words:
         return "beat"
     if "nodes.agent" in words:
         return "agent"
-    return next((words[i + 1] for i, word in enumerate(words[:-1]) if word == "portal.worker"), "")
+    return next((words[i + 1] for i, word in enumerate(words[:-1]) if word == "console.worker"), "")

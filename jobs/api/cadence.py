@@ -14,10 +14,10 @@ from jobs.gathering import life as lives
 from jobs.gathering.cadence import Cadence
 from jobs.presenting import cadence as words
 from jobs.submitting import cadence as ordering
-from portal import formatting
 from portal.http.api import ApiRequest
 from portal.http.openapi import described
 from portal.http.problems import Problem
+from vigil_core import formatting
 
 router = Router(tags=["jobs"])
 

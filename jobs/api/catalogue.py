@@ -11,9 +11,9 @@ from django.http import StreamingHttpResponse
 from ninja import Query, Router, Schema, Status
 from pydantic import Field, StringConstraints
 
+from diagnosis.signatures import FIELDS
 from jobs.models import Replay, SiteEntry
 from jobs.postmortem import examples, replay, site
-from jobs.postmortem.signatures import FIELDS
 from nodes.api.sysadmins import only_sysadmins
 from portal.http.api import ApiRequest, stream
 from portal.http.openapi import described

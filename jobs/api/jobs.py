@@ -49,7 +49,7 @@ from portal.http.api import ApiRequest, Cursor, Limit, Moment, Text, WantedPage,
 from portal.http.openapi import described
 from portal.http.paging import Order, Row, page
 from portal.http.problems import Problem
-from portal.untrusted import plain
+from vigil_core.untrusted import plain
 
 router = Router(tags=["jobs"])
 spec_router = Router(tags=["jobs"])

@@ -19,11 +19,11 @@ from nodes.telemetry import read
 from nodes.telemetry.fields import GPU_FIELDS, gpu_owner, host_owner
 from nodes.telemetry.intake import AHEAD_S
 from nodes.telemetry.thin import FORGOTTEN_S, TENS
-from portal import csv_text
 from portal.http import parquet
 from portal.http.api import ApiRequest, stream
 from portal.http.openapi import described
 from portal.models import User
+from vigil_core import csv_text
 
 router = agents.machines  # the rest of a machine's addresses are on it, too
 CSV_HEADER = "node,gpu,name,time,value\n"

@@ -22,7 +22,7 @@ from portal.http.openapi import described
 from portal.http.paging import Order, page
 from portal.models import User
 from portal.series.envelope import Outline
-from portal.untrusted import plain
+from vigil_core.untrusted import plain
 
 router = agents.machines  # one address, one router: agents post to some of these
 NO_AGENT = {404: "No agent has ever told anything of a machine of that name."}

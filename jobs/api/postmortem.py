@@ -11,8 +11,8 @@ from django.http import HttpResponse
 from ninja import Query, Router, Schema
 from pydantic import Field, StringConstraints
 
+from diagnosis.causes import CAUSES
 from jobs.api.request import NOT_YOURS, job_of
-from jobs.causes import CAUSES
 from jobs.gathering import postmortem as documents
 from jobs.gathering import verdicts
 from jobs.gathering.postmortem import Document

@@ -10,7 +10,7 @@ from django.http import HttpResponse
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from jobs.causes import CAUSES
+from diagnosis.causes import CAUSES
 from jobs.gathering import verdicts
 from jobs.listing.incidents import Search
 from jobs.models import Incident

@@ -18,12 +18,12 @@ from jobs.failures.reading import BY, Row, Wanted
 from jobs.reliability.offenders import Offender
 from jobs.reliability.published import PUBLISHED, Published
 from jobs.reliability.rate import Assumed, Rate
-from portal import formatting
 from portal.http import csv_file
 from portal.http.api import ApiRequest, Cursor, Text, among, bad_field
 from portal.http.openapi import described
 from portal.models import User
-from portal.untrusted import whole
+from vigil_core import formatting
+from vigil_core.untrusted import whole
 
 router = Router(tags=["cluster"])
 CSV_HEADER = (

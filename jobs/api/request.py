@@ -12,13 +12,13 @@ from jobs.disk import upload
 from jobs.errors import Conflict, IdempotencyConflict, LogError, ProfileError, Refused, SpecError
 from jobs.models import Job, Sweep
 from jobs.spec import JobSpec, SweepSpec, has_sweep, plain_toml, read_toml, write_toml
-from portal import bounded
 from portal.access import Action, can
-from portal.bounded import Bounds
 from portal.http.api import Api, ApiRequest, bad_field, plain_message, too_large
 from portal.http.openapi import described
 from portal.http.problems import FieldError, Problem
-from portal.untrusted import whole
+from vigil_core import bounded
+from vigil_core.bounded import Bounds
+from vigil_core.untrusted import whole
 
 NOT_YOURS = "It is somebody else's, and you do not lead its project; or the token may only read."
 NOT_HERE = "You may not do this in this project or on this scheduler, or the token may only read."

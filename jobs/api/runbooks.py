@@ -8,7 +8,7 @@ from typing import Any
 from ninja import Router, Schema
 from pydantic import Field
 
-from jobs.causes import CAUSES
+from diagnosis.causes import CAUSES
 from jobs.gathering import runbooks
 from portal.http.api import ApiRequest
 from portal.http.openapi import described

@@ -15,12 +15,12 @@ from pydantic import Field
 from jobs.waste import reading, saying
 from jobs.waste.reading import BY, MOST_DAYS, SORTS, Row, Wanted
 from jobs.waste.telling import IdleJob
-from portal import formatting
 from portal.http import csv_file
 from portal.http.api import ApiRequest, Cursor, among, bad_field
 from portal.http.openapi import described
 from portal.models import User
-from portal.untrusted import whole
+from vigil_core import formatting
+from vigil_core.untrusted import whole
 
 router = Router(tags=["cluster"])
 CSV_HEADER = ("by", "name", "project", "person", "job", "scheduler_id", "held_hours", "used_hours", "idle_hours")

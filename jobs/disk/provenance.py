@@ -15,7 +15,7 @@ from typing import Any
 from jobs.disk import rundir
 from jobs.disk.folders import find_folder, root_of
 from jobs.models import Attempt
-from portal import untrusted
+from vigil_core import untrusted
 
 MOST_BYTES = 256 * 1024
 MOST_GPUS = 64

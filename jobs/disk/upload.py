@@ -22,8 +22,8 @@ from jobs.disk import sharing
 from jobs.disk.rundir import FOLDER, open_root, runs_root
 from jobs.errors import Problem, Refused
 from jobs.models import Attempt
-from portal import untrusted
 from training.program import HEAD_BYTES, NotAProgram, interpreter_of
+from vigil_core import untrusted
 
 MAX_BYTES = 50 * 1000 * 1000
 MAX_UNPACKED = 500 * 1000 * 1000

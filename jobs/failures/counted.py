@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.causes import CAUSES, NONE, UNKNOWN
+from diagnosis.causes import CAUSES, NONE, UNKNOWN
 
 NOT_FAILURES = frozenset({NONE, "scheduler.cancelled", "scheduler.preempted"})
 MACHINES = tuple(code for code, cause in CAUSES.items() if cause.owner == "sysadmin")

@@ -10,7 +10,7 @@ from statistics import median
 from jobs.failures.reading import Row
 from jobs.reliability.forecast import Forecast
 from jobs.reliability.published import PUBLISHED, Published
-from portal import formatting
+from vigil_core import formatting
 
 HEIGHT, TOP = 150.0, 8.0
 MOST_LABELS = 8

@@ -8,7 +8,7 @@ from jobs.failures.reading import Found
 from jobs.reliability.forecast import Forecast, Plan, forecast
 from jobs.reliability.published import TYPICAL
 from jobs.reliability.rate import THOUSAND, Assumed, Rate
-from portal import untrusted
+from vigil_core import untrusted
 
 MOST_NODES, MOST_DAYS, MOST_SECONDS = 100_000, 366, 86_400
 NODES, DAYS = 8, 14

@@ -17,7 +17,7 @@ import numpy as np
 from django.db.models import Count, Sum
 from django.urls import reverse
 
-from jobs.causes import CAUSES
+from diagnosis.causes import CAUSES
 from jobs.failures.counted import causes_of
 from jobs.listing.sight import sees_all
 from jobs.models import Failure, NodeHeld, ProjectHeld, ProjectNodeHeld

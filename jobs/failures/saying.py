@@ -8,8 +8,8 @@ from jobs.reliability.forecast import Forecast
 from jobs.reliability.offenders import Offender
 from jobs.reliability.published import TYPICAL
 from jobs.reliability.rate import Assumed, Rate
-from portal import formatting
-from portal.formatting import MISSING
+from vigil_core import formatting
+from vigil_core.formatting import MISSING
 
 DAY_S = 86_400.0
 TOO_FEW = "too few"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.intake.wire import storable
-from portal.masking import masked
 from training.config.exit_codes import STOPPED
+from vigil_core.masking import masked
 
 # The causes, in one word each, and what a page says of them.
 WORDS = {

@@ -29,7 +29,7 @@ from jobs.following.policy import decide
 from jobs.intake import spools
 from jobs.models import Attempt, Stream
 from jobs.postmortem import incidents
-from portal.masking import masked
+from vigil_core.masking import masked
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,10 @@ from jobs.following.release_text import release_ways
 from jobs.models import Attempt
 from nodes.models import Node
 from nodes.schedulers.launch import LAUNCH_FAILED, nodes_of
-from portal import formatting, notify
+from portal import notify
 from portal.models import Notice
 from portal.notify import SYSADMINS
+from vigil_core import formatting
 
 OWNER, SITE = "job.held", "job.held.site"
 MOST = 100  # jobs a tick: a node whose prolog fails may hold a whole queue within minutes

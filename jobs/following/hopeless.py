@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db.models import F
 from django.utils import timezone
 
-from jobs.causes import CAUSES
+from diagnosis.causes import CAUSES
 from jobs.models import Attempt, Incident, Sweep
 
 FIRST = 3

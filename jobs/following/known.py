@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from django.utils import timezone
 
-from jobs.causes import CAUSES, NONE, UNKNOWN
+from diagnosis.causes import CAUSES, NONE, UNKNOWN
 from jobs.following.cause import NUMERICS, WORDS
 from jobs.models import Attempt, Incident
 
@@ -37,7 +37,7 @@ CERTAIN = frozenset({*NUMERICS.values(), "permission", "unsaved"})
 
 @dataclass(frozen=True)
 class Known:
-    """`code`: of jobs.causes. `version`: of the verdict that it is by; 0: there was none."""
+    """`code`: of diagnosis.causes. `version`: of the verdict that it is by; 0: there was none."""
 
     code: str
     says: str

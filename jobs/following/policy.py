@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from diagnosis.causes import UNKNOWN
 from jobs import checkpoints, suspects
-from jobs.causes import UNKNOWN
 from jobs.following import known, moves
 from jobs.following.cause import WORDS
 from jobs.following.known import Known

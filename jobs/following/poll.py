@@ -26,7 +26,7 @@ from jobs.following.unlaunched import unlaunched_of
 from jobs.models import Attempt, Job
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
 from nodes.schedulers.launch import is_launch_failed, nodes_of
-from portal import formatting
+from vigil_core import formatting
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

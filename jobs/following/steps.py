@@ -15,7 +15,7 @@ from jobs.following.ending import CANCELLED_OUTSIDE
 from jobs.following.tick import TickContext
 from jobs.models import Attempt
 from nodes.schedulers.base import ENDED, SchedulerError, SlurmStep
-from portal import untrusted
+from vigil_core import untrusted
 
 WAIT = timedelta(minutes=2)  # for the accounts, which hear of things later than slurmctld
 LOOK_BACK = timedelta(days=1)

@@ -10,7 +10,7 @@ from jobs.presenting.header import Life
 from jobs.reliability import mttf, saving
 from jobs.reliability.held import whole
 from jobs.submitting.cadence import first_to_obey
-from portal import untrusted
+from vigil_core import untrusted
 
 KIND = "checkpoint.cadence"
 WRITES = 2.0

@@ -11,9 +11,9 @@ from jobs.intake.reports import owner_of
 from jobs.models import Job
 from jobs.presenting.charts import CLIENT_ACCURACY, LOSS_SERIES
 from jobs.presenting.header import Life
-from portal import formatting
 from portal.series import read, store
 from portal.series.read import Curve
+from vigil_core import formatting
 
 MOST_RESTARTS = 200
 FIRST_POINTS = 500

@@ -17,8 +17,8 @@ from jobs.models import Client, Event, Round
 from jobs.presenting import federation as drawn
 from jobs.presenting.federation import Fairness, Straggler
 from jobs.presenting.header import Life, number
-from portal import untrusted
 from training.federation.tables import NAME_LETTERS
+from vigil_core import untrusted
 
 COLUMNS = 120
 ROWS = 60

@@ -16,10 +16,10 @@ from jobs.presenting.gpus import LOW_USE_HOURS, Finding, finding
 from jobs.presenting.header import Life
 from jobs.presenting.size import is_elastic, ranks_and_nodes
 from nodes.models import Holding
-from portal import untrusted
 from portal.models import Series
 from portal.series import read
 from portal.series.codec import Floats
+from vigil_core import untrusted
 
 HOUR_S = 3600
 KNOWN = 0.8  # of an hour's minutes, else nothing is concluded

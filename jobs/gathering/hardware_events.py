@@ -8,7 +8,7 @@ from jobs import allocations
 from jobs.models import Attempt
 from nodes.models import NodeEvent
 from nodes.presenting.events import ECHO, words
-from portal import formatting
+from vigil_core import formatting
 
 KINDS = ("xid", "gpu.lost")
 MOST = 200

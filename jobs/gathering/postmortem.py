@@ -11,8 +11,8 @@ from typing import Any
 
 from django.conf import settings
 
+from diagnosis.causes import CAUSES, UNKNOWN, Cause
 from jobs import lost
-from jobs.causes import CAUSES, UNKNOWN, Cause
 from jobs.gathering import alike, rank_steps, restart_curve, verdicts
 from jobs.gathering.verdicts import Piece
 from jobs.lost import Lost
@@ -21,8 +21,8 @@ from jobs.presenting import cost, headline, lanes, rejoin
 from jobs.presenting import rank_steps as strips
 from jobs.presenting.cost import Again, Cost
 from jobs.reliability.held import whole
-from portal import formatting
 from portal.models import User
+from vigil_core import formatting
 
 MOST_PIECES = 40
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from django.utils import timezone
 
-from jobs.postmortem import runbook
+from diagnosis import runbook
 from portal.access import note
 from portal.audit import Change
 from portal.models import SiteRunbook, User
-from portal.untrusted import plain
+from vigil_core.untrusted import plain
 
 
 @dataclass(frozen=True)

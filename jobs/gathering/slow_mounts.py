@@ -15,8 +15,8 @@ from jobs.intake.reports import owner_of
 from jobs.models import Attempt
 from jobs.presenting.header import Life
 from nodes.models import NodeEvent
-from portal import formatting, untrusted
 from portal.series import read, store
+from vigil_core import formatting, untrusted
 
 MOST = 500  # events of all its nodes
 SHOWN = 50

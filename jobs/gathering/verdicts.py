@@ -11,12 +11,13 @@ from urllib.parse import urlencode
 
 from django.urls import reverse
 
-from jobs.causes import CAUSES, UNKNOWN
+from diagnosis import verdict
+from diagnosis.causes import CAUSES, UNKNOWN
 from jobs.models import Attempt, Diagnosis, Incident, Job
-from jobs.postmortem import telling, verdict
+from jobs.postmortem import telling
 from jobs.presenting.rank_steps import named
-from portal import untrusted
-from portal.masking import DOTS, masked
+from vigil_core import untrusted
+from vigil_core.masking import DOTS, masked
 
 SHOWN = 6  # pieces of evidence on a job's page
 _DIGITS = re.compile(r"\d+")

@@ -13,8 +13,9 @@ from django.utils import timezone
 
 from jobs import starts
 from jobs.models import Attempt, Checkpoint, EarlyPrune
-from portal import bulk, untrusted
+from portal import bulk
 from training.manifest import NAME
+from vigil_core import untrusted
 
 COMMITTED, PRUNED, DAMAGED = "checkpoint.committed", "checkpoint.pruned", "checkpoint.damaged"
 KINDS = frozenset({COMMITTED, PRUNED, DAMAGED})

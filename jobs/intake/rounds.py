@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from jobs import rounds, starts
 from jobs.models import Attempt, Client, ClientSplit, Event, PendingRoundEvent, Round
-from portal import bulk, untrusted
+from portal import bulk
 from training.federation.tables import STATES, Names, RoundTable, Split, TableError
+from vigil_core import untrusted
 
 ROUNDS, SPLIT, NAMED, STARTED = "round.clients", "clients.split", "clients.named", "run.started"
 KINDS = frozenset({ROUNDS, SPLIT, NAMED, STARTED})

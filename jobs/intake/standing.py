@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.models import Attempt
-from portal import untrusted
+from vigil_core import untrusted
 
 LATEST = 64  # series kept for lists
 FADE_SECONDS = 60.0  # how fast the pace forgets

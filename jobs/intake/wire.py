@@ -19,11 +19,11 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from portal.bounded import Bounds
 from portal.http.posts import UNREADABLE, Malformed, check_text
-from portal.masking import masked
 from training.reporting import lines
 from training.reporting.lines import DEPTH, EVENT_BYTES, SERIES_NAME, STEP_LIMIT
+from vigil_core.bounded import Bounds
+from vigil_core.masking import masked
 
 POINTS = 50_000
 STREAMS = 2_048

@@ -15,7 +15,7 @@ from jobs.listing import postgres, sqlite
 from jobs.listing.sql import Sql
 from jobs.models.job import Tag
 from portal.models import Project, User
-from portal.untrusted import whole
+from vigil_core.untrusted import whole
 
 if TYPE_CHECKING:
     from jobs.listing.jobs import Search

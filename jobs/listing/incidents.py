@@ -15,7 +15,7 @@ from itertools import islice
 
 from django.db.models import F, Q, QuerySet
 
-from jobs.causes import CAUSES
+from diagnosis.causes import CAUSES
 from jobs.models import Incident
 from portal.http.paging import BadCursor, Order, Page, decode, encode
 from portal.models import Project, User

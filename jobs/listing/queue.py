@@ -16,10 +16,10 @@ from jobs.why.reasons import explained
 from nodes.cluster import sync
 from nodes.models import QueuedJob, Reading
 from nodes.schedulers.launch import LAUNCH_FAILED
-from portal import formatting
 from portal.http.paging import Order, Page, page
 from portal.models import User
-from portal.untrusted import whole
+from vigil_core import formatting
+from vigil_core.untrusted import whole
 
 STATES = ("pending", "running", "suspended", "completing")
 HELD = ("JobHeld", LAUNCH_FAILED)  # how Slurm's word begins for one that waits for its release

@@ -18,7 +18,7 @@ from nodes.telemetry.events import FROM_KERNEL
 from nodes.telemetry.grid import Grid
 from portal.models import User
 from portal.series.envelope import Outline
-from portal.untrusted import END_OF_TIME
+from vigil_core.untrusted import END_OF_TIME
 
 Stretch = tuple[float, float]  # Unix seconds
 BATCH_S = 10  # that what is told at once may be old

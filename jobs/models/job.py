@@ -8,9 +8,9 @@ from django.conf import settings
 from django.db import models
 from django.utils.functional import cached_property
 
-from jobs import kinds
 from jobs.models.sweep import Sweep
 from portal.models import Project, User
+from vigil_core import kinds
 
 
 class JobQuerySet(models.QuerySet["Job"]):

@@ -12,8 +12,8 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Count, Q
 
-from portal import formatting
 from portal.models import Project, User
+from vigil_core import formatting
 
 NAMED_REFUSALS = 3
 """Combinations without a job that a sentence names."""

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from diagnosis import reading
+from diagnosis.reading import Log
 from jobs.models import Diagnosis, Incident
-from jobs.postmortem import reading
 from jobs.postmortem.evidence.ranks import open_logs
-from jobs.postmortem.reading import Log
-from portal.masking import masked
+from vigil_core.masking import masked
 
 MOST = 1_000  # cases, the newest
 HEAD, BEFORE, AFTER, TAIL = 20, 20, 30, 60  # lines

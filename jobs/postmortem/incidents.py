@@ -23,17 +23,18 @@ from django.db.models import F
 from django.urls import reverse
 from django.utils import timezone
 
+from diagnosis import offline
+from diagnosis.causes import UNKNOWN
+from diagnosis.diagnose import diagnose as find_cause
+from diagnosis.reading import Log
+from diagnosis.signatures import Catalogue
+from diagnosis.verdict import Verdict
 from jobs import live
-from jobs.causes import UNKNOWN
 from jobs.models import Attempt, Diagnosis, Incident
-from jobs.postmortem import offline, site
-from jobs.postmortem.diagnose import diagnose as find_cause
+from jobs.postmortem import site
 from jobs.postmortem.evidence.gather import gather, records_of
-from jobs.postmortem.reading import Log
-from jobs.postmortem.signatures import Catalogue
-from jobs.postmortem.verdict import Verdict
 from portal import database
-from portal.masking import masked
+from vigil_core.masking import masked
 
 logger = logging.getLogger(__name__)
 

@@ -14,15 +14,15 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
+from diagnosis.causes import CAUSES
+from diagnosis.verdict import confirmed_by
 from jobs import live
-from jobs.causes import CAUSES
 from jobs.errors import Conflict, Problem, Refused, SpecError
 from jobs.models import Diagnosis, FollowUp, Incident, PostMortem
-from jobs.postmortem.verdict import confirmed_by
 from portal.access import can, note_if_sysadmin
 from portal.audit import Change
-from portal.masking import masked
 from portal.models import User
+from vigil_core.masking import masked
 
 NARRATIVE, FACTOR, ACTION, WHY = 20_000, 500, 300, 2_000  # letters at most
 FACTORS, ACTIONS = 50, 50

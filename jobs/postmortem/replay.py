@@ -16,15 +16,16 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
+from diagnosis import offline
+from diagnosis.signatures import Catalogue, entry_of, of_site
+from diagnosis.trial_apart import plain
+from diagnosis.verdict import Verdict
 from jobs.errors import Problem, SpecError
 from jobs.models import Diagnosis, Incident, Replay
 from jobs.models.site_entry import ReplayQuerySet
-from jobs.postmortem import examples, incidents, offline, site
-from jobs.postmortem.signatures import Catalogue, entry_of, of_site
-from jobs.postmortem.trial_apart import plain
-from jobs.postmortem.verdict import Verdict
-from portal.masking import masked
+from jobs.postmortem import examples, incidents, site
 from portal.models import User
+from vigil_core.masking import masked
 
 MOST = 500  # incidents
 MOST_JUDGED = 200  # of them, by people

@@ -14,17 +14,17 @@ import re2
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
+from diagnosis import signatures
+from diagnosis.sieve import sieve_of
+from diagnosis.signatures import FIELDS, BadEntry, Catalogue, Entry, entry_of, extended, of_site
+from diagnosis.trial import Trial
+from diagnosis.trial_apart import plain, try_entry
 from jobs.errors import Conflict, Problem, SpecError
 from jobs.models import SiteCatalogue, SiteEntry
-from jobs.postmortem import signatures
-from jobs.postmortem.sieve import sieve_of
-from jobs.postmortem.signatures import FIELDS, BadEntry, Catalogue, Entry, entry_of, extended, of_site
-from jobs.postmortem.trial import Trial
-from jobs.postmortem.trial_apart import plain, try_entry
-from portal import untrusted
 from portal.access import note
 from portal.audit import Change
 from portal.models import User
+from vigil_core import untrusted
 
 logger = logging.getLogger(__name__)
 MOST = 500  # entries of a site

@@ -20,12 +20,13 @@ from django.db.models import Q, QuerySet
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.causes import CAUSES, Cause, unconfirmed
+from diagnosis.causes import CAUSES, Cause, unconfirmed
+from diagnosis.verdict import reported_by
 from jobs.models import Checkpoint, Incident
-from jobs.postmortem.verdict import reported_by
-from portal import formatting, notify
+from portal import notify
 from portal.models import Notice
 from portal.notify import SYSADMINS
+from vigil_core import formatting
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from jobs.presenting.cost import price_text
 from jobs.reliability.saving import LEAST_GAIN
-from portal import formatting
+from vigil_core import formatting
 
 if TYPE_CHECKING:
     from jobs.gathering.cadence import Cadence

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.presenting.significance import chance_margin
-from portal import formatting
+from vigil_core import formatting
 
 if TYPE_CHECKING:
     from jobs.models import Job

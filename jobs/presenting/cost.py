@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from django.conf import settings
 
-from portal import formatting
+from vigil_core import formatting
 
 if TYPE_CHECKING:
     from jobs.lost import Lost

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from jobs.causes import CAUSES, NONE, UNKNOWN
-from jobs.postmortem.operations import operations
-from jobs.postmortem.signatures import FIELDS, LISTS, Role, Scope
-from jobs.postmortem.trial import LONGEST, Finding
+from diagnosis.causes import CAUSES, NONE, UNKNOWN
+from diagnosis.operations import operations
+from diagnosis.signatures import FIELDS, LISTS, Role, Scope
+from diagnosis.trial import LONGEST, Finding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jobs.disk.provenance import Captured, Change, Ran, cpu_of, gpus_of
-from portal import formatting
+from vigil_core import formatting
 
 MOST_NAMED = 6  # changes named beside the attempt; all of them are behind it
 SHORT = 12  # characters of a commit or digest

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs.client_name import called
-from portal import formatting
 from training.federation.tables import STATES
+from vigil_core import formatting
 
 if TYPE_CHECKING:
     from jobs.models import Client, Round

@@ -14,12 +14,12 @@ from jobs.presenting import form_schema
 from jobs.presenting.form_fields import Field, Section
 from jobs.spec import RUNS
 from jobs.spec.code import ClientCode, Script
-from portal import formatting
 from training.config import choices
 from training.config.asked import Asked
 from training.config.run_config import RunConfig
 from training.federation import custom
 from training.federation.config import FederationConfig, beside_code, with_split_of
+from vigil_core import formatting
 
 # What most people set; the rest of a section waits behind "More".
 FIRST = (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from portal import formatting
+from vigil_core import formatting
 
 Floats = NDArray[np.float64]
 NBSP = formatting.NBSP

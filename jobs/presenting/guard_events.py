@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from portal import formatting, untrusted
+from vigil_core import formatting, untrusted
 
 GuardEvent = tuple[datetime, str]
 """When, and what in words."""

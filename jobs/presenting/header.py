@@ -17,7 +17,7 @@ from jobs.presenting import sentence as sentences
 from jobs.presenting.size import has_ranks, limit_seconds, ranks_and_nodes, wants
 from jobs.progress import Progress
 from jobs.why.reasons import reason_of
-from portal import formatting
+from vigil_core import formatting
 
 if TYPE_CHECKING:
     from jobs.models import Attempt, Checkpoint, Job

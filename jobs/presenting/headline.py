@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobs.causes import Cause
+from diagnosis.causes import Cause
 from jobs.presenting.cost import Again, Cost
-from portal import formatting
+from vigil_core import formatting
 
 
 @dataclass(frozen=True)

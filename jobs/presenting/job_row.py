@@ -11,7 +11,7 @@ from jobs.presenting.header import number
 from jobs.presenting.size import has_ranks, ranks_and_nodes, size
 from jobs.progress import Progress, progress
 from jobs.why.reasons import reason_of
-from portal import formatting
+from vigil_core import formatting
 
 if TYPE_CHECKING:
     from jobs.models import Attempt, Job

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from jobs.presenting.scale import Scale
-from portal import formatting
+from vigil_core import formatting
 
 LEFT = 13.0  # per cent of the width for the names of lanes
 HEIGHT, TOP = 30, 26  # of a lane, and above the first

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from portal import formatting
+from vigil_core import formatting
 
 MOST, TEXT = 20, 300
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from portal import formatting
+from vigil_core import formatting
 
 if TYPE_CHECKING:
     from jobs.gathering.postmortem import Document

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from jobs.client_name import called
 from jobs.presenting.federation import COLOURS, Share, first_colour, in_words, legend, shares
-from portal import formatting
 from training.federation.outline import Outline
 from training.federation.tables import QUANTILES
+from vigil_core import formatting
 
 ROWS = 16
 """Clients that have a bar each."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from portal import formatting
+from vigil_core import formatting
 
 MOST_CELLS = 128  # ranks; of more, a cell is a node, and shows its slowest
 BANDS = 4

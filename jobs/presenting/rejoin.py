@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from portal import formatting
+from vigil_core import formatting
 
 LEFT = 5.0  # per cent of the width for the labels of values
 WIDTH, HEIGHT = 1000.0, 120.0

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from django.utils import timezone
 
 from jobs.presenting.scale import Scale
-from portal import formatting
+from vigil_core import formatting
 
 # The widths that labels are kept apart by assume a drawing of about this many pixels.
 WIDTH_PX = 1040

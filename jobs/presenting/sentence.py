@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from portal import formatting
 from training.federation.tables import FEWEST_EVALUATED
+from vigil_core import formatting
 
 SILENT_S = 60  # without a report for longer, the page says so
 

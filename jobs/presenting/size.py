@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.spec import seconds_of
-from portal import formatting
+from vigil_core import formatting
 
 ATTACHED = "attached"  # the kind of a job that Vigil did not submit
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from portal import formatting
+from vigil_core import formatting
 
 MOST_METRICS = 4
 FEWEST_SEEDS = 2

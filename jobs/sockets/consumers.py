@@ -24,7 +24,7 @@ from portal.http import sockets
 from portal.http.sockets import Gone
 from portal.hub import Hub, Listener, Send
 from portal.models import Project, User
-from portal.untrusted import whole
+from vigil_core.untrusted import whole
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from jobs.causes import CAUSES, NONE
+from diagnosis.causes import CAUSES, NONE
 from jobs.errors import Problem, SpecError
 from jobs.spec.toml import read_toml
 from jobs.spec.wording import problems_of

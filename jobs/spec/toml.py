@@ -8,7 +8,7 @@ import tomlkit
 
 from jobs.errors import SpecError
 from jobs.spec.broken import explain
-from portal import bounded
+from vigil_core import bounded
 
 MAX_BYTES = 64 * 1024
 

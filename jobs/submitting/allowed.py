@@ -19,8 +19,8 @@ from jobs.why.requests import request_of
 from nodes.cluster import read
 from nodes.models import Reading
 from nodes.scheduling.capacity import Cluster, Request
-from portal import formatting
 from portal.models import Project, User
+from vigil_core import formatting
 
 _FIELDS = {
     "PartitionTimeLimit": "time_limit", "PartitionNodeLimit": "nodes", "QOSNotAllowed": "qos",

@@ -10,7 +10,7 @@ from jobs.errors import Conflict
 from jobs.models import Job
 from jobs.spec import set_values
 from jobs.spec.code import ClientCode, Script
-from portal import untrusted
+from vigil_core import untrusted
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

@@ -29,13 +29,13 @@ from jobs.why.requests import request_of
 from jobs.why.variants import as_options
 from nodes.cluster import read
 from nodes.scheduling.capacity import Cluster
-from portal import formatting
 from portal.models import Project, User
 from training.config import choices
 from training.federation import config_checks, custom, data_division
 from training.federation.config import FederationConfig
 from training.federation.coverage_forecast import forecast
 from training.federation.outline import Outline, outline
+from vigil_core import formatting
 
 NEWEST = 200
 """Jobs of a project among which one alike is looked for."""

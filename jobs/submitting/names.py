@@ -18,8 +18,8 @@ from nodes.models import Association, AssociationQuerySet, License, Node, Partit
 from nodes.schedulers import cluster
 from nodes.scheduling import gpu_types, licenses
 from nodes.scheduling.capacity import may_use
-from portal import formatting
 from portal.models import User
+from vigil_core import formatting
 
 SHOWN = 6
 PARTS = {

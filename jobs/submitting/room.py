@@ -13,7 +13,7 @@ from jobs.spec import JobSpec
 from nodes.models import Node
 from nodes.scheduling import gpu_types
 from nodes.scheduling.capacity import Room
-from portal import formatting
+from vigil_core import formatting
 
 
 def misfits(spec: JobSpec) -> list[Problem]:

@@ -17,9 +17,9 @@ from jobs.models import Job
 from jobs.presenting.edit_form import EditForm
 from jobs.submitting import submit
 from jobs.submitting.release import release
-from portal import formatting
 from portal.access import can, user_of
-from portal.untrusted import whole
+from vigil_core import formatting
+from vigil_core.untrusted import whole
 
 MOST_AT_ONCE = 100
 _NO_CHECKPOINT = "Its processes end without a last checkpoint."

@@ -17,9 +17,9 @@ from jobs.models import Attempt, Job
 from jobs.presenting import cadence as words
 from jobs.presenting.header import Life
 from jobs.submitting import cadence as ordering
-from portal import formatting
 from portal.access import user_of
-from portal.untrusted import whole
+from vigil_core import formatting
+from vigil_core.untrusted import whole
 
 
 @dataclass(frozen=True)

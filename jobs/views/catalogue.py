@@ -14,18 +14,19 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from diagnosis import signatures
+from diagnosis.entry_toml import written
+from diagnosis.signatures import BadEntry, read
+from diagnosis.trial import Finding, Trial
+from diagnosis.trial_apart import plain
 from jobs.errors import Conflict, SpecError
 from jobs.models import Incident, Replay, SiteEntry
-from jobs.postmortem import replay, signatures, site
-from jobs.postmortem.entry_toml import written
-from jobs.postmortem.signatures import BadEntry, read
-from jobs.postmortem.trial import Finding, Trial
-from jobs.postmortem.trial_apart import plain
+from jobs.postmortem import replay, site
 from jobs.presenting import entry_fields
-from portal import formatting
 from portal.access import CLUSTER, can, user_of
 from portal.models import User
-from portal.untrusted import whole
+from vigil_core import formatting
+from vigil_core.untrusted import whole
 
 MOST_TEXT = 200_000  # letters of a file of entries
 MOST_AT_ONCE = 20  # entries of one, as each is tried for a second

@@ -11,7 +11,7 @@ from jobs.gathering import comparison
 from jobs.listing.jobs import Search
 from jobs.models import Job
 from portal.access import user_of
-from portal.untrusted import whole
+from vigil_core.untrusted import whole
 
 CHOICES = 50
 

@@ -12,9 +12,9 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from jobs.disk import retention, rundir, usage
-from portal import formatting
 from portal.access import can, user_of
 from portal.models import Project
+from vigil_core import formatting
 
 
 @login_required

@@ -17,7 +17,7 @@ from jobs.presenting import gpus as words
 from jobs.presenting.gpus import BY_NAME, FIELDS, Field, Picture, Told
 from jobs.views.job import Page, page_of
 from portal.access import user_of
-from portal.untrusted import END_OF_TIME, whole
+from vigil_core.untrusted import END_OF_TIME, whole
 
 COLUMNS = 240
 MOST_TABLE = 200  # rows of the table behind the picture

@@ -10,7 +10,6 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from jobs import kinds
 from jobs.listing.jobs import DEFAULT_SORT, SORTS, STATE_GROUPS, STATE_WORDS, Search
 from jobs.listing.walk import Count
 from jobs.models import Attempt, Job
@@ -19,7 +18,8 @@ from jobs.views.spans import SPANS, since
 from portal.access import user_of
 from portal.http.paging import BadCursor
 from portal.models import Project, User
-from portal.untrusted import plain, whole
+from vigil_core import kinds
+from vigil_core.untrusted import plain, whole
 
 ROWS = 50
 TABS = (("", "All"), ("running", "Running"), ("pending", "Pending"), ("bad", "Ended badly"), ("completed", "Completed"))

@@ -18,7 +18,7 @@ from jobs.presenting import ansi
 from jobs.views.job import page_of
 from portal.access import user_of
 from portal.http.api import stream
-from portal.untrusted import plain, whole
+from vigil_core.untrusted import plain, whole
 
 PAGE = 400
 MOST = 1_000

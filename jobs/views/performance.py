@@ -24,11 +24,11 @@ from jobs.models import Attempt, Event, Job
 from jobs.presenting.header import Life
 from jobs.profiles import Profile, profiles
 from jobs.submitting import profiling
-from portal import formatting, untrusted
 from portal.access import user_of
 from portal.http.api import stream
-from portal.untrusted import whole
 from training.metrics.bottleneck import BOUNDS, LEAST_STEPS, SPLIT
+from vigil_core import formatting, untrusted
+from vigil_core.untrusted import whole
 
 BOTTLENECK = "run.verdict"
 SHOWN_PROFILES = 5

@@ -12,7 +12,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from jobs.causes import CAUSES
+from diagnosis.causes import CAUSES
 from jobs.errors import JobError, Refused, SpecError
 from jobs.gathering import postmortem as documents
 from jobs.gathering import verdicts
@@ -24,7 +24,7 @@ from jobs.presenting import lanes, markdown
 from portal import markdown as readable
 from portal.access import can, user_of
 from portal.models import User
-from portal.untrusted import plain, whole
+from vigil_core.untrusted import plain, whole
 
 PIECES = 16  # of evidence, before "all of it"
 SPANS = (("near", "Around it"), ("hour", "1 h"), ("attempt", "Attempt"))

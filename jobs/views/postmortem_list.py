@@ -10,16 +10,16 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
-from jobs.causes import CAUSES
+from diagnosis.causes import CAUSES
 from jobs.gathering import verdicts
 from jobs.listing.incidents import OWNERS, Counts, Search
 from jobs.models import Incident
 from jobs.views.spans import SPANS, since
-from portal import formatting
 from portal.access import user_of
 from portal.http.paging import BadCursor
 from portal.models import Project
-from portal.untrusted import plain
+from vigil_core import formatting
+from vigil_core.untrusted import plain
 
 ROWS = 50
 FILTERS = ("project", "cause", "owner", "node", "since", "published")

@@ -12,8 +12,8 @@ from jobs.goodput import goodput
 from jobs.models import Attempt
 from jobs.presenting.header import Life
 from jobs.presenting.sentence import Sentence
-from portal.untrusted import whole
 from training.federation import custom
+from vigil_core.untrusted import whole
 
 
 def shown(request: HttpRequest, life: Life, said: Sentence) -> dict[str, Any]:

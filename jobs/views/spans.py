@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from django.utils import timezone
 
-from portal.untrusted import whole
+from vigil_core.untrusted import whole
 
 SPANS = (
     ("", "Any time"),

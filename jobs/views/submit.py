@@ -31,10 +31,10 @@ from jobs.spec.resources import Resources
 from jobs.submitting import names, submit, sweeps
 from jobs.submitting.admission import beside, project_of
 from jobs.submitting.dryrun import Finding, dry_run, sweep_run
-from portal import formatting
 from portal.access import user_of
 from portal.models import DEFAULT_PROJECT, Project, User
-from portal.untrusted import whole
+from vigil_core import formatting
+from vigil_core.untrusted import whole
 
 ASKED = frozenset(Resources.model_fields)  # what a link may fill in
 AT_ONCE = 100  # names of clones that are looked for

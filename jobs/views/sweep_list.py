@@ -11,10 +11,10 @@ from django.views.decorators.http import require_safe
 
 from jobs.models import Attempt, Sweep
 from jobs.models.sweep import standing
-from portal import formatting
 from portal.access import user_of
 from portal.http.paging import BadCursor, Order, Page, page
 from portal.models import User
+from vigil_core import formatting
 
 ROWS = 25  # of up to a thousand jobs each, which are counted
 NEWEST = Order("id", descending=True)

@@ -20,9 +20,9 @@ from jobs.models import Attempt, Job, Sweep
 from jobs.presenting.header import number
 from jobs.presenting.sweep_standing import Standing, metrics_of, shown
 from jobs.submitting import sweeps
-from portal import formatting
 from portal.access import can, user_of
 from portal.series.read import curve
+from vigil_core import formatting
 
 MOST_ROWS = 200
 MOST_LINES = 40

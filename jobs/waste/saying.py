@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobs.presenting.cost import price_text
 from jobs.waste.reading import OUTSIDE_VIGIL, Found, Hours, Wanted
-from portal import formatting
+from vigil_core import formatting
 
 LITTLE = 0.05  # hours: what would be written as 0
 

@@ -17,10 +17,11 @@ from nodes.models import Gpu, Holding, QueuedJob
 from nodes.models.telemetry import SILENT
 from nodes.telemetry import use
 from nodes.telemetry.use import Idle
-from portal import formatting, notify
+from portal import notify
 from portal.models import Notice, User
 from portal.notify import SYSADMINS
-from portal.untrusted import line
+from vigil_core import formatting
+from vigil_core.untrusted import line
 
 IDLE, UNHELD = "gpu.idle", "gpu.unheld"
 STRANGERS = f"{IDLE}:strangers"

@@ -11,7 +11,7 @@ from typing import Literal
 from jobs.why.limits import Check
 from nodes.schedulers.cluster import QueuedJob
 from nodes.scheduling.capacity import Cluster, Fit, Request, Seat
-from portal import formatting
+from vigil_core import formatting
 
 Kind = Literal["limit", "nodes", "fragmentation", "priority", "dependency", "time", "reservation", "partition", "held"]
 

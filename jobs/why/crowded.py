@@ -8,7 +8,7 @@ from math import inf
 from jobs.why.blocks import Block, Facts, are, clock
 from nodes.schedulers.cluster import HOLDING
 from nodes.scheduling.capacity import WINDOW, Request, Seat
-from portal import formatting
+from vigil_core import formatting
 
 
 def blocks(facts: Facts, *, said: bool) -> Iterator[Block]:

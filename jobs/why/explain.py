@@ -22,7 +22,7 @@ from nodes.schedulers.cluster import QueuedJob
 from nodes.scheduling import licenses
 from nodes.scheduling.backfill import Ahead, after, held_back
 from nodes.scheduling.capacity import Cluster, Request, Seat, look, starts, survey
-from portal import formatting
+from vigil_core import formatting
 
 # Slurm's words for one that waits for its turn; every other keeps a job from starting whatever is free.
 IN_TURN = frozenset({"", "None", "Resources", "Priority"})

@@ -14,7 +14,7 @@ from typing import Literal
 from nodes.schedulers.cluster import HOLDING, Association, Limits, Qos, QueuedJob
 from nodes.scheduling import gpu_types
 from nodes.scheduling.capacity import Cluster, Request
-from portal import formatting
+from vigil_core import formatting
 
 Scope = Literal["job", "node", "user", "account", "group", "time", "minutes"]
 JOBS = "jobs"  # beside TRES: how many jobs

@@ -22,8 +22,8 @@ from jobs.why.variants import Variant, as_options
 from nodes.cluster import read, sync
 from nodes.models import Reading
 from nodes.scheduling.capacity import Request
-from portal import formatting
 from portal.models import User
+from vigil_core import formatting
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jobs.following.cause import NUMERICS, described
 from jobs.following.release_text import release_ways
 from nodes.schedulers.launch import is_launch_failed, nodes_of
-from portal import formatting
+from vigil_core import formatting
 
 if TYPE_CHECKING:
     from jobs.models import Attempt

@@ -14,7 +14,7 @@ from nodes.schedulers.launch import is_launch_failed, nodes_of
 from nodes.scheduling import licenses
 from nodes.scheduling.capacity import Cluster, Request, may_use
 from nodes.scheduling.licenses import Demand
-from portal import formatting
+from vigil_core import formatting
 
 # What kind of thing Slurm's word means, the first pattern that fits.
 KINDS: dict[str, Kind] = {

@@ -15,9 +15,9 @@ from jobs.errors import SpecError
 from jobs.spec import JobSpec, limit_of
 from nodes.scheduling import gpu_types
 from nodes.scheduling.capacity import Cluster, Request, of_partition
-from portal import formatting
 from training.config.run_config import RunConfig
 from training.planning import checking
+from vigil_core import formatting
 
 MOST = 5
 ALIKE = 2  # of a kind that start now

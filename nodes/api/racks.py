@@ -13,11 +13,11 @@ from pydantic import Field
 from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import racks
 from nodes.models import RackPlace
-from portal import bounded
 from portal.http.api import ApiRequest, too_large
 from portal.http.openapi import described
 from portal.http.posts import UNREADABLE
 from portal.http.problems import Problem
+from vigil_core import bounded
 
 router = Router(tags=["cluster"])
 _PLACE = {

@@ -14,10 +14,10 @@ from nodes.cluster import sync
 from nodes.models import Node, NodeOrder, Reading
 from nodes.schedulers.base import Scheduler, SchedulerError
 from nodes.scheduling import capacity
-from portal import formatting
 from portal.access import note
 from portal.audit import Change
 from portal.models import User
+from vigil_core import formatting
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,11 @@ from functools import lru_cache
 from django.db import transaction
 
 from nodes.models import RackPlace
-from portal import bulk, csv_text
+from portal import bulk
 from portal.access import note
 from portal.audit import Change
 from portal.models import User
+from vigil_core import csv_text
 
 MOST = 10_000  # lines
 MOST_BYTES = 1_000_000

@@ -13,8 +13,8 @@ from django.db import models
 from django.db.models import Q
 
 from nodes.scheduling import capacity, gpu_types
-from portal import formatting
 from portal.models import User
+from vigil_core import formatting
 
 Row = TypeVar("Row", bound="Fact", covariant=True)
 Names = models.JSONField  # a list of strings, unless said otherwise

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from portal import formatting, untrusted
+from vigil_core import formatting, untrusted
 
 # What NVIDIA's numbers stand for, of those that one meets.
 XIDS = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from portal import formatting
+from vigil_core import formatting
 
 GIB = 1 / 1024  # of MiB
 MOST_LINES = 5

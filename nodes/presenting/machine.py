@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from gpus.xids import Severity, severity
 from nodes.presenting.events import ECHO, meaning
-from portal import formatting
+from vigil_core import formatting
 
 XIDS_FOR = timedelta(hours=6)  # an older Xid is history
 NEAR_C = 3  # so near to its slowdown temperature a GPU is hot

@@ -24,9 +24,9 @@ from django.conf import settings
 from nodes.models import Agent, AgentStream, Gpu
 from nodes.telemetry import intake, wire
 from nodes.telemetry.exporters import exporters
-from portal import untrusted
-from portal.exposition import Sample, samples
 from portal.http.posts import Malformed
+from vigil_core import untrusted
+from vigil_core.exposition import Sample, samples
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,8 @@ from nodes.models import Agent, Gpu, NodeEvent
 from nodes.telemetry import warn
 from nodes.telemetry.machines import bounded
 from nodes.telemetry.wire import Happening
-from portal import bulk, untrusted
+from portal import bulk
+from vigil_core import untrusted
 
 MOST_A_DAY = 5_000  # rows of one machine
 MOST_OLD = 20 * MOST_A_DAY  # of them by what is reported of days gone by

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from gpus import xids
 from nodes.models import Agent, Gpu, Holding, Node, NodeEvent, QueuedJob, Reading
-from portal.exposition import Family, Value
+from vigil_core.exposition import Family, Value
 
 MIB = 1024 * 1024
 GPU_LABELS = ("node", "gpu", "uuid")

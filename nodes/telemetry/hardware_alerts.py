@@ -19,8 +19,9 @@ from gpus import xids
 from gpus.xids import Severity
 from nodes.models import Gpu, NodeEvent
 from nodes.presenting.events import meaning
-from portal import formatting, notify
+from portal import notify
 from portal.models import Notice
+from vigil_core import formatting
 
 ERROR, STATE = "hardware.error", "hardware.state"
 RECENT = timedelta(hours=24)  # an error that an agent could only report later than this is history

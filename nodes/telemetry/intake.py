@@ -19,10 +19,11 @@ from nodes.telemetry import events, frames, live, machines, made_up, warn, wire
 from nodes.telemetry.fields import NEWEST, PLACE, WINDOW_S
 from nodes.telemetry.use import BUSY_PERCENT
 from nodes.telemetry.wire import MISSING, Batch, Happening, Post
-from portal import bulk, counted, untrusted
+from portal import bulk, counted
 from portal.http.posts import Malformed, inflate
 from portal.http.problems import Problem
 from portal.models import digest
+from vigil_core import untrusted
 
 STREAMS = 1_000  # of a machine: buffers that were lost
 CLOCK_S = 60.0  # a clock further off does not count

@@ -14,7 +14,8 @@ from typing import Any
 from gpus import health
 from nodes.models import Agent, Gpu, GpuPlace, NodeEvent
 from nodes.telemetry import warn
-from portal import bulk, untrusted
+from portal import bulk
+from vigil_core import untrusted
 
 MOST_GPUS = 1_024  # that one machine ever reported
 FACTS_GPUS = 64  # of one `facts`

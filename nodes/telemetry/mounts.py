@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from nodes.models import NodeEvent
 from nodes.models.telemetry import SILENT
-from portal import formatting, untrusted
+from vigil_core import formatting, untrusted
 
 TOGETHER = timedelta(minutes=2)
 FEWEST = 2  # machines

@@ -14,9 +14,9 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from nodes.telemetry.fields import GPU_FIELDS, PLACE
-from portal import untrusted
-from portal.bounded import Bounds
 from portal.http.posts import UNREADABLE, Malformed, check_text
+from vigil_core import untrusted
+from vigil_core.bounded import Bounds
 
 BATCHES = 60
 GPUS = 64

@@ -10,9 +10,9 @@ from django.contrib.auth.forms import SetPasswordForm
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
-from portal import formatting
 from portal.accounts import actions
 from portal.models import Token
+from vigil_core import formatting
 
 _FIXES = {
     "required": "{name} is missing. Fill it in.",

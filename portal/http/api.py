@@ -28,11 +28,12 @@ from ninja.throttling import BaseThrottle
 from ninja.utils import check_csrf
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
-from portal import bounded, database
+from portal import database
 from portal.http import openapi, problems, queries
 from portal.http.paging import BadCursor
 from portal.http.problems import FieldError, Problem
 from portal.models import Token, User, digest
+from vigil_core import bounded
 
 log = logging.getLogger(__name__)
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -214,7 +215,7 @@ class _Docs(Swagger):
 
 
 def make_api() -> Api:
-    """The API without endpoints; portal.urls adds what the apps have."""
+    """The API without endpoints; console.urls adds what the apps have."""
     api = Api(
         title="Vigil",
         version="1",

@@ -1,7 +1,7 @@
 """Remember the address that the current request comes from, for the audit log.
 
 It is the connection's address. With VIGIL_BEHIND_PROXY the server replaces it by the client's, if the proxy is trusted
-(uvicorn's --forwarded-allow-ips, portal.web); no header is read here.
+(uvicorn's --forwarded-allow-ips, console.web); no header is read here.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.http import HttpRequest, StreamingHttpResponse
 
-from portal import csv_text
 from portal.http.api import stream
+from vigil_core import csv_text
 
 
 def description(header: Sequence[str], *, most: int) -> dict[str, Any]:

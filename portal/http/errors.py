@@ -1,6 +1,6 @@
 """Answer exceptions that nobody caught, in any middleware, view or admin page.
 
-Django calls these handlers for every such exception, outside of the API and in it (portal.urls names them).
+Django calls these handlers for every such exception, outside of the API and in it (console.urls names them).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class ContentSecurityPolicy(CSPMiddleware):
 class Slashes(CommonMiddleware):
     """Django's, sending a page's address with a slash too many or too few on to the one that there is; nothing else.
 
-    Only who reads is sent on: what is posted to a wrong address is not found. Below /api portal.urls does it.
+    Only who reads is sent on: what is posted to a wrong address is not found. Below /api console.urls does it.
     """
 
     def should_redirect_with_slash(self, request: HttpRequest) -> bool:

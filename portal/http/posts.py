@@ -21,11 +21,11 @@ import msgspec
 from django.db import DatabaseError, connection
 from django.http import HttpResponse
 
-from portal import bounded
-from portal.bounded import Bounds
 from portal.http import problems
 from portal.http.limits import ANONYMOUS, Application, Receive, Scope, Send, declared_length, respond
 from portal.http.problems import Problem
+from vigil_core import bounded
+from vigil_core.bounded import Bounds
 
 logger = logging.getLogger(__name__)
 

@@ -18,6 +18,9 @@ import psutil
 BASE_DIR = Path(__file__).resolve().parents[2]
 # How long a web process may take to die whose supervisor was killed, on a busy machine.
 DYING_S = 5.0
+# How the web process and its supervisor are started; before version 0.2 both were modules of `portal`.
+WEB = {"console.web", "portal.web"}
+SUPERVISORS = {"console.up", "portal.up"}
 
 
 class Refused(Exception):
@@ -80,7 +83,8 @@ def _may_be_dying(holder: psutil.Process | None) -> bool:
         return True
     try:
         words, parent = holder.cmdline(), holder.parent()
-        return not words or ("portal.web" in words and not (parent and "portal.up" in parent.cmdline()))
+        is_web, has_supervisor = WEB & {*words}, parent and SUPERVISORS & {*parent.cmdline()}
+        return not words or bool(is_web and not has_supervisor)
     except psutil.Error:  # it has ended meanwhile
         return True
 

@@ -1,6 +1,6 @@
 """Run one service under a watcher, for systemd units and containers, which restart only what has ended.
 
-    python -m portal.run.watched python -m portal.worker follow
+    python -m portal.run.watched python -m console.worker follow
 
 Signals are passed on, and it exits as its service does. A service without a sign of life for VIGIL_UNRESPONSIVE_SECONDS
 is killed, and this exits with 1, for systemd (`Restart=always`) or the container engine to start it again. As a

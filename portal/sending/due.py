@@ -25,7 +25,7 @@ from portal.models import Channel, Delivery
 from portal.outbox import kinds
 from portal.outbox.filling import content_of, hours_of, trouble_of
 from portal.sending import gathering, mail, outside, slack, webhook
-from portal.untrusted import line
+from vigil_core.untrusted import line
 
 logger = logging.getLogger(__name__)
 

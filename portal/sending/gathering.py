@@ -8,10 +8,10 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Count, QuerySet
 
-from portal import formatting
 from portal.models import Delivery
 from portal.outbox import kinds
 from portal.outbox.filling import content_of
+from vigil_core import formatting
 
 HELD, WAITING, GATHERED = Delivery.State.HELD, Delivery.State.WAITING, Delivery.State.GATHERED
 FLOOD = 5  # more than so many that wait for one channel go as one

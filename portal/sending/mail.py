@@ -10,7 +10,7 @@ from django.core.mail import EmailMultiAlternatives
 from django.template.loader import render_to_string
 
 from portal.models import Delivery
-from portal.untrusted import line
+from vigil_core.untrusted import line
 
 MOST_SUBJECT = 160
 

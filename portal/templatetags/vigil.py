@@ -1,4 +1,4 @@
-"""How Vigil writes numbers, times and states in pages (a builtin: needs no load). The rules are portal.formatting'."""
+"""How Vigil writes numbers, times and states in pages (a builtin: needs no load). The rules: vigil_core.formatting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from portal import formatting
+from vigil_core import formatting
 
 register = template.Library()
 _DOCUMENT = re.compile(r"docs/([a-z-]+)\.md")

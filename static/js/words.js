@@ -1,4 +1,4 @@
-// How Vigil writes numbers and times in the browser: the same rules as portal/formatting.py.
+// How Vigil writes numbers and times in the browser: the same rules as vigil_core/formatting.py.
 export const NBSP = "\u00a0";
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const fixed3 = new Intl.NumberFormat("en", { minimumFractionDigits: 3, maximumFractionDigits: 3 });

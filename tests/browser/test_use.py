@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import APIResponse, Route, expect
 
-from portal import formatting
 from tests.browser.conftest import Watched, drag
 from tests.stack import REPOSITORY, Stack
+from vigil_core import formatting
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.turns(2)]
 Browse = Callable[..., Watched]

@@ -35,7 +35,8 @@ def test_only_the_trainers_has_torch(root: Path, target: str) -> None:
 
 def test_nothing_is_in_it_that_only_builds_and_tests_need(root: Path) -> None:
     ours = {path.name for path in (root / "srv/vigil").iterdir()}
-    assert {"portal", "jobs", "nodes", "training", "static", "templates", "manage.py", "vigil_report.py"} <= ours
+    assert {"console", "diagnosis", "gpus", "jobs", "nodes", "portal", "training", "vigil_cli", "vigil_core"} <= ours
+    assert {"static", "templates", "manage.py", "vigil_report.py"} <= ours
     assert not ours & {"tests", "bench", "var", ".git", ".ci", ".venv", "Makefile"}
     steps = {"entrypoint.sh", "image.sh", "install.sh", "progress.py"}
     assert {path.name for path in (root / "srv/vigil/docker").iterdir()} == steps
@@ -56,7 +57,7 @@ def test_its_user_can_change_nothing_of_it(root: Path, target: str) -> None:
 def test_code_comes_compiled(root: Path) -> None:
     """Nobody may write there later, so without it every start would compile everything."""
     sources = [
-        *(root / "srv/vigil/portal").rglob("*.py"),
+        *(path for name in ("console", "jobs", "portal") for path in (root / "srv/vigil" / name).rglob("*.py")),
         *root.glob("opt/vigil/lib/python3.*/site-packages/django/*/*.py"),
     ]
     assert len(sources) > 200

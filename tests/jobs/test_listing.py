@@ -14,6 +14,7 @@ from django.db.models import F
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from console.site import prepare
 from jobs import tasks
 from jobs.disk import usage
 from jobs.following import follow
@@ -23,7 +24,6 @@ from jobs.models import Attempt, Job, Listing
 from portal.access import note
 from portal.admin import History
 from portal.models import User
-from portal.site import prepare
 from tests import lab
 
 pytestmark = pytest.mark.django_db

@@ -12,11 +12,11 @@ from django.test import Client
 from jobs.disk import rundir
 from jobs.following import handover
 from jobs.models import Attempt, Job
-from portal.cli import tables
 from portal.models import User
 from tests.jobs.asking import ask
 from tests.jobs.following.test_handover import newest, stalled
 from tests.jobs.schedulers import Told
+from vigil_cli import tables
 
 pytestmark = pytest.mark.django_db
 

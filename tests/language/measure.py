@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("bench", "gpus", "jobs", "nodes", "portal", "training", "vigil_report.py")
+PACKAGES = (
+    "bench", "console", "diagnosis", "gpus", "jobs", "nodes", "portal", "training", "vigil_cli", "vigil_core",
+    "vigil_report.py",
+)  # fmt: skip
 
 DIALECT = frozenset(
     {

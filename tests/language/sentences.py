@@ -19,7 +19,18 @@ from typing import Any
 
 from tests.language.measure import ROOT, Place
 
-PYTHON = ("gpus", "jobs", "nodes", "portal", "training", "vigil_report.py")
+PYTHON = (
+    "console",
+    "diagnosis",
+    "gpus",
+    "jobs",
+    "nodes",
+    "portal",
+    "training",
+    "vigil_cli",
+    "vigil_core",
+    "vigil_report.py",
+)
 VISIBLE_ATTRIBUTES = frozenset({"title", "placeholder", "aria-label", "alt", "data-empty", "data-confirm"})
 _SENTENCE = re.compile(r"[A-Za-z]{2,}\S*\s+\S*[A-Za-z]{2,}")
 _NOT_PROSE = re.compile(
@@ -75,7 +86,7 @@ READERS: Mapping[str, Callable[[Path], Iterable[Place]]] = {
     "templates/**/*.html": of_template,
     "templates/**/*.txt": of_template,
     "static/**/*.js": of_javascript,
-    "jobs/postmortem/catalogue/*.toml": of_catalogue,
+    "diagnosis/catalogue/*.toml": of_catalogue,
     "docs/runbooks/*.md": of_markdown,
     **{f"{name}/**/*.py" if not name.endswith(".py") else name: of_python for name in PYTHON},
 }

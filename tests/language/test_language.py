@@ -41,7 +41,7 @@ def test_sentences_are_found_wherever_people_see_them(tmp_path: Path, monkeypatc
         "templates/page.html": '<p title="A tip to see">The <b>job</b> of {{ job.owner }}{# not this one #}</p>'
         "<script>var not = 'this one'</script>",
         "static/js/page.js": "// not this one\nshow('Connection is lost')\n",
-        "jobs/postmortem/catalogue/own.toml": '[[entry]]\npattern = "not this one"\nadvice = "Restart the node."\n',
+        "diagnosis/catalogue/own.toml": '[[entry]]\npattern = "not this one"\nadvice = "Restart the node."\n',
         "docs/runbooks/checkpoint.corrupt.md": "# What to do\n",
     }
     for name, text in texts.items():
@@ -53,6 +53,6 @@ def test_sentences_are_found_wherever_people_see_them(tmp_path: Path, monkeypatc
         Place("templates/page.html", 1, "A tip to see"),
         Place("templates/page.html", 1, "The job of {…}{…}"),
         Place("static/js/page.js", 2, "Connection is lost"),
-        Place("jobs/postmortem/catalogue/own.toml", 1, "Restart the node."),
+        Place("diagnosis/catalogue/own.toml", 1, "Restart the node."),
         Place("docs/runbooks/checkpoint.corrupt.md", 1, "# What to do"),
     }

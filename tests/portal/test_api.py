@@ -210,7 +210,7 @@ def test_a_session_may_send_more(transactional_db):
 
 def test_the_schema_is_made_once():
     """Anybody may ask for it, and it took most of a second each time."""
-    from portal.urls import api as whole
+    from console.urls import api as whole
 
     assert whole.get_openapi_schema() is whole.get_openapi_schema()
 

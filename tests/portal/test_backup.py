@@ -169,7 +169,7 @@ def test_kill_leaves_the_old_or_the_new(make_stack: MakeStack, made: Path, after
         connection.execute("UPDATE portal_project SET title = 'old'")
         connection.commit()
     process = subprocess.Popen(
-        [sys.executable, "-m", "portal.cli.main", "restore", str(made), "--force"],
+        [sys.executable, "-m", "vigil_cli.main", "restore", str(made), "--force"],
         cwd=REPOSITORY, env=stack.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from portal.site import checks
+from console.site import checks
 
 
 def ids(found: list[Any]) -> list[str]:

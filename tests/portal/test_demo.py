@@ -10,14 +10,14 @@ from django.core.management import call_command
 from django.db import transaction
 from django.test import override_settings
 
+from console.demo import cluster, failures, lab, telemetry
+from console.demo.scenarios import LIVE, NODES, PROJECTS, STORIES
 from jobs import lease, rounds
 from jobs.models import Attempt, Checkpoint, Failure, Job
 from nodes.cluster import sync
 from nodes.models import Agent, Gpu, GpuUse, Node, NodeEvent
 from nodes.telemetry import enrolment, read
 from portal.accounts import actions
-from portal.demo import cluster, failures, lab, telemetry
-from portal.demo.scenarios import LIVE, NODES, PROJECTS, STORIES
 from portal.models import Chunk, Project, User
 from tests.jobs.schedulers import Told
 

@@ -8,8 +8,8 @@ from html import unescape
 import pytest
 from django.test import Client
 
+from console.pages import docs
 from portal import markdown
-from portal.pages import docs
 from tests import lab
 
 pytestmark = pytest.mark.django_db

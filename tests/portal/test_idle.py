@@ -14,7 +14,7 @@ import pytest
 from tests.stack import REPOSITORY, Stack, wait_for
 
 WORKER = (
-    "import portal.worker, celery.apps.worker, jobs.tasks, portal.tasks; from jobs.following import follow, handover"
+    "import console.worker, celery.apps.worker, jobs.tasks, portal.tasks; from jobs.following import follow, handover"
 )
 BEAT = "import portal.ticks, celery.apps.beat"
 
@@ -22,7 +22,7 @@ BEAT = "import portal.ticks, celery.apps.beat"
 @pytest.mark.parametrize(
     ("code", "without"),
     [
-        (WORKER, {"ninja", "uvicorn", "jobs.api", "portal.urls", "celery.bin", "prompt_toolkit"}),
+        (WORKER, {"ninja", "uvicorn", "jobs.api", "console.urls", "celery.bin", "prompt_toolkit"}),
         (BEAT, {"django.db", "jobs", "celery.bin", "prompt_toolkit"}),
     ],
     ids=["worker", "beat"],
@@ -54,7 +54,7 @@ def test_a_worker_that_waits_goes_when_it_is_asked_to(portal_up: Stack, tmp_path
     said = tmp_path / "log"
     with said.open("w") as log:
         worker = subprocess.Popen(
-            portal_up.command("-m", "portal.worker", "nothing"), cwd=REPOSITORY, env=portal_up.environment, stderr=log
+            portal_up.command("-m", "console.worker", "nothing"), cwd=REPOSITORY, env=portal_up.environment, stderr=log
         )
     wait_for(lambda: " ready." in said.read_text(), "the worker to be there")
     wait_for(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_SLEEPING, "it to wait")

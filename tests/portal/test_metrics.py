@@ -23,8 +23,7 @@ from jobs import lease, tasks
 from jobs.following import idle
 from jobs.following.measured import KEY
 from nodes.models import Agent, Node, NodeEvent, QueuedJob
-from portal import counted, exposition, publish
-from portal.exposition import Family
+from portal import counted, publish
 from portal.http.counting import Counted
 from tests.jobs.reporting import Spooled, attempt_of, frame, send
 from tests.jobs.waste.idling import held, machine
@@ -32,6 +31,8 @@ from tests.nodes.telemetry.reporting import Machine
 from tests.redis import redis_up
 from tests.stack import Stack
 from tests.waiting import until
+from vigil_core import exposition
+from vigil_core.exposition import Family
 
 TOKEN = "a token of prometheus's own"
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]

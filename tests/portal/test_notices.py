@@ -22,8 +22,8 @@ from portal.notify import SYSADMINS, raise_notice, withdraw, withdraw_missing
 from portal.tasks import tidy
 from tests.jobs.pages.reading import text
 from tests.lab import a_job, a_project, bearer, person, signed_in, sysadmin
-from tests.portal.commands import nowhere, portal, problem, vigil  # noqa: F401
 from tests.stack import Stack
+from tests.vigil_cli.commands import nowhere, portal, problem, vigil  # noqa: F401
 
 pytestmark = pytest.mark.django_db
 IDLE = "notebook-oskar has held 1 GPU idle for 14 hours."

@@ -15,8 +15,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from diagnosis.verdict import Verdict
 from jobs.models import Diagnosis, Event, Incident, Job
-from jobs.postmortem.verdict import Verdict
 from portal.models import Channel, Token
 from portal.notify import raise_notice
 from tests import lab

@@ -8,7 +8,7 @@ from django.template import Context, Template
 from django.test import RequestFactory
 from django.utils import timezone
 
-from portal import formatting
+from vigil_core import formatting
 
 NOW = datetime(2026, 11, 21, 9, 14, tzinfo=UTC)  # a Saturday
 N = formatting.NBSP

@@ -118,7 +118,7 @@ def test_start_waits_for_the_port_of_a_killed_supervisors_web(make_stack: MakeSt
     stack = make_stack()
     hold = "import socket, sys; s = socket.create_server(('', int(sys.argv[1]))); print(flush=True); sys.stdin.read()"
     web = subprocess.Popen(
-        [sys.executable, "-c", hold, str(stack.port), "portal.web"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", hold, str(stack.port), "console.web"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     with web:
         assert web.stdin
@@ -155,7 +155,7 @@ def test_unusable_setting_is_one_sentence(make_stack: MakeStack, setting: str, v
 
 def _up(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "portal.up", *arguments], cwd=REPOSITORY, env=stack.environment,
+        [sys.executable, "-m", "console.up", *arguments], cwd=REPOSITORY, env=stack.environment,
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 

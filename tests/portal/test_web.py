@@ -6,7 +6,7 @@ import pytest
 import uvicorn
 from django.conf import LazySettings
 
-from portal import web
+from console import web
 
 
 def test_what_serves_people_does_not_know_where_slurm_s_key_is(

@@ -53,7 +53,7 @@ def check(portal: Portal, *words: str, **environment: str) -> Checked:
     room = portal.slurm.room
     assert room
     path = portal.environment["PATH"].replace(f"{portal.slurm.layout.bin}:", "")
-    command = (sys.executable, "-m", "portal.cli.main", "check", "slurm", "--json", *words)
+    command = (sys.executable, "-m", "vigil_cli.main", "check", "slurm", "--json", *words)
     done = subprocess.run(
         room.enter(*as_user(PORTAL, *command), folder=REPOSITORY), capture_output=True, text=True, check=False,
         env={**portal.environment, "PATH": path, "VIGIL_PORT": str(portal.port), **environment}, timeout=200,
@@ -342,7 +342,7 @@ def test_ctrl_c_leaves_nothing_behind(portal: Portal, slurm: Cluster) -> None:
         "sbatch", "--parsable", "--wrap=sleep 120", "--partition=debug", "--exclusive", user=BOB
     ).strip()
     slurm.wait_for(lambda: slurm.state(blocker) == "RUNNING", "the other's job to run")
-    command = (sys.executable, "-m", "portal.cli.main", "check", "slurm", "--partition=debug")
+    command = (sys.executable, "-m", "vigil_cli.main", "check", "slurm", "--partition=debug")
     path = portal.environment["PATH"].replace(f"{slurm.layout.bin}:", "")
     process = subprocess.Popen(
         room.enter(*as_user(PORTAL, *command), folder=REPOSITORY), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,

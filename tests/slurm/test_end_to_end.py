@@ -354,7 +354,7 @@ def test_the_portal_away_for_a_job_s_whole_life(portal: Portal, alice: Person) -
 
 
 def test_two_followers_do_nothing_twice(portal: Portal, slurm: Cluster, alice: Person) -> None:
-    command = portal.command("-m", "portal.worker", "follow")
+    command = portal.command("-m", "console.worker", "follow")
     with subprocess.Popen(command, cwd=REPOSITORY, env=portal.environment, stderr=subprocess.DEVNULL) as second:
         try:
             before = len(slurm.run("sacct", "-nX", "--allusers", "--format=jobid").split())

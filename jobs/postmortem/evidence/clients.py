@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 
+from diagnosis.prefixes import Prefix
+from diagnosis.sign import Sign
+from diagnosis.signatures import Catalogue
 from jobs.client_name import called
 from jobs.models import Event, Incident
 from jobs.postmortem.evidence.found import Evidence, context, some
 from jobs.postmortem.evidence.ranks import EVENTS
-from jobs.postmortem.prefixes import Prefix
-from jobs.postmortem.sign import Sign
-from jobs.postmortem.signatures import Catalogue
-from portal import untrusted
 from training.federation.tables import NAME_LETTERS
+from vigil_core import untrusted
 
 MOST_DROPPED = 4  # that are told of one by one, each with another error
 LOOKED_AT = 64

@@ -9,18 +9,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from diagnosis import rank_ends
+from diagnosis.offline import Read
+from diagnosis.prefixes import Prefix
+from diagnosis.rank_ends import End
+from diagnosis.sign import Sign
+from diagnosis.signatures import Catalogue
 from jobs.disk import folders, rundir
 from jobs.disk.logs import LogFile
 from jobs.models import Incident
-from jobs.postmortem import rank_ends
-from jobs.postmortem.offline import Read
-from jobs.postmortem.prefixes import Prefix
-from jobs.postmortem.rank_ends import End
-from jobs.postmortem.sign import Sign
-from jobs.postmortem.signatures import Catalogue
 
 AROUND = timedelta(minutes=10)  # an end, in which something else may have to do with it
-MOST_S = 100.0  # of asking all sources; the logs take most of it (jobs.postmortem.reading)
+MOST_S = 100.0  # of asking all sources; the logs take most of it (diagnosis.reading)
 
 
 @dataclass(slots=True)

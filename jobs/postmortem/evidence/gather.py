@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 
+from diagnosis import sources, stacks
+from diagnosis.doubts import ATTEMPT
+from diagnosis.sign import Sign
+from diagnosis.signatures import Catalogue
 from jobs.models import Incident
-from jobs.postmortem import sources, stacks
-from jobs.postmortem.doubts import ATTEMPT
 from jobs.postmortem.evidence.clients import clients_of_federation
 from jobs.postmortem.evidence.found import Evidence, Source
 from jobs.postmortem.evidence.history import changes_of_environment, lineage_of_checkpoints, others_that_failed
@@ -19,8 +21,6 @@ from jobs.postmortem.evidence.machines import curves_of_machines, events_of_mach
 from jobs.postmortem.evidence.ranks import guards_of_trainer, logs_of_ranks, stacks_of_ranks, steps_of_ranks
 from jobs.postmortem.evidence.scheduler import states_of_nodes, word_of_scheduler
 from jobs.postmortem.evidence.series import reported_series
-from jobs.postmortem.sign import Sign
-from jobs.postmortem.signatures import Catalogue
 
 # In this order: logs tell which incarnation failed, the launchers' files where each rank ran.
 SOURCES: tuple[Source, ...] = (

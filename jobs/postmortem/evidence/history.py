@@ -7,17 +7,17 @@ from datetime import timedelta
 
 from django.db.models import Q
 
-from jobs.causes import CAUSES, NONE, UNKNOWN
+from diagnosis.causes import CAUSES, NONE, UNKNOWN
+from diagnosis.prefixes import Prefix
+from diagnosis.sign import Sign
+from diagnosis.signatures import Catalogue
 from jobs.disk import provenance
 from jobs.incarnations import STARTED, number_of
 from jobs.models import Attempt, Checkpoint, Event, Incident
 from jobs.models.incident import IncidentQuerySet
 from jobs.postmortem.evidence.found import AROUND, Evidence, context
 from jobs.postmortem.evidence.ranks import EVENTS
-from jobs.postmortem.prefixes import Prefix
-from jobs.postmortem.sign import Sign
-from jobs.postmortem.signatures import Catalogue
-from portal import untrusted
+from vigil_core import untrusted
 
 NEAR = timedelta(minutes=2)
 MOST_OTHERS = 1_000

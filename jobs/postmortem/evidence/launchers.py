@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from diagnosis import last_look, offline, rank_ends
+from diagnosis.diagnose import NO_KILLS
+from diagnosis.last_look import Look
+from diagnosis.prefixes import Prefix
+from diagnosis.rank_ends import LAUNCHER
+from diagnosis.sign import Sign
+from diagnosis.signatures import Catalogue
 from jobs import restarts
 from jobs.models import Event, Incident
-from jobs.postmortem import last_look, offline, rank_ends
-from jobs.postmortem.diagnose import NO_KILLS
 from jobs.postmortem.evidence.found import Evidence, context, some, written
-from jobs.postmortem.last_look import Look
-from jobs.postmortem.prefixes import Prefix
-from jobs.postmortem.rank_ends import LAUNCHER
-from jobs.postmortem.sign import Sign
-from jobs.postmortem.signatures import Catalogue
-from portal import untrusted
+from vigil_core import untrusted
 
 ENDS, LOOKS = "ends", "looks"
 ENDS_BYTES = 4 << 20

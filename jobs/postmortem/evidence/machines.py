@@ -7,13 +7,13 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
+from diagnosis.doubts import GPUS_WATCHED, NO_GPUS
+from diagnosis.prefixes import Prefix
+from diagnosis.sign import Sign
+from diagnosis.signatures import Catalogue
 from jobs import allocations
 from jobs.models import Attempt, Incident
-from jobs.postmortem.doubts import GPUS_WATCHED, NO_GPUS
 from jobs.postmortem.evidence.found import AROUND, Evidence, some
-from jobs.postmortem.prefixes import Prefix
-from jobs.postmortem.sign import Sign
-from jobs.postmortem.signatures import Catalogue
 from nodes.models import Agent, Gpu, Holding, NodeEvent
 from nodes.telemetry import read
 from nodes.telemetry.fields import gpu_owner, host_owner

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from diagnosis import offline, reading, stacks
+from diagnosis.prefixes import Prefix
+from diagnosis.reading import Log
+from diagnosis.sign import Sign
+from diagnosis.signatures import Catalogue
 from jobs.disk import folders, logs, rundir
 from jobs.models import Event, Incident
-from jobs.postmortem import offline, reading, stacks
 from jobs.postmortem.evidence.found import Evidence, context, some, written
-from jobs.postmortem.prefixes import Prefix
-from jobs.postmortem.reading import Log
-from jobs.postmortem.sign import Sign
-from jobs.postmortem.signatures import Catalogue
-from portal import untrusted
+from vigil_core import untrusted
 
 MOST_LOGS = 2_048
 MOST_FLIGHTS = 1_024

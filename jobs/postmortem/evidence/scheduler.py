@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from django.db.models import Q
 
+from diagnosis.prefixes import Prefix
+from diagnosis.sign import Sign
+from diagnosis.signatures import Catalogue
 from jobs.models import Attempt, Incident
 from jobs.postmortem.evidence.found import AROUND, Evidence, context
-from jobs.postmortem.prefixes import Prefix
-from jobs.postmortem.sign import Sign
-from jobs.postmortem.signatures import Catalogue
 from nodes.models import Node, NodeOrder
 
 SCHEDULER = "scheduler"

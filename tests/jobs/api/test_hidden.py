@@ -9,12 +9,12 @@ from django.conf import LazySettings
 from django.test import Client
 from django.utils import timezone
 
+from console.pages.map_rows import machines
 from jobs.listing.sight import hidden_now
 from jobs.models import Job
 from nodes.models import Gpu, Holding
 from nodes.telemetry import merge
 from portal.models import User
-from portal.pages.map_rows import machines
 from tests.jobs.api.test_machines import hold, machine_that_works, moment, running
 from tests.lab import a_job, a_project, bearer, person, signed_in, sysadmin
 from tests.nodes.telemetry.reporting import UUIDS, Machine

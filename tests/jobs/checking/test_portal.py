@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
+from console.site import checks
 from jobs.checking import here
 from jobs.checking.site import Who
-from portal.site import checks
 from tests.lab import a_project, person
 
 

@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from django.test import Client
 
 from jobs.models import Job
-from portal.cli import rounds as commands
-from portal.cli.main import main
 from portal.models import Project, User
 from tests.jobs.federation.federations import a_federation, everybody, names, split, table, tell
 from tests.jobs.reporting import Spooled
 from tests.lab import a_job, a_project, bearer, person
+from vigil_cli import rounds as commands
+from vigil_cli.main import main
 
 pytestmark = pytest.mark.django_db
 

@@ -12,8 +12,6 @@ from jobs.disk.prepare import run_toml
 from jobs.following import ending
 from jobs.models import Attempt, Job
 from jobs.submitting.dryrun import dry_run
-from portal.cli import tables
-from portal.formatting import NBSP
 from portal.models import Notice, Project, User
 from tests.jobs.federation.federations import a_federation, everybody, spec_of, table, tell
 from tests.jobs.pages.reading import text
@@ -21,6 +19,8 @@ from tests.jobs.reporting import Spooled
 from tests.lab import bearer, signed_in
 from training import run_file
 from training.federation.tables import Coverage
+from vigil_cli import tables
+from vigil_core.formatting import NBSP
 
 pytestmark = pytest.mark.django_db
 SAYS = "3 of 7 clients never counted, 54 % of samples."

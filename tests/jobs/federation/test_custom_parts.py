@@ -18,13 +18,13 @@ from jobs.spec.trust import misuses
 from jobs.submitting import sweeps
 from jobs.submitting.dryrun import Finding, dry_run, sweep_run
 from jobs.submitting.submit import submit
-from portal.formatting import NBSP
 from portal.models import Project, User
 from tests.jobs.asking import packed
 from tests.jobs.federation.federations import a_federation
 from tests.jobs.pages.reading import text
 from tests.jobs.schedulers import Told
 from tests.lab import bearer, person, signed_in, sysadmin
+from vigil_core.formatting import NBSP
 
 TEXT = """\
 name = "mine"

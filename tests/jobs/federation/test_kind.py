@@ -8,19 +8,18 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from jobs import kinds
 from jobs.errors import Conflict, SpecError
 from jobs.models import Attempt, CadenceOrder, Job
 from jobs.spec import JobSpec
 from jobs.submitting import cadence, profiling
 from jobs.submitting.dryrun import dry_run
 from jobs.submitting.submit import resume, submit
-from portal import formatting
-from portal.cli import tables, watch
 from portal.models import Project, User
 from tests.jobs.federation.federations import a_federation, spec_of
 from tests.jobs.pages.reading import save, text
 from tests.lab import bearer, on_disk, signed_in
+from vigil_cli import tables, watch
+from vigil_core import formatting, kinds
 
 pytestmark = pytest.mark.django_db
 

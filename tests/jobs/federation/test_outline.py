@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 from jobs.presenting.outline import drawn
 from jobs.spec import write_toml
-from portal.cli import main as commands
-from portal.cli import outline as pictured
 from portal.models import User
 from tests.jobs.federation.federations import spec_of
 from tests.jobs.pages.reading import text
 from tests.lab import bearer, signed_in
 from training.federation.outline import NAMED, Outline
+from vigil_cli import main as commands
+from vigil_cli import outline as pictured
 
 pytestmark = pytest.mark.django_db
 SKEWED = {"recipe": "tabular", "dirichlet": {"alpha": 0.3}}

@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 from django.utils import timezone
 
-from jobs import kinds
 from jobs.models import Attempt, Job
 from jobs.postmortem import telling
 from jobs.presenting import cadence, guard_events, headline, lanes, rank_steps, rejoin, sentence
 from jobs.presenting.cost import Again, Cost
 from jobs.spec import JobSpec
-from portal.cli import diagnose, tables
 from portal.models import Project, User
 from tests.jobs.federation.federations import a_federation
 from tests.jobs.pages.reading import text
@@ -29,6 +27,8 @@ from tests.jobs.presenting.test_lanes import FACTS
 from tests.lab import a_checkpoint, a_job, signed_in
 from training.config.counting import counted
 from training.launch.watchdog import Hang
+from vigil_cli import diagnose, tables
+from vigil_core import kinds
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 COST = Cost(

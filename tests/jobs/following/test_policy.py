@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from diagnosis.causes import CAUSES
 from jobs import checkpoints
-from jobs.causes import CAUSES
 from jobs.disk import rundir
 from jobs.following.cause import WORDS, Ended, cause_of
 from jobs.following.known import BY_END

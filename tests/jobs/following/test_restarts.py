@@ -11,7 +11,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from jobs.causes import CAUSES
+from diagnosis.causes import CAUSES
 from jobs.following import handover, moves
 from jobs.models import Attempt, Incident, Job, Sweep
 from jobs.spec import JobSpec, restarts, write_toml

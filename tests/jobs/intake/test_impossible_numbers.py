@@ -14,10 +14,10 @@ from jobs.disk.prepare import grace_of
 from jobs.intake import reports
 from jobs.models import Checkpoint, Client, Event, Round
 from jobs.rounds import unpack
-from portal import untrusted
 from tests.jobs.reporting import Spooled, attempt_of, job_of, post
 from tests.lab import bearer, signed_in, sysadmin
 from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, RoundTable
+from vigil_core import untrusted
 
 pytestmark = pytest.mark.django_db
 

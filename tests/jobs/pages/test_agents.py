@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from console.pages import agents
 from nodes.models import Agent, AgentStream, EnrolmentSecret, Node, NodeEvent
 from nodes.telemetry.enrolment import enroll_by_secret
 from portal.models import AuditEntry, User
-from portal.pages import agents
 from tests.lab import person, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from diagnosis.signatures import read
+from diagnosis.trial import Trial
+from diagnosis.trial import read as glance
 from jobs.models import Replay, SiteEntry
 from jobs.postmortem import replay, site
-from jobs.postmortem.signatures import read
-from jobs.postmortem.trial import Trial
-from jobs.postmortem.trial import read as glance
 from portal.models import User
 from tests.lab import a_job, signed_in, sysadmin
 

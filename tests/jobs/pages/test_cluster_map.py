@@ -15,15 +15,15 @@ from django.utils import timezone
 from msgspec import structs
 
 from bench import many_machines
+from console.pages import rack_map
+from console.pages.map_rows import Device, Holder, Machine
+from console.pages.map_words import Waiting, facts, say
+from console.pages.packed_map import packed
 from jobs.listing import visibility
 from jobs.listing.visibility import Held
 from nodes.models import Agent, Gpu, Holding, Node, Partition, QueuedJob, RackPlace, Reading
 from nodes.telemetry.mounts import SlowFileSystem
 from portal.models import User
-from portal.pages import rack_map
-from portal.pages.map_rows import Device, Holder, Machine
-from portal.pages.map_words import Waiting, facts, say
-from portal.pages.packed_map import packed
 from tests.lab import a_job, a_project, person, signed_in, sysadmin
 from tests.nodes.telemetry.reporting import UUIDS
 from tests.nodes.telemetry.reporting import Machine as Reporting

@@ -10,10 +10,10 @@ from django.test import Client
 from django.utils import timezone
 
 from jobs.models import Attempt, Checkpoint, Event
-from portal import formatting
 from portal.models import Project, User
 from tests.jobs.pages.reading import save, text
 from tests.lab import a_job, a_project, person
+from vigil_core import formatting
 
 pytestmark = pytest.mark.django_db
 

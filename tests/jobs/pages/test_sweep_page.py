@@ -6,9 +6,9 @@ from django.utils import timezone
 from jobs.models import Attempt, Sweep
 from jobs.spec import SweepSpec
 from jobs.submitting import sweeps
-from portal.cli import sweep_tables
 from tests import lab
 from tests.jobs.pages import reading
+from vigil_cli import sweep_tables
 
 TOML = 'name = "rates"\n[run]\nsteps = 20\n[sweep.over]\n"run.learning_rate" = [1e-3, 2e-3]\n"run.seed" = [1, 2]\n'
 

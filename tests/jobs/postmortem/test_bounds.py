@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from diagnosis import offline, rank_ends, reading, sources, stacks
+from diagnosis.offline import log_of_text
+from diagnosis.reading import Log
+from diagnosis.scan import BLOCK
+from diagnosis.signatures import catalogue
 from jobs import restarts
 from jobs.disk import rundir
 from jobs.models import Attempt, Event, Incident
-from jobs.postmortem import incidents, offline, rank_ends, reading, sources, stacks
+from jobs.postmortem import incidents
 from jobs.postmortem.evidence import found, ranks
-from jobs.postmortem.offline import log_of_text
-from jobs.postmortem.reading import Log
-from jobs.postmortem.scan import BLOCK
-from jobs.postmortem.signatures import catalogue
 from tests.jobs.postmortem.left import ALONE, Left, texts
 
 pytestmark = pytest.mark.django_db

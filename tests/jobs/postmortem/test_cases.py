@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from jobs.causes import CAUSES
-from jobs.postmortem.evaluate import Case, Score, cases, evaluate
-from jobs.postmortem.reading import Unreadable
-from jobs.postmortem.signatures import catalogue
-from portal.cli.main import main
+from diagnosis.causes import CAUSES
+from diagnosis.evaluate import Case, Score, cases, evaluate
+from diagnosis.reading import Unreadable
+from diagnosis.signatures import catalogue
+from vigil_cli.main import main
 
 LOGS = Path(__file__).resolve().parents[2] / "logs"
 ALL = list(cases(LOGS))

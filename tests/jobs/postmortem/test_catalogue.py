@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.postmortem.literals import words_of
-from jobs.postmortem.prefixes import prefix_of
-from jobs.postmortem.scan import scan
-from jobs.postmortem.sieve import sieve_of
-from jobs.postmortem.signatures import HERE, Catalogue, Entry, catalogue, shipped
-from jobs.postmortem.signs import fits
-from jobs.postmortem.tracebacks import Frame, Traceback
+from diagnosis.literals import words_of
+from diagnosis.prefixes import prefix_of
+from diagnosis.scan import scan
+from diagnosis.sieve import sieve_of
+from diagnosis.signatures import HERE, Catalogue, Entry, catalogue, shipped
+from diagnosis.signs import fits
+from diagnosis.tracebacks import Frame, Traceback
 
 FILES = sorted(HERE.glob("*.toml"))
 ENTRIES = [pytest.param(entry, id=f"{path.stem}:{entry.name}") for path in FILES for entry in shipped(path)]

@@ -10,21 +10,22 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs.causes import CAUSES
+from diagnosis import offline
+from diagnosis.causes import CAUSES
+from diagnosis.diagnose import diagnose
+from diagnosis.doubts import ATTEMPT
+from diagnosis.signatures import catalogue
+from diagnosis.verdict import Verdict
 from jobs.failures import counting
 from jobs.following.policy import decide
 from jobs.models import Event, Failure, Incident
-from jobs.postmortem import incidents, offline, people, telling
-from jobs.postmortem.diagnose import diagnose
-from jobs.postmortem.doubts import ATTEMPT
-from jobs.postmortem.signatures import catalogue
-from jobs.postmortem.verdict import Verdict
+from jobs.postmortem import incidents, people, telling
 from nodes.models import Agent, Gpu, NodeEvent
-from portal.cli.diagnose import _postmortem_lines
 from portal.models import Notice, User
 from tests.jobs.postmortem.dying import RAISED, dead
 from tests.jobs.postmortem.left import Left
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
+from vigil_cli.diagnose import _postmortem_lines
 
 pytestmark = pytest.mark.django_db
 XID = "NVRM: Xid (PCI:0000:ab:00): 79, pid=41833, name=python, GPU has fallen off the bus."

@@ -10,14 +10,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.causes import CAUSES
-from jobs.postmortem import offline
-from jobs.postmortem.offline import diagnose_text
-from jobs.postmortem.sign import rank_in
-from jobs.postmortem.signatures import BadEntry, entry_of
-from jobs.postmortem.verdict import Verdict
-from portal.cli.main import main
+from diagnosis import offline
+from diagnosis.causes import CAUSES
+from diagnosis.offline import diagnose_text
+from diagnosis.sign import rank_in
+from diagnosis.signatures import BadEntry, entry_of
+from diagnosis.verdict import Verdict
 from tests.examples import examples
+from vigil_cli.main import main
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 14.14 GiB. GPU 0 has a total capacity of 79.15 GiB"
 RAISED = """Traceback (most recent call last):

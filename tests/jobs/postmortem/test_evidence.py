@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
+from diagnosis import last_look, rank_ends
 from jobs.following.cause import Ended
 from jobs.models import Attempt, Checkpoint, Event, Incident, Job
-from jobs.postmortem import incidents, last_look, rank_ends
+from jobs.postmortem import incidents
 from nodes.models import Gpu, Holding, Node, NodeOrder
 from tests.jobs.disk.test_captured import CAPTURED
 from tests.jobs.postmortem.left import ALONE, Left, texts

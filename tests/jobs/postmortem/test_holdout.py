@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs.causes import CAUSES
-from jobs.postmortem.evaluate import cases
+from diagnosis.causes import CAUSES
+from diagnosis.evaluate import cases
 
 LOGS = Path(__file__).resolve().parents[2] / "logs"
 HELD_OUT = LOGS.with_name("logs_holdout")

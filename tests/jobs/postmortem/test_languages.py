@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.postmortem.offline import diagnose_text
+from diagnosis.offline import diagnose_text
 
 FULL, DENIED, IO, MEMORY, MISSING = (
     "storage.full",

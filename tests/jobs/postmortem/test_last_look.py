@@ -10,7 +10,7 @@ from django.utils import timezone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.postmortem import last_look, rank_ends
+from diagnosis import last_look, rank_ends
 from tests.examples import examples
 from tests.jobs.postmortem.left import ALONE, OOM, XID, Left, texts
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.postmortem.prefixes import prefix_of
+from diagnosis.prefixes import prefix_of
 from tests.examples import examples
 
 SECOND = datetime(2026, 11, 21, 3, 1, 31, tzinfo=UTC).timestamp()

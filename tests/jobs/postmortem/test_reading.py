@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.postmortem import offline, reading
-from jobs.postmortem.reading import Log, Unreadable, blocks, open_log
-from jobs.postmortem.scan import BLOCK, scan
-from jobs.postmortem.sieve import Sieve
-from jobs.postmortem.signatures import Catalogue, entry_of
+from diagnosis import offline, reading
+from diagnosis.reading import Log, Unreadable, blocks, open_log
+from diagnosis.scan import BLOCK, scan
+from diagnosis.sieve import Sieve
+from diagnosis.signatures import Catalogue, entry_of
 
 BOOM = entry_of({"name": "boom", "role": "root", "cause": "storage.io", "source": "here", "pattern": r"boom \d+"})
 KNOWN = Catalogue([BOOM])

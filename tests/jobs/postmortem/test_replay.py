@@ -12,16 +12,16 @@ import pytest
 from click.testing import CliRunner
 from django.utils import timezone
 
+from diagnosis.trial import Trial, read
 from jobs.errors import SpecError
 from jobs.following import ending
 from jobs.following.cause import Ended
 from jobs.models import Attempt, Diagnosis, Incident, Job, Replay, SiteCatalogue, SiteEntry
 from jobs.postmortem import examples, incidents, people, replay, site
-from jobs.postmortem.trial import Trial, read
-from portal.cli.main import main
 from portal.models import User
 from tests.jobs.reporting import attempt_of, job_of
 from tests.lab import sysadmin
+from vigil_cli.main import main
 
 pytestmark = pytest.mark.django_db
 Fail = Callable[..., Incident]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from django.utils.html import escape
 
-from jobs.causes import CAUSES
-from jobs.postmortem import runbook
+from diagnosis import runbook
+from diagnosis.causes import CAUSES
 from portal.models import AuditEntry, SiteRunbook
 from tests.jobs.pages.reading import text
 from tests.lab import bearer, person, signed_in, sysadmin
-from tests.portal.commands import nowhere, portal, problem, vigil  # noqa: F401
+from tests.vigil_cli.commands import nowhere, portal, problem, vigil  # noqa: F401
 
 FILES = sorted(path.stem for path in runbook.FOLDER.glob("*.md"))
 

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from diagnosis import offline
+from diagnosis.entry_toml import written
+from diagnosis.signatures import Entry, catalogue, entry_of, extended, of_site, read
+from diagnosis.trial import Trial
+from diagnosis.trial_apart import try_entry
 from jobs.errors import Conflict, SpecError
 from jobs.models import SiteEntry
-from jobs.postmortem import offline, site
-from jobs.postmortem.entry_toml import written
-from jobs.postmortem.signatures import Entry, catalogue, entry_of, extended, of_site, read
-from jobs.postmortem.trial import Trial
-from jobs.postmortem.trial_apart import try_entry
-from portal.cli.main import main
+from jobs.postmortem import site
 from portal.models import AuditEntry, User
 from tests.lab import sysadmin
+from vigil_cli.main import main
 
 OURS: dict[str, Any] = {
     "name": "storage.ours_down",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from jobs.postmortem import offline, sources, stacks
-from portal.cli.main import main
+from diagnosis import offline, sources, stacks
+from vigil_cli.main import main
 
 TIMED_OUT = (
     "[rank0]:[E ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: "

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.postmortem.offline import diagnose_text
-from jobs.postmortem.structured import Expansions, plain
-from jobs.postmortem.verdict import Verdict
+from diagnosis.offline import diagnose_text
+from diagnosis.structured import Expansions, plain
+from diagnosis.verdict import Verdict
 
 TRACE = """Traceback (most recent call last):
   File "/app/train.py", line 91, in main

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs.causes import CAUSES
+from diagnosis.causes import CAUSES
 from jobs.models import Attempt, Diagnosis, Incident, Job, Sweep
 from jobs.postmortem import telling
 from portal.models import Channel, Delivery, Notice, User

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.postmortem.operations import operations_of
-from jobs.postmortem.tracebacks import Frame, Traceback, tracebacks
+from diagnosis.operations import operations_of
+from diagnosis.tracebacks import Frame, Traceback, tracebacks
 from tests.examples import examples
 
 

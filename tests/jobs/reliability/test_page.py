@@ -17,8 +17,8 @@ from portal.models import Membership, Project, User
 from tests.jobs.pages.reading import text
 from tests.jobs.reliability.lab import count, ran
 from tests.lab import bearer, person, signed_in, sysadmin
-from tests.portal.commands import nowhere, portal, vigil  # noqa: F401
 from tests.portal.series import write
+from tests.vigil_cli.commands import nowhere, portal, vigil  # noqa: F401
 
 pytestmark = pytest.mark.django_db
 

@@ -13,12 +13,12 @@ from channels.db import database_sync_to_async
 from django.db import connections
 from django.test import Client
 
+from console.asgi import application
 from jobs import live
 from jobs.intake import reports
 from jobs.models import Attempt
 from jobs.sockets import consumers
 from portal import hub
-from portal.asgi import application
 from tests.jobs.reporting import post
 
 ORIGIN = "http://127.0.0.1:8000"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import uvicorn
 
+from console.asgi import application
 from jobs.sockets import consumers
 from portal import hub
-from portal.asgi import application
 from portal.models import Token, User
 from tests.jobs.reporting import Spooled, attempt_of
 from tests.jobs.sockets.listening import play, take

@@ -12,11 +12,11 @@ from jobs.spec import SweepSpec
 from jobs.spec.sweep import RefusedPoint
 from jobs.submitting import sweeps
 from jobs.submitting.dryrun import sweep_run
-from portal.cli import sweep_tables
-from portal.formatting import NBSP
 from portal.models import User
 from tests.jobs.pages import reading
 from tests.jobs.submitting.sweeping import TEXT, make
+from vigil_cli import sweep_tables
+from vigil_core.formatting import NBSP
 
 pytestmark = pytest.mark.django_db
 

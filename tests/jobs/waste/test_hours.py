@@ -23,7 +23,7 @@ from tests.jobs.pages.reading import text
 from tests.jobs.waste.idling import HOUR_S, ends, held, idle_for, machine, moment, vigils
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
 from tests.nodes.telemetry.reporting import START, UUIDS, Machine
-from tests.portal.commands import nowhere, portal, vigil  # noqa: F401
+from tests.vigil_cli.commands import nowhere, portal, vigil  # noqa: F401
 
 pytestmark = pytest.mark.django_db
 

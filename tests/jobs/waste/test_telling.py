@@ -17,11 +17,11 @@ from jobs.tasks import waste
 from jobs.waste import telling
 from jobs.waste.telling import spoken
 from nodes.models import Agent, Holding, QueuedJob
-from portal.formatting import NBSP
 from portal.models import Notice, User
 from tests.jobs.waste.idling import ends, held, idle_for, machine, vigils, works
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
 from tests.nodes.telemetry.reporting import Machine
+from vigil_core.formatting import NBSP
 
 pytestmark = pytest.mark.django_db
 

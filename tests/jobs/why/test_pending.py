@@ -29,7 +29,7 @@ from tests.jobs.asking import spec_of
 from tests.jobs.pages.reading import text
 from tests.jobs.schedulers import Told
 from tests.lab import a_job, a_project, bearer, person, signed_in
-from tests.portal.commands import nowhere, portal, vigil  # noqa: F401
+from tests.vigil_cli.commands import nowhere, portal, vigil  # noqa: F401
 
 HALVES = [
     NodeStatus(name=f"dgx-0{i}", state="mixed", cpus=64, cpus_used=8, gpus=8, gpus_used=4, gpu_type="h100",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.portal.commands import nowhere, portal, problem, vigil  # noqa: F401
+from tests.vigil_cli.commands import nowhere, portal, problem, vigil  # noqa: F401
 
 
 def test_a_token_is_printed_with_the_lines_for_its_node(portal: SimpleNamespace) -> None:  # noqa: F811

@@ -16,8 +16,8 @@ from django.test import Client
 from nodes.models import Gpu, GpuUse, Holding, NodeEvent
 from nodes.telemetry import dcgm, holdings, merge
 from nodes.telemetry.wire import EVENTS_A_BATCH
-from portal.exposition import samples
 from tests.nodes.telemetry.reporting import START, UUIDS, Machine
+from vigil_core.exposition import samples
 
 HOSTILE = "</script><script>alert(1)</script>\u202e\x00\x1b]0;x\x07"
 

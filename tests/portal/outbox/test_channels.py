@@ -16,8 +16,8 @@ from portal.sending.due import send_due
 from portal.tasks import tidy
 from tests.jobs.pages.reading import text
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
-from tests.portal.commands import nowhere, portal, vigil  # noqa: F401
 from tests.portal.outbox import receiving
+from tests.vigil_cli.commands import nowhere, portal, vigil  # noqa: F401
 
 pytestmark = pytest.mark.django_db
 Make = Callable[..., Channel]

@@ -1,0 +1,209 @@
+"""A believable lab to look around in: people, projects, nodes, jobs that ended well and badly, and one that runs.
+
+The past is told through the intake that real jobs report to; what runs is a real job of this machine's scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from console.demo import cluster, ends, failures, telemetry
+from console.demo.federated import VALIDATED, FederatedIncarnation
+from console.demo.reports import Incarnation, tell
+from console.demo.scenarios import LIVE, NODES, PEOPLE, PROJECTS, STORIES, Story, Try
+from jobs.models import Attempt, Checkpoint, Job, Tag
+from jobs.spec import JobSpec
+from jobs.submitting import submit
+from portal.models import Membership, Project, User
+
+TAG = "demo"  # on everything that was made up
+
+
+def make() -> list[str]:
+    """Make what is missing; answers what was made, in words. Safe to call at every start."""
+    people = _people()
+    cluster.make(NODES)
+    sysadmin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
+    made = []
+    known = set(Job.objects.filter(tags__name=TAG).values_list("name", flat=True))
+    for story in sorted(STORIES, key=lambda story: -story.tries[0].hours_ago):
+        if story.name not in known:
+            _tell_job(story, people.get(story.owner) or sysadmin or next(iter(people.values())))
+            made.append(story.name)
+    told = Attempt.objects.filter(job__tags__name=TAG).exclude(ended_at=None).select_related("job__owner")
+    telemetry.make(told)
+    ends.make([story for story in STORIES if story.name in made], told)
+    failures.make()
+    if sysadmin is not None:
+        made += [name for text in LIVE if (name := _start_job(sysadmin, text, known))]
+    return made
+
+
+def _people() -> dict[str, User]:
+    projects = {}
+    for slug, title in PROJECTS.items():
+        projects[slug], _ = Project.objects.get_or_create(slug=slug, defaults={"title": title})
+    people = {}
+    for username, (first, last, roles) in PEOPLE.items():
+        user, made = User.objects.get_or_create(username=username, defaults={"first_name": first, "last_name": last})
+        if made:  # nobody signs in as them but by a link that a sysadmin makes
+            user.set_unusable_password()
+            user.save(update_fields=["password"])
+        for slug, role in roles.items():
+            Membership.objects.get_or_create(user=user, project=projects[slug], defaults={"role": role})
+        people[username] = user
+    return people
+
+
+def _tell_job(story: Story, owner: User) -> None:
+    text = spec_text(story)
+    spec = JobSpec.parse_toml(text)
+    with transaction.atomic():
+        job = Job.objects.create(
+            project=Project.objects.get(slug=story.project), owner=owner, name=story.name, kind=spec.kind,
+            spec=spec.model_dump(mode="json"), spec_toml=text, notes=story.notes,
+        )  # fmt: skip
+        Tag.objects.bulk_create([Tag(job=job, name=name) for name in (TAG, *story.tags)])
+        Job.objects.filter(pk=job.pk).update(created_at=_ago(story.tries[0]) - timedelta(seconds=3))
+        for number, chapter in enumerate(story.tries, 1):
+            _tell_attempt(job, story, chapter, number)
+        _write_logs(job, story)
+    # Whoever looks for something to verify finds nothing: the bytes of these checkpoints never existed.
+    Checkpoint.objects.filter(job=job, state=Checkpoint.State.COMMITTED).update(state=Checkpoint.State.VERIFIED)
+
+
+def _ago(chapter: Try) -> datetime:
+    """The time at which the attempt was submitted."""
+    return timezone.now() - timedelta(hours=chapter.hours_ago)
+
+
+def _tell_attempt(job: Job, story: Story, chapter: Try, number: int) -> None:
+    submitted = _ago(chapter)
+    started = submitted + timedelta(minutes=chapter.queued_minutes)
+    start = Checkpoint.objects.filter(job=job, step=chapter.steps[0][0]).order_by("-generation").first()
+    attempt = Attempt.objects.create(
+        job=job, number=number, state="running", steps=story.steps, resume_from=start,
+        origin=Attempt.Origin.SUBMITTED if number == 1 else Attempt.Origin.RESTARTED,
+    )  # fmt: skip
+    kind = FederatedIncarnation if story.owners else Incarnation
+    last = tell(attempt, story, chapter, started.timestamp(), 10 * number, kind)
+    ended = datetime.fromtimestamp(last, UTC) + timedelta(seconds=2)
+    Attempt.objects.filter(pk=attempt.pk).update(
+        state=chapter.state, cause=chapter.cause, reason=chapter.reason, failure=chapter.failure,
+        decision=chapter.decision, exit_code=chapter.exit_code, signal=chapter.signal, nodes=list(chapter.nodes),
+        scheduler_id=f"demo-{attempt.pk}", directory=f"attempt-{number}", token_digest="",
+        created_at=submitted, submitted_at=submitted + timedelta(seconds=1), started_at=started, ended_at=ended,
+        decided_at=ended, closed_at=ended, last_report_at=ended, pace_seconds=story.step_s, pace_steps=1.0,
+        cancel_asked_at=ended - timedelta(seconds=40) if chapter.cause == "cancelled" else None,
+        cancel_asked_by=job.owner if chapter.cause == "cancelled" else None,
+    )  # fmt: skip
+    Job.objects.filter(pk=job.pk).update(latest=attempt)
+
+
+def _write_logs(job: Job, story: Story) -> None:
+    """A run directory with what its ranks would have printed."""
+    relative = f"{story.project}/{job.pk}-{TAG}00"
+    directory = Path(settings.VIGIL_RUNS) / relative
+    old = os.umask(0o007)
+    try:
+        (directory / "portal").mkdir(parents=True, exist_ok=True)
+        (directory / "portal" / "spec.toml").write_text(job.spec_toml)
+        ended = dict(job.attempts.values_list("number", "ended_at"))
+        for number, chapter in enumerate(story.tries, 1):
+            logs = directory / "job" / f"attempt-{number}" / "logs"
+            logs.mkdir(parents=True, exist_ok=True)
+            for incarnation, (first, last) in enumerate(chapter.steps):
+                for rank in range(story.world):
+                    text = _log(story, chapter, rank, first, last)
+                    if incarnation == len(chapter.steps) - 1:
+                        text += _last_words(chapter, rank, ended[number] or timezone.now())
+                    (logs / f"{incarnation}.{rank}.log").write_text(text)
+    finally:
+        os.umask(old)
+    Job.objects.filter(pk=job.pk).update(directory=relative)
+
+
+def _log(story: Story, chapter: Try, rank: int, first: int, last: int) -> str:
+    lines = [f"rank {rank} of {story.world} on {story.node_of(rank, chapter)}"]
+    if first:
+        lines.append(f"restored step-{first}")
+    if story.owners:
+        lines += [f"round {number}" for number in range(first + 1, last + 1)] if rank == 0 else []
+    else:
+        lines += [f"step {step} of {story.steps}" for step in range(first + 100, last + 1, 100)]
+    return "\n".join(lines) + "\n"
+
+
+def _last_words(chapter: Try, rank: int, ended: datetime) -> str:
+    """What the rank that failed printed last, and after it the others."""
+    is_first = chapter.failure.get("rank") == rank
+    if not (text := chapter.log if is_first else chapter.echo):
+        return ""
+    at = timezone.localtime(ended - timedelta(seconds=40 if is_first else 18 - rank * 0.02))
+    what = "Traceback (most recent call last):\n" if is_first else ""
+    return f"{at:%Y-%m-%d %H:%M:%S},{at.microsecond // 1000:03d} ERROR rank {rank}: the step failed\n{what}{text}\n"
+
+
+def _start_job(user: User, text: str, known: set[str]) -> str:
+    cpus = len(os.sched_getaffinity(0))
+    # Half of the machine at most: whoever looks around wants the other half.
+    for name, number in (("{ranks}", min(2, max(1, cpus // 2))), ("{cpus}", cpus), ("{batch}", 16 * cpus)):
+        text = text.replace(name, str(number))
+    spec = JobSpec.parse_toml(text)
+    if spec.name in known or settings.VIGIL_SCHEDULER != "local":
+        return ""
+    submit.submit(user, spec, spec_toml=text, key=f"{TAG}-{spec.name}")
+    return spec.name
+
+
+def spec_text(story: Story) -> str:
+    """The spec as the person would have written it."""
+    tags = ", ".join(f'"{tag}"' for tag in (TAG, *story.tags))
+    return f"""\
+name = "{story.name}"
+kind = "{"federated" if story.owners else "distributed"}"
+project = "{story.project}"
+tags = [{tags}]
+
+[resources]
+nodes = {story.nodes}
+gpus_per_node = {story.gpus}
+time_limit = "{story.time_limit}"
+
+[restart]
+max_restarts = 3
+
+[run]
+recipe = "{story.recipe}"
+{_federated(story) if story.owners else _distributed(story)}checkpoint_every = {story.checkpoint_every}
+{_SOURCE if story.owners else ""}"""
+
+
+_SOURCE = """
+[run.language]
+source = "/data/packages"
+"""
+
+
+def _distributed(story: Story) -> str:
+    return f"steps = {story.steps}\nglobal_batch = {story.global_batch}\nwarmup_steps = 200\n"
+
+
+def _federated(story: Story) -> str:
+    return f"""\
+rounds = {story.steps}
+clients = {len(story.owners)}
+split = "column"
+local_steps = 10
+batch = 16
+learning_rate = 0.3
+pace = "deadline"
+aggregation = "trimmed_mean"
+validate_every = {VALIDATED}
+"""

@@ -1,0 +1,18 @@
+"""`manage.py prepare`: what a container runs once before web and workers start; `vigil up` does the same in web."""
+
+from django.core.management.base import BaseCommand, CommandError
+
+from console.site.prepare import prepare
+from portal.run.preflight import Refused
+
+
+class Command(BaseCommand):
+    help = "Bring the database and the static files up to date; make the first sysadmin."
+    requires_system_checks = ()
+
+    def handle(self, *args: object, **options: object) -> None:
+        try:
+            for line in prepare():
+                self.stdout.write(line)
+        except Refused as error:
+            raise CommandError(str(error)) from None

@@ -1,0 +1,112 @@
+"""The map of the cluster: racks, nodes and GPUs by state, use, heat or owner; and a card of one GPU."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.db.models import F, Sum
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from console.pages import map_words, rack_map
+from console.pages.cluster import is_fragment, stale, varied
+from console.pages.map_rows import machines
+from console.pages.packed_map import packed
+from jobs.api.machines import gpu_shapes
+from jobs.listing import visibility
+from nodes.models import Agent, Gpu, Partition, Reading
+from nodes.telemetry import mounts
+from portal.access import user_of
+from portal.models import User
+from vigil_core.untrusted import plain
+
+BY = (("state", "State"), ("use", "Utilisation"), ("heat", "Temperature"), ("owner", "Owner"))
+PAST = timedelta(days=1)  # how long a slow file system stays on the page
+MOST_OWNERS = 12  # named in the key
+
+
+@login_required
+@require_safe
+def index(request: HttpRequest) -> HttpResponse:
+    user, now = user_of(request), timezone.now()
+    there = machines(user, now)
+    partitions = list(Partition.objects.values_list("name", flat=True))
+    whole = rack_map.drawn(there, partitions)
+    slow, waiting = mounts.between(now - PAST, now, now=now), _waiting(user)
+    rack = plain(request.GET.get("rack", ""))[:64]
+    shown = rack_map.of_rack(whole, rack) if rack else whole
+    context = {
+        "section": "cluster",
+        "place": "map",
+        "fragment": is_fragment(request),
+        "now": now,
+        "stale": stale(Reading.Part.NODES, now),
+        "say": map_words.say(whole, slow, waiting, now),
+        "facts": [(*fact, _address(where)) for *fact, where in map_words.facts(whole, waiting)],
+        "nodes": len(there),
+        "gpus": whole.gpus,
+        "map": shown,
+        "packed": packed(shown) if shown.size == "canvas" else None,
+        "rack": rack,
+        "by": _by(request),
+        "choices": BY,
+        "owners": shown.owners[:MOST_OWNERS],
+        "more_owners": len(shown.owners) - MOST_OWNERS,
+        "slow": [(event, event.text(now)) for event in slow],
+        "ramp": range(9),
+        "heat": (rack_map.LOW_C, rack_map.HIGH_C),
+        "read": Reading.objects.filter(part=Reading.Part.NODES).values_list("read_at", flat=True).first(),
+    }
+    template = "nodes/_cluster.html" if is_fragment(request) else "nodes/cluster.html"
+    return varied(render(request, template, context))
+
+
+@login_required
+@require_safe
+def gpu(request: HttpRequest, name: str, index: int) -> HttpResponse:
+    """What is known of one GPU, for whoever clicks on it."""
+    user, now = user_of(request), timezone.now()
+    found = next(iter(machines(user, now, names=[plain(name)])), None)
+    device = next((device for device in found.devices if device.index == index), None) if found else None
+    if found is None or device is None:
+        raise Http404(f"There is no GPU {index} on {name}.")
+    cell = rack_map.cell_of(device, found)
+    context = {
+        "node": found,
+        "cell": cell,
+        "word": rack_map.WORDS[cell.state],
+        "told": _told(user, found.name, device.pk),
+    }
+    return render(request, "nodes/_gpu_card.html", context)
+
+
+def _told(user: User, node: str, gpu_id: int | None) -> dict[str, Any] | None:
+    """What its agent tells of it, as this person may see it."""
+    agent = Agent.objects.filter(node=node).first()
+    uuid = Gpu.objects.filter(pk=gpu_id).values_list("uuid", flat=True).first() if gpu_id else None
+    if agent is None or uuid is None:
+        return None
+    return next((shape for shape in gpu_shapes(user, agent) if shape["uuid"] == uuid), None)
+
+
+def _waiting(user: User) -> map_words.Waiting:
+    rows = visibility.visible_queue(user).filter(state="pending").order_by()
+    told = rows.aggregate(jobs=Sum("tasks"), gpus=Sum(F("gpus") * F("tasks")))
+    return map_words.Waiting(told["jobs"] or 0, told["gpus"] or 0)
+
+
+def _by(request: HttpRequest) -> str:
+    wanted = request.GET.get("by", "")
+    return wanted if wanted in dict(BY) else BY[0][0]
+
+
+def _address(where: str) -> str:
+    """The page that a number leads to."""
+    if where in {"running", "pending"}:
+        return f"{reverse('queue')}?state={where}"
+    return f"{reverse('nodes')}?state=out" if where == "out" else ""

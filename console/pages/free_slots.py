@@ -1,0 +1,81 @@
+"""What nodes have free, drawn and in words: for the home page and the page of nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nodes.models import Node
+from vigil_core import formatting
+
+MOST_CELLS = 16
+
+
+@dataclass(frozen=True)
+class Place:
+    """One node in the drawing of free slots: a cell a GPU; a bar of CPUs where there are no GPUs."""
+
+    node: Node
+
+    @property
+    def unit(self) -> str:
+        return "GPU" if self.node.gpus else "CPU"
+
+    @property
+    def total(self) -> int:
+        return self.node.gpus or self.node.cpus
+
+    @property
+    def used(self) -> int:
+        return min(self.total, self.node.gpus_used if self.node.gpus else self.node.cpus_used)
+
+    @property
+    def free(self) -> int:
+        return self.node.gpus_free if self.node.gpus else self.node.cpus_free
+
+    @property
+    def is_out(self) -> bool:
+        return not self.node.takes_jobs
+
+    @property
+    def cells(self) -> list[tuple[int, str]]:
+        """(x, look) of each cell; a cell stands for several where a node has more than fit."""
+        shown = min(self.total, MOST_CELLS)
+        if self.is_out:
+            return [(i * 8, "out") for i in range(shown)]
+        used = round(shown * self.used / self.total) if self.total else 0
+        if self.used and not used:
+            used = 1
+        return [(i * 8, "keep" if i < used else "free") for i in range(shown)]
+
+
+def counted(nodes: Iterable[Node]) -> list[Place]:
+    """The nodes that free slots are counted on: those with GPUs, where there are any."""
+    places = [Place(node) for node in nodes]
+    return [place for place in places if place.unit == "GPU"] or places
+
+
+def _free_by_type(nodes: Iterable[Node]) -> str:
+    """Return "1 a100, 12 1g.10gb" where some node has several types, so that their sum says little; else ""."""
+    nodes = list(nodes)
+    free: Counter[str] = Counter()
+    if not any(node.gpus_by_type for node in nodes):
+        return ""
+    for node in nodes:
+        for kind in node.gpu_types:
+            free[kind["type"] or "without a type"] += kind["free"]
+    return ", ".join(f"{formatting.count(count)} {kind}" for kind, count in sorted(free.items()) if count)
+
+
+def free_now(nodes: Iterable[Node]) -> str:
+    """ "5 of 64 GPUs. At most 3 on one node." in words; "" where no node is known."""
+    places = counted(nodes)
+    if not places:
+        return ""
+    free, total = sum(place.free for place in places), sum(place.total for place in places)
+    text = f"{formatting.count(free)} of {formatting.plural(total, places[0].unit)}."
+    if by_type := _free_by_type(place.node for place in places):
+        return f"{text[:-1]}: {by_type}."
+    most = max(place.free for place in places)
+    return text + (f" At most {formatting.count(most)} on one node." if len(places) > 1 and free else "")

@@ -1,0 +1,233 @@
+"""The page of one machine: what the scheduler says of it, what its agent tells; draining and notes, for sysadmins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_POST, require_safe
+
+from console.pages import node_facts
+from console.pages.cluster import is_fragment, stale, sysadmin_of, varied
+from console.pages.node_facts import Machine
+from console.pages.nodes import NodeRow
+from jobs.listing import visibility
+from nodes.cluster import drain as orders
+from nodes.models import Agent, Node, NodeNote, NodeOrder, Reading
+from nodes.presenting import machine
+from nodes.telemetry import mounts
+from nodes.telemetry.mounts import SlowFileSystem
+from portal.access import CLUSTER, can, note, user_of
+from portal.audit import Change
+from portal.models import User
+from vigil_core import formatting
+from vigil_core.untrusted import plain
+
+Fact = tuple[str, str, str]
+NBSP = formatting.NBSP
+MOST_SLOW = 5
+NOTHING = "nothing"
+SHOWN_NOTES = 50
+
+
+@login_required
+@require_safe
+def one(request: HttpRequest, name: str) -> HttpResponse:
+    """A machine that the scheduler knows, an agent tells of, or both."""
+    user, now = user_of(request), timezone.now()
+    name = plain(name)
+    node, agent = Node.objects.filter(name=name).first(), Agent.objects.filter(node=name).first()
+    if node is None and agent is None:
+        raise Http404(f"There is no node {name}.")
+    span = node_facts.span_of(request.GET.dict(), now)
+    shown = Machine(user, node, agent, span, now) if agent is not None else None
+    if is_fragment(request) and request.headers.get("X-Drawn", NOTHING) != _drawn(shown):
+        return HttpResponse(status=204, headers={"HX-Refresh": "true"})
+    context = {
+        "section": "nodes",
+        "name": name,
+        "node": node,
+        "agent": agent,
+        "fragment": is_fragment(request),
+        "stale": stale(Reading.Part.NODES, now) if node is not None else "",
+        "say": machine.say(_said(node, shown, now)),
+        "may_change": can(user, "change", CLUSTER),
+        "may_drain": node is not None and not node.is_made_up and can(user, "change", CLUSTER),
+        "drained_by_another": node is not None and orders.is_drained_by_another(node, user),
+        "most_reason": orders.MOST_REASON,
+        "notes": NodeNote.objects.filter(node=name).select_related("by")[:SHOWN_NOTES],
+        "most_note": NodeNote.MOST,
+        "facts": [*_facts(node, shown)],
+        **(_of_scheduler(user, node) if node is not None else {}),
+        **(_of_agent(shown, is_fragment=is_fragment(request)) if shown is not None else {}),
+    }
+    return varied(render(request, "nodes/_node.html" if is_fragment(request) else "nodes/node.html", context))
+
+
+def _drawn(shown: Machine | None) -> str:
+    """Which GPUs the page has rows of: with others it has to be made anew."""
+    return NOTHING if shown is None else ",".join(["gpus", *(str(gpu.pk) for gpu in shown.gpus)])
+
+
+def _said(node: Node | None, shown: Machine | None, now: Any) -> machine.Facts:
+    if shown is not None:
+        return node_facts.facts_of(shown)
+    return machine.Facts(now=now, **(node_facts.said_by_scheduler(node) if node is not None else {}))
+
+
+def _of_scheduler(user: User, node: Node) -> dict[str, Any]:
+    return {
+        "shown": NodeRow(node, visibility.held_on(user, [node.name])[node.name]),
+        "orders": NodeOrder.objects.filter(node=node.name).select_related("asked_by")[:5],
+    }
+
+
+def _slow(shown: Machine) -> list[SlowFileSystem]:
+    """Shared file systems that were slow on this machine and on others: that is the cluster's, not its own."""
+    start, end = shown.span.moments
+    return mounts.between(start, end, node=shown.agent.node, now=shown.now)[:MOST_SLOW]
+
+
+def _of_agent(shown: Machine, *, is_fragment: bool) -> dict[str, Any]:
+    visits, hidden = node_facts.visits(shown)
+    context: dict[str, Any] = {
+        "machine": shown,
+        "span": shown.span,
+        "ranges": node_facts.RANGES,
+        "lanes": node_facts.lanes(shown),
+        "marks": node_facts.marks(shown),
+        "happened": shown.happened[: node_facts.MOST_EVENTS],
+        "slow": [(event, event.text(shown.now)) for event in _slow(shown)],
+        "has_more_events": len(shown.happened) > node_facts.MOST_EVENTS,
+        "processes": node_facts.processes(shown),
+        "visits": visits,
+        "hidden_visits": hidden,
+    }
+    if is_fragment:
+        return context
+    figures = node_facts.host_figures(shown)
+    charts = [chart for lane in context["lanes"] for chart in lane.charts]
+    drawn = {
+        "node": shown.agent.node,
+        "now": shown.now.timestamp(),
+        "zone": timezone.get_current_timezone_name(),
+        "gpus": _drawn(shown),
+    }
+    return context | {
+        "figures": figures,
+        "drawn": drawn | {"figures": [*charts, *figures]},
+        "topology": node_facts.topology(shown.agent),
+    }
+
+
+def _facts(node: Node | None, shown: Machine | None) -> Iterator[Fact]:
+    """The strip: title, value, and what it is of."""
+    if node is not None and node.gpus:
+        yield "GPUs in use", formatting.count(node.gpus_used), f"of {formatting.count(node.gpus)}"
+    if shown is not None:
+        yield from _of_gpus(shown)
+    if node is not None:
+        yield "CPUs in use", formatting.count(node.cpus_used), f"of {formatting.count(node.cpus)}"
+        if node.memory_mib:
+            yield "Memory allocated", *_gib(node.memory_used_mib, node.memory_mib)
+    if shown is not None:
+        yield from _of_host(shown)
+    elif node is not None:
+        if node.load is not None:
+            yield "Load", formatting.measure(node.load), ""
+        if node.booted_at:
+            yield "Up since", formatting.clock(node.booted_at), ""
+        if node.features:
+            yield "Features", "", " · ".join(node.features)
+
+
+def _of_gpus(shown: Machine) -> Iterator[Fact]:
+    """What its GPUs do together, as far as this person may see each."""
+    seen = [shown.newest(gpu) for gpu in shown.has]
+    watts = [told["watts"] for told in seen if "watts" in told]
+    caps = [gpu.power_cap_watts for gpu in shown.has if gpu.power_cap_watts and not shown.hides(gpu)]
+    if watts:
+        most = f"of {formatting.measure(sum(caps) / 1000)}{NBSP}kW" if len(caps) == len(watts) else ""
+        yield "GPUs’ power", f"{formatting.measure(sum(watts) / 1000)}{NBSP}kW", most
+
+
+def _of_host(shown: Machine) -> Iterator[Fact]:
+    host = shown.host
+    if (busy := host.get("cpu_percent")) is not None:
+        yield "CPU", formatting.share(busy / 100), "busy"
+    used, there = host.get("memory_used_mib"), host.get("memory_total_mib")
+    if used is not None and there:
+        yield "Memory", *_gib(used, there)
+    if (up := host.get("uptime_s")) is not None:
+        yield "Up", formatting.duration(up), ""
+
+
+def _gib(used_mib: float, there_mib: float) -> tuple[str, str]:
+    used, there = (formatting.count(round(mib / 1024)) for mib in (used_mib, there_mib))
+    return used, f"of {there}{NBSP}GiB"
+
+
+@login_required
+@require_POST
+def drain(request: HttpRequest, name: str) -> HttpResponse:
+    reason = " ".join(plain(request.POST.get("reason", "")).split())
+    if not reason or len(reason) > orders.MOST_REASON:
+        messages.error(request, f"Say why, in at most {orders.MOST_REASON} characters: whoever asks Slurm reads it.")
+        return redirect("node", name)
+    return _ask(request, name, NodeOrder.Action.DRAIN, reason)
+
+
+@login_required
+@require_POST
+def undrain(request: HttpRequest, name: str) -> HttpResponse:
+    return _ask(request, name, NodeOrder.Action.UNDRAIN)
+
+
+def _ask(request: HttpRequest, name: str, action: NodeOrder.Action, reason: str = "") -> HttpResponse:
+    user = sysadmin_of(request, f"{action} nodes")
+    node = Node.objects.filter(name=plain(name)).first()
+    if node is None:
+        raise Http404(f"There is no node {name}.")
+    if node.is_made_up:
+        raise PermissionDenied(f"{name} is made up: the scheduler knows nothing of it.")
+    try:
+        orders.ask(user, node, action, reason, replaces=request.POST.get("replaces"))
+    except orders.DrainedByAnother as error:
+        # A drained node has no button to drain it, so that only the command replaces the reason.
+        replace = f"Its reason is replaced by: vigil drain {name} --reason R --replace"
+        again = replace if action == NodeOrder.Action.DRAIN else "Read that first; then undrain it if you mean to."
+        messages.error(request, f"{error} Nothing was changed. {again}")
+    return redirect("node", name)
+
+
+@login_required
+@require_POST
+def add_note(request: HttpRequest, name: str) -> HttpResponse:
+    """Write something down about a machine, for everybody to read."""
+    user, name = sysadmin_of(request, "write notes about nodes"), plain(name)
+    if not Node.objects.filter(name=name).exists() and not Agent.objects.filter(node=name).exists():
+        raise Http404(f"There is no node {name}.")
+    text = plain(request.POST.get("text", "")).strip()
+    if not text or len(text) > NodeNote.MOST:
+        messages.error(request, f"Write a note of at most {formatting.count(NodeNote.MOST)} characters.")
+        return redirect("node", name)
+    NodeNote.objects.create(node=name, text=text, by=user)
+    note(user, "note", name, change=Change(after={"text": text}))
+    return redirect(f"{reverse('node', args=[name])}#h-notes")
+
+
+@login_required
+@require_POST
+def remove_note(request: HttpRequest, name: str, note_id: int) -> HttpResponse:
+    user = sysadmin_of(request, "remove notes about nodes")
+    found = get_object_or_404(NodeNote, node=plain(name), pk=min(note_id, 2**63 - 1))
+    found.delete()
+    note(user, "remove note", found.node, change=Change(before={"text": found.text}))
+    return redirect(f"{reverse('node', args=[found.node])}#h-notes")

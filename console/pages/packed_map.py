@@ -1,0 +1,59 @@
+"""A map of many nodes as a script paints it: a few characters a GPU, so that a thousand nodes are a small page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from console.pages.rack_map import HIGH_C, LOW_C, WORDS, Column, RackMap, Row
+
+LETTERS = {
+    "busy": "b",
+    "wasted": "w",
+    "idle": "i",
+    "drained": "d",
+    "lost": "l",
+    "broken": "x",
+    "hot": "h",
+    "stray": "s",
+}
+MOST_OWNERS = 255
+NOTHING = "--"
+HEX: dict[int | None, str] = {value: f"{value:02x}" for value in range(256)} | {None: NOTHING}
+FULL = HEX[255]  # what is beyond the scale, too
+
+
+def packed(drawn: RackMap) -> dict[str, Any]:
+    """Columns of nodes, each `[name, limit, states, uses, temperatures, owners, trouble, indices, CPUs used, CPUs]`.
+
+    Of a GPU: a letter of its state, and two hex digits each of what it does, how hot it is and who of `owners` holds
+    it. Indices are null where they count from 0.
+    """
+    owners = drawn.owners[:MOST_OWNERS]
+    places = {user: i for i, (_, user, _, _) in enumerate(owners)}
+    return {
+        "heat": [LOW_C, HIGH_C],
+        "words": {letter: WORDS[state] for state, letter in LETTERS.items()},
+        "owners": [[letters, user, colour] for letters, user, colour, _ in owners],
+        "columns": [_column(column, places) for column in drawn.columns],
+    }
+
+
+def _column(column: Column, places: dict[str, int]) -> dict[str, Any]:
+    return {
+        "name": column.name,
+        "part": column.part,
+        "off": f"▲ {column.off_c:.1f}" if column.is_warm else "",
+        "nodes": [_node(row, places) for row in column.rows],
+    }
+
+
+def _node(row: Row, places: dict[str, int]) -> list[Any]:
+    devices = row.machine.devices
+    states = "".join([LETTERS[state] for state in row.states])
+    uses = "".join([HEX.get(device.percent, FULL) for device in devices])
+    heats = "".join([HEX.get(device.temperature_c, FULL) for device in devices])
+    owners = "".join([HEX[places.get(device.holder.user)] if device.holder else NOTHING for device in devices])
+    indices = [device.index for device in devices]
+    counted = indices == list(range(len(devices)))
+    told: list[Any] = [row.name, row.limit_c, states, uses, heats, owners, row.trouble, None if counted else indices]
+    return told if devices else [*told, row.machine.cpus_used, row.machine.cpus]

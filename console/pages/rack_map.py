@@ -1,0 +1,373 @@
+"""The map of the cluster: a rack is a column, a node a row, a GPU a cell that carries all four answers. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from zlib import crc32
+
+from django.utils.functional import cached_property  # before Python 3.12, functools' takes a lock each time
+
+from console.pages.map_rows import Device, Machine
+from nodes.cluster.racks import natural
+from vigil_core import formatting
+
+NEAR_LIMIT_C = 3  # below its slowdown limit a GPU is hot
+HOT_C = 86  # where no limit is told
+THERMAL = 0x20 | 0x40  # NVML: slowed down by software, or by hardware, for heat
+BUSY_PERCENT = 50  # racks are compared by GPUs that work, for idle ones are cooler anyway
+WARM_C = 2.0
+LOW_C, HIGH_C = 30, 86
+FOLDS_AT, CANVAS_AT = 64, 256  # nodes beyond which detail folds, and cells are painted
+TALLEST = {"full": 12, "folded": 32, "canvas": 40}  # rows of a column of nodes that have no rack
+COLOURS = 8
+MARKS = {"busy": "", "wasted": "z", "idle": "", "drained": "–", "lost": "×", "broken": "!", "hot": "▲", "stray": "?"}
+WORDS = {
+    "busy": "in use", "wasted": "held and idle", "idle": "free", "drained": "takes no jobs", "lost": "lost",
+    "broken": "broken", "hot": "hot", "stray": "works, and nobody holds it",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Cell:
+    """A GPU as the map draws it: `state` with its mark, buckets of use and heat (0 to 8, "" where nothing is told)."""
+
+    device: Device
+    state: str
+
+    @property
+    def mark(self) -> str:
+        return MARKS[self.state]
+
+    @property
+    def use(self) -> int | str:
+        percent = self.device.percent
+        return "" if percent is None else min(8, percent * 9 // 100)
+
+    @property
+    def heat(self) -> int | str:
+        return "" if self.device.temperature_c is None else heat_bucket(self.device.temperature_c)
+
+    @property
+    def owner(self) -> str:
+        holder = self.device.holder
+        return letters(holder.user) if holder else "··" if self.device.is_held else ""
+
+    @property
+    def colour(self) -> int | str:
+        holder = self.device.holder
+        return colour(holder.user) if holder else ""
+
+    @property
+    def is_mine(self) -> bool:
+        return bool(self.device.holder and self.device.holder.is_mine)
+
+    @property
+    def label(self) -> str:
+        """ "GPU 3: in use by mira, wren, 93 %, 61 °C"."""
+        device, holder = self.device, self.device.holder
+        said = [f"GPU {device.index}: {WORDS[self.state]}"]
+        if holder and holder.user:
+            said[0] += f" by {holder.user}" if self.state in {"busy", "wasted"} else f", held by {holder.user}"
+            said.append(holder.name)
+        if device.percent is not None:
+            said.append(f"{device.percent}{formatting.NBSP}%")
+        if device.temperature_c is not None:
+            said.append(f"{device.temperature_c}{formatting.NBSP}°C")
+        return ", ".join(part for part in said if part)
+
+
+@dataclass
+class Row:
+    """A node as the map draws it."""
+
+    machine: Machine
+
+    @cached_property
+    def name(self) -> str:
+        return self.machine.name
+
+    @cached_property
+    def family(self) -> str:
+        """Whose glyph stands before its name: what wants somebody comes first."""
+        machine = self.machine
+        return "warn" if machine.is_in_service and self.is_unwell else family(machine.state, machine.is_in_service)
+
+    @cached_property
+    def states(self) -> list[str]:
+        """Of its GPUs: all that a painted map needs of their cells, of which there would be thousands."""
+        return [_state(device, self.machine) for device in self.machine.devices]
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        return [Cell(device, state) for device, state in zip(self.machine.devices, self.states, strict=True)]
+
+    @cached_property
+    def is_unwell(self) -> bool:
+        return self.machine.is_silent or bool({"lost", "broken", "hot"}.intersection(self.states))
+
+    @cached_property
+    def gpus(self) -> int:
+        """Return how many the scheduler allocates from, or, if it knows of none, how many the agent sees."""
+        return self.machine.gpus or len(self.machine.devices)
+
+    @cached_property
+    def used(self) -> int:
+        """Return how many are allocated, counted as in the list of nodes and at home."""
+        machine = self.machine
+        used = machine.gpus_used if machine.gpus else sum([device.is_held for device in machine.devices])
+        return min(self.gpus, used)
+
+    @property
+    def free(self) -> int:
+        """A cell may be hot or lost and still be free to the scheduler: what counts is who would get a job there."""
+        return self.machine.gpus_free
+
+    @cached_property
+    def limit_c(self) -> int:
+        """From where on a script draws its GPUs as hot."""
+        return min([_heats_at(device) for device in self.machine.devices], default=HOT_C)
+
+    @cached_property
+    def why(self) -> str:
+        """One line on what matters most about it."""
+        return self.trouble or self.people
+
+    @cached_property
+    def trouble(self) -> str:
+        machine = self.machine
+        if not machine.is_in_service or not machine.takes_jobs:
+            word = formatting.word(machine.state)
+            return f"{word}, {machine.reason}" if machine.reason else word
+        for state, word in (("lost", "lost"), ("broken", "broken"), ("hot", "hot")):
+            if state in self.states:
+                indices = [str(device.index) for device in self.in_state(state)]
+                return f"{'GPU' if len(indices) == 1 else 'GPUs'} {', '.join(indices)} {word}"
+        if machine.silent_since:
+            return f"agent silent since {formatting.clock(machine.silent_since)}"
+        return ""
+
+    @cached_property
+    def people(self) -> str:
+        """Which jobs are there, and what is free: "plover, 2 free"."""
+        named = list(dict.fromkeys([held.name for held in self.machine.held if held.name]))
+        devices = self.machine.devices
+        named = named or list(dict.fromkeys(device.holder.name for device in devices if device.holder))
+        said = [*named[:2], *([f"{len(named) - 2} more"] if len(named) > 2 else [])]
+        if devices:
+            hidden = any(device.is_held and device.holder is None for device in devices)
+            said += ["in use"] if hidden and not named else []
+            said += [self._free_text()] if self.free else []
+        return ", ".join(part for part in said if part) or formatting.word(self.machine.state)
+
+    def _free_text(self) -> str:
+        """Return "free", "2 free", or of several types "1 a100 and 5 1g.10gb free"."""
+        by_type = [f"{count} {kind}" for kind, count in self.machine.free_by_type.items() if count]
+        if by_type:
+            return f"{formatting.listed(by_type)} free"
+        return f"{self.free} free" if self.free < self.gpus else "free"
+
+    def in_state(self, state: str) -> list[Device]:
+        return [device for device, one in zip(self.machine.devices, self.states, strict=True) if one == state]
+
+
+_BROKEN = frozenset({"down", "not_responding", "fail", "failing"})
+_FAMILIES = {
+    "idle": "completed", "mixed": "running", "allocated": "running", "completing": "completing", "unknown": "notice"
+}  # fmt: skip
+
+
+@dataclass
+class Column:
+    """A rack, or nodes of a partition that stand in none."""
+
+    name: str
+    is_rack: bool
+    rows: list[Row]
+    part: str = ""  # "2 of 3" of a partition that is too tall for one column
+    off_c: float | None = None  # warmer than its neighbours by so much
+
+    @cached_property
+    def devices(self) -> list[Device]:
+        return [device for row in self.rows for device in row.machine.devices]
+
+    @cached_property
+    def gpus(self) -> int:
+        return sum(row.gpus for row in self.rows)
+
+    @cached_property
+    def used(self) -> int:
+        return sum(row.used for row in self.rows)
+
+    @cached_property
+    def wasted(self) -> int:
+        return sum(row.states.count("wasted") for row in self.rows)
+
+    @cached_property
+    def cpus(self) -> int:
+        return sum(row.machine.cpus for row in self.rows)
+
+    @cached_property
+    def cpus_used(self) -> int:
+        return sum(row.machine.cpus_used for row in self.rows)
+
+    @cached_property
+    def kilowatts(self) -> float | None:
+        return kilowatts(self.devices)
+
+    @cached_property
+    def percent(self) -> float | None:
+        told = [device.percent for device in self.devices if device.percent is not None]
+        return fmean(told) if told else None
+
+    @cached_property
+    def mean_c(self) -> float | None:
+        told = [device.temperature_c for device in self.devices if device.temperature_c is not None]
+        return fmean(told) if told else None
+
+    @cached_property
+    def working_c(self) -> float | None:
+        """The mean temperature of its GPUs that work."""
+        told = [
+            device.temperature_c
+            for device in self.devices
+            if device.temperature_c is not None and (device.percent or 0) >= BUSY_PERCENT
+        ]
+        return fmean(told) if told else None
+
+    @property
+    def is_warm(self) -> bool:
+        return self.off_c is not None and self.off_c >= WARM_C
+
+    @cached_property
+    def troubles(self) -> list[Row]:
+        return [row for row in self.rows if row.trouble]
+
+
+@dataclass
+class RackMap:
+    columns: list[Column]
+    size: str  # full, folded or canvas
+    owners: list[tuple[str, str, int, int]] = field(default_factory=list)  # letters, user, colour, GPUs
+
+    @cached_property
+    def has_racks(self) -> bool:
+        return any(column.is_rack for column in self.columns)
+
+    @cached_property
+    def gpus(self) -> int:
+        return sum(column.gpus for column in self.columns)
+
+
+def drawn(machines: Sequence[Machine], partitions: Sequence[str]) -> RackMap:
+    """The map of these machines; partitions in the order in which they stand."""
+    rows = [Row(machine) for machine in machines]
+    size = _size(len(rows))
+    racks = _racks([row for row in rows if row.machine.rack])
+    _compare(racks)
+    return RackMap([*racks, *_by_partition(rows, partitions, TALLEST[size])], size, _owners(rows))
+
+
+def of_rack(drawn: RackMap, name: str) -> RackMap:
+    """One rack alone, or one partition's nodes without a rack, as large as fits it."""
+    columns = [column for column in drawn.columns if column.name == name]
+    rows = [row for column in columns for row in column.rows]
+    return RackMap(columns, _size(len(rows)), _owners(rows))
+
+
+def cell_of(device: Device, machine: Machine) -> Cell:
+    return Cell(device, _state(device, machine))
+
+
+def _size(nodes: int) -> str:
+    return "full" if nodes <= FOLDS_AT else "folded" if nodes <= CANVAS_AT else "canvas"
+
+
+def _heats_at(device: Device) -> int:
+    return device.slowdown_c - NEAR_LIMIT_C if device.slowdown_c else HOT_C
+
+
+def _state(device: Device, machine: Machine) -> str:
+    if device.is_lost:
+        return "lost"
+    if device.is_broken:
+        return "broken"
+    if device.throttle & THERMAL or (device.temperature_c or 0) >= _heats_at(device):
+        return "hot"
+    if device.is_held:
+        return "wasted" if device.is_wasted else "busy"
+    if device.percent:
+        return "stray"
+    return "idle" if machine.takes_jobs else "drained"
+
+
+def kilowatts(devices: Iterable[Device]) -> float | None:
+    told = [device.watts for device in devices if device.watts is not None]
+    return sum(told) / 1000 if told else None
+
+
+def family(state: str, is_in_service: bool) -> str:
+    """A node's state as one of the glyphs: goes well, is busy, or wants somebody."""
+    if not is_in_service:
+        return "node_fail" if state in _BROKEN else "cancelled"
+    return _FAMILIES.get(state, "pending")
+
+
+def letters(user: str) -> str:
+    """Two letters that tell people apart: of first and last name where the user name has both."""
+    parts = [part for part in user.replace("-", ".").replace("_", ".").split(".") if part]
+    return (parts[0][0] + parts[1][0] if len(parts) > 1 else user[:2]).lower()
+
+
+def colour(user: str) -> int:
+    """A person's colour, the same on every day: 1 to 8."""
+    return crc32(user.encode()) % COLOURS + 1
+
+
+def heat_bucket(celsius: int) -> int:
+    return max(0, min(8, (celsius - LOW_C) * 9 // (HIGH_C - LOW_C)))
+
+
+def _racks(rows: Iterable[Row]) -> list[Column]:
+    by_rack: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_rack[row.machine.rack].append(row)
+    for inside in by_rack.values():
+        inside.sort(key=lambda row: (row.machine.slot, natural(row.name)))
+    order = sorted(by_rack, key=lambda rack: (by_rack[rack][0].machine.rack_order, natural(rack), rack))
+    return [Column(rack, True, by_rack[rack]) for rack in order]
+
+
+def _by_partition(rows: Iterable[Row], partitions: Sequence[str], tallest: int) -> Iterator[Column]:
+    """Those without a rack, by the first of their partitions, in columns of at most so many."""
+    place = {name: i for i, name in enumerate(partitions)}
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if not row.machine.rack:
+            names = sorted(row.machine.partitions, key=lambda name: (place.get(name, len(place)), name))
+            groups[names[0] if names else ""].append(row)
+    for name in sorted(groups, key=lambda name: (not name, place.get(name, len(place)), name)):
+        inside = sorted(groups[name], key=lambda row: natural(row.name))
+        parts = -(-len(inside) // tallest)
+        height = -(-len(inside) // parts)
+        for part in range(parts):
+            said = f"{part + 1} of {parts}" if parts > 1 else ""
+            yield Column(name or "In no partition", False, inside[part * height : (part + 1) * height], said)
+
+
+def _compare(racks: Sequence[Column]) -> None:
+    """How much warmer each rack's working GPUs are than those of the racks beside it."""
+    means = [rack.working_c for rack in racks]
+    for i, rack in enumerate(racks):
+        beside = [mean for mean in (*means[max(0, i - 1) : i], *means[i + 1 : i + 2]) if mean is not None]
+        mean = means[i]
+        if beside and mean is not None:
+            rack.off_c = mean - fmean(beside)
+
+
+def _owners(rows: Iterable[Row]) -> list[tuple[str, str, int, int]]:
+    """Who holds most, and how many GPUs."""
+    held = Counter([device.holder.user for row in rows for device in row.machine.devices if device.holder])
+    return [(letters(user), user, colour(user), gpus) for user, gpus in held.most_common() if user]

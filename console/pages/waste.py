@@ -1,0 +1,61 @@
+"""The page of waste: GPU-hours held, used and idle, and who holds idle GPUs now."""
+
+from __future__ import annotations
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from jobs.waste import reading, saying
+from jobs.waste.reading import BY, SORTS, WINDOWS, Wanted
+from portal.access import user_of
+from vigil_core import formatting
+from vigil_core.untrusted import whole
+
+ROWS = 50
+COLUMNS = (("held", "Held"), ("used", "Used"), ("share", "Used of held"), ("idle", "Idle"))
+HEADS = {"project": "Project", "person": "Person", "job": "Job"}
+
+
+@login_required
+@require_safe
+def page(request: HttpRequest) -> HttpResponse:
+    user, now, wanted = user_of(request), timezone.now(), wanted_of(request.GET)
+    skip = whole(request.GET.get("after"), 2**31) or 0
+    found = reading.find(user, wanted, now, limit=ROWS, skip=skip)
+    idle = reading.idle_now(user, now)
+    context = {
+        "section": "cluster",
+        "place": "waste",
+        "wanted": wanted,
+        "since": wanted.since(now),
+        "lines": [(row, saying.cells(row.hours)) for row in found.rows],
+        "say": saying.say(found, wanted, sum(len(job.idle) for job, _ in idle)),
+        "idle": idle,
+        "windows": [(days, "Today" if days == 1 else formatting.plural(days, "day")) for days in WINDOWS],
+        "groups": [(by, HEADS[by]) for by in BY],
+        "columns": [_column(wanted, "name", HEADS[wanted.by]), *(_column(wanted, *one) for one in COLUMNS)],
+        "next": None if found.is_last else skip + ROWS,
+        "is_first": not skip,
+        "csv": f"days={wanted.days}&by={wanted.by}&sort={wanted.sort}",
+    }
+    return render(request, "portal/waste.html", context)
+
+
+def wanted_of(params: QueryDict) -> Wanted:
+    """What the address asks for; what it does not understand, it leaves out."""
+    days, by, sort = whole(params.get("days"), 1000), params.get("by", ""), params.get("sort", "")
+    return Wanted(
+        days=days if days in WINDOWS else 7,
+        by=by if by in BY else "project",
+        sort=sort if sort.removeprefix("-") in SORTS else "-idle",
+    )
+
+
+def _column(wanted: Wanted, key: str, title: str) -> dict[str, str]:
+    """A head that sorts by its column: the largest first, or names from a; again: the other way round."""
+    first, other = (key, f"-{key}") if key == "name" else (f"-{key}", key)
+    direction = ("descending" if wanted.is_falling else "ascending") if wanted.key == key else ""
+    return {"key": key, "title": title, "sort": other if wanted.sort == first else first, "direction": direction}

@@ -1,0 +1,152 @@
+"""The web process: uvicorn, with the options that our sockets and proxies need.
+
+    python -m console.web --host 0.0.0.0 --port 8000                one of several behind a proxy
+    python -m console.web --fd 4 --prepare MARK --answer 7          under `vigil up`
+
+`vigil up` lets it prepare the site before it serves: that takes 30 ms, and a process of its own for it would load
+Django once more, a quarter of all that a start has to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from types import FrameType
+from typing import cast
+
+gc.disable()  # until console.asgi has loaded everything: nothing of it is garbage
+
+import uvicorn  # noqa: E402
+
+from portal import settings  # noqa: E402
+from portal.run.heartbeat import FILE, touch  # noqa: E402
+from portal.run.preflight import Refused  # noqa: E402
+
+DEFAULT_PORT = 8000
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("console.web", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT)
+    parser.add_argument("--fd", type=int, help="listen on this socket instead, which the parent holds")
+    parser.add_argument("--trusted-proxies", default="127.0.0.1", help="whose forwarded headers to believe; * for all")
+    parser.add_argument("--prepare", metavar="MARK", help="bring the site up to date first")
+    parser.add_argument("--answer", type=int, metavar="FD", help="the socket that hears what came of it")
+    options = parser.parse_args(arguments)
+    if options.prepare is not None:
+        _prepare(options.prepare, socket.socket(fileno=options.answer))
+    from console.asgi import application
+    from portal.http.connections import PatientProtocol
+
+    _forget_keys()
+    _serve(
+        uvicorn.Config(
+            cast("uvicorn._types.ASGIApplication", application),
+            host=options.host,
+            port=options.port,
+            fd=options.fd,
+            http=PatientProtocol,
+            ws="websockets-sansio",
+            ws_per_message_deflate=False,  # deflating the sockets' frames would cost five times what sending them does
+            ws_max_size=65_536,
+            proxy_headers=settings.flag("VIGIL_BEHIND_PROXY"),
+            forwarded_allow_ips=options.trusted_proxies,
+            access_log=False,
+            log_level="warning",
+            timeout_graceful_shutdown=1,
+        )
+    )
+
+
+class _Server(uvicorn.Server):
+    """Told when to stop, where uvicorn's own looks for that ten times a second: most of what an idle one costs.
+
+    Once a second it still wakes up, for the date that every answer carries.
+    """
+
+    _tell: Callable[[], object] | None = None
+
+    async def main_loop(self) -> None:
+        from console.health.watch import Watcher
+
+        heartbeat = os.environ.get(FILE, "")
+        watcher = Watcher()
+        watcher.start()
+        told = asyncio.Event()
+        self._tell = partial(asyncio.get_running_loop().call_soon_threadsafe, told.set)
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(told.wait(), 1.0)
+            watcher.beat()
+            if heartbeat:
+                touch(heartbeat)
+        watcher.stop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self._tell:
+            self._tell()
+
+
+def _serve(config: uvicorn.Config) -> None:
+    server = _Server(config)
+    with suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        raise SystemExit(3)
+
+
+def _forget_keys() -> None:
+    """Tokens are the worker's business: what serves people cannot even tell where the key to all of them lies."""
+    from django.conf import settings as read
+
+    for name in ("VIGIL_SLURM_KEY_FILE", "VIGIL_SLURM_TOKEN_COMMAND"):
+        os.environ.pop(name, None)
+        setattr(read, name, "")
+
+
+def _prepare(mark: str, answer: socket.socket) -> None:
+    """Prepare the site, and tell `vigil up` in one line of JSON what to say, or why it cannot be."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
+    import django
+    from django.db import connections
+
+    django.setup()
+    from console.site.prepare import prepare
+
+    try:
+        told: dict[str, object] = {"said": prepare(mark)}
+    except Refused as error:
+        told = {"refused": str(error)}
+    except Exception as error:
+        told = {"refused": _why(error)}
+    finally:
+        connections.close_all()
+    with answer:
+        answer.sendall(json.dumps(told).encode() + b"\n")
+        if "refused" in told:
+            answer.recv(1)  # until we are ended: to end here would look like a death, and be told as one
+            raise SystemExit(1)
+
+
+def _why(error: Exception) -> str:
+    """Why the site cannot be prepared: in a sentence where it is the database, else in all that Python knows."""
+    from django.db import DatabaseError, OperationalError
+
+    # SQLite says the first, and none of its kinds, of a file that is damaged or no database at all.
+    if type(error) in {DatabaseError, OperationalError}:
+        return f"the database cannot be used: {' '.join(str(error).split())}. DATABASE_URL names it."
+    return "the site cannot be prepared.\n" + "".join(traceback.format_exception(error, limit=-8))
+
+
+if __name__ == "__main__":
+    main()

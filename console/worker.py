@@ -1,0 +1,134 @@
+"""One worker process, for one queue: `follow` for what somebody waits for, `diagnose` for logs of what failed, `work`
+for the rest; `tail` reads spools, `pull` asks dcgm-exporters. `send` sends notices; `diagnose` does that, too,
+between two failures, so a process of its own is for sites with many receivers.
+
+    python -m console.worker QUEUE [more of `celery worker`'s options]
+
+One task at a time in the process itself: a pool's children would outlive a killed parent. Celery's own command line is
+loaded only where more of its options are given: it brings a shell to type in, a third of what a worker has to load.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+gc.disable()  # nothing of what a worker loads is garbage, and looking for some is a tenth of its start
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
+
+import django  # noqa: E402
+from celery.signals import (  # noqa: E402
+    task_postrun,
+    task_prerun,
+    worker_ready,
+    worker_shutdown,
+    worker_shutting_down,
+)
+from celery.utils.nodenames import host_format  # noqa: E402
+from redis.exceptions import RedisError  # noqa: E402
+
+from portal.celery import app  # noqa: E402
+from portal.run.heartbeat import Pulse  # noqa: E402
+from portal.ticks import TICK  # noqa: E402
+
+django.setup()
+
+from django.db import close_old_connections  # noqa: E402
+
+from console.health import heartbeats  # noqa: E402
+
+ALSO = {"diagnose": ["send"]}
+"""Queues that a worker takes beside its own, where little comes."""
+OPTIONS = ("--pool=solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO")
+
+
+@worker_ready.connect
+def collect_again(**about: object) -> None:
+    gc.freeze()  # it stays loaded, so no later collection need look through it
+    gc.enable()
+
+
+@worker_ready.connect
+def go_when_asked(sender: Any, **about: object) -> None:
+    """One that waits for a task would go no sooner than that wait is over (polling_interval): it is ended then."""
+
+    def end_wait(**about: object) -> None:
+        told = sender.task_consumer.channel.client.connection.handshake_metadata or {}
+        # A broker that is gone holds up nobody.
+        with suppress(RedisError, KeyError), app.connection_for_write() as connection:
+            connection.default_channel.client.client_unblock(told[b"id"])
+
+    worker_shutting_down.connect(end_wait, weak=False, dispatch_uid="end_wait")  # ready again: after a broker's restart
+
+
+@task_prerun.connect
+@task_postrun.connect
+def keep_connections(**about: object) -> None:
+    """As Django does around a request: one that broke or is too old goes, others stay for the next task."""
+    close_old_connections()
+
+
+class Life:
+    """The signs of life of this worker: a file for its supervisor, a row for everybody else."""
+
+    def __init__(self, queue: str) -> None:
+        self.pulse, self.is_ticked = Pulse(), False
+        self.reporter = heartbeats.Reporter(queue, self.activity, self.take_tick)
+        task_prerun.connect(self.begin, weak=False)
+        task_postrun.connect(self.end, weak=False)
+        worker_shutdown.connect(self.stop, weak=False)
+        self.pulse.start()
+        self.reporter.start()
+
+    def begin(self, task: Any = None, **about: object) -> None:
+        self.pulse.begin(task.name if task else "")
+        self.is_ticked |= bool(task and (task.request.headers or {}).get(TICK))
+
+    def end(self, **about: object) -> None:
+        self.pulse.end()
+
+    def stop(self, **about: object) -> None:
+        self.reporter.stopped.set()
+        heartbeats.remove(self.reporter.role)
+
+    def activity(self) -> heartbeats.Activity:
+        return heartbeats.Activity(self.pulse.is_alive_by_progress(), *self.pulse.task)
+
+    def take_tick(self) -> bool:
+        """Return whether a scheduled task has come since the last call."""
+        ticked, self.is_ticked = self.is_ticked, False
+        return ticked
+
+
+def main(arguments: list[str]) -> None:
+    if not arguments or arguments[0].startswith("-"):
+        sys.exit("a worker needs its queue: follow, work, diagnose, send, tail or pull")
+    queue, *more = arguments
+    queues = [queue, *ALSO.get(queue, ())]
+    if queue == "follow":  # what its first task needs before it comes: somebody waits for it
+        from jobs.following import follow, handover  # noqa: F401
+    Life(queue)
+    if more:
+        app.worker_main(
+            ["--quiet", "worker", f"--queues={','.join(queues)}", f"--hostname={queue}@%h", *OPTIONS, *more]
+        )
+        return
+    worker = app.Worker(
+        queues=queues,
+        hostname=host_format(f"{queue}@%h"),
+        pool_cls="solo",
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        loglevel="INFO",
+        quiet=True,
+    )
+    worker.start()
+    sys.exit(worker.exitcode)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,157 @@
+"""A verdict on files that somebody has at hand, without a portal: what `vigil diagnose` does."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from diagnosis import reading, sources, stacks, structured
+from diagnosis.diagnose import diagnose
+from diagnosis.reading import Log, Unreadable
+from diagnosis.scan import scan
+from diagnosis.scanned import Scanned
+from diagnosis.sieve import Sieve, sieve_of
+from diagnosis.sign import Sign
+from diagnosis.signatures import Catalogue, catalogue
+from diagnosis.sources import Flight
+from diagnosis.stacks import Stack
+from diagnosis.verdict import Verdict
+
+STDIN = "-"
+MOST_CALLS = 1 << 19  # that flight recorders tell of, all together
+MOST_RECORDS = 4_096  # of a scheduler, or stacks; twice that at the most
+
+
+def logs_of(names: Sequence[str], stdin: BinaryIO | None = None) -> tuple[list[Log], list[str]]:
+    """What is to be read, and what can't be: files, all of a folder, "-" for standard input."""
+    found: list[Log] = []
+    trouble: list[str] = []
+    for name in names:
+        if name == STDIN:
+            found.append(Log("stdin", stdin or sys.stdin.buffer, None))
+            continue
+        path = Path(name)
+        is_folder = path.is_dir()
+        for one in reading.under(path) if is_folder else [path]:
+            try:
+                found.append(
+                    reading.open_log(one, str(one.relative_to(path)) if is_folder else name, follow=not is_folder)
+                )
+            except Unreadable as error:
+                trouble.append(str(error))
+    return found, trouble
+
+
+@dataclass(slots=True)
+class Read:
+    """Everything that was at hand, read once."""
+
+    scanned: list[Scanned] = field(default_factory=list)
+    records: list[Sign] = field(default_factory=list)
+    flights: list[Flight] = field(default_factory=list)
+    stacks: list[Stack] = field(default_factory=list)
+    kinds: set[str] = field(default_factory=set)
+    left_out: list[str] = field(default_factory=list)
+    """Names of files that are no logs, for which there was no time or place."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds as many records as nobody has of one run."""
+        calls = sum(len(flight.begun) for flight in self.flights)
+        return calls >= MOST_CALLS or len(self.records) >= MOST_RECORDS or len(self.stacks) >= MOST_RECORDS
+
+    @property
+    def not_seen(self) -> list[str]:
+        more = f" and {len(self.left_out) - 1:,} more files" if len(self.left_out) > 1 else ""
+        return [f"{self.left_out[0]}{more}: there was too much to read"] if self.left_out else []
+
+
+_OF_JOBS = frozenset({"log", "flight", "stacks"})  # kinds of files that a job writes itself
+
+
+def read(logs: Iterable[Log], known: Catalogue, *, size: int | None = None, of_job: bool = False) -> Read:
+    """Every log, once; each is closed before the next is asked for. `size`: of all together; else they are counted.
+
+    `of_job`: a job wrote them, so that one that looks like a kernel's log or a scheduler's record is still the job's.
+    """
+    if size is None:
+        logs = list(logs)
+        size = sum(log.size or 0 for log in logs)
+    sieve = sieve_of(known)
+    until = time.monotonic() + reading.SECONDS
+    found = Read()
+    for log in logs:
+        with log:
+            _read(log, sieve, size > reading.WHOLE, until, found, of_job)
+    return found
+
+
+def _read(log: Log, sieve: Sieve, is_cut: bool, until: float, found: Read, of_job: bool) -> None:
+    blocks = reading.blocks(log, is_cut=is_cut, until=until)
+    head = next(blocks, b"")
+    kind = sources.kind_of(head)
+    kind = kind if kind in _OF_JOBS or not of_job else "log"
+    if kind in {"sacct", "scontrol", "flight", "stacks"}:
+        if time.monotonic() > until or found.is_full:
+            found.left_out.append(log.name)
+            return
+        found.kinds.add(kind)
+        text = _text(head, blocks, sources.MOST_TABLE if kind in {"sacct", "scontrol"} else sources.MOST)
+        if kind == "flight":
+            found.flights += filter(None, [sources.flight_of(log.name, text)])
+        elif kind == "stacks":
+            found.stacks += stacks.read(log.name, text)
+        else:
+            found.records += sources.signs_of_record(kind, log.name, text)[:MOST_RECORDS]
+        return
+    expansions = structured.Expansions()
+    lines = structured.plain(itertools.chain([head], blocks), expansions)
+    head = next(lines)
+    kind = "kernel" if kind == "log" and not of_job and sources.kind_of(head) == "kernel" else kind
+    found.kinds.add(kind)
+    scanned = scan(sieve, log.name, itertools.chain([head], lines))
+    scanned.kind, scanned.is_of_job = kind, of_job
+    scanned.expansions = expansions
+    scanned.limits += log.limits
+    found.scanned.append(scanned)
+
+
+def _text(head: bytes, blocks: Iterable[bytes], most: int) -> str:
+    parts, size = [head], len(head)
+    for block in blocks:
+        if size > most:
+            break
+        parts.append(block)
+        size += len(block)
+    return b"".join(parts).replace(b"\0", b"").decode(errors="replace")
+
+
+def verdict_on(logs: Iterable[Log], known: Catalogue | None = None) -> Verdict:
+    """The verdict on several logs of one run."""
+    known = known or catalogue()
+    found = read(logs, known)
+    records = [*found.records, *sources.signs_of_flights(found.flights), *stacks.signs_of(found.stacks)]
+    verdict = diagnose(found.scanned, known, records=records, seen=found.kinds)
+    return replace(verdict, not_seen=[*found.not_seen, *verdict.not_seen])
+
+
+def logs_of_texts(texts: Mapping[str, str]) -> list[Log]:
+    """Logs that are in memory, by their names."""
+    return [log_of_text(text, name) for name, text in texts.items()]
+
+
+def log_of_text(text: str | bytes, name: str) -> Log:
+    """A log that is in memory."""
+    data = text.encode() if isinstance(text, str) else text
+    return Log(name, io.BytesIO(data), len(data))
+
+
+def diagnose_text(text: str | bytes, name: str = "log", known: Catalogue | None = None) -> Verdict:
+    """The verdict on one log that is in memory."""
+    return verdict_on([log_of_text(text, name)], known)

@@ -1,0 +1,63 @@
+"""Post-mortems on the command line: why, what it cost, as Markdown, and the list."""
+
+import json
+
+import pytest
+
+from tests.vigil_cli.commands import JOB, nowhere, portal, vigil  # noqa: F401
+
+TOLD = {
+    "job": 7, "attempt": 2, "cause": "data.corrupt", "evidence_cause": "program.exception", "confidence": 0.9,
+    "owner": "researcher", "says": "Data could not be decoded: I saw it.", "advice": "Fetch it anew.",
+    "follows": "It goes on.",
+    "evidence": [{"file": "0.1.log", "line": 5, "text": "KeyError: 'label'", "role": "root", "cause": "x", "count": 1}],
+    "runner_up": None, "ruled_out": [], "not_seen": [], "frame": "", "url": "http://portal/jobs/7/postmortem?attempt=2",
+    "overruled": {"cause": "data.corrupt", "by": "mira", "at": "2026-01-31T12:00:00Z", "why": "I saw it."},
+    "figures": {
+        "steps_lost": 312, "kept_step": 41_000, "gpu_hours": 9.4, "money": 19.8, "currency": "€", "detect_seconds": 4.0,
+        "again_seconds": 262.0, "catch_up_seconds": None,
+    },
+}  # fmt: skip
+ROW = {
+    "job": 7, "attempt": 2, "cause": "gpu.ecc", "confidence": 0.97, "is_overruled": False, "node": "dgx-03",
+    "says": "A GPU's memory failed.", "at": "2026-01-31T12:00:00Z",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def answers(nowhere, portal):  # noqa: F811
+    portal.answers["GET", "jobs/7/postmortem"] = TOLD
+    portal.answers["GET", "jobs/7"] = JOB
+    portal.answers["GET", "postmortems"] = {"items": [ROW, {**ROW, "is_overruled": True}], "next": None}
+
+
+def test_says_why_and_what_it_cost():
+    said = vigil("postmortem", "7").stdout
+    assert "data.corrupt by mira: I saw it." in said
+    assert "The evidence said program.exception, 90% sure" in said
+    assert "Trained again after: 4 min 22 s" in said
+    assert "Caught up" not in said
+    assert "Steps lost: 312, from 41,000 on" in said
+    assert "Cost: 9.4 GPU-hours, €19.80" in said
+    assert json.loads(vigil("postmortem", "7", "--json").stdout) == TOLD
+    assert "not both" in vigil("postmortem", "7", "--json", "--markdown", status=2).stderr
+
+
+def test_says_it_as_the_evidence_does(portal):  # noqa: F811
+    portal.answers["GET", "jobs/7/postmortem"] = {
+        **TOLD, "cause": "gpu.off_bus", "confidence": 0.96, "owner": "sysadmin", "overruled": None,
+        "evidence": [{"file": "kernel of dgx-03", "line": 0, "text": "Xid 79", "role": "root", "cause": "gpu.off_bus"}],
+    }  # fmt: skip
+    said = vigil("postmortem", "7").stdout
+    assert "gpu.off_bus · 96% sure · sysadmin" in said
+    assert "kernel of dgx-03\n    Xid 79" in said
+
+
+def test_lists_what_went_wrong(portal):  # noqa: F811
+    said = vigil("postmortems", "--owner", "sysadmin", "--node", "dgx-03", "--draft").stdout
+    assert "7.2  gpu.ecc       97%  dgx-03  A GPU's memory failed." in said
+    assert "a person" in said
+    asked = portal.asked[-1].url.params
+    assert (asked["owner"], asked["node"], asked["published"]) == ("sysadmin", "dgx-03", "false")
+    portal.answers["GET", "postmortems"] = {"items": [], "next": None}
+    assert "Nothing that you can see went wrong." in vigil("postmortems").stdout

@@ -1,0 +1,63 @@
+"""The `vigil` command and what people type: slips of the keyboard, tokens that are none."""
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from vigil_cli import portal as client
+from vigil_cli.main import main
+from vigil_cli.params import HABITS
+
+
+@pytest.fixture(autouse=True)
+def portal(monkeypatch):
+    """A portal that knows no token."""
+    monkeypatch.setenv("VIGIL_URL", "http://portal")
+    monkeypatch.setenv("VIGIL_TOKEN", "vgl_old")
+    transport = httpx.MockTransport(lambda request: httpx.Response(401, json={"detail": "Send `Authorization: …`."}))
+    monkeypatch.setattr(client.Portal, "http", httpx.Client(base_url="http://portal/api/v1/", transport=transport))
+
+
+def said(*arguments: str, status: int) -> str:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == status, result.output + repr(result.exception)
+    return result.output
+
+
+def test_a_token_that_is_not_known():
+    told = said("nodes", status=1)
+    assert told.startswith("vigil: http://portal does not know this token: it is wrong, expired or revoked.")
+    assert told.endswith("Make one on http://portal/me/ and put it in VIGIL_TOKEN.\n")
+
+
+@pytest.mark.parametrize("token", ["vgl_é", "vgl_a\nb"])
+def test_a_token_that_cannot_be_one(monkeypatch, token):
+    monkeypatch.setenv("VIGIL_TOKEN", token)
+    assert "VIGIL_TOKEN holds what no token does." in said("nodes", status=1)
+
+
+def test_a_job_by_its_number():
+    for number in ("7", "#7"):
+        assert "does not know this token" in said("job", number, status=1), "it has been asked for"
+    for number in ("x", "0", "#", "-1.5"):
+        assert "is no job's number. `vigil jobs` lists them." in said("job", "--", number, status=2)
+
+
+def test_a_command_that_there_is_not():
+    assert "There is no command metric. Did you mean `vigil metrics`?" in said("metric", "7", status=2)
+    assert "There is no command fly. `vigil --help` lists them." in said("fly", status=2)
+    assert "No such option" in said("--fly", status=2)
+
+
+def test_a_command_as_other_tools_call_it():
+    assert "There is no command ls. Did you mean `vigil jobs`?" in said("ls", status=2)
+    assert set(HABITS.values()) <= set(main.commands)
+    assert not set(HABITS) & set(main.commands)
+
+
+def test_help_and_version():
+    assert said("--version", status=0).startswith("vigil ")
+    commands = said("--help", status=0).split("Commands:")[1]
+    assert "metrics " in commands
+    assert "..." not in commands, "each is told in one whole line"
+    assert "[distributed|federated|script|attached]" in said("jobs", "--help", status=0)

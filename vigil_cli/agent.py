@@ -1,0 +1,100 @@
+"""`vigil agent`: tokens for nodes' agents, and the agent itself as one file. No Django here."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vigil_cli.params import as_json, out
+from vigil_cli.portal import Trouble, find_portal
+
+FOLDER = "/etc/vigil-agent"
+FILE = "vigil-agent.pyz"
+
+
+@click.group()
+def agent() -> None:
+    """Enrol nodes' agents; pack the agent as one file."""
+
+
+@agent.command()
+@click.argument("node", required=False)
+@click.option("--many", is_flag=True, help="A secret instead, with which nodes enrol by themselves, each name once.")
+@as_json
+def enroll(node: str | None, many: bool, as_json: bool) -> None:
+    """Make the token with which NODE's agent reports (sysadmins).
+
+    It is printed once, with the lines to put on the node, and reports for that node alone. A token that the node had
+    before is good no more.
+    """
+    if many == (node is not None):
+        raise click.UsageError("Name a NODE, as the scheduler spells it, or say --many.")
+    portal = find_portal()
+    if many:
+        made = portal.post("agents/secret")
+        out({**made, "url": portal.url}, _lines_of_secret, as_json)
+        return
+    made = portal.post(f"{_node_path(node or '')}/token")
+    out({**made, "url": portal.url}, _lines_of_token, as_json)
+
+
+@agent.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default=Path(FILE), metavar="[FILE]")
+@as_json
+def bundle(file: Path, as_json: bool) -> None:
+    """Write the agent as one file, vigil-agent.pyz unless FILE is named.
+
+    Copy it to a node's own disk, so that a shared file system that hangs does not take the agent along. It runs with
+    Python 3.11 or newer and nothing else.
+    """
+    from nodes.agent.bundle import NoBundle, write_bundle
+    from nodes.agent.version import VERSION
+
+    try:
+        size = write_bundle(file)
+    except NoBundle as error:
+        raise Trouble(str(error)) from error
+    out({"file": str(file), "bytes": size, "version": VERSION}, _lines_of_bundle, as_json)
+
+
+def _lines_of_token(made: dict[str, Any]) -> list[str]:
+    return [
+        f"The token of {made['node']}, shown this once. On {made['node']}, as root:",
+        "",
+        *_lines_on_node(made["token"], made["url"]),
+        f"echo {shlex.quote('VIGIL_AGENT_NODE=' + made['node'])} >> {FOLDER}/environment",
+    ]
+
+
+def _lines_of_secret(made: dict[str, Any]) -> list[str]:
+    return [
+        f"A secret for many nodes, shown this once and good until {made['expires_at']}. On each node, as root:",
+        "",
+        *_lines_on_node(made["secret"], made["url"]),
+    ]
+
+
+def _lines_on_node(token: str, url: str) -> list[str]:
+    return [
+        f"install -d -m 700 {FOLDER}",
+        f"(umask 077 && echo {shlex.quote(token)} > {FOLDER}/token)",
+        f"echo {shlex.quote('VIGIL_AGENT_URL=' + url)} > {FOLDER}/environment",
+        f"echo VIGIL_AGENT_TOKEN_FILE={FOLDER}/token >> {FOLDER}/environment",
+    ]
+
+
+def _lines_of_bundle(made: dict[str, Any]) -> list[str]:
+    kib = made["bytes"] / 1024
+    return [
+        f"{made['file']}: the agent {made['version']}, {kib:.0f} KiB.",
+        f"Copy it to each node, such as to /opt/{FILE}, and start it by the unit in docs/agent/vigil-agent.service.",
+    ]
+
+
+def _node_path(name: str) -> str:
+    from urllib.parse import quote
+
+    return f"nodes/{quote(name, safe='')}"

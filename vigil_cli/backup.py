@@ -1,0 +1,44 @@
+"""What `vigil backup` and `vigil restore` do for the command line: settings in, plain answers out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from portal.backup.make import backup as make
+from portal.backup.make import give_home_to_owner
+from portal.backup.restore import restore as take
+from portal.run import preflight
+from vigil_cli.portal import Trouble
+
+
+def backup(path: Path, *, force: bool) -> dict[str, Any]:
+    with _settings() as settings:
+        made = make(settings, path, force=force)
+    return {"file": str(made.path), "bytes": made.bytes, "seconds": made.seconds, **msgspec.to_builtins(made.manifest)}
+
+
+def restore(path: Path, *, force: bool) -> dict[str, Any]:
+    with _settings() as settings:
+        restored = take(settings, path, force=force)
+    return {**msgspec.to_builtins(restored.manifest), "kept": restored.kept, "notes": restored.notes}
+
+
+@contextmanager
+def _settings() -> Iterator[ModuleType]:
+    """The portal's own, until the command has ended; what is refused is Trouble."""
+    os.umask(0o027)  # as `vigil up` does
+    try:
+        settings = preflight.load_settings(int(os.environ.get("VIGIL_PORT") or "8000"))
+        try:
+            yield settings
+        finally:
+            give_home_to_owner(settings)
+    except preflight.Refused as error:
+        raise Trouble(str(error)) from None

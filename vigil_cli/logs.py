@@ -1,0 +1,98 @@
+"""`vigil logs`: what a job wrote, and what it goes on to write. No Django here."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from vigil_cli.portal import Portal, Trouble
+from vigil_cli.terminal import echo_log
+
+FOLLOW_S = 0.7
+PAGE = 2000
+
+
+def show(
+    portal: Portal,
+    job_id: int,
+    *,
+    follow: bool,
+    rank: int,
+    attempt: int | None,
+    incarnation: int | None,
+    lines: int,
+    search: str | None,
+    as_json: bool,
+) -> None:
+    """Print the end of a log, and with `follow` what comes after it until the job is over."""
+    which = {"rank": rank, "attempt": attempt, "incarnation": incarnation}
+    if search:
+        _found(portal, job_id, which, search, as_json)
+        return
+    page = _first(portal, job_id, which, lines, follow)
+    _print(page, as_json)
+    while follow:
+        over, number = _standing(portal, job_id, attempt)
+        if page is not None and number != page["attempt"]:  # started anew: on to the next attempt's log
+            page = None
+        try:
+            page = _rest(portal, job_id, {**which, "attempt": number}, page, as_json)
+        except Trouble as trouble:
+            if trouble.status != 404:
+                raise
+        if over:
+            return
+        time.sleep(FOLLOW_S)
+
+
+def _first(portal: Portal, job_id: int, which: dict[str, Any], lines: int, follow: bool) -> dict[str, Any] | None:
+    """The last lines, from as many pages as they need; None while there is no log yet and we wait for it."""
+    try:
+        page: dict[str, Any] = portal.get(f"jobs/{job_id}/logs", **which, limit=min(lines, PAGE))
+        while len(page["items"]) < lines and page["start"] > 0:
+            limit = min(PAGE, lines - len(page["items"]))
+            before = portal.get(f"jobs/{job_id}/logs", **which, before=page["start"], limit=limit)
+            if not before["items"]:
+                break
+            page = {**page, "start": before["start"], "items": before["items"] + page["items"]}
+        return page
+    except Trouble as trouble:
+        if not follow or trouble.status != 404:
+            raise
+        portal.get(f"jobs/{job_id}")  # a job that is not there is not waited for
+        return None
+
+
+def _rest(
+    portal: Portal, job_id: int, which: dict[str, Any], page: dict[str, Any] | None, as_json: bool
+) -> dict[str, Any]:
+    """Print what is there beyond the page; answers the last one."""
+    while True:
+        after = page["end"] if page else 0
+        page = portal.get(f"jobs/{job_id}/logs", **which, after=after, limit=PAGE)
+        _print(page, as_json)
+        if not page["items"] or page["end"] >= page["size"]:
+            return page
+
+
+def _found(portal: Portal, job_id: int, which: dict[str, Any], search: str, as_json: bool) -> None:
+    after = 0
+    while True:
+        page = portal.get(f"jobs/{job_id}/logs", **which, search=search, after=after, limit=PAGE)
+        _print(page, as_json)
+        if page["next"] is None or page["end"] <= after:
+            return
+        after = page["end"]
+
+
+def _standing(portal: Portal, job_id: int, attempt: int | None) -> tuple[bool, int]:
+    """Whether nothing more will be written, and which attempt to read; asked before its log is, so no line is lost."""
+    job = portal.get(f"jobs/{job_id}")
+    latest = job["attempt"]["number"]
+    return job["over"] or (attempt is not None and latest > attempt), attempt or latest
+
+
+def _print(page: dict[str, Any] | None, as_json: bool) -> None:
+    for line in page["items"] if page else []:
+        echo_log(json.dumps(line) if as_json else line["text"])

@@ -1,0 +1,61 @@
+"""Print sweeps: their list, and one with its jobs and the combinations that have none. No Django here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from vigil_cli import tables
+from vigil_core import formatting
+
+MOST_REFUSED = 10
+"""Combinations of a sweep without a job that are printed."""
+
+
+def sweeps(answer: dict[str, Any]) -> list[str]:
+    head = ["ID>", "NAME", "PROJECT", "OWNER", "JOBS>", "STATES", "CREATED"]
+    rows = [
+        [str(s["id"]), s["name"], s["project"], s["owner"], str(s["jobs"]), tables.counts(s["counts"]), tables.age(s)]
+        for s in answer["items"]
+    ]
+    return tables.table(head, rows, "No sweeps. A specification with [sweep] makes one: `vigil submit SPEC.toml`.")
+
+
+def sweep(answer: dict[str, Any]) -> list[str]:
+    """The sweep in a line, then its jobs with what each has of the values."""
+    at_once = f", {answer['at_once']} at once" if answer["at_once"] else ""
+    lead = f"Sweep {answer['id']} {answer['name']}: {tables.counts(answer['counts'])}{at_once}: {answer['url']}"
+    paths = list(answer["values"])
+    head = ["ID>", "STATE", *(path.removeprefix("run.").removeprefix("script.") for path in paths), "DONE>", "LOSS>"]
+    rows = [
+        [
+            str(j["id"]),
+            formatting.word(j["state"]),
+            *(_value(j, path) for path in paths),
+            tables.steps(j["progress"]),
+            tables.loss(j),
+        ]
+        for j in answer["items"]
+    ]
+    compared = answer.get("standing") or {}  # a portal of before has none
+    ahead = [compared["text"]] if compared.get("text") else []
+    return [lead, *ahead, *_without_jobs(answer), *tables.table(head, rows, "Its jobs have been deleted.")]
+
+
+def _without_jobs(answer: dict[str, Any]) -> list[str]:
+    """Return the combinations that have no job: how many, why the first ones have none, and how to list the others."""
+    refused = answer.get("refused", [])
+    if not refused:
+        return []
+    lines = [
+        f"  {', '.join(f'{path} = {value}' for path, value in one['values'].items())}: {one['message']}"
+        for one in refused[:MOST_REFUSED]
+    ]
+    more = len(refused) - len(lines)
+    rest = [f"  and {more:,} more: vigil sweep {answer['id']} --json"] if more else []
+    return [f"{formatting.plural(len(refused), 'combination')} without a job:", *lines, *rest]
+
+
+def _value(job: dict[str, Any], path: str) -> str:
+    value = (job["sweep"] or {"values": {}})["values"].get(path)
+    return value if isinstance(value, str) else json.dumps(value)

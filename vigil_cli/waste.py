@@ -1,0 +1,50 @@
+"""`vigil waste`: GPU-hours that were held, used and idle. No Django here."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from vigil_cli.params import as_json, out
+from vigil_cli.portal import find_portal
+from vigil_cli.tables import table
+from vigil_core import formatting
+
+
+@click.command()
+@click.option("--days", type=click.IntRange(1, 90), default=7, show_default=True, help="Of UTC; the last one is today.")
+@click.option("--by", type=click.Choice(["project", "person", "job"]), default="person", show_default=True)
+@click.option("-n", "--limit", type=click.IntRange(1, 200), default=20, show_default=True)
+@as_json
+def waste(days: int, by: str, limit: int, as_json: bool) -> None:
+    """Show GPU-hours held, used and idle, the most idle first.
+
+    And which jobs hold GPUs now that have done nothing for 15 minutes.
+    """
+    found = find_portal().get("waste", days=days, by=by, limit=limit)
+    out(found, _lines, as_json)
+
+
+def _lines(answer: dict[str, Any]) -> list[str]:
+    lines = [answer["text"]]
+    for job in answer["idle_now"]:
+        name = f"{job['name']} (#{job['job']})" if job["job"] else f"{job['name']} ({job['scheduler_id']})"
+        since = datetime.now(UTC) - datetime.fromisoformat(job["since"])
+        long = formatting.rough(since.total_seconds())
+        lines.append(f"  {name} of {job['person'] or 'nobody known'}: {job['gpus']} of {job['held']} idle for {long}")
+    head = [answer["by"].upper(), "HELD>", "USED>", "USED OF HELD>", "IDLE>"]
+    rows = [
+        [
+            f"{row['name']} (#{row['job']})" if row["job"] else row["name"],
+            *(formatting.measure(row[f"{name}_hours"]) for name in ("held", "used")),
+            formatting.percent(row["used_share"]),
+            formatting.measure(row["idle_hours"]),
+        ]
+        for row in answer["items"]
+    ]
+    return [*lines, "", *table(head, rows, "Nothing was counted in these days.")]
+
+
+ALL = (waste,)
