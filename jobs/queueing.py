@@ -1,28 +1,54 @@
-"""Asking a worker to hurry. It is only ever a hint: what is due stands in the database, and the next tick finds it."""
+"""Queue a task of jobs by its name, so that rooms below `jobs.tasks` need not import it.
+
+A queued task is only a hint to hurry: the work that is due stands in the database, and the next tick finds it there.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Literal
 
-from celery import Task
+from celery import current_app
 from kombu.exceptions import OperationalError
 
 logger = logging.getLogger(__name__)
 
+TaskName = Literal[
+    "jobs.tasks.submit",
+    "jobs.tasks.follow",
+    "jobs.tasks.wake",
+    "jobs.tasks.diagnose",
+    "jobs.tasks.replay",
+    "jobs.tasks.empty_trash",
+]
+EXPIRES_S: Mapping[TaskName, float] = {
+    "jobs.tasks.submit": 60,
+    "jobs.tasks.follow": 2,
+    "jobs.tasks.wake": 5,
+    "jobs.tasks.diagnose": 60,
+    "jobs.tasks.replay": 60,
+    "jobs.tasks.empty_trash": 600,
+}
+"""A worker drops a message older than this: by then a tick has done the work."""
+
 RETRY_S = 2.0
-"""A broker that failed is left alone for this long: while Redis hangs, one request waits for it and not every one."""
+"""After a failure the broker is left alone for this long: while Redis hangs, one request waits for it and not all."""
 _retry_at = 0.0
 
 
-def queue(task: Task, *args: object, **options: Any) -> None:
-    """Have the task done soon. No broker: the next tick does it anyway, so nobody waits or fails for that."""
+def queue(name: TaskName, *args: int, countdown: float | None = None) -> None:
+    """Have a worker run the task soon, or after `countdown` seconds.
+
+    Never raises for a broker that is down: the next tick does the work anyway, so no caller waits or fails for it.
+    """
     global _retry_at
     if time.monotonic() < _retry_at:
         return
+    expires = EXPIRES_S[name]
     try:
-        task.apply_async(args, retry=False, ignore_result=True, **options)
+        current_app.send_task(name, args, countdown=countdown, expires=expires, retry=False, ignore_result=True)
     except (OperationalError, OSError) as error:
         _retry_at = time.monotonic() + RETRY_S
-        logger.warning("Not queued, the next tick finds it: %s%s (%s)", task.name, args, error)
+        logger.warning("Not queued, the next tick finds it: %s%s (%s)", name, args, error)

@@ -10,7 +10,6 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from jobs import tasks
 from jobs.models import Attempt, Incident
 from jobs.queueing import queue
 from vigil_core import untrusted
@@ -42,7 +41,7 @@ def note_events(attempt: Attempt, events: Iterable[Mapping[str, Any]]) -> None:
         ]
     )  # fmt: skip
     for incident in made:
-        transaction.on_commit(partial(queue, tasks.diagnose, incident.pk))
+        transaction.on_commit(partial(queue, "jobs.tasks.diagnose", incident.pk))
 
 
 def _ended_badly(event: Mapping[str, Any]) -> int | None:

@@ -1,4 +1,8 @@
-"""Celery's side of jobs: thin. What a lost message would have done, the next tick finds in the database."""
+"""Celery tasks of jobs: each calls one function of a room below.
+
+Other rooms queue them by name (`jobs.queueing`). A lost message loses no work: the next tick finds it in the database.
+Functions are imported where they are called, so that a worker loads only what its own queue needs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from celery import shared_task
 from jobs.queueing import queue
 
 
-@shared_task(name="jobs.tasks.submit", expires=60)
+@shared_task(name="jobs.tasks.submit")
 def submit(attempt_id: int) -> None:
     """Hand a new attempt to the scheduler at once, without waiting for the next tick."""
     from jobs.following.handover import hand_over
@@ -15,9 +19,9 @@ def submit(attempt_id: int) -> None:
     hand_over(attempt_id)
 
 
-@shared_task(name="jobs.tasks.follow", expires=2)
+@shared_task(name="jobs.tasks.follow")
 def follow() -> None:
-    """One tick of the follower, if there is anything to do."""
+    """Run one tick of the follower, if there is anything to do."""
     from jobs.following.follow import is_needed, tick
     from jobs.following.measured import measured
 
@@ -25,31 +29,31 @@ def follow() -> None:
         measured(tick)
 
 
-@shared_task(name="jobs.tasks.wake", expires=5)
+@shared_task(name="jobs.tasks.wake")
 def wake(echo: int = 0) -> None:
-    """A tick because Slurm said that something happened, and some more right after it."""
+    """Run a tick because Slurm reported a change, and queue a few more right after it."""
     from jobs.following import wake as waking
     from jobs.following.follow import tick
     from jobs.following.measured import measured
 
     waking.begin()
     measured(tick)
-    waking.echo(echo, wake)
+    waking.echo(echo)
 
 
-@shared_task(name="jobs.tasks.tail", expires=2)
+@shared_task(name="jobs.tasks.tail")
 def tail() -> None:
-    """Read what running attempts have spooled since, where their shippers do not post."""
+    """Read new spool lines of running attempts whose shippers do not post."""
     from jobs.intake.tail import tick
 
     tick()
 
 
-@shared_task(name="jobs.tasks.diagnose", expires=60)
+@shared_task(name="jobs.tasks.diagnose")
 def diagnose(incident_id: int = 0) -> None:
-    """Say why an attempt ended badly: this one, and whatever else is due, for a while; and tell people of it.
+    """Diagnose this incident and others that are due, for 30 seconds at most, and notify people of the results.
 
-    Its process sends messages, too, and does so in between.
+    The same worker process sends messages, so it sends some between two incidents.
     """
     import time
 
@@ -63,23 +67,23 @@ def diagnose(incident_id: int = 0) -> None:
     incidents.get_ready()
 
 
-@shared_task(name="jobs.tasks.replay", expires=60)
+@shared_task(name="jobs.tasks.replay")
 def replay(replay_id: int) -> None:
-    """See what an entry would change of past verdicts: a piece, then whatever is due."""
+    """Continue a replay: find out which past verdicts a catalogue entry would change."""
     from jobs.postmortem.replay import go_on
 
     go_on(replay_id)
 
 
-@shared_task(name="jobs.tasks.verify", expires=30)
+@shared_task(name="jobs.tasks.verify")
 def verify() -> None:
-    """Look through the newest checkpoint that nobody has verified yet."""
+    """Verify the newest checkpoint that has not been verified yet."""
     from jobs.intake.verify import verify_next
 
     verify_next()
 
 
-@shared_task(name="jobs.tasks.compact", expires=15)
+@shared_task(name="jobs.tasks.compact")
 def compact() -> None:
     """Merge the chunks of series that have grown, for a few seconds at most."""
     from jobs.intake.reports import quiet
@@ -88,9 +92,9 @@ def compact() -> None:
     compact(budget_s=10.0, quiet=quiet)
 
 
-@shared_task(name="jobs.tasks.apply_rounds", expires=30)
+@shared_task(name="jobs.tasks.apply_rounds")
 def apply_rounds() -> None:
-    """Make rows of the rounds that an intake stored and had no time for, for a few seconds at most."""
+    """Write the rows of rounds that an intake stored but had no time for, for ten seconds at most."""
     import time
 
     from jobs.intake.rounds import apply_left_over
@@ -98,35 +102,35 @@ def apply_rounds() -> None:
     apply_left_over(time.monotonic() + 10.0)
 
 
-@shared_task(name="jobs.tasks.remove_spools", expires=3600)
+@shared_task(name="jobs.tasks.remove_spools")
 def remove_spools() -> None:
-    """Remove from disk what has long been in the database."""
+    """Remove spool files whose content has long been in the database."""
     from jobs.disk import retention
 
     retention.remove_spools()
 
 
-@shared_task(name="jobs.tasks.remove_checkpoints", expires=3600)
+@shared_task(name="jobs.tasks.remove_checkpoints")
 def remove_checkpoints() -> None:
-    """Remove the checkpoints that projects keep no longer, and then their bytes."""
+    """Prune checkpoints beyond their project's retention, then delete their files."""
     from jobs.disk import retention
 
     if retention.remove_checkpoints():
-        queue(empty_trash)
+        queue("jobs.tasks.empty_trash")
 
 
-@shared_task(name="jobs.tasks.empty_trash", expires=600)
+@shared_task(name="jobs.tasks.empty_trash")
 def empty_trash() -> None:
-    """Remove the run directories of deleted jobs, and uploads that no job came of."""
+    """Delete the run directories of deleted jobs, and uploads that were never submitted."""
     from jobs.disk import trash, upload
 
     trash.empty()
     upload.forget_stale(awaited=upload.awaited())
 
 
-@shared_task(name="jobs.tasks.waste", expires=60)
+@shared_task(name="jobs.tasks.waste")
 def waste() -> None:
-    """Add up what held GPUs did, and tell whose are idle and where processes are on GPUs that nobody holds."""
+    """Add up the use of allocated GPUs, and notify owners of idle GPUs and of processes on unallocated ones."""
     from jobs.waste import adding, telling
 
     adding.trim()
@@ -134,15 +138,15 @@ def waste() -> None:
     telling.tell()
 
 
-@shared_task(name="jobs.tasks.reliability", expires=60)
+@shared_task(name="jobs.tasks.reliability")
 def reliability() -> None:
-    """Count failures and the time that nodes were held, for a few seconds at most."""
+    """Count failures and the time that nodes were allocated, for a few seconds at most."""
     from jobs.failures import counting
 
     counting.count()
 
 
-@shared_task(name="jobs.tasks.measure", expires=60)
+@shared_task(name="jobs.tasks.measure")
 def measure() -> None:
     """Measure run directories that may have changed, for a few seconds at most."""
     from jobs.disk.usage import measure_due

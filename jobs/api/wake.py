@@ -6,7 +6,6 @@ from django.http import HttpRequest
 from ninja import Router, Schema, Status
 from pydantic import Field
 
-from jobs import tasks
 from jobs.following import wake
 from portal.http.openapi import described
 
@@ -37,4 +36,4 @@ def wake_follower(request: HttpRequest) -> Status[dict[str, bool]]:
     of many, one look comes of them. Nothing in the request is read, so nothing false can be told by it.
     """
     wake.admit(request.headers.get("Authorization", ""))
-    return Status(202, {"woken": wake.ask(tasks.wake)})
+    return Status(202, {"woken": wake.request()})

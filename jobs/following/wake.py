@@ -13,7 +13,6 @@ import time
 from hashlib import sha256
 
 import redis
-from celery import Task
 from django.conf import settings
 from django.core.cache import cache
 
@@ -47,7 +46,7 @@ def admit(authorization: str) -> None:
     raise Problem(401, "This is not what VIGIL_PUSH_SECRET says.", kind="unauthorized", headers=headers)
 
 
-def ask(task: Task) -> bool:
+def request() -> bool:
     """Have the follower look at once; whether it will, be it by somebody else's wake."""
     try:
         with connection().pipeline(transaction=False) as pipe:
@@ -58,7 +57,7 @@ def ask(task: Task) -> bool:
         logger.warning("the follower is not woken, its next tick comes anyway: %s", error)
         return False
     if is_first:
-        queue(task, countdown=SPACING_S if is_soon else None)
+        queue("jobs.tasks.wake", countdown=SPACING_S if is_soon else None)
     return True
 
 
@@ -71,10 +70,10 @@ def begin() -> None:
         logger.warning("Redis does not answer: the next wake may be %s s late", LOST_S)
 
 
-def echo(number: int, task: Task) -> None:
+def echo(number: int) -> None:
     """Have the follower look again shortly: one row of echoes at a time, begun by the first wake."""
     if number < len(ECHOES_S) and (number > 0 or _mark(ECHOING, sum(ECHOES_S))):
-        queue(task, number + 1, countdown=ECHOES_S[number])
+        queue("jobs.tasks.wake", number + 1, countdown=ECHOES_S[number])
 
 
 def _mark(name: str, seconds: float) -> bool:

@@ -33,6 +33,7 @@ from jobs import live
 from jobs.models import Attempt, Diagnosis, Incident
 from jobs.postmortem import site
 from jobs.postmortem.evidence.gather import gather, records_of
+from jobs.queueing import queue
 from portal import database
 from vigil_core.masking import masked
 
@@ -65,10 +66,7 @@ def open_end(attempt: Attempt, at: datetime) -> Incident | None:
 
 def hurry(incident_id: int = 0) -> None:
     """Ask for this one, or for whatever is due."""
-    from jobs.queueing import queue
-    from jobs.tasks import diagnose
-
-    queue(diagnose, incident_id)
+    queue("jobs.tasks.diagnose", incident_id)
 
 
 @cache

@@ -24,6 +24,7 @@ from jobs.errors import Problem, SpecError
 from jobs.models import Diagnosis, Incident, Replay
 from jobs.models.site_entry import ReplayQuerySet
 from jobs.postmortem import examples, incidents, site
+from jobs.queueing import queue
 from portal.models import User
 from vigil_core.masking import masked
 
@@ -67,10 +68,7 @@ def stop(replay: Replay) -> None:
 
 
 def hurry(replay_id: int) -> None:
-    from jobs.queueing import queue
-    from jobs.tasks import replay
-
-    queue(replay, replay_id)
+    queue("jobs.tasks.replay", replay_id)
 
 
 def go_on(replay_id: int) -> None:

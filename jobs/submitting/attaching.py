@@ -14,7 +14,6 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from jobs import tasks
 from jobs.errors import Conflict, Refused, SpecError
 from jobs.following.attached import name_of, resources_of
 from jobs.following.next_attempt import next_attempt
@@ -77,7 +76,7 @@ def attach(user: User, claim: Claim) -> Attached:
             return Attached(known, created=False)
         _refuse_vigils(user, claim)
         attempt = _create(user, _project(user, claim.project), claim, row)
-        transaction.on_commit(lambda: queue(tasks.follow))
+        transaction.on_commit(lambda: queue("jobs.tasks.follow"))
     return Attached(attempt, created=True)
 
 

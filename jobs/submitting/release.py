@@ -5,7 +5,6 @@ from __future__ import annotations
 from django.db import transaction
 from django.utils import timezone
 
-from jobs import tasks
 from jobs.errors import Conflict, Refused
 from jobs.models import Attempt, Job
 from jobs.queueing import queue
@@ -31,4 +30,4 @@ def release(user: User, job: Job) -> None:
         attempt = Attempt.objects.filter(pk=latest.pk, ended_at=None, release_requested_at=None)
         if attempt.update(release_requested_at=timezone.now(), release_requested_by=user, release_outcome=""):
             note_if_sysadmin(user, "job.released", job, change=Change(before={"reason": latest.reason}))
-            transaction.on_commit(lambda: queue(tasks.follow))
+            transaction.on_commit(lambda: queue("jobs.tasks.follow"))

@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs import checkpoints, tasks
+from jobs import checkpoints
 from jobs.disk import pins, trust
 from jobs.disk.trash import discarded
 from jobs.errors import Conflict, Refused, SpecError
@@ -54,7 +54,7 @@ def submit(
     def make(kept: str) -> Job:
         job = _create(user, project, spec, spec_toml, parent)
         attempt = _first_attempt(job, kept, reason=dependencies.wait(job, spec.after))
-        transaction.on_commit(lambda: queue(tasks.submit, attempt.pk))
+        transaction.on_commit(lambda: queue("jobs.tasks.submit", attempt.pk))
         return job
 
     return make_once(Job, user, route="jobs", key=key, body=body, code=code, make=make)
@@ -96,7 +96,7 @@ def resume(
             remember(user, route, key, body, attempt.pk)
             about = {"attempt": attempt.number, "from": start.name if start else "the beginning", "steps": steps}
             note_if_sysadmin(user, "job.resumed", job, change=Change(after=about))
-            transaction.on_commit(lambda: queue(tasks.submit, attempt.pk))
+            transaction.on_commit(lambda: queue("jobs.tasks.submit", attempt.pk))
     return attempt
 
 
@@ -144,7 +144,7 @@ def cancel(user: User, job: Job, *, may_kill: bool = True) -> bool:
             asked = job.attempts.filter(cancel_asked_at=None).filter(Q(ended_at=None) | Q(decided_at=None))
             if asked.update(cancel_asked_at=timezone.now(), cancel_asked_by=user):
                 note_if_sysadmin(user, "job.cancelled", job, change=_end_of(job, "cancelled"))
-                transaction.on_commit(lambda: queue(tasks.follow))
+                transaction.on_commit(lambda: queue("jobs.tasks.follow"))
                 return False
         latest = job.attempts.order_by("-number").first()
         if latest is None or latest.ended_at is not None:
@@ -172,7 +172,7 @@ def kill(user: User, job: Job) -> None:
             open_attempts.filter(cancel_asked_at=None).update(cancel_asked_at=now, cancel_asked_by=user)
             if killed:
                 note(user, "job.killed", job, "no last checkpoint", _end_of(job, "killed"))
-                transaction.on_commit(lambda: queue(tasks.follow))
+                transaction.on_commit(lambda: queue("jobs.tasks.follow"))
                 return
         latest = job.attempts.order_by("-number").first()
         if latest is None or latest.ended_at is not None:
@@ -210,7 +210,7 @@ def delete(user: User, job: Job) -> None:
             Sweep.objects.filter(pk=sweep_id).delete()
         # Renamed within the transaction: if either fails, nothing is deleted; the bytes go later (tasks.empty_trash).
         undo.enter_context(discarded(directory))
-        transaction.on_commit(lambda: queue(tasks.empty_trash))
+        transaction.on_commit(lambda: queue("jobs.tasks.empty_trash"))
 
 
 def _may_change(user: User, job: Job) -> None:

@@ -11,7 +11,6 @@ from django.db import transaction
 from django.db.models import OuterRef, Q, Subquery
 from django.utils import timezone
 
-from jobs import tasks
 from jobs.errors import Conflict, Refused
 from jobs.following import dependencies
 from jobs.models import Attempt, Job, Sweep, Tag
@@ -47,7 +46,7 @@ def submit(
             sweep.key = kept  # leads the worker to the upload
         sweep.save()
         jobs.insert()
-        transaction.on_commit(lambda: queue(tasks.follow))
+        transaction.on_commit(lambda: queue("jobs.tasks.follow"))
         return sweep
 
     return make_once(Sweep, user, route="sweeps", key=key, body=body, code=code, make=make)
@@ -67,7 +66,7 @@ def cancel(user: User, sweep: Sweep) -> int:
                 if not found:
                     break
                 asked += found
-                transaction.on_commit(lambda: queue(tasks.follow))
+                transaction.on_commit(lambda: queue("jobs.tasks.follow"))
         if asked:
             note_if_sysadmin(user, "sweep.cancelled", sweep, change=Change(after={"jobs": asked}))
         elif sweep.is_over():

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from django.core import mail as letters
 from django.utils import timezone
 from kombu.exceptions import OperationalError
 
-from jobs import tasks
+from jobs import queueing, tasks
 from jobs.following import follow
 from jobs.models import Incident
 from jobs.postmortem import incidents
-from jobs.queueing import queue
+from jobs.queueing import EXPIRES_S, queue
 from portal.celery import app
 from portal.models import Channel, Lease
 from portal.outbox import filling
@@ -29,6 +29,19 @@ def test_every_tick_is_a_task_and_expires() -> None:
         assert entry["options"]["expires"] <= max(entry["schedule"], 2)
 
 
+def test_every_task_that_is_queued_by_name_exists_and_expires() -> None:
+    app.loader.import_default_modules()
+    assert set(get_args(queueing.TaskName)) == set(EXPIRES_S) <= set(app.tasks)
+
+
+def test_a_queued_task_has_its_arguments_and_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(app, "send_task", lambda name, args, **options: sent.append((name, args, options["expires"])))
+    monkeypatch.setattr(queueing, "current_app", app)
+    queue("jobs.tasks.diagnose", 7)
+    assert sent == [("jobs.tasks.diagnose", (7,), 60)]
+
+
 def test_following_has_a_queue_of_its_own() -> None:
     route = app.amqp.router.route
     assert {route({}, f"jobs.tasks.{name}")["queue"].name for name in ("submit", "follow", "wake")} == {"follow"}
@@ -40,8 +53,9 @@ def test_a_broker_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch, capl
     def refuse(*arguments: object, **options: object) -> None:
         raise OperationalError("connection refused")
 
-    monkeypatch.setattr(tasks.submit, "apply_async", refuse)
-    queue(tasks.submit, 1)
+    monkeypatch.setattr(app, "send_task", refuse)
+    monkeypatch.setattr(queueing, "current_app", app)
+    queue("jobs.tasks.submit", 1)
     assert "the next tick finds it: jobs.tasks.submit(1,)" in caplog.text
 
 

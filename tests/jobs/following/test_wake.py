@@ -38,7 +38,7 @@ class Queued:
         monkeypatch.setattr(wake, "queue", self)
 
     def __call__(self, task: object, *arguments: object, countdown: float | None = None) -> None:
-        assert task is tasks.wake
+        assert task == "jobs.tasks.wake"
         self.calls.append((arguments, countdown))
 
 
@@ -120,13 +120,13 @@ def test_a_session_needs_no_csrf_and_any_body_is_ignored(queued: Queued) -> None
 
 
 def test_of_many_one_look_comes(queued: Queued) -> None:
-    assert all(wake.ask(tasks.wake) for _ in range(500))
+    assert all(wake.request() for _ in range(500))
     assert len(queued.calls) == 1
 
 
 def test_what_happens_during_a_look_is_looked_at_again(queued: Queued, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no two looks begin right after each other."""
-    monkeypatch.setattr(follow, "tick", lambda: wake.ask(tasks.wake))
+    monkeypatch.setattr(follow, "tick", lambda: wake.request())
     tasks.wake()
     assert queued.calls[0] == ((), wake.SPACING_S)
 
@@ -143,7 +143,7 @@ def test_echoes_follow_and_are_one_row_at_a_time(queued: Queued, monkeypatch: py
 
 
 def test_a_lost_wake_does_not_keep_others_away(queued: Queued, server: Server) -> None:
-    wake.ask(tasks.wake)
+    wake.request()
     with redis.Redis.from_url(server.url) as client:
         assert 0 < client.pttl(wake.ON_ITS_WAY) <= wake.LOST_S * 1000
 
