@@ -14,6 +14,7 @@ import pytest
 import portal.celery  # noqa: F401  (binds shared tasks to our broker, as every process of ours does)
 from tests import migrated
 from tests.examples import examples
+from tests.missing_attributes import _no_missing_attributes  # noqa: F401
 from tests.stack import Stack
 from tests.turns import has_its_turn, waiting
 
