@@ -8,12 +8,12 @@ from pathlib import Path
 from training.launch import __main__ as entry
 from training.launch import environment, members
 from training.launch.environment import RankCommand
-from training.launch.plan import Plan
+from training.launch.plan import LaunchPlan
 
 FAKE = Path(__file__).with_name("fake_rank.py")
 
 
-def fake(plan: Plan) -> RankCommand:
+def fake(plan: LaunchPlan) -> RankCommand:
     return RankCommand((sys.executable, "-P", str(FAKE), sys.argv[2]), plan.job_dir)
 
 

@@ -18,9 +18,9 @@ from tests.waiting import PATIENCE_S, until
 from training.config.run_config import RunConfig
 from training.launch import capturing
 from training.launch.attempt import Attempt
-from training.launch.capturing import Capturing
+from training.launch.capturing import EnvironmentCapture
 from training.launch.environment import RankCommand
-from training.launch.plan import Code, Plan, Script, read_plan
+from training.launch.plan import Code, LaunchPlan, Script, read_plan
 from training.provenance import capture, machine
 
 
@@ -55,13 +55,13 @@ def _told(run: Run, number: int = 1) -> dict[str, Any]:
     return found
 
 
-def _plan(run_dir: Path, *, table: str = "script", **told: Any) -> Plan:
+def _plan(run_dir: Path, *, table: str = "script", **told: Any) -> LaunchPlan:
     code = Code(table=table, **{name: told.pop(name) for name in ("git", "ref") if name in told})
     script = Script(entry="x.py", **told) if table == "script" else None
-    return Plan(run_dir=run_dir, scheduler_id="1", restart_count=0, node="dgx01", code=code, script=script)
+    return LaunchPlan(run_dir=run_dir, scheduler_id="1", restart_count=0, node="dgx01", code=code, script=script)
 
 
-def _capture(plan: Plan, python: Path | str = sys.executable, path: str = "") -> dict[str, Any]:
+def _capture(plan: LaunchPlan, python: Path | str = sys.executable, path: str = "") -> dict[str, Any]:
     return capture.capture(plan, python=str(python), path=path, scratch=plan.run_dir)
 
 
@@ -186,7 +186,7 @@ def test_one_that_hangs_is_given_up_with_what_it_asked(tmp_path: Path, monkeypat
     (tmp_path / "python").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     (tmp_path / "python").chmod(0o755)
     command = RankCommand((str(tmp_path / "python"),), folder)
-    beside = Capturing(_plan(tmp_path), Attempt(folder, 1), command)
+    beside = EnvironmentCapture(_plan(tmp_path), Attempt(folder, 1), command)
     beside.begin()
     beside.tend()
     pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))

@@ -103,10 +103,10 @@ def run(candidate: Candidate, number: int, work: Work, signals: Signals, watch: 
             command=command,
             signals=signals,
             reporter=reporter,
-            say=lambda line: print(line, file=log),
+            log=lambda line: print(line, file=log),
         ).run()
     try:
-        if signals.is_asked():
+        if signals.has_received():
             raise Stopped
         if code:
             raise Failed(_why(attempt))

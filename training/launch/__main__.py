@@ -1,8 +1,10 @@
-"""`python -P -m training.launch RUN_DIR`: one a node, started by batch.sh inside the allocation (protocols.md §1)."""
+"""Launch one node's ranks: `python -P -m training.launch RUN_DIR`, started by batch.sh on every node (protocols.md
+§1).
+"""
 
 from training.launch.stop import Signals
 
-# Before anything else is imported: a TERM that comes now must stop the attempt in good order, not just us.
+# Installed before the other imports: a SIGTERM that arrives meanwhile must stop the whole attempt cleanly.
 SIGNALS = Signals()
 if __name__ == "__main__":
     SIGNALS.install()
@@ -15,13 +17,13 @@ from pathlib import Path  # noqa: E402
 
 from training.attempt.files import write_json  # noqa: E402
 from training.launch import environment, script, snapshot  # noqa: E402
+from training.launch.access import restore_access  # noqa: E402
 from training.launch.attempt import Attempt, take_attempt  # noqa: E402
 from training.launch.launcher import Launcher  # noqa: E402
-from training.launch.opening import open_up  # noqa: E402
 from training.launch.outcome import Outcome  # noqa: E402
-from training.launch.plan import BAD_PLAN, BadPlan, Plan, read_plan  # noqa: E402
+from training.launch.plan import BAD_PLAN, BadPlan, LaunchPlan, read_plan  # noqa: E402
 from training.launch.ranks import become_subreaper  # noqa: E402
-from training.launch.shipping import Shipping  # noqa: E402
+from training.launch.shipping import ShipperProcess  # noqa: E402
 from training.reporting.reporter import Reporter  # noqa: E402
 
 
@@ -41,37 +43,37 @@ def main(arguments: list[str]) -> int:
     try:
         return launch(plan, attempt)
     finally:
-        open_up(plan.job_dir)
+        restore_access(plan.job_dir)
 
 
-def launch(plan: Plan, attempt: Attempt) -> int:
-    """The attempt on this node, from the code that is to run to the exit code."""
-    log = open(attempt.folder / "logs" / f"launcher.{plan.node_rank}.log", "a", buffering=1)  # noqa: SIM115
+def launch(plan: LaunchPlan, attempt: Attempt) -> int:
+    """Run the attempt on this node, from fetching the code to the exit code, which is returned."""
+    log_file = open(attempt.folder / "logs" / f"launcher.{plan.node_rank}.log", "a", buffering=1)  # noqa: SIM115
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        for file in (log, sys.stderr):
+        for file in (log_file, sys.stderr):
             with suppress(OSError):  # a full disk
                 print(f"{stamp} {line}", file=file, flush=True)
 
-    say(f"attempt {attempt.number} on {plan.node}, node {plan.node_rank} of {plan.nodes}, {plan.ranks_per_node} ranks")
+    log(f"attempt {attempt.number} on {plan.node}, node {plan.node_rank} of {plan.nodes}, {plan.ranks_per_node} ranks")
     reporter = Reporter.open(
         attempt.folder, rank=-1 - plan.node_rank, incarnation=0, node=plan.node, restart_count=plan.restart_count
     )
     try:
-        snapshot.ensure(plan, stopping=SIGNALS.is_asked)
+        snapshot.ensure_code(plan, stopping=SIGNALS.has_received)
         command = script.prepare(plan, attempt) if plan.script else environment.trainer(plan)
     except BadPlan as error:
-        say(str(error))
+        log(str(error))
         reporter.event("run.failed", error=str(error), exception="BadPlan")
         reporter.close()
         if plan.is_first:
-            told = Outcome(BAD_PLAN, "failed", error=str(error)).told()
-            write_json(attempt.folder / "result.json", told, durable=True)
-        Shipping(plan, attempt).drain()
+            result = Outcome(BAD_PLAN, "failed", error=str(error)).to_dict()
+            write_json(attempt.folder / "result.json", result, durable=True)
+        ShipperProcess(plan, attempt).drain()
         return BAD_PLAN
-    code = Launcher(plan, attempt, command=command, signals=SIGNALS, reporter=reporter, say=say).run()
-    say(f"exit code {code}")
+    code = Launcher(plan, attempt, command=command, signals=SIGNALS, reporter=reporter, log=log).run()
+    log(f"exit code {code}")
     return code
 
 

@@ -1,4 +1,4 @@
-"""The captured environment, made beside the ranks: one process of little weight, given up when it takes too long."""
+"""Record the environment of an attempt in a low-priority process alongside the ranks, with a time limit."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from contextlib import suppress
 
 from training.launch.attempt import Attempt
 from training.launch.environment import RankCommand
-from training.launch.plan import Plan
+from training.launch.plan import LaunchPlan
 from training.launch.ranks import child_setup
 from training.launch.stop import STOP_SIGNALS
 
-AFTER_SECONDS = 3.0  # of the ranks' start: while they load, every core is theirs
-SECONDS = 60.0  # for it in all: on a busy node it hardly gets any time
-LAST_SECONDS = 5.0  # to finish in, once the ranks are gone: a run that failed at once is the one to know about
-GPU_SECONDS = 1.0  # of these for the GPUs, the rest being written
-KILLED_SECONDS = 1.0
-LEAST_NICE = 19
+AFTER_SECONDS = 3.0  # delay after the ranks' start: they need every core while they load
+TIMEOUT_SECONDS = 60.0  # in total: on a busy node the process hardly gets any CPU time
+FINISH_SECONDS = 5.0  # after the ranks have ended: a run that failed at once is the one worth recording
+GPU_SECONDS = 1.0  # of these, for the GPUs, once everything else is written
+KILL_SECONDS = 1.0
+LOWEST_PRIORITY = 19
 FILE = "environment.json"
 
 
-class Capturing:
-    """`begin` once the ranks run, `finish` when they have ended; nothing that goes wrong here reaches the attempt."""
+class EnvironmentCapture:
+    """`begin` once the ranks run, `finish` when they have ended. No error here affects the attempt."""
 
-    def __init__(self, plan: Plan, attempt: Attempt, command: RankCommand) -> None:
+    def __init__(self, plan: LaunchPlan, attempt: Attempt, command: RankCommand) -> None:
         self._plan, self._attempt, self._command = plan, attempt, command
         self._process: subprocess.Popen[bytes] | None = None
         self._due = self._deadline = 0.0
@@ -35,17 +35,17 @@ class Capturing:
 
     @property
     def pid(self) -> int | None:
-        """While it runs."""
+        """The process's id while it runs, else None."""
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def begin(self) -> None:
-        """Begin once an attempt, on the first node: a little later, or with the end if that comes first."""
+        """Schedule the capture, once per attempt and on the first node only: a few seconds from now, or in `finish`."""
         if not self._due and self._plan.is_first and not os.path.exists(self._attempt.folder / FILE):
             self._due = time.monotonic() + AFTER_SECONDS
 
     def tend(self, *, at_once: bool = False) -> None:
         if self._due and not self._deadline and (at_once or time.monotonic() > self._due):
-            self._deadline = time.monotonic() + SECONDS
+            self._deadline = time.monotonic() + TIMEOUT_SECONDS
             with suppress(OSError):
                 self._start()
         if self._deadline and time.monotonic() > self._deadline and self.pid and not self._killed:
@@ -55,9 +55,9 @@ class Capturing:
         self.tend(at_once=True)
         if self._process is None:
             return
-        until = min(time.monotonic() + LAST_SECONDS, self._deadline)
+        until = min(time.monotonic() + FINISH_SECONDS, self._deadline)
         while self.pid and time.monotonic() < until:
-            if os.path.exists(self._attempt.folder / FILE):  # all is written but the GPUs
+            if os.path.exists(self._attempt.folder / FILE):  # everything but the GPUs is written
                 until = min(until, time.monotonic() + GPU_SECONDS)
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(GPU_SECONDS)
@@ -65,7 +65,7 @@ class Capturing:
         if self.pid:
             self._kill()
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(KILLED_SECONDS)
+                self._process.wait(KILL_SECONDS)
 
     def _start(self) -> None:
         python, path = self._command.arguments[0], self._command.environment.get("PYTHONPATH", "")
@@ -81,7 +81,7 @@ class Capturing:
 
         def setup() -> None:
             leave_signals()
-            os.nice(LEAST_NICE)
+            os.nice(LOWEST_PRIORITY)
 
         with open(self._attempt.folder / "logs" / "capture.log", "ab") as log:
             self._process = subprocess.Popen(
@@ -94,7 +94,7 @@ class Capturing:
             )
 
     def _kill(self) -> None:
-        """It and what it asks, which is in its group: once, and nobody waits here: it may be one that cannot die."""
+        """Kill the process and its children once. It may be unkillable (held by a driver), so nobody waits here."""
         assert self._process is not None
         self._killed = True
         with suppress(ProcessLookupError, PermissionError):

@@ -1,7 +1,7 @@
-"""What the kernel counts of this launcher's control group: memory's limit, its peak, and processes killed for it.
+"""Read this launcher's memory control group: limit, peak, and processes that were killed for lack of memory.
 
-Version 2 (memory.events, memory.peak) or 1 (memory.oom_control, memory.max_usage_in_bytes). All of it are small reads
-from the kernel itself, which wait for nobody.
+Version 2 (memory.events, memory.peak) or 1 (memory.oom_control, memory.max_usage_in_bytes). These are small reads
+from the kernel, which never block.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from pathlib import Path
 import psutil
 
 ROOT = Path("/sys/fs/cgroup")
-UNLIMITED_MIB = 1 << 33  # version 1 has a number where there is no limit
+UNLIMITED_MIB = 1 << 33  # version 1 reports a huge number where there is no limit
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Counts since the group was made; None is what this kernel does not tell."""
+    """Counts since the group was created; None where this kernel does not report the value."""
 
     version: int
     path: str
     oom_kills: int | None = None
-    """Processes of the group that were killed for memory, whoever's limit it was."""
+    """Processes of the group that the OOM killer ended, whichever group's limit was reached."""
     peak_mib: int | None = None
     limit_mib: int | None = None
 
 
 def read() -> Memory | None:
-    """The group of this process, or None where none is told. Tests have a tree of their own: VIGIL_CGROUPS."""
-    root, path, is_second = _place()
+    """Return the memory group of this process, or None where there is none. Tests set VIGIL_CGROUPS to a tree of their
+    own.
+    """
+    root, path, is_second = _hierarchy()
     count = "memory.events" if is_second else "memory.oom_control"
     group = next((level for level in _upwards(root, path) if (level / count).exists()), None)
     if group is None:
@@ -49,23 +51,25 @@ def read() -> Memory | None:
 
 
 def has_others() -> bool:
-    """Whether this process shares its group with others than its own descendants and what it was started by: then what
-    is counted may be theirs."""
-    root, path, _ = _place()
+    """Return whether unrelated processes share this process's group, so that its counts may be theirs.
+
+    Unrelated: neither descendants nor ancestors of this process.
+    """
+    root, path, _ = _hierarchy()
     group = next((level for level in _upwards(root, path) if (level / "cgroup.procs").exists()), None)
     if group is None:
         return False
     me = psutil.Process()
     ours = {me.pid}
     with suppress(psutil.Error):
-        ours |= {one.pid for one in (*me.parents(), *me.children(recursive=True))}
+        ours |= {process.pid for process in (*me.parents(), *me.children(recursive=True))}
     with suppress(OSError):
         return any(int(pid) not in ours for pid in (group / "cgroup.procs").read_text().split() if pid.isdecimal())
     return False
 
 
-def _place() -> tuple[Path, str, bool]:
-    """The tree that counts memory, this process's path in it, and whether it is version 2's."""
+def _hierarchy() -> tuple[Path, str, bool]:
+    """Return the hierarchy that counts memory, this process's path in it, and whether it is version 2."""
     root = Path(os.environ.get("VIGIL_CGROUPS") or ROOT)
     if (root / "cgroup.controllers").exists():
         return root, _path(""), True
@@ -73,7 +77,7 @@ def _place() -> tuple[Path, str, bool]:
 
 
 def _path(controller: str) -> str:
-    """Where this process is in the tree of one controller; "" names version 2's only one."""
+    """Return this process's path in the hierarchy of one controller; "" is version 2's single hierarchy."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -83,7 +87,7 @@ def _path(controller: str) -> str:
 
 
 def _upwards(root: Path, path: str) -> Iterator[Path]:
-    """The group and those that it is in, as far as they are mounted here: in a container up to its own."""
+    """Yield the group and its ancestors as far as they are mounted here: in a container, up to the container's own."""
     level = root / path.strip("/")
     while True:
         yield level
@@ -93,12 +97,14 @@ def _upwards(root: Path, path: str) -> Iterator[Path]:
 
 
 def _tightest(root: Path, group: Path, limit: str, peak: str) -> tuple[int | None, int | None]:
-    """The lowest limit of the group and those above, and the peak where that is set; else the group's own peak."""
+    """Return the lowest limit among the group and its ancestors with the peak at that level; else the group's own
+    peak.
+    """
     found: tuple[int | None, int | None] = (None, _mib(group / peak))
     for level in _upwards(root, str(group.relative_to(root))):
-        there = _mib(level / limit)
-        if there is not None and there < UNLIMITED_MIB and (found[0] is None or there < found[0]):
-            found = (there, _mib(level / peak))
+        level_limit = _mib(level / limit)
+        if level_limit is not None and level_limit < UNLIMITED_MIB and (found[0] is None or level_limit < found[0]):
+            found = (level_limit, _mib(level / peak))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of our trainer are started with: torchrun's variables and ours."""
+"""Build the command and the environment of our trainer's ranks: torchrun's variables and ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from training.launch.attempt import Attempt
 from training.launch.incarnation import Incarnation
-from training.launch.plan import BadPlan, Plan
+from training.launch.plan import BadPlan, LaunchPlan
 from training.launch.ranks import inherited
 
 HEAP = {
@@ -23,44 +23,49 @@ HEAP = {
         )
     )
 }
-"""For glibc's malloc: what a step has freed stays with the process for the next, which would else fetch every page anew
-from the kernel; that took a fifth of the round of a federation on a CPU. And what posix_memalign cuts off in front of a
-tensor is joined with it again once both are free: in a thread's cache it stays apart, and the next tensor of the same
-size does not fit where the last one was. A federation's memory above torch's grew by a third by that."""
+"""Settings of glibc's malloc. Memory that a step frees stays with the process for the next step; otherwise the kernel
+would hand out every page again, which took a fifth of a federated round on a CPU. Without the thread cache, the piece
+that posix_memalign cuts off in front of a tensor is merged with it once both are free; in the cache it stays apart and
+the next tensor of that size no longer fits there, which grew a federation's memory above torch's by a third."""
 
 
 @dataclass(frozen=True)
 class RankCommand:
-    """What to start as a rank, where, and with which variables besides those that every rank gets."""
+    """The command of a rank, its working directory, and variables beyond those that every rank gets."""
 
     arguments: tuple[str, ...]
     directory: Path
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def trainer(plan: Plan) -> RankCommand:
-    """Our own trainer. With -P, so that no file lying about in the working directory is imported."""
-    # A checkout that was never installed is found by PYTHONPATH, and so must its ranks be.
-    found = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+def trainer(plan: LaunchPlan) -> RankCommand:
+    """Return the command of our own trainer. With -P, so that no file in the working directory shadows a module.
+
+    Raises BadPlan where the job's Python has no torch.
+    """
+    # A checkout that was never installed is found through PYTHONPATH: its ranks need it too.
+    python_path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
     if importlib.util.find_spec("torch") is None:
         raise BadPlan(f"The job's Python, {sys.executable}, has no torch. Install it there, or take another Python.")
     arguments = (sys.executable, "-P", "-m", "training", str(plan.run_dir / "portal" / "run.toml"))
-    lean = {"PYDANTIC_DISABLE_PLUGINS": "__all__"}  # looking for some reads the metadata of every package installed
-    return RankCommand(arguments, plan.job_dir, {**HEAP, **lean, **plan.env, **found})
+    pydantic = {
+        "PYDANTIC_DISABLE_PLUGINS": "__all__"
+    }  # searching for plugins reads the metadata of every installed package
+    return RankCommand(arguments, plan.job_dir, {**HEAP, **pydantic, **plan.env, **python_path})
 
 
 def rank_environment(
-    plan: Plan,
+    plan: LaunchPlan,
     attempt: Attempt,
     incarnation: Incarnation,
     command: RankCommand,
     *,
-    place: int,
+    node_index: int,
     local_rank: int,
     store_file: Path,
 ) -> dict[str, str]:
-    """The whole environment of one rank: inherited by an allow list, torchrun's names, ours."""
-    nodes, node = len(incarnation.members), place
+    """Return the complete environment of one rank: inherited variables on an allow list, torchrun's, ours."""
+    nodes, node = len(incarnation.members), node_index
     rank, world_size = node * plan.ranks_per_node + local_rank, nodes * plan.ranks_per_node
     return {
         "OMP_NUM_THREADS": str(plan.cpus_per_rank),
@@ -85,7 +90,7 @@ def rank_environment(
         "TORCHELASTIC_MAX_RESTARTS": str(plan.in_place),
         # Sharing one store between rendezvous and training made recovery hang (protocols.md §6).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        # What the run was made to divide over: with fewer ranks it accumulates, or takes uneven shares.
+        # The world size that the run was configured for: with fewer ranks it accumulates or takes uneven shares.
         "VIGIL_FULL_WORLD_SIZE": str(plan.max_nodes * plan.ranks_per_node),
         "VIGIL_RUN_DIR": str(plan.run_dir),
         "VIGIL_ATTEMPT_DIR": str(attempt.folder),

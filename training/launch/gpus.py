@@ -1,6 +1,6 @@
-"""The job's GPUs on this node, as a process beside the ranks tells of them (gpus.reader): what a launcher makes of it.
+"""Sample the job's GPUs on this node through a separate reader process (gpus.reader), and report their events.
 
-A call into NVIDIA's driver may hang, unkillably: nobody here makes one, or waits for who makes it.
+A call into NVIDIA's driver may hang unkillably: the launcher makes none itself and never waits for the reader.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from gpus.told import MOST_GPUS, Answers, Gpu, Lost, Machine, Silent, Told
 from training.units import GIB, MIB
 
 NAMED = ("uuid", "index", "minor", "bus", "name", "parent")
-MOST_TOLD = 100  # times that the GPUs of one attempt are told
+MAX_GPU_EVENTS = 100  # times that one attempt reports its list of GPUs
 
-Tell = Callable[..., None]
-"""An event of the launcher's: its kind, and what it says."""
+Emit = Callable[..., None]
+"""Emits an event of the launcher: its type, and its fields as keywords."""
 
 
-def named(count: int, visible: str) -> list[str]:
-    """So many GPUs, as CUDA_VISIBLE_DEVICES names them or by their numbers."""
+def gpu_names(count: int, visible: str) -> list[str]:
+    """Return `count` GPUs by the names in CUDA_VISIBLE_DEVICES, or by index where that is empty."""
     return ([part.strip() for part in visible.split(",") if part.strip()] or [str(i) for i in range(count)])[:MOST_GPUS]
 
 
-class Gpus:
-    """`tend` often, `look` when a sample is due; neither waits."""
+class GpuMonitor:
+    """`tend` often, `sample` when a sample is due; neither blocks."""
 
     def __init__(
         self,
         names: list[str],
         *,
         every: float,
-        tell: Tell,
+        emit: Emit,
         opening_seconds: float = OPENING_SECONDS,
         silent_seconds: float = SILENT_SECONDS,
         retry_seconds: tuple[float, float] = RETRY_SECONDS,
     ) -> None:
-        """`names`: as in CUDA_VISIBLE_DEVICES; none: there is nothing to read. `every`: seconds between two looks."""
-        self._names, self._every, self._tell = names, max(every, 0.1), tell
+        """`names`: as in CUDA_VISIBLE_DEVICES; empty: no GPUs to read. `every`: seconds between two samples."""
+        self._names, self._every, self._emit = names, max(every, 0.1), emit
         self._reader = Reader(
             names,
             every=self._every,
@@ -47,12 +47,12 @@ class Gpus:
             silent_seconds=silent_seconds,
             retry_seconds=retry_seconds,
         )
-        self._told: list[dict[str, Any]] = []
-        self._tellings = 0
+        self._reported: list[dict[str, Any]] = []
+        self._report_count = 0
 
     @property
     def pids(self) -> list[int]:
-        """Readers that have not ended."""
+        """Process ids of readers that have not ended."""
         return self._reader.pids
 
     @property
@@ -61,57 +61,59 @@ class Gpus:
 
     @property
     def buses(self) -> list[str]:
-        """Where its GPUs are, as far as somebody told."""
+        """PCI bus ids of the job's GPUs, as far as they are known."""
         return [gpu.bus for gpu in self.machine.gpus if gpu.bus] if self.machine else []
 
     def tend(self) -> None:
-        """Take in what was told, notice silence, start a reader where there is none."""
-        for told in self._reader.tend():
-            self._hear(told)
+        """Process the reader's messages, notice silence, start a reader where none runs."""
+        for message in self._reader.tend():
+            self._handle(message)
 
-    def look(self) -> dict[str, float]:
-        """Mean use of the job's GPUs, their memory and power together; nothing where that is not known just now.
+    def sample(self) -> dict[str, float]:
+        """Return mean utilisation, total memory and total power of the job's GPUs; {} without a current sample.
 
-        A lost GPU stays in the mean: it does nothing. What none of them tells is left out.
+        A lost GPU counts as idle in the mean. Values that no GPU reports are left out.
         """
         newest = self._reader.newest
         if newest is None or time.monotonic() - newest.at > 2 * self._every + 1.0:
             return {}
-        looks = [look if look is not None else {"gpu_percent": 0} for look in newest.looks]
-        percent, memory_mib, watts = (_told(looks, name) for name in ("gpu_percent", "memory_mib", "watts"))
-        told = {"gpu_percent": sum(percent) / len(percent)} if percent else {}
+        samples = [values if values is not None else {"gpu_percent": 0} for values in newest.looks]
+        percent, memory_mib, watts = (_column(samples, name) for name in ("gpu_percent", "memory_mib", "watts"))
+        totals = {"gpu_percent": sum(percent) / len(percent)} if percent else {}
         if memory_mib:
-            told["gpu_memory_gib"] = sum(memory_mib) * MIB / GIB
+            totals["gpu_memory_gib"] = sum(memory_mib) * MIB / GIB
         if watts:
-            told["gpu_watts"] = float(sum(watts))
-        return told
+            totals["gpu_watts"] = float(sum(watts))
+        return totals
 
     def close(self) -> None:
-        """Whoever still reads is killed, and not waited for."""
+        """Kill the readers without waiting for them."""
         self._reader.close()
 
-    def _hear(self, told: Told) -> None:
-        match told:
+    def _handle(self, message: Told) -> None:
+        match message:
             case Machine():
-                self._tell_which(told)
+                self._report_gpus(message)
             case Lost():
-                names = {name: value for name, value in _names(told.gpu).items() if name in ("name", "uuid", "bus")}
-                self._tell("gpu.lost", gpu=told.gpu.gpu, of=len(self._names), local_rank=told.place, **names)
+                names = {name: value for name, value in _names(message.gpu).items() if name in ("name", "uuid", "bus")}
+                self._emit("gpu.lost", gpu=message.gpu.gpu, of=len(self._names), local_rank=message.place, **names)
             case Silent():
-                self._tell("gpu.silent", since=told.since, gpus=self._names)
+                self._emit("gpu.silent", since=message.since, gpus=self._names)
             case Answers():
-                self._tell("gpu.answers", since=told.since, seconds=told.seconds)
+                self._emit("gpu.answers", since=message.since, seconds=message.seconds)
 
-    def _tell_which(self, machine: Machine) -> None:
-        """Once they are known, and again if they are others: Slurm and NVML may count them differently."""
+    def _report_gpus(self, machine: Machine) -> None:
+        """Report the GPUs once they are known and again when the list changes: Slurm and NVML may number them
+        differently.
+        """
         gpus = [{"local_rank": place, **_names(gpu)} for place, gpu in enumerate(machine.gpus)]
-        if gpus != self._told and any(gpu.uuid for gpu in machine.gpus) and self._tellings < MOST_TOLD:
-            self._told, self._tellings = gpus, self._tellings + 1
-            self._tell("gpus", gpus=gpus)
+        if gpus != self._reported and any(gpu.uuid for gpu in machine.gpus) and self._report_count < MAX_GPU_EVENTS:
+            self._reported, self._report_count = gpus, self._report_count + 1
+            self._emit("gpus", gpus=gpus)
 
 
-def _told(looks: list[Mapping[str, int]], name: str) -> list[int]:
-    return [look[name] for look in looks if name in look]
+def _column(samples: list[Mapping[str, int]], name: str) -> list[int]:
+    return [values[name] for values in samples if name in values]
 
 
 def _names(gpu: Gpu) -> dict[str, Any]:

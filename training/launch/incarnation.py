@@ -1,4 +1,4 @@
-"""One start of all ranks, and the end of an attempt: what its launchers have agreed on, as they keep it in files."""
+"""What the launchers of an attempt agree on, and its JSON form: an incarnation (one start of all ranks) or the end."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Member:
-    """One launcher. `id` is of its process: one that is started again on the same node is another, and a later one."""
+    """One launcher. `id` identifies its process: a launcher restarted on the same node has another, later id."""
 
-    node: int  # the scheduler's number for it, which stays
+    node: int  # the scheduler's number of the node, which never changes
     name: str
     id: str
 
 
 @dataclass(frozen=True)
 class Incarnation:
-    """One start of all ranks, as its leader formed it. Nodes are numbered by place among the members, ranks by node."""
+    """One start of all ranks, as its leader formed it. Nodes are numbered by index among the members, ranks by node."""
 
     number: int
     generation: int
     resume: str
-    host: str  # of rank 0's node, as the other nodes reach it
-    port: int  # free on that node a moment ago: for scripts, which want MASTER_PORT
+    host: str  # rank 0's node, as the other nodes reach it
+    port: int  # free on that node a moment ago: scripts expect MASTER_PORT
     members: tuple[Member, ...]  # the leader first
-    spent: Mapping[str, Any] = field(default_factory=dict)  # of the budget (outcome.Budget), for whoever leads next
-    blamed: tuple[int, ...] = ()  # nodes on which an incarnation's end began, the latest last
+    spent: Mapping[str, Any] = field(default_factory=dict)  # outcome.RestartBudget.spent, for the next leader
+    blamed: tuple[int, ...] = ()  # nodes that made an incarnation end, the latest last
 
     @property
     def leader(self) -> Member:
         return self.members[0]
 
-    def place(self, member: Member) -> int:
-        """The number of a member's node in this incarnation, from 0; -1: it stands by."""
-        return next((index for index, one in enumerate(self.members) if one.id == member.id), -1)
+    def node_index(self, member: Member) -> int:
+        """Return the index of a member's node in this incarnation, or -1 if it stands by."""
+        return next((index for index, candidate in enumerate(self.members) if candidate.id == member.id), -1)
 
     @property
     def names(self) -> list[str]:
         return [member.name for member in self.members]
 
-    def told(self) -> dict[str, Any]:
-        told = asdict(self)
+    def to_dict(self) -> dict[str, Any]:
+        content = asdict(self)
         if not self.blamed:
-            del told["blamed"]  # a launcher of the version before knows no such field, and no spare nodes
-        return told
+            del content["blamed"]  # launchers of earlier versions know neither this field nor spare nodes
+        return content
 
     @classmethod
-    def read(cls, found: dict[str, Any]) -> Self:
-        members = tuple(Member(**member) for member in found.pop("members"))
-        return cls(members=members, blamed=tuple(found.pop("blamed", ())), **found)
+    def from_dict(cls, content: dict[str, Any]) -> Self:
+        members = tuple(Member(**member) for member in content.pop("members"))
+        return cls(members=members, blamed=tuple(content.pop("blamed", ())), **content)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """No further incarnation: the attempt's last word, as in result.json."""
+    """The end of the attempt: no further incarnation. `result` is the content of result.json."""
 
     result: Mapping[str, Any]
 
@@ -64,5 +64,5 @@ class Ending:
         return int(self.result["exit_code"])
 
 
-Turn = Incarnation | Ending
-"""What follows an incarnation, or begins an attempt. Each turn has a number and is decided exactly once."""
+Decision = Incarnation | Ending
+"""What begins an attempt or follows an incarnation. Decisions are numbered, and each is made exactly once."""

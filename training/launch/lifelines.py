@@ -1,8 +1,8 @@
-"""Connections between launchers that carry nothing: when a process dies its kernel closes them, and never before.
+"""Detect dead launchers by idle connections: the kernel closes them when a process dies, and never before.
 
-A launcher whose connection has closed *and* whose port then refuses is gone for certain, within milliseconds, on this
-machine or another. One that is paused, cut off by the network, or whose whole machine lost its power proves nothing
-this way: for these the heartbeats in files count (members.py).
+A launcher whose connection has closed *and* whose port then refuses is certainly gone; that shows within
+milliseconds, on this machine or another. A launcher that is paused, cut off by the network, or whose machine lost
+power cannot be proven dead this way: for these the heartbeat files count (members.py).
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 CONNECT_SECONDS = 2.0
-RETRY_SECONDS = (0.05, 5.0)  # first and longest: soon after a loss, rarely where a firewall is in between
-MOST_ACCEPTED = 4096
+RETRY_SECONDS = (0.05, 5.0)  # first and longest: soon after a loss, rarely where a firewall drops packets
+MAX_ACCEPTED = 4096
 
 
 @dataclass
 class _Peer:
     id: str
     address: tuple[str, int]
-    is_here: bool  # on this machine, in the same network: then nothing but the process itself can refuse
+    is_here: bool  # on this machine and network: a refusal then proves that the process has ended
     due: float = 0.0  # when to try next
     wait: float = RETRY_SECONDS[0]
-    is_held: bool = False
-    was_held: bool = False
+    is_connected: bool = False
+    was_connected: bool = False
 
 
 class Lifelines:
-    """One thread, as names may take seconds to resolve. `hold` and `proven_dead` never wait."""
+    """Watches peers from one thread, as resolving names may take seconds. The public methods never block."""
 
     def __init__(self, me: str) -> None:
         self._me = me.encode()
@@ -43,22 +43,22 @@ class Lifelines:
         self._dead: set[str] = set()
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._accepted = 0
-        threading.Thread(target=self._live, name="lifelines", daemon=True).start()
+        threading.Thread(target=self._run, name="lifelines", daemon=True).start()
 
-    def hold(self, peer: str, host: str, port: int, *, is_here: bool) -> None:
-        """Notice, from now on, the death of the launcher with this id, which listens there."""
+    def watch(self, peer: str, host: str, port: int, *, is_here: bool) -> None:
+        """From now on, notice the death of the launcher with this id, which listens at this address."""
         if peer not in self._peers and port:
             self._peers[peer] = _Peer(peer, ("127.0.0.1" if is_here else host, port), is_here)
             with suppress(BlockingIOError):
                 os.write(self._woken, b"x")
 
-    def proven_dead(self, peer: str) -> bool:
+    def is_proven_dead(self, peer: str) -> bool:
         return peer in self._dead
 
-    def proven_live(self, peer: str) -> bool:
-        return peer in self._peers and self._peers[peer].is_held
+    def is_proven_live(self, peer: str) -> bool:
+        return peer in self._peers and self._peers[peer].is_connected
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
@@ -69,32 +69,34 @@ class Lifelines:
                     elif key.fileobj == self._wake:
                         os.read(self._wake, 4096)
                     else:
-                        self._hear(selector, key)
-                for peer in self._missed():
+                        self._read(selector, key)
+                for peer in self._disconnected():
                     if time.monotonic() >= peer.due:
                         self._connect(selector, peer)
 
-    def _missed(self) -> list[_Peer]:
-        return [peer for peer in list(self._peers.values()) if not peer.is_held and peer.id not in self._dead]
+    def _disconnected(self) -> list[_Peer]:
+        return [peer for peer in list(self._peers.values()) if not peer.is_connected and peer.id not in self._dead]
 
     def _next_due(self) -> float | None:
-        """Seconds, never more than the longest wait: whatever a clock has done, this thread goes on."""
-        due = min((peer.due for peer in self._missed()), default=None)
+        """Return seconds until the next try, at most the longest wait: the thread goes on even if the clock jumps."""
+        due = min((peer.due for peer in self._disconnected()), default=None)
         return None if due is None else min(max(0.0, due - time.monotonic()), RETRY_SECONDS[1])
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         with suppress(OSError):
             connection, _ = self._listener.accept()
-            if self._accepted >= MOST_ACCEPTED:
+            if self._accepted >= MAX_ACCEPTED:
                 connection.close()
                 return
             self._accepted += 1
             connection.setblocking(False)
-            connection.send(self._me)  # a port that somebody else has got meanwhile proves nothing
+            connection.send(
+                self._me
+            )  # so that the peer can tell us from another program that has got this port meanwhile
             selector.register(connection, selectors.EVENT_READ)
 
-    def _hear(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
-        """Nothing is ever said: what can be read is the end."""
+    def _read(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+        """Handle a readable connection: peers send nothing after their id, so it has closed."""
         connection = key.fileobj
         assert isinstance(connection, socket.socket)
         with suppress(OSError):
@@ -105,31 +107,31 @@ class Lifelines:
         if key.data is None:
             self._accepted -= 1
             return
-        # A dying process may close its connections before it closes its port: asked again soon.
-        key.data.is_held, key.data.due, key.data.wait = False, 0.0, RETRY_SECONDS[0]
+        # A dying process may close its connections before its port: try again soon.
+        key.data.is_connected, key.data.due, key.data.wait = False, 0.0, RETRY_SECONDS[0]
 
     def _connect(self, selector: selectors.BaseSelector, peer: _Peer) -> None:
         peer.due, peer.wait = time.monotonic() + peer.wait, min(peer.wait * 2, RETRY_SECONDS[1])
         try:
             connection = socket.create_connection(peer.address, CONNECT_SECONDS)
         except ConnectionRefusedError:
-            if peer.was_held or peer.is_here:
+            if peer.was_connected or peer.is_here:
                 self._dead.add(peer.id)
             return
-        except (OSError, ValueError, OverflowError):  # also what cannot be a name or a port
+        except (OSError, ValueError, OverflowError):  # also for an invalid name or port
             return
-        said = _said(connection, len(peer.id))
-        if said != peer.id.encode():
+        received = _receive(connection, len(peer.id))
+        if received != peer.id.encode():
             connection.close()
-            if peer.was_held and said:  # somebody else's process has the port now
+            if peer.was_connected and received:  # another process has the port now
                 self._dead.add(peer.id)
             return
         connection.setblocking(False)
-        peer.is_held = peer.was_held = True
+        peer.is_connected = peer.was_connected = True
         selector.register(connection, selectors.EVENT_READ, peer)
 
 
-def _said(connection: socket.socket, length: int) -> bytes:
+def _receive(connection: socket.socket, length: int) -> bytes:
     with suppress(OSError):
         return connection.recv(length, socket.MSG_WAITALL)
     return b""

@@ -1,4 +1,4 @@
-"""What is to be launched here: run.toml and the scheduler's environment as one typed value."""
+"""Read what to launch on this node, from run.toml and the scheduler's environment, as one typed value."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from training.config.counting import counted
 BAD_PLAN = 2  # exit code: nothing was started, and starting again would not help
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:+-]{0,127}")
 CODE_TABLES = {"script": "script", "federated": "client"}
-"""By kind of job the table of run.toml that says where somebody's own code comes from."""
+"""By kind of job, the table of run.toml that names the source of the user's code."""
 
 
 class BadPlan(Exception):
-    """run.toml or the environment makes no sense; the message says what to do."""
+    """run.toml or the environment is invalid. The message says what to change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Somebody's own files. They lie in job/code, or come from git as the job starts."""
+    """The user's own files: in job/code, or fetched from git when the job starts."""
 
-    table: str  # of run.toml, that asks for it
+    table: str  # of run.toml, for error messages
     git: str = ""
     ref: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """Somebody's own program, as ranks."""
+    """The user's own program, run as ranks."""
 
     entry: str
     args: tuple[str, ...] = ()
@@ -43,40 +43,40 @@ class Script:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LaunchPlan:
     run_dir: Path
     scheduler_id: str
     restart_count: int
     node: str
     node_rank: int = 0
-    nodes: int = 1  # allocated: as many launchers are expected
+    nodes: int = 1  # allocated, hence launchers expected
     min_nodes: int = 1
     max_nodes: int = 1
-    spares: int = 0  # of the nodes allocated, that stand by until one of the others fails
+    spares: int = 0  # allocated nodes that stand by until another one fails
     ranks_per_node: int = 1
     gpus_per_node: int = 0
     cpus_per_rank: int = 1
-    in_place: int = 3  # restarts of ranks; every new commit refills it
-    gather_seconds: float = 60.0  # for launchers still missing at the start, once there are min_nodes
-    return_seconds: float = 0.0  # for a lost node to come back, where fewer than min_nodes are left
-    grow_seconds: float = 60.0  # of an incarnation before it is ended to take in more nodes, at least
-    grace_seconds: float = 30.0  # besides twice the last measured write
-    max_grace_seconds: float = 900.0  # for both together: the portal kills after that
-    drain_seconds: float = 10.0  # for the last reports, while the nodes wait
-    sample_seconds: float = 2.0  # between two looks at what the node's processes use
-    limits: Mapping[str, float] = field(default_factory=dict)  # the watchdog's, by phase
-    code: Code | None = None  # what comes along of somebody's own
-    script: Script | None = None  # the ranks are a program of it; None: the ranks are our trainer
-    counts: str = "step"  # or round: what the run counts
-    env: Mapping[str, str] = field(default_factory=dict)  # for every rank: the job's environment, by run.toml
+    in_place: int = 3  # restarts of the ranks; every new checkpoint refills this budget
+    gather_seconds: float = 60.0  # wait for missing launchers at the start, once there are min_nodes
+    return_seconds: float = 0.0  # wait for a lost node to return, where fewer than min_nodes are left
+    grow_seconds: float = 60.0  # minimum run time of an incarnation before it is ended to take in more nodes
+    grace_seconds: float = 30.0  # to stop in, in addition to twice the last measured write
+    max_grace_seconds: float = 900.0  # limit for both together: the portal kills after that
+    drain_seconds: float = 10.0  # to post the last reports, while the nodes wait
+    sample_seconds: float = 2.0  # between two samples of the node's resources
+    limits: Mapping[str, float] = field(default_factory=dict)  # of the watchdog, by phase
+    code: Code | None = None  # the user's own code, if the job has any
+    script: Script | None = None  # run as ranks; None: the ranks are our trainer
+    counts: str = "step"  # or "round": the unit of progress
+    env: Mapping[str, str] = field(default_factory=dict)  # the job's environment from run.toml, for every rank
 
     @property
     def is_elastic(self) -> bool:
-        """Whether it goes on with fewer nodes, and takes in more."""
+        """Whether the run continues with fewer nodes and takes in more."""
         return self.max_nodes > self.min_nodes
 
     @property
-    def is_alone(self) -> bool:
+    def is_single_node(self) -> bool:
         """Whether no other node can ever take part."""
         return self.max_nodes + self.spares == 1
 
@@ -89,8 +89,10 @@ class Plan:
         return self.job_dir / "code"
 
     @property
-    def told(self) -> Path:
-        """What batch.sh and the launchers tell each other: `asked`, the signal that came; `code`, the last word."""
+    def exchange_dir(self) -> Path:
+        """Folder for files between batch.sh and the launchers: `asked` has the signal received, `code` the exit
+        code.
+        """
         return self.job_dir / "told" / f"{self.scheduler_id}.{self.restart_count}"
 
     @property
@@ -99,62 +101,64 @@ class Plan:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the allocation's first node, which does what is done once, before any incarnation. Who leads
-        these may change."""
+        """Whether this is the allocation's first node, which does the one-time work before any incarnation.
+
+        The leader of an incarnation may be another node.
+        """
         return self.node_rank == 0
 
 
-def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> Plan:
-    """The plan of one node's launcher, or BadPlan."""
+def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> LaunchPlan:
+    """Return the plan of this node's launcher. Raises BadPlan."""
     path = run_dir / "portal" / "run.toml"
     try:
         with open(path, "rb") as file:
             document = tomllib.load(file)
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise BadPlan(f"{path} cannot be read: {error}") from None
-    launch = _Table(document.get("launch", {}), "launch")
-    watchdog = _Table(launch.table("watchdog"), "launch.watchdog")
-    gpus = launch.whole("gpus_per_node", 0, least=0)
-    least = launch.whole("nodes", 1, least=1)
-    most = launch.whole("max_nodes", least, least=least)
-    spares = launch.whole("spares", 0, least=0) if most == least else 0
-    # With "min:max" nodes the scheduler decides how many there are.
-    nodes = _number(environment, "SLURM_NNODES", 0) or most + spares
+    launch = _TomlTable(document.get("launch", {}), "launch")
+    watchdog = _TomlTable(launch.table("watchdog"), "launch.watchdog")
+    gpus = launch.integer("gpus_per_node", 0, minimum=0)
+    minimum = launch.integer("nodes", 1, minimum=1)
+    maximum = launch.integer("max_nodes", minimum, minimum=minimum)
+    spares = launch.integer("spares", 0, minimum=0) if maximum == minimum else 0
+    # For a "min:max" number of nodes the scheduler decides how many are allocated.
+    nodes = _number(environment, "SLURM_NNODES", 0) or maximum + spares
     spares = min(spares, nodes - 1)
-    used = nodes - spares
-    return Plan(
+    running = nodes - spares
+    return LaunchPlan(
         run_dir=run_dir,
         scheduler_id=_scheduler_id(environment),
         restart_count=_number(environment, "SLURM_RESTART_COUNT", 0),
         node=environment.get("SLURMD_NODENAME") or socket.gethostname(),
         node_rank=_number(environment, "SLURM_NODEID", 0),
         nodes=nodes,
-        min_nodes=min(least, nodes) if most > least else used,
-        max_nodes=max(most, nodes) if most > least else used,
+        min_nodes=min(minimum, nodes) if maximum > minimum else running,
+        max_nodes=max(maximum, nodes) if maximum > minimum else running,
         spares=spares,
-        ranks_per_node=gpus or launch.whole("ranks_per_node", 1, least=1),
+        ranks_per_node=gpus or launch.integer("ranks_per_node", 1, minimum=1),
         gpus_per_node=gpus,
-        cpus_per_rank=launch.whole("cpus_per_rank", 1, least=1),
-        in_place=launch.whole("in_place", 3, least=0),
+        cpus_per_rank=launch.integer("cpus_per_rank", 1, minimum=1),
+        in_place=launch.integer("in_place", 3, minimum=0),
         gather_seconds=launch.seconds("gather_seconds", 60.0),
-        # A fixed number has no other nodes to wait for: only for launchers that are started again (training/start.py).
-        return_seconds=launch.seconds("return_seconds", 120.0 if most > least else 30.0 if nodes > 1 else 0.0),
+        # With a fixed number of nodes, only launchers that training/start.py restarts can come back.
+        return_seconds=launch.seconds("return_seconds", 120.0 if maximum > minimum else 30.0 if nodes > 1 else 0.0),
         grow_seconds=launch.seconds("grow_seconds", 60.0),
         grace_seconds=launch.seconds("grace_seconds", 30.0),
         max_grace_seconds=launch.seconds("max_grace_seconds", 900.0),
         drain_seconds=launch.seconds("drain_seconds", 10.0),
         sample_seconds=launch.seconds("sample_seconds", 2.0),
-        limits={phase: watchdog.seconds(phase, 0) for phase in watchdog.found},
+        limits={phase: watchdog.seconds(phase, 0) for phase in watchdog.values},
         code=_code(document),
         script=_script(document.get("script")) if document.get("kind") == "script" else None,
         counts=counted(str(document.get("kind"))),
-        env=_variables(_Table(document.get("environment", {}), "environment")),
+        env=_variables(_TomlTable(document.get("environment", {}), "environment")),
     )
 
 
 def _scheduler_id(environment: Mapping[str, str]) -> str:
-    """The scheduler's, or for a launch by hand one that nobody else has."""
-    found = environment.get("VIGIL_SCHEDULER_ID") or environment.get("SLURM_JOB_ID", "")  # of an array: "17_3"
+    """Return the scheduler's job id, or a unique id for a launch by hand."""
+    found = environment.get("VIGIL_SCHEDULER_ID") or environment.get("SLURM_JOB_ID", "")  # of an array task: "17_3"
     if not found:
         return f"by-hand-{os.getpid()}-{os.urandom(4).hex()}"
     if not IDENTIFIER.fullmatch(found):
@@ -173,52 +177,52 @@ def _code(document: Mapping[str, Any]) -> Code | None:
     name = CODE_TABLES.get(str(document.get("kind")))
     if name is None or name not in document:
         return None
-    table = _Table(document.get(name), name)
+    table = _TomlTable(document.get(name), name)
     return Code(table=name, git=table.text("git", ""), ref=table.text("ref", ""))
 
 
 def _script(found: Any) -> Script:
-    table = _Table(found, "script")
+    table = _TomlTable(found, "script")
     return Script(
         entry=table.text("entry", "train.py"),
-        args=tuple(str(argument) for argument in table.found.get("args", ())),
+        args=tuple(str(argument) for argument in table.values.get("args", ())),
         env=_variables(table),
         python=table.text("python", ""),
     )
 
 
-def _variables(table: _Table) -> dict[str, str]:
+def _variables(table: _TomlTable) -> dict[str, str]:
     return {str(name): str(value) for name, value in table.table("env").items()}
 
 
-class _Table:
-    """A TOML table whose values are taken by type, with errors that name the key."""
+class _TomlTable:
+    """A TOML table that checks the types of its values and names the key in errors."""
 
     def __init__(self, found: Any, name: str) -> None:
         if not isinstance(found, dict):
             raise BadPlan(f"run.toml: [{name}] is missing or not a table")
-        self.found, self.name = found, name
+        self.values, self.name = found, name
 
-    def whole(self, key: str, default: int, *, least: int) -> int:
-        value = self.found.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise BadPlan(f"run.toml: {self.name}.{key} must be a whole number of at least {least}, not {value!r}")
+    def integer(self, key: str, default: int, *, minimum: int) -> int:
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise BadPlan(f"run.toml: {self.name}.{key} must be a whole number of at least {minimum}, not {value!r}")
         return value
 
     def seconds(self, key: str, default: float) -> float:
-        value = self.found.get(key, default)
+        value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
             raise BadPlan(f"run.toml: {self.name}.{key} must be seconds, not {value!r}")
         return float(value)
 
     def text(self, key: str, default: str) -> str:
-        value = self.found.get(key, default)
+        value = self.values.get(key, default)
         if not isinstance(value, str):
             raise BadPlan(f"run.toml: {self.name}.{key} must be text, not {value!r}")
         return value
 
     def table(self, key: str) -> dict[str, Any]:
-        value = self.found.get(key, {})
+        value = self.values.get(key, {})
         if not isinstance(value, dict):
             raise BadPlan(f"run.toml: {self.name}.{key} must be a table")
         return value

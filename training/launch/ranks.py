@@ -1,4 +1,4 @@
-"""The ranks of one node: started with torchrun's environment, killed without remainder."""
+"""Start and end the ranks of one node: torchrun's environment, and nothing left running afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.launch.stop import STOP_SIGNALS
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-# What a job may inherit; everything else (the portal's settings, a person's secrets) stays outside.
+# Variables that a job may inherit; everything else (the portal's settings, a person's secrets) is dropped.
 _PLAIN = {
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM", "HOSTNAME",
     "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH",
@@ -31,26 +31,26 @@ _PREFIXES = (
     "LC_", "SLURM_", "SLURMD_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "UCX_", "FI_", "IBV_", "TORCH_", "TORCHINDUCTOR_",
     "TRITON_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "HF_", "PYTORCH_",
 )  # fmt: skip
-HELD_SECONDS = 1.0
+UNKILLABLE_SECONDS = 1.0  # wait for other processes in uninterruptible sleep
 _SECRETS = ("TOKEN", "SECRET", "PASSWORD", "JWT", "CREDENTIAL", "_KEY")
 
 
 def inherited(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The part of our environment that ranks get; VIGIL_PASS_ON names what the job's modules and conda have set."""
-    known = _PLAIN | set(environment.get("VIGIL_PASS_ON", "").split())
+    """Return the variables that ranks inherit. VIGIL_PASS_ON names those that the job's modules and conda have set."""
+    allowed = _PLAIN | set(environment.get("VIGIL_PASS_ON", "").split())
     return {
         name: value
         for name, value in environment.items()
-        if (name in known or name.startswith(_PREFIXES)) and not any(word in name for word in _SECRETS)
+        if (name in allowed or name.startswith(_PREFIXES)) and not any(word in name for word in _SECRETS)
     }
 
 
 @dataclass(frozen=True)
-class Exit:
-    """How a rank ended. `at` is this node's monotonic clock: good for the order on one node only.
+class RankExit:
+    """How a rank ended. `at` is this node's monotonic clock: it orders exits on one node only.
 
-    `peak_mib`: the most memory that it, or any one process of its own, had resident (never less than the launcher had
-    when it started the rank). `by_us`: of a signal that this launcher had sent.
+    `peak_mib`: the largest resident memory of the rank or any one of its children (at least the launcher's own when it
+    started the rank). `by_us`: ended by a signal that this launcher sent.
     """
 
     rank: int
@@ -67,7 +67,7 @@ class Exit:
 
     @property
     def code(self) -> int:
-        """The exit code as a shell tells it."""
+        """The exit code as a shell reports it."""
         return 128 + self.signal if self.signal else (self.exit_code if self.exit_code is not None else 1)
 
 
@@ -78,16 +78,16 @@ class Rank:
     pidfd: int  # readable once the process has ended
     control: int  # our end of the pipe to its helper thread (training.attempt.hang)
     log: Path
-    exit: Exit | None = None
-    began: float = field(default_factory=time.monotonic)
-    sent: set[int] = field(default_factory=set)  # signals of ours
+    exit: RankExit | None = None
+    began_at: float = field(default_factory=time.monotonic)
+    sent: set[int] = field(default_factory=set)  # signals that this launcher sent
 
-    def poll(self) -> Exit | None:
-        """The exit once it has ended."""
+    def poll(self) -> RankExit | None:
+        """Return the exit once the process has ended, else None."""
         if self.exit is None and (ended := self._collect()) is not None:
             code, peak_mib = ended
             number = -code if code is not None and code < 0 else None
-            self.exit = Exit(
+            self.exit = RankExit(
                 self.rank,
                 code if number is None else None,
                 number,
@@ -101,10 +101,12 @@ class Rank:
         return self.exit
 
     def _collect(self) -> tuple[int | None, int | None] | None:
-        """Exit code (negative: the signal) and peak memory, once it has ended: Popen's own wait drops the second."""
+        """Return exit code (negative: the signal) and peak memory in MiB once it has ended; Popen's wait drops the
+        second.
+        """
         try:
             pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
-        except ChildProcessError:  # collected by somebody else: nobody knows how it ended
+        except ChildProcessError:  # reaped elsewhere: how it ended is unknown
             return None, None
         if not pid:
             return None
@@ -112,7 +114,7 @@ class Rank:
         return self.process.returncode, usage.ru_maxrss // 1024
 
     def dump(self) -> None:
-        """Ask for stacks and the flight recorder, where the process has prepared for that."""
+        """Request stacks and the flight recorder, if the process is prepared for that."""
         if self.exit is None:
             with suppress(OSError):
                 os.write(self.control, DUMP)
@@ -126,7 +128,7 @@ class Rank:
                 os.kill(self.process.pid, number)
 
     def has_handler(self, number: int) -> bool:
-        """Whether the process catches this signal; sending it otherwise would kill it."""
+        """Return whether the process catches this signal; without a handler it would be killed."""
         return bool(self._mask("SigCgt") >> (number - 1) & 1)
 
     def ignores(self, number: int) -> bool:
@@ -141,7 +143,7 @@ class Rank:
 
 
 class CannotStart(Exception):
-    """No process could be made of the command."""
+    """The command of a rank could not be started."""
 
 
 def start(
@@ -153,41 +155,44 @@ def start(
     log: Path,
     ignored: Sequence[signal.Signals],
 ) -> Rank:
-    """One process in its own group, dying with us, its output in its log. `ignored` signals stay so through exec."""
+    """Start one process in its own group, which dies with the launcher and writes to its log.
+
+    `ignored` signals stay ignored through exec. Raises CannotStart.
+    """
     try:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
     except OSError as error:
         raise CannotStart(f"its log cannot be opened: {error}") from None
-    theirs, ours = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(ours, False)
+    child_end, launcher_end = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(launcher_end, False)
     try:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            env={**environment, "VIGIL_CONTROL": str(theirs)},
+            env={**environment, "VIGIL_CONTROL": str(child_end)},
             cwd=directory,
-            pass_fds=(theirs,),
+            pass_fds=(child_end,),
             process_group=0,
             preexec_fn=child_setup(ignored),
         )
     except OSError as error:
-        os.close(ours)
+        os.close(launcher_end)
         raise CannotStart(f"{command[0]} cannot be started: {error}") from None
     finally:
         os.close(file)
-        os.close(theirs)
-    return Rank(rank, process, os.pidfd_open(process.pid), ours, log)
+        os.close(child_end)
+    return Rank(rank, process, os.pidfd_open(process.pid), launcher_end, log)
 
 
 def child_setup(ignored: Sequence[signal.Signals]) -> Callable[[], None]:
-    """What runs between fork and exec: die with the launcher, leave some signals to it."""
+    """Return the function that runs between fork and exec: die with the launcher, set which signals are ignored."""
     launcher = os.getpid()
 
     def setup() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != launcher:  # it died before the line above
+        if os.getppid() != launcher:  # the launcher died before prctl
             os._exit(1)
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
@@ -196,20 +201,20 @@ def child_setup(ignored: Sequence[signal.Signals]) -> Callable[[], None]:
 
 
 def become_subreaper() -> None:
-    """What ranks leave behind becomes our child instead of init's, so that it can be found and ended."""
+    """Adopt processes that ranks leave behind, instead of init, so that they can be found and ended."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_all(ranks: Sequence[Rank], *, spare: Collection[int] = (), patience: float = 10.0) -> None:
-    """SIGKILL to every rank, its group and whatever else descends from us (but `spare`), until nothing is left.
+    """Kill every rank, its group and every other descendant (except `spare`) until nothing is left.
 
-    Gives up after `patience`: a process in uninterruptible sleep cannot be helped from here. One that is no rank,
-    as a reader of GPUs that a driver holds, is waited for less long.
+    Gives up after `patience` seconds: a process in uninterruptible sleep cannot be killed from here. For processes
+    other than ranks, such as a reader of GPUs that is blocked in the driver, the wait is shorter.
     """
     began = time.monotonic()
     deadline = began + patience
     for rank in ranks:
-        if rank.poll() is None:  # a reaped pid may be somebody else's by now; what it left is among the descendants
+        if rank.poll() is None:  # a reaped pid may be reused by now; its children are among the descendants
             rank.sent.add(signal.SIGKILL)
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(rank.process.pid, signal.SIGKILL)
@@ -221,22 +226,22 @@ def kill_all(ranks: Sequence[Rank], *, spare: Collection[int] = (), patience: fl
             with suppress(psutil.Error):
                 process.kill()
         reap(spare=spare, but={rank.process.pid for rank in ranks})
-        if time.monotonic() > began + HELD_SECONDS:
-            left = [process for process in left if not _is_held(process)]
+        if time.monotonic() > began + UNKILLABLE_SECONDS:
+            left = [process for process in left if not _is_unkillable(process)]
         if (not left and all(rank.exit for rank in ranks)) or time.monotonic() > deadline:
             return
         time.sleep(0.005)
 
 
-def _is_held(process: psutil.Process) -> bool:
-    """Whether it sleeps where no signal reaches it."""
+def _is_unkillable(process: psutil.Process) -> bool:
+    """Return whether the process is in uninterruptible sleep."""
     with suppress(psutil.Error):
         return bool(process.status() == psutil.STATUS_DISK_SLEEP)
     return False
 
 
 def descendants(*, spare: Collection[int] = ()) -> list[psutil.Process]:
-    """Every live process below us, except `spare` and what is below it."""
+    """Return every live descendant of this process, except `spare` and their descendants."""
     found: list[psutil.Process] = []
     with suppress(psutil.Error):
         for child in psutil.Process().children():
@@ -248,7 +253,7 @@ def descendants(*, spare: Collection[int] = ()) -> list[psutil.Process]:
 
 
 def reap(*, spare: Collection[int], but: set[int]) -> None:
-    """Collect adopted children that have ended; our own are Popen's to collect."""
+    """Reap adopted children that have ended, except those that Popen will collect."""
     with suppress(psutil.Error):
         for child in psutil.Process().children():
             if child.pid in spare or child.pid in but:

@@ -1,4 +1,4 @@
-"""What the job's processes on this node use: cores and memory."""
+"""Measure the resources that the job's processes use on this node: cores and memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import psutil
 from training.units import GIB
 
 
-class Meter:
-    """Measures between two looks. Cores are CPU seconds a second; memory is resident, what is shared counted once."""
+class ResourceMeter:
+    """Measures between two samples. Cores: CPU seconds per second; memory: resident, shared pages counted once."""
 
     def __init__(self) -> None:
         self._cpu: dict[tuple[int, float], float] = {}
-        self._at = time.monotonic()
+        self._sampled_at = time.monotonic()
 
-    def look(self, processes: list[psutil.Process]) -> dict[str, float]:
+    def sample(self, processes: list[psutil.Process]) -> dict[str, float]:
         now = time.monotonic()
         cpu: dict[tuple[int, float], float] = {}
         memory = 0
@@ -26,10 +26,10 @@ class Meter:
                 with process.oneshot():
                     times, found = process.cpu_times(), process.memory_info()
                     cpu[process.pid, process.create_time()] = times.user + times.system
-                # Every rank maps the same libraries and shards: of what is shared, only the first one's is counted.
+                # Every rank maps the same libraries and shards: shared memory counts for the first process only.
                 memory += found.rss - found.shared if memory else found.rss
-        # A process that is new since the last look began at zero; of one that has gone, the rest is unknown.
+        # A new process began at zero; the last CPU time of a process that has ended is unknown.
         used = sum(seconds - self._cpu.get(key, 0.0) for key, seconds in cpu.items())
-        elapsed = max(now - self._at, 1e-6)
-        self._cpu, self._at = cpu, now
+        elapsed = max(now - self._sampled_at, 1e-6)
+        self._cpu, self._sampled_at = cpu, now
         return {"cpu_cores": used / elapsed, "memory_gib": memory / GIB}

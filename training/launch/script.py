@@ -1,4 +1,4 @@
-"""Somebody's own program as ranks: its entry, its interpreter, its environment (protocols.md §8)."""
+"""Run the user's own program as ranks: its entry, its interpreter, its environment (protocols.md §8)."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pathlib import Path
 
 from training.launch.attempt import Attempt
 from training.launch.environment import RankCommand
-from training.launch.plan import BadPlan, Plan
+from training.launch.plan import BadPlan, LaunchPlan
 from training.program import HEAD_BYTES, ITSELF, PYTHON, NotAProgram, interpreter_of
 
 
-def prepare(plan: Plan, attempt: Attempt) -> RankCommand:
-    """The command of a rank once the code is there (training.launch.snapshot), or BadPlan with what to change."""
+def prepare(plan: LaunchPlan, attempt: Attempt) -> RankCommand:
+    """Return the command of a rank, once the code is there (training.launch.snapshot). Raises BadPlan."""
     assert plan.script is not None
     code = plan.code_dir
     entry = _entry(code, plan.script.entry)
     reporting = _copy_reporting(attempt.folder)
     variables = {**plan.env, **plan.script.env}
-    own = variables.get("PYTHONPATH", "")
-    environment = {**variables, "PYTHONPATH": f"{reporting}:{own}" if own else str(reporting)}
+    user_path = variables.get("PYTHONPATH", "")
+    environment = {**variables, "PYTHONPATH": f"{reporting}:{user_path}" if user_path else str(reporting)}
     python = _python(plan.script.python)
-    words = _interpreter(entry, plan.script.entry)
-    if words == PYTHON:
+    interpreter = _interpreter(entry, plan.script.entry)
+    if interpreter == PYTHON:
         return RankCommand((python, "-u", str(entry), *plan.script.args), code, environment)
     environment["PATH"] = _path_with(python, variables, is_chosen=bool(plan.script.python))
-    return RankCommand((*words, str(entry), *plan.script.args), code, environment)
+    return RankCommand((*interpreter, str(entry), *plan.script.args), code, environment)
 
 
 def _path_with(python: str, variables: Mapping[str, str], *, is_chosen: bool) -> str:
@@ -39,20 +39,20 @@ def _path_with(python: str, variables: Mapping[str, str], *, is_chosen: bool) ->
 
 
 def _interpreter(path: Path, name: str) -> tuple[str, ...]:
-    """Return what runs the entry, or BadPlan with what to write where nothing says it or it is not on this node."""
+    """Return the command that runs the entry. Raises BadPlan if there is none or it is not on this node."""
     with open(path, "rb") as file:
         head = file.read(HEAD_BYTES)
     try:
-        words = interpreter_of(name, head, is_executable=os.access(path, os.X_OK))
+        interpreter = interpreter_of(name, head, is_executable=os.access(path, os.X_OK))
     except NotAProgram as error:
         raise BadPlan(f"script.entry: {error}") from None
-    if words not in (PYTHON, ITSELF) and not os.access(words[0], os.X_OK):
-        raise BadPlan(f"script.entry = {name!r} begins with #!{words[0]}, which is not on this node")
-    return words
+    if interpreter not in (PYTHON, ITSELF) and not os.access(interpreter[0], os.X_OK):
+        raise BadPlan(f"script.entry = {name!r} begins with #!{interpreter[0]}, which is not on this node")
+    return interpreter
 
 
 def _entry(code: Path, name: str) -> Path:
-    """The program, which must be a file inside the code whatever links say."""
+    """Return the path of the program, which must be inside the code folder even after resolving links."""
     root, path = code.resolve(), (code / name).resolve()
     if not path.is_relative_to(root) or path == root:
         raise BadPlan(f"script.entry = {name!r} leads out of the directory; name a file inside it")
@@ -63,35 +63,37 @@ def _entry(code: Path, name: str) -> Path:
 
 
 def _python(name: str) -> str:
-    """The interpreter: a path of one, a virtual environment's folder, or ours."""
+    """Return the interpreter's path: given as a file or a virtual environment's folder, else our own."""
     if not name:
         return sys.executable
     path = Path(name)
     if os.path.isdir(path):
         path = path / "bin" / "python"
     if not os.path.isfile(path) or not os.access(path, os.X_OK):
-        if barred := _barred(path):
-            raise BadPlan(f"script.python = {name!r} cannot be run: {barred}")
+        if problem := _permission_problem(path):
+            raise BadPlan(f"script.python = {name!r} cannot be run: {problem}")
         raise BadPlan(f"script.python = {name!r} is no interpreter on this node, and no virtual environment with one")
-    return str(path)  # not resolved: a link's own place is what makes it that environment's interpreter
+    return str(path)  # not resolved: the link's location is what selects the virtual environment
 
 
-def _barred(path: Path) -> str:
-    """What the job's user may not do there, where it is that; "" where nothing is there."""
-    at = Path(os.path.realpath(path))
-    is_file = os.path.isfile(at)
-    while not os.path.exists(at) and at != at.parent:
-        at = at.parent
-    if os.access(at, os.X_OK) or not (is_file or os.path.isdir(at)):
+def _permission_problem(path: Path) -> str:
+    """Describe which permission is missing on the way to a path; "" where permissions are not the problem."""
+    existing = Path(os.path.realpath(path))
+    is_file = os.path.isfile(existing)
+    while not os.path.exists(existing) and existing != existing.parent:
+        existing = existing.parent
+    if os.access(existing, os.X_OK) or not (is_file or os.path.isdir(existing)):
         return ""
-    found = at.stat()
+    status = existing.stat()
     verb = "run" if is_file else "enter"
-    mode = f"{stat.filemode(found.st_mode)}, of user {found.st_uid} and group {found.st_gid}"
-    return f"user {os.geteuid()} may not {verb} {at}, which is {mode}. Open it to them"
+    mode = f"{stat.filemode(status.st_mode)}, of user {status.st_uid} and group {status.st_gid}"
+    return f"user {os.geteuid()} may not {verb} {existing}, which is {mode}. Open it to them"
 
 
 def _copy_reporting(attempt_dir: Path) -> Path:
-    """A folder with vigil_report.py and nothing else, so that nothing else of ours gets onto the script's path."""
+    """Return a folder with vigil_report.py and nothing else, so that no other module of ours gets onto the script's
+    path.
+    """
     import vigil_report
 
     folder = attempt_dir / "lib"

@@ -1,4 +1,4 @@
-"""The shipper beside the ranks: its own process, started again when it dies, given a last moment at the end."""
+"""Run the shipper process alongside the ranks: restarted when it dies, given a last moment at the end."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import time
 from contextlib import suppress
 
 from training.launch.attempt import Attempt
-from training.launch.plan import Plan
+from training.launch.plan import LaunchPlan
 from training.launch.ranks import child_setup
 from training.launch.stop import STOP_SIGNALS
 
 RESTART_SECONDS = (0.2, 10.0)  # first and longest wait before the next start
 
 
-class Shipping:
-    """`tend` often; `drain` once. The shipper reads its end from stdin: signals to the whole job must not end it."""
+class ShipperProcess:
+    """`tend` often; `drain` once. The shipper ends when stdin closes: signals to the whole job must not end it."""
 
-    def __init__(self, plan: Plan, attempt: Attempt) -> None:
+    def __init__(self, plan: LaunchPlan, attempt: Attempt) -> None:
         self._plan, self._attempt = plan, attempt
         self._process: subprocess.Popen[bytes] | None = None
         self._wait, self._next_start = RESTART_SECONDS[0], 0.0
@@ -28,25 +28,25 @@ class Shipping:
         return self._process.pid if self._process else None
 
     def tend(self) -> str | None:
-        """Start it where it is not running; what there is to say about it."""
+        """Start the shipper if it is not running; return a message for the log, if any."""
         if self._process is not None and (code := self._process.poll()) is not None:
             self._process = None
-            self._put_off()
+            self._delay_restart()
             return f"the shipper ended with {code}; starting it again"
         if self._process is None and time.monotonic() >= self._next_start:
             try:
                 self._start()
-            except OSError as error:  # no memory, no process left: the ranks go on without it
-                self._put_off()
+            except OSError as error:  # out of memory or processes: the ranks continue without it
+                self._delay_restart()
                 return f"the shipper cannot be started: {error}"
         return None
 
-    def _put_off(self) -> None:
+    def _delay_restart(self) -> None:
         self._next_start = time.monotonic() + self._wait
         self._wait = min(self._wait * 2, RESTART_SECONDS[1])
 
     def drain(self) -> None:
-        """Let it post what is left, for a bounded time: the nodes wait. The portal reads the rest from disk."""
+        """Let it post what is left, for a limited time as the nodes wait. The portal reads the rest from disk."""
         self.tend()
         if self._process is None:
             return

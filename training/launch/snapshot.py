@@ -1,7 +1,7 @@
-"""The snapshot of somebody's own code that a job runs, a program or the clients of a federation, in job/code.
+"""Provide the snapshot of the user's code that a job runs (a program or federated clients) in job/code.
 
-The portal has put it there, or git fetches it here, inside the allocation, as the job's user. Every attempt of a job
-runs the same snapshot.
+The portal has put it there, or git fetches it here, inside the allocation and as the job's user. Every attempt of a
+job runs the same snapshot.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from training.attempt.files import read_json, write_json
-from training.launch.plan import BadPlan, Code, Plan
+from training.launch.plan import BadPlan, Code, LaunchPlan
 from training.launch.ranks import child_setup, inherited
 from training.launch.stop import STOP_SIGNALS
 
 FETCH_SECONDS = 600.0
 FETCH_BYTES = 1024**3
-WAIT_SECONDS = 900.0  # of the other nodes, for the first one's fetch
+WAIT_SECONDS = 900.0  # how long other nodes wait for the first node's fetch
 SCHEMES = ("https", "ssh")
 COMMIT = re.compile(r"[0-9a-f]{4,64}")
 
 
-def ensure(plan: Plan, *, stopping: Callable[[], bool] = lambda: False) -> None:
-    """See to it that the code of a job that brings some is there, or BadPlan with what to change."""
+def ensure_code(plan: LaunchPlan, *, stopping: Callable[[], bool] = lambda: False) -> None:
+    """Make sure that the job's code is in place, if it has any. Raises BadPlan."""
     if plan.code is None:
         return
     folder = plan.code_dir
@@ -40,8 +40,8 @@ def ensure(plan: Plan, *, stopping: Callable[[], bool] = lambda: False) -> None:
         raise BadPlan(f"{folder} is missing: the code of this job was never put there; submit it again")
 
 
-def _fetch_once(plan: Plan, code: Code, folder: Path, stopping: Callable[[], bool]) -> None:
-    """The first node fetches; the others wait for the folder, or for the first one's failure."""
+def _fetch_once(plan: LaunchPlan, code: Code, folder: Path, stopping: Callable[[], bool]) -> None:
+    """Fetch on the first node; on the others wait for the folder, or for the first node's failure."""
     failed = plan.job_dir / "code-failed.json"
     if plan.is_first:
         failed.unlink(missing_ok=True)
@@ -53,9 +53,9 @@ def _fetch_once(plan: Plan, code: Code, folder: Path, stopping: Callable[[], boo
         return
     deadline = time.monotonic() + WAIT_SECONDS
     while not folder.is_dir():
-        told = read_json(failed)
-        if told and told.get("id") == plan.scheduler_id and told.get("restart_count") == plan.restart_count:
-            raise BadPlan(str(told["error"]))
+        failure = read_json(failed)
+        if failure and failure.get("id") == plan.scheduler_id and failure.get("restart_count") == plan.restart_count:
+            raise BadPlan(str(failure["error"]))
         if stopping() or time.monotonic() > deadline:
             raise BadPlan("the first node did not fetch the code")
         time.sleep(0.2)
@@ -69,10 +69,10 @@ def fetch(
     limit: int = FETCH_BYTES,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """One commit of a repository as plain files in `target`, which appears whole or not at all.
+    """Fetch one commit of a repository into `target` as plain files; the folder appears complete or not at all.
 
-    No hooks, no submodules, no other transport than https and ssh (file:// where VIGIL_GIT_FILE allows it: tests), no
-    question at a terminal; bounded in time and size.
+    No hooks, no submodules, no transport but https and ssh (file:// where VIGIL_GIT_FILE allows it, for tests), no
+    prompts; limited in time and size. Raises BadPlan.
     """
     url, ref = code.git, code.ref
     schemes = (*SCHEMES, "file") if os.environ.get("VIGIL_GIT_FILE") == "1" else SCHEMES
@@ -90,7 +90,7 @@ def fetch(
         except _GitFailed:
             if not COMMIT.fullmatch(ref):
                 raise
-            # A server that hands out no single commit: everything, then the commit from that.
+            # The server does not serve single commits: fetch everything, then take the commit from that.
             git.run("fetch", "--quiet", "--no-recurse-submodules", url, "+refs/*:refs/fetched/*")
             git.run("update-ref", "FETCH_HEAD", ref)
         git.run("-c", "advice.detachedHead=false", "checkout", "--quiet", "--force", "FETCH_HEAD")
@@ -105,11 +105,11 @@ def fetch(
 
 
 class _GitFailed(Exception):
-    """git said no; its own words."""
+    """git failed; the message is git's."""
 
 
 class _Git:
-    """git in one folder, with everything off that could run somebody's code or ask a question."""
+    """Runs git in one folder, with every feature disabled that could run foreign code or prompt."""
 
     def __init__(
         self, folder: Path, schemes: tuple[str, ...], *, deadline: float, limit: int, stopping: Callable[[], bool]
@@ -145,7 +145,7 @@ class _Git:
         finally:
             errors.unlink(missing_ok=True)
 
-    def _run(self, arguments: list[str], errors: int, told: Path) -> str:
+    def _run(self, arguments: list[str], errors: int, error_file: Path) -> str:
         process = subprocess.Popen(
             ["git", *self._options, *arguments],
             cwd=self._folder,
@@ -167,7 +167,7 @@ class _Git:
                     process.communicate()
                     raise _GitFailed(problem) from None
         if process.returncode:
-            lines = told.read_text(errors="replace").strip().splitlines()
+            lines = error_file.read_text(errors="replace").strip().splitlines()
             raise _GitFailed(lines[-1][:500] if lines else f"git ended with {process.returncode}")
         if problem := self._problem():
             raise _GitFailed(problem)

@@ -1,8 +1,8 @@
-"""Being asked to stop: TERM and USR1 to the launcher become the file `stop-requested` for everybody (protocols.md §2).
+"""Turn SIGTERM and SIGUSR1 to a launcher into the file `stop-requested` for all launchers and ranks (protocols.md §2).
 
-Under srun only USR1 gets here (srun answers TERM by killing its tasks): which signal it was, batch.sh writes down.
-All of it is asked in the loop that watches the ranks: a file system that errs just now, where Path.exists would raise,
-is asked again at the next look.
+Under srun only SIGUSR1 gets here (srun answers SIGTERM by killing its tasks), so batch.sh writes down which signal it
+was. All of this is polled in the loop that watches the ranks; where Path.exists would raise because the file system
+has an error just now, the next poll tries again.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 class Signals:
-    """Remembers what arrived since the launcher began. A handler only notes; the loop acts."""
+    """Remembers the first signal since the launcher began. The handler only records; the loop acts."""
 
     def __init__(self) -> None:
-        self.asked: signal.Signals | None = None
-        self.wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.received: signal.Signals | None = None
+        self.wake, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def install(self) -> None:
-        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         for number in STOP_SIGNALS:
             signal.signal(number, self._note)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
-    def is_asked(self) -> bool:
-        return self.asked is not None
+    def has_received(self) -> bool:
+        return self.received is not None
 
     def clear_wake(self) -> None:
         with suppress(BlockingIOError):
@@ -42,76 +42,80 @@ class Signals:
                 pass
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is None:
-            self.asked = signal.Signals(number)
+        if self.received is None:
+            self.received = signal.Signals(number)
 
 
-class Stop:
-    """Whether this attempt is to stop, said by any of its launchers; and for how long already."""
+class AttemptStop:
+    """Whether any launcher of this attempt was asked to stop, why, and for how long already."""
 
-    def __init__(self, attempt_dir: Path, run_dir: Path, told: Path) -> None:
-        """`told`: what batch.sh and the launchers tell each other in."""
-        self._requested = attempt_dir / "stop-requested"
-        self._asked = told / "asked"
-        self._stopped = attempt_dir / "stopped.json"
-        self._cancelled = run_dir / "portal" / "cancelled"
+    def __init__(self, attempt_dir: Path, run_dir: Path, exchange_dir: Path) -> None:
+        """`exchange_dir`: the folder in which batch.sh and the launchers exchange files (LaunchPlan.exchange_dir)."""
+        self._request_file = attempt_dir / "stop-requested"
+        self._signal_file = exchange_dir / "asked"
+        self._saved_file = attempt_dir / "stopped.json"
+        self._cancel_file = run_dir / "portal" / "cancelled"
         self.reason = ""
-        self._since = 0.0
+        self._noticed_at = 0.0
 
-    def look(self, asked: signal.Signals | None) -> bool:
-        """True once: when it has just become known."""
+    def poll(self, received: signal.Signals | None) -> bool:
+        """Return True once: when a stop request has just been noticed."""
         if self.reason:
             return False
-        if (word := self._word(asked)) is not None:
-            with suppress(OSError):  # said again at the next look
-                self._request(word)
-        found: Any = read_json(self._requested)
-        if found is None:
+        if (name := self._signal_name(received)) is not None:
+            with suppress(OSError):  # written again at the next poll
+                self._request(name)
+        request: Any = read_json(self._request_file)
+        if request is None:
             return False
-        self.reason, self._since = str(found.get("reason", "signal")), time.monotonic()
+        self.reason, self._noticed_at = str(request.get("reason", "signal")), time.monotonic()
         return True
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._since if self.reason else 0.0
+        return time.monotonic() - self._noticed_at if self.reason else 0.0
 
     @property
-    def saved(self) -> bool:
-        """A rank has said that the stop's checkpoint is committed."""
-        return os.path.exists(self._stopped)
+    def is_saved(self) -> bool:
+        """Whether a rank has reported that the checkpoint of this stop is committed."""
+        return os.path.exists(self._saved_file)
 
-    def _word(self, asked: signal.Signals | None) -> str | None:
-        """The signal's name: the batch script's word for it, else our own."""
+    def _signal_name(self, received: signal.Signals | None) -> str | None:
+        """Return the signal's name: as the batch script noted it, else the one received here."""
         with suppress(OSError, ValueError):
-            return f"SIG{self._asked.read_text().strip()}"
-        if asked is None and os.path.exists(self._cancelled):  # the batch script, which gets the signal, may be lost
+            return f"SIG{self._signal_file.read_text().strip()}"
+        if received is None and os.path.exists(
+            self._cancel_file
+        ):  # the batch script, which gets the signal, may have died
             return signal.SIGUSR1.name
-        return asked.name if asked is not None else None
+        return received.name if received is not None else None
 
-    def _request(self, word: str) -> None:
-        reason = "cancel" if os.path.exists(self._cancelled) else "time_limit" if word == "SIGUSR1" else "signal"
-        if not os.path.exists(self._requested):
-            write_json(self._requested, {"reason": reason, "time": time.time()}, durable=True)
+    def _request(self, name: str) -> None:
+        reason = "cancel" if os.path.exists(self._cancel_file) else "time_limit" if name == "SIGUSR1" else "signal"
+        if not os.path.exists(self._request_file):
+            write_json(self._request_file, {"reason": reason, "time": time.time()}, durable=True)
 
 
 class Regroup:
-    """An incarnation that ends at a step boundary so that more nodes can take part: stopping, but to be started again.
+    """Ends an incarnation at a step boundary so that more nodes can take part: it stops, to be started again.
 
-    Its ranks look for `regroup-<incarnation>` as they do for `stop-requested` (training.attempt.stopping).
+    Its ranks watch for `regroup-<incarnation>` as they do for `stop-requested` (training.attempt.stopping).
     """
 
     def __init__(self, attempt_dir: Path) -> None:
         self._folder = attempt_dir
-        self._stopped = attempt_dir / "stopped.json"
+        self._saved_file = attempt_dir / "stopped.json"
 
-    def ask(self, number: int) -> None:
-        with suppress(OSError):  # asked again at the next look
+    def request(self, number: int) -> None:
+        with suppress(OSError):  # requested again at the next poll
             write_json(self._folder / f"regroup-{number}", {"reason": "regroup", "time": time.time()}, durable=True)
 
-    def was_asked(self, number: int) -> bool:
+    def is_requested(self, number: int) -> bool:
         return os.path.exists(self._folder / f"regroup-{number}")
 
     def finish(self, number: int) -> None:
-        """The ranks' word that they have saved is not one about the attempt's stop."""
+        """Rename the ranks' report that they have saved, so that it is not mistaken for one about the attempt's
+        stop.
+        """
         with suppress(OSError):
-            os.replace(self._stopped, self._folder / f"regrouped-{number}.json")
+            os.replace(self._saved_file, self._folder / f"regrouped-{number}.json")

@@ -1,9 +1,9 @@
-"""Telling a stuck rank from a slow one, by the heartbeats of all (protocols.md §6).
+"""Tell a stuck rank from a slow one, by the heartbeats of all ranks (protocols.md §6).
 
-A rank that waits in a collective looks stuck too; the one to blame is *behind*: at the lowest step. Nobody is judged
-while any rank at that step is within the limit of the phase it is in, so a long validation, compile or write by one
-rank never costs the others that wait for it. Time in which nobody looked does not count: whatever held this process,
-as a job that is suspended or a file system that hangs, held the ranks or their word, too.
+A rank that waits in a collective looks stuck too; the one to blame is *behind*: at the lowest step. No verdict is made
+while any rank at that step is within the time limit of its phase, so a long validation, compilation or write on one
+rank never counts against the ranks that wait for it. Time in which this process did not poll does not count: whatever
+suspended it (a suspended job, a hung file system) suspended the ranks or their heartbeats too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from statistics import median
 
 from training.attempt.heartbeat import Beat, heartbeat_path, read_beat
 
-# Seconds without a change of the heartbeat. `start`: from the process to its first one. `init`: once all are there.
+# Seconds without a change of the heartbeat. `start`: until the first heartbeat. `init`: once all ranks are in it.
 LIMITS: Mapping[str, float] = {
     "start": 600,
     "init": 20,
@@ -34,35 +34,35 @@ LIMITS: Mapping[str, float] = {
 }
 STEPS_TO_ARM = 5
 MEDIAN_FACTOR = 10
-HELD_SECONDS = 2.0  # between two looks: longer, and this process was held
+STALL_SECONDS = 2.0  # a longer gap between two polls means that this process itself was suspended
 NEVER = float("inf")
 FLIGHT_BYTES = 64 * 1024 * 1024
 
 
 @dataclass
-class _Watched:
-    """What is known of one rank: its last heartbeat, and when *we* saw it change (no clock of another node counts)."""
+class _WatchedRank:
+    """One rank's last heartbeat, and when *we* noticed it change (clocks of other nodes do not count)."""
 
     rank: int
     path: Path
-    changed: float
+    changed_at: float
     beat: Beat | None = None
-    stepped: float | None = None  # when its step last rose
+    stepped_at: float | None = None  # when its step last increased
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=50))
 
-    def look(self, now: float) -> None:
+    def read(self, now: float) -> None:
         beat = read_beat(self.path)
         if beat is None or beat == self.beat:
             return
         if self.beat is not None and beat.step > self.beat.step:
-            if self.stepped is not None:
-                self.durations.append((now - self.stepped) / (beat.step - self.beat.step))
-            self.stepped = now
-        self.beat, self.changed = beat, now
+            if self.stepped_at is not None:
+                self.durations.append((now - self.stepped_at) / (beat.step - self.beat.step))
+            self.stepped_at = now
+        self.beat, self.changed_at = beat, now
 
     @property
     def is_armed(self) -> bool:
-        """Whether it has made its first steps, in which it may well compile. The rank counts: looks may miss them."""
+        """Whether it is past its first steps, which may compile. By the rank's own count: polls may miss steps."""
         return self.beat is not None and self.beat.begun > STEPS_TO_ARM
 
     @property
@@ -71,7 +71,7 @@ class _Watched:
 
     @property
     def step(self) -> int:
-        """How far it is: nobody is further than a rank that has yet to begin, or to meet the others, lets them be."""
+        """How far the rank is: below step 0 while it has yet to start or to join the others, whom it holds up."""
         if self.beat is None or self.phase == "start":
             return -2
         return -1 if self.phase == "init" else self.beat.step
@@ -79,7 +79,9 @@ class _Watched:
 
 @dataclass(frozen=True)
 class Hang:
-    """Which ranks are stuck, of how many, in what, since when."""
+    """The ranks that are stuck, out of how many, in which phase and for how long. Fields are those of
+    `broken-<i>.json`.
+    """
 
     ranks: list[int]
     of: int
@@ -97,7 +99,7 @@ class Hang:
 
 
 class Watchdog:
-    """Looks at the heartbeats of one incarnation of our trainer (other people's scripts have none)."""
+    """Polls the heartbeats of one incarnation of our trainer (scripts have none)."""
 
     def __init__(
         self,
@@ -108,62 +110,64 @@ class Watchdog:
         limits: Mapping[str, float] | None = None,
         counts: str = "step",
     ) -> None:
-        """`counts`: what the run counts, to say where it stands."""
+        """`limits`: seconds by phase, over the defaults. `counts`: the run's unit of progress (step or round), for
+        messages.
+        """
         self._limits, self._counts = {**LIMITS, **(limits or {})}, counts
         now = time.monotonic()
         self._watched = [
-            _Watched(rank, heartbeat_path(attempt_dir, rank=rank, incarnation=incarnation), now) for rank in ranks
+            _WatchedRank(rank, heartbeat_path(attempt_dir, rank=rank, incarnation=incarnation), now) for rank in ranks
         ]
-        self._all_in_init: float | None = None
-        self._looked = now
+        self._all_in_init_at: float | None = None
+        self._polled_at = now
 
-    def look(self, now: float | None = None) -> Hang | None:
-        """Read every heartbeat; the hang that they show, if any."""
+    def poll(self, now: float | None = None) -> Hang | None:
+        """Read every heartbeat; return the hang that they show, or None."""
         now = time.monotonic() if now is None else now
-        self._leave_out(now - self._looked - HELD_SECONDS)
-        self._looked = now
+        self._discount(now - self._polled_at - STALL_SECONDS)
+        self._polled_at = now
         for watched in self._watched:
-            watched.look(now)
-        if self._all_in_init is None and all(watched.phase != "start" for watched in self._watched):
-            self._all_in_init = now
-        behind = self._behind()
+            watched.read(now)
+        if self._all_in_init_at is None and all(watched.phase != "start" for watched in self._watched):
+            self._all_in_init_at = now
+        behind = self._slowest()
         if not behind or not all(self._overdue(watched, now) for watched in behind):
             return None
-        longest = max(behind, key=lambda watched: now - watched.changed)
+        longest = max(behind, key=lambda watched: now - watched.changed_at)
         ranks = sorted(watched.rank for watched in behind)
-        silent = now - longest.changed
+        silent = now - longest.changed_at
         return Hang(ranks, len(self._watched), longest.phase, max(longest.step, 0), silent, self._counts)
 
-    def _leave_out(self, seconds: float) -> None:
-        """So long nobody looked."""
+    def _discount(self, seconds: float) -> None:
+        """Shift all deadlines by seconds in which nobody polled."""
         if seconds > 0:
             for watched in self._watched:
-                watched.changed += seconds
-            if self._all_in_init is not None:
-                self._all_in_init += seconds
+                watched.changed_at += seconds
+            if self._all_in_init_at is not None:
+                self._all_in_init_at += seconds
 
     @property
     def has_stepped(self) -> bool:
-        """Whether every rank has begun its second step: then the start is over."""
+        """Whether every rank has begun its second step, so that the start is over."""
         return all(watched.beat is not None and watched.beat.begun > 1 for watched in self._watched)
 
-    def _behind(self) -> list[_Watched]:
-        """The ranks at the lowest step. One that has ended its work waits for nobody and holds up nobody."""
+    def _slowest(self) -> list[_WatchedRank]:
+        """Return the ranks at the lowest step. A rank that has finished its work holds nobody up."""
         running = [watched for watched in self._watched if watched.phase != "end"]
         if not running:
             return list(self._watched)
         lowest = min(watched.step for watched in running)
         return [watched for watched in running if watched.step == lowest]
 
-    def _overdue(self, watched: _Watched, now: float) -> bool:
-        since = watched.changed
+    def _overdue(self, watched: _WatchedRank, now: float) -> bool:
+        since = watched.changed_at
         if watched.phase == "init":
-            if self._all_in_init is None:
-                return False  # somebody is still importing; that one's own limit counts
-            since = max(since, self._all_in_init)
+            if self._all_in_init_at is None:
+                return False  # a rank is still importing; its own limit applies
+            since = max(since, self._all_in_init_at)
         return now - since > self._limit(watched)
 
-    def _limit(self, watched: _Watched) -> float:
+    def _limit(self, watched: _WatchedRank) -> float:
         if watched.phase != "step":
             return self._limits.get(watched.phase, NEVER)
         if not watched.is_armed:
@@ -172,9 +176,9 @@ class Watchdog:
 
 
 def behind_in_collectives(flight: Path, *, incarnation: int, ranks: list[int]) -> list[int]:
-    """The ranks stuck at the same step that are most collectives behind their groups, by their flight recorders.
+    """Return those of `ranks`, stuck at one step, that are most collectives behind in their groups (flight recorder).
 
-    Where some have left a record and others could not, it is those others: a process that still answers only waits.
+    If only some ranks left a record, return the others: a process that still responds is merely waiting.
     """
     begun = {
         rank: counts for rank in ranks if (counts := _collectives(flight / f"{incarnation}.{rank}.json")) is not None
@@ -184,15 +188,16 @@ def behind_in_collectives(flight: Path, *, incarnation: int, ranks: list[int]) -
     most: dict[str, int] = {}
     for counts in begun.values():
         most.update({group: count for group, count in counts.items() if count > most.get(group, 0)})
-    # Within each group: a pipeline's stages, say, have their own, in which they begin more or fewer.
+    # Compared within each group: a pipeline's stages, for example, have their own, with more or fewer collectives.
     lag = {rank: sum(most[group] - count for group, count in counts.items()) for rank, counts in begun.items()}
     return [rank for rank in ranks if rank not in begun] or [rank for rank in lag if lag[rank] == max(lag.values())]
 
 
 def _collectives(path: Path) -> dict[str, int] | None:
-    """How many collectives a rank has begun in each of its groups, as torch's flight recorder tells.
+    """Return how many collectives a rank has begun in each of its groups, from torch's flight recorder; None if
+    unreadable.
 
-    The same group counts NCCL's and gloo's apart.
+    NCCL and gloo count the same group separately.
     """
     last: dict[str, int] = {}
     try:

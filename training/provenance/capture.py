@@ -31,7 +31,7 @@ import psutil
 from training import run_file
 from training.attempt.files import read_json, write_json
 from training.launch.capturing import FILE
-from training.launch.plan import Plan, read_plan
+from training.launch.plan import LaunchPlan, read_plan
 from training.launch.ranks import inherited
 from training.provenance import installed, machine
 
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def capture(plan: Plan, *, python: str, path: str, scratch: Path) -> dict[str, Any]:
+def capture(plan: LaunchPlan, *, python: str, path: str, scratch: Path) -> dict[str, Any]:
     """All but the GPUs, in at most MOST_BYTES of JSON."""
     parts: list[Callable[[], dict[str, Any]]] = [
         partial(interpreter, plan, python, path, scratch),
@@ -75,7 +75,7 @@ def capture(plan: Plan, *, python: str, path: str, scratch: Path) -> dict[str, A
     return _bounded(told)
 
 
-def interpreter(plan: Plan, python: str, path: str, scratch: Path) -> dict[str, Any]:
+def interpreter(plan: LaunchPlan, python: str, path: str, scratch: Path) -> dict[str, Any]:
     """The ranks' Python and its packages, by its own word: isolated, without `site`, bounded in time and size."""
     spec = plan.script.env if plan.script else {}
     known = {name: spec[name] for name in ("PYTHONUSERBASE", "PYTHONNOUSERSITE", "LD_LIBRARY_PATH") if name in spec}
@@ -113,7 +113,7 @@ def vigil() -> dict[str, Any]:
     return {"vigil": version, "vigil_commit": _head(SOURCE / ".git"), "vigil_digest": digest.hexdigest()}
 
 
-def code(plan: Plan) -> dict[str, Any]:
+def code(plan: LaunchPlan) -> dict[str, Any]:
     """Somebody's own: where from and which commit; of an upload its digest, and the commit that it was packed at."""
     if plan.code is None:
         return {}
@@ -126,7 +126,7 @@ def code(plan: Plan) -> dict[str, Any]:
     return told if plan.script is None else {**told, "variables": sorted(plan.script.env)[:MOST_VARIABLES]}
 
 
-def settings(plan: Plan) -> dict[str, Any]:
+def settings(plan: LaunchPlan) -> dict[str, Any]:
     """The hash of all that decides the numbers of a run, as its checkpoints remember it."""
     if plan.script is not None:
         return {}

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpus import once
 from gpus.told import Gpu
-from training.launch.gpus import named
+from training.launch.gpus import gpu_names
 from training.units import GIB, MIB
 
 GPU_SECONDS = 10.0  # for a driver that may have to set up its GPUs first
@@ -38,7 +38,7 @@ def gpus(visible: str | None) -> dict[str, Any]:
 
     Nothing at all where the machine has no NVML, or where it does not answer.
     """
-    machine = once.ask(named(0, visible or ""), seconds=GPU_SECONDS)
+    machine = once.ask(gpu_names(0, visible or ""), seconds=GPU_SECONDS)
     if machine is None:
         return {}
     found: dict[str, Any] = {name: told for name in ("driver", "cuda") if (told := getattr(machine, name))}

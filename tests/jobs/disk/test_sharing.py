@@ -23,7 +23,7 @@ from jobs.disk.sharing import Acl
 from jobs.errors import Refused
 from tests.jobs.disk.test_upload import file, other, packed
 from tests.slurm.people import ALICE, BOB, GROUP, PORTAL, People
-from training.launch.opening import open_up
+from training.launch.access import restore_access
 
 people = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("useradd"), reason="Unix users are made by root, with useradd"
@@ -254,7 +254,7 @@ class TestThreeUsers:
                 for name in (sharing.ACCESS, sharing.DEFAULT):  # as `cp -a` leaves a folder from elsewhere
                     os.removexattr(folder, name)
                 folder.chmod(0o755)
-            open_up(lab.run / "job")
+            restore_access(lab.run / "job")
             return ""
 
         def remove() -> str:

@@ -14,10 +14,10 @@ import pytest
 
 from training.attempt.lineage import Fenced, check_fence, newest_on_lineage, raise_generation, read_generation
 from training.launch.attempt import take_attempt
-from training.launch.failures import Failure, failure_of
-from training.launch.outcome import Budget, judge
-from training.launch.plan import BadPlan, Code, Plan, read_plan
-from training.launch.stop import Stop
+from training.launch.failures import Failure, classify_exit
+from training.launch.outcome import RestartBudget, judge
+from training.launch.plan import BadPlan, Code, LaunchPlan, read_plan
+from training.launch.stop import AttemptStop
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _plan(run_dir: Path, job: str = "100", restart: int = 0, **more: Any) -> Plan:
-    return Plan(run_dir=run_dir, scheduler_id=job, restart_count=restart, node="dgx01", **more)
+def _plan(run_dir: Path, job: str = "100", restart: int = 0, **more: Any) -> LaunchPlan:
+    return LaunchPlan(run_dir=run_dir, scheduler_id=job, restart_count=restart, node="dgx01", **more)
 
 
 def _hint(run_dir: Path, number: int, resume: str | None = None) -> None:
@@ -204,13 +204,13 @@ def test_what_is_broken_is_passed_by(run_dir: Path) -> None:
 
 def test_the_budget_is_refilled_by_commits_and_ports_do_not_count() -> None:
     lost, port = Failure(0, "signal", signal=9), Failure(0, "address_in_use", 1)
-    budget = Budget(2, "")
-    assert [budget.take(lost, newest) for newest in ("", "step-1", "step-1", "step-2", "step-2", "step-2")] == [
+    budget = RestartBudget(2, "")
+    assert [budget.grant(lost, newest) for newest in ("", "step-1", "step-1", "step-2", "step-2", "step-2")] == [
         True, True, True, True, True, False,
     ]  # fmt: skip
-    assert [Budget(0, "").take(lost, "")] == [False]
-    budget = Budget(0, "")
-    assert [budget.take(port, "") for _ in range(4)] == [True, True, True, False]
+    assert [RestartBudget(0, "").grant(lost, "")] == [False]
+    budget = RestartBudget(0, "")
+    assert [budget.grant(port, "") for _ in range(4)] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(("regroups", "is_restarted"), [(True, True), (False, False)])
@@ -219,9 +219,12 @@ def test_a_save_for_more_nodes_that_failed_costs_a_restart_and_not_the_attempt(
 ) -> None:
     log = run_dir / "0.0.log"
     log.write_text("CheckpointError: step 30 could not be saved: rank 0: [Errno 28] No space left on device\n")
-    full = failure_of(0, 1, None, log, order=0.0)
+    full = classify_exit(0, 1, None, log, order=0.0)
     told: dict[str, Any] = {"incarnation": 0, "broken": None, "newest": "", "started_from": "", "regroups": regroups}
-    verdicts = [judge([full], stop=Stop(run_dir, run_dir, run_dir), budget=Budget(of, ""), **told) for of in (1, 0)]
+    verdicts = [
+        judge([full], stop=AttemptStop(run_dir, run_dir, run_dir), budget=RestartBudget(of, ""), **told)
+        for of in (1, 0)
+    ]
     assert [verdict is None for verdict in verdicts] == [is_restarted, False]
 
 

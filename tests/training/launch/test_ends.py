@@ -14,8 +14,8 @@ import pytest
 from tests.training.launching import ENDLESS, Run, accident
 from tests.waiting import PATIENCE_S, until
 from training.attempt.files import read_json
-from training.launch import control_group, looking
-from training.launch.kept import Kept
+from training.launch import control_group, node_report
+from training.launch.disk_reserve import DiskReserve
 
 GIB = 1 << 30
 KILLED = "Memory cgroup out of memory: Killed process 4242 (python) total-vm:9437184kB"
@@ -122,7 +122,7 @@ class TestRoom:
     """A disk that is full by then."""
 
     def test_what_is_told_goes_where_room_was_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        kept = Kept(tmp_path, "ends/.reserve.0")
+        kept = DiskReserve(tmp_path, "ends/.reserve.0")
         kept.reserve()
 
         def is_full(*_: object, **__: object) -> None:
@@ -190,18 +190,18 @@ class TestLooking:
         )
         log.write_text(f"rubbish\n;\n,,,;\n{text}")
         monkeypatch.setenv("VIGIL_KMSG", str(log))
-        ((at, said), (_, cut)), problem = looking.kernel()
+        ((at, said), (_, cut)), problem = node_report.kernel_log()
         assert (said, problem) == (KILLED, "")
         assert abs(at - (time.time() - 5)) < 2
-        assert len(cut) == looking.LINE_BYTES
+        assert len(cut) == node_report.LINE_BYTES
 
     def test_a_flood_is_cut_to_its_newest(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         at = int(time.monotonic() * 1e6)
         (tmp_path / "kmsg").write_text("".join(f"3,{n},{at},-;{n:05d} {'x' * 500}\n" for n in range(3000)))
         monkeypatch.setenv("VIGIL_KMSG", str(tmp_path / "kmsg"))
-        found, problem = looking.kernel()
+        found, problem = node_report.kernel_log()
         assert found[-1][1].startswith("02999")
-        assert sum(len(text) for _, text in found) <= looking.KERNEL_BYTES
+        assert sum(len(text) for _, text in found) <= node_report.KERNEL_BYTES
         assert problem == "only the newest lines were kept", "so it cannot be said what the kernel did not tell"
 
     @pytest.fixture
@@ -209,7 +209,7 @@ class TestLooking:
         """Of a node whose kernel has said something."""
         (tmp_path / "kmsg").write_text(f"3,1,{int(time.monotonic() * 1e6)},-;{KILLED}\n")
         monkeypatch.setenv("VIGIL_KMSG", str(tmp_path / "kmsg"))
-        (tmp_path / looking.FOLDER).mkdir()
+        (tmp_path / node_report.FOLDER).mkdir()
         about = {"incarnation": 0, "node": "dgx01", "node_rank": 0, "shm": {"total_mib": 64, "most_mib": 3}}
         return {"folder": str(tmp_path), "reserve": "looks/.reserve.0", "asks_driver": False, **about}
 
@@ -219,9 +219,9 @@ class TestLooking:
         def hangs(_: Path) -> None:
             raise KeyboardInterrupt  # as its time is over
 
-        monkeypatch.setattr(looking, "disk", hangs)
+        monkeypatch.setattr(node_report, "disk", hangs)
         with pytest.raises(KeyboardInterrupt):
-            looking.look(**asked)
+            node_report.write_report(**asked)
         look = json.loads(Path(asked["folder"], "looks", "0.0.json").read_text())
         assert (look["node"], look["shm"]["most_mib"]) == ("dgx01", 3)
         assert [text for _, text in look["kernel"]] == [KILLED]
@@ -233,28 +233,28 @@ class TestLooking:
     ) -> None:
         if not has_said:
             Path(os.environ["VIGIL_KMSG"]).write_text("")
-        Kept(Path(asked["folder"]), asked["reserve"]).reserve()
+        DiskReserve(Path(asked["folder"]), asked["reserve"]).reserve()
 
         def is_full(*_: object, **__: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(looking, "write_json", is_full)
+        monkeypatch.setattr(node_report, "write_json", is_full)
         monkeypatch.setattr(Path, "write_text", is_full)
-        assert looking.look(**asked)
+        assert node_report.write_report(**asked)
         look = json.loads(Path(asked["folder"], "looks", "0.0.json").read_text())
         assert look["not_seen"] == ({"kernel": "no room"} if has_said else {})
         assert look["disk"]["free_mib"] > 0
 
     def test_a_disk_that_takes_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / looking.FOLDER).mkdir()
-        assert looking.disk(tmp_path)["problem"] == ""
+        (tmp_path / node_report.FOLDER).mkdir()
+        assert node_report.disk(tmp_path)["problem"] == ""
 
         def over_quota(_: int) -> None:
             raise OSError(122, "Disk quota exceeded")
 
         monkeypatch.setattr(os, "fsync", over_quota)
-        assert looking.disk(tmp_path)["problem"] == "EDQUOT"
-        assert not os.listdir(tmp_path / looking.FOLDER)
+        assert node_report.disk(tmp_path)["problem"] == "EDQUOT"
+        assert not os.listdir(tmp_path / node_report.FOLDER)
 
     def test_what_is_no_json_is_none(self, tmp_path: Path) -> None:
         (tmp_path / "0.0.json").write_text("{")

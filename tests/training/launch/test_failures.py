@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from training.launch.failures import Failure, failure_of, first_failure
+from training.launch.failures import Failure, classify_exit, first_failure
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 3, in <module>
@@ -66,8 +66,8 @@ Extension modules: numpy._core._multiarray_umath, torch._C (total: 23)
 def test_the_last_word_of_a_log(tmp_path: Path, log: str, error: str) -> None:
     path = tmp_path / "0.0.log"
     path.write_text(log)
-    assert failure_of(0, 1, None, path, order=0.0).error == error
-    assert failure_of(0, 1, None, tmp_path / "missing.log", order=0.0).error == ""
+    assert classify_exit(0, 1, None, path, order=0.0).error == error
+    assert classify_exit(0, 1, None, tmp_path / "missing.log", order=0.0).error == ""
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_last_word_of_a_log(tmp_path: Path, log: str, error: str) -> None:
 def test_ordinary_output_is_context_and_not_why_a_program_left(tmp_path: Path, last: str) -> None:
     path = tmp_path / "0.0.log"
     path.write_text(f"one\ntwo\n\nthree\n{last}\n")
-    failure = failure_of(0, 3, None, path, order=0.0)
+    failure = classify_exit(0, 3, None, path, order=0.0)
     assert (failure.kind, failure.error) == ("exception", "")
     assert failure.last_lines == ["two", "three", last]
     assert failure.summary == "exit code 3"
@@ -119,10 +119,10 @@ def test_ordinary_output_is_context_and_not_why_a_program_left(tmp_path: Path, l
 def test_the_kind_of_a_failure(tmp_path: Path, error: str, kind: str) -> None:
     path = tmp_path / "0.0.log"
     path.write_text(TRACEBACK.format(error=error))
-    failure = failure_of(0, 1, None, path, order=0.0)
+    failure = classify_exit(0, 1, None, path, order=0.0)
     assert failure.kind == kind
-    assert failure.in_place(spares=False) == (kind != "exception")
-    assert failure_of(0, None, 9, path, order=0.0).kind == "signal"
+    assert failure.may_restart(spares=False) == (kind != "exception")
+    assert classify_exit(0, None, 9, path, order=0.0).kind == "signal"
 
 
 CAUGHT = TRACEBACK.format(error="ValueError: bad sample, skipped")
@@ -150,7 +150,7 @@ def test_what_a_program_printed_last_is_not_why_a_signal_ended_it(
 ) -> None:
     path = tmp_path / "0.0.log"
     path.write_text(log)
-    failure = failure_of(0, exit_code, number, path, order=0.0)
+    failure = classify_exit(0, exit_code, number, path, order=0.0)
     assert (failure.kind, failure.error) == ("signal", error)
 
 
@@ -185,16 +185,16 @@ def test_nccl_s_watchdog_ends_a_rank_for_its_peers_or_for_itself(
     path = tmp_path / "0.9.log"
     what = f"Process group watchdog thread terminated with exception: {error}{explained}"
     path.write_text(NCCL_WATCHDOG.format(what=what))
-    failure = failure_of(9, None, signal.SIGABRT, path, order=0.0)
-    assert (failure.kind, failure.error, failure.in_place(spares=False)) == (kind, error, True)
-    assert failure_of(9, None, signal.SIGKILL, path, order=0.0).kind == "signal"
+    failure = classify_exit(9, None, signal.SIGABRT, path, order=0.0)
+    assert (failure.kind, failure.error, failure.may_restart(spares=False)) == (kind, error, True)
+    assert classify_exit(9, None, signal.SIGKILL, path, order=0.0).kind == "signal"
 
 
 def test_a_rank_that_gloo_ended_has_lost_its_peers(tmp_path: Path) -> None:
     path = tmp_path / "0.9.log"
     path.write_text(TERMINATED + DUMP.format(of="Aborted"))
-    assert failure_of(9, None, signal.SIGABRT, path, order=0.0).kind == "lost_peer"
-    assert failure_of(9, None, signal.SIGSEGV, path, order=0.0).kind == "signal"
+    assert classify_exit(9, None, signal.SIGABRT, path, order=0.0).kind == "lost_peer"
+    assert classify_exit(9, None, signal.SIGSEGV, path, order=0.0).kind == "signal"
 
 
 def test_the_root_is_who_failed_first_and_not_by_losing_a_peer() -> None:

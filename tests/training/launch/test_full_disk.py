@@ -21,9 +21,9 @@ from training.attempt.lineage import claim_generation
 from training.launch import members as meeting
 from training.launch.attempt import Attempt
 from training.launch.incarnation import Incarnation
-from training.launch.last_look import LastLook
 from training.launch.members import Members
-from training.launch.plan import Plan
+from training.launch.node_inspection import NodeInspection
+from training.launch.plan import LaunchPlan
 
 
 @pytest.fixture
@@ -72,13 +72,13 @@ def test_a_look_at_a_node_is_told_where_room_was_kept(
 ) -> None:
     (job_dir / "logs").mkdir()
     monkeypatch.setenv("VIGIL_KMSG", "/nowhere/kmsg")
-    plan = Plan(run_dir=job_dir, scheduler_id="1", restart_count=0, node="dgx01")
-    last_look = LastLook(plan, Attempt(job_dir, 1))
+    plan = LaunchPlan(run_dir=job_dir, scheduler_id="1", restart_count=0, node="dgx01")
+    last_look = NodeInspection(plan, Attempt(job_dir, 1))
     last_look.begin()
     with open(job_dir / "filler", "wb", buffering=0) as file, suppress(OSError):
         for number in itertools.count():
             file.write(bytes(4096)) if full == "room" else (job_dir / str(number)).touch()
-    last_look.glance()
+    last_look.measure()
     last_look.start(Incarnation(0, 1, "", "127.0.0.1", 1, ()), [])
     last_look.finish()
     look = json.loads((job_dir / "looks" / "0.0.json").read_text())
@@ -92,16 +92,16 @@ def _is_denied(*_: object, **__: object) -> NoReturn:
 
 
 def test_launchers_still_show_that_they_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a", nodes=2, max_nodes=2)
+    plan = LaunchPlan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a", nodes=2, max_nodes=2)
     mine, theirs = (Members(tmp_path, replace(plan, node=f"dgx0{node}", node_rank=node)) for node in range(2))
     theirs.refresh()
     assert mine.is_live(theirs.me)
-    before = mine._seen[theirs.me.id].beats
+    before = mine._peer_files[theirs.me.id].beats
     monkeypatch.setattr(meeting, "write_json", _is_denied)
-    theirs._refreshed = mine._seen[theirs.me.id].looked = 0.0
+    theirs._refreshed_at = mine._peer_files[theirs.me.id].read_at = 0.0
     theirs.refresh()
     assert mine.is_live(theirs.me)
-    assert mine._seen[theirs.me.id].beats == before + 1
+    assert mine._peer_files[theirs.me.id].beats == before + 1
 
 
 def test_a_start_that_could_not_be_told_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests.nvml import LIBRARY, StandIn, bus, slice_uuid, uuid
 from tests.training.launching import ENDLESS, Run
 from tests.waiting import PATIENCE_S, until
-from training.launch.gpus import Gpus, named
+from training.launch.gpus import GpuMonitor, gpu_names
 from training.provenance import machine
 
 EVERY = 0.1
@@ -39,10 +39,10 @@ class Watched:
 
     def __init__(self, *names: str, silent_seconds: float = 60.0) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.gpus = Gpus(
+        self.gpus = GpuMonitor(
             list(names),
             every=EVERY,
-            tell=self._tell,
+            emit=self._tell,
             opening_seconds=silent_seconds,
             silent_seconds=silent_seconds,
             retry_seconds=(0.05, 0.1),
@@ -54,7 +54,7 @@ class Watched:
     def look(self) -> dict[str, float]:
         began = time.monotonic()
         self.gpus.tend()
-        told = self.gpus.look()
+        told = self.gpus.sample()
         assert time.monotonic() - began < 30.0, "no look waits for a driver"
         return told
 
@@ -81,7 +81,7 @@ def watch() -> Iterator[Any]:
         until(partial(_has_none, one.gpus))
 
 
-def _has_none(gpus: Gpus) -> bool:
+def _has_none(gpus: GpuMonitor) -> bool:
     return not gpus.pids
 
 
@@ -183,8 +183,8 @@ def test_without_nvidia_nothing_is_told_and_nothing_started_again(watch: Any) ->
 
 
 def test_gpus_are_named_as_ranks_see_them() -> None:
-    assert named(2, "") == ["0", "1"]
-    assert named(2, "3, GPU-5") == ["3", "GPU-5"]
+    assert gpu_names(2, "") == ["0", "1"]
+    assert gpu_names(2, "3, GPU-5") == ["3", "GPU-5"]
 
 
 # What an attempt ran with.

@@ -14,7 +14,7 @@ import pytest
 from tests.training.intake import Server
 from tests.training.launching import ENDLESS, Run, accident
 from tests.waiting import PATIENCE_S, until
-from training.launch.attempt import PARTS
+from training.launch.attempt import SUBFOLDERS
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def test_what_the_processes_use_is_sampled(run: Run) -> None:
 
 
 def test_it_is_sampled_where_the_file_servers_clock_is_ahead(run: Run) -> None:
-    for part in PARTS:
+    for part in SUBFOLDERS:
         (run.attempt() / part).mkdir(parents=True)
     owner = run.attempt() / "owner.json"
     owner.write_text('{"scheduler_id": "100", "restart_count": 0}')

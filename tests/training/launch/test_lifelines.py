@@ -34,29 +34,29 @@ def peer() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 def test_a_killed_process_is_known_dead_and_a_paused_one_is_not(peer: tuple[subprocess.Popen[bytes], int]) -> None:
     process, port = peer
     ours = Lifelines("us")
-    ours.hold("peer", "127.0.0.1", port, is_here=False)
-    until(lambda: ours.proven_live("peer"))
+    ours.watch("peer", "127.0.0.1", port, is_here=False)
+    until(lambda: ours.is_proven_live("peer"))
     os.kill(process.pid, signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)  # sent is not stopped: its other threads may go on for a moment
     other = Lifelines("other")  # meets it only now: it does not answer, which proves nothing
-    other.hold("peer", "127.0.0.1", port, is_here=False)
+    other.watch("peer", "127.0.0.1", port, is_here=False)
     unknown = Lifelines("unknown")  # and this one asks a port that nobody ever answered at
-    unknown.hold("nobody", "127.0.0.1", 1, is_here=False)
-    unknown.hold("nobody here", "127.0.0.1", 1, is_here=True)
-    until(lambda: unknown.proven_dead("nobody here"))
-    assert not ours.proven_dead("peer")
-    assert not other.proven_dead("peer")
-    assert not other.proven_live("peer")
+    unknown.watch("nobody", "127.0.0.1", 1, is_here=False)
+    unknown.watch("nobody here", "127.0.0.1", 1, is_here=True)
+    until(lambda: unknown.is_proven_dead("nobody here"))
+    assert not ours.is_proven_dead("peer")
+    assert not other.is_proven_dead("peer")
+    assert not other.is_proven_live("peer")
     process.kill()
-    until(lambda: ours.proven_dead("peer"))
-    assert not unknown.proven_dead("nobody")
+    until(lambda: ours.is_proven_dead("peer"))
+    assert not unknown.is_proven_dead("nobody")
 
 
 def test_somebody_else_at_the_port_is_not_the_one() -> None:
     """The port of one that died may be another's by now."""
     stranger, ours = Lifelines("stranger"), Lifelines("us")
-    ours.hold("peer", "127.0.0.1", stranger.port, is_here=False)
-    ours.hold("stranger", "127.0.0.1", stranger.port, is_here=False)
-    until(lambda: ours.proven_live("stranger"))
-    assert not ours.proven_live("peer")
-    assert not ours.proven_dead("peer")
+    ours.watch("peer", "127.0.0.1", stranger.port, is_here=False)
+    ours.watch("stranger", "127.0.0.1", stranger.port, is_here=False)
+    until(lambda: ours.is_proven_live("stranger"))
+    assert not ours.is_proven_live("peer")
+    assert not ours.is_proven_dead("peer")

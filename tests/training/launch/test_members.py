@@ -18,15 +18,15 @@ from training.attempt.lineage import Fenced, claim_generation, give_up_claim, pu
 from training.launch.failures import Failure
 from training.launch.incarnation import Ending, Incarnation
 from training.launch.members import Members
-from training.launch.plan import Plan, read_plan
+from training.launch.plan import LaunchPlan, read_plan
 from training.launch.sizes import most_nodes
-from training.launch.stop import Regroup, Stop
+from training.launch.stop import AttemptStop, Regroup
 
 
 @pytest.fixture
 def members(tmp_path: Path) -> tuple[Members, Members, Members]:
     """Three launchers, of nodes 0, 1 and 2, that have said that they are there."""
-    plan = Plan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a", nodes=3, min_nodes=1, max_nodes=3)
+    plan = LaunchPlan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a", nodes=3, min_nodes=1, max_nodes=3)
     made = [Members(tmp_path, replace(plan, node=f"dgx0{node}", node_rank=node)) for node in range(3)]
     for one in made:
         one.refresh()
@@ -41,24 +41,24 @@ def _incarnation(leading: Members, *others: Members, number: int = 0) -> Incarna
 def test_a_turn_is_decided_once_and_read_by_all(members: tuple[Members, Members, Members]) -> None:
     first, second, third = members
     mine, theirs = _incarnation(first, second), _incarnation(second, third)
-    assert first.turn(0) is None
+    assert first.decision(0) is None
     assert first.decide(0, mine)
     assert not second.decide(0, theirs)
-    assert second.turn(0) == third.turn(0) == mine
+    assert second.decision(0) == third.decision(0) == mine
     assert first.decide(0, mine), "asked twice, as when an answer was lost"
     assert not third.decide(0, Ending({"exit_code": 1}))
     assert second.decide(1, Ending({"exit_code": 75, "cause": "stopped"}))
-    found = first.turn(1)
+    found = first.decision(1)
     assert isinstance(found, Ending)
     assert found.exit_code == 75
-    assert [mine.place(one.me) for one in members] == [0, 1, -1]
+    assert [mine.node_index(one.me) for one in members] == [0, 1, -1]
 
 
 def test_how_ranks_ended_is_read_by_all_releases(members: tuple[Members, Members, Members], tmp_path: Path) -> None:
     """An upgrade may come between two launchers of one attempt: a leader of before reads no new field of a failure."""
     first, second, _ = members
     failures = [Failure(1, "exception", 3, last_lines=["epoch 3", "done"]), Failure(2, "signal", None, 9, "killed")]
-    second.tell_ended(0, failures)
+    second.report_ended(0, failures)
     assert first.ended(0, second.me) == failures
     (path,) = tmp_path.rglob(f"ended-0.{second.me.id}.json")
     told = json.loads(path.read_text())
@@ -96,13 +96,13 @@ def test_time_in_which_a_launcher_was_held_is_no_silence_of_others(
 
 
 def test_a_later_launcher_of_a_node_replaces_the_earlier(tmp_path: Path) -> None:
-    plan = Plan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a")
+    plan = LaunchPlan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a")
     earlier = Members(tmp_path, plan)
     earlier.refresh()
     assert not earlier.is_replaced
     later = Members(tmp_path, plan)
     later.refresh()
-    earlier._listed = 0.0
+    earlier._listed_at = 0.0
     assert earlier.is_replaced
     assert not earlier.leads(None)
     assert not later.is_live(earlier.me)
@@ -110,13 +110,13 @@ def test_a_later_launcher_of_a_node_replaces_the_earlier(tmp_path: Path) -> None
 
 
 def test_the_later_launcher_is_so_by_whatever_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a")
+    plan = LaunchPlan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a")
     earlier = Members(tmp_path, plan)
     earlier.refresh()
     monkeypatch.setattr(time, "time_ns", lambda: 1)
     later = Members(tmp_path, plan)
     later.refresh()
-    earlier._listed = 0.0
+    earlier._listed_at = 0.0
     assert earlier.is_replaced
     assert not later.is_replaced
 
@@ -132,13 +132,13 @@ def test_a_file_system_that_errs_is_asked_again(tmp_path: Path, monkeypatch: pyt
 
     (tmp_path / "portal").mkdir()
     (tmp_path / "portal" / "cancelled").touch()
-    stop, regroup = Stop(tmp_path, tmp_path, tmp_path / "told"), Regroup(tmp_path)
+    stop, regroup = AttemptStop(tmp_path, tmp_path, tmp_path / "told"), Regroup(tmp_path)
     monkeypatch.setattr(os, "stat", stat)
-    assert not stop.look(None)
-    assert not stop.saved
-    assert not regroup.was_asked(0)
+    assert not stop.poll(None)
+    assert not stop.is_saved
+    assert not regroup.is_requested(0)
     errs = False
-    assert stop.look(None)
+    assert stop.poll(None)
     assert stop.reason == "cancel"
 
 

@@ -9,27 +9,27 @@ import pytest
 
 from training.launch import script
 from training.launch.attempt import Attempt
-from training.launch.plan import BadPlan, Plan, Script
+from training.launch.plan import BadPlan, LaunchPlan, Script
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> LaunchPlan:
     (tmp_path / "job" / "code").mkdir(parents=True)
     (tmp_path / "job" / "code" / "train.py").write_text("")
     (tmp_path / "job" / "attempt-1").mkdir()
     return _plan(tmp_path)
 
 
-def _plan(run_dir: Path, **told: str) -> Plan:
+def _plan(run_dir: Path, **told: str) -> LaunchPlan:
     about = Script(**{"entry": "train.py", **told})  # type: ignore[arg-type]
-    return Plan(run_dir=run_dir, scheduler_id="1", restart_count=0, node="n", script=about)
+    return LaunchPlan(run_dir=run_dir, scheduler_id="1", restart_count=0, node="n", script=about)
 
 
-def _prepare(plan: Plan) -> tuple[str, ...]:
+def _prepare(plan: LaunchPlan) -> tuple[str, ...]:
     return script.prepare(plan, Attempt(plan.job_dir / "attempt-1", 1)).arguments
 
 
-def test_the_entry_stays_inside_the_code(plan: Plan) -> None:
+def test_the_entry_stays_inside_the_code(plan: LaunchPlan) -> None:
     code = plan.job_dir / "code"
     (plan.job_dir / "outside.py").write_text("")
     (code / "link.py").symlink_to("../outside.py")
@@ -43,7 +43,7 @@ def test_the_entry_stays_inside_the_code(plan: Plan) -> None:
         _prepare(_plan(plan.run_dir, entry="src"))
 
 
-def test_the_interpreter_is_a_path_or_an_environment(plan: Plan, tmp_path: Path) -> None:
+def test_the_interpreter_is_a_path_or_an_environment(plan: LaunchPlan, tmp_path: Path) -> None:
     assert _prepare(plan)[0] == sys.executable
     assert _prepare(_plan(plan.run_dir, python=sys.executable))[0] == sys.executable
     (tmp_path / "venv" / "bin").mkdir(parents=True)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from training.launch.attempt import Attempt
-from training.launch.plan import Plan
-from training.launch.shipping import Shipping
+from training.launch.plan import LaunchPlan
+from training.launch.shipping import ShipperProcess
 
 
 def test_one_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "logs").mkdir()
-    plan = Plan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a")
-    shipping = Shipping(plan, Attempt(tmp_path, 1))
+    plan = LaunchPlan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a")
+    shipping = ShipperProcess(plan, Attempt(tmp_path, 1))
     python = sys.executable
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     said = shipping.tend()

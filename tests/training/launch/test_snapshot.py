@@ -17,7 +17,7 @@ from tests.repositories import git
 from tests.training.launching import Run
 from tests.waiting import PATIENCE_S
 from training.launch import snapshot
-from training.launch.plan import BadPlan, Code, Plan
+from training.launch.plan import BadPlan, Code, LaunchPlan
 
 TABLES = pytest.mark.parametrize("table", ["script", "client"])
 
@@ -28,11 +28,11 @@ def _fetch(url: str, ref: str, target: Path, *, table: str = "script", **bounds:
 
 @TABLES
 def test_what_was_never_put_there_is_missed(tmp_path: Path, table: str) -> None:
-    plan = Plan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="n", code=Code(table=table))
+    plan = LaunchPlan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="n", code=Code(table=table))
     with pytest.raises(BadPlan, match="never put there"):
-        snapshot.ensure(plan)
+        snapshot.ensure_code(plan)
     plan.code_dir.mkdir(parents=True)
-    snapshot.ensure(plan)
+    snapshot.ensure_code(plan)
 
 
 @pytest.fixture
@@ -127,12 +127,14 @@ def test_the_first_node_fetches_and_the_others_wait(repository: Path, tmp_path: 
     for number, (ref, says) in enumerate({"nowhere": "couldn't find remote ref", "v1": ""}.items()):
         code = Code(table=table, git=f"file://{repository}", ref=ref)
         plans = [
-            Plan(run_dir=tmp_path, scheduler_id="1", restart_count=number, node="n", nodes=2, node_rank=rank, code=code)
+            LaunchPlan(
+                run_dir=tmp_path, scheduler_id="1", restart_count=number, node="n", nodes=2, node_rank=rank, code=code
+            )
             for rank in (1, 0)
         ]
         plans[0].job_dir.mkdir(exist_ok=True)
         with ThreadPoolExecutor() as nodes:
-            done = [nodes.submit(snapshot.ensure, plan) for plan in plans]
+            done = [nodes.submit(snapshot.ensure_code, plan) for plan in plans]
             for one in done:
                 with pytest.raises(BadPlan, match=f"^{table}.git: .*{says}") if says else nullcontext():
                     one.result(PATIENCE_S)

@@ -15,11 +15,11 @@ import pytest
 from tests.training.launching import ENDLESS, Run
 from tests.waiting import PATIENCE_S, until
 from training.launch.attempt import Attempt
-from training.launch.failures import Failure, Kind, failure_of
+from training.launch.failures import Failure, FailureKind, classify_exit
 from training.launch.incarnation import Ending, Incarnation
-from training.launch.leading import Leading
+from training.launch.leader import Leader
 from training.launch.members import Members
-from training.launch.plan import Plan
+from training.launch.plan import LaunchPlan
 from training.launch.stop import Regroup
 from training.reporting.reporter import NullReporter
 
@@ -33,7 +33,7 @@ class Launchers:
         for name in ("members", "job"):
             (folder / name).mkdir()
         count = 2 + spares
-        plan = Plan(
+        plan = LaunchPlan(
             run_dir=folder, scheduler_id="1", restart_count=0, node="", nodes=count, min_nodes=2, max_nodes=2,
             spares=spares, in_place=10,
         )  # fmt: skip
@@ -47,18 +47,18 @@ class Launchers:
         self.result: dict[str, Any] = {}
         self.now = self._decided(None)
 
-    def _lead(self, folder: Path, plan: Plan, members: Members) -> Leading:
+    def _lead(self, folder: Path, plan: LaunchPlan, members: Members) -> Leader:
         stop: Any = SimpleNamespace(reason="", saved=False)
         reporter: Any = NullReporter()
-        return Leading(
-            plan, Attempt(folder, 1), members, stop=stop, regroup=Regroup(folder), reporter=reporter, say=print
+        return Leader(
+            plan, Attempt(folder, 1), members, stop=stop, regroup=Regroup(folder), reporter=reporter, log=print
         )
 
     def _decided(self, last: Incarnation | None) -> Incarnation | None:
         """What the one says who is to lead; None, and the result, where it is the end."""
         (leading,) = [one for one in range(len(self.members)) if self.members[one].leads(last)]
         self._leading[leading].decide(last)
-        turn = self.members[0].turn(last.number + 1 if last else 0)
+        turn = self.members[0].decision(last.number + 1 if last else 0)
         if isinstance(turn, Ending):
             self.result = dict(turn.result)
         return turn if isinstance(turn, Incarnation) else None
@@ -67,12 +67,12 @@ class Launchers:
     def nodes(self) -> list[str]:
         return self.now.names if self.now else []
 
-    def fail(self, node: int, kind: Kind = "signal") -> list[str]:
+    def fail(self, node: int, kind: FailureKind = "signal") -> list[str]:
         """The nodes that go on once the rank on this one has failed, the first of them the leading one."""
         assert self.now
         for place, member in enumerate(self.now.members):
             failures = [Failure(place, kind, 1, error="it failed")] if member.node == node else []
-            self.members[member.node].tell_ended(self.now.number, failures)
+            self.members[member.node].report_ended(self.now.number, failures)
         self.now = self._decided(self.now)
         return self.nodes
 
@@ -150,4 +150,4 @@ def _started(run: Run, incarnation: int) -> list[str]:
 def test_what_is_a_gpus_fault(tmp_path: Any, error: str, kind: str) -> None:
     log = tmp_path / "0.0.log"
     log.write_text(f"Traceback (most recent call last):\n{error}\n")
-    assert failure_of(0, 1, None, log, order=0).kind == kind
+    assert classify_exit(0, 1, None, log, order=0).kind == kind

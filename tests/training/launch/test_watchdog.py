@@ -35,7 +35,7 @@ class Ranks:
     def __init__(self, folder: Path, count: int) -> None:
         self.beats = [Heartbeat.open(folder, rank=rank, incarnation=0) for rank in range(count)]
         self.watchdog = Watchdog(folder, incarnation=0, ranks=range(count), limits=LIMITS)
-        self.now = self.watchdog._watched[0].changed
+        self.now = self.watchdog._watched[0].changed_at
 
     def all(self, phase: str, step: int = 0) -> None:
         for beat in self.beats:
@@ -46,7 +46,7 @@ class Ranks:
         until = self.now + seconds
         while True:
             self.now = min(self.now + every, until)
-            hang = self.watchdog.look(self.now)
+            hang = self.watchdog.poll(self.now)
             if self.now == until:
                 return hang.ranks if hang else None
 
@@ -67,7 +67,7 @@ def test_the_rank_behind_is_stuck_not_those_that_wait(ranks: Ranks) -> None:
         ranks.beats[rank].beat("step", 20)
     assert ranks.look(59) is None
     assert ranks.look(5) == [2]
-    hang = ranks.watchdog.look(ranks.now)
+    hang = ranks.watchdog.poll(ranks.now)
     assert hang is not None
     assert (hang.phase, hang.step) == ("step", 19)
     assert str(hang).startswith("rank 2 is behind: step at step 19, nothing for 6")

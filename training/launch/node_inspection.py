@@ -1,7 +1,7 @@
-"""A last look at this node after an incarnation that ended badly: what it was out of, and what its kernel says.
+"""Inspect this node after an incarnation that ended badly: what it ran out of, and what its kernel logged.
 
-What takes no time is read here, while the ranks that are left still hold it; a process beside does the rest
-(training.launch.looking), and nobody waits for it but the attempt's end, for what is left of five seconds. The next
+Values that are quick to read are read here, while the remaining ranks still use them. A separate process does the rest
+(training.launch.node_report); only the attempt's end waits for it, for up to five seconds after its start. The next
 incarnation starts meanwhile.
 """
 
@@ -21,64 +21,66 @@ from typing import IO, Any, cast
 from training.launch import control_group
 from training.launch.attempt import Attempt
 from training.launch.control_group import Memory
+from training.launch.disk_reserve import DiskReserve
 from training.launch.incarnation import Incarnation
-from training.launch.kept import Kept
-from training.launch.looking import FOLDER, SECONDS
-from training.launch.plan import Plan
+from training.launch.node_report import FOLDER, SECONDS
+from training.launch.plan import LaunchPlan
 
 SHM = "/dev/shm"
 RESERVE = f"{FOLDER}/.reserve"
 MIB = 1 << 20
 
 
-class LastLook:
-    """`begin` with an incarnation, `sample` while it runs, `glance` before its ranks are killed, `start` after."""
+class NodeInspection:
+    """`begin` with an incarnation, `sample` while it runs, `measure` before its ranks are killed, `start` after."""
 
-    def __init__(self, plan: Plan, attempt: Attempt) -> None:
+    def __init__(self, plan: LaunchPlan, attempt: Attempt) -> None:
         self._plan, self._attempt = plan, attempt
-        self._kept = Kept(attempt.folder, f"{RESERVE}.{plan.node_rank}")
+        self._reserve = DiskReserve(attempt.folder, f"{RESERVE}.{plan.node_rank}")
         self._has_others: bool | None = None
         self._before: Memory | None = None
-        self._shm_most = 0
-        self._glanced: dict[str, Any] | None = None
+        self._shm_peak_mib = 0
+        self._measured: dict[str, Any] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._deadline = 0.0
 
     @property
     def pid(self) -> int | None:
-        """While it runs."""
+        """The process's id while it runs, else None."""
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def begin(self) -> None:
-        """What later looks are compared with."""
-        self._kept.reserve()
+        """Read the counters that later readings are compared with."""
+        self._reserve.reserve()
         if self._has_others is None:
             self._has_others = control_group.has_others()
-        self._before, self._shm_most = control_group.read(), 0
+        self._before, self._shm_peak_mib = control_group.read(), 0
 
     def sample(self) -> None:
-        """What is full for a moment only, and given back with the process that filled it."""
-        self._shm_most = max(self._shm_most, _shm().get("used_mib", 0))
+        """Track the peak of /dev/shm: it is full only for a moment, and freed with the process that filled it."""
+        self._shm_peak_mib = max(self._shm_peak_mib, _shm().get("used_mib", 0))
 
-    def glance(self) -> None:
-        """What the ranks hold of memory, while they do."""
+    def measure(self) -> None:
+        """Measure the memory in use, before the ranks are killed and release it."""
         self.sample()
-        found: dict[str, Any] = {}
+        measured: dict[str, Any] = {}
         if shm := _shm():
-            found["shm"] = {"total_mib": shm["total_mib"], "most_mib": self._shm_most}
+            measured["shm"] = {"total_mib": shm["total_mib"], "most_mib": self._shm_peak_mib}
         if (now := control_group.read()) is not None:
             before = self._before.oom_kills if self._before and self._before.path == now.path else None
             since = None if before is None or now.oom_kills is None else max(0, now.oom_kills - before)
-            found["memory"] = {**asdict(now), "oom_kills": since, "has_others": bool(self._has_others)}
-        self._glanced = found
+            measured["memory"] = {**asdict(now), "oom_kills": since, "has_others": bool(self._has_others)}
+        self._measured = measured
 
     def start(self, incarnation: Incarnation, buses: list[str]) -> None:
-        """After a glance, let the rest be looked at, unless the look before has not ended. `buses`: of its GPUs."""
-        glanced, self._glanced = self._glanced, None
-        if glanced is None or self.pid is not None:
+        """Start the report after `measure`, unless the previous one still runs. `buses`: PCI bus ids of the job's
+        GPUs.
+        """
+        measured, self._measured = self._measured, None
+        if measured is None or self.pid is not None:
             return
-        asked = {
-            **glanced,
+        request = {
+            **measured,
             "folder": str(self._attempt.folder),
             "reserve": f"{RESERVE}.{self._plan.node_rank}",
             "incarnation": incarnation.number,
@@ -89,7 +91,7 @@ class LastLook:
         }
         with suppress(OSError), _log(self._attempt.folder) as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "training.launch.looking"],
+                [sys.executable, "-P", "-m", "training.launch.node_report"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -97,21 +99,21 @@ class LastLook:
             )
             self._deadline = time.monotonic() + SECONDS
             with cast(IO[bytes], self._process.stdin) as file:
-                file.write(json.dumps(asked).encode())
+                file.write(json.dumps(request).encode())
 
     def finish(self) -> None:
-        """Wait for one that has not ended, as long as it may take."""
+        """Wait for the report until its time limit, then kill it."""
         while self.pid and time.monotonic() < self._deadline:
             time.sleep(0.02)
         if self.pid:
             assert self._process is not None
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        self._kept.release()
+        self._reserve.release()
 
 
 def _log(folder: Path) -> IO[bytes]:
-    """Where it tells of its own errors: nowhere, if there is no room for a file more."""
+    """Open the report's error log; /dev/null where the disk is full."""
     with suppress(OSError):
         return open(folder / "logs" / "look.log", "ab")
     return open(os.devnull, "wb")

@@ -1,7 +1,7 @@
-"""Small files in the attempt's folder that are to be there even where the disk is full by then.
+"""Make sure that small files can be written to the attempt's folder even when the disk is full.
 
-Room for each is taken as the attempt begins. Where a file can't be written for lack of room, that is what it is
-written into: as much of it as is of use.
+A placeholder of fixed size is written when the attempt begins. If a file cannot be written for lack of space, as much
+of it as is useful goes into the placeholder, which then takes the file's name.
 """
 
 from __future__ import annotations
@@ -12,28 +12,31 @@ from pathlib import Path
 
 from training.attempt.files import FULL
 
-ROOM = 8192
+RESERVE_BYTES = 8192
 
 
-class Kept:
-    """`reserve` with each incarnation, `write` once in it, `release` in the end; a failure is nobody's trouble."""
+class DiskReserve:
+    """`reserve` with each incarnation, `write` once per incarnation, `release` at the end. Errors are ignored."""
 
     def __init__(self, folder: Path, reserve: str) -> None:
-        """`reserve`: the file's name, below the attempt's folder, as is what is written."""
+        """`reserve`: the placeholder's name below the attempt's folder, like the names of the files written."""
         self._folder, self._reserve = folder, folder / reserve
 
     def reserve(self) -> None:
         with suppress(OSError):
             self._reserve.parent.mkdir(exist_ok=True)
             if not self._reserve.exists():
-                self._reserve.write_bytes(b" " * ROOM)
+                self._reserve.write_bytes(b" " * RESERVE_BYTES)
 
     def release(self) -> None:
         with suppress(OSError):
             self._reserve.unlink(missing_ok=True)
 
-    def write(self, name: Path, text: str, short: str = "") -> bool:
-        """Make a file appear whole; where there is no room, `short` instead of the text, in the room that is kept."""
+    def write(self, name: Path, text: str, fallback: str = "") -> bool:
+        """Write a file atomically. On a full disk, write `fallback` (or the text) into the reserved space instead.
+
+        Returns whether the file was written.
+        """
         path = self._folder / name
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
@@ -43,14 +46,14 @@ class Kept:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            return error.errno in FULL and self._write_into(path, (short or text).encode())
+            return error.errno in FULL and self._write_into(path, (fallback or text).encode())
         return True
 
     def _write_into(self, path: Path, data: bytes) -> bool:
-        if len(data) > ROOM:
+        if len(data) > RESERVE_BYTES:
             return False
         with suppress(OSError), open(self._reserve, "r+b") as file:
-            file.write(data.ljust(ROOM))  # room that were given back would be somebody else's at once
+            file.write(data.ljust(RESERVE_BYTES))  # space that is released would be taken by another program at once
             file.flush()
             os.replace(self._reserve, path)
             return True
