@@ -61,6 +61,7 @@ check-image: ## the image's steps and roles, as far as they can be proven withou
 test-all: dev ## all of the proof: every layout, three kills of each kind, three Slurms, the image (half an hour)
 	@WHOLE=yes TEST_KILLS=3 TEST_SLURM=1 $(PYTHON_OF_VENV) -m tests.lanes \
 		check,test-quick,test-ranks,test-postgres test-portal,test-slurm,check-image,test-image
+	@$(PYTHON_OF_VENV) -m tests.landing.affected --record
 
 test-image: dev ## build the images without an engine, run every service of the compose file (as root, on Debian)
 	@$(PYTHON_OF_VENV) -m tests.image

@@ -14,9 +14,9 @@ import pytest
 import portal.celery  # noqa: F401  (binds shared tasks to our broker, as every process of ours does)
 from tests import migrated
 from tests.examples import examples
+from tests.landing import plugin as landing
 from tests.missing_attributes import _no_missing_attributes  # noqa: F401
 from tests.stack import Stack
-from tests.turns import has_its_turn, waiting
 
 # The same examples in every run, however loaded the machine: a failure is a change's, never the day's.
 hypothesis.settings.register_profile(
@@ -29,6 +29,10 @@ hypothesis.settings.load_profile("vigil")
 OPENS_DATABASE = {"db", "transactional_db", "django_db_reset_sequences", "django_db_serialized_rollback"}
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    landing.register(config)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A stage of slow tests alone reads no file that has none: to load the others takes each worker ten seconds."""
     only_slow = config.option.markexpr.startswith("slow") and collection_path.suffix == ".py"
@@ -38,10 +42,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what touches the database; and files with many slow tests come first: what is left at the end is quick."""
-    waits = waiting(items) | {item for item in items if not has_its_turn(item.nodeid)}
-    if waits:
-        config.hook.pytest_deselected(items=[item for item in items if item in waits])
-        items[:] = [item for item in items if item not in waits]
+    landing.leave_out(config, items)
     for item in items:
         if item.get_closest_marker("django_db") or OPENS_DATABASE & set(getattr(item, "fixturenames", ())):
             item.add_marker("database")

@@ -13,7 +13,7 @@ from tests.postgres import postgres
 from tests.stack import Stack
 
 MakeStack = Callable[..., Stack]
-pytestmark = [pytest.mark.slow, pytest.mark.postgres]
+pytestmark = pytest.mark.slow
 PASSWORD = "not-for-ps"
 
 

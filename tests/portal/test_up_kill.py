@@ -296,7 +296,6 @@ def test_restored_portal_takes_what_came_after_the_backup(stack: Stack, submit: 
     check(stack, job_id)
 
 
-@pytest.mark.postgres
 def test_kills_one_after_another_on_postgres() -> None:
     with postgres() as url:
         stack = Stack(DATABASE_URL=url, VIGIL_LOCAL_CPUS="4")

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.turns import turn
+from tests.landing.parts import turn
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CACHE = CHECKOUT / "var" / "slurm"

@@ -1,4 +1,4 @@
-"""What a landing proves by parts: each part once, and all of it when none is asked for."""
+"""A landing runs parts of the tests: each landing the next part, and all of them when none is named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.turns import has_its_turn, waiting
+from tests.landing.parts import deferred, is_in_part
 
 
 class Item:
@@ -23,7 +23,7 @@ class Item:
 
 def taken(items: list[Item], turn: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("TEST_TURN", turn)
-    waits = cast("set[Any]", waiting(cast("list[Any]", items)))
+    waits = cast("set[Any]", deferred(cast("list[Any]", items)))
     return [item.nodeid.rpartition(":")[2] for item in items if item not in waits]
 
 
@@ -40,11 +40,9 @@ def test_a_file_is_one_family(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [taken(items, turn, monkeypatch) for turn in "01"] == [["test_b[0]", "test_d"], ["test_c"]]
 
 
-def test_parts_of_everything_are_disjoint_and_together_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    names, found = {f"test_{number}" for number in range(100)}, []
+def test_parts_of_everything_are_disjoint_and_together_all() -> None:
+    names, found = {f"test_{number}" for number in range(100)}, list[str]()
     for part in range(4):
-        monkeypatch.setenv("TEST_PART", f"{part}/4")
-        found += [name for name in names if has_its_turn(name)]
+        found += [name for name in names if is_in_part(name, f"{part}/4")]
     assert sorted(found) == sorted(names)
-    monkeypatch.setenv("TEST_PART", "")
-    assert all(map(has_its_turn, names))
+    assert all(is_in_part(name, "") for name in names)
