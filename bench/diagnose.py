@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench import stage
-from diagnosis.signatures import catalogue
+from diagnosis.signatures.catalogue import shipped_catalogue
 
 BAR_GREP, BAR_MIB, BAR_HALF_S, BAR_SMALL_S = 2.0, 300.0, 20.0, 0.5
 LINES = (
@@ -91,7 +91,7 @@ def _write(folder: Path, ranks: int, size: int, half: bool) -> list[Path]:
 def _grep_patterns() -> list[str]:
     """The catalogue's patterns in grep's words, but for the few that it can't read."""
     found = []
-    for pattern in catalogue().patterns:
+    for pattern in shipped_catalogue().patterns:
         words = re.sub(r"\(\?P<\w+>|\(\?:|\(\?i:", "(", pattern).replace("(?i)", "").replace("(?m)", "")
         words = re.sub(r"\[\^?(?:\\.|[^\]\\])*\]", lambda one: _class(one[0]), words)
         words = words.replace(r"\d", "[0-9]").replace(r"\D", "[^0-9]").replace(r"\t", "\t")
@@ -99,7 +99,7 @@ def _grep_patterns() -> list[str]:
         words = re.sub(r"\\([\"'#/:,<>@%&=~ -])", r"\1", words)
         if subprocess.run(["grep", "-E", "-e", words], stdin=subprocess.DEVNULL, capture_output=True).returncode < 2:
             found.append(words)
-    print(f"grep reads {len(found)} of {len(catalogue().patterns)} patterns")
+    print(f"grep reads {len(found)} of {len(shipped_catalogue().patterns)} patterns")
     return found
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from diagnosis.scanned import Scanned
-from diagnosis.sign import Sign, code_of
+from diagnosis.scanned_log import Scanned
+from diagnosis.signs.sign import Sign, code_of
 
 
 @dataclass(slots=True)

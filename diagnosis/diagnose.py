@@ -15,14 +15,14 @@ from math import prod
 
 from diagnosis.case import Case, in_order
 from diagnosis.causes import CAUSES, NONE, UNKNOWN, unconfirmed
-from diagnosis.choosing import REPORTED, earliest, ends_only, hardware, is_before, warned_of
-from diagnosis.doubts import ATTEMPT, believed, doubts_of
-from diagnosis.rank_ends import LAUNCHER
-from diagnosis.scanned import Scanned
-from diagnosis.sign import Sign, Witness, code_of
-from diagnosis.signatures import Catalogue
-from diagnosis.signs import signs_of
-from diagnosis.survival import outlive
+from diagnosis.corroboration import ATTEMPT, believed, doubts_of
+from diagnosis.root_cause import REPORTED, earliest, ends_only, hardware, is_before, warned_of
+from diagnosis.scanned_log import Scanned
+from diagnosis.signatures.catalogue import Catalogue
+from diagnosis.signs.log_signs import signs_of
+from diagnosis.signs.rank_exits import LAUNCHER
+from diagnosis.signs.sign import Sign, Witness, code_of
+from diagnosis.signs.survival import outlive
 from diagnosis.verdict import Evidence, Other, Verdict
 from vigil_core.masking import masked
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from diagnosis import offline
 from diagnosis.causes import CAUSES
-from diagnosis.reading import Unreadable
-from diagnosis.signatures import Catalogue
+from diagnosis.logs.files import Unreadable
+from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.verdict import Verdict
 
 CASE = "case.toml"

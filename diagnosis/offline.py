@@ -11,16 +11,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from diagnosis import reading, sources, stacks, structured
 from diagnosis.diagnose import diagnose
-from diagnosis.reading import Log, Unreadable
-from diagnosis.scan import scan
-from diagnosis.scanned import Scanned
-from diagnosis.sieve import Sieve, sieve_of
-from diagnosis.sign import Sign
-from diagnosis.signatures import Catalogue, catalogue
-from diagnosis.sources import Flight
-from diagnosis.stacks import Stack
+from diagnosis.logs import files, json_records
+from diagnosis.logs.files import Log, Unreadable
+from diagnosis.scanned_log import Scanned
+from diagnosis.scanner import scan
+from diagnosis.signatures.catalogue import Catalogue, shipped_catalogue
+from diagnosis.signatures.prefilter import Sieve, sieve_of
+from diagnosis.signs import flight_recorder, slurm_records, stacks
+from diagnosis.signs.flight_recorder import Flight
+from diagnosis.signs.sign import Sign
+from diagnosis.signs.stacks import Stack
+from diagnosis.source_kind import kind_of
 from diagnosis.verdict import Verdict
 
 STDIN = "-"
@@ -38,10 +40,10 @@ def logs_of(names: Sequence[str], stdin: BinaryIO | None = None) -> tuple[list[L
             continue
         path = Path(name)
         is_folder = path.is_dir()
-        for one in reading.under(path) if is_folder else [path]:
+        for one in files.under(path) if is_folder else [path]:
             try:
                 found.append(
-                    reading.open_log(one, str(one.relative_to(path)) if is_folder else name, follow=not is_folder)
+                    files.open_log(one, str(one.relative_to(path)) if is_folder else name, follow=not is_folder)
                 )
             except Unreadable as error:
                 trouble.append(str(error))
@@ -84,36 +86,38 @@ def read(logs: Iterable[Log], known: Catalogue, *, size: int | None = None, of_j
         logs = list(logs)
         size = sum(log.size or 0 for log in logs)
     sieve = sieve_of(known)
-    until = time.monotonic() + reading.SECONDS
+    until = time.monotonic() + files.SECONDS
     found = Read()
     for log in logs:
         with log:
-            _read(log, sieve, size > reading.WHOLE, until, found, of_job)
+            _read(log, sieve, size > files.WHOLE, until, found, of_job)
     return found
 
 
 def _read(log: Log, sieve: Sieve, is_cut: bool, until: float, found: Read, of_job: bool) -> None:
-    blocks = reading.blocks(log, is_cut=is_cut, until=until)
+    blocks = files.blocks(log, is_cut=is_cut, until=until)
     head = next(blocks, b"")
-    kind = sources.kind_of(head)
+    kind = kind_of(head)
     kind = kind if kind in _OF_JOBS or not of_job else "log"
     if kind in {"sacct", "scontrol", "flight", "stacks"}:
         if time.monotonic() > until or found.is_full:
             found.left_out.append(log.name)
             return
         found.kinds.add(kind)
-        text = _text(head, blocks, sources.MOST_TABLE if kind in {"sacct", "scontrol"} else sources.MOST)
+        text = _text(
+            head, blocks, slurm_records.MOST_BYTES if kind in {"sacct", "scontrol"} else flight_recorder.MOST_BYTES
+        )
         if kind == "flight":
-            found.flights += filter(None, [sources.flight_of(log.name, text)])
+            found.flights += filter(None, [flight_recorder.flight_of(log.name, text)])
         elif kind == "stacks":
             found.stacks += stacks.read(log.name, text)
         else:
-            found.records += sources.signs_of_record(kind, log.name, text)[:MOST_RECORDS]
+            found.records += slurm_records.signs_of_record(kind, log.name, text)[:MOST_RECORDS]
         return
-    expansions = structured.Expansions()
-    lines = structured.plain(itertools.chain([head], blocks), expansions)
+    expansions = json_records.Expansions()
+    lines = json_records.plain(itertools.chain([head], blocks), expansions)
     head = next(lines)
-    kind = "kernel" if kind == "log" and not of_job and sources.kind_of(head) == "kernel" else kind
+    kind = "kernel" if kind == "log" and not of_job and kind_of(head) == "kernel" else kind
     found.kinds.add(kind)
     scanned = scan(sieve, log.name, itertools.chain([head], lines))
     scanned.kind, scanned.is_of_job = kind, of_job
@@ -134,9 +138,9 @@ def _text(head: bytes, blocks: Iterable[bytes], most: int) -> str:
 
 def verdict_on(logs: Iterable[Log], known: Catalogue | None = None) -> Verdict:
     """The verdict on several logs of one run."""
-    known = known or catalogue()
+    known = known or shipped_catalogue()
     found = read(logs, known)
-    records = [*found.records, *sources.signs_of_flights(found.flights), *stacks.signs_of(found.stacks)]
+    records = [*found.records, *flight_recorder.signs_of_flights(found.flights), *stacks.signs_of(found.stacks)]
     verdict = diagnose(found.scanned, known, records=records, seen=found.kinds)
     return replace(verdict, not_seen=[*found.not_seen, *verdict.not_seen])
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diagnosis.causes import CAUSES
-from diagnosis.sign import Witness
+from diagnosis.signs.sign import Witness
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,13 +57,13 @@ def diagnose(incident_id: int = 0) -> None:
     """
     import time
 
-    from jobs.postmortem import incidents, telling
+    from jobs.postmortem import incident_notices, incidents
     from portal.sending import due
 
     if incident_id:
         incidents.diagnose(incident_id)
     incidents.diagnose_due(time.monotonic() + 30.0, before_each=lambda: due.send_due(budget_s=1.0))
-    telling.tell()
+    incident_notices.tell()
     incidents.get_ready()
 
 

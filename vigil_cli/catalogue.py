@@ -18,7 +18,7 @@ from vigil_cli.portal import Portal, Trouble, find_portal
 from vigil_cli.terminal import echo, echo_whole
 
 if TYPE_CHECKING:
-    from diagnosis.signatures import Entry
+    from diagnosis.signatures.entry import Entry
 
 LOOK_S = 1.0
 MARKS = {"error": "✗", "warn": "!", "notice": "·"}
@@ -43,8 +43,8 @@ def list_entries(as_toml: bool, are_all: bool, as_json: bool) -> None:
     if not as_toml:
         out(found, _table, as_json)
         return
-    from diagnosis.entry_toml import written
-    from diagnosis.signatures import FIELDS, entry_of
+    from diagnosis.signatures.entry import FIELDS, entry_of
+    from diagnosis.signatures.toml_export import written
 
     rows = [one for one in found["items"] if one["is_enabled"] or are_all]
     entries = [entry_of({name: one[name] for name in FIELDS}) for one in rows]
@@ -59,7 +59,7 @@ def check(file: str, as_json: bool) -> None:
 
     Each is tried beside what ships with Vigil and those before it in the file.
     """
-    from diagnosis.trial_apart import plain, try_entry
+    from diagnosis.trial.subprocess_trial import plain, try_entry
 
     entries = entries_in(file)
     told = []
@@ -80,7 +80,7 @@ def check(file: str, as_json: bool) -> None:
 @as_json
 def add(file: str, may_replace: bool, as_json: bool) -> None:
     """Add the entries of a file to the site's; they count from the next diagnosis on."""
-    from diagnosis.trial_apart import plain
+    from diagnosis.trial.subprocess_trial import plain
 
     entries, portal = entries_in(file), find_portal()
     there = {one["name"] for one in portal.get("catalogue/entries")["items"]} if may_replace else set()
@@ -104,7 +104,7 @@ def add(file: str, may_replace: bool, as_json: bool) -> None:
 @as_json
 def replay(file: str, name: str | None, limit: int, as_json: bool) -> None:
     """See which verdicts of the past an entry would change; none is changed. Ctrl-C stops it."""
-    from diagnosis.trial_apart import plain
+    from diagnosis.trial.subprocess_trial import plain
 
     entries = [entry for entry in entries_in(file) if name in {None, entry.name}]
     if len(entries) != 1:
@@ -175,7 +175,7 @@ ALL = (catalogue,)
 
 def entries_in(file: str) -> Sequence[Entry]:
     """The entries of a file; Trouble where it is none."""
-    from diagnosis.signatures import BadEntry, read
+    from diagnosis.signatures.entry import BadEntry, read
 
     try:
         found = read(Path(file).read_text(encoding="utf-8"))

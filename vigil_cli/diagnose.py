@@ -16,7 +16,7 @@ from vigil_cli.terminal import echo, echo_whole
 from vigil_core import formatting
 
 if TYPE_CHECKING:
-    from diagnosis.signatures import Catalogue
+    from diagnosis.signatures.catalogue import Catalogue
 
 SHOWN = 12  # pieces of evidence
 
@@ -133,8 +133,9 @@ def _known(more: tuple[str, ...]) -> Catalogue:
     """What ships with Vigil, and the entries of these files."""
     import re2
 
-    from diagnosis.sieve import sieve_of
-    from diagnosis.signatures import BadEntry, extended
+    from diagnosis.signatures.catalogue import extended
+    from diagnosis.signatures.entry import BadEntry
+    from diagnosis.signatures.prefilter import sieve_of
     from vigil_cli.catalogue import entries_in
 
     entries = tuple(entry for name in more for entry in entries_in(name))
@@ -150,7 +151,7 @@ def _known(more: tuple[str, ...]) -> Catalogue:
 
 def _evaluate(files: tuple[str, ...], known: Catalogue, each: bool, as_json: bool) -> None:
     from diagnosis import evaluate
-    from diagnosis.reading import Unreadable
+    from diagnosis.logs.files import Unreadable
 
     try:
         several = [case for name in files for case in evaluate.cases(Path(name))]

@@ -10,8 +10,8 @@ from django.utils import timezone
 
 from console.demo.scenarios import Story, Written
 from jobs.models import Attempt, Diagnosis, Event, Incident
-from jobs.postmortem import incidents, people
-from jobs.postmortem.people import Action
+from jobs.postmortem import editing, incidents
+from jobs.postmortem.editing import Action
 from jobs.restarts import ENDED
 
 NOTICED, DIAGNOSED = timedelta(seconds=2), timedelta(seconds=8)  # after the end
@@ -54,4 +54,4 @@ def _write(incident: Incident, told: Written) -> None:
         for text, owner, days, is_done in told.actions
     ]
     owner = incident.attempt.job.owner
-    people.write(owner, incident, narrative=told.narrative, factors=told.factors, actions=actions)
+    editing.write(owner, incident, narrative=told.narrative, factors=told.factors, actions=actions)

@@ -11,9 +11,9 @@ from django.http import StreamingHttpResponse
 from ninja import Query, Router, Schema, Status
 from pydantic import Field, StringConstraints
 
-from diagnosis.signatures import FIELDS
+from diagnosis.signatures.entry import FIELDS
 from jobs.models import Replay, SiteEntry
-from jobs.postmortem import examples, replay, site
+from jobs.postmortem import examples, replay, site_catalogue
 from nodes.api.sysadmins import only_sysadmins
 from portal.http.api import ApiRequest, stream
 from portal.http.openapi import described
@@ -141,7 +141,7 @@ def entries(request: ApiRequest) -> dict[str, Any]:
 def add(request: ApiRequest, entry: CatalogueEntry) -> Status[dict[str, Any]]:
     """It counts from the next diagnosis on; verdicts that there are stay as they are. It is tried first."""
     only_sysadmins(request, WHAT)
-    return Status(201, _shape(site.add(request.auth, entry.model_dump())))
+    return Status(201, _shape(site_catalogue.add(request.auth, entry.model_dump())))
 
 
 @router.get(
@@ -165,7 +165,7 @@ def entry(request: ApiRequest, name: str) -> dict[str, Any]:
 def change(request: ApiRequest, name: str, entry: CatalogueEntry) -> dict[str, Any]:
     """The whole entry is sent; it may get another name. It is tried like a new one."""
     only_sysadmins(request, WHAT)
-    return _shape(site.change(request.auth, _row(name), entry.model_dump()))
+    return _shape(site_catalogue.change(request.auth, _row(name), entry.model_dump()))
 
 
 @router.patch(
@@ -177,7 +177,7 @@ def change(request: ApiRequest, name: str, entry: CatalogueEntry) -> dict[str, A
 def enable(request: ApiRequest, name: str, asked: Enabling) -> dict[str, Any]:
     """An entry that does not count is kept with everything it has."""
     only_sysadmins(request, WHAT)
-    return _shape(site.enable(request.auth, _row(name), asked.is_enabled))
+    return _shape(site_catalogue.enable(request.auth, _row(name), asked.is_enabled))
 
 
 @router.delete(
@@ -189,7 +189,7 @@ def enable(request: ApiRequest, name: str, asked: Enabling) -> dict[str, Any]:
 def remove(request: ApiRequest, name: str) -> Status[None]:
     """Verdicts that name it keep its name."""
     only_sysadmins(request, WHAT)
-    site.remove(request.auth, _row(name))
+    site_catalogue.remove(request.auth, _row(name))
     return Status(204, None)
 
 
@@ -202,7 +202,7 @@ def check(request: ApiRequest, entry: CatalogueEntry) -> dict[str, Any]:
     Patterns are tried in a process of their own, which ends after a few seconds whatever they are.
     """
     only_sysadmins(request, WHAT)
-    return site.check(entry.model_dump()).told()
+    return site_catalogue.check(entry.model_dump()).told()
 
 
 @router.post(
@@ -278,7 +278,7 @@ def _lines(limit: int) -> Iterator[str]:
 
 
 def _row(name: str) -> SiteEntry:
-    row = site.named(name)
+    row = site_catalogue.named(name)
     if row is None:
         raise Problem(404, "The site has no entry of this name. `vigil catalogue list` lists them.")
     return row

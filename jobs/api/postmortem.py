@@ -17,8 +17,8 @@ from jobs.gathering import postmortem as documents
 from jobs.gathering import verdicts
 from jobs.gathering.postmortem import Document
 from jobs.models import FollowUp, Job
-from jobs.postmortem import people
-from jobs.postmortem.people import Action
+from jobs.postmortem import editing
+from jobs.postmortem.editing import Action
 from jobs.presenting import markdown
 from portal.http.api import ApiRequest, among, bad_field
 from portal.http.openapi import described
@@ -28,10 +28,10 @@ router = Router(tags=["post-mortems"])
 NONE_YET = "You can see no such job, or there is no verdict: nothing went wrong, or just now."
 
 _PLAIN = r"^[^\x00]*$"
-Narrative = Annotated[str, StringConstraints(max_length=people.NARRATIVE, pattern=_PLAIN)]
-Factor = Annotated[str, StringConstraints(min_length=1, max_length=people.FACTOR, pattern=_PLAIN)]
-ActionText = Annotated[str, StringConstraints(min_length=1, max_length=people.ACTION, pattern=_PLAIN)]
-Why = Annotated[str, StringConstraints(min_length=1, max_length=people.WHY, pattern=_PLAIN)]
+Narrative = Annotated[str, StringConstraints(max_length=editing.NARRATIVE, pattern=_PLAIN)]
+Factor = Annotated[str, StringConstraints(min_length=1, max_length=editing.FACTOR, pattern=_PLAIN)]
+ActionText = Annotated[str, StringConstraints(min_length=1, max_length=editing.ACTION, pattern=_PLAIN)]
+Why = Annotated[str, StringConstraints(min_length=1, max_length=editing.WHY, pattern=_PLAIN)]
 Username = Annotated[str, StringConstraints(max_length=150, pattern=_PLAIN)]
 
 
@@ -166,9 +166,9 @@ class PostMortemChanges(Schema):
 
     model_config = {"extra": "forbid"}
     narrative: Narrative | None = None
-    factors: list[Factor] | None = Field(None, max_length=people.FACTORS)
+    factors: list[Factor] | None = Field(None, max_length=editing.FACTORS)
     actions: list[FollowUpChange] | None = Field(
-        None, max_length=people.ACTIONS, description="All of them: those that are not named go."
+        None, max_length=editing.ACTIONS, description="All of them: those that are not named go."
     )
     is_published: bool | None = None
     overrule: OverruleChange | None = None
@@ -228,7 +228,7 @@ def change(
             raise bad_field(name, "Leave it out to keep it; null is no value for it.")
     with transaction.atomic():
         if given & {"narrative", "factors", "actions", "revision"}:
-            people.write(
+            editing.write(
                 user,
                 incident,
                 narrative=changes.narrative,
@@ -237,11 +237,11 @@ def change(
                 revision=changes.revision,
             )
         if changes.overrule is not None:
-            people.overrule(user, incident, cause=changes.overrule.cause, why=changes.overrule.why)
+            editing.overrule(user, incident, cause=changes.overrule.cause, why=changes.overrule.why)
         elif "overrule" in given:
-            people.withdraw(user, incident)
+            editing.withdraw(user, incident)
         if changes.is_published is not None:
-            people.publish(user, incident, is_published=changes.is_published)
+            editing.publish(user, incident, is_published=changes.is_published)
     return _shape(_document(document.job, document.attempt.number))
 
 

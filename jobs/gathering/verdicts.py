@@ -14,7 +14,7 @@ from django.urls import reverse
 from diagnosis import verdict
 from diagnosis.causes import CAUSES, UNKNOWN
 from jobs.models import Attempt, Diagnosis, Incident, Job
-from jobs.postmortem import telling
+from jobs.postmortem import incident_notices
 from jobs.presenting.rank_steps import named
 from vigil_core import untrusted
 from vigil_core.masking import DOTS, masked
@@ -82,7 +82,7 @@ def says(incident: Incident) -> str:
 def advice(incident: Incident, told: dict[str, Any]) -> str:
     """Return what to do: the verdict's advice, or that for the cause which a person named."""
     if incident.is_overruled or not told:
-        return telling.advice_on(incident, CAUSES[incident.cause or UNKNOWN])
+        return incident_notices.advice_on(incident, CAUSES[incident.cause or UNKNOWN])
     return str(told["advice"])
 
 

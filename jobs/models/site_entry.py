@@ -11,7 +11,7 @@ from django.utils import timezone
 
 
 class SiteEntry(models.Model):
-    """An entry of the catalogue (`diagnosis.signatures.Entry`) that sysadmins of this site wrote."""
+    """An entry of the catalogue (`diagnosis.signatures.catalogue.Entry`) that sysadmins of this site wrote."""
 
     name = models.CharField(max_length=64, unique=True)
     role = models.CharField(max_length=16)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from diagnosis import reading
-from diagnosis.reading import Log
+from diagnosis.logs import files
+from diagnosis.logs.files import Log
 from jobs.models import Diagnosis, Incident
 from jobs.postmortem.evidence.ranks import open_logs
 from vigil_core.masking import masked
@@ -95,7 +95,7 @@ def _excerpt(log: Log, wanted: set[int]) -> str:
     kept: list[str] = []
     tail: deque[str] = deque(maxlen=TAIL)
     number = read = size = 0
-    for block in reading.blocks(log):
+    for block in files.blocks(log):
         read += len(block)
         for raw in block.split(b"\n")[: -1 if block.endswith(b"\n") else None]:
             number += 1

@@ -26,12 +26,12 @@ from django.utils import timezone
 from diagnosis import offline
 from diagnosis.causes import UNKNOWN
 from diagnosis.diagnose import diagnose as find_cause
-from diagnosis.reading import Log
-from diagnosis.signatures import Catalogue
+from diagnosis.logs.files import Log
+from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.verdict import Verdict
 from jobs import live
 from jobs.models import Attempt, Diagnosis, Incident
-from jobs.postmortem import site
+from jobs.postmortem import site_catalogue
 from jobs.postmortem.evidence.gather import gather, records_of
 from jobs.queueing import queue
 from portal import database
@@ -75,7 +75,7 @@ def get_ready() -> None:
 
     It takes a second of processor time, which may be twenty where jobs have the machine.
     """
-    known = site.catalogue()
+    known = site_catalogue.current_catalogue()
     read = offline.read([Log("nothing", io.BytesIO(b"RuntimeError: nothing\n"), None)], known)
     find_cause(read.scanned, known)
     reverse("home")  # a notice has links, and the first one loads every page
@@ -142,7 +142,7 @@ def _in_a_line(error: Exception) -> str:
 def verdict_on(incident: Incident) -> Verdict:
     """The verdict by everything that can be seen now; nothing is written."""
     first = incident.diagnoses.order_by("version").first()
-    known = site.catalogue() if first is None else site.catalogue_of(first.made_at)
+    known = site_catalogue.current_catalogue() if first is None else site_catalogue.catalogue_at(first.made_at)
     return judged(incident, known)[0]
 
 

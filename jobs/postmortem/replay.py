@@ -17,13 +17,14 @@ from django.db import transaction
 from django.utils import timezone
 
 from diagnosis import offline
-from diagnosis.signatures import Catalogue, entry_of, of_site
-from diagnosis.trial_apart import plain
+from diagnosis.signatures.catalogue import Catalogue, of_site
+from diagnosis.signatures.entry import entry_of
+from diagnosis.trial.subprocess_trial import plain
 from diagnosis.verdict import Verdict
 from jobs.errors import Problem, SpecError
 from jobs.models import Diagnosis, Incident, Replay
 from jobs.models.site_entry import ReplayQuerySet
-from jobs.postmortem import examples, incidents, site
+from jobs.postmortem import examples, incidents, site_catalogue
 from jobs.queueing import queue
 from portal.models import User
 from vigil_core.masking import masked
@@ -39,7 +40,7 @@ SEEN_AGAIN = timedelta(seconds=5)
 
 def ask(user: User, raw: Mapping[str, Any], *, instead_of: str = "", most: int = MOST) -> Replay:
     """Begin one; SpecError where the entry would not be taken in. `instead_of`: whose place it takes."""
-    trial = site.check(raw, instead_of=instead_of or str(raw.get("name", "")))
+    trial = site_catalogue.check(raw, instead_of=instead_of or str(raw.get("name", "")))
     if not trial.is_fit:
         raise SpecError(Problem(finding.field, finding.text) for finding in trial.errors)
     Replay.objects.old().delete()
@@ -80,9 +81,9 @@ def go_on(replay_id: int) -> None:
         _end(replay, "Nobody looked any more.")
         return
     entry = of_site(entry_of(replay.entry))
-    others = site.entries()
+    others = site_catalogue.entries()
     kept = tuple(one for one in others if one.name not in {entry.name, replay.instead_of})
-    pair = _Pair(entry.name, site.beside(others), site.beside((*kept, entry)))
+    pair = _Pair(entry.name, site_catalogue.beside(others), site_catalogue.beside((*kept, entry)))
     until = time.monotonic() + SLICE_S
     while replay.place < replay.of:
         if replay.seconds > MOST_S:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from diagnosis.causes import CAUSES, NONE, UNKNOWN
-from diagnosis.operations import operations
-from diagnosis.signatures import FIELDS, LISTS, Role, Scope
-from diagnosis.trial import LONGEST, Finding
+from diagnosis.signatures.entry import FIELDS, LISTS, Role, Scope
+from diagnosis.signatures.operations import operations
+from diagnosis.trial.checks import LONGEST, Finding
 
 
 @dataclass(frozen=True, kw_only=True)

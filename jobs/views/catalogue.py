@@ -14,14 +14,14 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from diagnosis import signatures
-from diagnosis.entry_toml import written
-from diagnosis.signatures import BadEntry, read
-from diagnosis.trial import Finding, Trial
-from diagnosis.trial_apart import plain
+from diagnosis.signatures.catalogue import shipped_catalogue
+from diagnosis.signatures.entry import FIELDS, PATTERNS, BadEntry, read
+from diagnosis.signatures.toml_export import written
+from diagnosis.trial.checks import Finding, Trial
+from diagnosis.trial.subprocess_trial import plain
 from jobs.errors import Conflict, SpecError
 from jobs.models import Incident, Replay, SiteEntry
-from jobs.postmortem import replay, site
+from jobs.postmortem import replay, site_catalogue
 from jobs.presenting import entry_fields
 from portal.access import CLUSTER, can, user_of
 from portal.models import User
@@ -46,7 +46,9 @@ def index(request: HttpRequest) -> HttpResponse:
     _sysadmin(request)
     if request.GET.get("format") == "toml":
         rows = [row for row in SiteEntry.objects.all() if row.is_enabled or request.GET.get("all")]
-        answer = HttpResponse(written(filter(None, map(site.written_in, rows))), content_type="application/toml")
+        answer = HttpResponse(
+            written(filter(None, map(site_catalogue.written_in, rows))), content_type="application/toml"
+        )
         answer.headers["Content-Disposition"] = 'attachment; filename="catalogue.toml"'
         return answer
     return _index(request)
@@ -67,7 +69,7 @@ def _index(request: HttpRequest, *, text: str = "", mistakes: Sequence[str] = ()
 
 
 def _say(rows: Sequence[SiteEntry]) -> tuple[str, str]:
-    shipped = formatting.count(len(signatures.catalogue().entries))
+    shipped = formatting.count(len(shipped_catalogue().entries))
     if not rows:
         return f"{shipped} entries ship with Vigil.", "This site adds none yet."
     count = sum(row.is_enabled for row in rows)
@@ -92,13 +94,13 @@ def take(request: HttpRequest) -> HttpResponse:
         if not 1 <= len(given) <= MOST_AT_ONCE:
             mistakes = [f"There are {len(given)} tables [[entry]] in it; it takes 1 to {MOST_AT_ONCE}."]
         for entry in given if not mistakes else ():
-            trial = site.check(plain(entry))
+            trial = site_catalogue.check(plain(entry))
             mistakes += [f"{entry.name}, {finding.field}: {finding.text}" for finding in trial.errors]
-            if site.named(entry.name) is not None:
+            if site_catalogue.named(entry.name) is not None:
                 mistakes.append(f"{entry.name}: The site has an entry of this name.")
         with transaction.atomic():
             for entry in given if not mistakes else ():
-                site.keep(user, entry)
+                site_catalogue.keep(user, entry)
     except (tomllib.TOMLDecodeError, BadEntry, RecursionError, Conflict) as error:
         mistakes = [str(error)]
     if mistakes:
@@ -129,11 +131,11 @@ def one(request: HttpRequest, name: str) -> HttpResponse:
     row = _row(name)
     if request.method == "POST":
         return _posted(request, user, row)
-    return _form(request, _of_replay(request) or {name: getattr(row, name) for name in signatures.FIELDS}, row)
+    return _form(request, _of_replay(request) or {name: getattr(row, name) for name in FIELDS}, row)
 
 
 def _row(name: str) -> SiteEntry:
-    row = site.named(name)
+    row = site_catalogue.named(name)
     if row is None:
         raise Http404
     return row
@@ -154,7 +156,7 @@ def _posted(request: HttpRequest, user: User, row: SiteEntry | None) -> HttpResp
         if request.POST.get("do") == "replay":
             return redirect("catalogue_replay", replay_id=replay.ask(user, raw, instead_of=instead_of).pk)
         if request.POST.get("do") == "save":
-            saved = site.change(user, row, raw) if row else site.add(user, raw)
+            saved = site_catalogue.change(user, row, raw) if row else site_catalogue.add(user, raw)
             messages.success(request, _saved(saved))
             return redirect("catalogue")
     except SpecError as error:
@@ -162,7 +164,7 @@ def _posted(request: HttpRequest, user: User, row: SiteEntry | None) -> HttpResp
     except Conflict as error:
         trial = Trial([Finding("error", "name", str(error))])
     else:
-        trial = site.check(raw, instead_of=instead_of)
+        trial = site_catalogue.check(raw, instead_of=instead_of)
     return _form(request, raw, row, trial, status=200 if trial.is_fit else 422)
 
 
@@ -194,7 +196,7 @@ def check(request: HttpRequest) -> HttpResponse:
     _sysadmin(request)
     raw = entry_fields.typed(request.POST)
     is_begun = any(raw.get(name) for name in ("pattern", "exception", "example"))
-    trial = site.check(raw, instead_of=request.POST.get("instead_of", "")[:64]) if is_begun else None
+    trial = site_catalogue.check(raw, instead_of=request.POST.get("instead_of", "")[:64]) if is_begun else None
     return render(request, "jobs/_trial.html", {"trial": trial})
 
 
@@ -202,7 +204,7 @@ def check(request: HttpRequest) -> HttpResponse:
 @require_POST
 def enable(request: HttpRequest, name: str) -> HttpResponse:
     user = _sysadmin(request)
-    row = site.enable(user, _row(name), request.POST.get("enabled") == "1")
+    row = site_catalogue.enable(user, _row(name), request.POST.get("enabled") == "1")
     messages.success(
         request, f"{row.name} {'counts' if row.is_enabled else 'no longer counts'} from the next diagnosis on."
     )
@@ -213,7 +215,7 @@ def enable(request: HttpRequest, name: str) -> HttpResponse:
 @require_POST
 def remove(request: HttpRequest, name: str) -> HttpResponse:
     user = _sysadmin(request)
-    site.remove(user, _row(name))
+    site_catalogue.remove(user, _row(name))
     messages.success(request, f"{name} is removed. Verdicts that name it keep its name.")
     return redirect("catalogue")
 
@@ -227,13 +229,13 @@ def replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
     """How far it is, and what it has found; only that where htmx asks."""
     _sysadmin(request)
     found = replay.look(get_object_or_404(Replay, pk=replay_id))
-    row = site.named(found.instead_of)
+    row = site_catalogue.named(found.instead_of)
     context = {
         "section": "catalogue",
         "replay": found,
         "row": row,
         "say": say(found),
-        "fields": [(name, str(value)) for name, value in found.entry.items() if name in signatures.PATTERNS],
+        "fields": [(name, str(value)) for name, value in found.entry.items() if name in PATTERNS],
     }
     is_fragment = request.headers.get("HX-Target") == "replay"
     answer = render(request, "jobs/_replay.html" if is_fragment else "jobs/catalogue_replay.html", context)
@@ -262,9 +264,9 @@ def save_replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
     """Save the entry as it was replayed."""
     user = _sysadmin(request)
     found = get_object_or_404(Replay, pk=replay_id)
-    row = site.named(found.instead_of)
+    row = site_catalogue.named(found.instead_of)
     try:
-        saved = site.change(user, row, found.entry) if row else site.add(user, found.entry)
+        saved = site_catalogue.change(user, row, found.entry) if row else site_catalogue.add(user, found.entry)
     except (SpecError, Conflict) as error:
         messages.error(request, f"Not saved: {error}")
         return redirect("catalogue_replay", replay_id=found.pk)

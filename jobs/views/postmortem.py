@@ -18,8 +18,8 @@ from jobs.gathering import postmortem as documents
 from jobs.gathering import verdicts
 from jobs.gathering.postmortem import Document
 from jobs.models import Job
-from jobs.postmortem import people
-from jobs.postmortem.people import Action
+from jobs.postmortem import editing
+from jobs.postmortem.editing import Action
 from jobs.presenting import lanes, markdown
 from portal import markdown as readable
 from portal.access import can, user_of
@@ -29,7 +29,7 @@ from vigil_core.untrusted import plain, whole
 PIECES = 16  # of evidence, before "all of it"
 SPANS = (("near", "Around it"), ("hour", "1 h"), ("attempt", "Attempt"))
 NEW_ACTIONS = 2  # empty rows that the form offers
-MOST_ROWS = 2 * people.ACTIONS  # that are read of a form
+MOST_ROWS = 2 * editing.ACTIONS  # that are read of a form
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def write(request: HttpRequest, job_id: int) -> HttpResponse:
         return _opened(request, job_id)
     document, draft = _document(request, job_id), _posted(request)
     try:
-        people.write(
+        editing.write(
             user_of(request),
             document.incident,
             narrative=draft.narrative,
@@ -135,7 +135,7 @@ def publish(request: HttpRequest, job_id: int) -> HttpResponse:
     document = _document(request, job_id)
     is_published = request.POST.get("published") == "1"
     try:
-        people.publish(user_of(request), document.incident, is_published=is_published)
+        editing.publish(user_of(request), document.incident, is_published=is_published)
     except JobError as error:
         messages.error(request, str(error))
     else:
@@ -153,10 +153,10 @@ def overrule(request: HttpRequest, job_id: int) -> HttpResponse:
     cause, why = plain(request.POST.get("cause", "")), _text(request, "why")
     try:
         if cause:
-            people.overrule(user, document.incident, cause=cause, why=why)
+            editing.overrule(user, document.incident, cause=cause, why=why)
             messages.success(request, f"The cause is {cause} now, by your word.")
         else:
-            people.withdraw(user, document.incident)
+            editing.withdraw(user, document.incident)
             messages.success(request, "The cause is what the evidence says again.")
     except JobError as error:
         return _refused(
@@ -213,7 +213,7 @@ def _form(document: Document) -> dict[str, object]:
         "causes": list(CAUSES.values()),
         "draft": _written(document),
         "word": {"cause": document.cause.code, "why": document.incident.overruled_why},
-        "limits": {"narrative": people.NARRATIVE, "action": people.ACTION, "why": people.WHY},
+        "limits": {"narrative": editing.NARRATIVE, "action": editing.ACTION, "why": editing.WHY},
     }
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from diagnosis.prefixes import Prefix
-from diagnosis.sign import Sign
-from diagnosis.signatures import Catalogue
+from diagnosis.logs.prefixes import Prefix
+from diagnosis.signatures.catalogue import Catalogue
+from diagnosis.signs.sign import Sign
 from jobs.client_name import called
 from jobs.models import Event, Incident
-from jobs.postmortem.evidence.found import Evidence, context, some
+from jobs.postmortem.evidence.collected import Evidence, context, some
 from jobs.postmortem.evidence.ranks import EVENTS
 from training.federation.tables import NAME_LETTERS
 from vigil_core import untrusted

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 
-from diagnosis import sources, stacks
-from diagnosis.doubts import ATTEMPT
-from diagnosis.sign import Sign
-from diagnosis.signatures import Catalogue
+from diagnosis.corroboration import ATTEMPT
+from diagnosis.signatures.catalogue import Catalogue
+from diagnosis.signs import flight_recorder, stacks
+from diagnosis.signs.sign import Sign
 from jobs.models import Incident
 from jobs.postmortem.evidence.clients import clients_of_federation
-from jobs.postmortem.evidence.found import Evidence, Source
+from jobs.postmortem.evidence.collected import Evidence, Source
 from jobs.postmortem.evidence.history import changes_of_environment, lineage_of_checkpoints, others_that_failed
 from jobs.postmortem.evidence.launchers import ends_of_ranks, looks_at_nodes, word_of_launcher
 from jobs.postmortem.evidence.machines import curves_of_machines, events_of_machines
@@ -60,5 +60,5 @@ def gather(incident: Incident, catalogue: Catalogue) -> Evidence:
 
 def records_of(found: Evidence) -> list[Sign]:
     """The signs that are no lines of a log."""
-    flights, dumped = sources.signs_of_flights(found.read.flights), stacks.signs_of(found.read.stacks)
+    flights, dumped = flight_recorder.signs_of_flights(found.read.flights), stacks.signs_of(found.read.stacks)
     return [*found.signs, *found.read.records, *flights, *dumped]

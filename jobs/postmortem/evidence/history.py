@@ -8,14 +8,14 @@ from datetime import timedelta
 from django.db.models import Q
 
 from diagnosis.causes import CAUSES, NONE, UNKNOWN
-from diagnosis.prefixes import Prefix
-from diagnosis.sign import Sign
-from diagnosis.signatures import Catalogue
+from diagnosis.logs.prefixes import Prefix
+from diagnosis.signatures.catalogue import Catalogue
+from diagnosis.signs.sign import Sign
 from jobs.disk import provenance
 from jobs.incarnations import STARTED, number_of
 from jobs.models import Attempt, Checkpoint, Event, Incident
 from jobs.models.incident import IncidentQuerySet
-from jobs.postmortem.evidence.found import AROUND, Evidence, context
+from jobs.postmortem.evidence.collected import AROUND, Evidence, context
 from jobs.postmortem.evidence.ranks import EVENTS
 from vigil_core import untrusted
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from diagnosis import last_look, offline, rank_ends
+from diagnosis import offline
 from diagnosis.diagnose import NO_KILLS
-from diagnosis.last_look import Look
-from diagnosis.prefixes import Prefix
-from diagnosis.rank_ends import LAUNCHER
-from diagnosis.sign import Sign
-from diagnosis.signatures import Catalogue
+from diagnosis.logs.prefixes import Prefix
+from diagnosis.signatures.catalogue import Catalogue
+from diagnosis.signs import node_snapshot, rank_exits
+from diagnosis.signs.node_snapshot import Look
+from diagnosis.signs.rank_exits import LAUNCHER
+from diagnosis.signs.sign import Sign
 from jobs import restarts
 from jobs.models import Event, Incident
-from jobs.postmortem.evidence.found import Evidence, context, some, written
+from jobs.postmortem.evidence.collected import Evidence, context, some, written
 from vigil_core import untrusted
 
 ENDS, LOOKS = "ends", "looks"
@@ -29,10 +30,10 @@ def ends_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> 
     if folder is None:
         return
     for node, told in folder.of_nodes(ENDS, found, limit=ENDS_BYTES):
-        found.ends += rank_ends.parse(told, node=node)[: rank_ends.MOST - len(found.ends)]
+        found.ends += rank_exits.parse(told, node=node)[: rank_exits.MOST - len(found.ends)]
     if found.ends:
         found.seen.add("ends")
-        found.signs += rank_ends.signs_of(found.ends, named=_named(incident, found))
+        found.signs += rank_exits.signs_of(found.ends, named=_named(incident, found))
 
 
 def word_of_launcher(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
@@ -89,8 +90,8 @@ def looks_at_nodes(incident: Incident, catalogue: Catalogue, found: Evidence) ->
     folder, attempt = written(incident), incident.attempt
     if folder is None:
         return
-    told = itertools.islice(folder.of_nodes(LOOKS, found, limit=last_look.MOST_BYTES), MOST_LOOKS)
-    parsed = (last_look.parse(one, node=node) for node, one in told)
+    told = itertools.islice(folder.of_nodes(LOOKS, found, limit=node_snapshot.MOST_BYTES), MOST_LOOKS)
+    parsed = (node_snapshot.parse(one, node=node) for node, one in told)
     looks = [look for look in parsed if look is not None]
     looked_at = {look.node for look in looks}
     if missing := [node for node in attempt.nodes if node not in looked_at and (looks or found.ends)]:
@@ -99,7 +100,7 @@ def looks_at_nodes(incident: Incident, catalogue: Catalogue, found: Evidence) ->
         return
     found.seen.add("looks")
     for look in looks:
-        found.signs += last_look.signs_of(look, _on(look, found))
+        found.signs += node_snapshot.signs_of(look, _on(look, found))
     _read_logs(looks, catalogue, found)
     unseen: dict[str, list[str]] = {}
     for look in looks:
@@ -112,7 +113,7 @@ def looks_at_nodes(incident: Incident, catalogue: Catalogue, found: Evidence) ->
         found.seen.add(NO_KILLS)
 
 
-def _on(look: Look, found: Evidence) -> list[rank_ends.End]:
+def _on(look: Look, found: Evidence) -> list[rank_exits.End]:
     return [end for end in found.ends if end.node == look.node]
 
 
@@ -120,7 +121,7 @@ def _read_logs(looks: list[Look], catalogue: Catalogue, found: Evidence) -> None
     """The kernel's lines and nvidia-smi's, through the catalogue."""
     logs, size = [], 0
     for look in looks:
-        for log in last_look.logs_of(look, _on(look, found)):
+        for log in node_snapshot.logs_of(look, _on(look, found)):
             size += log.size or 0
             if size <= MOST_KERNEL_BYTES:
                 logs.append(log)

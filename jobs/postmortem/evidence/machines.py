@@ -7,13 +7,13 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from diagnosis.doubts import GPUS_WATCHED, NO_GPUS
-from diagnosis.prefixes import Prefix
-from diagnosis.sign import Sign
-from diagnosis.signatures import Catalogue
+from diagnosis.corroboration import GPUS_WATCHED, NO_GPUS
+from diagnosis.logs.prefixes import Prefix
+from diagnosis.signatures.catalogue import Catalogue
+from diagnosis.signs.sign import Sign
 from jobs import allocations
 from jobs.models import Attempt, Incident
-from jobs.postmortem.evidence.found import AROUND, Evidence, some
+from jobs.postmortem.evidence.collected import AROUND, Evidence, some
 from nodes.models import Agent, Gpu, Holding, NodeEvent
 from nodes.telemetry import read
 from nodes.telemetry.fields import gpu_owner, host_owner

@@ -7,14 +7,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from diagnosis import offline, reading, stacks
-from diagnosis.prefixes import Prefix
-from diagnosis.reading import Log
-from diagnosis.sign import Sign
-from diagnosis.signatures import Catalogue
+from diagnosis import offline
+from diagnosis.logs import files
+from diagnosis.logs.files import Log
+from diagnosis.logs.prefixes import Prefix
+from diagnosis.signatures.catalogue import Catalogue
+from diagnosis.signs import stacks
+from diagnosis.signs.sign import Sign
 from jobs.disk import folders, logs, rundir
 from jobs.models import Event, Incident
-from jobs.postmortem.evidence.found import Evidence, context, some, written
+from jobs.postmortem.evidence.collected import Evidence, context, some, written
 from vigil_core import untrusted
 
 MOST_LOGS = 2_048
@@ -87,7 +89,7 @@ def _opened(incident: Incident, named: Iterable[str], found: Evidence) -> Iterat
     for path in named:
         name = path.rpartition("/")[2]
         try:
-            yield reading.of_descriptor(rundir.open_under(root, path), name)
+            yield files.of_descriptor(rundir.open_under(root, path), name)
         except FileNotFoundError:
             continue
         except OSError as error:

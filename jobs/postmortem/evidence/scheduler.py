@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from django.db.models import Q
 
-from diagnosis.prefixes import Prefix
-from diagnosis.sign import Sign
-from diagnosis.signatures import Catalogue
+from diagnosis.logs.prefixes import Prefix
+from diagnosis.signatures.catalogue import Catalogue
+from diagnosis.signs.sign import Sign
 from jobs.models import Attempt, Incident
-from jobs.postmortem.evidence.found import AROUND, Evidence, context
+from jobs.postmortem.evidence.collected import AROUND, Evidence, context
 from nodes.models import Node, NodeOrder
 
 SCHEDULER = "scheduler"

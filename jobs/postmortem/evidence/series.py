@@ -3,7 +3,7 @@
 Definitions, over the points of the incarnation that failed:
     NaN          the training loss was not finite from a step on to its last point
     divergence   the last points of the training loss are above 3 × its minimum and 1.5 × the median of its first half,
-                 as for losses in logs (diagnosis.progress). A spike that recovers is none: they are common and
+                 as for losses in logs (diagnosis.logs.progress). A spike that recovers is none: they are common and
                  harmless in large runs (PaLM, Chowdhery et al. 2022, arXiv:2204.02311, section 5.1)
     explosion    the last gradient norm is above 100 × the median of the first half, or not finite; healthy norms stay
                  within one order of magnitude of it, and clipping bounds them (Pascanu et al. 2013, arXiv:1211.5063)
@@ -23,13 +23,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diagnosis import progress
-from diagnosis.choosing import REPORTED
-from diagnosis.prefixes import Prefix
-from diagnosis.sign import Sign
-from diagnosis.signatures import Catalogue
+from diagnosis.logs import progress
+from diagnosis.logs.prefixes import Prefix
+from diagnosis.root_cause import REPORTED
+from diagnosis.signatures.catalogue import Catalogue
+from diagnosis.signs.sign import Sign
 from jobs.models import Incident
-from jobs.postmortem.evidence.found import Evidence, context
+from jobs.postmortem.evidence.collected import Evidence, context
 from jobs.postmortem.evidence.launchers import failure_of
 from portal.models import Chunk, Series
 from portal.series.codec import Floats

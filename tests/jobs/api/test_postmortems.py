@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from jobs.models import Attempt, Incident
 from portal.models import User
-from tests.jobs.postmortem.dying import dead
+from tests.jobs.postmortem.failed_attempts import dead
 from tests.lab import a_job, a_project, bearer, person, send, sysadmin
 
 pytestmark = pytest.mark.django_db

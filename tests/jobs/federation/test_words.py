@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +14,9 @@ import numpy as np
 import pytest
 from django.utils import timezone
 
+from diagnosis.signatures.catalogue import SHIPPED
 from jobs.models import Attempt, Job
-from jobs.postmortem import telling
+from jobs.postmortem import incident_notices
 from jobs.presenting import cadence, guard_events, headline, lanes, rank_steps, rejoin, sentence
 from jobs.presenting.cost import Again, Cost
 from jobs.spec import JobSpec
@@ -130,7 +130,7 @@ def test_trainer_and_portal_count_the_same() -> None:
 
 @pytest.mark.parametrize("name", ["vigil.hang_rank", "vigil.hang_all", "vigil.passed_over", "vigil.completed"])
 def test_a_post_mortem_reads_what_is_said_of_either(name: str) -> None:
-    path = Path(telling.__file__).parent / "catalogue" / "vigil.toml"
+    path = SHIPPED / "vigil.toml"
     (entry,) = (entry for entry in tomllib.loads(path.read_text())["entry"] if entry["name"] == name)
     line = "step 812  not saved: no space" if name == "vigil.passed_over" else entry["example"]
     for said in (line, re.sub(r"\bstep (?=\d)", "round ", line)):
@@ -165,7 +165,7 @@ def test_notices_of_a_death_say_what_is_lost(mira: User, project: Project) -> No
     def lost(job: Job) -> str:
         a_checkpoint(job, 20)
         incident: Any = SimpleNamespace(attempt=job.latest)
-        return telling._lost(incident).replace("\N{NO-BREAK SPACE}", " ")
+        return incident_notices._lost(incident).replace("\N{NO-BREAK SPACE}", " ")
 
     attempt = {"step": 25}
     assert lost(a_job(mira, project, attempt=attempt)) == "5 steps since the checkpoint at step 20"

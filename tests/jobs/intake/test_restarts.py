@@ -15,7 +15,7 @@ from jobs.models import Attempt, Incident
 from jobs.postmortem import incidents
 from portal.models import User
 from tests.jobs.pages.reading import text
-from tests.jobs.postmortem.dying import RAISED, running, write
+from tests.jobs.postmortem.failed_attempts import RAISED, running, write
 from tests.jobs.reporting import Spooled, post
 from tests.lab import bearer, signed_in
 

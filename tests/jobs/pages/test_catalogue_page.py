@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from diagnosis.signatures import read
-from diagnosis.trial import Trial
-from diagnosis.trial import read as glance
+from diagnosis.signatures.entry import read
+from diagnosis.trial.checks import Trial
+from diagnosis.trial.checks import read as glance
 from jobs.models import Replay, SiteEntry
-from jobs.postmortem import replay, site
+from jobs.postmortem import replay, site_catalogue
 from portal.models import User
 from tests.lab import a_job, signed_in, sysadmin
 
@@ -42,7 +42,7 @@ def _tried_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
         glance(raw, trial := Trial(seconds=0.04, megabytes=5.2))
         return trial
 
-    monkeypatch.setattr(site, "try_entry", try_entry)
+    monkeypatch.setattr(site_catalogue, "try_entry", try_entry)
     monkeypatch.setattr(replay, "hurry", lambda number: None)
 
 

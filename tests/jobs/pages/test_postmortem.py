@@ -21,7 +21,7 @@ from jobs.models import Attempt, Diagnosis, FollowUp, Incident, PostMortem, Stre
 from jobs.postmortem import incidents
 from portal.models import AuditEntry, User
 from tests.jobs.pages.reading import save, text
-from tests.jobs.postmortem.dying import RAISED, dead, running
+from tests.jobs.postmortem.failed_attempts import RAISED, dead, running
 from tests.jobs.reporting import Spooled, post
 from tests.lab import a_project, person, signed_in, sysadmin
 

@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 
 from jobs.models import Job
-from tests.jobs.postmortem.left import ALONE, GONE, Left
+from tests.jobs.postmortem.attempt_files import ALONE, GONE, Left
 from tests.jobs.reporting import attempt_of, job_of
 
 

@@ -15,17 +15,18 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from diagnosis import offline, rank_ends, reading, sources, stacks
+from diagnosis import offline
+from diagnosis.logs import files
+from diagnosis.logs.files import BLOCK, Log
 from diagnosis.offline import log_of_text
-from diagnosis.reading import Log
-from diagnosis.scan import BLOCK
-from diagnosis.signatures import catalogue
+from diagnosis.signatures.catalogue import shipped_catalogue
+from diagnosis.signs import flight_recorder, rank_exits, stacks
 from jobs import restarts
 from jobs.disk import rundir
 from jobs.models import Attempt, Event, Incident
 from jobs.postmortem import incidents
-from jobs.postmortem.evidence import found, ranks
-from tests.jobs.postmortem.left import ALONE, Left, texts
+from jobs.postmortem.evidence import collected, ranks
+from tests.jobs.postmortem.attempt_files import ALONE, Left, texts
 
 pytestmark = pytest.mark.django_db
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
@@ -86,7 +87,7 @@ def test_a_requeued_attempt_goes_on_in_the_first_ones_log(left: Left) -> None:
 
 
 def test_ends_of_nodes_that_it_does_not_have(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_ends, "MOST", 2)
+    monkeypatch.setattr(rank_exits, "MOST", 2)
     left.ends(0, r0=(1, None, 2.0))
     left.ends(1, r1=(None, 11, 4.0), r3=(None, 11, 9.0))
     left.ends(2, r2=(None, 9, 30.0))
@@ -98,7 +99,7 @@ def test_ends_of_nodes_that_it_does_not_have(left: Left, monkeypatch: pytest.Mon
 
 
 def test_once_its_time_is_over_each_source_says_so(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(found, "MOST_S", -1.0)
+    monkeypatch.setattr(collected, "MOST_S", -1.0)
     incident, told = left.diagnosed()
     assert (incident.cause, incident.version) == ("unknown", 1)
     assert {"logs of ranks: there was no time left", "states of nodes: there was no time left"} <= {*told["not_seen"]}
@@ -147,18 +148,18 @@ class TestRecords:
         return json.dumps({"entries": entries, "rank": rank})
 
     def test_of_a_group_the_newest_calls(self) -> None:
-        flight = sources.flight_of("0.1.json", self.flight(1, range(1000)))
+        flight = flight_recorder.flight_of("0.1.json", self.flight(1, range(1000)))
         assert flight is not None
-        assert [number for _, number in flight.begun] == [*range(1000 - sources.NEWEST, 1000)]
+        assert [number for _, number in flight.begun] == [*range(1000 - flight_recorder.NEWEST, 1000)]
 
     @pytest.mark.parametrize("rank", [10**30, -1, "1", None])
     def test_a_rank_that_is_none(self, rank: object) -> None:
-        assert sources.flight_of("0.1.json", self.flight(rank, range(3))) is None
+        assert flight_recorder.flight_of("0.1.json", self.flight(rank, range(3))) is None
 
     def test_halves_of_pairs(self) -> None:
         told = [self.flight(0, range(3)), self.flight(1, range(3), "nccl:\ud800gather")]
-        flights = [flight for text in told if (flight := sources.flight_of("0.1.json", text)) is not None]
-        (sign,) = sources.signs_of_flights(flights)
+        flights = [flight for text in told if (flight := flight_recorder.flight_of("0.1.json", text)) is not None]
+        (sign,) = flight_recorder.signs_of_flights(flights)
         assert "called gather of [1]" in sign.text
         assert sign.text.encode()
 
@@ -179,11 +180,11 @@ class TestTime:
     """For all logs together; of what is left then their ends."""
 
     def test_once_it_is_over_the_ends_are_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(reading, "TAIL", 64 * 1024)
+        monkeypatch.setattr(files, "TAIL", 64 * 1024)
         lines = "a line of no account\n" * (2 * BLOCK // 21)
         verdicts = []
         for seconds in (60.0, -1.0, -100.0):
-            monkeypatch.setattr(reading, "SECONDS", seconds)
+            monkeypatch.setattr(files, "SECONDS", seconds)
             logs = [log_of_text(lines + lines + last, f"0.{rank}.log") for rank, last in enumerate([ALONE, OOM])]
             verdicts.append(offline.verdict_on(logs))
         whole, late, over = verdicts
@@ -205,8 +206,8 @@ class TestTime:
                 return super().read1(size)
 
         monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-        monkeypatch.setattr(reading, "SECONDS", 20.0)
-        monkeypatch.setattr(reading, "TAIL", 1)
+        monkeypatch.setattr(files, "SECONDS", 20.0)
+        monkeypatch.setattr(files, "TAIL", 1)
         data = b"a line of no account\n" * (8 * BLOCK // 21)
-        read = offline.read([Log(f"0.{rank}.log", Slow(data), len(data)) for rank in range(5)], catalogue())
+        read = offline.read([Log(f"0.{rank}.log", Slow(data), len(data)) for rank in range(5)], shipped_catalogue())
         assert [bool(one.limits) for one in read.scanned] == [False, False, True, True, True]

@@ -12,18 +12,18 @@ from django.utils import timezone
 
 from diagnosis import offline
 from diagnosis.causes import CAUSES
+from diagnosis.corroboration import ATTEMPT
 from diagnosis.diagnose import diagnose
-from diagnosis.doubts import ATTEMPT
-from diagnosis.signatures import catalogue
+from diagnosis.signatures.catalogue import shipped_catalogue
 from diagnosis.verdict import Verdict
 from jobs.failures import counting
 from jobs.following.policy import decide
 from jobs.models import Event, Failure, Incident
-from jobs.postmortem import incidents, people, telling
+from jobs.postmortem import editing, incident_notices, incidents
 from nodes.models import Agent, Gpu, NodeEvent
 from portal.models import Notice, User
-from tests.jobs.postmortem.dying import RAISED, dead
-from tests.jobs.postmortem.left import Left
+from tests.jobs.postmortem.attempt_files import Left
+from tests.jobs.postmortem.failed_attempts import RAISED, dead
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
 from vigil_cli.diagnose import _postmortem_lines
 
@@ -35,12 +35,12 @@ OF_SYSADMINS = sorted(code for code, cause in CAUSES.items() if cause.owner == "
 
 @pytest.fixture(autouse=True)
 def _as_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling, "_told", {})
-    monkeypatch.setattr(telling, "WAIT", timedelta())
+    monkeypatch.setattr(incident_notices, "_told", {})
+    monkeypatch.setattr(incident_notices, "WAIT", timedelta())
 
 
 def notices(kind: str) -> list[Notice]:
-    telling.tell()
+    incident_notices.tell()
     return list(Notice.objects.standing().filter(kind=kind).order_by("pk"))
 
 
@@ -211,14 +211,14 @@ class TestLaunchersReport:
 
 
 def judged(text: str) -> Verdict:
-    read = offline.read([offline.log_of_text(text, "0.0.log")], catalogue(), of_job=True)
-    return diagnose(read.scanned, catalogue(), records=read.records, seen={ATTEMPT})
+    read = offline.read([offline.log_of_text(text, "0.0.log")], shipped_catalogue(), of_job=True)
+    return diagnose(read.scanned, shipped_catalogue(), records=read.records, seen={ATTEMPT})
 
 
 @pytest.mark.parametrize("cause", OF_SYSADMINS)
 def test_no_line_that_a_job_prints_is_the_machines_word(cause: str) -> None:
     """Every entry of the catalogue of each cause that sysadmins must act on."""
-    entries = [one for one in catalogue() if one.cause == cause and not one.reads_tracebacks and one.example]
+    entries = [one for one in shipped_catalogue() if one.cause == cause and not one.reads_tracebacks and one.example]
     assert entries
     for entry in entries:
         verdict = judged(f"step 1 loss 2.0\n{entry.example}\n")
@@ -240,7 +240,7 @@ class TestOverruled:
     @pytest.mark.parametrize("cause", OF_SYSADMINS)
     def test_calls_no_sysadmin(self, mira: User, runs: Path, cause: str) -> None:
         incident = dead(mira, runs)
-        people.overrule(mira, incident, cause=cause, why="I saw it.")
+        editing.overrule(mira, incident, cause=cause, why="I saw it.")
         assert notices("incident.site") == []
         (notice,) = notices("incident")
         assert "according to mira" in notice.title
@@ -249,7 +249,7 @@ class TestOverruled:
 
     def test_is_named_wherever_it_is_shown(self, mira: User, runs: Path) -> None:
         incident = dead(mira, runs)
-        people.overrule(mira, incident, cause="gpu.off_bus", why="I saw it")
+        editing.overrule(mira, incident, cause="gpu.off_bus", why="I saw it")
         job = incident.attempt.job_id
         told = bearer(mira).get(f"/api/v1/jobs/{job}/postmortem").json()
         assert (told["reported_by"], told["is_confirmed"]) == ("mira; not confirmed by the machine", False)
@@ -268,12 +268,12 @@ class TestOverruled:
         Incident.objects.update(cause="gpu.ecc", confirmed_cause="gpu.ecc", node="dgx-02")
         incident.refresh_from_db()
         assert len(notices("incident.site")) == 1
-        people.overrule(mira, incident, cause="program.exception", why="It was me.")
+        editing.overrule(mira, incident, cause="program.exception", why="It was me.")
         assert len(notices("incident.site")) == 1
         page = signed_in(mira).get(f"/jobs/{incident.attempt.job_id}/postmortem").content.decode()
         assert "itself reports <code>gpu.ecc</code>; sysadmins stay notified" in page
         assert "Sysadmins were not notified" not in page
-        people.overrule(sysadmin(), incident, cause="program.exception", why="It was her.")
+        editing.overrule(sysadmin(), incident, cause="program.exception", why="It was her.")
         assert notices("incident.site") == []
 
     def test_taken_back_the_machines_word_holds_again(self, left: Left) -> None:
@@ -282,16 +282,16 @@ class TestOverruled:
         incident, _ = left.diagnosed()
         assert incident.confirmed_cause == "gpu.off_bus"
         admin = sysadmin()
-        people.overrule(admin, incident, cause="data.corrupt", why="I saw it.")
+        editing.overrule(admin, incident, cause="data.corrupt", why="I saw it.")
         assert incident.confirmed_cause == ""
-        people.withdraw(admin, incident)
+        editing.withdraw(admin, incident)
         assert (incident.cause, incident.confirmed_cause) == ("gpu.off_bus", "gpu.off_bus")
 
     def test_keeps_only_their_own_job_from_the_node(self, mira: User, runs: Path) -> None:
         incident = dead(mira, runs)
         Incident.objects.update(node="dgx-02")
         incident.refresh_from_db()
-        people.overrule(mira, incident, cause="gpu.off_bus", why="I saw it.")
+        editing.overrule(mira, incident, cause="gpu.off_bus", why="I saw it.")
         decision = decide(incident.attempt, "exception")
         assert "(according to mira)" in decision.text
         other = dead(person("lena", a_project("elsewhere")), runs, project="elsewhere")
@@ -300,7 +300,7 @@ class TestOverruled:
     def test_of_many_jobs_makes_no_node_an_offender(self, mira: User, runs: Path) -> None:
         for _ in range(4):
             incident = dead(mira, runs)
-            people.overrule(mira, incident, cause="gpu.off_bus", why="I saw it.")
+            editing.overrule(mira, incident, cause="gpu.off_bus", why="I saw it.")
         counting.count()
         assert set(Failure.objects.values_list("cause", "program", "is_interruption")) == {
             ("gpu.off_bus", f"claims of {mira.pk}", False)
@@ -309,6 +309,6 @@ class TestOverruled:
     def test_is_no_evidence_for_the_failure_of_somebody_else(self, left: Left, mira: User, runs: Path) -> None:
         for _ in range(3):
             incident = dead(mira, runs)
-            people.overrule(mira, incident, cause="storage.io", why="I saw it.")
+            editing.overrule(mira, incident, cause="storage.io", why="I saw it.")
         _, told = left.diagnosed()
         assert "because a file system failed" not in json.dumps(told)

@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone
 
 from jobs.models import Event, Job
-from tests.jobs.postmortem.left import Left, texts
+from tests.jobs.postmortem.attempt_files import Left, texts
 from tests.jobs.reporting import attempt_of
 
 pytestmark = pytest.mark.django_db

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
-from diagnosis import last_look, rank_ends
+from diagnosis.signs import node_snapshot, rank_exits
 from jobs.following.cause import Ended
 from jobs.models import Attempt, Checkpoint, Event, Incident, Job
 from jobs.postmortem import incidents
 from nodes.models import Gpu, Holding, Node, NodeOrder
 from tests.jobs.disk.test_captured import CAPTURED
-from tests.jobs.postmortem.left import ALONE, Left, texts
+from tests.jobs.postmortem.attempt_files import ALONE, Left, texts
 from tests.jobs.reporting import attempt_of, job_of
 from tests.nodes.telemetry.reporting import Machine
 
@@ -44,13 +44,13 @@ class TestEnds:
 
     def test_a_peer_that_was_quicker_to_leave_did_not_begin_it(self) -> None:
         ends = [
-            rank_ends.End(0, "a", exit_code=1, at=100.0),
-            rank_ends.End(1, "b", exit_code=1, at=100.6),
-            rank_ends.End(2, "b", signal=9, at=100.7, by_us=True),
+            rank_exits.End(0, "a", exit_code=1, at=100.0),
+            rank_exits.End(1, "b", exit_code=1, at=100.6),
+            rank_exits.End(2, "b", signal=9, at=100.7, by_us=True),
         ]
-        assert rank_ends.first_of(ends, 1) == 1
-        assert rank_ends.first_of(ends, None) is None
-        assert rank_ends.first_of([*ends, rank_ends.End(3, "a", signal=11, at=99.9)], 1) == 3
+        assert rank_exits.first_of(ends, 1) == 1
+        assert rank_exits.first_of(ends, None) is None
+        assert rank_exits.first_of([*ends, rank_exits.End(3, "a", signal=11, at=99.9)], 1) == 3
 
     def test_a_restart_in_place_is_told_by_its_own_ends(self, left: Left) -> None:
         left.ends(0, incarnation=0, r0=(None, 11, 60.0))
@@ -70,8 +70,8 @@ class TestEnds:
         assert [text for text in texts(verdict, "root") if "rank 0 ended by SIGSEGV" in text]
 
     def test_a_thousand_ranks_are_a_few_signs(self) -> None:
-        ends = [rank_ends.End(rank, "a", exit_code=1, at=float(rank)) for rank in range(1024)]
-        assert len(rank_ends.signs_of(ends)) == rank_ends.TOLD
+        ends = [rank_exits.End(rank, "a", exit_code=1, at=float(rank)) for rank in range(1024)]
+        assert len(rank_exits.signs_of(ends)) == rank_exits.TOLD
 
     def test_a_file_that_is_a_link_a_pipe_or_too_large_is_none(self, left: Left, tmp_path: Path) -> None:
         left.ends(0, r0=(1, None, 1.0))
@@ -80,7 +80,7 @@ class TestEnds:
             (left.folder / "looks" / name).unlink()
         (left.folder / "looks/0.1.json").symlink_to("/etc/passwd")
         os.mkfifo(left.folder / "looks/0.2.json")
-        left.write("looks/0.3.json", " " * (last_look.MOST_BYTES + 1))
+        left.write("looks/0.3.json", " " * (node_snapshot.MOST_BYTES + 1))
         left.write("ends/0.1.json", '{"ranks": [{"rank": 5}, 7, {"rank": "x"}, {"rank": 1, "ended_at": 1e400}]}')
         incident, told = left.diagnosed()
         assert incident.version == 1

@@ -9,12 +9,12 @@ from django.utils import timezone
 
 from jobs.intake import reports
 from jobs.models import Attempt, Diagnosis, Event, Incident, PostMortem
-from jobs.postmortem import examples, people
-from jobs.postmortem.people import Action
+from jobs.postmortem import editing, examples
+from jobs.postmortem.editing import Action
 from portal import notify
 from portal.models import Channel, Delivery, Notice
 from portal.notify import SYSADMINS
-from tests.jobs.postmortem.left import Left
+from tests.jobs.postmortem.attempt_files import Left
 from tests.jobs.reporting import Spooled, attempt_of, post
 from tests.lab import a_job, a_project, bearer, person, signed_in, sysadmin
 
@@ -57,8 +57,8 @@ def test_what_was_stored_before_is_masked_where_it_is_shown(incident: Incident, 
 
 def test_what_people_write_is_masked_before_it_is_stored(incident: Incident) -> None:
     user = incident.attempt.job.owner
-    people.write(user, incident, narrative=LOGIN, factors=[LOGIN], actions=[Action(text=LOGIN)])
-    people.overrule(user, incident, cause="program.config", why=LOGIN)
+    editing.write(user, incident, narrative=LOGIN, factors=[LOGIN], actions=[Action(text=LOGIN)])
+    editing.overrule(user, incident, cause="program.config", why=LOGIN)
     written = PostMortem.objects.get()
     texts = [written.narrative, *written.factors, written.follow_ups.get().text, incident.overruled_why]
     assert all("wandb login" in text and KEY not in text for text in texts)

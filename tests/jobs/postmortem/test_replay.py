@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 from django.utils import timezone
 
-from diagnosis.trial import Trial, read
+from diagnosis.trial.checks import Trial, read
 from jobs.errors import SpecError
 from jobs.following import ending
 from jobs.following.cause import Ended
 from jobs.models import Attempt, Diagnosis, Incident, Job, Replay, SiteCatalogue, SiteEntry
-from jobs.postmortem import examples, incidents, people, replay, site
+from jobs.postmortem import editing, examples, incidents, replay, site_catalogue
 from portal.models import User
 from tests.jobs.reporting import attempt_of, job_of
 from tests.lab import sysadmin
@@ -59,7 +59,7 @@ def _tried_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
         read(raw, trial := Trial())
         return trial
 
-    monkeypatch.setattr(site, "try_entry", glance)
+    monkeypatch.setattr(site_catalogue, "try_entry", glance)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def fail(runs: Path, ops: User) -> Fail:
         assert incidents.diagnose(incident.pk)
         incident.refresh_from_db()
         if judged:
-            people.overrule(ops, incident, cause=judged, why="hf_abcdefghijklmnop said so")
+            editing.overrule(ops, incident, cause=judged, why="hf_abcdefghijklmnop said so")
         return incident
 
     return failed
@@ -249,9 +249,9 @@ def test_one_that_is_not_fit_is_not_begun(ops: User) -> None:
 def test_a_changed_catalogue_rewrites_nothing(ops: User, fail: Fail) -> None:
     """Not even a verdict that is looked at once more, as evidence may come."""
     before = fail(r0_0=f"{LINE}\n")
-    row = site.add(ops, OURS)
+    row = site_catalogue.add(ops, OURS)
     after = fail(r0_0=f"{LINE}\n")
-    site.remove(ops, row)
+    site_catalogue.remove(ops, row)
     assert after.cause == "storage.io"
     Incident.objects.update(due_at=timezone.now())
     for incident in (before, after):
@@ -261,11 +261,11 @@ def test_a_changed_catalogue_rewrites_nothing(ops: User, fail: Fail) -> None:
 
 
 def test_of_catalogues_of_old_only_what_revisions_need_is_kept(ops: User) -> None:
-    row = site.add(ops, OURS)
+    row = site_catalogue.add(ops, OURS)
     for is_enabled in (False, True, False):
-        site.enable(ops, row, is_enabled)
+        site_catalogue.enable(ops, row, is_enabled)
     SiteCatalogue.objects.update(at=timezone.now() - timedelta(days=3))
-    site.enable(ops, row, True)
+    site_catalogue.enable(ops, row, True)
     assert SiteCatalogue.objects.count() == 2
 
 

@@ -14,7 +14,7 @@ from jobs.following.cause import Ended
 from jobs.models import Attempt, Job
 from portal.models import Chunk, Series
 from portal.series import codec, store
-from tests.jobs.postmortem.left import Left, texts
+from tests.jobs.postmortem.attempt_files import Left, texts
 from tests.jobs.reporting import Spooled, frame, send
 
 pytestmark = pytest.mark.django_db

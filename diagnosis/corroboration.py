@@ -1,0 +1,83 @@
+"""Weigh a sign against facts: hardware that the job did not have, or of which its machines and scheduler know nothing.
+
+A program may print any line, or write it to its folder in the launcher's place. One that names broken hardware is
+believed less where the job had none of it, where whoever watches it saw nothing, or where nobody watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diagnosis.case import Case
+from diagnosis.signs.sign import PRINTED, Sign
+
+# Facts about an attempt, among what was seen (`Case.seen`).
+ATTEMPT = "an attempt's own logs"  # and nothing that somebody gathered by hand
+NO_GPUS = "no GPUs held"
+GPUS_WATCHED = "an agent on each node since the end"
+_BY_SCHEDULER = frozenset({"scheduler.node_fail", "scheduler.launch"})
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A reason to believe a sign less; `factor` multiplies its confidence."""
+
+    text: str
+    factor: float
+    sets_aside: bool = True
+    """Whether a candidate without a doubt is preferred."""
+
+
+# The first lowers the confidence below `SURE_ENOUGH`, so the cause is not named; the others do not.
+_HAD_NO_GPU = Doubt("the job held no GPU", 0.5)
+_NEEDS_NO_DRIVER = Doubt("the job held no GPU", 0.7)
+_AGENT_SAW_NOTHING = Doubt("the agents of its nodes saw no such event", 0.6)
+# A launcher does read its node's kernel log, so its report still explains what the program raised.
+_AGENT_DOES_NOT_CONFIRM = Doubt("the agents of its nodes saw no such event", 0.6, sets_aside=False)
+_NOBODY_CONFIRMS = Doubt("no agent watched its nodes", 0.85, sets_aside=False)
+_SCHEDULER_KNOWS_NOTHING = Doubt("the scheduler reports no such event", 0.5)
+
+
+def doubts_of(sign: Sign, case: Case) -> list[Doubt]:
+    """Return what speaks against a sign; an empty list where nothing but the logs is known."""
+    found = []
+    if sign.cause.startswith("gpu."):
+        if NO_GPUS in case.seen:
+            found.append(_HAD_NO_GPU)
+        if ATTEMPT in case.seen and not _has_machine(case, "gpu."):
+            found.append(_unconfirmed(sign, is_watched=GPUS_WATCHED in case.seen))
+    elif sign.cause == "environment.driver" and NO_GPUS in case.seen:
+        found.append(_NEEDS_NO_DRIVER)
+    elif (
+        sign.cause in _BY_SCHEDULER and _is_of_log(sign) and "scheduler" in case.seen and not _has_scheduler(case, sign)
+    ):
+        found.append(_SCHEDULER_KNOWS_NOTHING)
+    return found
+
+
+def believed(candidates: Sequence[Sign], case: Case) -> list[Sign]:
+    """Return the candidates that nothing speaks against; all of them where that leaves none."""
+    return [sign for sign in candidates if not any(doubt.sets_aside for doubt in doubts_of(sign, case))] or list(
+        candidates
+    )
+
+
+def _unconfirmed(sign: Sign, *, is_watched: bool) -> Doubt:
+    """Return the doubt about a broken GPU of which no machine reports."""
+    if not is_watched:
+        return _NOBODY_CONFIRMS
+    return _AGENT_DOES_NOT_CONFIRM if sign.witness == "launcher" else _AGENT_SAW_NOTHING
+
+
+def _has_machine(case: Case, domain: str) -> bool:
+    return any(sign.witness == "machine" and sign.cause.startswith(domain) for sign in case.signs)
+
+
+def _is_of_log(sign: Sign) -> bool:
+    """Return whether the sign comes from a log, and not from the launcher or the trainer."""
+    return sign.of in {"", PRINTED}
+
+
+def _has_scheduler(case: Case, doubted: Sign) -> bool:
+    return any(sign.witness == "scheduler" and sign.cause == doubted.cause for sign in case.signs)

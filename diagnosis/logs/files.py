@@ -1,0 +1,188 @@
+"""Logs as blocks of lines, whatever they are: files, folders, compressed ones, standard input. Nothing is trusted.
+
+A file is read only if it is a plain one, without waiting for anybody, and within bounds: of one that is larger its head
+and its tail, and the lines between are only counted.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import stat
+import time
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Self, cast
+
+BLOCK = 256 * 1024  # bytes that are read at a time
+WHOLE = 4 << 30  # bytes of all logs together that are read whole
+HEAD, TAIL = 64 << 20, 256 << 20  # of each log, where all together are more
+SECONDS = 60.0  # for all logs together, in which everything is read
+LATE = 30.0  # more, in which their tails are; after that the last block of each
+MOST_FILES = 4096
+# Of a folder, what is no log by its name.
+SKIPPED = tuple(
+    f".{kind}"
+    for kind in (
+        *("pt", "pth", "bin", "safetensors", "npy", "npz", "ckpt", "distcp", "arrow", "parquet"),
+        *("png", "jpg", "so", "pyc", "zip", "tar"),
+    )
+)
+
+
+class Unreadable(OSError):
+    """A log that can't be read, in a sentence."""
+
+
+@dataclass(slots=True)
+class Log:
+    """One log to be read. `file` is open and a plain file, or a stream whose end nobody knows."""
+
+    name: str
+    file: BinaryIO
+    size: int | None
+    limits: list[str] = field(default_factory=list)
+    below: BinaryIO | None = None  # what it is unpacked from
+
+    def close(self) -> None:
+        for file in filter(None, (self.file, self.below)):
+            with suppress(OSError):
+                file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+def open_log(path: Path, name: str = "", *, follow: bool = True) -> Log:
+    """Open one file; Unreadable where it is none, or nothing that has an end."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        raise Unreadable(f"{path}: {os.strerror(error.errno or 0)}") from None
+    return of_descriptor(descriptor, name or str(path))
+
+
+def of_descriptor(descriptor: int, name: str) -> Log:
+    """The log that an open descriptor is; closed where it is none."""
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(descriptor)
+        kind = "a folder" if stat.S_ISDIR(about.st_mode) else "no plain file"
+        raise Unreadable(f"{name}: it is {kind}")
+    file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 (the log closes it)
+    if _is_gzip(file):
+        return Log(name, cast(BinaryIO, gzip.GzipFile(fileobj=file, mode="rb")), None, below=file)
+    return Log(name, file, about.st_size)
+
+
+def _is_gzip(file: BinaryIO) -> bool:
+    head = file.read(2)
+    file.seek(0)
+    return head == b"\x1f\x8b"
+
+
+def under(folder: Path) -> Iterator[Path]:
+    """The files of a folder that may be logs, in order; links are not followed."""
+    found = 0
+    for where, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(where, name)
+            if name.lower().endswith(SKIPPED) or path.is_symlink() or not path.is_file():
+                continue
+            found += 1
+            if found > MOST_FILES:
+                return
+            yield path
+
+
+def blocks(log: Log, *, is_cut: bool = False, until: float | None = None) -> Iterator[bytes]:
+    """A log's lines in blocks, each of whole lines but where one is longer. `is_cut`: only head and tail, as after
+    `until` (monotonic seconds), for which other logs may have left nothing.
+
+    What lies between is replaced by as many empty lines, so that the others keep their numbers.
+    """
+    until = time.monotonic() + SECONDS if until is None else until
+    is_cut = is_cut and (log.size is None or log.size > HEAD + TAIL)
+    rest = yield from _lines_to(_until(log, HEAD if is_cut else None, until))
+    if log.size is not None:
+        rest = yield from _tail(log, log.size, rest, until + LATE)
+    if rest:
+        yield rest
+
+
+def _tail(log: Log, size: int, rest: bytes, late: float) -> Generator[bytes, None, bytes]:
+    """What is left of a log of which not everything was read: its last part, and the very end whatever time it is."""
+    left_out = 0
+    for most, moment in ((TAIL, late), (BLOCK, math.inf)):
+        at = log.file.tell()
+        if at >= size:
+            break
+        between = max(0, size - most - at)
+        passed = _count(log.file, between, late)
+        left_out += between
+        if passed:
+            yield rest + b"\n"
+            rest = b""
+        for start in range(1, passed, BLOCK):
+            yield b"\n" * min(BLOCK, passed - start)
+        rest = yield from _lines_to(_until(log, None, moment), rest)
+    if left_out:
+        log.limits.append(f"of {size / 2**20:,.1f} MiB {left_out / 2**20:,.1f} in its midst were not read")
+    return rest
+
+
+def _until(log: Log, most: int | None, until: float) -> Iterator[bytes]:
+    """The next bytes, one block whatever time it is."""
+    left = most
+    read = getattr(log.file, "read1", log.file.read)  # what there is, rather than nothing of a block that is not whole
+    while left is None or left > 0:
+        try:
+            chunk = read(BLOCK if left is None else min(BLOCK, left))
+        except (OSError, EOFError, zlib.error) as error:
+            log.limits.append(f"it could not be read to its end: {error}")
+            return
+        if not chunk:
+            return
+        if left is not None:
+            left -= len(chunk)
+        yield chunk
+        if time.monotonic() > until:
+            break
+    if log.size is None:
+        log.limits.append("only its beginning was read, as there was too much of it")
+
+
+def _lines_to(chunks: Iterator[bytes], rest: bytes = b"") -> Generator[bytes, None, bytes]:
+    """Blocks of whole lines; returns what is left of the last. `rest`: what was left before."""
+    for chunk in chunks:
+        end = chunk.rfind(b"\n") + 1
+        if end:
+            yield rest + chunk[:end]
+            rest = chunk[end:]
+        elif len(rest) + len(chunk) > 4 * BLOCK:
+            yield rest + chunk
+            rest = b""
+        else:
+            rest += chunk
+    return rest
+
+
+def _count(file: BinaryIO, size: int, until: float) -> int:
+    """The lines of the next bytes, which are not read for what they say."""
+    found = 0
+    with suppress(OSError):
+        while size > 0 and time.monotonic() < until and (chunk := file.read(min(4 << 20, size))):
+            found += chunk.count(b"\n")
+            size -= len(chunk)
+    if size > 0:
+        file.seek(size, os.SEEK_CUR)
+    return found

@@ -1,0 +1,98 @@
+"""Read flight recorders' dumps: which collective operations each rank has begun, and which rank is behind.
+
+PyTorch writes them where TORCH_NCCL_DUMP_ON_TIMEOUT is set (torch.distributed.flight_recorder).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from diagnosis.logs.prefixes import Prefix
+from diagnosis.signs.sign import Sign
+from vigil_core import untrusted
+
+MOST_BYTES = 16 << 20  # of one dump, or of one file of stacks
+MOST_RANKS = 1_000_000
+MOST_ENTRIES = 8_192  # of one dump; torch keeps 2,000, of each library
+NEWEST = 128  # of them in one group
+
+
+@dataclass(slots=True)
+class Flight:
+    """Which collective operations one rank has begun: by group and sequence number, what each was."""
+
+    name: str
+    rank: int
+    begun: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    @property
+    def last(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for group, number in self.begun:
+            found[group] = max(found.get(group, 0), number)
+        return found
+
+
+def flight_of(name: str, text: str) -> Flight | None:
+    """A flight recorder's dump as JSON, the newest operations of each group; nothing is ever unpickled."""
+    begun: dict[str, dict[int, str]] = {}
+    try:
+        told = json.loads(text)
+        rank = untrusted.count(told.get("rank", _number_in(name)), MOST_RANKS)
+        for entry in told["entries"][-MOST_ENTRIES:]:
+            operation = str(entry.get("profiling_name", "?"))
+            group = f"{operation.partition(':')[0]} {entry.get('process_group', '')}"
+            sizes = json.dumps(entry.get("input_sizes", ""))[:200]
+            number = untrusted.count(entry["collective_seq_id"])
+            if number is not None:
+                calls = begun.setdefault(untrusted.plain(group[:200]), {})
+                calls[number] = untrusted.plain(f"{operation.rpartition(':')[2]} of {sizes}"[:400])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if rank is None:
+        return None
+    newest = {(group, number): calls[number] for group, calls in begun.items() for number in sorted(calls)[-NEWEST:]}
+    return Flight(name, rank, newest)
+
+
+def _number_in(name: str) -> int:
+    found = re.findall(r"\d+", name.rpartition("/")[2])
+    return int(found[-1][:6]) if found else -1
+
+
+def signs_of_flights(flights: Sequence[Flight]) -> list[Sign]:
+    """Ranks that called something else than the others at the same place of a group, else those that are behind."""
+    if len(flights) < 2:
+        return []
+    found: list[Sign] = []
+    by_place: dict[tuple[str, int], dict[int, str]] = {}
+    for flight in flights:
+        for place, what in flight.begun.items():
+            by_place.setdefault(place, {})[flight.rank] = what
+    for place, called in sorted(by_place.items(), key=lambda one: (one[0][1], one[0][0])):
+        usual, count = Counter(called.values()).most_common(1)[0]
+        odd = [rank for rank, what in called.items() if what != usual]
+        if odd and count >= len(odd):
+            rank = min(odd)
+            text = f"rank {rank} called {called[rank]}, the others {usual} (collective {place[1]} of group {place[0]})"
+            name = next(flight.name for flight in flights if flight.rank == rank)
+            found.append(Sign(name, 1, text, "collective.mismatch", "root", Prefix(rank=rank), of="flight"))
+            break
+    if found:
+        return found
+    most: dict[str, int] = {}
+    for flight in flights:
+        for group, number in flight.last.items():
+            most[group] = max(most.get(group, 0), number)
+    lag = {flight.rank: sum(most[group] - number for group, number in flight.last.items()) for flight in flights}
+    worst = max(lag.values())
+    behind = sorted(rank for rank, count in lag.items() if count == worst)
+    if worst and len(behind) < len(flights):
+        name = next(flight.name for flight in flights if flight.rank == behind[0])
+        text = f"rank {behind[0]} is {worst} collectives behind the others"
+        found.append(Sign(name, 1, text, "collective.timeout", "confirmation", Prefix(rank=behind[0]), of="flight"))
+    return found

@@ -1,0 +1,122 @@
+"""A sign: something in a log or a record that may be the cause of a failure, or came of it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+from diagnosis.logs.prefixes import Prefix
+from diagnosis.logs.tracebacks import Traceback
+from diagnosis.signatures.entry import Entry
+
+# 0.3.log of an incarnation's rank 3, rank_3.log, train-rank3.err, attempt_0/3/stderr.log.
+_RANK = re.compile(
+    r"(?:^|/)(?:\d{1,6}\.(\d{1,6})\.log|(?:[^/]*[_.-])?rank[_.-]?(\d{1,6})(?:\D[^/]*)?|(\d{1,6})/std(?:err|out)\.log)$"
+)
+
+
+@cache
+def rank_in(name: str) -> int | None:
+    """The rank whose log a file is, by its name."""
+    found = _RANK.search(name)
+    return int(next(filter(None, found.groups()))) if found else None
+
+
+Witness = Literal["machine", "scheduler", "launcher", "program"]
+# The kinds of sources (Sign.of) whose word is the machine's or the scheduler's. All others pass on what a job says.
+_WITNESSES: dict[str, Witness] = {
+    "kernel": "machine",
+    "look": "machine",
+    "telemetry": "machine",
+    "slurm": "scheduler",
+}
+PRINTED = "printed"
+"""The kind of a source: a job's log that quotes a kernel."""
+
+
+@dataclass(slots=True)
+class Sign:
+    """Something that may be the cause, or came of it."""
+
+    file: str
+    line: int
+    text: str
+    cause: str
+    role: str
+    prefix: Prefix
+    entry: Entry | None = None
+    traceback: Traceback | None = None
+    doing: tuple[str, ...] = ()
+    count: int = 1
+    at: float | None = None
+    survived: str = ""  # why it is no cause after all
+    groups: dict[str, str] = field(default_factory=dict)
+    of: str = ""  # kernel, slurm, flight …: the kind of source, where that says more than the entry
+    is_of_folder: bool = False
+    """Whether the launcher left it in the job's folder, where the job itself can write whatever it likes."""
+
+    @property
+    def witness(self) -> Witness:
+        """Return whose word it is: any program may print what looks like a kernel's line, or write it to its folder."""
+        found = _WITNESSES.get(self.of, "program")
+        return "launcher" if found == "machine" and self.is_of_folder else found
+
+    @property
+    def rank(self) -> int | None:
+        if self.prefix.rank is not None:
+            return self.prefix.rank
+        told = self.groups.get("rank", "")
+        if told.isdigit() and len(told) < 8:
+            return int(told)
+        return self.prefix.local_rank if self.prefix.local_rank is not None else rank_in(self.file)
+
+    @property
+    def node(self) -> str:
+        return self.groups.get("node", "") or self.prefix.node
+
+    @property
+    def is_generic(self) -> bool:
+        return self.entry is not None and self.entry.is_generic
+
+    @property
+    def scope(self) -> str:
+        return self.of or (self.entry.scope if self.entry is not None else "program")
+
+
+_WORDS = {
+    "killed": 9,
+    "segmentation fault": 11,
+    "segfault": 11,
+    "bus error": 7,
+    "aborted": 6,
+    "terminated": 15,
+    "illegal instruction": 4,
+    "floating point exception": 8,
+    "out of memory": 9,
+}
+_CODES = ("code", "exit", "command", "status", "seff")  # groups, as one pattern has a name only once
+_SIGNALS = ("signal", "number", "ps", "ucx")
+
+
+def code_of(sign: Sign) -> int:
+    """The exit code that a line tells, 128 and more of a signal; 1 where it tells none."""
+    for name in _CODES:
+        told = sign.groups.get(name, "")
+        if told.lstrip("-").isdigit():
+            code = int(told[:6])
+            return 128 - code if code < 0 else code
+    for name in _SIGNALS:
+        if word := sign.groups.get(name, "").lower().removeprefix("signal "):
+            number = int(word[:3]) if word.isdigit() else _WORDS.get(word) or _number_of(word)
+            return 128 + number if number else 1
+    return 1
+
+
+def _number_of(word: str) -> int:
+    """Of SIGKILL, or of KILL."""
+    name = word.upper()
+    found = signal.Signals.__members__.get(name if name.startswith("SIG") else f"SIG{name}")
+    return int(found) if found is not None else 0

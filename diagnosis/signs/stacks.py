@@ -1,0 +1,137 @@
+"""Where processes were when somebody looked: stacks by faulthandler or py-spy. Of a hang they name the place.
+
+Of each process the main thread counts. Who waits in a collective operation waits for somebody: who is elsewhere, while
+most are in one, is looked at first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from diagnosis.logs.prefixes import Prefix
+from diagnosis.logs.tracebacks import Frame
+from diagnosis.signatures.operations import operations_of
+from diagnosis.signs.sign import Sign
+
+MOST_FRAMES = 200
+MOST = 4_096  # processes in one file
+TOLD = 4
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[[^\]]*\])? \(most recent call first\):")
+_FRAME = re.compile(r'  File "(?P<path>[^"\n]{1,1000})", line (?P<line>\d{1,7}) in (?P<function>\S.*)')
+_PROCESS = re.compile(r"Process (?P<pid>\d+): ?(?P<command>.*)")
+_SPY_THREAD = re.compile(r'Thread (?P<id>\S+) \((?P<state>[^)]*)\)(?:: "(?P<name>[^"]*)")?')
+_SPY_FRAME = re.compile(r"    (?P<function>\S.*?) \((?P<path>[^()]{1,1000}?)(?::(?P<line>\d{1,7}))?\)\s*\Z")
+_RANK = re.compile(r"(?:^|/)\d{1,9}\.(\d{1,6})\.txt\Z|rank[_.-]?(\d{1,6})|(?:--(?:local[_-])?rank|RANK)[= ](\d{1,6})\b")
+# Waiting for others, whatever library does it.
+_WAITS = re.compile(
+    r"distributed_c10d\.py|deepspeed/comm/|horovod/|mpi4py|"
+    r"\b(?:all_?reduce|all_?gather\w*|reduce_?scatter\w*|broadcast|barrier|all_to_all\w*|monitored_barrier)\b"
+)
+# py-spy leaves out where packages lie.
+_PACKAGED = re.compile(
+    r"(?:torch|numpy|transformers|lightning|pytorch_lightning|deepspeed|accelerate|datasets|multiprocessing|concurrent|"
+    r"asyncio|importlib)/|(?:threading|selectors|socket|ssl|subprocess|queue|runpy|contextlib|_bootstrap)\.py\Z"
+)
+
+
+@dataclass(slots=True)
+class Stack:
+    """One process's main thread, the innermost frame last, with the line that each was at."""
+
+    name: str
+    line: int
+    rank: int | None
+    frames: list[Frame] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in a collective operation."""
+        return any(_WAITS.search(f"{frame.path}:{frame.function}") for frame in self.frames[-6:])
+
+    @property
+    def place(self) -> int:
+        """Which frame names it best: the innermost of the person's own code, else the innermost."""
+        own = [index for index, one in enumerate(self.frames) if one.is_own and not _PACKAGED.match(one.path)]
+        return own[-1] if own else len(self.frames) - 1
+
+
+def is_dump(head: bytes) -> bool:
+    """Whether a text begins as faulthandler's dumps do. What a program prints as it dies begins otherwise."""
+    return re.match(rb"\s*(?:Timeout \([\d:.]+\)!\s+)?(?:Current thread|Thread) 0x[0-9a-f]+", head) is not None
+
+
+def read(name: str, text: str) -> list[Stack]:
+    """The stacks that a text has, one a process: of several dumps of a process the last."""
+    spied = _spied(name, text)
+    if spied:
+        return spied
+    found = dumped(name, text)
+    return [found] if found is not None else []
+
+
+def dumped(name: str, text: str) -> Stack | None:
+    """The stack of one process by faulthandler, which tells the newest thread first: the main one is the last."""
+    stack: Stack | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if _THREAD.match(line):
+            stack = Stack(name, number, _rank_of(name))
+        elif stack is not None and (found := _FRAME.match(line)) and len(stack.frames) < MOST_FRAMES:
+            stack.frames.insert(0, Frame(found["path"], found["function"]))
+            stack.numbers.insert(0, int(found["line"]))
+    return stack if stack is not None and stack.frames else None
+
+
+def _spied(name: str, text: str) -> list[Stack]:
+    """py-spy's dumps of one or more processes."""
+    found: list[Stack] = []
+    is_main = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if process := _PROCESS.match(line):
+            if len(found) == MOST:
+                break
+            found.append(Stack(name, number, _rank_of(f"{name} {process['command']}")))
+            is_main = False
+        elif found and (thread := _SPY_THREAD.match(line)):
+            is_main = thread["name"] in {"MainThread", None} and not found[-1].frames
+            found[-1].line = number if is_main else found[-1].line
+        elif found and is_main and (frame := _SPY_FRAME.match(line)) and len(found[-1].frames) < MOST_FRAMES:
+            found[-1].frames.insert(0, Frame(frame["path"], frame["function"]))
+            found[-1].numbers.insert(0, int(frame["line"] or 0))
+    return [stack for stack in found if stack.frames]
+
+
+def _rank_of(text: str) -> int | None:
+    found = _RANK.search(text)
+    return int(next(filter(None, found.groups()))) if found else None
+
+
+def signs_of(stacks: Sequence[Stack]) -> list[Sign]:
+    """Where ranks were: those that are in no collective operation first, if others wait in one."""
+    waiting = [stack for stack in stacks if stack.waits]
+    elsewhere = [stack for stack in stacks if not stack.waits]
+    is_odd = bool(waiting) and 0 < len(elsewhere) < len(stacks)
+    ordered = elsewhere + waiting if is_odd else list(stacks)
+    return [_sign(stack, while_others_wait=is_odd and not stack.waits) for stack in ordered[:TOLD]]
+
+
+def _sign(stack: Stack, *, while_others_wait: bool) -> Sign:
+    at = stack.place
+    frame, number = stack.frames[at], stack.numbers[at]
+    who = f"rank {stack.rank}" if stack.rank is not None else "a process"
+    text = f"{who} was in {frame.function} ({frame.path}:{number})"
+    if at != len(stack.frames) - 1:
+        inner = stack.frames[-1]
+        text += f", there in {inner.function} ({inner.path.rpartition('/')[2]}:{stack.numbers[-1]})"
+    groups = {"frame": f"{frame.path}:{frame.function}"}
+    if while_others_wait:
+        text += ", while the others waited for it"
+        groups["behind"] = "yes"
+    text = text.replace("\0", "")[:1000]
+    prefix, doing = Prefix(rank=stack.rank), operations_of(stack.frames)
+    return Sign(
+        stack.name, stack.line, text, "collective.timeout", "confirmation", prefix, doing=doing, groups=groups,
+        of="stacks",
+    )  # fmt: skip

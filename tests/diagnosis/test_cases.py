@@ -1,0 +1,90 @@
+"""The logs of tests/logs, each with its known cause: how often the verdict is right, how sure, and whose it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from diagnosis.causes import CAUSES
+from diagnosis.evaluate import Case, Score, cases, evaluate
+from diagnosis.logs.files import Unreadable
+from diagnosis.signatures.catalogue import shipped_catalogue
+from vigil_cli.main import main
+
+LOGS = Path(__file__).resolve().parents[1] / "logs"
+ALL = list(cases(LOGS))
+OOM = "CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+@pytest.fixture(scope="module")
+def score() -> Score:
+    return evaluate(ALL, shipped_catalogue())
+
+
+def test_there_are_logs_of_every_cause() -> None:
+    assert len(ALL) >= 150
+    assert {case.cause for case in ALL} == set(CAUSES)
+    assert sum(case.cause == "none" for case in ALL) >= 25
+    assert sum(case.cause == "unknown" for case in ALL) >= 15
+
+
+@pytest.mark.long
+def test_most_verdicts_are_right(score: Score) -> None:
+    wrong = [(one.case.name, one.verdict.cause) for one in score.judged if not one.is_right]
+    assert score.accuracy >= 0.97, wrong
+
+
+@pytest.mark.long
+def test_what_is_said_surely_is_right(score: Score) -> None:
+    right, wrong_owner, sure = score.sure()
+    assert right / sure >= 0.97
+    assert wrong_owner <= 1
+    assert sure >= len(ALL) / 2, "being never sure is no way to be right"
+
+
+@pytest.mark.long
+def test_every_line_of_evidence_is_where_it_is_said_to_be(score: Score) -> None:
+    for one in score.judged[:60]:
+        assert one.case.folder is not None
+        for piece in one.verdict.evidence:
+            if piece.line:
+                line = (one.case.folder / piece.file).read_bytes().split(b"\n")[piece.line - 1]
+                words = piece.text.splitlines()[0][:40]
+                assert words in line.decode(errors="replace") or piece.entry == "", (one.case.name, piece.line, words)
+
+
+def test_the_command_scores_a_folder_and_lines_of_json(tmp_path: Path) -> None:
+    lines = tmp_path / "cases.jsonl"
+    told = [
+        {"id": "a", "label": "memory.gpu_oom", "alt": [], "log": f"RuntimeError: {OOM}"},
+        {"id": "b", "label": "gpu.ecc", "alt": ["unknown"], "log": "nothing that says anything"},
+        {"id": "c", "label": "gpu.ecc", "log": OOM},
+    ]
+    lines.write_text("\n".join(json.dumps(one) for one in told))
+    made = CliRunner().invoke(main, ["diagnose", "--evaluate", "--json", str(lines)])
+    assert made.exit_code == 0, made.output
+    answer = json.loads(made.output)
+    assert (answer["right"], answer["cases"]) == (2, 3)
+    assert answer["confusion"] == [{"is": "gpu.ecc", "said": "memory.gpu_oom", "count": 1}]
+    made = CliRunner().invoke(main, ["diagnose", "--evaluate", str(lines)])
+    assert "2 of 3 right" in made.output
+
+
+@pytest.mark.parametrize("text", ["no json", '{"label": "gpu.ecc"}', '{"label": "gpu.none", "log": "x"}', "[]"])
+def test_cases_that_are_none_are_refused_in_a_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_text(text)
+    with pytest.raises(Unreadable, match=r"cases\.jsonl"):
+        list(cases(path))
+
+
+def test_a_case_of_json_has_its_log_with_it() -> None:
+    assert (
+        Case("x", "none", logs={"x": "step 1 loss 2\nstep 2 loss 1\nstep 3 loss 1\n"})
+        .verdict(shipped_catalogue())
+        .cause
+        == "none"
+    )

@@ -1,0 +1,99 @@
+"""Every entry of the catalogue finds its example, and not what only looks like it."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+
+import pytest
+
+from diagnosis.logs.prefixes import prefix_of
+from diagnosis.logs.tracebacks import Frame, Traceback
+from diagnosis.scanner import scan
+from diagnosis.signatures.catalogue import SHIPPED, Catalogue, shipped, shipped_catalogue
+from diagnosis.signatures.entry import Entry
+from diagnosis.signatures.prefilter import sieve_of
+from diagnosis.signatures.required_words import words_of
+from diagnosis.signs.log_signs import fits
+
+FILES = sorted(SHIPPED.glob("*.toml"))
+ENTRIES = [pytest.param(entry, id=f"{path.stem}:{entry.name}") for path in FILES for entry in shipped(path)]
+FRAME_OF = {
+    "import": Frame("/home/mira/train.py", "<module>", "import apex"),
+    "rendezvous": Frame("/env/site-packages/torch/distributed/distributed_c10d.py", "init_process_group"),
+    "hub": Frame("/env/site-packages/huggingface_hub/file_download.py", "hf_hub_download"),
+    "arguments": Frame("/home/mira/train.py", "parse_args"),
+    "checkpoint.save": Frame("/home/mira/train.py", "save_checkpoint"),
+    "checkpoint.load": Frame("/home/mira/train.py", "load_checkpoint"),
+    "collective": Frame("/home/mira/train.py", "all_reduce"),
+    "data": Frame("/home/mira/data.py", "__getitem__"),
+    "compile": Frame("/env/site-packages/torch/_inductor/graph.py", "run"),
+    "model": Frame("/home/mira/train.py", "build_model"),
+    "step": Frame("/home/mira/train.py", "training_step"),
+    "launch": Frame("/usr/lib/python3.11/subprocess.py", "Popen"),
+}
+
+
+def _finds(entry: Entry, line: str) -> bool:
+    known = Catalogue([entry])
+    if not entry.reads_tracebacks:
+        return entry in known.on(line[prefix_of(line).length :].encode())
+    kind, _, message = line[prefix_of(line).length :].partition(": ")
+    frames = [FRAME_OF[entry.during[0]]] if entry.during else []
+    if entry.frame:
+        frames = []
+    link = Traceback(1, 1, kind, message, frames)
+    return fits(replace(entry, frame=""), link, entry.during, known)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_its_example_is_found_and_its_look_alike_is_not(entry: Entry) -> None:
+    assert entry.example, "it has no example"
+    assert entry.look_alike, "it has no look-alike"
+    assert _finds(entry, entry.example), entry.pattern
+    assert not _finds(entry, entry.look_alike), entry.pattern
+
+
+def test_every_file_is_toml_with_entries() -> None:
+    for path in FILES:
+        assert tomllib.loads(path.read_text())["entry"], path.name
+    assert len(shipped_catalogue().entries) == len(ENTRIES)
+
+
+def test_lines_that_differ_in_digits_only_are_told_apart_where_digits_matter() -> None:
+    flood = b"NVRM: Xid (PCI:0000:ab:00): 13, pid=7, name=python, Graphics Exception\n" * 5_000
+    scanned = scan(
+        sieve_of(shipped_catalogue()),
+        "log",
+        [flood + b"NVRM: Xid (PCI:0000:ab:00): 79, pid=7, name=python, GPU has fallen\n"],
+    )
+    (lost,) = (told for told in scanned.told.values() if told.entry.cause == "gpu.off_bus")
+    assert [hit.line for hit in lost.hits] == [5_001]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (r"CUDA out of memory\. Tried", {("CUDA out of memory. Trie", False)}),
+        (r"(?i)Stale file handle|ESTALE\b", {("stale file handle", True), ("estale", True)}),
+        (r"zab?cdefghij", {("cdefghij", False)}),
+        (r"xyzzyfo+bar", {("xyzzyfo", False)}),
+        (r"(?:frobnicated )?qux", None),
+        (r"(?:frobnicated |wibbled! )+qux", {("frobnicated ", False), ("wibbled! ", False)}),
+        (r"a(?i:Frobnicate)d", {("frobnicate", True)}),
+        (r"frobnicated|\d+", None),
+        (r"iteration of the training", None),
+    ],
+)
+def test_words_that_a_pattern_cannot_do_without(pattern: str, words: set[tuple[str, bool]] | None) -> None:
+    assert words_of(pattern) == words
+
+
+def test_the_sieve_stops_at_every_example() -> None:
+    sieve = sieve_of(shipped_catalogue())
+    missed = [
+        entry.name
+        for entry in shipped_catalogue()
+        if not entry.reads_tracebacks and not sieve.search(entry.example.encode())
+    ]
+    assert not missed

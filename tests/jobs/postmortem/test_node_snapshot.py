@@ -1,0 +1,161 @@
+"""The last look at each node: what was full, whom the kernel killed, and whose it was."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diagnosis.signs import node_snapshot, rank_exits
+from tests.examples import examples
+from tests.jobs.postmortem.attempt_files import ALONE, OOM, XID, Left, texts
+
+pytestmark = pytest.mark.django_db
+
+
+class TestLook:
+    def test_a_rank_killed_for_memory(self, left: Left) -> None:
+        left.ends(1, r1=(None, 9, 0.5))
+        left.look(0)
+        left.look(1, memory={"oom_kills": 1, "peak_mib": 65_536, "limit_mib": 65_536})
+        incident, told = left.diagnosed()
+        assert (incident.cause, incident.rank, incident.node) == ("memory.host_oom", 1, "dgx-02")
+        assert texts(told, "root") == ["a process was killed for memory: 64.0 of 64.0 GiB were used at the most"]
+        assert told["confidence"] > 0.9
+
+    def test_a_kill_that_was_not_for_memory(self, left: Left) -> None:
+        left.ends(1, r1=(None, 9, 0.5))
+        left.look(0)
+        left.look(1)
+        incident, told = left.diagnosed()
+        assert (incident.cause, told["runner_up"]) == ("unknown", None)
+        assert "memory.host_oom" in [one["cause"] for one in told["ruled_out"]]
+
+    def test_a_kernel_that_counts_no_kills(self, left: Left) -> None:
+        left.ends(1, r1=(None, 9, 0.5))
+        left.look(1, memory={"oom_kills": None, "peak_mib": 1023, "limit_mib": 1024})
+        incident, told = left.diagnosed()
+        assert (incident.cause, told["confidence"]) == ("memory.host_oom", 0.75)
+        assert "memory was full: 1.0 of 1.0 GiB were used at the most" in texts(told, "confirmation")
+
+    def test_memory_of_others_in_the_same_group(self, left: Left) -> None:
+        left.ends(1, r1=(1, None, 0.5))
+        left.look(1, memory={"oom_kills": 1, "has_others": True})
+        assert left.diagnosed()[0].cause != "memory.host_oom"
+
+    def test_shared_memory_that_was_full(self, left: Left) -> None:
+        left.ends(1, r1=(None, signal.SIGBUS, 0.5))
+        left.look(1, shm={"total_mib": 64, "most_mib": 64})
+        assert left.diagnosed()[0].cause == "memory.shm"
+
+    @pytest.mark.parametrize(
+        "disk",
+        [
+            {"free_mib": 0, "problem": "ENOSPC"},
+            {"free_mib": 700, "problem": "EDQUOT"},
+            {"free_mib": 700, "inodes": 9, "inodes_free": 0, "problem": ""},
+        ],
+    )
+    def test_a_disk_so_full_that_no_log_says_so(self, left: Left, disk: dict[str, Any]) -> None:
+        left.write("logs/0.1.log", "")
+        left.ends(1, r1=(1, None, 0.5))
+        left.look(1, disk=disk)
+        incident, told = left.diagnosed()
+        assert (incident.cause, incident.node) == ("storage.full", "dgx-02")
+        assert told["confidence"] == 0.75
+
+    @pytest.mark.parametrize("bus", ["00000000:AB:00.0", "0000:ab:00.0", "AB:00.0"])
+    def test_what_the_kernel_said_goes_through_the_catalogue(self, left: Left, bus: str) -> None:
+        now = timezone.now().timestamp()
+        left.ends(1, r1=(1, None, 0.5))
+        left.look(0)
+        left.look(1, kernel=[[now - 5, XID]], gpus=[bus])
+        incident, told = left.diagnosed()
+        assert (incident.cause, incident.node) == ("gpu.off_bus", "dgx-02")
+        root = next(one for one in told["evidence"] if one["role"] == "root")
+        assert root["file"] == "last look at dgx-02: kernel"
+        assert abs(root["at"] - (now - 5)) < 0.01
+
+    def test_what_it_said_of_another_jobs_gpu_or_process_is_left_out(self, left: Left) -> None:
+        now = timezone.now().timestamp()
+        left.ends(1, r1=(1, None, 0.5))
+        left.look(1, kernel=[[now - 5, XID], [now - 4, OOM]], gpus=["00000000:17:00.0"])
+        assert left.diagnosed()[0].cause == "unknown"
+
+    def test_of_a_process_of_this_job_it_counts(self, left: Left) -> None:
+        left.ends(1, r1=(None, 9, 0.5), r242=(None, 9, 0.4))
+        left.look(1, kernel=[[timezone.now().timestamp() - 4, OOM]])
+        assert left.diagnosed()[0].cause == "memory.host_oom"
+
+    @pytest.mark.parametrize(
+        ("ago", "group", "cause"),
+        [(4, "/job_7/step_0", "memory.host_oom"), (4, "/job_8/step_0", "unknown"), (300, "/job_7/step_0", "unknown")],
+        ids=["in its group", "in another's", "before it began"],
+    )
+    def test_where_and_when_it_killed_tells_whose_it_was(self, left: Left, ago: int, group: str, cause: str) -> None:
+        """Of a kernel that keeps no count, or of what the ranks had started themselves."""
+        kill = f"oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg={group},task_memcg={group},task=python,pid=4242,uid=0"
+        at = timezone.now().timestamp() - ago
+        left.ends(1, r1=(None, 9, 0.5))
+        block = ("python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0", " out_of_memory+0x214/0x500")
+        said = (*block, "memory: usage 65536kB, limit 65536kB, failcnt 19", kill, OOM)
+        left.look(1, kernel=[[at, line] for line in said], memory={"path": "/job_7", "oom_kills": None})
+        assert left.diagnosed()[0].cause == cause
+
+    def test_of_many_restarts_the_one_that_failed(self, left: Left) -> None:
+        """In the order of names, 10.0 comes before 2.0."""
+        for number in range(11):
+            left.ends(0, incarnation=number, r0=(40 + number, None, 1.0))
+            left.look(0, incarnation=number)
+        left.write("logs/10.0.log", ALONE)
+        _, told = left.diagnosed()
+        assert "rank 0 ended with exit code 50" in texts(told, "root")[0]
+        assert "what was full on dgx-02: there was no last look" in told["not_seen"]
+
+    @pytest.mark.parametrize(("own", "cause"), [("AB", "gpu.ecc"), ("17", "unknown")])
+    def test_what_a_driver_said_of_its_own_gpus(self, left: Left, own: str, cause: str) -> None:
+        left.ends(1, r1=(1, None, 0.5))
+        said = "\n==============NVSMI LOG==============\n\nDriver Version : 570.86.15\n"
+        for bus, failed in (("17", "No"), ("AB", "Yes")):
+            said += (
+                f"\nGPU 00000000:{bus}:00.0\n    Remapped Rows\n        Remapping Failure Occurred        : {failed}\n"
+            )
+        left.look(1, nvidia_smi=said, gpus=[f"00000000:{own}:00.0"])
+        assert left.diagnosed()[0].cause == cause
+
+    def test_it_says_what_it_could_not_see(self, left: Left) -> None:
+        left.ends(1, r1=(1, None, 0.5))
+        left.look(0, not_seen={"kernel": "/dev/kmsg: Operation not permitted"})
+        left.look(1, not_seen={"kernel": "/dev/kmsg: Operation not permitted"})
+        _, told = left.diagnosed()
+        assert "of dgx-01, dgx-02: kernel (/dev/kmsg: Operation not permitted)" in told["not_seen"]
+
+    @settings(max_examples=examples(60), deadline=None)
+    @given(
+        told=st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+            lambda inner: (
+                st.lists(inner, max_size=4)
+                | st.dictionaries(
+                    st.sampled_from(
+                        ["memory", "shm", "disk", "kernel", "gpus", "not_seen", "at", "version", "ranks", "rank"]
+                    ),
+                    inner,
+                    max_size=5,
+                )
+            ),
+            max_leaves=20,
+        )
+    )
+    def test_whatever_stands_in_the_files(self, told: object) -> None:
+        table = {"version": 1, "at": 5.0, **(told if isinstance(told, dict) else {"kernel": told, "ranks": told})}
+        ends = rank_exits.parse(table, node="a")
+        look = node_snapshot.parse(table | {"version": 1, "at": 5.0}, node="a")
+        assert look is not None
+        assert isinstance(node_snapshot.signs_of(look, ends) + rank_exits.signs_of(ends), list)
+        for log in node_snapshot.logs_of(look, ends):
+            log.close()
