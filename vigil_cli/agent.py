@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from vigil_cli.params import as_json, out
-from vigil_cli.portal import Trouble, find_portal
+from vigil_cli.portal import CliError, find_portal
 
 FOLDER = "/etc/vigil-agent"
 FILE = "vigil-agent.pyz"
@@ -17,21 +17,21 @@ FILE = "vigil-agent.pyz"
 
 @click.group()
 def agent() -> None:
-    """Enrol nodes' agents; pack the agent as one file."""
+    """Enrol node agents; build the agent as one file."""
 
 
 @agent.command()
 @click.argument("node", required=False)
-@click.option("--many", is_flag=True, help="A secret instead, with which nodes enrol by themselves, each name once.")
+@click.option("--many", is_flag=True, help="Create a secret with which nodes enrol themselves, each name once.")
 @as_json
 def enroll(node: str | None, many: bool, as_json: bool) -> None:
-    """Make the token with which NODE's agent reports (sysadmins).
+    """Create the token for NODE's agent (sysadmins).
 
-    It is printed once, with the lines to put on the node, and reports for that node alone. A token that the node had
-    before is good no more.
+    It is printed once, with the commands to run on the node, and is valid for that node only. A previous token of the
+    node is revoked.
     """
     if many == (node is not None):
-        raise click.UsageError("Name a NODE, as the scheduler spells it, or say --many.")
+        raise click.UsageError("Name a NODE as the scheduler spells it, or pass --many.")
     portal = find_portal()
     if many:
         made = portal.post("agents/secret")
@@ -45,10 +45,10 @@ def enroll(node: str | None, many: bool, as_json: bool) -> None:
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default=Path(FILE), metavar="[FILE]")
 @as_json
 def bundle(file: Path, as_json: bool) -> None:
-    """Write the agent as one file, vigil-agent.pyz unless FILE is named.
+    """Build the agent as one file, vigil-agent.pyz unless FILE is given.
 
-    Copy it to a node's own disk, so that a shared file system that hangs does not take the agent along. It runs with
-    Python 3.11 or newer and nothing else.
+    Copy it to a node's local disk, so that a hanging shared file system does not stop the agent. It needs Python 3.11
+    or newer and nothing else.
     """
     from nodes.agent.bundle import NoBundle, write_bundle
     from nodes.agent.version import VERSION
@@ -56,13 +56,13 @@ def bundle(file: Path, as_json: bool) -> None:
     try:
         size = write_bundle(file)
     except NoBundle as error:
-        raise Trouble(str(error)) from error
+        raise CliError(str(error)) from error
     out({"file": str(file), "bytes": size, "version": VERSION}, _lines_of_bundle, as_json)
 
 
 def _lines_of_token(made: dict[str, Any]) -> list[str]:
     return [
-        f"The token of {made['node']}, shown this once. On {made['node']}, as root:",
+        f"The token of {made['node']}, shown only once. Run on {made['node']}, as root:",
         "",
         *_lines_on_node(made["token"], made["url"]),
         f"echo {shlex.quote('VIGIL_AGENT_NODE=' + made['node'])} >> {FOLDER}/environment",
@@ -71,7 +71,7 @@ def _lines_of_token(made: dict[str, Any]) -> list[str]:
 
 def _lines_of_secret(made: dict[str, Any]) -> list[str]:
     return [
-        f"A secret for many nodes, shown this once and good until {made['expires_at']}. On each node, as root:",
+        f"A secret for many nodes, shown only once and valid until {made['expires_at']}. Run on each node, as root:",
         "",
         *_lines_on_node(made["secret"], made["url"]),
     ]
@@ -90,7 +90,7 @@ def _lines_of_bundle(made: dict[str, Any]) -> list[str]:
     kib = made["bytes"] / 1024
     return [
         f"{made['file']}: the agent {made['version']}, {kib:.0f} KiB.",
-        f"Copy it to each node, such as to /opt/{FILE}, and start it by the unit in docs/agent/vigil-agent.service.",
+        f"Copy it to each node, for example to /opt/{FILE}. The unit is docs/agent/vigil-agent.service.",
     ]
 
 

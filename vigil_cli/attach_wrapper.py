@@ -1,9 +1,9 @@
-"""Gives somebody's command in a Slurm job (`vigil attach -- COMMAND`) a folder for its reports, and who posts them.
+"""Run a user's command in a Slurm job (`vigil attach -- COMMAND`) and forward its reports to the portal.
 
-The command comes first. It runs as it would without us: same folder, same streams, same signals, its exit code is ours.
-What fails here is one line on stderr. The portal is asked from a thread, again and again while the command runs, and
-gets all that was reported meanwhile; at the end it has some seconds. No Django here, nor the trainer: who posts is
-`training.shipper`, a process of its own, for all nodes, as they share the folder.
+The command comes first. It runs as it would without us: same folder, same streams, same signals, and its exit code is
+passed through. A failure here is one line on stderr. A thread contacts the portal again and again while the command
+runs and delivers everything reported meanwhile; at the end it gets a few more seconds. Neither Django nor the trainer
+is imported here: reports are posted by `training.shipper`, a separate process for all nodes, as they share the folder.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from vigil_cli.portal import CHECKOUT, Portal, Trouble, find_portal
+from vigil_cli.portal import CHECKOUT, CliError, Portal, find_portal
 from vigil_cli.terminal import plain
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-STOPPING = {signal.SIGTERM: "signal", signal.SIGUSR1: "time_limit"}  # what vigil_report.stopping() tells of
-WAITS_S = (2.0, 30.0)  # before the portal is asked again: first and longest
-LAST_ASK_S = 6.0  # at the end: for an answer that is on its way …
+STOPPING = {signal.SIGTERM: "signal", signal.SIGUSR1: "time_limit"}  # the reasons that vigil_report.stopping() returns
+WAITS_S = (2.0, 30.0)  # between requests to the portal: first and longest
+LAST_REQUEST_S = 6.0  # at the end: for a response that is under way …
 DRAIN_S = 10.0  # … and for what is still to be posted
-PASSING = frozenset({0, 404, 409, 429})  # no answer; an older portal, or its proxy; not yet; too many; and all of 5xx
-NO_SUCH, NOT_RUN = 127, 126  # as shells say it
+RETRY_STATUSES = frozenset({0, 404, 409, 429})  # no response; older portal or proxy; not yet; too many
+EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE = 127, 126  # as in shells
 
 
 def run(command: list[str], wanted: Mapping[str, Any], directory: Path | None) -> int:
-    """Run the command to its end, attached where that can be; its exit code."""
-    slurm = Slurm.of(os.environ)
-    place = None
-    if slurm is None:
-        say("this is no job of Slurm's, so nothing is attached; the command runs all the same")
-    elif not slurm.is_followed(os.environ):  # else by who is around us
+    """Run the command to its end, attached where possible, and return its exit code."""
+    slurm_job = SlurmJob.from_environment(os.environ)
+    folders = None
+    if slurm_job is None:
+        print_message("not in a Slurm job, so nothing is attached; the command runs anyway")
+    elif not slurm_job.is_already_attached(os.environ):  # otherwise the outer wrapper reports
         try:
-            place = Place.make(directory or Path.cwd() / ".vigil", slurm)
+            folders = AttachFolders.make(directory or Path.cwd() / ".vigil", slurm_job)
         except OSError as error:
-            say(f"no reports: {error}; the command runs all the same")
-    if slurm is None or place is None:
+            print_message(f"no reports: {error}; the command runs anyway")
+    if slurm_job is None or folders is None:
         return WrappedCommand(command).run()
-    told = {"directory": _line(str(Path.cwd())), "command": _line(shlex.join(command)), **wanted}
-    body = {"scheduler_id": slurm.number, "restart_count": slurm.restart_count, "reports": True, **told}
-    posting = Posting(place, body)
+    request = {"directory": _printable_line(str(Path.cwd())), "command": _printable_line(shlex.join(command)), **wanted}
+    body = {"scheduler_id": slurm_job.number, "restart_count": slurm_job.restart_count, "reports": True, **request}
+    posting = ReportForwarder(folders, body)
     posting.start()
-    return WrappedCommand(command, place.environment(os.environ), place.attempt).run(posting.end)
+    return WrappedCommand(command, folders.environment(os.environ), folders.attempt).run(posting.end)
 
 
 @dataclass(frozen=True)
-class Slurm:
-    """The job that we run in. `number`: as Slurm writes it, of a task in an array "17_3"."""
+class SlurmJob:
+    """Identify the Slurm job that we run in. `number` is Slurm's spelling: "17_3" for an array task."""
 
     number: str
     restart_count: int
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Slurm | None:
+    def from_environment(cls, environment: Mapping[str, str]) -> SlurmJob | None:
         array, task = environment.get("SLURM_ARRAY_JOB_ID", ""), environment.get("SLURM_ARRAY_TASK_ID", "")
         number = f"{array}_{task}" if array.isdecimal() and task.isdecimal() else environment.get("SLURM_JOB_ID", "")
         if not number.replace("_", "", 1).isdecimal():
@@ -71,8 +71,8 @@ class Slurm:
         count = environment.get("SLURM_RESTART_COUNT", "")
         return cls(number, int(count) if count.isdecimal() else 0)
 
-    def is_followed(self, environment: Mapping[str, str]) -> bool:
-        """Whether this very run reports already: it is Vigil's own, or another `vigil attach` is around us.
+    def is_already_attached(self, environment: Mapping[str, str]) -> bool:
+        """Return whether this run reports already: Vigil submitted it, or an outer `vigil attach` wraps us.
 
         Its variables alone prove nothing: a job that is submitted from within another one inherits them.
         """
@@ -87,8 +87,8 @@ class Slurm:
 
 
 @dataclass(frozen=True)
-class Place:
-    """The folders of this start, as a run directory of Vigil's has them. All nodes see them."""
+class AttachFolders:
+    """Hold the folders of this start, laid out like a run directory of Vigil. All nodes see them."""
 
     root: Path
     attempt: Path
@@ -96,9 +96,9 @@ class Place:
     generation: int  # starts of this job with this one
 
     @classmethod
-    def make(cls, folder: Path, slurm: Slurm) -> Place:
-        root = folder.absolute() / slurm.number
-        attempt = root / "job" / f"attempt-{slurm.restart_count + 1}"
+    def make(cls, folder: Path, slurm_job: SlurmJob) -> AttachFolders:
+        root = folder.absolute() / slurm_job.number
+        attempt = root / "job" / f"attempt-{slurm_job.restart_count + 1}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         ignored = folder / ".gitignore"
         if not ignored.exists():
@@ -107,14 +107,16 @@ class Place:
         for name in ("spool", "stacks", "lib"):
             (attempt / name).mkdir(parents=True, exist_ok=True)
         (attempt / "stop-requested").unlink(missing_ok=True)
-        _write(attempt / "owner.json", json.dumps(slurm.owner))
+        _write(attempt / "owner.json", json.dumps(slurm_job.owner))
         _copy_reporting(attempt / "lib")
-        place = cls(root, attempt, _count(attempt / "starts") - 1, _count(root / "job" / "starts"))
-        _write(root / "job" / "GENERATION", str(place.generation))
-        return place
+        folders = cls(
+            root, attempt, _next_start_number(attempt / "starts") - 1, _next_start_number(root / "job" / "starts")
+        )
+        _write(root / "job" / "GENERATION", str(folders.generation))
+        return folders
 
     def environment(self, before: Mapping[str, str]) -> dict[str, str]:
-        """What vigil_report.py reads on every node, which srun hands on."""
+        """Return the variables that vigil_report.py reads on every node; srun passes them on."""
         path = [str(self.attempt / "lib"), *filter(None, [before.get("PYTHONPATH", "")])]
         return {
             **before,
@@ -127,30 +129,30 @@ class Place:
         }
 
     def newest_checkpoint(self) -> str:
-        """The newest checkpoint of this Slurm job, by an earlier start; "" where there is none.
+        """Return the newest checkpoint that an earlier start of this Slurm job wrote, or "".
 
-        Each start goes on from the newest, so the last start's last is it.
+        Each start resumes from the newest, so the last start's last checkpoint is the newest.
         """
         found = []
         for committed in (self.root / "job" / "checkpoints").glob("step-*/COMMITTED"):
             with suppress(OSError, ValueError, KeyError, TypeError):
-                told = json.loads(committed.read_text())
-                found.append((int(told["generation"]), int(told["step"]), committed.parent.name))
+                commit = json.loads(committed.read_text())
+                found.append((int(commit["generation"]), int(commit["step"]), committed.parent.name))
         return max(found)[2] if found else ""
 
 
 class WrappedCommand:
-    """Somebody's command; what reaches us as a signal reaches it."""
+    """Run the user's command and forward signals to it."""
 
     def __init__(
         self, words: list[str], environment: Mapping[str, str] | None = None, attempt: Path | None = None
     ) -> None:
         self.words, self.environment, self.attempt = words, environment, attempt
         self.process: subprocess.Popen[bytes] | None = None
-        self.early: list[int] = []  # that came before it was there
+        self.early: list[int] = []  # signals that arrived before the process was started
 
     def run(self, after: Callable[[], None] = lambda: None) -> int:
-        """Its exit code; 128 + n where it died of signal n. `after` is called once it has ended."""
+        """Run the command and return its exit code, 128 + n if signal n killed it. Calls `after` at its end."""
         before = {n: signal.signal(n, self._pass_on) for n in PASSED_ON if signal.getsignal(n) != signal.SIG_IGN}
         try:
             return self._run()
@@ -163,11 +165,11 @@ class WrappedCommand:
         try:
             self.process = subprocess.Popen(self.words, env=self.environment)
         except FileNotFoundError:
-            say(f"{self.words[0]}: there is no such command")
-            return NO_SUCH
+            print_message(f"{self.words[0]}: command not found")
+            return EXIT_NOT_FOUND
         except OSError as error:
-            say(f"{self.words[0]}: {error.strerror}")
-            return NOT_RUN
+            print_message(f"{self.words[0]}: {error.strerror}")
+            return EXIT_NOT_EXECUTABLE
         for number in self.early:
             self.process.send_signal(number)
         code = self.process.wait()
@@ -177,30 +179,30 @@ class WrappedCommand:
         if self.attempt is not None and number in STOPPING:
             with suppress(OSError):
                 _write(self.attempt / "stop-requested", json.dumps({"reason": STOPPING[signal.Signals(number)]}))
-        if number in {signal.SIGINT, signal.SIGQUIT} and _from_keyboard():
-            return  # the terminal has told it already
+        if number in {signal.SIGINT, signal.SIGQUIT} and _in_foreground():
+            return  # the terminal has signalled the process already
         if self.process is None:
             self.early.append(number)
         else:
             self.process.send_signal(number)
 
 
-class Posting:
-    """Attaches from a thread, then keeps a shipper running; `end` gives both a last moment."""
+class ReportForwarder:
+    """Attach from a thread, then keep a shipper running; `end` gives both a last moment to finish."""
 
-    def __init__(self, place: Place, body: dict[str, Any]) -> None:
+    def __init__(self, place: AttachFolders, body: dict[str, Any]) -> None:
         self.place, self.body = place, body
         self.over = threading.Event()
         self.shipper: subprocess.Popen[bytes] | None = None
         self.thread = threading.Thread(target=self._work, name="vigil-attach", daemon=True)
-        self.said = ""
+        self.last_message = ""
 
     def start(self) -> None:
         self.thread.start()
 
     def end(self) -> None:
         self.over.set()
-        self.thread.join(LAST_ASK_S)
+        self.thread.join(LAST_REQUEST_S)
         if self.shipper is None or self.shipper.stdin is None:
             return
         with suppress(OSError):
@@ -215,28 +217,28 @@ class Posting:
         try:
             if self._attach():
                 self._ship()
-        except Exception as error:  # whatever it is, it must not reach the command
-            self._say(f"the run goes on without Vigil: {error!r}")
+        except Exception as error:  # no error here may affect the command
+            self._print_if_new(f"the run continues without Vigil: {error!r}")
 
     def _attach(self) -> bool:
-        """Ask until the portal answers; a last time when the command has ended."""
+        """Retry until the portal answers; try one last time when the command has ended."""
         try:
             portal = find_portal()
-        except Trouble as trouble:
-            self._say(f"the run goes on without Vigil. {trouble}")
+        except CliError as error:
+            self._print_if_new(f"the run continues without Vigil. {error}")
             return False
         wait, longest = WAITS_S
         while True:
             is_last = self.over.is_set()
             try:
-                self._take(portal, portal.post("jobs/attach", json=self.body))
+                self._store_token(portal, portal.post("jobs/attach", json=self.body))
                 return True
-            except Trouble as trouble:
-                if trouble.status not in PASSING and trouble.status < 500:
-                    self._say(f"the run goes on without Vigil. {_words(trouble)}")
+            except CliError as error:
+                if error.status not in RETRY_STATUSES and error.status < 500:
+                    self._print_if_new(f"the run continues without Vigil. {_problem_text(error)}")
                     return False
-                if trouble.status != 409:
-                    self._say(f"the run goes on, and is attached once the portal answers. {trouble}")
+                if error.status != 409:
+                    self._print_if_new(f"the run continues, and is attached once the portal answers. {error}")
                 else:
                     wait = WAITS_S[0]
             if is_last:
@@ -244,13 +246,13 @@ class Posting:
             self.over.wait(wait)
             wait = min(wait * 1.5, longest)
 
-    def _take(self, portal: Portal, answer: dict[str, Any]) -> None:
-        told = {**answer["reports"], "url": portal.url, "reports": "post"}
-        _write(self.place.root / "portal" / "token", json.dumps(told), mode=0o600)
-        say(f"this run is #{answer['job']['id']}: {answer['job']['url']}")
+    def _store_token(self, portal: Portal, answer: dict[str, Any]) -> None:
+        token_file = {**answer["reports"], "url": portal.url, "reports": "post"}
+        _write(self.place.root / "portal" / "token", json.dumps(token_file), mode=0o600)
+        print_message(f"this run is #{answer['job']['id']}: {answer['job']['url']}")
 
     def _ship(self) -> None:
-        """Keep one running until the command has ended; at least one, which `end` gives its moment."""
+        """Keep a shipper running until the command has ended. Start at least one, for `end` to drain."""
         wait = 1.0
         while True:
             self.shipper = shipper = self._start_shipper()
@@ -270,33 +272,33 @@ class Posting:
                 env={**os.environ, "PYTHONPATH": home}, stdin=subprocess.PIPE, stdout=log, stderr=log, process_group=0,
             )  # fmt: skip
 
-    def _say(self, line: str) -> None:
-        if line != self.said:
-            self.said = line
-            say(line)
+    def _print_if_new(self, line: str) -> None:
+        if line != self.last_message:
+            self.last_message = line
+            print_message(line)
 
 
-def say(line: str) -> None:
-    with suppress(OSError, ValueError):  # stderr may be closed: that is the command's affair
+def print_message(line: str) -> None:
+    with suppress(OSError, ValueError):  # the command may have closed stderr
         print(f"vigil: {plain(' '.join(line.split()))}", file=sys.stderr, flush=True)
 
 
-def _words(trouble: Trouble) -> str:
-    """What the portal does not take, field by field where it says so."""
-    errors = trouble.problem.get("errors") or []
-    return " ".join(f"{error['field']}: {error['message']}" for error in errors) or str(trouble)
+def _problem_text(problem: CliError) -> str:
+    """Return what the portal refused, field by field if it names fields."""
+    errors = problem.problem.get("errors") or []
+    return " ".join(f"{error['field']}: {error['message']}" for error in errors) or str(problem)
 
 
-def _from_keyboard() -> bool:
-    """Whether we are in a terminal's foreground: it tells everybody there by itself."""
+def _in_foreground() -> bool:
+    """Return whether we are in a terminal's foreground group, all of which the terminal signals itself."""
     for stream in (0, 2):
         with suppress(OSError):
             return os.tcgetpgrp(stream) == os.getpgrp()
     return False
 
 
-def _count(folder: Path) -> int:
-    """How many have come here, with us: each makes a folder of its own."""
+def _next_start_number(folder: Path) -> int:
+    """Return the number of starts in this folder including ours; each start creates a subfolder."""
     folder.mkdir(parents=True, exist_ok=True)
     number = len(list(folder.iterdir())) + 1
     while True:
@@ -309,7 +311,7 @@ def _count(folder: Path) -> int:
 
 
 def _copy_reporting(folder: Path) -> None:
-    """vigil_report.py and nothing else, so that nothing else of ours gets onto the command's path."""
+    """Copy vigil_report.py alone, so that none of our other modules gets onto the command's path."""
     import vigil_report
 
     temporary = folder / f".{os.getpid()}"
@@ -318,13 +320,13 @@ def _copy_reporting(folder: Path) -> None:
 
 
 def _write(path: Path, text: str, mode: int = 0o640) -> None:
-    """Replace a small file whole."""
+    """Write a small file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
         file.write(text)
     os.replace(temporary, path)
 
 
-def _line(text: str) -> str:
-    """The text as one printable line that the portal takes."""
+def _printable_line(text: str) -> str:
+    """Return the text as one printable line that the portal accepts."""
     return "".join(c if c.isprintable() else " " for c in text)[:4096]

@@ -1,4 +1,4 @@
-"""What `vigil backup` and `vigil restore` do for the command line: settings in, plain answers out."""
+"""Implement `vigil backup` and `vigil restore`: load the settings, run the action, return plain data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from portal.backup.make import backup as make
 from portal.backup.make import give_home_to_owner
 from portal.backup.restore import restore as take
 from portal.run import preflight
-from vigil_cli.portal import Trouble
+from vigil_cli.portal import CliError
 
 
 def backup(path: Path, *, force: bool) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def restore(path: Path, *, force: bool) -> dict[str, Any]:
 
 @contextmanager
 def _settings() -> Iterator[ModuleType]:
-    """The portal's own, until the command has ended; what is refused is Trouble."""
+    """Yield the portal's settings; on exit hand new files to the owner of VIGIL_HOME. Refusals become CliError."""
     os.umask(0o027)  # as `vigil up` does
     try:
         settings = preflight.load_settings(int(os.environ.get("VIGIL_PORT") or "8000"))
@@ -41,4 +41,4 @@ def _settings() -> Iterator[ModuleType]:
         finally:
             give_home_to_owner(settings)
     except preflight.Refused as error:
-        raise Trouble(str(error)) from None
+        raise CliError(str(error)) from None

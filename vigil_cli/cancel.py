@@ -1,4 +1,4 @@
-"""`vigil cancel`, `kill` and `release`: what ends a job, or lets one start that is held. No Django here."""
+"""`vigil cancel`, `kill` and `release`: stop a job, or release one that is held. No Django here."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import click
 from vigil_cli.params import JobId, as_json, out
 from vigil_cli.portal import find_portal
 
-NO_CHECKPOINT = "It writes no last checkpoint; those that it has are kept."
+NO_CHECKPOINT = "No last checkpoint is saved; existing checkpoints are kept."
 job_id = click.argument("job_id", metavar="ID", type=JobId())
 
 
 @click.command()
 @job_id
-@click.option("--now", "at_once", is_flag=True, help="Kill it, without a last checkpoint: as vigil kill.")
+@click.option("--now", "at_once", is_flag=True, help="Kill it without a last checkpoint, like vigil kill.")
 @as_json
 def cancel(job_id: int, at_once: bool, as_json: bool) -> None:
-    """Ask a job to stop; it writes a last checkpoint first.
+    """Ask a job to stop; it saves a last checkpoint first.
 
-    Repeated, 10 s or more after the first, it kills the job.
+    Repeat it after 10 s or more to kill the job.
     """
     if at_once:
         _kill(job_id, as_json)
         return
     job = find_portal().post(f"jobs/{job_id}/cancel")
     if job["attempt"].get("kill_requested_at"):
-        out(job, lambda job: [f"#{job['id']} was being cancelled already and is killed. {NO_CHECKPOINT}"], as_json)
+        out(job, lambda job: [f"#{job['id']} was already being cancelled and is now killed. {NO_CHECKPOINT}"], as_json)
         return
-    how = "It writes a last checkpoint first, and that is kept."
+    how = "It saves a last checkpoint first."
     if job["kind"] == "attached":
         how = "Slurm ends it."
     elif job["started_at"] is None:
         how = "It has not started, so there is nothing to save."
-    out(job, lambda job: [f"#{job['id']} is asked to stop. {how}"], as_json)
+    out(job, lambda job: [f"Cancelling #{job['id']}. {how}"], as_json)
 
 
 @click.command()
@@ -41,10 +41,10 @@ def cancel(job_id: int, at_once: bool, as_json: bool) -> None:
 def release(job_id: int, as_json: bool) -> None:
     """Release a job that is held in Slurm.
 
-    As `scontrol release`, in your own name; a sysadmin's is asked for in the portal's.
+    Like `scontrol release`, run as you; for a sysadmin, as the portal.
     """
     job = find_portal().post(f"jobs/{job_id}/release")
-    out(job, lambda job: [f"#{job['id']} is released within seconds; `vigil why {job['id']}` tells."], as_json)
+    out(job, lambda job: [f"#{job['id']} will be released within seconds. See `vigil why {job['id']}`."], as_json)
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`vigil catalogue`: what this site adds to the catalogue of failures. `check` needs no portal. No Django here."""
+"""`vigil catalogue`: the site's additions to the failure catalogue. `check` needs no portal. No Django here."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ import click
 
 from vigil_cli import tables
 from vigil_cli.params import Commands, as_json, out
-from vigil_cli.portal import Portal, Trouble, find_portal
+from vigil_cli.portal import CliError, Portal, find_portal
 from vigil_cli.terminal import echo, echo_whole
 
 if TYPE_CHECKING:
     from diagnosis.signatures.entry import Entry
 
-LOOK_S = 1.0
+POLL_S = 1.0
 MARKS = {"error": "✗", "warn": "!", "notice": "·"}
 entry_file = click.argument("file", metavar="FILE.toml")
 
 
 @click.group(cls=Commands)
 def catalogue() -> None:
-    """The entries by which this site knows failures (sysadmins).
+    """Manage the site's own failure signatures (sysadmins).
 
     FILE.toml has tables [[entry]], as docs/postmortems.md describes.
     """
 
 
 @catalogue.command("list")
-@click.option("--toml", "as_toml", is_flag=True, help="Those that count, as a file that `add` takes.")
-@click.option("--all", "are_all", is_flag=True, help="With --toml: those, too, that do not count.")
+@click.option("--toml", "as_toml", is_flag=True, help="Print the enabled entries as a file for `add`.")
+@click.option("--all", "are_all", is_flag=True, help="With --toml: disabled entries too.")
 @as_json
 def list_entries(as_toml: bool, are_all: bool, as_json: bool) -> None:
     """List the site's entries."""
@@ -46,8 +46,8 @@ def list_entries(as_toml: bool, are_all: bool, as_json: bool) -> None:
     from diagnosis.signatures.entry import FIELDS, entry_of
     from diagnosis.signatures.toml_export import written
 
-    rows = [one for one in found["items"] if one["is_enabled"] or are_all]
-    entries = [entry_of({name: one[name] for name in FIELDS}) for one in rows]
+    rows = [row for row in found["items"] if row["is_enabled"] or are_all]
+    entries = [entry_of({name: row[name] for name in FIELDS}) for row in rows]
     echo_whole(written(entries).removesuffix("\n"))
 
 
@@ -55,104 +55,107 @@ def list_entries(as_toml: bool, are_all: bool, as_json: bool) -> None:
 @entry_file
 @as_json
 def check(file: str, as_json: bool) -> None:
-    """Try the entries of a file, here: their lines, and the time that they take; 1 if one is not fit.
+    """Check the entries of a file locally: their examples and their speed; exit with 1 if one fails.
 
-    Each is tried beside what ships with Vigil and those before it in the file.
+    Each entry is checked together with Vigil's built-in entries and those before it in the file.
     """
     from diagnosis.trial.subprocess_trial import plain, try_entry
 
     entries = entries_in(file)
-    told = []
+    results = []
     for number, entry in enumerate(entries):
         others = {other.name: other for other in entries[:number]}
         trial = try_entry(plain(entry), others.values())
         if entry.name in others:
-            trial.say("error", "name", "One before it in the file has this name, too.")
-        told.append({"name": entry.name, **trial.told()})
-    out(told, lambda told: [line for one in told for line in _tried(one)], as_json)
-    if not all(one["is_fit"] for one in told):
+            trial.say("error", "name", "An earlier entry of the file has the same name.")
+        results.append({"name": entry.name, **trial.told()})
+    out(results, lambda results: [line for result in results for line in _trial_lines(result)], as_json)
+    if not all(result["is_fit"] for result in results):
         raise click.exceptions.Exit(1)
 
 
 @catalogue.command()
 @entry_file
-@click.option("--replace", "may_replace", is_flag=True, help="Write those anew that the site has.")
+@click.option("--replace", "may_replace", is_flag=True, help="Overwrite entries that exist already.")
 @as_json
 def add(file: str, may_replace: bool, as_json: bool) -> None:
-    """Add the entries of a file to the site's; they count from the next diagnosis on."""
+    """Add the entries of a file to the site's. They apply from the next diagnosis on."""
     from diagnosis.trial.subprocess_trial import plain
 
     entries, portal = entries_in(file), find_portal()
-    there = {one["name"] for one in portal.get("catalogue/entries")["items"]} if may_replace else set()
+    there = {item["name"] for item in portal.get("catalogue/entries")["items"]} if may_replace else set()
     added = []
     for entry in entries:
         try:
             added.append(_send(portal, plain(entry), entry.name in there))
-        except Trouble:
-            echo(f"vigil: {entry.name} is not taken, nor what comes after it.", err=True)
+        except CliError:
+            echo(f"vigil: {entry.name} was refused; later entries were not sent.", err=True)
             raise
         if not as_json:
-            echo(f"{'Written anew' if entry.name in there else 'Added'}: {entry.name}")
+            echo(f"{'Replaced' if entry.name in there else 'Added'}: {entry.name}")
     if as_json:
-        out({"items": added}, lambda told: [], as_json)
+        out({"items": added}, lambda _: [], as_json)
 
 
 @catalogue.command()
 @entry_file
-@click.option("--name", help="Which, where the file has several.")
+@click.option("--name", help="Name of the entry, if the file has several.")
 @click.option("-n", "--limit", type=click.IntRange(1, 500), default=500, show_default=True, help="Incidents.")
 @as_json
 def replay(file: str, name: str | None, limit: int, as_json: bool) -> None:
-    """See which verdicts of the past an entry would change; none is changed. Ctrl-C stops it."""
+    """Show which past verdicts an entry would change, without changing any. Ctrl-C stops it."""
     from diagnosis.trial.subprocess_trial import plain
 
     entries = [entry for entry in entries_in(file) if name in {None, entry.name}]
     if len(entries) != 1:
-        names = ", ".join(entry.name for entry in entries) or "none of that name"
-        raise Trouble(f"Say which entry of {file} by --name: {names}.")
+        names = ", ".join(entry.name for entry in entries) or "no entry has that name"
+        raise CliError(f"Choose an entry of {file} with --name: {names}.")
     portal = find_portal()
-    told = portal.post("catalogue/replays", json={**plain(entries[0]), "most": limit})
-    where = f"catalogue/replays/{told['id']}"
+    replay_status = portal.post("catalogue/replays", json={**plain(entries[0]), "most": limit})
+    where = f"catalogue/replays/{replay_status['id']}"
     try:
-        while told["state"] == "going":
-            echo(f"{told['done']:,} of {told['of']:,} incidents, {_changed(told)}", err=True)
-            time.sleep(LOOK_S)
-            told = portal.get(where)
+        while replay_status["state"] == "going":
+            echo(
+                f"{replay_status['done']:,} of {replay_status['of']:,} incidents, {_change_count(replay_status)}",
+                err=True,
+            )
+            time.sleep(POLL_S)
+            replay_status = portal.get(where)
     except KeyboardInterrupt:
-        portal.ask("DELETE", where)
-        raise Trouble("Stopped.") from None
-    out(told, _replayed, as_json)
+        portal.request("DELETE", where)
+        raise CliError("Stopped.") from None
+    out(replay_status, _replay_lines, as_json)
 
 
 @catalogue.command()
 @click.argument("name")
 def remove(name: str) -> None:
-    """Remove an entry of the site."""
-    find_portal().ask("DELETE", _path(name))
+    """Remove one of the site's entries."""
+    find_portal().request("DELETE", _path(name))
     echo(f"Removed: {name}")
 
 
 @catalogue.command()
 @click.argument("name")
 def enable(name: str) -> None:
-    """Let an entry count again."""
+    """Enable an entry again."""
     find_portal().patch(_path(name), json={"is_enabled": True})
-    echo(f"Counts: {name}")
+    echo(f"Enabled: {name}")
 
 
 @catalogue.command()
 @click.argument("name")
 def disable(name: str) -> None:
-    """Keep an entry, but let it no longer count."""
+    """Disable an entry without deleting it."""
     find_portal().patch(_path(name), json={"is_enabled": False})
-    echo(f"Does not count: {name}")
+    echo(f"Disabled: {name}")
 
 
 @catalogue.command()
-@click.option("--folder", type=click.Path(path_type=Path), help="Write a folder of cases instead of lines of JSON.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Write a folder of cases instead of JSON lines.")
 @click.option("-n", "--limit", type=click.IntRange(1, 1000), default=1000, show_default=True, help="The newest.")
 def examples(folder: Path | None, limit: int) -> None:
-    """Print what people judged, as cases with known causes; `vigil diagnose --evaluate` scores them.
+    """Print incidents that people judged, as cases with known causes. `vigil diagnose --evaluate` scores them.
 
     For example:  vigil catalogue examples > cases.jsonl && vigil diagnose --evaluate cases.jsonl
     """
@@ -161,32 +164,32 @@ def examples(folder: Path | None, limit: int) -> None:
         for piece in pieces:
             click.echo(piece, nl=False)
         return
-    told = [json.loads(line) for line in "".join(pieces).splitlines()]
+    cases = [json.loads(line) for line in "".join(pieces).splitlines()]
     try:
-        for one in told:
-            _write_case(folder, one)
+        for case in cases:
+            _write_case(folder, case)
     except OSError as error:
-        raise Trouble(f"{folder}: {error.strerror or error}") from None
-    echo(f"{len(told):,} cases in {folder}", err=True)
+        raise CliError(f"{folder}: {error.strerror or error}") from None
+    echo(f"{len(cases):,} cases in {folder}", err=True)
 
 
 ALL = (catalogue,)
 
 
 def entries_in(file: str) -> Sequence[Entry]:
-    """The entries of a file; Trouble where it is none."""
+    """Return the entries of a file; raise CliError if it has none or cannot be read."""
     from diagnosis.signatures.entry import BadEntry, read
 
     try:
         found = read(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
-        raise Trouble(f"{file}: {error.strerror or error}") from None
+        raise CliError(f"{file}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise Trouble(f"{file} is no text in UTF-8.") from None
+        raise CliError(f"{file} is not UTF-8 text.") from None
     except (tomllib.TOMLDecodeError, BadEntry, RecursionError) as error:
-        raise Trouble(f"{file}: {error}") from None
+        raise CliError(f"{file}: {error}") from None
     if not found:
-        raise Trouble(f"{file} has no table [[entry]].")
+        raise CliError(f"{file} has no table [[entry]].")
     return found
 
 
@@ -196,50 +199,58 @@ def _path(name: str) -> str:
 
 def _send(portal: Portal, entry: dict[str, Any], is_there: bool) -> dict[str, Any]:
     if is_there:
-        found: dict[str, Any] = portal.ask("PUT", _path(entry["name"]), tries=2, json=entry).json()
+        found: dict[str, Any] = portal.request("PUT", _path(entry["name"]), tries=2, json=entry).json()
     else:
         found = portal.post("catalogue/entries", json=entry)
     return found
 
 
 def _table(answer: dict[str, Any]) -> list[str]:
-    head = ["NAME", "ROLE", "CAUSE", "COUNTS", "BY", "CHANGED", "PATTERN"]
+    head = ["NAME", "ROLE", "CAUSE", "ENABLED", "BY", "CHANGED", "PATTERN"]
     rows = [
         [
-            *(one["name"], one["role"], one["cause"], "yes" if one["is_enabled"] else "no", one["changed_by"]),
-            *(tables.local(one["changed_at"])[:16], one["pattern"] or one["exception"]),
+            *(
+                entry["name"],
+                entry["role"],
+                entry["cause"],
+                "yes" if entry["is_enabled"] else "no",
+                entry["changed_by"],
+            ),
+            *(tables.local(entry["changed_at"])[:16], entry["pattern"] or entry["exception"]),
         ]
-        for one in answer["items"]
+        for entry in answer["items"]
     ]
     return tables.table(
-        head, rows, "None: this site goes by what ships with Vigil. Add some with `vigil catalogue add`."
+        head, rows, "No entries: this site uses only the built-in catalogue. Add entries with `vigil catalogue add`."
     )
 
 
-def _tried(one: dict[str, Any]) -> list[str]:
-    took = "" if one["seconds"] is None else f": {one['seconds']:.2f} s for {one['megabytes']:.0f} MB"
-    lines = [f"{one['name']} is {'fit' if one['is_fit'] else 'not fit'}{took}"]
-    return [*lines, *(f"  {MARKS[each['level']]} {each['field']}: {each['text']}" for each in one["findings"])]
+def _trial_lines(trial: dict[str, Any]) -> list[str]:
+    took = "" if trial["seconds"] is None else f": {trial['seconds']:.2f} s for {trial['megabytes']:.0f} MB"
+    lines = [f"{trial['name']} {'passed' if trial['is_fit'] else 'failed'}{took}"]
+    return [
+        *lines,
+        *(f"  {MARKS[finding['level']]} {finding['field']}: {finding['text']}" for finding in trial["findings"]),
+    ]
 
 
-def _changed(told: dict[str, Any]) -> str:
-    many = len(told["changes"])
-    return f"{many:,} {'verdict' if many == 1 else 'verdicts'} would change"
+def _change_count(replay_status: dict[str, Any]) -> str:
+    count = len(replay_status["changes"])
+    return f"{count:,} {'verdict' if count == 1 else 'verdicts'} would change"
 
 
-def _replayed(told: dict[str, Any]) -> list[str]:
-    lead = (
-        f"{_changed(told)} of {told['read']:,} that could be read again; it would name the root of {told['named']:,}."
-    )
+def _replay_lines(replay_status: dict[str, Any]) -> list[str]:
+    lead = f"{_change_count(replay_status)} of {replay_status['read']:,} incidents read again;"
+    lead += f" the entry would name the root cause of {replay_status['named']:,}."
     rows = [
         [
-            *(f"#{one['job']}", one["name"], str(one["attempt"]), one["before"], one["after"]),
-            *(f"{one['confidence']:.0%}", one["by_person"]),
+            *(f"#{change['job']}", change["name"], str(change["attempt"]), change["before"], change["after"]),
+            *(f"{change['confidence']:.0%}", change["by_person"]),
         ]
-        for one in told["changes"]
+        for change in replay_status["changes"]
     ]
-    lines = [lead, *([told["outcome"]] if told["outcome"] else [])]
-    head = ["JOB", "NAME", "ATTEMPT>", "BEFORE", "AFTER", "SURE>", "A PERSON SAID"]
+    lines = [lead, *([replay_status["outcome"]] if replay_status["outcome"] else [])]
+    head = ["JOB", "NAME", "ATTEMPT>", "BEFORE", "AFTER", "CONFIDENCE>", "JUDGED BY PEOPLE"]
     return [*lines, *(tables.table(head, rows, "") if rows else [])]
 
 

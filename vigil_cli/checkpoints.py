@@ -1,4 +1,4 @@
-"""`vigil checkpoints`, `vigil pin` and `vigil unpin`: what a job has saved, and what of it stays. No Django here."""
+"""`vigil checkpoints`, `vigil pin` and `vigil unpin`: a job's checkpoints and their retention. No Django here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from vigil_cli.params import JobId, as_json, out
 from vigil_cli.portal import find_portal, kind_of
 
 job_id = click.argument("job_id", metavar="ID", type=JobId())
-checkpoint_name = click.argument("name", metavar="CHECKPOINT", callback=lambda context, option, name: _named(name))
+checkpoint_name = click.argument(
+    "name", metavar="CHECKPOINT", callback=lambda context, option, name: _checkpoint_name(name)
+)
 
 
 @click.command()
@@ -20,12 +22,12 @@ checkpoint_name = click.argument("name", metavar="CHECKPOINT", callback=lambda c
 def checkpoints(job_id: int, as_json: bool) -> None:
     """List a job's checkpoints.
 
-    `python -m training export FOLDER/job/checkpoints/NAME --hf MODEL`, where their folder is, takes the model out: a
-    folder that transformers loads. The page's tab Checkpoints has the line to copy.
+    To export a model in Hugging Face format, run `python -m training export FOLDER/job/checkpoints/NAME --hf MODEL` on
+    a machine that sees the folder. The Checkpoints tab of the job's page has the line to copy.
     """
     portal = find_portal()
     found = list(portal.items(f"jobs/{job_id}/checkpoints", limit=200))
-    out({"items": found}, lambda told: tables.checkpoints(told, kind_of(portal, job_id).counts), as_json)
+    out({"items": found}, lambda answer: tables.checkpoints(answer, kind_of(portal, job_id).counts), as_json)
 
 
 @click.command()
@@ -33,7 +35,7 @@ def checkpoints(job_id: int, as_json: bool) -> None:
 @checkpoint_name
 @as_json
 def pin(job_id: int, name: str, as_json: bool) -> None:
-    """Keep a checkpoint, such as step-400, from being pruned."""
+    """Pin a checkpoint so that it is never pruned."""
     _pin(job_id, name, True, as_json)
 
 
@@ -42,20 +44,20 @@ def pin(job_id: int, name: str, as_json: bool) -> None:
 @checkpoint_name
 @as_json
 def unpin(job_id: int, name: str, as_json: bool) -> None:
-    """Let a pinned checkpoint be pruned again when its turn comes."""
+    """Unpin a checkpoint, so that it may be pruned again."""
     _pin(job_id, name, False, as_json)
 
 
-def _named(checkpoint: str) -> str:
-    """The checkpoint's name: a step's number alone will do."""
+def _checkpoint_name(checkpoint: str) -> str:
+    """Return the checkpoint's name; a bare step number is accepted."""
     return f"step-{int(checkpoint)}" if checkpoint.isdecimal() else checkpoint
 
 
 def _pin(job_id: int, name: str, pinned: bool, as_json: bool) -> None:
     address = f"jobs/{job_id}/checkpoints/{quote(name, safe='')}"
     found = find_portal().patch(address, json={"pinned": pinned})
-    said = "Pinned" if pinned else "Unpinned"
-    out(found, lambda checkpoint: [f"{said} {checkpoint['name']} of #{job_id}."], as_json)
+    verb = "Pinned" if pinned else "Unpinned"
+    out(found, lambda checkpoint: [f"{verb} {checkpoint['name']} of #{job_id}."], as_json)
 
 
 ALL = (checkpoints, pin, unpin)

@@ -13,19 +13,19 @@ from vigil_cli.portal import find_portal
 from vigil_cli.tables import local
 from vigil_cli.terminal import echo
 
-REPLACE = "Also where somebody else has drained it. At a terminal you are asked; a script needs this."
+REPLACE = "Replace somebody else's drain. Required in scripts; at a terminal you are asked."
 
 
 @click.command()
-@click.option("--partition", help="Only those of this partition.")
-@click.option("--state", help="Only those in this state: idle, mixed, allocated, drained, down …")
+@click.option("--partition", help="Only nodes of this partition.")
+@click.option("--state", help="Only nodes in this state: idle, mixed, allocated, drained, down …")
 @as_json
 def nodes(partition: str | None, state: str | None, as_json: bool) -> None:
     """List the nodes."""
     found = find_portal().get("nodes", partition=partition, state=state)
     _note_silence(found["reading"])
     if not found["items"] and not as_json and (partition or state):
-        click.echo("No node is so. See them all with `vigil nodes`.")
+        click.echo("No matching nodes. `vigil nodes` lists all.")
         click.echo(cluster_tables.as_of(found["reading"]))
         return
     out(found, cluster_tables.nodes, as_json)
@@ -43,13 +43,13 @@ def node(name: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--reason", required=True, metavar="R", help="What the scheduler shows; your name is added to it.")
+@click.option("--reason", required=True, metavar="R", help="The reason that the scheduler shows; your name is added.")
 @click.option("--replace", is_flag=True, help=REPLACE)
 @as_json
 def drain(name: str, reason: str, replace: bool, as_json: bool) -> None:
-    """Let nothing new start on a node (sysadmins).
+    """Drain a node: no new jobs start on it (sysadmins).
 
-    What runs there goes on. Waits up to 30 s for what the scheduler says.
+    Running jobs continue. Waits up to 30 s for the scheduler to confirm.
     """
     _order(name, "drain", {"reason": reason, "replace": replace}, as_json)
 
@@ -59,22 +59,22 @@ def drain(name: str, reason: str, replace: bool, as_json: bool) -> None:
 @click.option("--replace", is_flag=True, help=REPLACE)
 @as_json
 def undrain(name: str, replace: bool, as_json: bool) -> None:
-    """Let jobs start on a drained node again (sysadmins)."""
+    """Return a drained node to service (sysadmins)."""
     _order(name, "undrain", {"replace": replace}, as_json)
 
 
 @click.command()
 @click.option("--state", multiple=True, help="pending, running, suspended or completing; may be repeated.")
-@click.option("--partition", help="Only those of this partition.")
+@click.option("--partition", help="Only jobs of this partition.")
 @click.option("--user", help="A Unix user.")
-@click.option("--mine", is_flag=True, help="Only your own.")
-@click.option("-q", "--search", "q", help="Words in the name; or the scheduler's number, a person, an account.")
+@click.option("--mine", is_flag=True, help="Only your own jobs.")
+@click.option("-q", "--search", "q", help="Search names, scheduler job ids, people and accounts.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True)
 @as_json
 def queue(limit: int, mine: bool, as_json: bool, **filters: Any) -> None:
-    """Show the scheduler's queue, everybody's jobs.
+    """Show the scheduler's queue with everybody's jobs.
 
-    Your own come first, then those that wait by priority, then those that run.
+    Your own jobs come first, then pending jobs by priority, then running ones.
     """
     portal = find_portal()
     wanted = {**filters, "mine": "true" if mine else None, "limit": min(limit, 200)}
@@ -85,7 +85,7 @@ def queue(limit: int, mine: bool, as_json: bool, **filters: Any) -> None:
         page = portal.get("queue", cursor=page["next"], **wanted)
         found += page["items"][: limit - len(found)]
     if not found and not as_json and (mine or any(filters.values())):
-        click.echo("Nothing matches. See everything with `vigil queue`.")
+        click.echo("No matching jobs. `vigil queue` lists all.")
         for line in cluster_tables.freshness(page):
             echo(line)
         return
@@ -99,7 +99,7 @@ def queue(limit: int, mine: bool, as_json: bool, **filters: Any) -> None:
 @click.command()
 @as_json
 def licenses(as_json: bool) -> None:
-    """List Slurm's licences and how many are in use."""
+    """List Slurm's licenses and how many are in use."""
     found = find_portal().get("licenses")
     _note_silence(found["reading"])
     out(found, cluster_tables.licenses, as_json)
@@ -109,7 +109,7 @@ ALL = (nodes, node, drain, undrain, queue, licenses)
 
 
 def _order(name: str, action: str, body: dict[str, Any], as_json: bool) -> None:
-    """Ask for it and wait for what the scheduler says; leaves with 1 where that is no, or nothing yet."""
+    """Place the order and wait for the scheduler; exit with code 1 if it refused or has not answered yet."""
     from vigil_cli import drain as ordering
 
     order = ordering.carry_out(find_portal(), _node_path(name), action, body)
@@ -125,7 +125,7 @@ def _node_path(name: str) -> str:
 
 
 def _note_silence(reading: dict[str, Any]) -> None:
-    """Says on stderr that the scheduler does not answer, so that stdout stays what it is."""
+    """Warn on stderr that the scheduler does not answer, so that stdout stays parseable."""
     if reading["error"]:
-        since = f"This is what it said at {local(reading['read_at'])}. " if reading["read_at"] else ""
+        since = f"Showing its answer from {local(reading['read_at'])}. " if reading["read_at"] else ""
         echo(f"vigil: the scheduler does not answer. {since}{reading['error']}", err=True)

@@ -1,4 +1,4 @@
-"""Print the cluster for people on the command line: its nodes, its queue and its licences."""
+"""Print the cluster for people on the command line: its nodes, its queue and its licenses."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ def nodes(answer: dict[str, Any]) -> list[str]:
         ]
         for n in answer["items"]
     ]
-    return [*table(head, rows, "No nodes: the scheduler has named none yet."), as_of(answer["reading"])]
+    return [*table(head, rows, "No nodes: the scheduler has not reported any yet."), as_of(answer["reading"])]
 
 
 def _gpu_types(node: dict[str, Any]) -> str:
     """Return the type of its GPUs; "1 a100, 7 1g.10gb" where it has several."""
     types = node.get("gpu_types", [])
-    return ", ".join(f"{one['gpus']} {one['type']}" for one in types) if len(types) > 1 else str(node["gpu_type"])
+    return (
+        ", ".join(f"{gpu_type['gpus']} {gpu_type['type']}" for gpu_type in types)
+        if len(types) > 1
+        else str(node["gpu_type"])
+    )
 
 
 def _gpus(node: dict[str, Any]) -> str:
@@ -39,38 +43,38 @@ def _gpus(node: dict[str, Any]) -> str:
         return ""
     types = node.get("gpu_types", [])
     if len(types) > 1:
-        return ", ".join(f"{one['used']} of {one['gpus']} {one['type']}".rstrip() for one in types)
+        return ", ".join(f"{gpu_type['used']} of {gpu_type['gpus']} {gpu_type['type']}".rstrip() for gpu_type in types)
     return f"{node['gpus_used']} of {node['gpus']} {node['gpu_type']}".rstrip()
 
 
 def node(answer: dict[str, Any]) -> list[str]:
     order = answer["order"]
     facts = {
-        "state": formatting.word(answer["state"]) + ("" if answer["takes_jobs"] else ", takes no jobs"),
+        "state": formatting.word(answer["state"]) + ("" if answer["takes_jobs"] else ", not schedulable"),
         "reason": answer["reason"],
-        "said by": " ".join(part for part in (answer["reason_by"], local(answer["reason_at"])) if part),
+        "set by": " ".join(part for part in (answer["reason_by"], local(answer["reason_at"])) if part),
         "partitions": ", ".join(answer["partitions"]),
         "features": ", ".join(answer["features"]),
         "gpus": _gpus(answer),
-        "held": ", ".join(map(str, answer["gpus_allocated"])),
+        "allocated": ", ".join(map(str, answer["gpus_allocated"])),
         "cpus": f"{answer['cpus_used']} of {answer['cpus']}",
         "memory": f"{answer['memory_used_mib'] / 1024:,.0f} of {answer['memory_mib'] / 1024:,.0f} GiB allocated",
         "load": formatting.measure(answer["load"]) if answer["load"] is not None else "",
         "booted": local(answer["booted_at"]),
-        "read": local(answer["reading"]["read_at"]),
-        "order": f"{order['action']} by {order['asked_by']}: {ordered(order)}" if order else "",
+        "updated": local(answer["reading"]["read_at"]),
+        "order": f"{order['action']} by {order['asked_by']}: {order_text(order)}" if order else "",
     }
     width = max(map(len, facts))
     return [answer["name"], *(f"  {name.ljust(width)}  {value}" for name, value in facts.items() if value)]
 
 
-def ordered(order: dict[str, Any]) -> str:
-    """Return what became of an order to a node."""
+def order_text(order: dict[str, Any]) -> str:
+    """Return the state and outcome of a drain order."""
     return f"{order['state']}: {order['outcome']}" if order["outcome"] else str(order["state"])
 
 
 def queue(answer: dict[str, Any]) -> list[str]:
-    head = ["ID>", "STATE", "NAME", "USER", "PARTITION", "NODES>", "GPUS>", "PLACE>", "STARTS/ENDS", "WHY/WHERE"]
+    head = ["ID>", "STATE", "NAME", "USER", "PARTITION", "NODES>", "GPUS>", "POSITION>", "STARTS/ENDS", "REASON/NODES"]
     rows = [
         [
             q["scheduler_id"],
@@ -90,32 +94,32 @@ def queue(answer: dict[str, Any]) -> list[str]:
 
 
 def licenses(answer: dict[str, Any]) -> list[str]:
-    head = ["LICENCE", "TOTAL>", "IN USE>", "RESERVED>", "FREE>"]
+    head = ["LICENSE", "TOTAL>", "IN USE>", "RESERVED>", "FREE>"]
     numbers = ("total", "used", "reserved", "free")
-    rows = [[one["name"], *(formatting.count(one[name]) for name in numbers)] for one in answer["items"]]
-    return [*table(head, rows, "The scheduler counts no licences."), as_of(answer["reading"])]
+    rows = [[item["name"], *(formatting.count(item[name]) for name in numbers)] for item in answer["items"]]
+    return [*table(head, rows, "The scheduler manages no licenses."), as_of(answer["reading"])]
 
 
 def freshness(answer: dict[str, Any]) -> list[str]:
     """Return how old a queue is, and which of the person's own jobs it cannot show yet (not from an older portal)."""
-    unseen = answer.get("unseen") or {"text": ""}
-    return [as_of(answer["reading"]), *([unseen["text"]] if unseen["text"] else [])]
+    missing = answer.get("unseen") or {"text": ""}
+    return [as_of(answer["reading"]), *([missing["text"]] if missing["text"] else [])]
 
 
 def as_of(reading: dict[str, Any]) -> str:
     """Return how old an answer is."""
     if reading["read_at"] is None:
-        return "The scheduler has not been asked yet: this is not what it says."
+        return "The scheduler has not been polled yet."
     then = datetime.fromisoformat(reading["read_at"]).astimezone()
     today = then.date() == datetime.now().astimezone().date()
-    said = f"As of {then:%H:%M:%S}." if today else f"As of {then:%Y-%m-%d %H:%M:%S}."
-    return f"{said} {reading.get('unreadable_text', '')}".rstrip()
+    text = f"As of {then:%H:%M:%S}." if today else f"As of {then:%Y-%m-%d %H:%M:%S}."
+    return f"{text} {reading.get('unreadable_text', '')}".rstrip()
 
 
 def _queued(job: dict[str, Any]) -> str:
-    """Its name, what Vigil calls it, and how many wait as one."""
-    own = f"#{job['job']}" if job["job"] else f"sweep {job['sweep']}" if job.get("sweep") else ""
-    notes = [own] if own else []
+    """Return the job's name with its number in Vigil and how many jobs the line stands for."""
+    number = f"#{job['job']}" if job["job"] else f"sweep {job['sweep']}" if job.get("sweep") else ""
+    notes = [number] if number else []
     notes += [f"{job['tasks']:,} jobs"] if job.get("tasks", 1) > 1 else []
     notes += [f"component {job['component']}"] if job.get("component") else []
     return str(job["name"]) + (f" ({', '.join(notes)})" if notes else "")

@@ -1,4 +1,4 @@
-"""Packing a script's folder for upload: what git tracks, as it is now, or everything where there is no git."""
+"""Pack a script's folder for upload: the files git tracks, as they are now, or all files where there is no git."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ SKIPPED = frozenset({".git", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache
 
 
 class Unpackable(Exception):
-    """The folder cannot be sent. The message says why, and what to do."""
+    """Raised when the folder cannot be sent. The message says why, and what to do."""
 
 
 @dataclass
-class Packed:
-    """A tar.gz of a folder, and what was left out of it."""
+class PackedCode:
+    """Hold a tar.gz of a folder, and the names of the files that were left out."""
 
     code: bytes
     files: int
     left_out: list[str] = field(default_factory=list)
 
 
-def pack(directory: Path) -> Packed:
-    """The folder as a tar.gz, the same bytes for the same files."""
+def pack(directory: Path) -> PackedCode:
+    """Return the folder as a tar.gz: the same bytes for the same files."""
     root = directory.resolve()
     if not root.is_dir():
         raise Unpackable(f"{directory} is not a folder.")
-    tracked = _tracked(root)
-    names = tracked.files if tracked else _everything(root)
+    tracked = _git_files(root)
+    names = tracked.files if tracked else _all_files(root)
     if not names:
         raise Unpackable(f"{directory} is empty.")
     inner = io.BytesIO()
@@ -46,44 +46,44 @@ def pack(directory: Path) -> Packed:
         for name in sorted(set(names)):
             total += _add(archive, root, name)
             if total > MAX_UNPACKED:
-                raise Unpackable(f"{directory} holds more than 500 MB. Keep data and weights out of it.")
+                raise Unpackable(f"{directory} contains more than 500 MB. Keep data and weights out of it.")
     code = gzip.compress(inner.getvalue(), mtime=0)
     if len(code) > MAX_BYTES:
-        raise Unpackable(
-            f"{directory} packs to {len(code) / 1e6:.0f} MB, at most 50 MB are taken. {_largest(root, names)}"
-        )
-    return Packed(code, len(names), tracked.untracked if tracked else [])
+        raise Unpackable(f"{directory} packs to {len(code) / 1e6:.0f} MB; the limit is 50 MB. {_largest(root, names)}")
+    return PackedCode(code, len(names), tracked.untracked if tracked else [])
 
 
 @dataclass
-class _Tracked:
+class _GitFiles:
     files: list[str]
     untracked: list[str]
 
 
-def _tracked(root: Path) -> _Tracked | None:
-    """What git knows of the folder; None where there is no repository, or none of it is tracked."""
-    files = _git(root, "ls-files", "-z", "--cached")
+def _git_files(root: Path) -> _GitFiles | None:
+    """Return the files that git tracks and those it does not; None without a repository or tracked files."""
+    files = _git_names(root, "ls-files", "-z", "--cached")
     if not files:
         return None
     there = [name for name in files if os.path.lexists(root / name) and not _is_submodule(root / name)]
-    return _Tracked(there, _git(root, "ls-files", "-z", "--others", "--exclude-standard") or [])
+    return _GitFiles(there, _git_names(root, "ls-files", "-z", "--others", "--exclude-standard") or [])
 
 
 def _origin(root: Path) -> dict[str, str]:
-    """The commit that the files come from, where `git get-tar-commit-id` looks for it, and whether they differ."""
-    head = _ask(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    """Return tar headers: the files' commit, as `git get-tar-commit-id` reads it, and whether they differ from it."""
+    head = _run_git(root, "rev-parse", "--verify", "--quiet", "HEAD")
     if head is None or head.returncode != 0:
         return {}  # nothing is committed yet
     only_ours = ("--untracked-files=no", "--ignore-submodules=all", "--", ".")
-    changed = _ask(root, "--no-optional-locks", "status", "--porcelain", *only_ours, settings=_without_programs(root))
+    changed = _run_git(
+        root, "--no-optional-locks", "status", "--porcelain", *only_ours, settings=_without_programs(root)
+    )
     dirty = {DIRTY: "1"} if changed is None or changed.returncode != 0 or changed.stdout else {}
     return {"comment": head.stdout.decode().strip(), **dirty}
 
 
 def _without_programs(root: Path) -> dict[str, str]:
-    """Settings that leave out the filters of this very repository: a folder of a stranger's would run its own."""
-    found = _ask(root, "config", "--show-scope", "--name-only", "-z", "--get-regexp", r"^filter\.")
+    """Return git settings that disable this repository's filters: an untrusted folder would run its own programs."""
+    found = _run_git(root, "config", "--show-scope", "--name-only", "-z", "--get-regexp", r"^filter\.")
     words = found.stdout.decode(errors="surrogateescape").split("\0") if found is not None else []
     theirs = {name for scope, name in zip(words[::2], words[1::2], strict=False) if scope in {"local", "worktree"}}
     values = {name: "false" if name.endswith(".required") else "" for name in sorted(theirs)}
@@ -93,7 +93,7 @@ def _without_programs(root: Path) -> dict[str, str]:
     return settings
 
 
-def _ask(
+def _run_git(
     root: Path, *arguments: str, settings: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes] | None:
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments]
@@ -104,22 +104,22 @@ def _ask(
         return None
 
 
-def _git(root: Path, *arguments: str) -> list[str] | None:
-    done = _ask(root, *arguments)
+def _git_names(root: Path, *arguments: str) -> list[str] | None:
+    done = _run_git(root, *arguments)
     if done is None:
         return None
     if done.returncode == 0:
         return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
     if b"not a git repository" in done.stderr:
         return None
-    raise Unpackable(f"git does not list {root}: {done.stderr.decode(errors='replace').strip()}")
+    raise Unpackable(f"git could not list {root}: {done.stderr.decode(errors='replace').strip()}")
 
 
 def _is_submodule(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _everything(root: Path) -> list[str]:
+def _all_files(root: Path) -> list[str]:
     names = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED]
@@ -129,7 +129,7 @@ def _everything(root: Path) -> list[str]:
 
 
 def _add(archive: tarfile.TarFile, root: Path, name: str) -> int:
-    """Put one file or link in; answers its size in bytes."""
+    """Add one file or link to the archive and return its size in bytes."""
     path = root / name
     mode = path.lstat().st_mode
     member = tarfile.TarInfo(name)
@@ -138,8 +138,8 @@ def _add(archive: tarfile.TarFile, root: Path, name: str) -> int:
         archive.addfile(member)
         return 0
     if not stat.S_ISREG(mode):
-        raise Unpackable(f"{name} is not a file, a folder or a link. Take it out of the folder.")
-    _behind_no_link(root, path, name)
+        raise Unpackable(f"{name} is not a file, a folder or a link. Remove it from the folder.")
+    _refuse_outside_link(root, path, name)
     data = path.read_bytes()
     member.size, member.mode = len(data), 0o755 if mode & 0o100 else 0o644
     archive.addfile(member, io.BytesIO(data))
@@ -150,13 +150,15 @@ def _link(root: Path, path: Path, name: str) -> str:
     target = os.readlink(path)
     ends = Path(os.path.normpath(path.parent / target))
     if os.path.isabs(target) or not ends.is_relative_to(root) or not path.resolve().is_relative_to(root):
-        raise Unpackable(f"{name} is a link that leads out of the folder, to {target}. Put the file itself there.")
+        raise Unpackable(f"{name} is a link to {target}, outside the folder. Replace it with the file itself.")
     return target
 
 
-def _behind_no_link(root: Path, path: Path, name: str) -> None:
+def _refuse_outside_link(root: Path, path: Path, name: str) -> None:
     if not path.parent.resolve().is_relative_to(root):
-        raise Unpackable(f"{name} lies behind a link that leads out of the folder. Put the folder itself there.")
+        raise Unpackable(
+            f"{name} is behind a link that leads outside the folder. Replace the link with the folder itself."
+        )
 
 
 def _largest(root: Path, names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""`vigil drain` and `vigil undrain`: ask, then wait for what the scheduler says. No Django here."""
+"""`vigil drain` and `vigil undrain`: place the order, then wait for the scheduler. No Django here."""
 
 from __future__ import annotations
 
@@ -8,56 +8,56 @@ from typing import Any
 
 import click
 
-from vigil_cli.cluster_tables import ordered
-from vigil_cli.portal import Portal, Trouble
+from vigil_cli.cluster_tables import order_text
+from vigil_cli.portal import CliError, Portal
 from vigil_cli.terminal import echo
 
 DRAINED = "urn:vigil:problem:drained"
 WAIT_S = 30.0
-LOOK_S = 0.5
+POLL_S = 0.5
 
 
 def carry_out(portal: Portal, node: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the order as it ended, or as it stands after 30 s; what happens meanwhile goes to stderr."""
+    """Return the order once it has ended, or its state after 30 s; progress goes to stderr."""
     order = _place(portal, f"{node}/{action}", action, body)
     name = order["node"]
-    echo(f"Asked to {action} {name}; waiting for the scheduler.", err=True)
+    echo(f"Requested to {action} {name}; waiting for the scheduler.", err=True)
     until = time.monotonic() + WAIT_S
-    said = ""
+    last_outcome = ""
     while order["state"] == "asked" and time.monotonic() < until:
-        time.sleep(LOOK_S)
-        order = _look(portal, node, order)
-        if order["state"] == "asked" and order["outcome"] not in {"", said}:
-            said = order["outcome"]
-            echo(f"{said} It is asked again.", err=True)
+        time.sleep(POLL_S)
+        order = _reload(portal, node, order)
+        if order["state"] == "asked" and order["outcome"] not in {"", last_outcome}:
+            last_outcome = order["outcome"]
+            echo(f"{last_outcome} Retrying.", err=True)
     if order["state"] == "asked":
-        echo(f"Not done within {WAIT_S:.0f} s; Vigil goes on trying. See `vigil node {name}`.", err=True)
+        echo(f"Not done within {WAIT_S:.0f} s; Vigil keeps trying. See `vigil node {name}`.", err=True)
     elif order["state"] == "done":
-        done = "takes no new jobs" if action == "drain" else "takes jobs again"
+        done = "accepts no new jobs" if action == "drain" else "accepts jobs again"
         echo(f"Done: {name} {done}.", err=True)
     else:
-        echo(f"Not done, {ordered(order)}", err=True)
+        echo(f"Not done, {order_text(order)}", err=True)
     return order
 
 
 def _place(portal: Portal, address: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Place the order. Where somebody else has drained the node, ask first; a script has to say --replace."""
+    """Place the order. If somebody else drained the node, ask first; a script has to pass --replace."""
     try:
         order: dict[str, Any] = portal.post(address, json=body)
-    except Trouble as error:
+    except CliError as error:
         if error.problem.get("type") != DRAINED:
             raise
         standing = str(error).partition(" Send ")[0]
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise Trouble(f"{standing} Add --replace to {action} it all the same.", status=409) from None
+            raise CliError(f"{standing} Add --replace to {action} it anyway.", status=409) from None
         echo(standing, err=True)
-        if not click.confirm(f"{action.capitalize()} it all the same?", err=True):
+        if not click.confirm(f"{action.capitalize()} it anyway?", err=True):
             raise click.exceptions.Exit(1) from None
         order = portal.post(address, json={**body, "replace": True})
     return order
 
 
-def _look(portal: Portal, node: str, order: dict[str, Any]) -> dict[str, Any]:
-    """Reads the order anew; somebody else may have asked for another one since."""
+def _reload(portal: Portal, node: str, order: dict[str, Any]) -> dict[str, Any]:
+    """Reload the order; somebody else may have placed another one since."""
     found = (item for item in portal.items(f"{node}/orders", most=50) if item["id"] == order["id"])
     return next(found, order)

@@ -1,4 +1,4 @@
-"""`vigil logs`: what a job wrote, and what it goes on to write. No Django here."""
+"""`vigil logs`: print a job's log, and follow it while the job runs. No Django here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from vigil_cli.portal import Portal, Trouble
+from vigil_cli.portal import CliError, Portal
 from vigil_cli.terminal import echo_log
 
 FOLLOW_S = 0.7
@@ -25,7 +25,7 @@ def show(
     search: str | None,
     as_json: bool,
 ) -> None:
-    """Print the end of a log, and with `follow` what comes after it until the job is over."""
+    """Print the end of a log, and with `follow` everything written after it until the job is over."""
     which = {"rank": rank, "attempt": attempt, "incarnation": incarnation}
     if search:
         _found(portal, job_id, which, search, as_json)
@@ -33,13 +33,13 @@ def show(
     page = _first(portal, job_id, which, lines, follow)
     _print(page, as_json)
     while follow:
-        over, number = _standing(portal, job_id, attempt)
-        if page is not None and number != page["attempt"]:  # started anew: on to the next attempt's log
+        over, number = _progress(portal, job_id, attempt)
+        if page is not None and number != page["attempt"]:  # restarted: continue with the next attempt's log
             page = None
         try:
             page = _rest(portal, job_id, {**which, "attempt": number}, page, as_json)
-        except Trouble as trouble:
-            if trouble.status != 404:
+        except CliError as error:
+            if error.status != 404:
                 raise
         if over:
             return
@@ -47,7 +47,7 @@ def show(
 
 
 def _first(portal: Portal, job_id: int, which: dict[str, Any], lines: int, follow: bool) -> dict[str, Any] | None:
-    """The last lines, from as many pages as they need; None while there is no log yet and we wait for it."""
+    """Return the last lines, from as many pages as needed; None while there is no log yet and we follow."""
     try:
         page: dict[str, Any] = portal.get(f"jobs/{job_id}/logs", **which, limit=min(lines, PAGE))
         while len(page["items"]) < lines and page["start"] > 0:
@@ -57,17 +57,17 @@ def _first(portal: Portal, job_id: int, which: dict[str, Any], lines: int, follo
                 break
             page = {**page, "start": before["start"], "items": before["items"] + page["items"]}
         return page
-    except Trouble as trouble:
-        if not follow or trouble.status != 404:
+    except CliError as error:
+        if not follow or error.status != 404:
             raise
-        portal.get(f"jobs/{job_id}")  # a job that is not there is not waited for
+        portal.get(f"jobs/{job_id}")  # raises if the job does not exist
         return None
 
 
 def _rest(
     portal: Portal, job_id: int, which: dict[str, Any], page: dict[str, Any] | None, as_json: bool
 ) -> dict[str, Any]:
-    """Print what is there beyond the page; answers the last one."""
+    """Print everything beyond the page and return the last page."""
     while True:
         after = page["end"] if page else 0
         page = portal.get(f"jobs/{job_id}/logs", **which, after=after, limit=PAGE)
@@ -86,8 +86,8 @@ def _found(portal: Portal, job_id: int, which: dict[str, Any], search: str, as_j
         after = page["end"]
 
 
-def _standing(portal: Portal, job_id: int, attempt: int | None) -> tuple[bool, int]:
-    """Whether nothing more will be written, and which attempt to read; asked before its log is, so no line is lost."""
+def _progress(portal: Portal, job_id: int, attempt: int | None) -> tuple[bool, int]:
+    """Return whether the log is complete, and the attempt to read. Call it before reading, so that no line is lost."""
     job = portal.get(f"jobs/{job_id}")
     latest = job["attempt"]["number"]
     return job["over"] or (attempt is not None and latest > attempt), attempt or latest

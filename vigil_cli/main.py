@@ -1,4 +1,4 @@
-"""The `vigil` command. Imports no Django, and nothing heavy before it is needed: help must come at once."""
+"""Define the `vigil` command. Imports neither Django nor anything heavy up front: help must appear at once."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from vigil_cli import (
     waste,
 )
 from vigil_cli import check as check_commands
-from vigil_cli.params import Commands, JobId, as_json, out, say_version
-from vigil_cli.portal import CHECKOUT, Portal, Trouble, find_portal
+from vigil_cli.params import Commands, JobId, as_json, out, print_version
+from vigil_cli.portal import CHECKOUT, CliError, Portal, find_portal
 from vigil_cli.terminal import echo, echo_whole
 from vigil_core import kinds
 
@@ -42,25 +42,25 @@ job_id = click.argument("job_id", metavar="ID", type=JobId())
 
 
 class _Vigil(Commands):
-    """Turns what the portal refuses into one clear line and exit code 1."""
+    """Print an error from the portal as one clear line and exit with code 1."""
 
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
-        except Trouble as trouble:
-            _complain(trouble)
+        except CliError as error:
+            _complain(error)
             raise click.exceptions.Exit(1) from None
 
 
 @click.group(cls=_Vigil, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=say_version, help="Say which Vigil this is."
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version, help="Print the version."
 )
 def main() -> None:
-    """Vigil: submit training jobs, watch them, and read what became of them.
+    """Vigil: submit training jobs, watch them, and find out why they failed.
 
-    The portal's address and your token come from VIGIL_URL and VIGIL_TOKEN, else from cli.toml in VIGIL_HOME or
-    ~/.config/vigil. Exit codes: 0 done, 1 it failed, 2 wrong usage.
+    The portal's address and your token are read from VIGIL_URL and VIGIL_TOKEN, or else from cli.toml in VIGIL_HOME or
+    ~/.config/vigil. Exit codes: 0 success, 1 failure, 2 wrong usage.
     """
 
 
@@ -76,9 +76,9 @@ def up(context: click.Context) -> None:
 @main.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.pass_context
 def compare(context: click.Context) -> None:
-    """Train in several ways here, and see them side by side.
+    """Compare parallelisms by training on this machine.
 
-    Speed, memory, losses and checkpoints, as `python -m training compare` tells them. Needs torch and no portal.
+    Speed, memory, losses and checkpoints, as printed by `python -m training compare`. Needs torch, but no portal.
     """
     os.execv(sys.executable, [sys.executable, "-P", "-m", "training", "compare", *context.args])
 
@@ -87,16 +87,16 @@ def compare(context: click.Context) -> None:
 @click.argument("spec", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="SPEC.toml")
 @click.option("--set", "changes", multiple=True, metavar="a.b=c", help="Change a value of the spec; may be repeated.")
 @click.option("--name", help="The job's name, instead of the spec's.")
-@click.option("--watch", is_flag=True, help="Stay until the job is over; 1 if it ends badly.")
-@click.option("--check", "--dry-run", "check", is_flag=True, help="Only say what would happen.")
-@click.option("--key", help="Idempotency key: the same key and spec make one job, however often sent.")
+@click.option("--watch", is_flag=True, help="Wait until the job ends; exit with 1 if it ends badly.")
+@click.option("--check", "--dry-run", "check", is_flag=True, help="Show what would happen without submitting.")
+@click.option("--key", help="Idempotency key: the same key and spec create only one job.")
 @as_json
 def submit(
     spec: Path, changes: tuple[str, ...], name: str | None, watch: bool, check: bool, key: str | None, as_json: bool
 ) -> None:
-    """Submit the job that SPEC.toml describes.
+    """Submit the job described by SPEC.toml.
 
-    With [sweep] in it, a job for each combination of its values.
+    If it has a [sweep] table, submit one job for each combination of values.
     """
     from vigil_cli import submit as sending
 
@@ -108,11 +108,11 @@ def submit(
         raise click.exceptions.Exit(1 if any(f["level"] == "error" for f in found["findings"]) else 0)
     packed = sending.pack_for(spec, text)
     if packed and packed.left_out:
-        echo(f"Left out, as git does not track them: {', '.join(packed.left_out[:10])}", err=True)
+        echo(f"Left out (not tracked by git): {', '.join(packed.left_out[:10])}", err=True)
     job = sending.submit(portal, text, packed, key or str(uuid.uuid4()))
     if sending.is_sweep(text):
-        said = f"Submitted sweep {job['id']} {job['name']} with {job['jobs']} jobs: {job['url']}"
-        (sweeps.follow if watch else sweeps.show)(portal, job, as_json, lead=said)
+        message = f"Submitted sweep {job['id']} {job['name']} with {job['jobs']} jobs: {job['url']}"
+        (sweeps.follow if watch else sweeps.show)(portal, job, as_json, lead=message)
         return
     if not watch:
         out(job, lambda job: [f"Submitted #{job['id']} {job['name']}: {job['url']}"], as_json)
@@ -126,7 +126,7 @@ def submit(
 @click.option("--owner", help="A user name.")
 @click.option("--kind", type=click.Choice([kind.name for kind in kinds.ALL]))
 @click.option("--tag", multiple=True, help="A tag that the job has; may be repeated.")
-@click.option("-q", "--search", "q", help="Words in the name; or a number, tag, project or person.")
+@click.option("-q", "--search", "q", help="Search names, numbers, tags, projects and people.")
 @click.option(
     "--sort", default="-created", show_default=True, help="created, name, state, started, ended …; - reverses."
 )
@@ -137,7 +137,7 @@ def jobs(limit: int, as_json: bool, **filters: Any) -> None:
     portal = find_portal()
     found = list(portal.items("jobs", most=limit, limit=min(limit, 200), **filters))
     if not found and not as_json and any(value for name, value in filters.items() if name != "sort"):
-        click.echo("No job matches. Ask for less, or see all with `vigil jobs`.")
+        click.echo("No matching jobs. `vigil jobs` lists all.")
         return
     out({"items": found}, tables.jobs, as_json)
 
@@ -154,18 +154,21 @@ def job(job_id: int, as_json: bool) -> None:
 @job_id
 @as_json
 def why(job_id: int, as_json: bool) -> None:
-    """Say why a job waits, and what would start now."""
+    """Explain why a job is pending.
+
+    Also prints which variants of it could start now.
+    """
     out(find_portal().get(f"jobs/{job_id}/why"), tables.why, as_json)
 
 
 @main.command()
 @job_id
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the job ends.")
 @click.option("--rank", type=int, default=0, show_default=True, help="Negative: the launcher of node −rank−1.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Its number; default: the latest.")
 @click.option("--incarnation", type=click.IntRange(min=0), help="Default: the latest.")
-@click.option("-n", "--lines", type=click.IntRange(min=1), default=1000, show_default=True, help="From the end.")
-@click.option("-q", "--search", help="Only lines that hold this text.")
+@click.option("-n", "--lines", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of lines.")
+@click.option("-q", "--search", help="Only lines that contain this text.")
 @as_json
 def logs(job_id: int, as_json: bool, **options: Any) -> None:
     """Print a rank's log."""
@@ -176,18 +179,18 @@ def logs(job_id: int, as_json: bool, **options: Any) -> None:
 
 @main.command()
 @job_id
-@click.option("--series", "names", multiple=True, metavar="NAME", help="Default: every one; may be repeated.")
+@click.option("--series", "names", multiple=True, metavar="NAME", help="Default: all; may be repeated.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--all", "ghosts", is_flag=True, help="Superseded values too, of steps done twice.")
+@click.option("--all", "ghosts", is_flag=True, help="Include superseded values of steps that were run twice.")
 @click.option(
-    "--csv", "as_csv", is_flag=True, help="attempt,incarnation,rank,step,time,value: every point, for machines."
+    "--csv", "as_csv", is_flag=True, help="Print every point as CSV: attempt,incarnation,rank,step,time,value."
 )
 @as_json
 def metrics(job_id: int, as_json: bool, **options: Any) -> None:
-    """Print what a job measured.
+    """Print a job's metrics.
 
-    For people the newest value, the steps or rounds and how many points of each series; --csv prints every point of
-    one, --json the curves, in about 20,000 points each at most.
+    By default: the newest value, the steps or rounds and the number of points of each series. --csv prints every point
+    of one series, --json the curves with at most about 20,000 points each.
     """
     from vigil_cli.metrics import show
 
@@ -201,9 +204,9 @@ def metrics(job_id: int, as_json: bool, **options: Any) -> None:
 @click.option("--attempt", type=click.IntRange(min=1), help="Its number; default: the latest.")
 @as_json
 def environment(job_id: int, attempt: int | None, as_json: bool) -> None:
-    """Show what an attempt ran with.
+    """Show the environment of an attempt.
 
-    Machine, driver, code and packages, and what changed since the attempt before.
+    Machine, driver, code and packages, and what changed since the previous attempt.
     """
     portal = find_portal()
     number = attempt or portal.get(f"jobs/{job_id}")["attempt"]["number"]
@@ -212,10 +215,10 @@ def environment(job_id: int, attempt: int | None, as_json: bool) -> None:
 
 @main.command()
 @job_id
-@click.option("--pinned", is_flag=True, help="Of a script from git: with the commit that was fetched, for its ref.")
+@click.option("--pinned", is_flag=True, help="For a script from git: replace its ref with the commit that was fetched.")
 @as_json
 def spec(job_id: int, pinned: bool, as_json: bool) -> None:
-    """Print a job's TOML as it was submitted.
+    """Print a job's specification (TOML) as it was submitted.
 
     To run it again: vigil spec 7 > again.toml && vigil submit again.toml
     """
@@ -229,42 +232,42 @@ def spec(job_id: int, pinned: bool, as_json: bool) -> None:
 @main.command()
 @job_id
 @click.option(
-    "--step", "--round", "step", type=click.IntRange(min=0), help="A checkpoint's; default: the newest on its line."
+    "--step", "--round", "step", type=click.IntRange(min=0), help="Checkpoint to resume from; default: the newest."
 )
-@click.option("--steps", "--rounds", "steps", type=click.IntRange(min=1), help="Run up to this many instead.")
-@click.option("--watch", is_flag=True, help="Stay until the job is over; 1 if it ends badly.")
+@click.option("--steps", "--rounds", "steps", type=click.IntRange(min=1), help="New total number of steps or rounds.")
+@click.option("--watch", is_flag=True, help="Wait until the job ends; exit with 1 if it ends badly.")
 @as_json
 def resume(job_id: int, step: int | None, steps: int | None, watch: bool, as_json: bool) -> None:
-    """Resume a job that has ended from a checkpoint."""
+    """Resume an ended job from a checkpoint."""
     portal = find_portal()
     body = {name: value for name, value in {"step": step, "steps": steps}.items() if value is not None}
     attempt = portal.post(f"jobs/{job_id}/resume", json=body, key=str(uuid.uuid4()))
-    said = f"Resumed #{job_id} as attempt {attempt['number']}."
+    message = f"Resumed #{job_id} as attempt {attempt['number']}."
     if watch:
-        _watch(portal, portal.get(f"jobs/{job_id}"), as_json, said)
+        _watch(portal, portal.get(f"jobs/{job_id}"), as_json, message)
     else:
-        out(attempt, lambda attempt: [said], as_json)
+        out(attempt, lambda attempt: [message], as_json)
 
 
 @main.command()
 @as_json
 def tokens(as_json: bool) -> None:
-    """List your API tokens; they are made on the page /me/."""
+    """List your API tokens. Create them on the page /me/."""
     out(find_portal().get("tokens"), tables.tokens, as_json)
 
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @as_json
 def backup(file: Path, force: bool, as_json: bool) -> None:
-    """Back the portal up into FILE, while it runs. On the portal's own machine.
+    r"""Back up the running portal to FILE. Run this on the portal's own machine.
 
-    FILE becomes one gzipped tar, readable by you alone: the database as of one moment (SQLite or PostgreSQL), the key
-    that signs sessions, and a manifest. It appears whole or not at all. Run directories (logs, checkpoints) are NOT in
-    it: they stay where VIGIL_RUNS says. PostgreSQL needs pg_dump on PATH. `vigil restore FILE` takes it back.
+    FILE is one gzipped tar that only you can read: the database as of one moment (SQLite or PostgreSQL), the key that
+    signs sessions, and a manifest. It is written completely or not at all. Run directories (logs, checkpoints) are NOT
+    included: they stay where VIGIL_RUNS points. PostgreSQL needs pg_dump on PATH. `vigil restore FILE` restores it.
 
-    For example, from cron:  vigil backup /backups/vigil-$(date +\\%F).tar.gz
+    For example, from cron:  vigil backup /backups/vigil-$(date +\%F).tar.gz
     """
     from vigil_cli import backup as command
 
@@ -273,14 +276,14 @@ def backup(file: Path, force: bool, as_json: bool) -> None:
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--force", is_flag=True, help="Even where a database is: the old one is kept aside.")
+@click.option("--force", is_flag=True, help="Restore even if a database exists; the old one is set aside.")
 @as_json
 def restore(file: Path, force: bool, as_json: bool) -> None:
-    """Put the backup FILE in place of the portal's data. On its own machine, with the portal stopped.
+    """Restore the portal's data from the backup FILE. Run this on the portal's machine, with the portal stopped.
 
-    Everything in FILE is checked first. The database and the key that signs sessions come back, and migrations are
-    applied; a restore that fails or is killed leaves the old state or the new one. Restore only archives of your own:
-    whoever makes one decides who is sysadmin. PostgreSQL needs pg_restore and psql on PATH.
+    FILE is checked completely first. The database and the key that signs sessions are restored, and migrations are
+    applied; a restore that fails or is killed leaves either the old or the new state. Only restore archives that you
+    trust: whoever made one decides who is sysadmin. PostgreSQL needs pg_restore and psql on PATH.
     """
     from vigil_cli import backup as command
 
@@ -291,23 +294,23 @@ def restore(file: Path, force: bool, as_json: bool) -> None:
 @click.argument("user", required=False)
 @as_json
 def login_link(user: str | None, as_json: bool) -> None:
-    """Print a link that signs USER in once, within the hour. On the portal's own machine."""
+    """Print a link that signs USER in once, valid for an hour. Run this on the portal's machine."""
     manage = CHECKOUT / "manage.py"
     command = [sys.executable, str(manage), "login_link", *([user] if user else [])]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["manage.py failed."]
-        raise Trouble(said[-1].removeprefix("CommandError: "))
+        output = done.stderr.strip().splitlines() or ["manage.py failed."]
+        raise CliError(output[-1].removeprefix("CommandError: "))
     link = done.stdout.strip()
     out({"url": link.removeprefix("Sign in: ")}, lambda answer: [link], as_json)
 
 
-def _watch(portal: Portal, job: dict[str, Any], as_json: bool, said: str) -> None:
-    """Follow the job to its end; leaves with 1 if that is a bad one."""
+def _watch(portal: Portal, job: dict[str, Any], as_json: bool, message: str) -> None:
+    """Follow the job until it ends; exit with code 1 if it ends badly."""
     from vigil_cli import watch
 
     screen = watch.Screen()
-    screen.say(said)
+    screen.print_line(message)
 
     def changed(job: dict[str, Any]) -> None:
         screen.show(job)
@@ -319,7 +322,7 @@ def _watch(portal: Portal, job: dict[str, Any], as_json: bool, said: str) -> Non
     try:
         last = watch.follow(portal, job["id"], changed=changed)
     except KeyboardInterrupt:
-        screen.say(f"#{job['id']} goes on. Cancel it with `vigil cancel {job['id']}`.")
+        screen.print_line(f"#{job['id']} continues. Cancel it with `vigil cancel {job['id']}`.")
         raise click.exceptions.Exit(1) from None
     screen.end(last)
     if as_json:
@@ -327,8 +330,8 @@ def _watch(portal: Portal, job: dict[str, Any], as_json: bool, said: str) -> Non
     raise click.exceptions.Exit(0 if last["state"] == "completed" else 1)
 
 
-def _complain(trouble: Trouble) -> None:
-    """The message, and each field with its fix on a line of its own."""
+def _complain(trouble: CliError) -> None:
+    """Print the error; with field errors, one line per field that says how to fix it."""
     errors = trouble.problem.get("errors") or []
     if not errors:
         echo(f"vigil: {trouble}", err=True)

@@ -1,4 +1,4 @@
-"""`vigil metrics`: what a job measured. No Django here."""
+"""`vigil metrics`: print a job's metrics. No Django here."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import click
 
 from vigil_cli import tables
 from vigil_cli.params import out
-from vigil_cli.portal import Portal, Trouble, kind_of
+from vigil_cli.portal import CliError, Portal, kind_of
 from vigil_cli.terminal import echo_whole
 
-AT_ONCE = 32  # series in one question, as the portal has it
+AT_ONCE = 32  # the portal's limit of series per request
 MOST_POINTS = 20_000
 
 
 def show(
     portal: Portal, job_id: int, *, names: tuple[str, ...], rank: int, ghosts: bool, as_csv: bool, as_json: bool
 ) -> None:
-    """The newest values for people; every point for machines."""
+    """Print the newest values for people, or every point for machines."""
     if as_csv and len(names) > 1:
-        raise click.UsageError("--csv is of one series: choose it with --series NAME.")
+        raise click.UsageError("--csv prints one series: choose it with --series NAME.")
     there: list[str] = portal.get(f"jobs/{job_id}/series/names")["items"]
     if as_csv:
         name = names[0] if names else "loss"
@@ -40,19 +40,19 @@ def show(
         return
     found = [item for item in _curves(portal, job_id, wanted, {**which, "points": 2}) if item["step"]]
     if wanted and not found:
-        raise Trouble(f"Rank {rank} of #{job_id} has measured nothing yet. Choose another with --rank.")
+        raise CliError(f"Rank {rank} of #{job_id} has no metrics yet. Choose another rank with --rank.")
     newest = _newest(portal, job_id, found, which)
     out(found, lambda items: tables.metrics(items, newest, many=kind_of(portal, job_id).many, ghosts=ghosts), as_json)
 
 
 def _check(job_id: int, names: Iterable[str], there: list[str]) -> None:
-    """Trouble, naming those that there are, if the job has no such series."""
+    """Raise CliError, listing the existing series, if the job has no such series."""
     for name in names:
         if name not in there:
             close = difflib.get_close_matches(name, there, n=1)
             guess = f" Did you mean {close[0]}?" if close else ""
-            has = f"It has {', '.join(there)}." if there else "It has measured nothing yet."
-            raise Trouble(f"#{job_id} has no series {name}.{guess} {has}")
+            has = f"It has {', '.join(there)}." if there else "It has no metrics yet."
+            raise CliError(f"#{job_id} has no series {name}.{guess} {has}")
 
 
 def _curves(portal: Portal, job_id: int, names: list[str], parameters: dict[str, Any]) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def _curves(portal: Portal, job_id: int, names: list[str], parameters: dict[str,
 def _newest(
     portal: Portal, job_id: int, items: list[dict[str, Any]], which: dict[str, Any]
 ) -> dict[tuple[Any, ...], float | str | None]:
-    """The value at the end of each of these curves: of a curve made of stretches, only its last step can tell."""
+    """Return the last value of each of these curves. For downsampled curves only a query of the last step tells it."""
     names: dict[int, list[str]] = {}
     for item in items:
         names.setdefault(item["last_step"], []).append(item["name"])

@@ -1,4 +1,4 @@
-"""`vigil notices`: what Vigil tells you at home, and marking it as read. No Django here."""
+"""`vigil notices`: your notifications, and marking them as read. No Django here."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from vigil_cli.terminal import echo
 
 
 @click.command()
-@click.option("--unread", is_flag=True, help="Only those that you have not marked as read.")
+@click.option("--unread", is_flag=True, help="Only unread notifications.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True)
 @click.option(
     "--read", "read", multiple=True, type=click.IntRange(min=1), metavar="ID", help="Mark as read; may be repeated."
 )
 @as_json
 def notices(unread: bool, limit: int, read: tuple[int, ...], as_json: bool) -> None:
-    """List what you are told: notices that stand, newest first.
+    """List active notifications, newest first.
 
-    The mark before one says that it is unread.
+    An asterisk marks unread ones.
     """
     portal = find_portal()
     if read:
         for notice_id in read:
-            told = portal.post(f"notices/{notice_id}/read")
-            echo(json.dumps(told) if as_json else f"Read {notice_id}: {told['title']}")
+            notice = portal.post(f"notices/{notice_id}/read")
+            echo(json.dumps(notice) if as_json else f"Marked {notice_id} as read: {notice['title']}")
         return
     found = list(portal.items("notices", most=limit, unread="true" if unread else None, limit=min(limit, 200)))
     out({"items": found}, tables.notices, as_json)

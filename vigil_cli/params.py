@@ -1,4 +1,4 @@
-"""What people type on the command line, slips included. No Django here."""
+"""Shared parameters of the commands, with forgiving parsing. No Django here."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON inste
 
 
 def out(answer: Any, lines: Callable[[Any], list[str]], as_json: bool) -> None:
-    """Print an answer: as JSON, or as these lines of text."""
+    """Print a response as JSON, or as these lines of text."""
     echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines(answer)).replace(formatting.NBSP, " "))
 
 
 class JobId(click.IntRange):
-    """A job's number, with or without the # that Vigil writes before it."""
+    """Parse a job's number, with or without a leading #."""
 
     def __init__(self) -> None:
         super().__init__(min=1)
@@ -30,11 +30,11 @@ class JobId(click.IntRange):
         try:
             return super().convert(bare, param, ctx)
         except click.BadParameter:
-            self.fail(f"{value!r} is no job's number. `vigil jobs` lists them.", param, ctx)
+            self.fail(f"{value!r} is not a job number. `vigil jobs` lists them.", param, ctx)
 
 
 class SweepId(click.IntRange):
-    """A sweep's number."""
+    """Parse a sweep's number."""
 
     def __init__(self) -> None:
         super().__init__(min=1)
@@ -43,7 +43,7 @@ class SweepId(click.IntRange):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            self.fail(f"{value!r} is no sweep's number. `vigil sweeps` lists them.", param, ctx)
+            self.fail(f"{value!r} is not a sweep number. `vigil sweeps` lists them.", param, ctx)
 
 
 HABITS = {
@@ -57,31 +57,31 @@ HABITS = {
     "login": "login-link",
     "serve": "up",
 }
-"""What people are used to from other tools, by which command does it here."""
+"""Commands of other tools, and which command does the same here."""
 
 
 class Commands(click.Group):
-    """Commands that guess which one was meant."""
+    """A group of commands that suggests the intended command after a typo."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        known = self.list_commands(ctx)
-        if args and args[0] not in known and not args[0].startswith("-"):
+        commands = self.list_commands(ctx)
+        if args and args[0] not in commands and not args[0].startswith("-"):
             import difflib
 
-            habit = [HABITS[args[0]]] if HABITS.get(args[0]) in known else []
-            close = habit or difflib.get_close_matches(args[0], known, n=1)
+            habit = [HABITS[args[0]]] if HABITS.get(args[0]) in commands else []
+            close = habit or difflib.get_close_matches(args[0], commands, n=1)
             remedy = f"Did you mean `vigil {close[0]}`?" if close else "`vigil --help` lists them."
-            ctx.fail(f"There is no command {args[0]}. {remedy}")
+            ctx.fail(f"No such command: {args[0]}. {remedy}")
         return super().resolve_command(ctx, args)
 
 
-def say_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+def print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if wanted:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
-            said = version("vigil")
+            number = version("vigil")
         except PackageNotFoundError:
-            said = "of a checkout that is not installed"
-        click.echo(f"vigil {said}")
+            number = "(checkout, not installed)"
+        click.echo(f"vigil {number}")
         raise click.exceptions.Exit(0)

@@ -1,4 +1,4 @@
-"""`vigil reliability` and `vigil forecast`: what failed, and what to expect. No Django here."""
+"""`vigil reliability` and `vigil forecast`: failure rates, and what to expect. No Django here."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ BY = ["cause", "node", "rack", "partition", "project", "week"]
 
 
 @click.command()
-@click.option(
-    "--days", type=click.IntRange(1, 366), default=30, show_default=True, help="Of UTC; the last one is today."
-)
+@click.option("--days", type=click.IntRange(1, 366), default=30, show_default=True, help="UTC days, including today.")
 @click.option("--by", type=click.Choice(BY), default="cause", show_default=True)
 @click.option("--kind", type=click.Choice(["all", "machines", "programs"]), default="all", show_default=True)
-@click.option("--project", default="", help="Its short name.")
+@click.option("--project", default="", help="Short name of a project.")
 @click.option("-n", "--limit", type=click.IntRange(1, 200), default=50, show_default=True)
 @as_json
 def reliability(days: int, by: str, kind: str, project: str, limit: int, as_json: bool) -> None:
-    """Show how often nodes and programs fail, and what it costs.
+    """Show failure rates and what failures cost.
 
-    Per 1,000 node-days that jobs held nodes, with exact 95 % intervals.
+    Rates per 1,000 node-days of allocation, with exact 95 % intervals.
     """
     out(find_portal().get("reliability", days=days, by=by, kind=kind, project=project, limit=limit), _lines, as_json)
 
@@ -35,10 +33,10 @@ def reliability(days: int, by: str, kind: str, project: str, limit: int, as_json
 @click.option("--nodes", type=click.IntRange(1, 100_000), required=True)
 @click.option("--days", type=click.FloatRange(0, 366, min_open=True), required=True)
 @click.option("--save-seconds", type=click.FloatRange(0, 86_400, min_open=True), default=30.0, show_default=True)
-@click.option("--restart-seconds", type=click.FloatRange(0, 86_400), help="Left out: as it was here.")
+@click.option("--restart-seconds", type=click.FloatRange(0, 86_400), help="Default: as measured on this cluster.")
 @as_json
 def forecast(nodes: int, days: float, save_seconds: float, restart_seconds: float | None, as_json: bool) -> None:
-    """Say what so many nodes must expect in that time."""
+    """Forecast failures for N nodes over T days."""
     wanted: dict[str, Any] = {"nodes": nodes, "days": days, "save_seconds": save_seconds}
     if restart_seconds is not None:
         wanted["restart_seconds"] = restart_seconds
@@ -48,11 +46,11 @@ def forecast(nodes: int, days: float, save_seconds: float, restart_seconds: floa
 def _lines(answer: dict[str, Any]) -> list[str]:
     lines = [answer["text"]]
     if answer["effective_time"] is not None:
-        lines.append(f"Effective time of jobs that have ended: {formatting.percent(answer['effective_time'])}.")
-    for one in answer["offenders"]:
+        lines.append(f"Effective training time of ended jobs: {formatting.percent(answer['effective_time'])}.")
+    for node in answer["offenders"]:
         lines.append(
-            f"  {one['node']}: {one['failures']} failures where {formatting.measure(one['expected'])} are to be"
-            f" expected, of {formatting.plural(one['programs'], 'program')}: the {one['blame']}"
+            f"  {node['node']}: {node['failures']} failures, {formatting.measure(node['expected'])} expected,"
+            f" in {formatting.plural(node['programs'], 'program')}: the {node['blame']}"
         )
     head = [answer["by"].upper(), "FAILURES>", "NODE-DAYS>", "PER 1,000>", "(95 %)", "MTTF>", "LOST GPU-HOURS>"]
     rows = [
@@ -65,11 +63,11 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         ]
         for row in answer["items"]
     ]
-    return [*lines, "", *table(head, rows, "Nothing failed in these days.")]
+    return [*lines, "", *table(head, rows, "No failures in this period.")]
 
 
 def _between(ends: list[float] | None) -> str:
-    return f"{formatting.measure(ends[0])} to {formatting.measure(ends[1])}" if ends else ""
+    return f"{formatting.measure(ends[0])}–{formatting.measure(ends[1])}" if ends else ""
 
 
 def _mttf(row: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`vigil rounds` and `vigil clients`: what a federation did, and who in it. No Django here."""
+"""`vigil rounds` and `vigil clients`: a federation's rounds and clients. No Django here."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from vigil_cli.params import JobId, as_json, out
-from vigil_cli.portal import Portal, Trouble, find_portal, kind_of
+from vigil_cli.portal import CliError, Portal, find_portal, kind_of
 from vigil_cli.tables import table
 from vigil_cli.terminal import echo_whole
 from vigil_core import csv_text, formatting
 
 AT_ONCE = 200
-NAME = 32  # letters of one that are printed
+NAME = 32  # maximum length of a printed name
 SORTS = ("worst", "number", "loss", "samples", "seconds", "trouble", "trained", "late", "dropped", "rejected", "broken")
 ROUND_COLUMNS = (
     "number", "attempt", "trained", "late", "dropped", "rejected", "broken", "seconds", "bytes_up", "bytes_down",
@@ -26,7 +26,7 @@ CLIENT_COLUMNS = (
     "last_round", "evaluation_samples",
 )  # fmt: skip
 job_id = click.argument("job_id", metavar="ID", type=JobId())
-as_csv = click.option("--csv", "as_csv", is_flag=True, help="All of them as CSV, for machines.")
+as_csv = click.option("--csv", "as_csv", is_flag=True, help="Print all of them as CSV.")
 limit = click.option("-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True)
 
 
@@ -39,7 +39,7 @@ limit = click.option("-n", "--limit", type=click.IntRange(min=1), default=20, sh
 @as_json
 def rounds(job_id: int, first: int | None, last: int | None, limit: int, as_csv: bool, as_json: bool) -> None:
     """List a federation's rounds, newest first."""
-    _not_both(as_csv, as_json)
+    _require_single_format(as_csv, as_json)
     _print(job_id, "rounds", {"from": first, "to": last}, limit, ROUND_COLUMNS, _round_lines, as_csv, as_json)
 
 
@@ -50,12 +50,12 @@ def rounds(job_id: int, first: int | None, last: int | None, limit: int, as_csv:
 @as_csv
 @as_json
 def clients(job_id: int, sort: str, limit: int, as_csv: bool, as_json: bool) -> None:
-    """List a federation's clients, the worst served first."""
-    _not_both(as_csv, as_json)
+    """List a federation's clients, worst served first."""
+    _require_single_format(as_csv, as_json)
     _print(job_id, "clients", {"sort": sort}, limit, CLIENT_COLUMNS, _client_lines, as_csv, as_json)
 
 
-def _not_both(as_csv: bool, as_json: bool) -> None:
+def _require_single_format(as_csv: bool, as_json: bool) -> None:
     if as_csv and as_json:
         raise click.UsageError("Choose one of --csv and --json.")
 
@@ -71,28 +71,28 @@ def _print(
     as_json: bool,
 ) -> None:
     portal = find_portal()
-    one_more = None if as_csv else limit + 1  # tells whether that is all
-    at_once = AT_ONCE if one_more is None else min(one_more, AT_ONCE)
-    items = iter(portal.items(f"jobs/{job_id}/{what}", most=one_more, limit=at_once, **wanted))
+    page_limit = None if as_csv else limit + 1  # one more than printed, to know whether there are more
+    at_once = AT_ONCE if page_limit is None else min(page_limit, AT_ONCE)
+    items = iter(portal.items(f"jobs/{job_id}/{what}", most=page_limit, limit=at_once, **wanted))
     if as_csv:
         first = list(itertools.islice(items, 1))
         if not first:
-            _is_a_federation(portal, job_id, what)
+            _require_federated(portal, job_id, what)
         _write([columns])
         for item in itertools.chain(first, items):
             _write([[item.get(name) for name in columns]])
         return
     found = list(items)
     if not found:
-        _is_a_federation(portal, job_id, what)
+        _require_federated(portal, job_id, what)
     more = [f"There are more: --limit {limit * 10}, or --csv for all."] if len(found) > limit else []
     out({"items": found[:limit]}, lambda answer: [*lines(answer), *more], as_json)
 
 
-def _is_a_federation(portal: Portal, job_id: int, what: str) -> None:
-    """Raises Trouble where the job can have none of them."""
+def _require_federated(portal: Portal, job_id: int, what: str) -> None:
+    """Raise CliError if the job is not federated."""
     if (kind := kind_of(portal, job_id).name) != "federated":
-        raise Trouble(f"#{job_id} is {kind}: only a federated job has {what}.")
+        raise CliError(f"#{job_id} is a {kind} job: only federated jobs have {what}.")
 
 
 def _write(rows: Iterable[Iterable[object]]) -> None:
@@ -109,35 +109,35 @@ def _round_lines(answer: dict[str, Any]) -> list[str]:
         "LOSS>",
         "ACCURACY>",
         "WORST SERVED",
-        "TOOK>",
+        "DURATION>",
         "SENT>",
     ]
     rows = [
         [
-            *(formatting.count(one[name]) for name in ("number", "trained", "late", "dropped")),
-            formatting.count(one["rejected"] + one["broken"]),
-            *(formatting.loss(one[name]) for name in ("loss", "accuracy")),
-            _worst(one),
-            formatting.duration(one["seconds"]),
-            formatting.disk(one["bytes_up"] + one["bytes_down"]),
+            *(formatting.count(row[name]) for name in ("number", "trained", "late", "dropped")),
+            formatting.count(row["rejected"] + row["broken"]),
+            *(formatting.loss(row[name]) for name in ("loss", "accuracy")),
+            _worst(row),
+            formatting.duration(row["seconds"]),
+            formatting.disk(row["bytes_up"] + row["bytes_down"]),
         ]
-        for one in answer["items"]
+        for row in answer["items"]
     ]
     return table(head, rows, "No rounds yet.")
 
 
-def _worst(one: dict[str, Any]) -> str:
-    """For whom the round's model was worst: by the number alone it would read as a score."""
-    if one["worst"] is None:
+def _worst(row: dict[str, Any]) -> str:
+    """Return the client for whom the round's model was worst, in words: a bare number would read as a score."""
+    if row["worst"] is None:
         return formatting.MISSING
-    samples = one.get("worst_evaluation_samples")  # absent: an older portal
+    samples = row.get("worst_evaluation_samples")  # absent in an older portal
     on = f" on {formatting.plural(samples, 'sample')}" if samples is not None else ""
-    return f"client {formatting.count(one['worst'])} {_short(one['worst_name'])}".rstrip() + on
+    return f"client {formatting.count(row['worst'])} {_short_name(row['worst_name'])}".rstrip() + on
 
 
 def _client_lines(answer: dict[str, Any]) -> list[str]:
-    has_names = any(one["name"] for one in answer["items"])
-    is_timed = any(_took(one) != formatting.MISSING for one in answer["items"])
+    has_names = any(client["name"] for client in answer["items"])
+    is_timed = any(_round_time(client) != formatting.MISSING for client in answer["items"])
     head = [
         *(
             "CLIENT>",
@@ -150,35 +150,35 @@ def _client_lines(answer: dict[str, Any]) -> list[str]:
             "LATE>",
             "DROPPED>",
             "REJECTED>",
-            *(["A ROUND>"] if is_timed else []),
+            *(["PER ROUND>"] if is_timed else []),
         ),
     ]
     rows = [
         [
-            formatting.count(one["number"]),
-            *([_short(one["name"])] if has_names else []),
-            formatting.count(one["samples"]),
-            formatting.loss(one["accuracy"]),
-            formatting.count(one.get("evaluation_samples")),
-            formatting.loss(one["loss"]),
-            *(formatting.count(one[name]) for name in ("trained", "late", "dropped")),
-            formatting.count(one["rejected"] + one["broken"]),
-            *([_took(one)] if is_timed else []),
+            formatting.count(client["number"]),
+            *([_short_name(client["name"])] if has_names else []),
+            formatting.count(client["samples"]),
+            formatting.loss(client["accuracy"]),
+            formatting.count(client.get("evaluation_samples")),
+            formatting.loss(client["loss"]),
+            *(formatting.count(client[name]) for name in ("trained", "late", "dropped")),
+            formatting.count(client["rejected"] + client["broken"]),
+            *([_round_time(client)] if is_timed else []),
         ]
-        for one in answer["items"]
+        for client in answer["items"]
     ]
     return table(head, rows, "No clients yet.")
 
 
-def _took(one: dict[str, Any]) -> str:
-    """A client's mean round; of one that was never in time no seconds are known."""
-    if one["seconds"] is None and not one["trained"] and one["late"]:
+def _round_time(client: dict[str, Any]) -> str:
+    """Return a client's mean round time; a client that was never in time has none."""
+    if client["seconds"] is None and not client["trained"] and client["late"]:
         return "always late"
-    return formatting.duration(one["seconds"])
+    return formatting.duration(client["seconds"])
 
 
-def _short(name: str) -> str:
-    """Of a client, so that a line stays one."""
+def _short_name(name: str) -> str:
+    """Shorten a client's name to fit in a line."""
     return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
 
 

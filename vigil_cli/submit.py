@@ -1,4 +1,4 @@
-"""`vigil submit`: the spec as the person means it, the folder of its code, and sending both. No Django here."""
+"""`vigil submit`: apply --set to the specification, pack the folder of its code, send both. No Django here."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 
 import click
 
-from vigil_cli.code_archive import Packed, Unpackable, pack
-from vigil_cli.portal import Portal, Trouble
+from vigil_cli.code_archive import PackedCode, Unpackable, pack
+from vigil_cli.portal import CliError, Portal
 from vigil_core import bounded
 
 TABLES = ("script", "client")
-"""Of a specification, that ask for somebody's own code."""
+"""Tables of a specification that name custom code."""
 MOST_LETTERS = 16 * 2**20
-"""More than any portal takes."""
+"""More than any portal accepts."""
 
 
 def read(path: Path, changes: list[str]) -> str:
-    """The spec's text with the changes ("run.steps=400") made in it."""
+    """Return the specification's text with the changes ("run.steps=400") applied."""
     try:
         with path.open() as file:
             text = file.read(MOST_LETTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{path} cannot be read: {error}.") from error
     if len(text) > MOST_LETTERS:
-        raise click.UsageError(f"{path} cannot be read: it is far too long for a specification.")
+        raise click.UsageError(f"{path} is far too long for a specification.")
     if not changes:
         return text
     from jobs.errors import SpecError
@@ -34,26 +34,26 @@ def read(path: Path, changes: list[str]) -> str:
     try:
         return set_values(text, dict(map(_change, changes)))
     except SpecError as error:
-        raise Trouble(str(error)) from error
+        raise CliError(str(error)) from error
 
 
-def pack_for(spec: Path, text: str) -> Packed | None:
-    """The folder of its own code that a job runs, packed; named from where the spec lies. None for all other jobs."""
+def pack_for(spec: Path, text: str) -> PackedCode | None:
+    """Pack the folder of custom code that the job runs, relative to the specification; None for jobs without one."""
     try:
-        asked = bounded.toml(text)
+        document = bounded.toml(text)
     except (ValueError, RecursionError):
-        return None  # the portal says what is wrong
-    code: dict[str, Any] = next((asked[table] for table in TABLES if isinstance(asked.get(table), dict)), {})
+        return None  # the portal reports what is wrong
+    code: dict[str, Any] = next((document[table] for table in TABLES if isinstance(document.get(table), dict)), {})
     directory = "" if code.get("git") else code.get("directory")
     if not isinstance(directory, str) or not directory:
         return None
     try:
         packed = pack(spec.parent / Path(directory).expanduser())
     except Unpackable as error:
-        raise Trouble(str(error)) from error
+        raise CliError(str(error)) from error
     if packed.left_out and (lacking := sorted(_entries(text) & {*packed.left_out})):
         named = " ".join(lacking)
-        raise Trouble(f"git does not track {named}, so {_it(lacking)} would not be sent: git add {named}")
+        raise CliError(f"git does not track {named}, so {_it(lacking)} would not be sent: git add {named}")
     return packed
 
 
@@ -62,7 +62,7 @@ def _it(names: list[str]) -> str:
 
 
 def _entries(text: str) -> set[str]:
-    """The files that the code has to have; none where the specification is wrong, which the portal says."""
+    """Return the files that the code must contain; none if the specification is wrong, which the portal reports."""
     from jobs.errors import SpecError
     from jobs.spec import JobSpec, SweepSpec
 
@@ -75,7 +75,7 @@ def _entries(text: str) -> set[str]:
 
 
 def is_sweep(text: str) -> bool:
-    """Whether it has [sweep]; what is no TOML is told by the portal."""
+    """Return whether the specification has [sweep]. Invalid TOML is left to the portal to report."""
     try:
         return "sweep" in bounded.toml(text)
     except (ValueError, RecursionError):
@@ -83,13 +83,13 @@ def is_sweep(text: str) -> bool:
 
 
 def check(portal: Portal, text: str) -> dict[str, Any]:
-    """What the portal would do with it."""
+    """Ask the portal what it would do with the specification."""
     answer: dict[str, Any] = portal.post("jobs/check", json={"spec_toml": text})
     return answer
 
 
-def submit(portal: Portal, text: str, packed: Packed | None, key: str) -> dict[str, Any]:
-    """The job, or the sweep; sent again with the same key if the portal does not answer, so that there is one."""
+def submit(portal: Portal, text: str, packed: PackedCode | None, key: str) -> dict[str, Any]:
+    """Submit the job or sweep. A retry sends the same key, so that only one is created."""
     to = "sweeps" if is_sweep(text) else "jobs"
     if packed is None:
         made: dict[str, Any] = portal.post(to, json={"spec_toml": text}, key=key)
@@ -100,7 +100,7 @@ def submit(portal: Portal, text: str, packed: Packed | None, key: str) -> dict[s
 
 
 def _change(text: str) -> tuple[str, Any]:
-    """("run.steps", 400) from "run.steps=400": TOML on the right, and what is no TOML is a text."""
+    """Parse "run.steps=400" to ("run.steps", 400): the right side is TOML, or plain text if it is not."""
     path, equals, value = text.partition("=")
     if not equals or not path.strip() or not all(path.strip().split(".")):
         raise click.UsageError(f"--set {text!r}: write it as run.steps=400.")

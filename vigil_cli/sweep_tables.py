@@ -1,4 +1,4 @@
-"""Print sweeps: their list, and one with its jobs and the combinations that have none. No Django here."""
+"""Print sweeps: the list, and one sweep with its jobs and the combinations without a job. No Django here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vigil_cli import tables
 from vigil_core import formatting
 
 MOST_REFUSED = 10
-"""Combinations of a sweep without a job that are printed."""
+"""How many combinations without a job are printed."""
 
 
 def sweeps(answer: dict[str, Any]) -> list[str]:
@@ -18,11 +18,11 @@ def sweeps(answer: dict[str, Any]) -> list[str]:
         [str(s["id"]), s["name"], s["project"], s["owner"], str(s["jobs"]), tables.counts(s["counts"]), tables.age(s)]
         for s in answer["items"]
     ]
-    return tables.table(head, rows, "No sweeps. A specification with [sweep] makes one: `vigil submit SPEC.toml`.")
+    return tables.table(head, rows, "No sweeps. A specification with [sweep] creates one: `vigil submit SPEC.toml`.")
 
 
 def sweep(answer: dict[str, Any]) -> list[str]:
-    """The sweep in a line, then its jobs with what each has of the values."""
+    """Return a line about the sweep, then its jobs with their values."""
     at_once = f", {answer['at_once']} at once" if answer["at_once"] else ""
     lead = f"Sweep {answer['id']} {answer['name']}: {tables.counts(answer['counts'])}{at_once}: {answer['url']}"
     paths = list(answer["values"])
@@ -37,9 +37,9 @@ def sweep(answer: dict[str, Any]) -> list[str]:
         ]
         for j in answer["items"]
     ]
-    compared = answer.get("standing") or {}  # a portal of before has none
+    compared = answer.get("standing") or {}  # absent in an older portal
     ahead = [compared["text"]] if compared.get("text") else []
-    return [lead, *ahead, *_without_jobs(answer), *tables.table(head, rows, "Its jobs have been deleted.")]
+    return [lead, *ahead, *_without_jobs(answer), *tables.table(head, rows, "Its jobs were deleted.")]
 
 
 def _without_jobs(answer: dict[str, Any]) -> list[str]:
@@ -48,8 +48,8 @@ def _without_jobs(answer: dict[str, Any]) -> list[str]:
     if not refused:
         return []
     lines = [
-        f"  {', '.join(f'{path} = {value}' for path, value in one['values'].items())}: {one['message']}"
-        for one in refused[:MOST_REFUSED]
+        f"  {', '.join(f'{path} = {value}' for path, value in combination['values'].items())}: {combination['message']}"
+        for combination in refused[:MOST_REFUSED]
     ]
     more = len(refused) - len(lines)
     rest = [f"  and {more:,} more: vigil sweep {answer['id']} --json"] if more else []

@@ -1,4 +1,4 @@
-"""Sweeps on the command line: `vigil sweep` and `vigil sweeps`, and what `vigil submit` says of one. No Django here."""
+"""Sweeps on the command line: `vigil sweep` and `vigil sweeps`, and `vigil submit` with a sweep. No Django here."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import click
 
 from vigil_cli import sweep_tables, tables, watch
 from vigil_cli.params import SweepId, as_json, out
-from vigil_cli.portal import Portal, Trouble, find_portal
+from vigil_cli.portal import CliError, Portal, find_portal
 
 Changed = Callable[[dict[str, Any]], None]
 
 
 @click.command()
 @click.argument("sweep_id", metavar="ID", type=SweepId())
-@click.option("--cancel", is_flag=True, help="Ask all of its jobs to stop; each writes a last checkpoint first.")
-@click.option("--watch", "watched", is_flag=True, help="Stay until all are over; 1 if one ends badly.")
+@click.option("--cancel", is_flag=True, help="Cancel all of its jobs; each saves a last checkpoint first.")
+@click.option("--watch", "watched", is_flag=True, help="Wait until all jobs end; exit with 1 if one ends badly.")
 @as_json
 def sweep(sweep_id: int, cancel: bool, watched: bool, as_json: bool) -> None:
     """Show a sweep and its jobs."""
     portal = find_portal()
     if cancel:
         found = portal.post(f"sweeps/{sweep_id}/cancel")
-        out(found, lambda found: [f"The jobs of sweep {sweep_id} are asked to stop."], as_json)
+        out(found, lambda found: [f"Cancelling the jobs of sweep {sweep_id}."], as_json)
     elif watched:
         follow(portal, portal.get(f"sweeps/{sweep_id}"), as_json)
     else:
@@ -45,25 +45,25 @@ def sweeps(limit: int, as_json: bool, **filters: Any) -> None:
 
 
 def show(portal: Portal, found: dict[str, Any], as_json: bool, *, lead: str = "") -> None:
-    """The sweep and each of its jobs."""
+    """Print the sweep and each of its jobs."""
     jobs = list(portal.items("jobs", sweep=found["id"], sort="created", limit=200))
     out({**found, "items": jobs}, lambda answer: [*([lead] if lead else []), *sweep_tables.sweep(answer)], as_json)
 
 
 def follow(portal: Portal, found: dict[str, Any], as_json: bool, *, lead: str = "") -> None:
-    """Tell how many are in which state until all are over; leaves with 1 if one ended badly."""
+    """Print the counts by state until all jobs are over; exit with code 1 if one ended badly."""
     screen = watch.Screen()
-    screen.say(lead or f"Sweep {found['id']} {found['name']}: {found['url']}")
+    screen.print_line(lead or f"Sweep {found['id']} {found['name']}: {found['url']}")
 
     def changed(now: dict[str, Any]) -> None:
-        screen.say(f"sweep {now['id']} {tables.counts(now['counts'])}")
+        screen.print_line(f"sweep {now['id']} {tables.counts(now['counts'])}")
         if as_json:
             click.echo(json.dumps({"type": "progress", "sweep": now["id"], "counts": now["counts"]}))
 
     try:
         last = _until_over(portal, found["id"], changed)
     except KeyboardInterrupt:
-        screen.say(f"Sweep {found['id']} goes on. Cancel it with `vigil sweep {found['id']} --cancel`.")
+        screen.print_line(f"Sweep {found['id']} continues. Cancel it with `vigil sweep {found['id']} --cancel`.")
         raise click.exceptions.Exit(1) from None
     if as_json:
         click.echo(json.dumps(last))
@@ -71,15 +71,15 @@ def follow(portal: Portal, found: dict[str, Any], as_json: bool, *, lead: str = 
 
 
 def _until_over(portal: Portal, sweep_id: int, changed: Changed, *, every_s: float = 1.0) -> dict[str, Any]:
-    """A portal that restarts is waited for."""
+    """Poll the sweep until it is over. A portal that restarts is waited for."""
     silent_since: float | None = None
     last: dict[str, int] | None = None
     while True:
         try:
             found: dict[str, Any] = portal.get(f"sweeps/{sweep_id}")
-        except Trouble as trouble:
+        except CliError as error:
             silent_since = silent_since or time.monotonic()
-            if 0 < trouble.status < 500 or time.monotonic() - silent_since > watch.PATIENCE_S:
+            if 0 < error.status < 500 or time.monotonic() - silent_since > watch.PATIENCE_S:
                 raise
             time.sleep(every_s)
             continue

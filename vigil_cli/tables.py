@@ -1,4 +1,4 @@
-"""What the command line prints for people: lines of plain text, in columns that fit their content."""
+"""Format responses for people: lines of plain text, in columns that fit their content."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from vigil_cli import outline
 from vigil_core import formatting, kinds
 
-Row = list[str]
+TableRow = list[str]
 
 
-def table(head: Row, rows: list[Row], empty: str) -> list[str]:
-    """Left-aligned columns; a head that ends in ">" aligns its column right."""
+def table(head: TableRow, rows: list[TableRow], empty: str) -> list[str]:
+    """Return left-aligned columns; a heading that ends in ">" aligns its column right."""
     if not rows:
         return [empty]
     right = [name.endswith(">") for name in head]
@@ -64,67 +64,67 @@ def job(answer: dict[str, Any]) -> list[str]:
     return [f"#{answer['id']} {answer['name']}", *(f"  {k.ljust(width)}  {v}" for k, v in facts.items() if v)]
 
 
-def _goodput(told: dict[str, Any] | None, counts: str) -> str:
-    if not told:
+def _goodput(goodput: dict[str, Any] | None, counts: str) -> str:
+    if not goodput:
         return ""
-    useful, wall = (formatting.duration(told[f"{name}_seconds"]) for name in ("useful", "wall"))
-    return f"{formatting.percent(told['fraction'])}: {useful} of {counts} in {wall}"
+    useful, wall = (formatting.duration(goodput[f"{name}_seconds"]) for name in ("useful", "wall"))
+    return f"{formatting.percent(goodput['fraction'])}: {useful} of {counts} in {wall}"
 
 
 def profiles(answer: dict[str, Any]) -> list[str]:
     head = ["ATTEMPT>", "RANK>", "STEPS", "SIZE>", "NAME"]
     rows = []
-    for told in answer["items"]:
-        steps = f"{told['first_step']:,}-{told['last_step']:,}" if told["name"] else "–"
-        name = told["name"] or told["problem"] or "asked for, not written yet"
-        size = formatting.disk(told["bytes"]) if told["name"] else ""
-        rows.append([str(told["attempt"]), str(told["rank"]), steps, size, name])
-    return table(head, rows, "No profiles. Ask for one of a running job with `vigil profile ID`.")
+    for profile in answer["items"]:
+        steps = f"{profile['first_step']:,}-{profile['last_step']:,}" if profile["name"] else "–"
+        name = profile["name"] or profile["problem"] or "requested, not written yet"
+        size = formatting.disk(profile["bytes"]) if profile["name"] else ""
+        rows.append([str(profile["attempt"]), str(profile["rank"]), steps, size, name])
+    return table(head, rows, "No profiles. Record one of a running job with `vigil profile ID`.")
 
 
 def incidents(answer: dict[str, Any]) -> list[str]:
-    head = ["JOB>", "CAUSE", "SURE>", "NODE", "WHAT HAPPENED", "WHEN"]
+    head = ["JOB>", "CAUSE", "CONFIDENCE>", "NODE", "WHAT HAPPENED", "WHEN"]
     rows = [
         [
-            f"{one['job']}.{one['attempt']}",
-            one["cause"] or "not yet",
-            _sure(one),
-            one["node"],
-            one["says"][:100],
-            local(one["at"]),
+            f"{incident['job']}.{incident['attempt']}",
+            incident["cause"] or "pending",
+            _confidence(incident),
+            incident["node"],
+            incident["says"][:100],
+            local(incident["at"]),
         ]
-        for one in answer["items"]
+        for incident in answer["items"]
     ]
-    return table(head, rows, "Nothing that you can see went wrong.")
+    return table(head, rows, "No incidents.")
 
 
-def _sure(one: dict[str, Any]) -> str:
-    if one["is_overruled"]:
-        return str(one.get("overruled_by") or "a person")
-    return "" if one["confidence"] is None or one["cause"] == "unknown" else f"{one['confidence']:.0%}"
+def _confidence(incident: dict[str, Any]) -> str:
+    if incident["is_overruled"]:
+        return str(incident.get("overruled_by") or "a person")
+    return "" if incident["confidence"] is None or incident["cause"] == "unknown" else f"{incident['confidence']:.0%}"
 
 
 def counts(found: dict[str, int]) -> str:
-    """ "12 completed, 4 running"."""
+    """Return counts by state as text: "12 completed, 4 running"."""
     return ", ".join(f"{number:,} {formatting.word(state)}" for state, number in sorted(found.items()))
 
 
 def _reason(job: dict[str, Any]) -> str:
-    """What the scheduler's word means; an older portal tells only the word."""
+    """Return the meaning of the scheduler's reason; an older portal sends only the reason."""
     return str(job.get("explained") or job["reason"])
 
 
 def why(answer: dict[str, Any]) -> list[str]:
-    """The sentence, what else is in the way, when it should start, and what would start now."""
+    """Return the main reason, further obstacles, the expected start, and variants that would start now."""
     lines = [answer["text"]]
     if answer["said"] and answer["meaning"] != answer["text"]:
         lines.append(f"  scheduler: {answer['meaning']}")
     lines += [f"  also: {block['text']}" for block in answer["blocks"] if block["text"] != answer["text"]]
     if answer["starts_at"]:
-        lines.append(f"  starts: about {local(answer['starts_at'])}, the scheduler estimates")
+        lines.append(f"  starts: about {local(answer['starts_at'])}, estimated by the scheduler")
     if answer["state"] != "pending":
         return lines
-    for starts_now, head in ((True, "Would start now:"), (False, "There would be room for:")):
+    for starts_now, head in ((True, "Would start now:"), (False, "Would fit, but not start at once:")):
         found = [variant for variant in answer["variants"] if variant["starts_now"] is starts_now]
         lines += ["", head] if found else []
         for variant in found:
@@ -139,8 +139,8 @@ def why(answer: dict[str, Any]) -> list[str]:
 
 
 def checkpoints(answer: dict[str, Any], counts: str) -> list[str]:
-    """`counts`: what the job counts."""
-    head = [f"{counts.upper()}>", "NAME", "STATE", "SIZE>", "TOOK>", "ATTEMPT>", "PARENT>", "WRITTEN"]
+    """Return a line per checkpoint; `counts` is the job's unit, "step" or "round"."""
+    head = [f"{counts.upper()}>", "NAME", "STATE", "SIZE>", "DURATION>", "ATTEMPT>", "PARENT>", "WRITTEN"]
     rows = [
         [
             f"{c['step']:,}",
@@ -158,8 +158,7 @@ def checkpoints(answer: dict[str, Any], counts: str) -> list[str]:
 
 
 def metrics(items: list[dict[str, Any]], newest: dict[tuple[Any, ...], Any], *, many: str, ghosts: bool) -> list[str]:
-    """A line a curve; `newest` has the value at the last step of each, by its line and that step; `many`: what the job
-    counts."""
+    """Return a line per curve. `newest` maps (curve, last step) to the value there; `many`: "steps" or "rounds"."""
     head = ["SERIES", "NEWEST>", f"{many.upper()}>", "POINTS>"]
     rows = []
     for item in items:
@@ -172,12 +171,12 @@ def metrics(items: list[dict[str, Any]], newest: dict[tuple[Any, ...], Any], *, 
 
 
 def line_of(item: dict[str, Any]) -> tuple[Any, ...]:
-    """Tells the lines of a series apart: with --all each attempt's and incarnation's is one."""
+    """Return the key of a curve: with --all, each attempt and incarnation has its own."""
     return item["name"], item.get("attempt"), item.get("incarnation")
 
 
 def environment(answer: dict[str, Any]) -> list[str]:
-    """Facts, what changed, and every package on a line of its own, as pip writes it."""
+    """Return facts, what changed, and every package on its own line, as pip writes it."""
     gpus = [gpu["name"] for gpu in answer["gpus"]]
     facts = {
         "attempt": str(answer["attempt"]),
@@ -186,7 +185,7 @@ def environment(answer: dict[str, Any]) -> list[str]:
         "cpu": f"{answer['cpus']} × {answer['cpu'] or answer['machine']}" if answer["cpus"] else answer["cpu"],
         "memory": f"{answer['memory_gib']:g} GiB" if answer["memory_gib"] else "",
         "gpus": ", ".join(f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus)),
-        "driver": answer["driver"] + (f", speaks CUDA {answer['cuda']}" if answer["cuda"] else ""),
+        "driver": answer["driver"] + (f", CUDA {answer['cuda']}" if answer["cuda"] else ""),
         "system": ", ".join(part for part in (answer["os"], answer["kernel"], answer["machine"]) if part),
         "python": " ".join(part for part in (answer["python"], answer["executable"]) if part),
         "torch": answer["torch"] + (f" for {answer['torch_for']}" if answer["torch_for"] else ""),
@@ -208,18 +207,18 @@ def environment(answer: dict[str, Any]) -> list[str]:
 
 
 def notices(answer: dict[str, Any]) -> list[str]:
-    """A line each, and what it leads to below."""
+    """Return a line per notification."""
     lines = []
     for notice in answer["items"]:
         mark = " " if notice["read_at"] else "*"
-        said = " ".join(part for part in (notice["title"], notice["detail"]) if part)
+        text = " ".join(part for part in (notice["title"], notice["detail"]) if part)
         where = f"  {notice['link']}" if notice["link"] else ""
-        lines.append(f"{mark} {notice['id']:>5}  {local(notice['raised_at'])[:16]}  {said}{where}")
-    return lines or ["Nothing: no notice stands."]
+        lines.append(f"{mark} {notice['id']:>5}  {local(notice['raised_at'])[:16]}  {text}{where}")
+    return lines or ["No active notifications."]
 
 
 def tokens(answer: dict[str, Any]) -> list[str]:
-    head = ["ID>", "NAME", "BEGINS", "SCOPE", "EXPIRES", "LAST USED"]
+    head = ["ID>", "NAME", "PREFIX", "SCOPE", "EXPIRES", "LAST USED"]
     rows = [
         [
             str(t["id"]),
@@ -231,12 +230,12 @@ def tokens(answer: dict[str, Any]) -> list[str]:
         ]
         for t in answer["items"]
     ]
-    return table(head, rows, "No tokens. Make one on the portal's page /me/.")
+    return table(head, rows, "No tokens. Create one on the portal's page /me/.")
 
 
 def findings(answer: dict[str, Any]) -> list[str]:
-    told = [f"{finding['level']:5}  {finding['title']}  {finding['text']}" for finding in answer["findings"]]
-    return [*told, *(["", *outline.lines(answer["split"])] if answer.get("split") else [])]
+    text_lines = [f"{finding['level']:5}  {finding['title']}  {finding['text']}" for finding in answer["findings"]]
+    return [*text_lines, *(["", *outline.lines(answer["split"])] if answer.get("split") else [])]
 
 
 def backup(made: dict[str, Any]) -> list[str]:
@@ -244,13 +243,13 @@ def backup(made: dict[str, Any]) -> list[str]:
     sizes = f"{formatting.disk(made['bytes'])}; unpacked {formatting.disk(unpacked)}"
     return [
         f"Backed up to {made['file']} ({sizes}) in {made['seconds']:.1f} s.",
-        f"Run directories are not in it: back {made['runs']} up with its file system.",
+        f"Run directories are not included: back up {made['runs']} with its file system.",
     ]
 
 
 def restored(answer: dict[str, Any]) -> list[str]:
     lines = [f"Restored the backup of {local(answer['made_at'])} (Vigil {answer['vigil']}). Start the portal again."]
-    return [*lines, *(f"What was here before is kept: {kept}" for kept in answer["kept"]), *answer["notes"]]
+    return [*lines, *(f"The previous data was kept: {path}" for path in answer["kept"]), *answer["notes"]]
 
 
 def steps(progress: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`vigil waste`: GPU-hours that were held, used and idle. No Django here."""
+"""`vigil waste`: GPU-hours allocated, used and idle. No Django here."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from vigil_core import formatting
 
 
 @click.command()
-@click.option("--days", type=click.IntRange(1, 90), default=7, show_default=True, help="Of UTC; the last one is today.")
+@click.option("--days", type=click.IntRange(1, 90), default=7, show_default=True, help="UTC days, including today.")
 @click.option("--by", type=click.Choice(["project", "person", "job"]), default="person", show_default=True)
 @click.option("-n", "--limit", type=click.IntRange(1, 200), default=20, show_default=True)
 @as_json
 def waste(days: int, by: str, limit: int, as_json: bool) -> None:
-    """Show GPU-hours held, used and idle, the most idle first.
+    """Show GPU-hours allocated, used and idle, most idle first.
 
-    And which jobs hold GPUs now that have done nothing for 15 minutes.
+    Also lists jobs with GPUs that have been idle for 15 minutes.
     """
     found = find_portal().get("waste", days=days, by=by, limit=limit)
     out(found, _lines, as_json)
@@ -33,8 +33,10 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         name = f"{job['name']} (#{job['job']})" if job["job"] else f"{job['name']} ({job['scheduler_id']})"
         since = datetime.now(UTC) - datetime.fromisoformat(job["since"])
         long = formatting.rough(since.total_seconds())
-        lines.append(f"  {name} of {job['person'] or 'nobody known'}: {job['gpus']} of {job['held']} idle for {long}")
-    head = [answer["by"].upper(), "HELD>", "USED>", "USED OF HELD>", "IDLE>"]
+        lines.append(
+            f"  {name} of {job['person'] or 'an unknown user'}: {job['gpus']} of {job['held']} idle for {long}"
+        )
+    head = [answer["by"].upper(), "ALLOCATED>", "USED>", "USED SHARE>", "IDLE>"]
     rows = [
         [
             f"{row['name']} (#{row['job']})" if row["job"] else row["name"],
@@ -44,7 +46,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         ]
         for row in answer["items"]
     ]
-    return [*lines, "", *table(head, rows, "Nothing was counted in these days.")]
+    return [*lines, "", *table(head, rows, "No GPU time in this period.")]
 
 
 ALL = (waste,)

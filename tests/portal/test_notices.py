@@ -352,12 +352,12 @@ class TestCommand:
         assert json.loads(vigil("notices", "--json", "--unread").stdout)["items"] == [NOTICE, read]
         assert portal.asked[-1].url.params["unread"] == "true"
         portal.answers["GET", "notices"] = {"items": [], "next": None}
-        assert vigil("notices").stdout == "Nothing: no notice stands.\n"
+        assert vigil("notices").stdout == "No active notifications.\n"
 
     def test_reads(self, portal: Any) -> None:  # noqa: F811
         portal.answers["POST", "notices/7/read"] = NOTICE
         portal.answers["POST", "notices/8/read"] = problem(404, "You have no notice 8.")
-        assert vigil("notices", "--read", "7").stdout == f"Read 7: {IDLE}\n"
+        assert vigil("notices", "--read", "7").stdout == f"Marked 7 as read: {IDLE}\n"
         assert json.loads(vigil("notices", "--read", "7", "--json").stdout) == NOTICE
         assert "You have no notice 8." in vigil("notices", "--read", "8", status=1).stderr
         vigil("notices", "--read", "x", status=2)

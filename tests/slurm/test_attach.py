@@ -145,7 +145,7 @@ def test_a_job_that_runs_or_waits_is_attached_by_its_number(desk: Desk, alice: P
         done = desk.vigil("attach", slurm_id)
         assert (done.returncode, done.stderr) == (0, "")
         job_id = attached(alice, slurm_id)
-        assert done.stdout.startswith(f"Slurm's job {slurm_id} is followed as #{job_id} ")
+        assert done.stdout.startswith(f"Slurm job {slurm_id} is now tracked as #{job_id} ")
         assert desk.vigil("attach", slurm_id).stdout.split("#")[1].split()[0] == str(job_id), "the same again"
         alice.wait(job_id, state)
     assert "BeginTime" in wait_for(lambda: alice.job(job_id)["reason"], "the reason")

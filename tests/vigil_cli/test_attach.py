@@ -167,7 +167,7 @@ def test_a_portal_that_is_away_stops_nothing_and_hears_all_of_it_later(portal: P
     (runs.folder / "go").touch()
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err.count("\n")) == (0, 2)
-    assert err.startswith("vigil: the run goes on, and is attached once the portal answers.")
+    assert err.startswith("vigil: the run continues, and is attached once the portal answers.")
 
 
 def test_without_a_portal_the_command_runs_and_says_so_in_a_line(runs: Runs) -> None:
@@ -182,7 +182,7 @@ def test_a_refusal_is_said_once(portal: Portal, runs: Runs) -> None:
     portal.refuses = [(403, "Slurm has no job 12345 of yours.")]
     done = runs.run("--", "true")
     assert (done.returncode, len(portal.attached)) == (0, 1)
-    assert done.stderr == "vigil: the run goes on without Vigil. Slurm has no job 12345 of yours.\n"
+    assert done.stderr == "vigil: the run continues without Vigil. Slurm has no job 12345 of yours.\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])

@@ -36,7 +36,7 @@ CHANGE = {
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(catalogue, "LOOK_S", 0)
+    monkeypatch.setattr(catalogue, "POLL_S", 0)
 
 
 @pytest.fixture
@@ -68,13 +68,13 @@ def test_add_and_write_anew(portal, file):  # noqa: F811
     assert json.loads(portal.asked[0].content) == SENT
     portal.answers["GET", "catalogue/entries"] = {"items": [SHOWN], "next": None}
     portal.answers["PUT", "catalogue/entries/storage.ours_down"] = SHOWN
-    assert vigil("catalogue", "add", "--replace", str(file)).stdout == "Written anew: storage.ours_down\n"
+    assert vigil("catalogue", "add", "--replace", str(file)).stdout == "Replaced: storage.ours_down\n"
 
 
 def test_one_that_is_refused_is_named(portal, file):  # noqa: F811
     portal.answers["POST", "catalogue/entries"] = problem(422, "no", ("pattern", "It took 0.9 s."))
     said = vigil("catalogue", "add", str(file), status=1).stderr
-    assert "storage.ours_down is not taken" in said
+    assert "storage.ours_down was refused" in said
     assert "pattern: It took 0.9 s." in said
 
 
@@ -84,7 +84,7 @@ def test_replay_until_it_is_done(portal, file):  # noqa: F811
     result = vigil("catalogue", "replay", str(file), "-n", "2")
     assert json.loads(portal.asked[0].content) == {**SENT, "most": 2}
     assert "1 of 2 incidents" in result.stderr
-    assert "1 verdict would change of 1 that could be read again" in result.stdout
+    assert "1 verdict would change of 1 incidents read again" in result.stdout
     assert "unknown  storage.io" in result.stdout
 
 
@@ -99,8 +99,8 @@ def test_of_several_one_is_replayed(portal, file):  # noqa: F811
 def test_switched_and_removed(portal):  # noqa: F811
     portal.answers["PATCH", "catalogue/entries/x.y"] = SHOWN
     portal.answers["DELETE", "catalogue/entries/x.y"] = httpx.Response(204)
-    assert vigil("catalogue", "disable", "x.y").stdout == "Does not count: x.y\n"
-    assert vigil("catalogue", "enable", "x.y").stdout == "Counts: x.y\n"
+    assert vigil("catalogue", "disable", "x.y").stdout == "Disabled: x.y\n"
+    assert vigil("catalogue", "enable", "x.y").stdout == "Enabled: x.y\n"
     assert [json.loads(one.content) for one in portal.asked] == [{"is_enabled": False}, {"is_enabled": True}]
     assert vigil("catalogue", "remove", "x.y").stdout == "Removed: x.y\n"
 

@@ -29,7 +29,7 @@ QUEUED = {
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(drain, "LOOK_S", 0)
+    monkeypatch.setattr(drain, "POLL_S", 0)
 
 
 def test_nodes_and_one(portal):  # noqa: F811
@@ -44,8 +44,8 @@ def test_nodes_and_one(portal):  # noqa: F811
 
 def test_no_node_of_a_state_is_no_empty_cluster(portal):  # noqa: F811
     portal.answers["GET", "nodes"] = {"items": [], "reading": READING}
-    assert vigil("nodes", "--state", "drained").stdout.startswith("No node is so. See them all with `vigil nodes`.\n")
-    assert "has named none yet" in vigil("nodes").stdout
+    assert vigil("nodes", "--state", "drained").stdout.startswith("No matching nodes. `vigil nodes` lists all.\n")
+    assert "has not reported any yet" in vigil("nodes").stdout
 
 
 def test_a_silent_scheduler_is_told_beside_what_it_said(portal):  # noqa: F811
@@ -70,8 +70,8 @@ def test_drain_waits_for_what_the_scheduler_says(portal):  # noqa: F811
     portal.answers["GET", "nodes/dgx-01/orders"] = [{"items": [order]} for order in (ORDER, silent, silent, done)]
     result = vigil("drain", "dgx-01", "--reason", "fan")
     assert json.loads(portal.asked[0].content) == {"reason": "fan", "replace": False}
-    assert result.stderr.count("It is asked again.") == 1
-    assert "dgx-01 takes no new jobs" in result.stderr
+    assert result.stderr.count("Retrying.") == 1
+    assert "dgx-01 accepts no new jobs" in result.stderr
 
 
 def test_a_script_replaces_somebody_elses_drain_only_when_it_says_so(portal):  # noqa: F811
@@ -79,7 +79,7 @@ def test_a_script_replaces_somebody_elses_drain_only_when_it_says_so(portal):  #
     body = {**json.loads(taken.content), "type": "urn:vigil:problem:drained"}
     portal.answers["POST", "nodes/dgx-01/undrain"] = httpx.Response(409, json=body)
     result = vigil("undrain", "dgx-01", status=1)
-    assert "dgx-01 is drained by root: RMA 4711. Add --replace to undrain it all the same." in result.stderr
+    assert "dgx-01 is drained by root: RMA 4711. Add --replace to undrain it anyway." in result.stderr
     portal.answers["POST", "nodes/dgx-01/undrain"] = {**ORDER, "action": "undrain"}
     portal.answers["GET", "nodes/dgx-01/orders"] = {"items": [{**ORDER, "action": "undrain", "state": "done"}]}
     vigil("undrain", "dgx-01", "--replace")
@@ -98,7 +98,7 @@ def test_undrain_that_is_refused(portal):  # noqa: F811
 def test_an_order_that_takes_longer(portal, monkeypatch):  # noqa: F811
     monkeypatch.setattr(drain, "WAIT_S", 0)
     portal.answers["POST", "nodes/dgx-01/drain"] = ORDER
-    assert "goes on trying" in vigil("drain", "dgx-01", "--reason", "fan", status=1).stderr
+    assert "keeps trying" in vigil("drain", "dgx-01", "--reason", "fan", status=1).stderr
     portal.answers["POST", "nodes/dgx-01/drain"] = problem(403, "Only sysadmins drain nodes. Ask one of them.")
     assert "Only sysadmins" in vigil("drain", "dgx-01", "--reason", "fan", status=1).stderr
     assert "--reason" in vigil("drain", "dgx-01", status=2).stderr
@@ -121,7 +121,7 @@ def test_queue(portal):  # noqa: F811
     assert portal.asked[1].url.params["cursor"] == "c"
     portal.answers["GET", "queue"] = {"items": [], "next": None, "reading": READING}
     assert "queue is empty" in vigil("queue").stdout
-    assert vigil("queue", "--user", "mira").stdout.startswith("Nothing matches.")
+    assert vigil("queue", "--user", "mira").stdout.startswith("No matching jobs.")
 
 
 def test_licences(portal):  # noqa: F811
@@ -130,7 +130,7 @@ def test_licences(portal):  # noqa: F811
     lines = vigil("licenses").stdout.splitlines()
     assert lines[1].split() == ["matlab", "1,500", "3", "0", "1,497"]
     portal.answers["GET", "licenses"] = {"items": [], "reading": READING}
-    assert "counts no licences" in vigil("licenses").stdout
+    assert "manages no licenses" in vigil("licenses").stdout
 
 
 def test_how_old_an_answer_is(portal):  # noqa: F811
@@ -145,4 +145,4 @@ def test_how_old_an_answer_is(portal):  # noqa: F811
     assert vigil("queue", "--mine").stdout.splitlines()[1:] == [as_of, unseen["text"]]
     assert json.loads(vigil("queue", "--json").stdout) == {"items": [], "reading": fresh, "unseen": unseen}
     portal.answers["GET", "queue"] = {"items": [], "next": None, "reading": {**READING, "read_at": None}}
-    assert "has not been asked yet" in vigil("queue").stdout
+    assert "has not been polled yet" in vigil("queue").stdout

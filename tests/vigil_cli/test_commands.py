@@ -38,7 +38,7 @@ def test_a_closed_file_of_the_portal_s_user_hides_none_of_our_own(tmp_path, monk
     monkeypatch.setattr(Path, "read_text", refused)
     assert client.find_portal().url == "http://ours"
     (tmp_path / "config" / "vigil" / "cli.toml").unlink()
-    with pytest.raises(client.Trouble, match="belongs to somebody else"):
+    with pytest.raises(client.CliError, match="belongs to somebody else"):
         client.find_portal()
 
 
@@ -58,7 +58,7 @@ def test_where_it_looks(tmp_path, monkeypatch):
     monkeypatch.setenv("VIGIL_URL", "http://config")
     assert client.find_portal().url == "http://config", "the token of that portal, not the first one's"
     monkeypatch.setenv("VIGIL_URL", "http://elsewhere")
-    with pytest.raises(client.Trouble, match="No token for http://elsewhere"):
+    with pytest.raises(client.CliError, match="No token for http://elsewhere"):
         client.find_portal()
     monkeypatch.setenv("VIGIL_TOKEN", "mine")
     assert client.find_portal() == client.Portal("http://elsewhere", "mine")
@@ -236,7 +236,7 @@ def test_jobs(portal):
     assert portal.asked[1].url.params["cursor"] == "c"
     portal.answers["GET", "jobs"] = {"items": [], "next": None}
     assert "vigil submit" in vigil("jobs").stdout
-    assert vigil("jobs", "--state", "bad").stdout.startswith("No job matches.")
+    assert vigil("jobs", "--state", "bad").stdout.startswith("No matching jobs.")
     assert json.loads(vigil("jobs", "--json").stdout) == {"items": []}
 
 
@@ -249,11 +249,11 @@ def test_job_and_tokens(portal):
 
 def test_kill(portal):
     portal.answers["POST", "jobs/7/kill"] = JOB
-    assert "no last checkpoint" in vigil("kill", "7").stdout
-    assert "no last checkpoint" in vigil("cancel", "7", "--now").stdout
+    assert "No last checkpoint" in vigil("kill", "7").stdout
+    assert "No last checkpoint" in vigil("cancel", "7", "--now").stdout
     attempt = {**JOB["attempt"], "kill_requested_at": "2026-01-31T12:00:00Z"}
     portal.answers["POST", "jobs/7/cancel"] = {**JOB, "attempt": attempt}
-    assert "is killed" in vigil("cancel", "7").stdout
+    assert "is now killed" in vigil("cancel", "7").stdout
 
 
 def test_cancel_and_resume(portal):

@@ -42,9 +42,9 @@ def nobody(cause: Exception | None = None, kind: type[httpx.TransportError] = ht
     ("error", "said"),
     [
         (nobody(OSError(113, "No route to host")), "Nothing answers at http://portal ([Errno 113] No route to host)."),
-        (nobody(kind=httpx.ConnectTimeout), "http://portal does not take connections"),
-        (nobody(kind=httpx.ReadTimeout), "http://portal took the request, but has not answered in time."),
-        (nobody(kind=httpx.ReadError), "http://portal broke off before it had answered (gone)."),
+        (nobody(kind=httpx.ConnectTimeout), "Connecting to http://portal timed out."),
+        (nobody(kind=httpx.ReadTimeout), "http://portal accepted the request but did not answer in time."),
+        (nobody(kind=httpx.ReadError), "http://portal closed the connection before it answered (gone)."),
         (nobody(ssl.SSLCertVerificationError(1, "self-signed")), "SSL_CERT_FILE"),
     ],
 )
@@ -81,23 +81,23 @@ def test_an_address_where_no_portal_is(monkeypatch, tmp_path):
 
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    start = "Start the portal with `vigil up`. If it is elsewhere, say so in"
+    start = "Start the portal with `vigil up`. If it runs elsewhere, set its address in"
     assert said(url) == f"Nothing answers at {url}. {start} VIGIL_URL."
     monkeypatch.delenv("VIGIL_URL")
     kept = tmp_path / "home" / "cli.toml"
     kept.parent.mkdir()
     kept.write_text(f'url = "{url}"\ntoken = "t"\n')
     assert complaint() == f"Nothing answers at {url}. {start} {kept}."
-    assert "Nobody knows a machine called no-such-machine.invalid" in said("http://no-such-machine.invalid")
+    assert "Unknown host no-such-machine.invalid" in said("http://no-such-machine.invalid")
     assert said("portal:8000").startswith('"portal:8000" is not an address. Write it with http:// or https://')
     assert "is not an address" in said("http://[::1")
     page = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
     moved = b"HTTP/1.1 301 Moved\r\nLocation: https://portal/\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     for answer, scheme, word in (
-        (page, "http", "is no Vigil portal"),
-        (page, "https", "speaks no TLS"),
-        (moved, "http", "sends on to https://portal/"),
-        (b"", "http", "broke off"),
+        (page, "http", "is not a Vigil portal"),
+        (page, "https", "does not use TLS"),
+        (moved, "http", "redirects to https://portal/"),
+        (b"", "http", "closed the connection"),
     ):
         listening, port = served(answer)
         with listening:

@@ -15,7 +15,7 @@ SAVED = {**WAITS, "name": NAME, "first_step": 90, "last_step": 94, "bytes": 504_
 
 def test_asks(portal):  # noqa: F811
     portal.answers["POST", "jobs/7/profile"] = {"id": "abc123"}
-    assert "Asked rank 3 of #7 for 9 steps." in vigil("profile", "7", "--steps", "9", "--rank", "3").output
+    assert "Requested 9 steps from rank 3 of #7." in vigil("profile", "7", "--steps", "9", "--rank", "3").output
     assert json.loads(portal.asked[-1].content) == {"steps": 9, "rank": 3}
     assert json.loads(vigil("profile", "7", "--json").output) == {"id": "abc123"}
     portal.answers["POST", "jobs/7/profile"] = problem(409, "Not profiled. #7 is not running: it is completed.")
@@ -25,7 +25,7 @@ def test_asks(portal):  # noqa: F811
 
 def test_waits_and_fetches(portal, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(profiles, "LOOK_S", 0.0)
+    monkeypatch.setattr(profiles, "POLL_S", 0.0)
     portal.answers["POST", "jobs/7/profile"] = {"id": "abc123"}
     portal.answers["GET", "jobs/7/profiles"] = [
         {"items": [], "next": None},
@@ -51,7 +51,7 @@ def test_lists(portal, tmp_path, monkeypatch):  # noqa: F811
     head, first, second = vigil("profiles", "7").output.splitlines()
     assert head.split() == ["ATTEMPT", "RANK", "STEPS", "SIZE", "NAME"]
     assert first.split() == ["2", "0", "90-94", "504", "kB", NAME]
-    assert "asked for, not written yet" in second
+    assert "requested, not written yet" in second
     portal.answers["GET", f"jobs/7/profiles/2/{NAME}"] = {"traceEvents": []}
     assert vigil("profiles", "7", "--fetch", NAME).output == f"job-7.2-{NAME}\n"
     assert "has no profile" in vigil("profiles", "7", "--fetch", "x", status=1).stderr

@@ -76,7 +76,7 @@ def test_what_is_no_portal_is_told_in_a_sentence(portal, command, answer):  # no
         return httpx.Response(200, headers=answer.get("headers"), stream=stream)
 
     portal.answers = {("GET", "jobs"): made(), ("PATCH", "jobs/7/checkpoints/step-4"): made()}
-    assert "is no Vigil portal" in vigil(*command, status=1).stderr
+    assert "is not a Vigil portal" in vigil(*command, status=1).stderr
 
 
 @pytest.mark.parametrize("command", [("jobs",), ("job", "7"), ("cancel", "7"), ("nodes",)], ids=" ".join)
@@ -96,7 +96,7 @@ def test_a_token_is_sent_nowhere_that_an_answer_names(portal):  # noqa: F811
         ("PATCH", "jobs/7/checkpoints/step-4"): httpx.Response(304),
     }
     for command in (("jobs",), ("metrics", "7", "--csv"), ("pin", "7", "4")):
-        assert "sends on to" in vigil(*command, status=1).stderr
+        assert "redirects to" in vigil(*command, status=1).stderr
     assert {request.url.host for request in portal.asked} == {"portal"}
 
 

@@ -52,5 +52,5 @@ def test_sweep_sweeps_and_cancel(portal):  # noqa: F811
     assert "1 pending, 1 running, 1 at once" in vigil("sweep", "3").stdout
     assert len(json.loads(vigil("sweep", "3", "--json").stdout)["items"]) == 2
     assert "rates" in vigil("sweeps").stdout
-    assert "asked to stop" in vigil("sweep", "3", "--cancel").stdout
-    assert "no sweep's number" in vigil("sweep", "x", status=2).stderr
+    assert "Cancelling the jobs" in vigil("sweep", "3", "--cancel").stdout
+    assert "not a sweep number" in vigil("sweep", "x", status=2).stderr

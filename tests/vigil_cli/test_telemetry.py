@@ -38,7 +38,7 @@ def test_agents_worst_first(portal):  # noqa: F811
     assert [line.split()[0] for line in lines] == ["NODE", "early", "late", "new", "dgx-01"]
     assert lines[1].split()[1:4] == ["silent", "1", "h"]
     assert "1,234" in lines[2]
-    assert "never heard" in lines[3]
+    assert "never reported" in lines[3]
     assert "+0.3 s" in lines[4]
     assert json.loads(vigil("agents", "--json").stdout)["items"] == items
     portal.answers["GET", "agents"] = {"items": [], "next": None}
@@ -59,7 +59,7 @@ def test_gpus_of_all_and_of_one(portal):  # noqa: F811
     portal.answers["GET", "nodes/dgx-01/gpus"] = {"items": [one], "next": None}
     assert json.loads(vigil("gpus", "dgx-01", "--json").stdout)["items"] == [{"node": "dgx-01", **one}]
     portal.answers["GET", "gpus"] = {"items": [], "next": None}
-    assert "No agent tells of a GPU there." in vigil("gpus").stdout
+    assert "No agent reports a GPU there." in vigil("gpus").stdout
 
 
 def test_what_a_node_does_now(portal):  # noqa: F811
@@ -75,7 +75,7 @@ def test_what_a_node_does_now(portal):  # noqa: F811
     wrong = vigil("telemetry", "dgx-01", "--gpu", "9", status=2)
     assert "dgx-01 has no such GPU. It has 0, 1." in wrong.stderr
     portal.answers["GET", "nodes/dgx-01/telemetry"] = {**TELEMETRY, "is_silent": True, "gpus": [], "heard_at": None}
-    assert "heard never. The agent is silent." in vigil("telemetry", "dgx-01").stdout
+    assert "last report never. The agent is silent." in vigil("telemetry", "dgx-01").stdout
 
 
 def test_what_a_node_did_as_csv(portal):  # noqa: F811
@@ -87,7 +87,7 @@ def test_what_a_node_did_as_csv(portal):  # noqa: F811
     assert (params.get_list("name"), params.get_list("gpu")) == (["watts"], ["0", "1"])
     ago = datetime.now(UTC).timestamp() - int(params["from"])
     assert 7_190 < ago < 7_300
-    assert "not both" in vigil("telemetry", "dgx-01", "--csv", "--json", status=2).stderr
+    assert "Choose one of" in vigil("telemetry", "dgx-01", "--csv", "--json", status=2).stderr
 
 
 @pytest.mark.parametrize("command", [("gpus", "a/b"), ("telemetry", "a/b"), ("telemetry", "a/b", "--csv")])

@@ -26,31 +26,31 @@ def said(*arguments: str, status: int) -> str:
 
 def test_a_token_that_is_not_known():
     told = said("nodes", status=1)
-    assert told.startswith("vigil: http://portal does not know this token: it is wrong, expired or revoked.")
-    assert told.endswith("Make one on http://portal/me/ and put it in VIGIL_TOKEN.\n")
+    assert told.startswith("vigil: http://portal rejected the token: it is wrong, expired or revoked.")
+    assert told.endswith("Create one on http://portal/me/ and put it in VIGIL_TOKEN.\n")
 
 
 @pytest.mark.parametrize("token", ["vgl_é", "vgl_a\nb"])
 def test_a_token_that_cannot_be_one(monkeypatch, token):
     monkeypatch.setenv("VIGIL_TOKEN", token)
-    assert "VIGIL_TOKEN holds what no token does." in said("nodes", status=1)
+    assert "VIGIL_TOKEN contains characters that no token has." in said("nodes", status=1)
 
 
 def test_a_job_by_its_number():
     for number in ("7", "#7"):
-        assert "does not know this token" in said("job", number, status=1), "it has been asked for"
+        assert "rejected the token" in said("job", number, status=1), "it has been asked for"
     for number in ("x", "0", "#", "-1.5"):
-        assert "is no job's number. `vigil jobs` lists them." in said("job", "--", number, status=2)
+        assert "is not a job number. `vigil jobs` lists them." in said("job", "--", number, status=2)
 
 
 def test_a_command_that_there_is_not():
-    assert "There is no command metric. Did you mean `vigil metrics`?" in said("metric", "7", status=2)
-    assert "There is no command fly. `vigil --help` lists them." in said("fly", status=2)
+    assert "No such command: metric. Did you mean `vigil metrics`?" in said("metric", "7", status=2)
+    assert "No such command: fly. `vigil --help` lists them." in said("fly", status=2)
     assert "No such option" in said("--fly", status=2)
 
 
 def test_a_command_as_other_tools_call_it():
-    assert "There is no command ls. Did you mean `vigil jobs`?" in said("ls", status=2)
+    assert "No such command: ls. Did you mean `vigil jobs`?" in said("ls", status=2)
     assert set(HABITS.values()) <= set(main.commands)
     assert not set(HABITS) & set(main.commands)
 

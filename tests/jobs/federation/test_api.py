@@ -145,7 +145,7 @@ class TestTheCommandLine:
         for command in ("rounds", "clients"):
             done = CliRunner().invoke(main, [command, str(other.pk)])
             assert done.exit_code == 1
-            assert f"only a federated job has {command}" in done.output
+            assert f"only federated jobs have {command}" in done.output
 
     def test_it_lists_clients_for_people_and_machines(self, job: Job) -> None:
         done = CliRunner().invoke(main, ["clients", str(job.pk)])

@@ -122,7 +122,7 @@ def test_the_command_line_counts_rounds() -> None:
         "id": 7, "name": "heron", "kind": "federated", "state": "running", "reason": "", "latest": {"accuracy": 0.875},
         "progress": {"step": 12, "steps": 30, "fraction": 0.4, "eta_seconds": None},
     }  # fmt: skip
-    assert watch.words(told) == "running · 12 / 30 rounds · accuracy 0.875"
+    assert watch.progress_text(told) == "running · 12 / 30 rounds · accuracy 0.875"
     attempt = {"number": 1, "nodes": [], "decision": ""}
     rest = {"project": "p", "owner": "o", "tags": [], "notes": "", "parent": None, "directory": "", "url": "u"}
     times = {"created_at": "2026-01-31T12:00:00Z", "started_at": None, "ended_at": None}

@@ -134,7 +134,7 @@ def test_the_command_line_draws_it(mira: User, monkeypatch: pytest.MonkeyPatch, 
     found |= checked(mira, **MANY)
     lines = CliRunner().invoke(commands.main, ["submit", str(spec), "--check"]).output.splitlines()
     assert len(lines) < 20 + pictured.LINES
-    assert " ".join(lines[-1].split()).startswith("… and 9,980 more clients. All together: 3 to 4 samples each")
+    assert " ".join(lines[-1].split()).startswith("… and 9,980 more clients. All clients: 3–4 samples each")
 
 
 def test_names_and_labels_of_any_length_keep_a_line_a_line() -> None:

@@ -195,11 +195,11 @@ def test_diagnose_with_a_file_of_entries(tmp_path: Path) -> None:
     path.write_text(written([entry_of(of(pattern="(?=x)"))]))
     made = CliRunner().invoke(main, ["diagnose", "--catalogue", str(path), str(log)])
     assert made.exit_code == 1
-    assert "The entries can't be used" in made.output
+    assert "The entries cannot be used" in made.output
     path.write_text(written([entry_of(OURS), entry_of(OURS)]))
     made = CliRunner().invoke(main, ["diagnose", "--catalogue", str(path), str(log)])
     assert made.exit_code == 1
-    assert f"The entries can't be used: {OURS['name']}: there are two of this name" in made.output
+    assert f"The entries cannot be used: {OURS['name']}: there are two of this name" in made.output
 
 
 def test_check_by_hand(tmp_path: Path) -> None:
@@ -207,10 +207,10 @@ def test_check_by_hand(tmp_path: Path) -> None:
     path.write_text(written([entry_of(OURS), entry_of(of(name="x.y", look_alike=OURS["example"])), entry_of(OURS)]))
     made = CliRunner().invoke(main, ["catalogue", "check", str(path)])
     assert made.exit_code == 1
-    assert re.search(r"storage.ours_down is fit: \d+\.\d\d s for [5-9] MB\n", made.output)
-    assert "x.y is not fit\n  ✗ look_alike: It finds this line too." in made.output
-    assert "storage.ours_down is not fit" in made.output
-    assert "✗ name: One before it in the file has this name, too." in made.output
+    assert re.search(r"storage.ours_down passed: \d+\.\d\d s for [5-9] MB\n", made.output)
+    assert "x.y failed\n  ✗ look_alike: It finds this line too." in made.output
+    assert "storage.ours_down failed" in made.output
+    assert "✗ name: An earlier entry of the file has the same name." in made.output
 
 
 @pytest.mark.django_db

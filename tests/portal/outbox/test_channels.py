@@ -290,8 +290,8 @@ class TestCommand:
         assert json.loads(vigil("outbox", "--json").stdout)["items"] == [MESSAGE]
         portal.answers["POST", "outbox/7/resend"] = MESSAGE
         portal.answers["POST", "outbox/7/give-up"] = MESSAGE
-        assert vigil("outbox", "--resend", "7").stdout == "7 is sent again within seconds.\n"
-        assert vigil("outbox", "--give-up", "7").stdout == "7 is left unsent.\n"
+        assert vigil("outbox", "--resend", "7").stdout == "Message 7 will be sent again within seconds.\n"
+        assert vigil("outbox", "--give-up", "7").stdout == "Message 7 will not be sent.\n"
         vigil("outbox", "--give-up", "7", "--resend", "7", status=2)
         portal.answers["GET", "outbox"] = {"items": [], "next": None}
-        assert "no message was made" in vigil("outbox").stdout
+        assert "No messages in the last" in vigil("outbox").stdout
