@@ -66,13 +66,13 @@ def _measure(slurm: Any, release: str, count: int) -> int:
     from nodes.schedulers.slurm import scheduler as slurm_scheduler
     from nodes.schedulers.slurm.http import SlurmHttp
     from nodes.schedulers.slurm.rest import SlurmRest
-    from nodes.schedulers.slurm.tokens import KeyFile
+    from nodes.schedulers.slurm.tokens import KeyFileTokens
     from tests.slurm.people import PORTAL
 
     began = time.monotonic()
     waiting = _submitted(slurm, _attempts(count))
     print(f"Slurm {release}: {len(waiting):,} jobs held after {time.monotonic() - began:.0f} s")
-    tokens = KeyFile(slurm.layout.jwt_key)
+    tokens = KeyFileTokens(slurm.layout.jwt_key)
     http = SlurmHttp(slurm.url, tokens=tokens, user=PORTAL)
     scheduler = slurm_scheduler.Slurm(SlurmRest(http), tokens=tokens, user=PORTAL)
     gc.freeze()  # as console.worker does: what is loaded stays
@@ -88,7 +88,10 @@ def _measure(slurm: Any, release: str, count: int) -> int:
         if seen != (number + 1) * CHANGED and release == BARRED:
             raise SystemExit(f"{seen} are running after round {number + 1}")
         still.append(_tick(http, lambda: follow.tick(scheduler)))
-    slurm_scheduler.FRESH_S, slurm_scheduler.SHARE = 0.2, 0  # the next ticks are those that read the whole queue
+    slurm_scheduler.FRESH_S, slurm_scheduler.LIST_INTERVAL_FACTOR = (
+        0.2,
+        0,
+    )  # the next ticks are those that read the whole queue
     anew = []
     for number in range(ROUNDS, ROUNDS + REREAD):
         _let_go(slurm, waiting[number * CHANGED : (number + 1) * CHANGED])

@@ -53,10 +53,10 @@ def _measure(slurm: Any, release: str) -> int:
     from nodes.schedulers.slurm.request import request
     from nodes.schedulers.slurm.rest import SlurmRest
     from nodes.schedulers.slurm.scheduler import Slurm
-    from nodes.schedulers.slurm.tokens import KeyFile
+    from nodes.schedulers.slurm.tokens import KeyFileTokens
     from tests.slurm.people import PORTAL
 
-    tokens = KeyFile(slurm.layout.jwt_key)
+    tokens = KeyFileTokens(slurm.layout.jwt_key)
     http = SlurmHttp(slurm.url, tokens=tokens, user=PORTAL)
     rest = SlurmRest(http)
     scheduler = Slurm(rest, tokens=tokens, user=PORTAL)

@@ -30,7 +30,7 @@ _WAITING = (
     (910_131, "gpt-760m-sweep", "kofi.mensah", 1, 4, "QOSMaxGRESPerUser", 160_551, None, 1.9),
     (910_133, "gpt-3b-evaluate", "ada.lindqvist", 1, 8, "Dependency", 150_120, None, 0.6),
 )
-_LICENSES = (cluster.License(name="abaqus", total=12, used=3), cluster.License(name="matlab", total=2, used=2))
+_LICENSES = (cluster.LicenseInfo(name="abaqus", total=12, used=3), cluster.LicenseInfo(name="matlab", total=2, used=2))
 _MADE_UP = (("interactive", ("dgx-04", "dgx-06"), 8, 1), ("h100", tuple(f"dgx-0{n}" for n in range(1, 9)), 48, 4))
 
 
@@ -56,7 +56,9 @@ def _new(model: type[Fact], key: str, made: Sequence[rows.Told]) -> list[rows.To
     return [one for one in made if getattr(one, key) not in real]
 
 
-def _node(now: float, running: list[cluster.QueuedJob], name: str, state: str, used: int, reason: str) -> NodeStatus:
+def _node(
+    now: float, running: list[cluster.QueuedJobInfo], name: str, state: str, used: int, reason: str
+) -> NodeStatus:
     taken = sorted(index for job in running for index in job.gpu_indices.get(name, ()))
     node = NodeStatus(
         name=name, state=state, partitions=tuple(p.name for p in _partitions() if name in p.nodes),
@@ -67,19 +69,19 @@ def _node(now: float, running: list[cluster.QueuedJob], name: str, state: str, u
     return replace(node, reason=reason, reason_by="root", reason_at=now - 11 * HOUR_S) if reason else node
 
 
-def _partitions() -> list[cluster.Partition]:
+def _partitions() -> list[cluster.PartitionInfo]:
     return [
-        cluster.Partition(name=name, nodes=nodes, max_time_s=hours * 3600, max_nodes=most)
+        cluster.PartitionInfo(name=name, nodes=nodes, max_time_s=hours * 3600, max_nodes=most)
         for name, nodes, hours, most in _MADE_UP
     ]
 
 
 def _running(
     now: float, number: int, name: str, user: str, held: dict[str, range], hours: float, limit: int
-) -> cluster.QueuedJob:
+) -> cluster.QueuedJobInfo:
     gpus = sum(map(len, held.values()))
     started = now - hours * HOUR_S
-    return cluster.QueuedJob(
+    return cluster.QueuedJobInfo(
         scheduler_id=str(number), name=name, user=user, state="running", account=_account(user),
         partition="interactive" if name == "digits-distill" else "h100", qos="normal", priority=200_000,
         submitted_at=started - 900, started_at=started, ends_at=started + limit * HOUR_S, time_limit_s=limit * 3600,
@@ -91,8 +93,8 @@ def _running(
 def _waiting(
     now: float, number: int, name: str, user: str, nodes: int, gpus: int, reason: str, priority: int,
     starts_in: float | None, hours: float,
-) -> cluster.QueuedJob:  # fmt: skip
-    return cluster.QueuedJob(
+) -> cluster.QueuedJobInfo:  # fmt: skip
+    return cluster.QueuedJobInfo(
         scheduler_id=str(number), name=name, user=user, state="pending", account=_account(user),
         partition="h100", qos="normal", reason=reason, priority=priority, submitted_at=now - hours * HOUR_S,
         starts_at=None if starts_in is None else now + starts_in * HOUR_S, time_limit_s=12 * 3600, node_count=nodes,

@@ -101,7 +101,7 @@ def scheduler_is_known(app_configs: Sequence[AppConfig] | None, **_: Any) -> lis
     from nodes.schedulers import choose
 
     name = settings.VIGIL_SCHEDULER
-    return [] if name in choose.NAMES else [Error(choose.unknown(name), id="vigil.E006")]
+    return [] if name in choose.NAMES else [Error(choose.unknown_scheduler(name), id="vigil.E006")]
 
 
 @register(TAG)

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from jobs.checking.finding import Finding, bad, of_error, ok, skip, warn
 from jobs.checking.site import Site, Who
 from nodes.schedulers.base import SchedulerError
-from nodes.schedulers.slurm.http import NoAnswer
+from nodes.schedulers.slurm.http import SlurmUnreachable
 
 MOST = 200  # people whose tokens are tried
 
 
 def accounts(site: Site) -> Iterator[Finding]:
     title = "The accounts answer (slurmdbd)"
-    if not site.rest.has_accounts:
+    if not site.rest.has_accounting:
         remedy = "Start slurmrestd with its accounts, too: without -s, or with -s slurmctld,slurmdbd."
         yield bad(title, "this slurmrestd serves none", remedy)
         return
@@ -100,7 +100,7 @@ def _person(site: Site, user: str) -> Iterator[Finding]:
     yield from _associations(site, user)
     try:
         site.rest.http.get("diag", user=user)
-    except NoAnswer:
+    except SlurmUnreachable:
         raise
     except SchedulerError as error:
         yield of_error(title, error, "Does this user exist on slurmctld's machine?")

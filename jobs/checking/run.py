@@ -29,7 +29,7 @@ CHECKS = (
     Check("key", settings.key, ("settings",)),
     Check("slurmrestd", slurmrestd.reach, ("settings", "key")),
     Check("token", slurmrestd.believed, ("slurmrestd",)),
-    Check("forged token", slurmrestd.disbelieves, ("token",)),
+    Check("forged token", slurmrestd.rejects_forged_tokens, ("token",)),
     Check("version", slurmrestd.speaks, ("token",)),
     Check("clocks", slurmrestd.clocks, ("token",)),
     Check("accounts", rights.accounts, ("token",)),

@@ -11,7 +11,7 @@ from pathlib import Path
 from jobs.checking.finding import Finding, bad, of_error, ok, warn
 from jobs.checking.site import Site
 from nodes.schedulers.base import SchedulerError
-from nodes.schedulers.slurm.tokens import TOO_OPEN, KeyFile
+from nodes.schedulers.slurm.tokens import TOO_OPEN, KeyFileTokens
 
 
 def look(site: Site) -> Iterator[Finding]:
@@ -68,7 +68,7 @@ def key(site: Site) -> Iterator[Finding]:
         return
     path = Path(site.key_file)
     try:
-        KeyFile(path).of("nobody")  # reads it as the worker does
+        KeyFileTokens(path).token_for("nobody")  # reads it as the worker does
         found = path.stat()
     except SchedulerError as error:
         yield of_error(title, SchedulerError(f"{path}: {error}"))
@@ -114,7 +114,7 @@ def identity(site: Site) -> Iterator[Finding]:
 def _from_command(site: Site) -> Finding:
     title = "The token command"
     try:
-        site.own_tokens().of(site.user)
+        site.own_tokens().token_for(site.user)
     except SchedulerError as error:
         return of_error(title, error, "Run it by hand as this user; it prints a token and nothing else.")
     return ok(title, f"prints a token for {site.user}")

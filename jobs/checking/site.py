@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 
 from nodes.schedulers.base import Listing, NodeStatus, Scheduler, SchedulerError
-from nodes.schedulers.cluster import Accounts, Partition
+from nodes.schedulers.cluster import AccountsInfo, PartitionInfo
 from nodes.schedulers.slurm.commands import run
 from nodes.schedulers.slurm.http import SlurmHttp
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
-from nodes.schedulers.slurm.tokens import Broker, KeyFile, Tokens
+from nodes.schedulers.slurm.tokens import CommandTokens, KeyFileTokens, TokenSource
 from nodes.schedulers.slurm.values import at, mapping, objects, text, words
 
 
@@ -62,16 +62,16 @@ class Site:
         return self.scheduler.rest
 
     @property
-    def tokens(self) -> Tokens:
+    def tokens(self) -> TokenSource:
         return self.rest.http.tokens
 
-    def rest_with(self, tokens: Tokens) -> SlurmRest:
+    def rest_with(self, tokens: TokenSource) -> SlurmRest:
         """Another client of the same slurmrestd, which shows other tokens."""
         return SlurmRest(SlurmHttp(self.url, tokens=tokens, user=self.user, ca_file=self.ca_file))
 
-    def own_tokens(self) -> Tokens:
+    def own_tokens(self) -> TokenSource:
         """Made without asking anything."""
-        return Broker(self.token_command) if self.token_command else KeyFile(Path(self.key_file))
+        return CommandTokens(self.token_command) if self.token_command else KeyFileTokens(Path(self.key_file))
 
     @cached_property
     def release(self) -> str:
@@ -80,7 +80,7 @@ class Site:
         return text(at(told, "slurm", "release")) or text(at(told, "Slurm", "release"))
 
     @cached_property
-    def partitions(self) -> Listing[Partition]:
+    def partitions(self) -> Listing[PartitionInfo]:
         return self.rest.partitions()
 
     @cached_property
@@ -88,7 +88,7 @@ class Site:
         return self.rest.nodes()
 
     @cached_property
-    def accounts(self) -> Accounts:
+    def accounts(self) -> AccountsInfo:
         return self.rest.accounts()
 
     @cached_property
@@ -101,7 +101,7 @@ class Site:
     @cached_property
     def conf(self) -> Mapping[str, str]:
         """slurm.conf as `scontrol show config` tells it with our token; SchedulerError where it does not."""
-        return conf_of(self.ask_scontrol("show", "config", token=self.tokens.of(self.user)))
+        return conf_of(self.ask_scontrol("show", "config", token=self.tokens.token_for(self.user)))
 
     def ask_scontrol(self, *words: str, token: str) -> str:
         command = shutil.which(self.scontrol)

@@ -9,9 +9,9 @@ from jobs.checking.finding import Finding, bad, of_error, ok, warn
 from jobs.checking.site import Site
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.clock import offset_s
-from nodes.schedulers.slurm.http import NoAnswer, SlurmError
-from nodes.schedulers.slurm.tokens import Tokens
-from nodes.schedulers.slurm.versions import NEWEST, NOTHING_LACKING, text_of
+from nodes.schedulers.slurm.http import SlurmError, SlurmUnreachable
+from nodes.schedulers.slurm.tokens import TokenSource
+from nodes.schedulers.slurm.versions import COMPLETE_API, NEWEST, text_of
 
 APART_S = 30  # clocks
 FAR_APART_S = 300  # a token is good for 900 s
@@ -20,10 +20,10 @@ FAR_APART_S = 300  # a token is good for 900 s
 def reach(site: Site) -> Iterator[Finding]:
     title = "slurmrestd answers"
     try:
-        served = site.rest.http.served
+        served = site.rest.http.api
     except SchedulerError as error:
         yield of_error(
-            title, error, "" if isinstance(error, NoAnswer) else "Check VIGIL_SLURM_URL and slurmrestd's log."
+            title, error, "" if isinstance(error, SlurmUnreachable) else "Check VIGIL_SLURM_URL and slurmrestd's log."
         )
         return
     accounts = f", accounts in {served.version_of('slurmdb')}" if served.slurmdb else ""
@@ -52,13 +52,13 @@ def believed(site: Site) -> Iterator[Finding]:
 
 def speaks(site: Site) -> Iterator[Finding]:
     title, version = "Slurm's version", site.rest.version
-    spoken = f"Slurm {site.release}, REST {site.rest.http.served.version_of('slurm')}"
-    if site.rest.http.served.is_unknown:
+    spoken = f"Slurm {site.release}, REST {site.rest.http.api.version_of('slurm')}"
+    if site.rest.http.api.is_untested:
         remedy = f"Let slurmrestd serve {text_of(NEWEST)} as well (-d {text_of(NEWEST)}), or upgrade Vigil."
         detail = f"{spoken}, newer than any that Vigil was tested with: it reads, and submits and changes nothing"
         yield warn(title, detail, remedy)
         return
-    if version >= NOTHING_LACKING:
+    if version >= COMPLETE_API:
         yield ok(title, f"{spoken}: nothing is lacking")
         return
     lacking = "has no words for draining nodes, nor for jobs on nodes by name"
@@ -71,26 +71,26 @@ def speaks(site: Site) -> Iterator[Finding]:
     yield ok(title, f"{spoken}, which {lacking}: scontrol does that, and takes our token")
 
 
-class Forged:
-    """Tokens that say the same, and that nobody signed."""
+class ForgedTokens:
+    """Tokens with valid claims and an invalid signature."""
 
-    def __init__(self, real: Tokens) -> None:
+    def __init__(self, real: TokenSource) -> None:
         self.real = real
 
-    def of(self, user: str) -> str:
-        head, claims, signature = self.real.of(user).split(".")
+    def token_for(self, user: str) -> str:
+        head, claims, signature = self.real.token_for(user).split(".")
         return f"{head}.{claims}.{'A' * len(signature)}"
 
     def forget(self, user: str) -> None:
         self.real.forget(user)
 
 
-def disbelieves(site: Site) -> Iterator[Finding]:
+def rejects_forged_tokens(site: Site) -> Iterator[Finding]:
     title = "Slurm refuses a forged token"
-    rest = site.rest_with(Forged(site.tokens))
+    rest = site.rest_with(ForgedTokens(site.tokens))
     try:
         rest.clock()
-    except NoAnswer as error:
+    except SlurmUnreachable as error:
         yield of_error(title, error)
     except SchedulerError:
         yield ok(title, "refused")

@@ -27,7 +27,7 @@ from jobs.errors import JobError
 from jobs.spec import STOP_SECONDS, Environment, JobSpec
 from jobs.why.reasons import explained
 from nodes.schedulers.base import ALIVE, JobStatus, SchedulerError, Submission
-from nodes.schedulers.cluster import Partition
+from nodes.schedulers.cluster import PartitionInfo
 from nodes.schedulers.launch import LAUNCH_FAILED
 from portal.models import Project
 
@@ -82,7 +82,7 @@ def look(site: Site, wishes: Wishes, tell: Tell) -> Iterator[Finding]:
             yield from _remove(site, trial)
 
 
-def _on(site: Site, partition: Partition, wishes: Wishes, tell: Tell, kept: list[Trial]) -> Iterator[Finding]:
+def _on(site: Site, partition: PartitionInfo, wishes: Wishes, tell: Tell, kept: list[Trial]) -> Iterator[Finding]:
     title = f"Partition {partition.name}"
     if partition.state != "up":
         yield bad(title, f"is {partition.state}", f"scontrol update PartitionName={partition.name} State=UP")
@@ -102,7 +102,7 @@ def _on(site: Site, partition: Partition, wishes: Wishes, tell: Tell, kept: list
         yield from read(site, trial.root, partition.name, status, gpus=trial.gpus, user=who.slurm_user)
 
 
-def _candidates(site: Site, partition: Partition, user: str) -> Iterator[Who]:
+def _candidates(site: Site, partition: PartitionInfo, user: str) -> Iterator[Who]:
     """Finds who may use it; other Unix users than our own first, as the run directory is shared with them."""
     people = list(site.people or ())
     ours = Who(site.user, site.user, NO_PROJECT)
@@ -117,7 +117,7 @@ def _candidates(site: Site, partition: Partition, user: str) -> Iterator[Who]:
 
 
 def _hand_over(
-    site: Site, partition: Partition, who: Who, gpus: int, asked: Mapping[str, Any], title: str
+    site: Site, partition: PartitionInfo, who: Who, gpus: int, asked: Mapping[str, Any], title: str
 ) -> Generator[Finding, None, Trial | None]:
     try:
         return _submitted(site, partition, who, gpus, asked)
@@ -136,7 +136,7 @@ def _why(error: Exception) -> str:
     )
 
 
-def _submitted(site: Site, partition: Partition, who: Who, gpus: int, asked: Mapping[str, Any]) -> Trial:
+def _submitted(site: Site, partition: PartitionInfo, who: Who, gpus: int, asked: Mapping[str, Any]) -> Trial:
     directory = rundir.make(who.project, 0)
     root = rundir.path_of(directory)
     try:

@@ -61,10 +61,10 @@ def is_of(attempt: Attempt, status: JobStatus) -> bool:
     """Whether the scheduler speaks of this job: one that was set up anew, as where a backup is restored, has given the
     id to another. What it requeued keeps the first attempt's key; what was of an array has its sweep's."""
     if attempt.job.is_attached:
-        return status.is_of(attempt.scheduler_user)
+        return status.may_belong_to(attempt.scheduler_user)
     if not status.keys:  # somebody has renamed it; or it is anybody's, past us
-        is_of_then = status.may_be_from(attempt.created_at, attempt.submitted_at)
-        return is_of_then and status.is_of(attempt.scheduler_user)
+        is_of_then = status.may_be_submitted_between(attempt.created_at, attempt.submitted_at)
+        return is_of_then and status.may_belong_to(attempt.scheduler_user)
     if attempt.key in status.keys:
         return True
     mine = Q(attempts__key__in=status.keys) | Q(sweep__key__in=status.keys)

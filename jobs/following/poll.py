@@ -83,10 +83,10 @@ class Known(NamedTuple):
     def is_anothers(self, status: JobStatus, jobs: Mapping[str, int]) -> bool:
         """Whether it is not this attempt's job at all; `jobs`: of the keys that are not the attempts' own."""
         if self.is_attached:
-            return not status.is_of(self.scheduler_user)
+            return not status.may_belong_to(self.scheduler_user)
         if not status.keys:
-            is_of_then = status.may_be_from(self.created_at, self.submitted_at)
-            return not (is_of_then and status.is_of(self.scheduler_user))
+            is_of_then = status.may_be_submitted_between(self.created_at, self.submitted_at)
+            return not (is_of_then and status.may_belong_to(self.scheduler_user))
         return not self.is_told_of(status) and all(jobs.get(key) != self.job_id for key in status.keys)
 
 
@@ -188,13 +188,13 @@ class Poll:
 
     def requeued(self, attempt: Attempt, status: JobStatus) -> Attempt | None:
         """The scheduler has started the same job anew: this attempt has ended, and there is a next one."""
-        ended = Ended(status.before or "requeued", result=folders.result_of(attempt))
+        ended = Ended(status.previous_end or "requeued", result=folders.result_of(attempt))
         reason = _not_launched(status)
         following = None
         with self.held.writing():
             now = timezone.now()
             text = f"Requeued; it goes on as attempt {attempt.number + 1}."
-            nodes = attempt.nodes or list(status.nodes_before)
+            nodes = attempt.nodes or list(status.previous_nodes)
             if not ending.end(attempt, ended, reason=reason, nodes=nodes, decided_at=now, decision=text):
                 return None
             # Read under the row's lock: whoever asks later finds this attempt decided, and asks for the next one's end.

@@ -16,7 +16,7 @@ from jobs.models import Attempt, Job, Stray, Sweep
 from jobs.models.attempt import AttemptQuerySet
 from nodes.models import QueuedJob
 from nodes.models.json_text import json_text
-from nodes.schedulers.cluster import HOLDING
+from nodes.schedulers.cluster import ALLOCATED_STATES
 from portal.models import User
 
 _names = msgspec.json.Decoder(list[str]).decode
@@ -126,7 +126,7 @@ def held_on(user: User, names: Iterable[str]) -> dict[str, list[Held]]:
 
 def _running() -> Iterator[_Running]:
     rows = (
-        QueuedJob.objects.filter(state__in=HOLDING)
+        QueuedJob.objects.filter(state__in=ALLOCATED_STATES)
         .order_by()
         .values_list("scheduler_id", "name", "user", json_text("nodes"), "gpus", json_text("gpu_indices"), "ends_at")
     )
@@ -137,7 +137,7 @@ def _running() -> Iterator[_Running]:
 def _ours(user: User, running: Sequence[str]) -> dict[str, _Ours]:
     """As `jobs_of`, of what runs on nodes, without whole rows."""
     few = len(running) <= MOST_NAMED
-    ids = running if few else QueuedJob.objects.filter(state__in=HOLDING).values("scheduler_id")
+    ids = running if few else QueuedJob.objects.filter(state__in=ALLOCATED_STATES).values("scheduler_id")
     rows = _seen(user).filter(scheduler_id__in=ids).order_by("id")
     jobs = rows.values_list("scheduler_id", "job_id", "job__name", "job__owner_id", "job__owner__username")
     return {scheduler_id: _Ours(pk, name, owner_id, owner) for scheduler_id, pk, name, owner_id, owner in jobs}

@@ -174,7 +174,7 @@ def _open_reservations(user: User) -> set[str]:
     """The reservations made for them or one of their accounts."""
     found, accounts = set(), _accounts(user) or {""}
     for one in Reservation.objects.told():
-        made = cluster.Reservation(name=one.name, users=tuple(one.users), accounts=tuple(one.accounts))
+        made = cluster.ReservationInfo(name=one.name, users=tuple(one.users), accounts=tuple(one.accounts))
         if any(may_use(made, user=user.slurm_user or "", account=name) for name in accounts):
             found.add(one.name)
     return found

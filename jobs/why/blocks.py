@@ -9,7 +9,7 @@ from math import inf
 from typing import Literal
 
 from jobs.why.limits import Check
-from nodes.schedulers.cluster import QueuedJob
+from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling.capacity import Cluster, Fit, Request, Seat
 from vigil_core import formatting
 
@@ -50,7 +50,7 @@ class Facts:
     checks: Sequence[Check]
     ahead: QueueAhead
     free_until: float = inf  # when somebody ahead is planned to start where this could
-    own: QueuedJob | None = None
+    own: QueuedJobInfo | None = None
     names: Mapping[str, str]
     you: str = ""
     held_by_vigil: bool = False

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import inf
 
 from jobs.why.blocks import Block, Facts, are, clock
-from nodes.schedulers.cluster import HOLDING
+from nodes.schedulers.cluster import ALLOCATED_STATES
 from nodes.scheduling.capacity import WINDOW, Request, Seat
 from vigil_core import formatting
 
@@ -168,7 +168,7 @@ def _holders(facts: Facts, unit: str) -> str:
     rest = 0
     for job in facts.cluster.queue:
         many = job.gpus if unit == "GPU" else job.cpus
-        if job.state not in HOLDING or not many:
+        if job.state not in ALLOCATED_STATES or not many:
             continue
         if job.scheduler_id in facts.names and len(named) < 4:
             named.append(f"{facts.names[job.scheduler_id].partition(' ')[0]} holds {many}")

@@ -18,7 +18,7 @@ from jobs.why.blocks import Block, Facts, QueueAhead, word_of
 from jobs.why.limits import Usage
 from jobs.why.reasons import explained
 from jobs.why.variants import Outcome, Variant, propose
-from nodes.schedulers.cluster import QueuedJob
+from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling import licenses
 from nodes.scheduling.backfill import Ahead, after, held_back
 from nodes.scheduling.capacity import Cluster, Request, Seat, look, starts, survey
@@ -104,7 +104,7 @@ def explain(waiting: Waiting, cluster: Cluster) -> Why:
     )
 
 
-def settled(request: Request, own: QueuedJob | None) -> Request:
+def settled(request: Request, own: QueuedJobInfo | None) -> Request:
     """The request with what the scheduler made of it: the defaults that nobody asked for."""
     if own is None:
         return request
@@ -119,7 +119,7 @@ def settled(request: Request, own: QueuedJob | None) -> Request:
     )
 
 
-def _begin_at(request: Request, own: QueuedJob) -> float | None:
+def _begin_at(request: Request, own: QueuedJobInfo) -> float | None:
     """Return when it may begin by the scheduler's current word: `scontrol update starttime=…` may have changed it.
 
     Slurm reports the start of a job that is to begin later as its begin, whatever else holds it back.
@@ -131,7 +131,7 @@ def _begin_at(request: Request, own: QueuedJob) -> float | None:
     return None
 
 
-def ahead_of(own: QueuedJob | None, request: Request, cluster: Cluster) -> list[QueuedJob]:
+def ahead_of(own: QueuedJobInfo | None, request: Request, cluster: Cluster) -> list[QueuedJobInfo]:
     """Jobs that get what is free before it, first one first; all that wait, for one that is not in the queue."""
     turn = _turn(own) if own else (inf, inf, inf)
     waiting = (job for job in cluster.queue if job.state == "pending" and job is not own)
@@ -139,18 +139,18 @@ def ahead_of(own: QueuedJob | None, request: Request, cluster: Cluster) -> list[
     return sorted(found, key=_turn)
 
 
-def _is_in_turn(job: QueuedJob, cluster: Cluster) -> bool:
+def _is_in_turn(job: QueuedJobInfo, cluster: Cluster) -> bool:
     """Whether it waits for room, and not for something else. One machine starts in order whatever is to begin now."""
     word = word_of(job.reason)
     return word != stuck.BEGIN if cluster.is_one_machine else word in IN_TURN
 
 
-def _turn(job: QueuedJob) -> tuple[float, float, float]:
+def _turn(job: QueuedJobInfo) -> tuple[float, float, float]:
     number = job.scheduler_id.partition("_")[0]
     return -job.priority, job.submitted_at or 0.0, float(number) if number.isdecimal() else inf
 
 
-def _line(jobs: Iterable[QueuedJob], names: Mapping[str, str]) -> QueueAhead:
+def _line(jobs: Iterable[QueuedJobInfo], names: Mapping[str, str]) -> QueueAhead:
     jobs = list(jobs)
     named = tuple(names[job.scheduler_id] for job in jobs if job.scheduler_id in names)
     return QueueAhead(
@@ -161,7 +161,7 @@ def _line(jobs: Iterable[QueuedJob], names: Mapping[str, str]) -> QueueAhead:
 class _Board:
     """The cluster as one request and its variants see it; looked at once for each partition, type and constraint."""
 
-    def __init__(self, request: Request, cluster: Cluster, line: list[QueuedJob]) -> None:
+    def __init__(self, request: Request, cluster: Cluster, line: list[QueuedJobInfo]) -> None:
         self.cluster, self.usage = cluster, Usage(cluster)
         self.seats = survey(request, cluster)
         names = {node.name for node in (seat.node for seat in self.seats)}
@@ -218,7 +218,7 @@ class _Board:
         found |= {now + most + 120 for most in partitions}
         return [end for end in found if now < end < inf]
 
-    def _shares(self, job: QueuedJob, request: Request, names: set[str]) -> bool:
+    def _shares(self, job: QueuedJobInfo, request: Request, names: set[str]) -> bool:
         """Whether that job waits for nodes that this one could use."""
         if set(job.partition.split(",")) & set(request.partition.split(",")):
             return True
@@ -226,7 +226,7 @@ class _Board:
         return self.cluster.is_one_machine or any(not names.isdisjoint(p.nodes) for p in listed)
 
 
-def _tasks(line: Iterable[QueuedJob]) -> Iterator[QueuedJob]:
+def _tasks(line: Iterable[QueuedJobInfo]) -> Iterator[QueuedJobInfo]:
     """Each waiting task of an array for itself."""
     for job in line:
         for _ in range(max(1, min(job.tasks, 100))):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from nodes.schedulers.cluster import HOLDING, Association, Limits, Qos, QueuedJob
+from nodes.schedulers.cluster import ALLOCATED_STATES, AssociationInfo, Limits, QosInfo, QueuedJobInfo
 from nodes.scheduling import gpu_types
 from nodes.scheduling.capacity import Cluster, Request
 from vigil_core import formatting
@@ -136,7 +136,7 @@ class Usage:
     """What runs of a queue, added up by whom a limit counts."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._running = [job for job in cluster.queue if job.state in HOLDING]
+        self._running = [job for job in cluster.queue if job.state in ALLOCATED_STATES]
         self._cluster = cluster
 
     @cached_property
@@ -147,7 +147,7 @@ class Usage:
     def _partition_qos(self) -> Mapping[str, str]:
         return {p.name: p.qos for p in self._cluster.partitions if p.qos}
 
-    def of_qos(self, qos: str, *, user: str | None = None, account: str | None = None) -> list[QueuedJob]:
+    def of_qos(self, qos: str, *, user: str | None = None, account: str | None = None) -> list[QueuedJobInfo]:
         """Jobs under a QOS, their own or their partition's."""
         through = {name for name, its in self._partition_qos.items() if its == qos}
         return [
@@ -158,7 +158,7 @@ class Usage:
             and (account is None or job.account == account)
         ]
 
-    def of_account(self, account: str, *, user: str = "") -> list[QueuedJob]:
+    def of_account(self, account: str, *, user: str = "") -> list[QueuedJobInfo]:
         """Jobs of an account and those below it; or of one person in it."""
         if user:
             return [job for job in self._running if job.user == user and job.account == account]
@@ -173,7 +173,7 @@ class Usage:
         return found
 
 
-def used(tres: str, jobs: Iterable[QueuedJob]) -> int:
+def used(tres: str, jobs: Iterable[QueuedJobInfo]) -> int:
     """How much of it these jobs hold."""
     if tres == JOBS:
         return sum(1 for _ in jobs)
@@ -190,7 +190,7 @@ def used(tres: str, jobs: Iterable[QueuedJob]) -> int:
     return 0
 
 
-def _gpus_of(job: QueuedJob, kind: str) -> int:
+def _gpus_of(job: QueuedJobInfo, kind: str) -> int:
     """Return how many GPUs of this type the job has or asks for; all for ""."""
     return gpu_types.of(job.gpus_by_type or {job.gpu_type: job.gpus}, kind)
 
@@ -230,7 +230,7 @@ def qos_of(request: Request, cluster: Cluster) -> str:
 
 def _sources(request: Request, cluster: Cluster) -> Iterator[_Source]:
     """Lists who may limit the request, in the order in which they count."""
-    known: Mapping[str, Qos] = {qos.name: qos for qos in cluster.qos}
+    known: Mapping[str, QosInfo] = {qos.name: qos for qos in cluster.qos}
     partition, own = cluster.partition(request.partition), qos_of(request, cluster)
     names = [partition.qos if partition else "", own]
     if own in known and "OVERRIDE_PARTITION_QOS" in known[own].flags:
@@ -241,14 +241,14 @@ def _sources(request: Request, cluster: Cluster) -> Iterator[_Source]:
     yield from (_of_association(a) for a in _associations(request, cluster))
 
 
-def _of_association(association: Association) -> _Source:
+def _of_association(association: AssociationInfo) -> _Source:
     name = f"Account {association.account}"
     return _Source(
         name, "Assoc", association.limits, association.account, association.user, association.partition
     )  # fmt: skip
 
 
-def _associations(request: Request, cluster: Cluster) -> Iterator[Association]:
+def _associations(request: Request, cluster: Cluster) -> Iterator[AssociationInfo]:
     """The person's own, then the accounts upwards."""
     account = account_of(request, cluster)
     accounts = {a.account: a for a in cluster.associations if not a.user}

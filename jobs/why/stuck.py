@@ -9,7 +9,7 @@ from math import inf
 from jobs.why import crowded, limits
 from jobs.why.blocks import Block, Facts, Kind, are, clock, word_of
 from jobs.why.reasons import explained
-from nodes.schedulers.cluster import Reservation
+from nodes.schedulers.cluster import ReservationInfo
 from nodes.schedulers.launch import is_launch_failed, nodes_of
 from nodes.scheduling import licenses
 from nodes.scheduling.capacity import Cluster, Request, may_use
@@ -217,7 +217,7 @@ def of_reservation(request: Request, cluster: Cluster) -> Iterator[Block]:
     yield from _too_late(request, own, cluster.now)
 
 
-def _too_late(request: Request, own: Reservation, now: float) -> Iterator[Block]:
+def _too_late(request: Request, own: ReservationInfo, now: float) -> Iterator[Block]:
     """Tells that it could not be over before the reservation is, even if it started as soon as it may."""
     start = max(now, own.starts_at or 0.0, request.begin_at or 0.0)
     if not own.ends_at or start + request.time_limit_s <= own.ends_at or NOT_BOUND & set(own.flags):

@@ -25,12 +25,12 @@ def read(now: datetime | None = None) -> Cluster:
     return Cluster(
         now=(now or timezone.now()).timestamp(),
         nodes=_kept(models.Node, NodeStatus, read_at.get(part.NODES)),
-        partitions=_kept(models.Partition, cluster.Partition, read_at.get(part.PARTITIONS)),
-        qos=_kept(models.Qos, cluster.Qos, read_at.get(part.ACCOUNTS)),
-        associations=_kept(models.Association, cluster.Association, read_at.get(part.ACCOUNTS)),
-        reservations=_kept(models.Reservation, cluster.Reservation, read_at.get(part.RESERVATIONS)),
-        licenses=_kept(models.License, cluster.License, read_at.get(part.LICENSES)),
-        queue=_kept(models.QueuedJob, cluster.QueuedJob, read_at.get(part.QUEUE)),
+        partitions=_kept(models.Partition, cluster.PartitionInfo, read_at.get(part.PARTITIONS)),
+        qos=_kept(models.Qos, cluster.QosInfo, read_at.get(part.ACCOUNTS)),
+        associations=_kept(models.Association, cluster.AssociationInfo, read_at.get(part.ACCOUNTS)),
+        reservations=_kept(models.Reservation, cluster.ReservationInfo, read_at.get(part.RESERVATIONS)),
+        licenses=_kept(models.License, cluster.LicenseInfo, read_at.get(part.LICENSES)),
+        queue=_kept(models.QueuedJob, cluster.QueuedJobInfo, read_at.get(part.QUEUE)),
     )
 
 

@@ -1,4 +1,7 @@
-"""What Vigil asks of a scheduler, in plain dataclasses. No Django: the worker, tests and `vigil check` use it."""
+"""Define what Vigil needs from a scheduler, as plain dataclasses and one protocol.
+
+No Django here: the worker, the tests and `vigil check` use it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, TypeVar
 
-from nodes.schedulers.cluster import Accounts, License, Partition, QueuedJob, Reservation
+from nodes.schedulers.cluster import AccountsInfo, LicenseInfo, PartitionInfo, QueuedJobInfo, ReservationInfo
 
-# Slurm's words for a job, lower-case. A scheduler answers these and no others: of what it can't tell it says UNKNOWN.
+# Slurm's job states, lower-case. A scheduler reports only these, and UNKNOWN where it cannot tell.
 ALIVE = frozenset({"pending", "running", "suspended", "completing"})
 ENDED = frozenset(
     {
@@ -19,14 +22,14 @@ ENDED = frozenset(
 )  # fmt: skip
 UNKNOWN = "unknown"
 _STATES = ALIVE | ENDED | {UNKNOWN}
-CLOCKS_APART = timedelta(minutes=15)  # at most
+MAX_CLOCK_SKEW = timedelta(minutes=15)  # between our clock and the scheduler's
 T = TypeVar("T")
 
 
 class SchedulerError(Exception):
-    """The scheduler refused (`permanent`) or could not be reached (try again). The message says what to do.
+    """Raised when the scheduler refused (`permanent`) or could not be reached (worth a retry).
 
-    `number` is the scheduler's own number of the error, where it gave one.
+    The message says what to do. `number` is the scheduler's error number, where it gave one.
     """
 
     def __init__(self, message: str, *, permanent: bool = False, number: int | None = None) -> None:
@@ -36,7 +39,7 @@ class SchedulerError(Exception):
 
 
 class Listing(list[T]):
-    """Records that a scheduler listed; `unreadable` counts those that it sent and nobody could read."""
+    """A list of records from a scheduler; `unreadable` counts the records that could not be parsed."""
 
     def __init__(self, records: Iterable[T] = (), *, unreadable: int = 0) -> None:
         super().__init__(records)
@@ -45,17 +48,20 @@ class Listing(list[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """One request for an allocation. `key` is the attempt's own: it goes into the scheduler's name and comment."""
+    """A request for one allocation.
+
+    `key` identifies the attempt; it goes into the job's name and comment in the scheduler.
+    """
 
     key: str
     name: str
-    user: str  # the Unix user that it runs as; "" where a scheduler knows but one
+    user: str  # the Unix user that it runs as; "" where a scheduler has only one
     script: str  # absolute path of batch.sh
     directory: str  # the run directory, also the working directory
     output: str  # absolute path for the batch script's own output
     min_nodes: int = 1
     max_nodes: int = 1
-    spares: int = 0  # of these, that stand by
+    spares: int = 0  # of max_nodes: how many start as standby nodes
     ranks_per_node: int = 1
     cpus_per_node: int = 1
     gpus_per_node: int = 0
@@ -64,32 +70,35 @@ class Submission:
     time_limit_s: int
     grace_s: int  # the warning lead: SIGUSR1 to the batch script this long before the limit
     environment: dict[str, str] = field(default_factory=dict)
-    account: str = ""  # "" in these five: the scheduler's default
+    account: str = ""  # "" in the next four fields too: the scheduler's default
     partition: str = ""
     qos: str = ""
     reservation: str = ""
-    constraint: str = ""  # of node features, as Slurm writes it: "h100&nvlink"
-    licenses: str = ""  # as Slurm writes them: "matlab:2,abaqus"
+    constraint: str = ""  # on node features, in Slurm's syntax: "h100&nvlink"
+    licenses: str = ""  # in Slurm's syntax: "matlab:2,abaqus"
     exclusive: bool = False  # whole nodes
     required_nodes: tuple[str, ...] = ()
     excluded_nodes: tuple[str, ...] = ()
     begin_at: float | None = None  # Unix seconds
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the loss of a node does not end it: it goes on in those that are left."""
+    def survives_node_loss(self) -> bool:
+        """Return whether the job survives the loss of a node and continues on the remaining ones."""
         return self.max_nodes > self.min_nodes or self.spares > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """What the scheduler says of one of its jobs. Times are Unix seconds; `state` is of ALIVE, ENDED, or UNKNOWN."""
+    """The state of one job as the scheduler reports it.
+
+    Times are Unix seconds; `state` is one of ALIVE or ENDED, or UNKNOWN.
+    """
 
     scheduler_id: str
     state: str
     key: str = ""
-    other_key: str = ""  # where its name has another one than its comment: somebody has changed one of them
-    user: str = ""  # "": not told
+    other_key: str = ""  # set if its name and comment have different keys: somebody edited one of them
+    user: str = ""  # "": not reported
     reason: str = ""
     exit_code: int | None = None
     signal: int | None = None
@@ -98,36 +107,36 @@ class JobStatus:
     ended_at: float | None = None
     nodes: tuple[str, ...] = ()
     restart_count: int = 0
-    before: str = ""  # why the run before the last restart ended, of ENDED; "" where that is not told
-    nodes_before: tuple[str, ...] = ()  # of that run, where the accounts tell
+    previous_end: str = ""  # why the run before the last restart ended, one of ENDED; "" if not reported
+    previous_nodes: tuple[str, ...] = ()  # of that run, where accounting reports them
 
     def __post_init__(self) -> None:
         if self.state not in _STATES:
-            raise ValueError(f"{self.state!r} is no state of a job")
+            raise ValueError(f"{self.state!r} is not a job state")
 
     @property
     def keys(self) -> frozenset[str]:
-        """What it goes by. None where somebody has changed both, or where it came past Vigil."""
+        """Return its attempt keys; empty if somebody edited both, or if it was submitted outside Vigil."""
         return frozenset({self.key, self.other_key} - {""})
 
-    def is_of(self, user: str) -> bool:
-        """Whether it may be this person's, as far as that is told."""
+    def may_belong_to(self, user: str) -> bool:
+        """Return whether the job may belong to this user; True where either is not reported."""
         return not (self.user and user) or self.user == user
 
-    def may_be_from(self, since: datetime | None, until: datetime | None) -> bool:
-        """Whether it may have been submitted between these moments of our clock. Slurm's may differ.
+    def may_be_submitted_between(self, since: datetime | None, until: datetime | None) -> bool:
+        """Return whether it may have been submitted between these times by our clock.
 
-        A requeue makes it look younger than it is.
+        Slurm's clock may differ by MAX_CLOCK_SKEW. A requeue resets the submit time, so a restarted job always may.
         """
         if self.submitted_at is None or self.restart_count:
             return True
         at = datetime.fromtimestamp(self.submitted_at, UTC)
-        return not (since and at < since - CLOCKS_APART) and not (until and at > until + CLOCKS_APART)
+        return not (since and at < since - MAX_CLOCK_SKEW) and not (until and at > until + MAX_CLOCK_SKEW)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmStep:
-    """One `srun` of a job, or its batch script, after its end. `number`: "batch", "extern", "0", "1" …"""
+    """A finished `srun` step of a job, or its batch script. `number`: "batch", "extern", "0", "1" …"""
 
     number: str
     name: str
@@ -141,7 +150,7 @@ class SlurmStep:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:
-    """A machine. `state` is Slurm's word as sinfo writes it: idle, mixed, allocated, down, drained …"""
+    """A node as the scheduler reports it. `state` is sinfo's word: idle, mixed, allocated, down, drained …"""
 
     name: str
     state: str
@@ -154,95 +163,103 @@ class NodeStatus:
     cpus_used: int = 0
     gpus: int = 0
     gpus_used: int = 0
-    gpu_type: str = ""  # of the most of them
-    gpus_by_type: Mapping[str, int] = field(default_factory=dict)  # where it has several types; see gpu_types
+    gpu_type: str = ""  # the most frequent one
+    gpus_by_type: Mapping[str, int] = field(default_factory=dict)  # set only if it has several types; see gpu_types
     gpus_used_by_type: Mapping[str, int] = field(default_factory=dict)  # likewise
-    gpus_allocated: tuple[int, ...] = ()  # indices on the node; empty where the scheduler does not tell
+    gpus_allocated: tuple[int, ...] = ()  # indices on the node; empty where not reported
     memory_mib: int = 0
     memory_used_mib: int = 0  # allocated, not resident
     load: float | None = None
     booted_at: float | None = None
-    plays_many: bool = False  # one machine that plays as many nodes as a job asks for (the local scheduler's)
+    plays_many: bool = False  # the local scheduler's machine stands for as many nodes as a job requests
 
 
 class Scheduler(Protocol):
-    """Slurm, or this machine. Every call may raise SchedulerError; none blocks longer than its time-out.
+    """The interface to Slurm, or to the local scheduler on this machine.
 
-    `user` is the one whose job it is: what is done to a job is done in its owner's name.
+    Every call may raise SchedulerError, and none blocks longer than its timeout. `user` is the job's owner: actions on
+    a job are carried out in the owner's name.
     """
 
     @property
     def has_arrays(self) -> bool:
-        """Whether it takes many jobs as one array. Else Vigil submits them one by one, and counts how many run."""
+        """Return whether many jobs can be submitted as one array.
+
+        Otherwise Vigil submits them one by one and limits how many run at the same time itself.
+        """
         ...
 
     def submit(self, submission: Submission) -> str:
-        """Hand over one job; answers the scheduler's id."""
+        """Submit one job and return the scheduler's id."""
         ...
 
     def submit_array(self, submission: Submission, tasks: Sequence[int], *, at_once: int | None) -> list[str]:
-        """Hand over a job for each of the numbers; answers their ids, "<array>_<number>".
+        """Submit one job per task number and return their ids, "<array>_<number>".
 
-        The script reads SLURM_ARRAY_TASK_ID. `at_once`: how many of them may run at the same time.
+        The script reads SLURM_ARRAY_TASK_ID. `at_once` limits how many of them run at the same time.
         """
         ...
 
     def find(self, key: str, *, user: str = "", task: int | None = None) -> str | None:
-        """The id of the job submitted with this key, ended ones included, or None: never submit a key twice.
+        """Return the id of the job submitted with this key, or None; ended jobs count, so no key is used twice.
 
-        Of an array its own id, without a task's number; with `task` that one's id, if the array has it.
+        Of an array, return the array's id without a task number; with `task`, that task's id if the array has it.
         """
         ...
 
     def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
-        """What is known of these jobs, ended ones included: where the live queue has forgotten one, the accounts say.
+        """Return the status of these jobs by id, ended ones included.
 
-        An id that is missing from the answer is unknown to the scheduler. One that could not be asked about raises.
+        Accounting fills in for jobs that the live queue has forgotten. An id that the scheduler does not know is
+        missing from the result; a job whose status cannot be read is UNKNOWN, or raises.
         """
         ...
 
     def steps(self, scheduler_id: str, restart_count: int = 0) -> tuple[SlurmStep, ...]:
-        """The steps of a run that has ended, as the accounts tell them: none while, or where, these have none."""
+        """Return the steps of a finished run from accounting; empty while, or where, it has none."""
         ...
 
     def cancelled_by(self, scheduler_id: str, restart_count: int = 0) -> str:
-        """Return the scheduler's user who cancelled a run, from the accounts; "" where these do not tell."""
+        """Return the scheduler's user who cancelled a run, from accounting; "" where that is not recorded."""
         ...
 
     def signal(self, scheduler_id: str, name: str, *, user: str = "") -> None:
-        """Send TERM, USR1 or KILL to the batch script's process; a job that has ended is no error."""
+        """Send TERM, USR1 or KILL to the batch script's process. Does nothing if the job has ended."""
         ...
 
     def release(self, scheduler_id: str, *, user: str = "") -> None:
-        """End a hold, as `scontrol release`; of one that nothing holds no error. `user` "": the portal's own."""
+        """Release a held job, like `scontrol release`. Does nothing if it is not held.
+
+        `user` "" releases it in the name of the portal's own user.
+        """
         ...
 
     def cancel(self, scheduler_id: str, *, user: str = "") -> None:
-        """End it for good: out of the queue, or SIGKILL to everything it started."""
+        """End the job for good: remove it from the queue, or SIGKILL everything it started."""
         ...
 
     def nodes(self) -> Listing[NodeStatus]: ...
 
-    def queue(self) -> Listing[QueuedJob]:
-        """Everybody's jobs that wait or run, as far as the scheduler shows them to us."""
+    def queue(self) -> Listing[QueuedJobInfo]:
+        """Return everybody's pending and running jobs, as far as the scheduler shows them to us."""
         ...
 
-    def partitions(self) -> Listing[Partition]: ...
+    def partitions(self) -> Listing[PartitionInfo]: ...
 
-    def reservations(self) -> Listing[Reservation]: ...
+    def reservations(self) -> Listing[ReservationInfo]: ...
 
-    def licenses(self) -> Listing[License]: ...
+    def licenses(self) -> Listing[LicenseInfo]: ...
 
     def clock(self) -> float | None:
-        """Return the scheduler's time in Unix seconds; None where it has no clock of its own, or does not tell it."""
+        """Return the scheduler's time in Unix seconds; None if it has no clock of its own or does not report it."""
         ...
 
-    def accounts(self) -> Accounts:
-        """QOS and associations with their limits and shares. Raises where the accounts do not answer."""
+    def accounts(self) -> AccountsInfo:
+        """Return QOS and associations with limits and shares. Raises if accounting does not respond."""
         ...
 
     def drain(self, node: str, reason: str) -> None:
-        """Let nothing new start on a node; what runs there goes on."""
+        """Keep new jobs off a node; running jobs continue."""
         ...
 
     def undrain(self, node: str) -> None: ...

@@ -1,4 +1,4 @@
-"""The scheduler that the settings name; they come in as plain values (no Django here)."""
+"""Open the scheduler that the settings name. Settings arrive as plain values: no Django here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodes.schedulers.base import Scheduler, SchedulerError
-from nodes.schedulers.local.machine import Gpu, find_gpus
+from nodes.schedulers.local.machine import LocalGpu, find_gpus
 from nodes.schedulers.local.scheduler import LocalScheduler
 
 NAMES = ("local", "slurm")
@@ -14,7 +14,7 @@ NAMES = ("local", "slurm")
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
-    """What a scheduler needs to know of the site. Empty or None: find out."""
+    """Configure a scheduler for a site. Empty or None means: detect it."""
 
     name: str = "local"
     home: Path
@@ -36,45 +36,45 @@ def open_scheduler(settings: SchedulerSettings) -> Scheduler:
             cpus=_cpus(settings.local_cpus),
             gpus=_gpus(settings.local_gpus),
             user=settings.local_user,
-            pass_on=[name for name in settings.local_environment.split(",") if name],
+            inherited=[name for name in settings.local_environment.split(",") if name],
         )
     if settings.name == "slurm":
         return _slurm(settings)
-    raise SchedulerError(unknown(settings.name), permanent=True)
+    raise SchedulerError(unknown_scheduler(settings.name), permanent=True)
 
 
-def unknown(name: str) -> str:
-    return f"VIGIL_SCHEDULER={name} is not known. Set it to {' or '.join(NAMES)}."
+def unknown_scheduler(name: str) -> str:
+    return f"VIGIL_SCHEDULER={name} is not supported. Set it to {' or '.join(NAMES)}."
 
 
 def _slurm(settings: SchedulerSettings) -> Scheduler:
-    """Nothing is asked yet, and the key is not opened: a web process may hold one of these and never use it."""
+    """Return a Slurm client. It opens no connection and no key until its first call: a web process may never use it."""
     # Not at the top: httpx takes a tenth of a second that a start without Slurm would feel.
     from nodes.schedulers.slurm.http import SlurmHttp
     from nodes.schedulers.slurm.rest import SlurmRest
     from nodes.schedulers.slurm.scheduler import Slurm
-    from nodes.schedulers.slurm.tokens import Broker, KeyFile, Tokens
+    from nodes.schedulers.slurm.tokens import CommandTokens, KeyFileTokens, TokenSource
 
     if not settings.slurm_url:
         message = "VIGIL_SLURM_URL is not set. Write http://host:6820 or unix:/path, where slurmrestd listens."
         raise SchedulerError(message, permanent=True)
     if not settings.slurm_user:
-        message = "Nobody to ask Slurm as: set VIGIL_SLURM_USER, or the first sysadmin's Slurm user."
+        message = "No user for Slurm requests. Set VIGIL_SLURM_USER, or the first sysadmin's Slurm user."
         raise SchedulerError(message, permanent=True)
-    tokens: Tokens
+    tokens: TokenSource
     if settings.slurm_token_command:
-        tokens = Broker(settings.slurm_token_command)
+        tokens = CommandTokens(settings.slurm_token_command)
     elif settings.slurm_key_file:
-        tokens = KeyFile(Path(settings.slurm_key_file))
+        tokens = KeyFileTokens(Path(settings.slurm_key_file))
     else:
-        message = "Neither VIGIL_SLURM_KEY_FILE nor VIGIL_SLURM_TOKEN_COMMAND is set: Slurm wants tokens."
+        message = "Neither VIGIL_SLURM_KEY_FILE nor VIGIL_SLURM_TOKEN_COMMAND is set. Slurm needs tokens: set one."
         raise SchedulerError(message, permanent=True)
     http = SlurmHttp(settings.slurm_url, tokens=tokens, user=settings.slurm_user, ca_file=settings.slurm_ca_file)
     return Slurm(SlurmRest(http), tokens=tokens, user=settings.slurm_user)
 
 
 def _cpus(text: str) -> int | None:
-    """VIGIL_LOCAL_CPUS: how many CPU slots there are; more than the cores oversubscribes them."""
+    """Parse VIGIL_LOCAL_CPUS, the number of CPU slots; more than the machine has oversubscribes it."""
     if not text:
         return None
     if not text.isdecimal() or not 1 <= int(text) <= 100_000:
@@ -82,16 +82,16 @@ def _cpus(text: str) -> int | None:
     return int(text)
 
 
-def _gpus(text: str) -> tuple[Gpu, ...]:
-    """VIGIL_LOCAL_GPUS: the indices to use, such as 0,1; "none" hides them all; empty: every one that there is."""
+def _gpus(text: str) -> tuple[LocalGpu, ...]:
+    """Parse VIGIL_LOCAL_GPUS: indices to use such as 0,1; "none" uses no GPU; empty uses every GPU."""
     if text == "none":
         return ()
-    found = find_gpus()
+    installed = find_gpus()
     if not text:
-        return found
+        return installed
     chosen = [index.strip() for index in text.split(",")]
-    missing = [index for index in chosen if index not in {gpu.index for gpu in found}]
+    missing = [index for index in chosen if index not in {gpu.index for gpu in installed}]
     if missing:
         message = f"VIGIL_LOCAL_GPUS={text}: this machine has no GPU {', '.join(missing)}."
         raise SchedulerError(message, permanent=True)
-    return tuple(gpu for gpu in found if gpu.index in chosen)
+    return tuple(gpu for gpu in installed if gpu.index in chosen)

@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 
 def offset_s(clock: Callable[[], float | None]) -> float | None:
-    """Return by how many seconds this machine is ahead, at least; None if the scheduler does not tell the time.
+    """Return the fewest seconds by which this machine's clock is ahead; None if the scheduler reports no time.
 
-    It may be behind: then the result is negative. Slurm tells whole seconds, and the answer takes time: what these
-    explain counts as 0.
+    Negative if it is behind. Slurm reports whole seconds and the reply takes time: an offset within that counts as 0.
     """
-    before = time.time()
-    theirs = clock()
-    after = time.time()
-    if theirs is None:
+    sent_at = time.time()
+    scheduler_time = clock()
+    received_at = time.time()
+    if scheduler_time is None:
         return None
-    return max(0.0, before - theirs - 1) + min(0.0, after - theirs)
+    return max(0.0, sent_at - scheduler_time - 1) + min(0.0, received_at - scheduler_time)

@@ -1,7 +1,8 @@
-"""What a scheduler says of its cluster besides nodes: partitions, limits, reservations, licences, shares, the queue.
+"""Define what a scheduler reports about its cluster besides nodes.
 
-Plain dataclasses, no Django. Times are Unix seconds, durations seconds, memory MiB; None: no limit, or not told.
-A limit on TRES is a map such as {"gres/gpu": 8, "cpu": 128, "node": 2}; memory in it is MiB.
+Partitions, limits, reservations, licences, shares and the queue, as plain dataclasses without Django. Times are Unix
+seconds, durations seconds, memory MiB; None means no limit, or not reported. A TRES limit is a map such as
+{"gres/gpu": 8, "cpu": 128, "node": 2}, with memory in MiB.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-HOLDING = frozenset({"running", "suspended", "completing"})  # states of jobs that have their nodes
+ALLOCATED_STATES = frozenset({"running", "suspended", "completing"})  # job states in which it has its nodes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Partition:
+class PartitionInfo:
     name: str
     state: str = "up"  # up, down, drain, inactive
     is_default: bool = False
@@ -23,7 +24,7 @@ class Partition:
     max_nodes: int | None = None  # of one job
     min_nodes: int = 0
     priority_tier: int = 1
-    preempt_mode: str = ""  # what happens to its jobs when a higher tier wants their nodes: off, requeue, cancel …
+    preempt_mode: str = ""  # what happens to its jobs when a higher tier needs their nodes: off, requeue, cancel …
     qos: str = ""
     allowed_accounts: tuple[str, ...] = ()  # empty: all
     denied_accounts: tuple[str, ...] = ()
@@ -33,14 +34,17 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a QOS or an association allows. `group`: everybody in it together; `user`, `account`: each one of them."""
+    """The limits of a QOS or an association.
+
+    `group` limits everybody in it together; `user` and `account` limit each user or account in it.
+    """
 
     group: Mapping[str, int] = field(default_factory=dict)  # TRES in use at once
     user: Mapping[str, int] = field(default_factory=dict)
     account: Mapping[str, int] = field(default_factory=dict)
     job: Mapping[str, int] = field(default_factory=dict)  # TRES of one job
     node: Mapping[str, int] = field(default_factory=dict)  # TRES of one job on each node
-    group_minutes: Mapping[str, int] = field(default_factory=dict)  # TRES-minutes in all
+    group_minutes: Mapping[str, int] = field(default_factory=dict)  # TRES-minutes in total
     group_jobs: int | None = None
     user_jobs: int | None = None  # running
     user_submitted: int | None = None  # pending and running
@@ -48,7 +52,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qos:
+class QosInfo:
     name: str
     description: str = ""
     priority: int = 0
@@ -58,8 +62,8 @@ class Qos:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Association:
-    """An account (`user` empty), or a person in it; `partition` empty: in every one."""
+class AssociationInfo:
+    """An account (`user` empty), or a user's membership of it; `partition` empty: in every partition."""
 
     account: str
     user: str = ""
@@ -67,15 +71,15 @@ class Association:
     parent: str = ""
     qos: tuple[str, ...] = ()
     default_qos: str = ""
-    is_default: bool = False  # the person's own default account
+    is_default: bool = False  # the user's default account
     shares: int | None = None
-    fair_share: float | None = None  # 0 … 1: 1 has used least of what is due to it
-    usage: float | None = None  # its part of everything used lately, 0 … 1
+    fair_share: float | None = None  # 0 … 1; 1 has used the least of its share
+    usage: float | None = None  # its fraction of all recent usage, 0 … 1
     limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reservation:
+class ReservationInfo:
     name: str
     nodes: tuple[str, ...] = ()
     starts_at: float | None = None
@@ -87,24 +91,24 @@ class Reservation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class License:
-    """A licence that jobs take while they run; `name` is "matlab", or "matlab@server" for one of the accounts."""
+class LicenseInfo:
+    """A licence that jobs occupy while they run; `name` is "matlab", or "matlab@server" if accounting manages it."""
 
     name: str
     total: int = 0
-    used: int = 0  # also outside of Slurm, where it knows
+    used: int = 0  # including use outside Slurm, where Slurm knows of it
     reserved: int = 0  # by reservations
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueuedJob:
-    """A job that is waiting or running, whoever's it is. An array's waiting tasks are one, with `tasks` of them."""
+class QueuedJobInfo:
+    """A pending or running job of any user. Pending tasks of one array are one entry; `tasks` counts them."""
 
     scheduler_id: str
     name: str
     user: str
     state: str
-    component: str = ""  # "85+1" of heterogeneous job 85, as Slurm's commands write it; "" of every other job
+    component: str = ""  # "85+1" of heterogeneous job 85, as Slurm's commands write it; "" for every other job
     account: str = ""
     partition: str = ""
     qos: str = ""
@@ -112,29 +116,29 @@ class QueuedJob:
     priority: int = 0
     submitted_at: float | None = None
     started_at: float | None = None
-    starts_at: float | None = None  # the scheduler's own guess for one that waits
+    starts_at: float | None = None  # the scheduler's estimate for a pending job
     ends_at: float | None = None  # by its time limit
     time_limit_s: int | None = None
     nodes: tuple[str, ...] = ()
     node_count: int = 1
     cpus: int = 0
     gpus: int = 0
-    gpu_type: str = ""  # of the most of them; "": any
-    gpus_by_type: Mapping[str, int] = field(default_factory=dict)  # where it asks for several types
-    memory_mib: int = 0  # in all
+    gpu_type: str = ""  # the most frequent one; "": any
+    gpus_by_type: Mapping[str, int] = field(default_factory=dict)  # set only if it requests several types
+    memory_mib: int = 0  # in total
     gpu_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by node
     tasks: int = 1
     reservation: str = ""
     features: str = ""
     dependency: str = ""
-    licenses: str = ""  # as Slurm writes them: "matlab:2,abaqus"
+    licenses: str = ""  # in Slurm's syntax: "matlab:2,abaqus"
     restart_count: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accounts:
-    """QOS and associations; both are empty where nothing is accounted. `unreadable`: records that are left out."""
+class AccountsInfo:
+    """QOS and associations; both are empty without accounting. `unreadable` counts records that could not be parsed."""
 
-    qos: tuple[Qos, ...] = ()
-    associations: tuple[Association, ...] = ()
+    qos: tuple[QosInfo, ...] = ()
+    associations: tuple[AssociationInfo, ...] = ()
     unreadable: int = 0

@@ -1,11 +1,14 @@
-"""Recognise Slurm's hold of a job that it could not launch; only the description tells it from a person's. Pure."""
+"""Recognise Slurm's hold on a job that it failed to launch. Pure.
+
+Only the state description distinguishes it from a hold that a person placed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 LAUNCH_FAILED = "launch_failed_requeued_held"
-MOST_NAMED = 8  # nodes in a reason
+MAX_NODES_IN_REASON = 8
 
 
 def is_launch_failed(reason: str) -> bool:
@@ -13,10 +16,10 @@ def is_launch_failed(reason: str) -> bool:
 
 
 def with_nodes(reason: str, nodes: Sequence[str]) -> str:
-    """Add the nodes on which it failed: "launch_failed_requeued_held, dgx03"."""
-    return ", ".join([LAUNCH_FAILED, *nodes[:MOST_NAMED]]) if reason == LAUNCH_FAILED else reason
+    """Append the nodes on which the launch failed: "launch_failed_requeued_held, dgx03"."""
+    return ", ".join([LAUNCH_FAILED, *nodes[:MAX_NODES_IN_REASON]]) if reason == LAUNCH_FAILED else reason
 
 
 def nodes_of(reason: str) -> list[str]:
-    """Return the nodes that such a reason names."""
+    """Return the nodes that a reason made by `with_nodes` lists."""
     return reason.split(", ")[1:] if is_launch_failed(reason) else []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from nodes.schedulers.base import NodeStatus
-from nodes.schedulers.cluster import QueuedJob
+from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling import features, gpu_types
 from nodes.scheduling.capacity import Cluster, Room, Seat, closed, copies, free, of_partition
 
@@ -20,14 +20,14 @@ class Ahead:
     """What is left once everybody ahead has started who can, and until when that is free."""
 
     left: Mapping[str, Room]
-    waiting: tuple[QueuedJob, ...] = ()  # ahead, and no room for them yet; highest priority first
+    waiting: tuple[QueuedJobInfo, ...] = ()  # ahead, and no room for them yet; highest priority first
     until: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # by partition: the first planned start
 
 
 MOST_PLACED = 100  # jobs ahead that fit what is free: a scheduler starts those within seconds
 
 
-def after(ahead: Sequence[QueuedJob], cluster: Cluster) -> Ahead:
+def after(ahead: Sequence[QueuedJobInfo], cluster: Cluster) -> Ahead:
     """Give jobs what is free, in this order. Those that find no room keep theirs from when they are planned to start.
 
     A plan names no nodes, so all of a partition count as planned for: what ends by then delays nobody.
@@ -66,7 +66,7 @@ def held_back(seats: Iterable[Seat], ahead: Ahead) -> list[Seat]:
     return found
 
 
-def _need(job: QueuedJob) -> Room:
+def _need(job: QueuedJobInfo) -> Room:
     """What a job needs on each of its nodes, shared evenly."""
     nodes = max(1, job.node_count)
     types = job.gpus_by_type or ({job.gpu_type: job.gpus} if job.gpu_type and job.gpus else {})
@@ -75,7 +75,7 @@ def _need(job: QueuedJob) -> Room:
     return Room(-(-job.cpus // nodes), gpus, -(-job.memory_mib // nodes), each)
 
 
-def _shape(job: QueuedJob) -> tuple[object, ...]:
+def _shape(job: QueuedJobInfo) -> tuple[object, ...]:
     """Jobs of one shape find room alike: what is no use to one is none to the next."""
     each = _need(job)
     types = tuple(sorted(each.types.items()))
@@ -83,7 +83,9 @@ def _shape(job: QueuedJob) -> tuple[object, ...]:
     return (*kind, each.cpus, each.gpus, each.memory_mib)
 
 
-def _place(job: QueuedJob, need: Room, nodes: Sequence[NodeStatus], left: dict[str, Room], cluster: Cluster) -> bool:
+def _place(
+    job: QueuedJobInfo, need: Room, nodes: Sequence[NodeStatus], left: dict[str, Room], cluster: Cluster
+) -> bool:
     """Take its room out of `left`, if there is enough."""
     ways = features.read(job.features)
     every = ways[0].every if ways is not None and len(ways) == 1 else features.ANY

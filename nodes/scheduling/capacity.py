@@ -17,7 +17,14 @@ from functools import lru_cache
 from math import inf
 
 from nodes.schedulers.base import NodeStatus
-from nodes.schedulers.cluster import Association, License, Partition, Qos, QueuedJob, Reservation
+from nodes.schedulers.cluster import (
+    AssociationInfo,
+    LicenseInfo,
+    PartitionInfo,
+    QosInfo,
+    QueuedJobInfo,
+    ReservationInfo,
+)
 from nodes.scheduling import features, gpu_types
 
 # Slurm's word for a node's state, as sinfo or the REST API write it: why nothing new starts there.
@@ -106,19 +113,19 @@ class Cluster:
 
     now: float  # Unix seconds
     nodes: Sequence[NodeStatus] = ()
-    partitions: Sequence[Partition] = ()
-    qos: Sequence[Qos] = ()
-    associations: Sequence[Association] = ()
-    reservations: Sequence[Reservation] = ()
-    licenses: Sequence[License] = ()
-    queue: Sequence[QueuedJob] = ()
+    partitions: Sequence[PartitionInfo] = ()
+    qos: Sequence[QosInfo] = ()
+    associations: Sequence[AssociationInfo] = ()
+    reservations: Sequence[ReservationInfo] = ()
+    licenses: Sequence[LicenseInfo] = ()
+    queue: Sequence[QueuedJobInfo] = ()
 
     @property
     def is_one_machine(self) -> bool:
         """Whether one machine plays as many nodes as somebody asks for."""
         return bool(self.nodes) and self.nodes[0].plays_many
 
-    def partition(self, name: str) -> Partition | None:
+    def partition(self, name: str) -> PartitionInfo | None:
         """The one of that name; the default one for "". Of several the first that is known."""
         wanted = name.split(",") if name else []
         known = (p for p in self.partitions if (p.name in wanted if wanted else p.is_default))
@@ -294,7 +301,7 @@ def of_partition(name: str, cluster: Cluster) -> list[NodeStatus]:
     return [node for node in cluster.nodes if node.name in listed or not names.isdisjoint(node.partitions)]
 
 
-def may_use(reservation: Reservation, *, user: str, account: str) -> bool:
+def may_use(reservation: ReservationInfo, *, user: str, account: str) -> bool:
     """Whether it was made for this person or account; "-anna" excludes."""
     barred = {name[1:] for name in (*reservation.users, *reservation.accounts) if name.startswith("-")}
     if barred & {user, account}:
@@ -335,7 +342,7 @@ def _claims(request: Request, cluster: Cluster) -> dict[str, tuple[float, str]]:
     return found
 
 
-def _unfit(request: Request, node: NodeStatus, *, fits: bool, own: list[Reservation] | None) -> str:
+def _unfit(request: Request, node: NodeStatus, *, fits: bool, own: list[ReservationInfo] | None) -> str:
     """Why a node will not do for this request, however long it waits."""
     if node.name in request.excluded_nodes:
         return "excluded"

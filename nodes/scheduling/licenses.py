@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nodes.schedulers.cluster import License, QueuedJob
+from nodes.schedulers.cluster import LicenseInfo, QueuedJobInfo
 from nodes.scheduling.capacity import Cluster, Request
 
 _ITEM = re.compile(r"([^:|()\s]+)(?::([0-9]{1,9}))?\Z")
@@ -19,7 +19,7 @@ class Demand:
 
     name: str
     asked: int
-    license: License | None
+    license: LicenseInfo | None
     free: int  # to this request
 
     @property
@@ -50,7 +50,7 @@ def demands(request: Request, cluster: Cluster) -> Iterator[Demand]:
         yield Demand(name, asked, license, _free(license, request) if license else 0)
 
 
-def are_taken(request: Request, cluster: Cluster, ahead: Iterable[QueuedJob]) -> bool:
+def are_taken(request: Request, cluster: Cluster, ahead: Iterable[QueuedJobInfo]) -> bool:
     """Return whether too few of a licence are left once the jobs ahead have taken theirs."""
     if not request.licenses:
         return False
@@ -60,7 +60,7 @@ def are_taken(request: Request, cluster: Cluster, ahead: Iterable[QueuedJob]) ->
     return any(demand.asked > demand.free - taken[demand.name] for demand in demands(request, cluster))
 
 
-def _free(license: License, request: Request) -> int:
+def _free(license: LicenseInfo, request: Request) -> int:
     """Return how many the request may take: those that a reservation keeps are for the jobs inside of it."""
     reserved = 0 if request.reservation else license.reserved
     return max(0, license.total - license.used - reserved)

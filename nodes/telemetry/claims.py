@@ -17,7 +17,7 @@ from django.conf import settings
 
 from nodes.models import Agent, Gpu, Holding, Node, QueuedJob
 from nodes.models.telemetry import SILENT
-from nodes.schedulers.cluster import HOLDING
+from nodes.schedulers.cluster import ALLOCATED_STATES
 
 Source = Holding.Source
 Key = tuple[int, str]  # of a GPU and of a job
@@ -124,7 +124,7 @@ class Seen:
         for pk in there.filter(facts__mig=True).values_list("agent_id", flat=True):
             if machine := machines.get(pk):
                 machine.is_cut = True
-        queue = QueuedJob.objects.filter(state__in=HOLDING, is_made_up=False).order_by()
+        queue = QueuedJob.objects.filter(state__in=ALLOCATED_STATES, is_made_up=False).order_by()
         rows = (Running(*row) for row in queue.values_list(*Running._fields))
         return cls({one.node: one for one in machines.values()}, {job.scheduler_id: job for job in rows}, now)
 

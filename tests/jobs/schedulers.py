@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from nodes.schedulers.base import JobStatus, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
-from nodes.schedulers.cluster import Accounts, License, Partition, QueuedJob, Reservation
+from nodes.schedulers.cluster import AccountsInfo, LicenseInfo, PartitionInfo, QueuedJobInfo, ReservationInfo
 
 DGX_01 = NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, memory_mib=65_536, gpu_type="h100", plays_many=True)
 
@@ -25,11 +25,11 @@ class Told:
     loses_answers: bool = False  # takes a submission, but its answer does not arrive
     meanwhile: Callable[[], object] | None = None  # happens once, while the next status is on its way
     machines: list[NodeStatus] = field(default_factory=lambda: [DGX_01])
-    queued: list[QueuedJob] = field(default_factory=list)
-    divided: list[Partition] = field(default_factory=list)
-    reserved: list[Reservation] = field(default_factory=list)
-    licensed: list[License] = field(default_factory=list)
-    accounted: Accounts = field(default_factory=Accounts)
+    queued: list[QueuedJobInfo] = field(default_factory=list)
+    divided: list[PartitionInfo] = field(default_factory=list)
+    reserved: list[ReservationInfo] = field(default_factory=list)
+    licensed: list[LicenseInfo] = field(default_factory=list)
+    accounted: AccountsInfo = field(default_factory=AccountsInfo)
     broken_parts: dict[str, SchedulerError] = field(default_factory=dict)  # by method: "queue", "accounts", "drain" …
     unreadable: dict[str, int] = field(default_factory=dict)  # by part: records of "nodes", "queue" left out
     asked: list[str] = field(default_factory=list)  # parts of the cluster that were asked for
@@ -109,19 +109,19 @@ class Told:
         self._part("nodes")
         return Listing(self.machines, unreadable=self.unreadable.get("nodes", 0))
 
-    def queue(self) -> Listing[QueuedJob]:
+    def queue(self) -> Listing[QueuedJobInfo]:
         self._part("queue")
         return Listing(self.queued, unreadable=self.unreadable.get("queue", 0))
 
-    def partitions(self) -> Listing[Partition]:
+    def partitions(self) -> Listing[PartitionInfo]:
         self._part("partitions")
         return Listing(self.divided)
 
-    def reservations(self) -> Listing[Reservation]:
+    def reservations(self) -> Listing[ReservationInfo]:
         self._part("reservations")
         return Listing(self.reserved)
 
-    def licenses(self) -> Listing[License]:
+    def licenses(self) -> Listing[LicenseInfo]:
         self._part("licenses")
         return Listing(self.licensed, unreadable=self.unreadable.get("licenses", 0))
 
@@ -129,7 +129,7 @@ class Told:
         self._part("clock")
         return None if self.behind_s is None else time.time() - self.behind_s
 
-    def accounts(self) -> Accounts:
+    def accounts(self) -> AccountsInfo:
         self._part("accounts")
         return self.accounted
 

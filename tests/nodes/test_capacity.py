@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodes.schedulers.base import NodeStatus
-from nodes.schedulers.cluster import Partition, QueuedJob, Reservation
+from nodes.schedulers.cluster import PartitionInfo, QueuedJobInfo, ReservationInfo
 from nodes.scheduling import features
 from nodes.scheduling.backfill import after, held_back
 from nodes.scheduling.capacity import Cluster, Fit, Request, Room, closed, is_in_service, look, starts, survey
@@ -32,7 +32,7 @@ def node(name: str, **facts: Any) -> NodeStatus:
 
 
 def cluster(*nodes: NodeStatus, **facts: Any) -> Cluster:
-    given = {"partitions": (Partition(name="gpu", is_default=True),), "now": NOW}
+    given = {"partitions": (PartitionInfo(name="gpu", is_default=True),), "now": NOW}
     return Cluster(nodes=nodes, **{**given, **facts})
 
 
@@ -54,7 +54,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     ]
     names = st.sets(st.sampled_from([n.name for n in nodes]))
     reservations = [
-        Reservation(
+        ReservationInfo(
             name=f"r{i}",
             nodes=tuple(draw(names)),
             starts_at=NOW + draw(st.sampled_from((-3600, 1800, 90_000))),
@@ -164,7 +164,7 @@ def test_starts_exactly_where_some_choice_of_nodes_would_do(where: Cluster, requ
 @pytest.mark.long
 def test_jobs_ahead_never_take_more_than_there_is(where: Cluster, asked: list[tuple[int, int, int]]) -> None:
     ahead = [
-        QueuedJob(
+        QueuedJobInfo(
             scheduler_id=str(i), name="j", user="u", state="pending", partition="all", node_count=n, gpus=n * g,
             cpus=n * c, starts_at=NOW + 60 * i,
         )
@@ -230,7 +230,7 @@ def test_groups_why_not_the_others() -> None:
 
 
 def test_a_reservation_that_begins_too_early_is_in_the_way() -> None:
-    soon = Reservation(name="maintenance", nodes=("n0",), starts_at=NOW + 7200, ends_at=NOW + 9000)
+    soon = ReservationInfo(name="maintenance", nodes=("n0",), starts_at=NOW + 7200, ends_at=NOW + 9000)
     where = cluster(node("n0"), reservations=(soon,))
     assert fits_now(Request(time_limit_s=7200), where).starts
     late = fits_now(Request(time_limit_s=7201), where)
@@ -241,11 +241,11 @@ def test_a_reservation_that_begins_too_early_is_in_the_way() -> None:
 
 def test_who_is_planned_next_leaves_a_window() -> None:
     where = cluster(node("n0", gpus_used=4), node("n1", gpus_used=8))
-    big = QueuedJob(
+    big = QueuedJobInfo(
         scheduler_id="7", name="big", user="anna", state="pending", partition="gpu", node_count=2, gpus=16,
         starts_at=NOW + 3600,
     )  # fmt: skip
-    small = QueuedJob(scheduler_id="8", name="s", user="bo", state="pending", partition="gpu", gpus=2, cpus=2)
+    small = QueuedJobInfo(scheduler_id="8", name="s", user="bo", state="pending", partition="gpu", gpus=2, cpus=2)
     ahead = after([big, small], where)
     assert ahead.left["n0"] == Room(62, 2, 512_000, {"h100": 2})
     assert [job.scheduler_id for job in ahead.waiting] == ["7"]

@@ -15,7 +15,7 @@ from jobs.submitting import names, room
 from nodes.cluster import sync
 from nodes.models import Node, Reading
 from nodes.schedulers.base import NodeStatus
-from nodes.schedulers.cluster import Partition, QueuedJob
+from nodes.schedulers.cluster import PartitionInfo, QueuedJobInfo
 from nodes.scheduling import gpu_types
 from nodes.scheduling.backfill import after
 from nodes.scheduling.capacity import Cluster, Request, look, starts, survey
@@ -37,7 +37,7 @@ def request(gpus: int, gpu_type: str = "", **options: Any) -> Request:
 
 
 def cluster(*nodes: NodeStatus, **facts: Any) -> Cluster:
-    return Cluster(now=1_000_000.0, nodes=nodes, partitions=(Partition(name="gpu", is_default=True),), **facts)
+    return Cluster(now=1_000_000.0, nodes=nodes, partitions=(PartitionInfo(name="gpu", is_default=True),), **facts)
 
 
 @st.composite
@@ -82,7 +82,7 @@ def test_a_job_starts_where_enough_of_its_type_is_free(
 def test_jobs_ahead_take_gpus_of_their_own_type(there: list[NodeStatus], wants: list[tuple[int, str]]) -> None:
     """Whoever finds room takes of its type alone, no type falls below zero, and the sum stays the sum of the types."""
     line = [
-        QueuedJob(
+        QueuedJobInfo(
             scheduler_id=str(n), name="j", user="u", state="pending", partition="gpu", gpus=gpus, gpu_type=kind, cpus=1
         )
         for n, (gpus, kind) in enumerate(wants)
@@ -120,9 +120,11 @@ def spec(**resources: Any) -> JobSpec:
 
 @pytest.fixture
 def mixed(db: None) -> Told:
-    told = Told(machines=[MIXED, PLAIN], divided=[Partition(name="gpu", is_default=True, nodes=("dgx-01", "dgx-02"))])
+    told = Told(
+        machines=[MIXED, PLAIN], divided=[PartitionInfo(name="gpu", is_default=True, nodes=("dgx-01", "dgx-02"))]
+    )
     told.queued = [
-        QueuedJob(
+        QueuedJobInfo(
             scheduler_id="7", name="both", user="mira", state="running", gpus=3, gpu_type="1g.10gb",
             gpus_by_type={"a100": 1, "1g.10gb": 2}, nodes=("dgx-01",), partition="gpu",
         )

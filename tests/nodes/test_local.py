@@ -18,7 +18,7 @@ import pytest
 from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError
 from nodes.schedulers.choose import SchedulerSettings, open_scheduler
 from nodes.schedulers.local import job_user, processes, shim, slots
-from nodes.schedulers.local.machine import Gpu
+from nodes.schedulers.local.machine import LocalGpu
 from nodes.schedulers.local.scheduler import LocalScheduler
 from tests.nodes.scheduler_contract import ENDED, SchedulerContract
 from tests.waiting import until
@@ -97,7 +97,7 @@ class TestLocal(SchedulerContract):
         until(lambda: scheduler.nodes()[0].state == "idle")
 
     def test_gpus_are_shared_out_and_split_over_nodes(self, root: Path, work: Path) -> None:
-        scheduler = LocalScheduler(root, cpus=8, gpus=[Gpu(str(i), "H100") for i in range(4)])
+        scheduler = LocalScheduler(root, cpus=8, gpus=[LocalGpu(str(i), "H100") for i in range(4)])
         holder, _ = self.running(scheduler, work, gpus_per_node=1)
         task = "bash -c 'echo $CUDA_VISIBLE_DEVICES > gpus-$SLURM_NODEID'"
         asked = self.submission(
@@ -155,7 +155,7 @@ class TestLocal(SchedulerContract):
         place = root / "jobs" / scheduler_id
         slots.write_json(str(place / "shim.json"), {"pid": os.getpid(), "start_time": 1, "boot_id": "another"})
         status = self.state(scheduler, scheduler_id, *ENDED)
-        assert (status.state, status.reason) == ("node_fail", "The machine was restarted.")
+        assert (status.state, status.reason) == ("node_fail", "The machine was rebooted.")
         os.kill(pid, signal.SIGKILL)
 
     def test_a_stopped_shim_is_not_taken_for_dead(self, scheduler: LocalScheduler, root: Path, work: Path) -> None:
@@ -190,7 +190,7 @@ class TestLocal(SchedulerContract):
     @pytest.mark.parametrize(
         ("line", "says"),
         [
-            ("srun --overlap true", "srun: the local scheduler does not know --overlap"),
+            ("srun --overlap true", "srun: the local scheduler does not support --overlap"),
             ("scontrol hold 1", "knows only"),
         ],
     )
@@ -254,9 +254,9 @@ class TestLocal(SchedulerContract):
     def test_what_cannot_be_drained(self, scheduler: LocalScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
         here = scheduler.nodes()[0].name
         for refused, says in (
-            (lambda: scheduler.undrain(here), f"{here} is not drained: there is nothing to undo."),
-            (lambda: scheduler.undrain("dgx-99"), f"its only one is {here}."),
-            (lambda: scheduler.drain(f"{here}-0", "fan"), f"its only one is {here}."),
+            (lambda: scheduler.undrain(here), f"{here} is not drained."),
+            (lambda: scheduler.undrain("dgx-99"), f"The local scheduler's only node is {here}."),
+            (lambda: scheduler.drain(f"{here}-0", "fan"), f"The local scheduler's only node is {here}."),
         ):
             with pytest.raises(SchedulerError) as told:
                 refused()
@@ -357,7 +357,7 @@ class TestAnotherUser:
     def test_says_where_it_may_not_enter(self, root: Path, work: Path) -> None:
         os.chmod(work, 0o700)
         scheduler = LocalScheduler(root, cpus=2, gpus=[], user="nobody")
-        with pytest.raises(SchedulerError, match=f"nobody may not enter {work}. Set VIGIL_RUNS"):
+        with pytest.raises(SchedulerError, match=f"nobody cannot enter {work}. Set VIGIL_RUNS"):
             scheduler.submit(SchedulerContract().submission(work, "true"))
 
     def test_an_unknown_user(self, root: Path, work: Path) -> None:

@@ -23,9 +23,9 @@ def test_a_full_disk_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patch:
         patch.setattr(slots, "write_json", full)
-        watcher.note(state="running")
-        watcher.note(reason="newest")
-    watcher.write()
+        watcher.update_status(state="running")
+        watcher.update_status(reason="newest")
+    watcher.write_status()
     status = slots.read_json(str(place / "status.json"))
     assert status is not None
     assert (status["state"], status["reason"]) == ("running", "newest")

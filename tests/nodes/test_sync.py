@@ -16,15 +16,15 @@ from nodes.cluster import sync
 from nodes.models import Association, License, Node, Partition, Qos, QueuedJob, Reading, Reservation
 from nodes.schedulers import cluster
 from nodes.schedulers.base import NodeStatus, SchedulerError
-from nodes.schedulers.cluster import Accounts, Limits
+from nodes.schedulers.cluster import AccountsInfo, Limits
 from tests.jobs.schedulers import Told
 
 pytestmark = pytest.mark.django_db
 Part = Reading.Part
 
 
-def queued(number: int, **facts: Any) -> cluster.QueuedJob:
-    return cluster.QueuedJob(
+def queued(number: int, **facts: Any) -> cluster.QueuedJobInfo:
+    return cluster.QueuedJobInfo(
         **{"scheduler_id": str(number), "name": f"j{number}", "user": "mira", "state": "pending"} | facts
     )
 
@@ -50,14 +50,14 @@ def test_everything_that_is_told_is_there() -> None:
             queued(7, state="running", nodes=("dgx-01",), gpu_indices={"dgx-01": (0, 3)}, started_at=1_750_000_000.0),
             queued(8, reason="Priority", priority=4_294_901_759),
         ],
-        divided=[cluster.Partition(name="gpu", is_default=True, nodes=("dgx-01",), max_time_s=86_400)],
-        reserved=[cluster.Reservation(name="friday", starts_at=1_800_000_000.0, users=("mira",))],
-        licensed=[cluster.License(name="matlab", total=2, used=1)],
-        accounted=Accounts(
-            qos=(cluster.Qos(name="small", limits=Limits(user={"gres/gpu": 2})),),
+        divided=[cluster.PartitionInfo(name="gpu", is_default=True, nodes=("dgx-01",), max_time_s=86_400)],
+        reserved=[cluster.ReservationInfo(name="friday", starts_at=1_800_000_000.0, users=("mira",))],
+        licensed=[cluster.LicenseInfo(name="matlab", total=2, used=1)],
+        accounted=AccountsInfo(
+            qos=(cluster.QosInfo(name="small", limits=Limits(user={"gres/gpu": 2})),),
             associations=(
-                cluster.Association(account="lab"),
-                cluster.Association(account="lab", user="mira", fair_share=0.5, limits=Limits(group={"cpu": 9})),
+                cluster.AssociationInfo(account="lab"),
+                cluster.AssociationInfo(account="lab", user="mira", fair_share=0.5, limits=Limits(group={"cpu": 9})),
             ),
         ),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from nodes.schedulers.base import SchedulerError, Submission
 from nodes.schedulers.slurm.http import SlurmHttp
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
-from nodes.schedulers.slurm.tokens import KeyFile
+from nodes.schedulers.slurm.tokens import KeyFileTokens
 from portal.models import Project, User
 from tests.jobs.asking import spec_of
 from tests.lab import person
@@ -25,14 +25,14 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def rest(slurm: Cluster) -> Iterator[SlurmRest]:
-    http = SlurmHttp(slurm.url, tokens=KeyFile(slurm.layout.jwt_key), user=PORTAL)
+    http = SlurmHttp(slurm.url, tokens=KeyFileTokens(slurm.layout.jwt_key), user=PORTAL)
     yield SlurmRest(http)
     http.close()
 
 
 def anew(slurm: Cluster, rest: SlurmRest) -> Slurm:
     """One that remembers nothing of the queue."""
-    return Slurm(rest, tokens=KeyFile(slurm.layout.jwt_key), user=PORTAL)
+    return Slurm(rest, tokens=KeyFileTokens(slurm.layout.jwt_key), user=PORTAL)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError, Sub
 from nodes.schedulers.slurm.http import SlurmHttp
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
-from nodes.schedulers.slurm.tokens import KeyFile
+from nodes.schedulers.slurm.tokens import KeyFileTokens
 from tests.slurm.cluster import Cluster
 from tests.slurm.config import failing_prolog
 from tests.slurm.people import ALICE, BOB, PORTAL
@@ -29,7 +29,7 @@ class Followed:
 
     def __init__(self, slurm: Cluster) -> None:
         self.cluster = slurm
-        tokens = KeyFile(slurm.layout.jwt_key)
+        tokens = KeyFileTokens(slurm.layout.jwt_key)
         self.http = SlurmHttp(slurm.url, tokens=tokens, user=PORTAL)
         self.slurm = Slurm(
             SlurmRest(self.http), tokens=tokens, user=PORTAL, scontrol=str(slurm.layout.bin / "scontrol")
@@ -86,7 +86,7 @@ def followed(slurm: Cluster) -> Iterator[Followed]:
 
 def ask(slurm: Cluster, key: Path, *, life_s: int = 900) -> int:
     """How many nodes somebody with this key is told of."""
-    http = SlurmHttp(slurm.url, tokens=KeyFile(key, life_s=life_s), user=PORTAL)
+    http = SlurmHttp(slurm.url, tokens=KeyFileTokens(key, life_s=life_s), user=PORTAL)
     try:
         return len(SlurmRest(http).nodes())
     finally:
@@ -130,13 +130,13 @@ def test_behind_our_back(followed: Followed) -> None:
     assert next(job for job in followed.slurm.queue() if job.scheduler_id == second).time_limit_s == 1200
     followed.control("requeue", second)
     until(lambda: followed.status(second).restart_count == 1, seconds=PATIENCE_S)
-    assert followed.wait(second, "pending").before == ""
+    assert followed.wait(second, "pending").previous_end == ""
     followed.control("hold", second)
     until(lambda: "JobHeld" in followed.reason(second))
     assert followed.status(second).state == "pending"
     followed.slurm.release(second)
     status = followed.wait(second, "running")
-    assert (status.restart_count, status.before) == (1, "")
+    assert (status.restart_count, status.previous_end) == (1, "")
 
 
 def test_a_hold_and_its_release_are_seen_at_the_next_look(followed: Followed) -> None:
@@ -161,7 +161,7 @@ def test_a_failed_prolog_is_no_persons_hold(followed: Followed) -> None:
         until(lambda: followed.status(job).reason.startswith("launch_failed"), seconds=PATIENCE_S)
         status = followed.status(job)
         assert (status.state, status.reason) == ("pending", "launch_failed_requeued_held, dgx03")
-        assert (status.restart_count, status.nodes_before) == (1, ("dgx03",))
+        assert (status.restart_count, status.previous_nodes) == (1, ("dgx03",))
         node = next(node for node in followed.slurm.nodes() if node.name == "dgx03")
         assert (node.state, node.reason) == ("drained", "Prolog error")
     finally:

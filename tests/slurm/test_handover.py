@@ -20,7 +20,7 @@ from jobs.submitting.submit import cancel
 from nodes.schedulers.slurm.http import SlurmHttp
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
-from nodes.schedulers.slurm.tokens import KeyFile
+from nodes.schedulers.slurm.tokens import KeyFileTokens
 from portal.models import Project, User
 from tests.jobs.asking import ask, spec_of
 from tests.lab import person
@@ -39,7 +39,7 @@ def way(slurm: Cluster) -> Iterator[Wire]:
 
 @pytest.fixture
 def scheduler(slurm: Cluster, way: Wire) -> Iterator[Slurm]:
-    tokens = KeyFile(slurm.layout.jwt_key)
+    tokens = KeyFileTokens(slurm.layout.jwt_key)
     http = SlurmHttp(way.url, tokens=tokens, user=PORTAL, timeout_s=5.0)
     yield Slurm(SlurmRest(http), tokens=tokens, user=PORTAL)
     http.close()

@@ -13,7 +13,7 @@ from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm.http import SlurmHttp
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
-from nodes.schedulers.slurm.tokens import KeyFile
+from nodes.schedulers.slurm.tokens import KeyFileTokens
 from tests.nodes.scheduler_contract import SchedulerContract
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, PORTAL, People
@@ -22,7 +22,7 @@ from tests.slurm.people import ALICE, PORTAL, People
 @pytest.fixture
 def scheduler(slurm: Cluster) -> Iterator[Slurm]:
     """One of its own for each test: it remembers nothing of others."""
-    tokens = KeyFile(slurm.layout.jwt_key)
+    tokens = KeyFileTokens(slurm.layout.jwt_key)
     http = SlurmHttp(slurm.url, tokens=tokens, user=PORTAL)
     yield Slurm(SlurmRest(http), tokens=tokens, user=PORTAL, scontrol=str(slurm.layout.bin / "scontrol"))
     http.close()

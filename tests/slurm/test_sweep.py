@@ -12,7 +12,7 @@ from nodes.schedulers.base import SchedulerError, Submission
 from nodes.schedulers.slurm.http import SlurmHttp
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
-from nodes.schedulers.slurm.tokens import KeyFile
+from nodes.schedulers.slurm.tokens import KeyFileTokens
 from tests.jobs.asking import packed
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, PORTAL
@@ -171,7 +171,7 @@ def test_cancelling_the_one_with_the_arrays_own_number_leaves_the_others(
 
 
 def test_too_many_for_slurm_says_its_limit(slurm: Cluster) -> None:
-    tokens = KeyFile(slurm.layout.jwt_key)
+    tokens = KeyFileTokens(slurm.layout.jwt_key)
     http = SlurmHttp(slurm.url, tokens=tokens, user=PORTAL)
     script = slurm.layout.scratch / "array.sh"
     script.write_text("#!/bin/bash\ntrue\n")

@@ -1,4 +1,4 @@
-"""The Unix user that jobs run as, where it is not the portal's own, and whether it can reach what a job needs."""
+"""Find the Unix user that jobs run as, and check that this user can reach what a job needs."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from nodes.schedulers.local import shim
 
 
 def find(name: str) -> dict[str, Any] | None:
-    """Return the user in numbers; None where jobs run as ourselves. Raise SchedulerError where that cannot be."""
+    """Return the user as numeric ids; None if jobs run as our own user. Raise SchedulerError if that is impossible."""
     if not name or name == pwd.getpwuid(os.geteuid()).pw_name:
         return None
     try:
         user = pwd.getpwnam(name)
     except KeyError:
-        raise SchedulerError(f"VIGIL_LOCAL_USER={name}: there is no such Unix user.", permanent=True) from None
+        raise SchedulerError(f"VIGIL_LOCAL_USER={name}: no such Unix user exists.", permanent=True) from None
     if os.geteuid() != 0:
         message = f"Only root can start jobs as {name}. Start the portal as root, or as {name}."
         raise SchedulerError(message, permanent=True)
     groups = [group.gr_gid for group in grp.getgrall() if name in group.gr_mem]
-    known = {"name": name, "uid": user.pw_uid, "gid": user.pw_gid, "home": user.pw_dir, "shell": user.pw_shell}
-    return {**known, "groups": [user.pw_gid, *groups]}
+    entry = {"name": name, "uid": user.pw_uid, "gid": user.pw_gid, "home": user.pw_dir, "shell": user.pw_shell}
+    return {**entry, "groups": [user.pw_gid, *groups]}
 
 
 def check_reach(user: Mapping[str, Any], submission: Submission) -> None:
-    """Refuse if the user cannot get to the run directory or to our programs, before the job fails halfway."""
+    """Raise SchedulerError if the user cannot enter the run directory or read our programs, before the job starts."""
     for path, remedy in (
-        (submission.directory, "Set VIGIL_RUNS to a folder that it may enter, such as /srv/vigil."),
+        (submission.directory, "Set VIGIL_RUNS to a folder that this user may enter, such as /srv/vigil."),
         (os.path.realpath(sys.executable), "Install Vigil on a Python that every user may read."),
         (shim.__file__, "Install Vigil where every user may read it."),
     ):
-        if (closed := _closed_to(user, Path(path))) is not None:
-            raise SchedulerError(f"{user['name']} may not enter {closed}. {remedy}", permanent=True)
+        if (blocked := _first_blocked_folder(user, Path(path))) is not None:
+            raise SchedulerError(f"{user['name']} cannot enter {blocked}. {remedy}", permanent=True)
 
 
-def _closed_to(user: Mapping[str, Any], path: Path) -> Path | None:
-    """Return the first folder on the way to a path that the user may not enter."""
+def _first_blocked_folder(user: Mapping[str, Any], path: Path) -> Path | None:
+    """Return the first folder on a path that the user may not enter; None if all are open."""
     for folder in reversed(path.parents):
-        about = folder.stat()
-        if about.st_uid == user["uid"]:
-            may = about.st_mode & stat.S_IXUSR
-        elif about.st_gid in user["groups"]:
-            may = about.st_mode & stat.S_IXGRP
+        info = folder.stat()
+        if info.st_uid == user["uid"]:
+            may = info.st_mode & stat.S_IXUSR
+        elif info.st_gid in user["groups"]:
+            may = info.st_mode & stat.S_IXGRP
         else:
-            may = about.st_mode & stat.S_IXOTH
+            may = info.st_mode & stat.S_IXOTH
         if not may:
             return folder
     return None

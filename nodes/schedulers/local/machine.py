@@ -1,4 +1,4 @@
-"""What this machine has: its GPUs, and the memory that may be used."""
+"""Detect this machine's GPUs and its usable memory."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 
 from gpus import once
 
-GPU_SECONDS = 10.0  # for a driver that may have to set up its GPUs first
+GPU_SECONDS = 10.0  # the driver may have to initialise its GPUs first
 
 
 @dataclass(frozen=True)
-class Gpu:
+class LocalGpu:
     index: str
     name: str
     uuid: str = ""
     minor: int | None = None
 
 
-def find_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that the driver shows, in its order; none where there is no driver, or it does not answer."""
+def find_gpus() -> tuple[LocalGpu, ...]:
+    """Return the GPUs that the driver lists, in its order; none if there is no driver or it does not respond."""
     machine = once.ask(seconds=GPU_SECONDS) if once.has_driver() else None
     gpus = machine.gpus if machine else ()
-    return tuple(Gpu(gpu.gpu, gpu.name, gpu.uuid, gpu.minor) for gpu in gpus if gpu.uuid)
+    return tuple(LocalGpu(gpu.gpu, gpu.name, gpu.uuid, gpu.minor) for gpu in gpus if gpu.uuid)
 
 
 def memory_mib() -> int:
-    """What the machine has, or what its control group allows if that is less."""
+    """Return the machine's memory, or its control group's limit if that is lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()

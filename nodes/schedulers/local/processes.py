@@ -1,6 +1,6 @@
-"""Processes of one job of the local scheduler: starting them as somebody else, finding all of them, ending all of them.
+"""Start, find and kill all processes of one local job, also as another user.
 
-Standard library only, and light: the shim imports it.
+Standard library only and quick to import: the shim imports it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
-    """Orphans below us become our children, so none escapes."""
+    """Adopt orphaned descendants as our children, so that none escapes."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:
-    """SIGKILL for us when our parent ends, however it ends."""
+    """Have the kernel SIGKILL us when our parent ends, however it ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -38,7 +38,10 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """The process's start, in clock ticks since boot: with the boot id, this tells a process from a later one."""
+    """Return the process's start in clock ticks since boot; None if it is gone.
+
+    Together with the boot id this distinguishes a process from a later one with the same pid.
+    """
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 
@@ -47,15 +50,18 @@ def identity(pid: int) -> dict[str, Any]:
     return {"pid": pid, "start_time": start_time(pid), "boot_id": boot_id()}
 
 
-def is_same(known: Mapping[str, Any] | None) -> bool:
-    """Whether the process that was written down still is the one with that pid."""
-    if not known or known.get("boot_id") != boot_id():
+def is_same(recorded: Mapping[str, Any] | None) -> bool:
+    """Return whether the recorded process still is the one with that pid."""
+    if not recorded or recorded.get("boot_id") != boot_id():
         return False
-    return known.get("start_time") == start_time(known["pid"])
+    return recorded.get("start_time") == start_time(recorded["pid"])
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat from the third on (state, parent, …); the name before them may hold anything."""
+    """Return the fields of /proc/<pid>/stat from the third on (state, parent, …).
+
+    The name before them may contain anything, parentheses too.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
@@ -63,17 +69,17 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _all() -> Iterator[tuple[int, int]]:
-    """(pid, parent) of every process that has not ended."""
+def _live_processes() -> Iterator[tuple[int, int]]:
+    """Yield (pid, parent pid) of every process that has not ended."""
     for name in os.listdir("/proc"):
         if name.isdigit() and (fields := _stat(int(name))) and fields[0] not in {"Z", "X"}:
             yield int(name), int(fields[1])
 
 
 def descendants(root: int | None = None) -> list[int]:
-    """Every living process below this one (or below us)."""
+    """Return the pid of every living process below `root`, or below this one."""
     children: dict[int, list[int]] = {}
-    for pid, parent in _all():
+    for pid, parent in _live_processes():
         children.setdefault(parent, []).append(pid)
     found: list[int] = []
     todo = list(children.get(os.getpid() if root is None else root, []))
@@ -85,7 +91,7 @@ def descendants(root: int | None = None) -> list[int]:
 
 
 def signal_descendants(number: signal.Signals) -> bool:
-    """Signals every process below us; tells whether there was any."""
+    """Signal every process below us; return whether there was any."""
     found = descendants()
     for pid in found:
         _kill(pid, number)
@@ -93,19 +99,19 @@ def signal_descendants(number: signal.Signals) -> bool:
 
 
 def kill_descendants() -> bool:
-    """SIGKILL to every process below us; whether there was any."""
+    """SIGKILL every process below us; return whether there was any."""
     return signal_descendants(signal.SIGKILL)
 
 
 def kill_marked(variable: str, value: str) -> bool:
-    """SIGKILL to every process that carries this in its environment; whether there was any."""
+    """SIGKILL every process with this variable in its environment; return whether there was any."""
     wanted = f"{variable}={value}".encode()
     found = False
-    for pid, _ in _all():
+    for pid, _ in _live_processes():
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 marked = wanted in file.read().split(b"\0")
-        except OSError:  # ended, or somebody else's
+        except OSError:  # ended, or another user's
             continue
         if marked and pid != os.getpid():
             found = True
@@ -119,7 +125,7 @@ def _kill(pid: int, number: signal.Signals) -> None:
 
 
 def reaped() -> Iterator[tuple[int, int]]:
-    """(pid, wait status) of every child that has ended."""
+    """Reap every child that has ended; yield (pid, wait status)."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -138,15 +144,15 @@ def spawn(
     output: str,
     user: Mapping[str, Any] | None = None,
 ) -> tuple[int | None, str]:
-    """Start a process that ends with us, as `user` if given; its pid, or None and why it could not be started.
+    """Start a process that dies with us, as `user` if given; return (pid, "") or (None, why it failed).
 
-    Working directory and output are opened as that user: a planted link leads nowhere that it could not go itself.
+    Working directory and output are opened as that user, so a planted symlink reaches nothing that the user cannot.
     """
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            _become(command, environment, directory, output, user)
+            _exec_as(command, environment, directory, output, user)
         except BaseException as error:
             os.write(writing, str(error).encode()[:4000])
         finally:
@@ -156,11 +162,11 @@ def spawn(
         problem = file.read().decode(errors="replace")
     if problem:
         os.waitpid(pid, 0)
-        return None, f"It could not be started: {problem}"
+        return None, f"Could not be started: {problem}"
     return pid, ""
 
 
-def _become(
+def _exec_as(
     command: list[str], environment: Mapping[str, str], directory: str, output: str, user: Mapping[str, Any] | None
 ) -> None:
     os.setsid()
@@ -175,7 +181,7 @@ def _become(
     os.dup2(os.open(output, flags, 0o640), 1)
     os.dup2(1, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    # Python ignores some, who started the portal may have ignored others; a shell cannot trap what it finds ignored.
+    # Python ignores some signals and the portal's parent perhaps others; a shell cannot trap a signal ignored at entry.
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
@@ -183,7 +189,7 @@ def _become(
 
 
 def remove_marker(path: str) -> bool:
-    """Take away a marker file of a job's; whether it was there. Only its name counts, it is never opened."""
+    """Delete a job's marker file; return whether it existed. Only its name counts, it is never opened."""
     try:
         os.unlink(path)
     except (FileNotFoundError, IsADirectoryError, PermissionError, NotADirectoryError):
@@ -192,7 +198,7 @@ def remove_marker(path: str) -> bool:
 
 
 def out_of_memory_kills() -> int:
-    """How many processes the kernel has killed for want of memory since boot."""
+    """Return how many processes the kernel's OOM killer has killed since boot."""
     try:
         with open("/proc/vmstat", encoding="ascii") as file:
             lines = (line.split() for line in file)

@@ -1,14 +1,14 @@
-"""CPUs, GPUs and memory of this machine, shared out in files under one lock; first come, first served.
+"""Allocate this machine's CPUs, GPUs and memory through files under one lock; first come, first served.
 
-Standard library only, and light: every shim imports it, and a job's start waits for that.
+Standard library only and quick to import: every shim imports it, and a job's start waits for that.
 
-    <root>/lock            held for the moment of looking and taking
-    <root>/changed         touched whenever something was taken or given back: who waits looks again
-    <root>/capacity.json   {"cpus", "gpus": [ids], "memory_mib"} as the last submit saw them; not there while drained
-    <root>/drained.json    {"reason", "by", "at"}: nothing starts until it is gone
-    <root>/queue/<id>.json   {"cpus", "gpus", "memory_mib", "min_nodes", "max_nodes", "begin_at"}: waits or runs
-    <root>/jobs/<id>/slots.json    {"nodes", "cpus", "gpus": [ids], "memory_mib"}: has got them
-    <root>/jobs/<id>/shim.lock     held for life by the shim: who has died holds nothing
+    <root>/lock            taken while slots are inspected and allocated
+    <root>/changed         touched whenever slots were taken or released: waiting shims check again
+    <root>/capacity.json   {"cpus", "gpus": [ids], "memory_mib"} at the last submit; missing while drained
+    <root>/drained.json    {"reason", "by", "at"}: nothing starts while it exists
+    <root>/queue/<id>.json   {"cpus", "gpus", "memory_mib", "min_nodes", "max_nodes", "begin_at"}: pending or running
+    <root>/jobs/<id>/slots.json    {"nodes", "cpus", "gpus": [ids], "memory_mib"}: its allocation
+    <root>/jobs/<id>/shim.lock     locked for the shim's lifetime: a dead shim has no allocation
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-Facts = dict[str, Any]
-TOO_LARGE = "More than this machine has"  # why a job waits
+JsonObject = dict[str, Any]
+TOO_LARGE = "More than this machine has"  # a pending job's reason
 
 
 @contextmanager
 def locked(root: str) -> Iterator[None]:
-    """The one lock over all slots."""
+    """Take the one lock over all slots."""
     descriptor = os.open(os.path.join(root, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -36,8 +36,8 @@ def locked(root: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def write_json(path: str, value: Facts) -> None:
-    """Whole or not at all."""
+def write_json(path: str, value: JsonObject) -> None:
+    """Replace the file atomically."""
     temporary = f"{path}.{os.getpid()}"
     try:
         with open(temporary, "w", encoding="utf-8") as file:
@@ -51,7 +51,7 @@ def write_json(path: str, value: Facts) -> None:
         raise
 
 
-def read_json(path: str) -> Facts | None:
+def read_json(path: str) -> JsonObject | None:
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
@@ -60,8 +60,8 @@ def read_json(path: str) -> Facts | None:
     return value if isinstance(value, dict) else None
 
 
-def is_held(path: str) -> bool:
-    """Whether a living process holds this lock file."""
+def is_locked(path: str) -> bool:
+    """Return whether a living process has this lock file locked."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def is_held(path: str) -> bool:
 
 
 def touch_changed(root: str) -> None:
-    """Tell those who wait that it is worth looking again."""
+    """Signal waiting shims to check the slots again."""
     path = os.path.join(root, "changed")
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     os.utime(descriptor)
@@ -90,33 +90,32 @@ def changed_at(root: str) -> int:
         return 0
 
 
-def write_capacity(root: str, capacity: Facts) -> None:
-    """Let the shims know what there is, unless it is drained; under the lock."""
-    if drained(root) is None and read_json(_capacity_path(root)) != capacity:
+def write_capacity(root: str, capacity: JsonObject) -> None:
+    """Publish the capacity to the shims unless the machine is drained. Call it under the lock."""
+    if drain_order(root) is None and read_json(_capacity_path(root)) != capacity:
         write_json(_capacity_path(root), capacity)
         touch_changed(root)
 
 
-def drained(root: str) -> Facts | None:
-    """Who drained this machine, why and when; None: it takes jobs."""
+def drain_order(root: str) -> JsonObject | None:
+    """Return the drain order (reason, by, at); None if the machine is not drained."""
     return read_json(_drained_path(root))
 
 
 def drain(root: str, *, reason: str, by: str) -> None:
-    """Let nothing new start until `undrain`; under the lock, under which jobs start, too.
+    """Keep new jobs from starting until `undrain`. Call it under the lock, which starting jobs take too.
 
-    Each shim decides by itself whether its job starts, and one that an older Vigil started knows nothing of
-    drained.json: where there is no capacity, it waits.
+    Each shim decides whether its job starts, and one of an older Vigil ignores drained.json: without capacity it waits.
     """
     write_json(_drained_path(root), {"reason": reason, "by": by, "at": time.time()})
-    _sync(root)  # a machine is often drained right before its power goes
+    _sync(root)  # a machine is often drained right before it is powered off
     with suppress(FileNotFoundError):
         os.unlink(_capacity_path(root))
     touch_changed(root)
 
 
-def undrain(root: str, capacity: Facts) -> None:
-    """Let what waits start; under the lock."""
+def undrain(root: str, capacity: JsonObject) -> None:
+    """Let pending jobs start again. Call it under the lock."""
     write_json(_capacity_path(root), capacity)
     os.unlink(_drained_path(root))
     touch_changed(root)
@@ -139,7 +138,7 @@ def _capacity_path(root: str) -> str:
 
 
 def job_ids(root: str) -> list[int]:
-    """Every job that has a folder, ended ones too, oldest first."""
+    """Return the ids of all jobs that have a folder, ended ones too, oldest first."""
     return sorted(int(name) for name in os.listdir(os.path.join(root, "jobs")) if name.isdigit())
 
 
@@ -151,100 +150,104 @@ def folder(root: str, job_id: int) -> str:
     return os.path.join(root, "jobs", str(job_id))
 
 
-def alive(root: str) -> list[tuple[int, Facts, Facts | None]]:
-    """Jobs that wait or run: (id, what they ask for, what they have), oldest first."""
+def alive(root: str) -> list[tuple[int, JsonObject, JsonObject | None]]:
+    """Return pending and running jobs as (id, request, allocation or None), oldest first."""
     found = []
     names = [name.removesuffix(".json") for name in os.listdir(os.path.join(root, "queue"))]
     for job_id in sorted(int(name) for name in names if name.isdigit()):
-        place = folder(root, job_id)
+        job_folder = folder(root, job_id)
         ticket = read_json(ticket_path(root, job_id))
-        if ticket is not None and is_held(os.path.join(place, "shim.lock")):
-            found.append((job_id, ticket, read_json(os.path.join(place, "slots.json"))))
+        if ticket is not None and is_locked(os.path.join(job_folder, "shim.lock")):
+            found.append((job_id, ticket, read_json(os.path.join(job_folder, "slots.json"))))
     return found
 
 
-def free(capacity: Facts, jobs: list[tuple[int, Facts, Facts | None]]) -> Facts:
-    """What nobody has."""
-    taken = [slots for _, _, slots in jobs if slots is not None]
-    busy = {gpu for slots in taken for gpu in slots["gpus"]}
+def free(capacity: JsonObject, jobs: list[tuple[int, JsonObject, JsonObject | None]]) -> JsonObject:
+    """Return the resources that no job has."""
+    allocations = [slots for _, _, slots in jobs if slots is not None]
+    busy = {gpu for slots in allocations for gpu in slots["gpus"]}
     return {
-        "cpus": capacity["cpus"] - sum(slots["cpus"] for slots in taken),
+        "cpus": capacity["cpus"] - sum(slots["cpus"] for slots in allocations),
         "gpus": [gpu for gpu in capacity["gpus"] if gpu not in busy],
-        "memory_mib": capacity["memory_mib"] - sum(slots["memory_mib"] for slots in taken),
+        "memory_mib": capacity["memory_mib"] - sum(slots["memory_mib"] for slots in allocations),
     }
 
 
-def nodes_that_fit(ticket: Facts, room: Facts) -> int:
-    """How many of the nodes asked for would fit now, at most `max_nodes`; each is played by this machine."""
+def nodes_that_fit(ticket: JsonObject, free: JsonObject) -> int:
+    """Return how many of the requested nodes would fit now, at most `max_nodes`; this machine stands for each."""
     most: int = ticket["max_nodes"]
-    for need, have in (
-        (ticket["cpus"], room["cpus"]),
-        (ticket["gpus"], len(room["gpus"])),
-        (ticket["memory_mib"], room["memory_mib"]),
+    for needed, available in (
+        (ticket["cpus"], free["cpus"]),
+        (ticket["gpus"], len(free["gpus"])),
+        (ticket["memory_mib"], free["memory_mib"]),
     ):
-        if need:
-            most = min(most, have // need)
+        if needed:
+            most = min(most, available // needed)
     return max(0, most)
 
 
-def _can_ever_fit(ticket: Facts, capacity: Facts) -> bool:
-    """Whether it would fit if nobody else had anything."""
+def _can_ever_fit(ticket: JsonObject, capacity: JsonObject) -> bool:
+    """Return whether the job would fit on an otherwise idle machine."""
     return nodes_that_fit(ticket, capacity) >= int(ticket["min_nodes"])
 
 
-def _lacking(ticket: Facts, room: Facts, capacity: Facts) -> str:
-    """What there is too little of now: "Waits for 2 CPUs; 0 of 2 are free."."""
+def _lacking(ticket: JsonObject, free_now: JsonObject, capacity: JsonObject) -> str:
+    """Say which resources are missing now: "Waits for 2 CPUs; 0 of 2 are free."."""
     wants, frees = [], []
     for name, unit in (("cpus", "CPU"), ("gpus", "GPU"), ("memory_mib", "")):
-        asked = ticket[name] * ticket["min_nodes"]
-        have, there = (len(part) if isinstance(part, list) else part for part in (room[name], capacity[name]))
-        if asked > have:
-            wants.append(f"{asked} {unit}{'s' * (asked != 1)}" if unit else f"{asked / 1024:.1f} GiB of memory")
-            frees.append(f"{have} of {there}" if unit else f"{have / 1024:.1f} of {there / 1024:.1f}")
+        requested = ticket[name] * ticket["min_nodes"]
+        available, total = (
+            len(amount) if isinstance(amount, list) else amount for amount in (free_now[name], capacity[name])
+        )
+        if requested > available:
+            wants.append(
+                f"{requested} {unit}{'s' * (requested != 1)}" if unit else f"{requested / 1024:.1f} GiB of memory"
+            )
+            frees.append(f"{available} of {total}" if unit else f"{available / 1024:.1f} of {total / 1024:.1f}")
     return f"Waits for {' and '.join(wants)}; {' and '.join(frees)} are free."
 
 
-def take(root: str, job_id: int) -> tuple[Facts | None, str]:
-    """This job's slots if it is its turn, else None and why it waits."""
+def take(root: str, job_id: int) -> tuple[JsonObject | None, str]:
+    """Allocate this job's slots if it is its turn; return them, or None and the reason for waiting."""
     with locked(root):
-        if (order := drained(root)) is not None:
-            return None, f"This machine is drained: {order['reason'].rstrip('.')}."
+        if (drain_reason := drain_order(root)) is not None:
+            return None, f"This machine is drained: {drain_reason['reason'].rstrip('.')}."
         capacity = read_json(_capacity_path(root))
         if capacity is None:
             return None, "Resources"
         jobs = alive(root)
-        mine = next((ticket for other, ticket, _ in jobs if other == job_id), None)
-        if mine is None:
+        ticket_of_job = next((ticket for other, ticket, _ in jobs if other == job_id), None)
+        if ticket_of_job is None:
             return None, "Resources"
-        if not _can_ever_fit(mine, capacity):
+        if not _can_ever_fit(ticket_of_job, capacity):
             return None, TOO_LARGE
-        if _begins_later(mine):
+        if _begins_later(ticket_of_job):
             return None, "BeginTime"
-        # Who asks for more than there is, since the machine became smaller, waits for it and holds up nobody.
+        # A job that no longer fits, because the machine became smaller, waits without holding up the others.
         waiting = (t for other, t, slots in jobs if other < job_id and slots is None and not _begins_later(t))
         if any(_can_ever_fit(ticket, capacity) for ticket in waiting):
             return None, "Priority"
-        room = free(capacity, jobs)
-        nodes = nodes_that_fit(mine, room)
-        if nodes < mine["min_nodes"]:
-            return None, _lacking(mine, room, capacity)
+        free_now = free(capacity, jobs)
+        nodes = nodes_that_fit(ticket_of_job, free_now)
+        if nodes < ticket_of_job["min_nodes"]:
+            return None, _lacking(ticket_of_job, free_now, capacity)
         slots = {
             "nodes": nodes,
-            "cpus": mine["cpus"] * nodes,
-            "gpus": room["gpus"][: mine["gpus"] * nodes],
-            "memory_mib": mine["memory_mib"] * nodes,
+            "cpus": ticket_of_job["cpus"] * nodes,
+            "gpus": free_now["gpus"][: ticket_of_job["gpus"] * nodes],
+            "memory_mib": ticket_of_job["memory_mib"] * nodes,
         }
         write_json(os.path.join(folder(root, job_id), "slots.json"), slots)
     touch_changed(root)
     return slots, ""
 
 
-def _begins_later(ticket: Facts) -> bool:
+def _begins_later(ticket: JsonObject) -> bool:
     return bool((ticket.get("begin_at") or 0.0) > time.time())
 
 
-def give_back(root: str, job_id: int, *, for_good: bool) -> None:
-    """Return the slots; for good, the place in the queue too."""
+def release(root: str, job_id: int, *, for_good: bool) -> None:
+    """Release the job's slots; `for_good` removes it from the queue too."""
     paths = [os.path.join(folder(root, job_id), "slots.json"), *([ticket_path(root, job_id)] if for_good else [])]
     for path in paths:
         with suppress(FileNotFoundError):

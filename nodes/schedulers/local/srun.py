@@ -1,7 +1,7 @@
-"""srun of the local scheduler: one process for each node that this machine plays; passes TERM and USR1 on.
+"""Stand in for srun under the local scheduler: run one process per node and forward TERM and USR1.
 
-It takes the options that batch.sh uses, each of which says what it does anyway, and refuses every other. Exits with
-the highest exit code of its processes, as srun does.
+It accepts the options that batch.sh uses, each of which describes what it does anyway, and refuses all others. Like
+srun, it exits with the highest exit code of its processes.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ if __name__ == "__main__":  # isolated mode leaves the path to us
 from nodes.schedulers.local import processes
 
 OPTIONS = {"--ntasks-per-node=1", "--kill-on-bad-exit=0", "--no-kill", "--cpu-bind=none", "--export=ALL"}
-PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGCONT)
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGCONT)
 
 
 def main(arguments: list[str]) -> int:
     options, command = split(arguments)
     count = os.environ.get("SLURM_NNODES", "1")
-    known = OPTIONS | {f"--nodes={count}", f"--ntasks={count}"}
-    if strange := [option for option in options if option not in known]:
-        print(f"srun: the local scheduler does not know {strange[0]}", file=sys.stderr)
+    supported = OPTIONS | {f"--nodes={count}", f"--ntasks={count}"}
+    if unsupported := [option for option in options if option not in supported]:
+        print(f"srun: the local scheduler does not support {unsupported[0]}", file=sys.stderr)
         return 2
     if not command:
         print("srun: no command given", file=sys.stderr)
         return 2
     processes.die_with_parent()
-    # Blocked from before the first start: a signal that comes now is passed on as soon as all have started.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
+    # Blocked before the first start: a signal that arrives now is forwarded once all processes have started.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED_SIGNALS, signal.SIGCHLD})
     nodes = int(count)
     running = {start(command, node, nodes) for node in range(nodes)}
     worst = 0
     while running:
-        number = signal.sigwait({*PASSED_ON, signal.SIGCHLD})
+        number = signal.sigwait({*FORWARDED_SIGNALS, signal.SIGCHLD})
         if number != signal.SIGCHLD:
             for pid in running:
                 os.kill(pid, number)
@@ -48,13 +48,13 @@ def main(arguments: list[str]) -> int:
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """srun's own options, and the command."""
+    """Split the arguments into srun's options and the command."""
     at = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), len(arguments))
     return arguments[:at], arguments[at:]
 
 
 def start(command: list[str], node: int, nodes: int) -> int:
-    """One process with what Slurm tells a task of its place."""
+    """Start one process with the environment of an srun task; return its pid."""
     parent = os.getpid()
     pid = os.fork()
     if pid:

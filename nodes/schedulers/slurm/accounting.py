@@ -1,4 +1,4 @@
-"""What the accounts tell: of jobs that slurmctld has forgotten, and why the run before a restart ended."""
+"""Read from Slurm's accounting: jobs that slurmctld has forgotten, and why the run before a restart ended."""
 
 from __future__ import annotations
 
@@ -9,131 +9,138 @@ from dataclasses import dataclass, replace
 
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
 from nodes.schedulers.launch import with_nodes
-from nodes.schedulers.slurm.http import NotSlurms
-from nodes.schedulers.slurm.rest import Run, SlurmRest
+from nodes.schedulers.slurm.http import UnexpectedResponse
+from nodes.schedulers.slurm.rest import AccountedRun, SlurmRest
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 20  # jobs that are asked about in one round
-AGAIN_S = 10.0  # until the accounts are asked again about a job whose end they do not tell
-AWAY_S = 5.0  # for so long they are left alone after they did not answer: each question may take a time-out
-LAG_S = 8.0  # by which they may hear of an end later than slurmctld starts the next run
-WONDER_S = 3600.0  # after which nobody remembers having waited to be told
+MAX_PER_ROUND = 20  # jobs queried in one call of `statuses`
+RETRY_S = 10.0  # until accounting is queried again about a job that has no end there yet
+BACKOFF_S = 5.0  # without queries after one got no answer: each may take a whole timeout
+LAG_S = 8.0  # accounting may record an end this long after slurmctld starts the next run
+MAX_WAIT_S = 3600.0  # after which an unanswered wait for the previous run is forgotten
 
 
 @dataclass(frozen=True)
-class Before:
-    """The run before a restart. `ended`: why, a word of ENDED, "" for a plain requeue."""
+class PreviousRun:
+    """The run before a restart. `ended` is why it ended, one of ENDED; "" for a plain requeue."""
 
     ended: str = ""
     nodes: tuple[str, ...] = ()
 
 
 class PastJobs:
-    """Remembers what it was told, so that the accounts are asked once about each end."""
+    """Query accounting about jobs, and cache the results so that each end is queried once."""
 
     def __init__(self, rest: SlurmRest) -> None:
         self.rest = rest
-        self.ended: dict[str, JobStatus] = {}  # by the id that was asked for
-        self.told: dict[str, tuple[float, JobStatus | None]] = {}  # no end: when that was, and what
-        self.before: dict[tuple[str, int], Before] = {}  # (id, restart count) → the run before
-        self.wondered: dict[tuple[str, int], float] = {}  # since when we wait to be told that
-        self.away_until = float("-inf")
+        self.ended: dict[str, JobStatus] = {}  # by the requested id
+        self.pending: dict[str, tuple[float, JobStatus | None]] = {}  # without an end: when queried, and the result
+        self.previous_runs: dict[tuple[str, int], PreviousRun] = {}  # (id, restart count) → the run before
+        self.waiting_since: dict[tuple[str, int], float] = {}  # since when we have waited for that run
+        self.retry_at = float("-inf")
 
     def keep_only(self, wanted: Set[str]) -> None:
-        """Nobody asks any more about the others: weeks go by, and an id may be given to another job."""
-        self.ended = {known: status for known, status in self.ended.items() if known in wanted}
-        self.told = {known: told for known, told in self.told.items() if known in wanted}
-        self.before = {place: word for place, word in self.before.items() if place[0] in wanted}
-        long_ago = time.monotonic() - WONDER_S
-        self.wondered = {place: since for place, since in self.wondered.items() if since > long_ago}
+        """Drop cached jobs outside `wanted`: they are of no interest any more, and Slurm may reuse their ids."""
+        self.ended = {scheduler_id: status for scheduler_id, status in self.ended.items() if scheduler_id in wanted}
+        self.pending = {scheduler_id: result for scheduler_id, result in self.pending.items() if scheduler_id in wanted}
+        self.previous_runs = {key: run for key, run in self.previous_runs.items() if key[0] in wanted}
+        long_ago = time.monotonic() - MAX_WAIT_S
+        self.waiting_since = {key: since for key, since in self.waiting_since.items() if since > long_ago}
 
-    def tell(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
-        """Tells of jobs that slurmctld forgot. What cannot be asked now is UNKNOWN, what accounts lack is left out."""
-        if not self.rest.has_accounts:
+    def statuses(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
+        """Return the status of jobs that slurmctld has forgotten, by id.
+
+        A job that cannot be queried now is UNKNOWN; one that accounting lacks is left out.
+        """
+        if not self.rest.has_accounting:
             return {}
         now = time.monotonic()
         never = (float("-inf"), None)
-        due = [known for known in scheduler_ids if now - self.told.get(known, never)[0] > AGAIN_S]
-        due.sort(key=lambda known: self.told.get(known, never)[0])  # so that none waits for others without end
-        for scheduler_id in due[:AT_ONCE]:
+        due = [
+            scheduler_id for scheduler_id in scheduler_ids if now - self.pending.get(scheduler_id, never)[0] > RETRY_S
+        ]
+        # The longest unqueried first, so that every job gets its turn.
+        due.sort(key=lambda scheduler_id: self.pending.get(scheduler_id, never)[0])
+        for scheduler_id in due[:MAX_PER_ROUND]:
             try:
-                found = self._accounted(scheduler_id)
+                found = self._last_run(scheduler_id)
             except SchedulerError as error:
-                logger.warning("job %s: the accounts do not answer: %s", scheduler_id, error)
-                if not _is_about_one(error):
+                logger.warning("job %s: accounting does not respond: %s", scheduler_id, error)
+                if not _is_job_specific(error):
                     break
                 found = JobStatus(scheduler_id=scheduler_id, state=UNKNOWN)
             if found is not None and found.state in ENDED:
                 self.ended[scheduler_id] = found
             else:
-                self.told[scheduler_id] = now, found
-        answer = {}
+                self.pending[scheduler_id] = now, found
+        statuses = {}
         for scheduler_id in scheduler_ids:
             unknown = JobStatus(scheduler_id=scheduler_id, state=UNKNOWN)
-            told = self.ended.get(scheduler_id) or self.told.get(scheduler_id, (now, unknown))[1]
-            if told is not None:
-                answer[scheduler_id] = told
-        return answer
+            status = self.ended.get(scheduler_id) or self.pending.get(scheduler_id, (now, unknown))[1]
+            if status is not None:
+                statuses[scheduler_id] = status
+        return statuses
 
-    def with_before(self, status: JobStatus) -> JobStatus:
-        """Adds the end of the run before a restart. UNKNOWN until the accounts have heard of it."""
-        if not status.restart_count or status.before or status.state == UNKNOWN or not self.rest.has_accounts:
+    def with_previous_run(self, status: JobStatus) -> JobStatus:
+        """Add why and where the run before a restart ended; UNKNOWN until accounting has recorded it."""
+        if not status.restart_count or status.previous_end or status.state == UNKNOWN or not self.rest.has_accounting:
             return status
-        place = (status.scheduler_id, status.restart_count)
-        if place not in self.before:
-            since = self.wondered.setdefault(place, time.monotonic())
-            found = self._ask_before(status)
+        run_key = (status.scheduler_id, status.restart_count)
+        if run_key not in self.previous_runs:
+            since = self.waiting_since.setdefault(run_key, time.monotonic())
+            found = self._previous_run(status)
             if found is None and time.monotonic() - since < LAG_S:
                 return replace(status, state=UNKNOWN)
-            self.before[place] = found or Before()
-            self.wondered.pop(place, None)
-        before = self.before[place]
-        reason = with_nodes(status.reason, before.nodes)
-        return replace(status, reason=reason, before=before.ended, nodes_before=before.nodes)
+            self.previous_runs[run_key] = found or PreviousRun()
+            self.waiting_since.pop(run_key, None)
+        previous = self.previous_runs[run_key]
+        reason = with_nodes(status.reason, previous.nodes)
+        return replace(status, reason=reason, previous_end=previous.ended, previous_nodes=previous.nodes)
 
-    def _accounted(self, scheduler_id: str) -> JobStatus | None:
-        """The status of a job's last run: its end, or UNKNOWN; None where the accounts lack it.
+    def _last_run(self, scheduler_id: str) -> JobStatus | None:
+        """Return the status of a job's last run: its end, or UNKNOWN; None if accounting lacks it.
 
-        Where slurmctld lost its state, they call all that ran cancelled: nobody did that, so they are as if not there.
+        Where slurmctld lost its state, accounting lists all its running jobs as cancelled. Nobody cancelled them: treat
+        them as missing.
         """
         records = [run.record for run in self._runs(scheduler_id) if run.record.has(scheduler_id)]
         if not records or records[-1].was_dropped:
             return None
         runs = [record.status for record in records]
         last = runs[-1]
-        if last.state not in ENDED:  # slurmctld does not know it, the accounts have not heard of its end: not yet told
+        if last.state not in ENDED:  # neither slurmctld nor accounting has its end yet
             return JobStatus(scheduler_id=scheduler_id, state=UNKNOWN, key=last.key, other_key=last.other_key)
-        before = _before(runs, last.restart_count) or Before()
-        return replace(last, scheduler_id=scheduler_id, before=before.ended, nodes_before=before.nodes)
+        previous = _previous(runs, last.restart_count) or PreviousRun()
+        return replace(last, scheduler_id=scheduler_id, previous_end=previous.ended, previous_nodes=previous.nodes)
 
-    def _runs(self, scheduler_id: str) -> list[Run]:
-        """All there is of a job, or of its array; SchedulerError for a while after the accounts did not answer."""
-        if time.monotonic() < self.away_until:
-            raise SchedulerError("The accounts (slurmdbd) did not answer just now; they are asked again soon.")
+    def _runs(self, scheduler_id: str) -> list[AccountedRun]:
+        """Return all runs of a job or of its array. Raise SchedulerError during the back-off after a failure."""
+        if time.monotonic() < self.retry_at:
+            raise SchedulerError("Accounting (slurmdbd) did not respond a moment ago; the query is retried soon.")
         try:
             return self.rest.runs(scheduler_id.partition("_")[0])
         except SchedulerError as error:
-            if not _is_about_one(error):
-                self.away_until = time.monotonic() + AWAY_S
+            if not _is_job_specific(error):
+                self.retry_at = time.monotonic() + BACKOFF_S
             raise
 
-    def _ask_before(self, status: JobStatus) -> Before | None:
-        """Return the run before this one; None where the accounts do not tell yet."""
+    def _previous_run(self, status: JobStatus) -> PreviousRun | None:
+        """Return the run before this one; None if accounting does not have it yet."""
         try:
             runs = self._runs(status.scheduler_id)
         except SchedulerError:
             return None
-        told = [run.record.status for run in runs if run.record.has(status.scheduler_id)]
-        return _before(told, status.restart_count)
+        found = [run.record.status for run in runs if run.record.has(status.scheduler_id)]
+        return _previous(found, status.restart_count)
 
 
-def _is_about_one(error: SchedulerError) -> bool:
-    """Return whether the accounts are there and only what was asked about one job has no readable answer."""
-    return error.permanent or isinstance(error, NotSlurms)
+def _is_job_specific(error: SchedulerError) -> bool:
+    """Return whether accounting is up and only the query about this job had no readable answer."""
+    return error.permanent or isinstance(error, UnexpectedResponse)
 
 
-def _before(runs: list[JobStatus], restart_count: int) -> Before | None:
-    """Return the run before this one; None where its end is not told yet."""
+def _previous(runs: list[JobStatus], restart_count: int) -> PreviousRun | None:
+    """Return the run before this one; None if its end is not recorded yet."""
     earlier = [run for run in runs if run.restart_count == restart_count - 1]
-    return Before(earlier[-1].before, earlier[-1].nodes) if earlier and earlier[-1].ended_at else None
+    return PreviousRun(earlier[-1].previous_end, earlier[-1].nodes) if earlier and earlier[-1].ended_at else None

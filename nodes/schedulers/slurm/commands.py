@@ -1,4 +1,4 @@
-"""Slurm's own commands beside Vigil's worker, in a person's name by token: for what an old slurmrestd cannot do."""
+"""Run Slurm's client commands as a user by token, for what an old slurmrestd cannot do."""
 
 from __future__ import annotations
 
@@ -8,40 +8,46 @@ import subprocess
 from pathlib import Path
 
 from nodes.schedulers.base import SchedulerError
-from nodes.schedulers.slurm.tokens import Tokens
+from nodes.schedulers.slurm.tokens import TokenSource
 
 TIMEOUT_S = 10
 
 
-class Commands:
-    """`scontrol`: its name or path; the others lie beside it."""
+class SlurmCommands:
+    """Slurm's commands on the worker's machine. `scontrol` is a name or path; the others are next to it."""
 
-    def __init__(self, tokens: Tokens, scontrol: str) -> None:
+    def __init__(self, tokens: TokenSource, scontrol: str) -> None:
         self.tokens, self.scontrol = tokens, scontrol
 
     def call(self, name: str, *words: str, user: str, why: str) -> str:
-        """The output of one; raises what it said. `why`: what this Slurm does not do otherwise, if it is missing."""
-        place = Path(self.scontrol)
-        command = shutil.which(str(place.with_name(name)) if len(place.parts) > 1 else name)
+        """Run one command as `user` and return its output. Raise SchedulerError with its error message.
+
+        `why` starts the message if the command is missing, and says what this Slurm needs it for.
+        """
+        path = Path(self.scontrol)
+        command = shutil.which(str(path.with_name(name)) if len(path.parts) > 1 else name)
         if command is None:
-            message = f"{why} by {name} only, which is not installed beside Vigil's worker."
+            message = f"{why} only through {name}, which is not installed on the worker's machine."
             raise SchedulerError(
-                f"{message} Install Slurm's client commands there, or use Slurm 23.11.", permanent=True
+                f"{message} Install Slurm's client commands there, or use Slurm 23.11 or later.", permanent=True
             )
-        code, output, said = run(command, *words, token=self.tokens.of(user))
-        if code and (said or name != "scancel"):  # 22.05's ends with 229 after a signal that it sent
-            raise SchedulerError(f"{name}: {said}", permanent=True)
+        code, output, message = run(command, *words, token=self.tokens.token_for(user))
+        if code and (message or name != "scancel"):  # 22.05's exits with 229 although it sent the signal
+            raise SchedulerError(f"{name}: {message}", permanent=True)
         return output
 
 
 def run(command: str, *words: str, token: str) -> tuple[int, str, str]:
-    """Exit code, output, and what it said to people. Nothing of our own environment but where Slurm's commands look."""
-    kept = {name: value for name, value in os.environ.items() if name in {"PATH", "SLURM_CONF", "LANG"}}
+    """Run a command and return (exit code, output, message).
+
+    The environment has only what Slurm's commands need to find their configuration.
+    """
+    environment = {name: value for name, value in os.environ.items() if name in {"PATH", "SLURM_CONF", "LANG"}}
     try:
         done = subprocess.run(
-            [command, *words], env={**kept, "SLURM_JWT": token}, stdin=subprocess.DEVNULL, capture_output=True,
+            [command, *words], env={**environment, "SLURM_JWT": token}, stdin=subprocess.DEVNULL, capture_output=True,
             text=True, errors="replace", timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise SchedulerError(f"{os.path.basename(command)} did not answer: {error}") from None
+        raise SchedulerError(f"{os.path.basename(command)} did not respond: {error}") from None
     return done.returncode, done.stdout, done.stderr.strip() or done.stdout.strip()

@@ -1,4 +1,4 @@
-"""Read the Retry-After header of an answer (RFC 9110, 10.2.3), in seconds. Pure."""
+"""Parse the Retry-After header of a response (RFC 9110, 10.2.3) into seconds. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 
 
 def seconds_of(value: str) -> float | None:
-    """Return how long to wait, from a header in seconds or with a date; None if it cannot be read."""
+    """Return the seconds to wait, from a header with seconds or with a date; None if it cannot be parsed."""
     value = value.strip()
     if value.isascii() and value.isdecimal() and len(value) < 10:
         return float(value)

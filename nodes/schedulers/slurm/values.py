@@ -1,7 +1,7 @@
-"""Slurm's own notations, read: numbers that may be unset, state words, host lists, GPUs, TRES. Pure.
+"""Parse Slurm's notations: numbers that may be unset, state words, host lists, GPUs, TRES. Pure.
 
-Every reader takes both families of shapes: plain values up to REST v0.0.39, lists and {set, infinite, number} since
-v0.0.40. What is not there, or of another kind than expected, reads as "not told": fields come and go between versions.
+Every parser accepts both families of forms: plain values up to REST v0.0.39, lists and {set, infinite, number} since
+v0.0.40. A missing value, or one of an unexpected type, parses as "not reported": fields come and go between versions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import islice
 
 UNSET = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFE, 0xFFFFFFFFFFFFFFFF})
-MOST_HOSTS = 100_000
+MAX_HOSTS = 100_000
 LATEST = 253_402_300_799  # the end of the year 9999: no calendar goes further
 _NOTHING = frozenset({"(null)", "N/A", "None", "None assigned"})
 _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}  # memory in MiB
@@ -21,7 +21,7 @@ _GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[^:=(]+?))?[:=](?P<count>\d+)(
 
 
 def number(value: object) -> float | None:
-    """7, "7" and {"set": true, "number": 7} are 7; unset, infinite and Slurm's own markers of both are None."""
+    """Parse 7, "7" and {"set": true, "number": 7} as 7; unset, infinite and Slurm's markers for both as None."""
     if isinstance(value, dict):
         return number(value.get("number")) if value.get("set") and not value.get("infinite") else None
     if isinstance(value, str):
@@ -35,19 +35,19 @@ def number(value: object) -> float | None:
 
 
 def integer(value: object, default: int = 0) -> int:
-    """A whole number, read as number() does; `default` where there is none."""
+    """Parse a whole number like number(); `default` if there is none."""
     found = number(value)
     return default if found is None else int(found)
 
 
 def moment(value: object) -> float | None:
-    """Unix seconds; 0 is Slurm's "never"."""
+    """Parse Unix seconds; 0 is Slurm's "never" and becomes None."""
     found = number(value)
     return found if found and found <= LATEST else None
 
 
 def text(value: object) -> str:
-    """A string; Slurm writes absent ones as null, (null) or N/A. Half a character (a lone surrogate) becomes "?"."""
+    """Parse a string; Slurm writes missing ones as null, (null) or N/A. Lone surrogates become "?"."""
     if not isinstance(value, str) or value in _NOTHING:
         return ""
     if not value.isascii():
@@ -56,7 +56,7 @@ def text(value: object) -> str:
 
 
 def words(value: object) -> tuple[str, ...]:
-    """A list of words, one word, or words with commas between them."""
+    """Parse a list of words, one word, or comma-separated words."""
     if isinstance(value, str):
         return tuple(word.strip() for word in text(value).split(",") if word.strip())
     if isinstance(value, list | tuple):
@@ -65,27 +65,27 @@ def words(value: object) -> tuple[str, ...]:
 
 
 def mapping(value: object) -> Mapping[str, object]:
-    """A JSON object; an empty one where there is none."""
+    """Return the value if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def objects(value: object) -> list[Mapping[str, object]]:
-    """The JSON objects of a list."""
+    """Return the JSON objects of a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list | tuple) else []
 
 
 def at(value: object, *path: str) -> object:
-    """What lies at a path of keys, or None."""
+    """Return the value at a path of keys, or None."""
     for key in path:
         value = mapping(value).get(key)
     return value
 
 
 def hosts(value: object) -> tuple[str, ...]:
-    """ "dgx[01-03,07],login" is dgx01 dgx02 dgx03 dgx07 login; a list is of such. Nonsense without end is nobody."""
+    """Expand "dgx[01-03,07],login" to dgx01 dgx02 dgx03 dgx07 login, or a list of such; () for malformed input."""
     lines = value if isinstance(value, list | tuple) else [value]
     try:
-        return tuple(islice((name for line in lines for name in _hosts(text(line))), MOST_HOSTS))
+        return tuple(islice((name for line in lines for name in _hosts(text(line))), MAX_HOSTS))
     except (ValueError, RecursionError):
         return ()
 
@@ -96,7 +96,7 @@ def _hosts(line: str) -> Iterator[str]:
 
 
 def _split(line: str) -> Iterator[str]:
-    """Splits at commas outside of brackets."""
+    """Split at commas outside of brackets."""
     depth = start = 0
     for place, letter in enumerate(line):
         depth += (letter == "[") - (letter == "]")
@@ -120,19 +120,19 @@ def _expand(part: str) -> Iterator[str]:
 
 
 def _numbers(piece: str) -> Iterator[str]:
-    """ "08-10" is 08 09 10: leading zeros stay."""
+    """Expand "08-10" to 08 09 10, with leading zeros."""
     if (found := _RANGE.match(piece)) is None:
         yield piece
         return
     first, last = found.groups()
-    if int(last) - int(first) > MOST_HOSTS:
+    if int(last) - int(first) > MAX_HOSTS:
         raise ValueError(f"{piece!r} is too long a range")
     for value in range(int(first), int(last) + 1):
         yield str(value).zfill(len(first))
 
 
 def gpus(value: object) -> dict[str, int]:
-    """GPUs by type: "gpu:h100:8(S:0-1),gpu:a100:2" is {"h100": 8, "a100": 2}; "" is the type of untyped ones."""
+    """Return GPUs by type: "gpu:h100:8(S:0-1),gpu:a100:2" is {"h100": 8, "a100": 2}; "" is the type of untyped ones."""
     found: dict[str, int] = {}
     for part in _split_gres(value):
         if match := _GRES.match(part):
@@ -142,7 +142,7 @@ def gpus(value: object) -> dict[str, int]:
 
 
 def gpu_indices(value: object) -> tuple[int, ...]:
-    """The indices in use, of "gpu:h100:3(IDX:0-1,5)"."""
+    """Return the indices in use, from "gpu:h100:3(IDX:0-1,5)"."""
     found: list[int] = []
     for part in _split_gres(value):
         match = _GRES.match(part)
@@ -155,7 +155,7 @@ def gpu_indices(value: object) -> tuple[int, ...]:
 
 
 def _split_gres(value: object) -> Iterator[str]:
-    """Splits at commas outside of parentheses."""
+    """Split at commas outside of parentheses."""
     line = ",".join(words(value)) if isinstance(value, list | tuple) else text(value)
     depth = start = 0
     for place, letter in enumerate(line):
@@ -168,13 +168,13 @@ def _split_gres(value: object) -> Iterator[str]:
 
 
 def main_type(by_type: Mapping[str, int]) -> str:
-    """The type of most of them."""
+    """Return the most frequent type."""
     typed = {kind: count for kind, count in by_type.items() if kind}
     return max(typed, key=lambda kind: typed[kind]) if typed else ""
 
 
 def tres(value: object) -> dict[str, int]:
-    """ "cpu=4,mem=2G,gres/gpu:h100=2" and [{"type": "gres", "name": "gpu", "count": 2}] by name; memory in MiB."""
+    """Parse "cpu=4,mem=2G,gres/gpu:h100=2" or [{"type": "gres", "name": "gpu", "count": 2}] by name; memory in MiB."""
     if isinstance(value, list | tuple):
         return dict(_tres_of(item) for item in objects(value) if number(item.get("count")) is not None)
     found = {}
@@ -201,13 +201,13 @@ def _amount(name: str, amount: str) -> int | None:
 
 
 def gpus_of_tres(counted: Mapping[str, int]) -> tuple[int, str]:
-    """Return how many GPUs, and the type of most of them."""
+    """Return how many GPUs, and the most frequent type."""
     typed = gpu_types_of_tres(counted)
     return counted.get("gres/gpu", sum(typed.values())), main_type(typed)
 
 
 def gpu_types_of_tres(counted: Mapping[str, int]) -> dict[str, int]:
-    """Return how many GPUs of each type; nothing where only their sum is counted."""
+    """Return how many GPUs of each type; empty if only their sum is counted."""
     return {name.partition(":")[2]: count for name, count in counted.items() if name.startswith("gres/gpu:")}
 
 

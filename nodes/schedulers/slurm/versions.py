@@ -1,4 +1,4 @@
-"""What Slurm's REST API can from which version on, as far as Vigil minds; `docs/slurm.md` tells it to people."""
+"""List which REST API version introduced what Vigil uses; docs/slurm.md describes it for people."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ def text_of(version: Version) -> str:
 
 
 OLDEST: Version = (0, 0, 38)  # Slurm 22.05
-NEWEST: Version = (0, 0, 45)  # Slurm 26.05, the newest that the tests run on; what is newer is only read
-NEW_FORM: Version = (0, 0, 39)  # of submissions: numbers as {set, number}; #SBATCH lines of the script are read
-NODES_BY_NAME: Version = (0, 0, 39)  # a submission says which it wants, or not; before, scontrol does
-ACCOUNTS_BY_USER: Version = (0, 0, 39)  # may be asked for one person's jobs alone
-SCRIPT_IN_JOB: Version = (0, 0, 40)  # part of the submission's `job`, not beside it
-BY_TASK: Version = (0, 0, 40)  # cancels "17_3", one of an array; before, scancel does
-RELEASES: Version = (0, 0, 40)  # ends a hold by an update of the job; before, scontrol does
+NEWEST: Version = (0, 0, 45)  # Slurm 26.05, the newest that is tested; newer versions are only read
+NEW_JOB_FORM: Version = (0, 0, 39)  # of submissions: numbers as {set, number}; #SBATCH lines of the script are read
+NODES_BY_NAME: Version = (0, 0, 39)  # in submissions: required and excluded nodes; before, by scontrol
+ACCOUNTS_BY_USER: Version = (0, 0, 39)  # accounting can be filtered by user
+SCRIPT_IN_JOB: Version = (0, 0, 40)  # inside the submission's `job`, no longer next to it
+CANCEL_BY_TASK: Version = (0, 0, 40)  # cancels "17_3", one array task; before, by scancel
+RELEASE_BY_UPDATE: Version = (0, 0, 40)  # releases a hold by a job update; before, by scontrol
 BATCH_SIGNALS: Version = (0, 0, 40)  # to the batch script alone; before, to everything that it started, too
-NOTHING_LACKING: Version = (0, 0, 40)  # Slurm 23.11; needs none of Slurm's commands beside the worker
+COMPLETE_API: Version = (0, 0, 40)  # Slurm 23.11; needs no Slurm commands on the worker's machine

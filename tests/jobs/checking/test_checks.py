@@ -15,11 +15,11 @@ from jobs.checking import conf, rights, run, runs, seen, settings, slurmrestd, t
 from jobs.checking.finding import Finding, of_error
 from jobs.checking.site import Site, Who, conf_of
 from nodes.schedulers.base import JobStatus, SchedulerError
-from nodes.schedulers.cluster import Partition
+from nodes.schedulers.cluster import PartitionInfo
 from nodes.schedulers.slurm.http import SlurmHttp
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
-from nodes.schedulers.slurm.tokens import KeyFile, Tokens
+from nodes.schedulers.slurm.tokens import KeyFileTokens, TokenSource
 
 KEY = b"0123456789abcdef0123456789abcdef"
 PATHS = (
@@ -62,7 +62,7 @@ class Fake:
 class FakeSite(Site):
     fake: Fake
 
-    def rest_with(self, tokens: Tokens) -> SlurmRest:
+    def rest_with(self, tokens: TokenSource) -> SlurmRest:
         transport = httpx.MockTransport(self.fake)
         return SlurmRest(SlurmHttp(self.url, tokens=tokens, user=self.user, transport=transport))
 
@@ -79,7 +79,7 @@ def site(tmp_path: Path) -> FakeSite:
         scontrol="no-such-scontrol",
     )  # fmt: skip
     made.fake = Fake()
-    tokens = KeyFile(key)
+    tokens = KeyFileTokens(key)
     made.open = lambda: Slurm(made.rest_with(tokens), tokens=tokens, user="vigil")
     return made
 
@@ -136,7 +136,7 @@ def test_clocks(site: FakeSite, apart_s: float, level: str) -> None:
 
 
 def test_a_forged_token_is_judged_by_what_slurm_does(site: FakeSite) -> None:
-    (found,) = slurmrestd.disbelieves(site)
+    (found,) = slurmrestd.rejects_forged_tokens(site)
     assert (found.level, found.detail) == ("error", "taken: authentication is off")
     told: list[str] = []
 
@@ -145,9 +145,9 @@ def test_a_forged_token_is_judged_by_what_slurm_does(site: FakeSite) -> None:
         return httpx.Response(511, json={"errors": [{"error_number": 1007, "error": "Protocol authentication error"}]})
 
     site.fake.answers["/diag"] = refuse
-    (found,) = slurmrestd.disbelieves(site)
+    (found,) = slurmrestd.rejects_forged_tokens(site)
     assert found.level == "ok"
-    real = site.tokens.of("vigil")
+    real = site.tokens.token_for("vigil")
     assert all(token.count(".") == 2 and token.rpartition(".")[2] != real.rpartition(".")[2] for token in told)
 
 
@@ -338,7 +338,7 @@ def test_who_a_trial_runs_as(site: FakeSite) -> None:
     site.people = [own, ada]
 
     def first(user: str = "", **partition: Any) -> str:
-        found = next(trial._candidates(site, Partition(name="gpu", **partition), user), None)
+        found = next(trial._candidates(site, PartitionInfo(name="gpu", **partition), user), None)
         return found.slurm_user if found else ""
 
     assert first() == "ada", "others before our own, so that sharing is tried"

@@ -46,7 +46,7 @@ def test_a_start_refuses_an_unknown_scheduler(settings: Any) -> None:
     settings.VIGIL_SCHEDULER = "slrm"
     (found,) = checks.scheduler_is_known(None)
     assert (found.id, found.is_serious()) == ("vigil.E006", True)
-    assert "VIGIL_SCHEDULER=slrm is not known. Set it to local or slurm." in found.msg
+    assert "VIGIL_SCHEDULER=slrm is not supported. Set it to local or slurm." in found.msg
 
 
 def test_a_start_names_what_slurm_needs(settings: Any, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from jobs.submitting.attaching import Claim, attach
 from jobs.why import pending
 from nodes.models import QueuedJob
 from nodes.schedulers.base import JobStatus, NodeStatus, SlurmStep
-from nodes.schedulers.cluster import Partition
-from nodes.schedulers.cluster import QueuedJob as Queued
+from nodes.schedulers.cluster import PartitionInfo
+from nodes.schedulers.cluster import QueuedJobInfo as Queued
 from portal.models import Project, User
 from tests.jobs.following.launchers import newest
 from tests.jobs.schedulers import Told
@@ -180,7 +180,7 @@ def test_a_requeue_is_the_next_attempt_with_a_token_of_its_own(
     tick()
     with pytest.raises(Conflict, match="not heard yet"):
         attach(alice, claim(restart_count=1))
-    told.say("77", restart_count=1, before="node_fail")
+    told.say("77", restart_count=1, previous_end="node_fail")
     tick()
     second = attach(alice, claim(restart_count=1))
     assert (second.created, second.attempt.number, second.attempt.job) == (False, 2, first.job)
@@ -264,7 +264,7 @@ def test_the_project_is_the_only_one_or_is_named(alice: User, told: Told) -> Non
 
 def test_why_it_waits_is_told_without_variants(alice: User, told: Told, tick: Callable[[], bool]) -> None:
     told.machines = [NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, gpu_type="h100", partitions=("batch",))]
-    told.divided = [Partition(name="batch", nodes=("dgx-01",), is_default=True)]
+    told.divided = [PartitionInfo(name="batch", nodes=("dgx-01",), is_default=True)]
     told.jobs["77"] = replace(RUNNING, state="pending", nodes=(), reason="Resources")
     told.queued = [replace(ROW, state="pending", nodes=(), reason="Resources")]
     job = attach(alice, claim()).attempt.job

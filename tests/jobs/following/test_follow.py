@@ -300,7 +300,7 @@ def test_a_requeue_by_hand_is_no_preemption(
 ) -> None:
     told.say("101", state="running")
     tick()
-    told.say("101", state="pending", restart_count=1, before=before)
+    told.say("101", state="pending", restart_count=1, previous_end=before)
     tick()
     first = Attempt.objects.order_by("number")[0]
     assert (first.state, first.cause) == (before or "requeued", before or "requeued")

@@ -21,7 +21,7 @@ REASON = "launch_failed_requeued_held, dgx03"
 def test_its_owner_and_sysadmins_are_told_once(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
     told.machines = [NodeStatus(name="dgx03", state="drained", reason="Prolog error", gpus=8, cpus=8)]
     sync.read(told)
-    told.say("101", restart_count=1, reason=REASON, nodes_before=("dgx03",))
+    told.say("101", restart_count=1, reason=REASON, previous_nodes=("dgx03",))
     for _ in range(3):
         tick()
     first, second = Attempt.objects.order_by("number")

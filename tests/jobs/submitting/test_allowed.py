@@ -16,7 +16,15 @@ from jobs.submitting.admission import check
 from jobs.submitting.dryrun import dry_run
 from nodes.cluster import sync
 from nodes.schedulers.base import NodeStatus, SchedulerError
-from nodes.schedulers.cluster import Accounts, Association, Limits, Partition, Qos, QueuedJob, Reservation
+from nodes.schedulers.cluster import (
+    AccountsInfo,
+    AssociationInfo,
+    Limits,
+    PartitionInfo,
+    QosInfo,
+    QueuedJobInfo,
+    ReservationInfo,
+)
 from portal.models import Project, User
 from tests.jobs.asking import ask, spec_of
 from tests.jobs.schedulers import DGX_01, Told
@@ -39,15 +47,17 @@ def _lab(oskar: User, project: Project) -> None:
     Project.objects.filter(pk=project.pk).update(slurm_account="vision")
 
 
-def read(*queue: QueuedJob, reserved: tuple[Reservation, ...] = (), **facts: Any) -> None:
+def read(*queue: QueuedJobInfo, reserved: tuple[ReservationInfo, ...] = (), **facts: Any) -> None:
     partitions = [
-        Partition(name="gpu", is_default=True, max_time_s=86_400),
-        Partition(name="short", max_time_s=600, max_nodes=1, denied_accounts=("vision",), allowed_qos=("normal",)),
+        PartitionInfo(name="gpu", is_default=True, max_time_s=86_400),
+        PartitionInfo(name="short", max_time_s=600, max_nodes=1, denied_accounts=("vision",), allowed_qos=("normal",)),
     ]
-    own = Association(account="vision", user="oskar", default_qos="normal", limits=Limits(user_submitted=3), **facts)
-    accounts = Accounts(
-        qos=(Qos(name="normal"), Qos(name="small", limits=SMALL)),
-        associations=(Association(account="lab"), Association(account="vision", parent="lab"), own),
+    own = AssociationInfo(
+        account="vision", user="oskar", default_qos="normal", limits=Limits(user_submitted=3), **facts
+    )
+    accounts = AccountsInfo(
+        qos=(QosInfo(name="normal"), QosInfo(name="small", limits=SMALL)),
+        associations=(AssociationInfo(account="lab"), AssociationInfo(account="vision", parent="lab"), own),
     )
     told = Told(machines=NODES, divided=partitions, queued=list(queue), reserved=list(reserved), accounted=accounts)
     sync.read(told)
@@ -100,12 +110,12 @@ def test_a_qos_s_limits(oskar: User, asked: dict[str, Any], field: str, says: st
 
 
 def test_what_others_use_now_is_waited_for(oskar: User) -> None:
-    read(QueuedJob(scheduler_id="5", name="j", user="oskar", state="running", qos="small", gpus=8, partition="gpu"))
+    read(QueuedJobInfo(scheduler_id="5", name="j", user="oskar", state="running", qos="small", gpus=8, partition="gpu"))
     assert told(oskar, qos="small", gpus_per_node=2, time_limit="01:00:00") == {}
 
 
 def test_how_many_may_be_in_the_queue(oskar: User) -> None:
-    one = QueuedJob(scheduler_id="5", name="j", user="oskar", state="pending", qos="small", account="vision")
+    one = QueuedJobInfo(scheduler_id="5", name="j", user="oskar", state="pending", qos="small", account="vision")
     read(one)
     asked = {"qos": "small", "time_limit": "01:00:00"}
     assert told(oskar, **asked) == {}
@@ -114,7 +124,12 @@ def test_how_many_may_be_in_the_queue(oskar: User) -> None:
         "qos": "QOS small lets a person have 2 jobs waiting and running at once; oskar has 2."
         " Submit it once one has ended, or cancel one."
     }
-    read(*(QueuedJob(scheduler_id=f"{n}", name="j", user="oskar", state="running", account="vision") for n in range(3)))
+    read(
+        *(
+            QueuedJobInfo(scheduler_id=f"{n}", name="j", user="oskar", state="running", account="vision")
+            for n in range(3)
+        )
+    )
     assert told(oskar)["project"].startswith("Account vision lets a person have 3 jobs waiting and running at once;")
 
 
@@ -135,9 +150,9 @@ def test_reservations(oskar: User) -> None:
     assert re.fullmatch(r'Slurm has no reservation "workshop" \(as of .{5}\)\. It has none\. Take it out\.', message)
     read(
         reserved=(
-            Reservation(name="theirs", nodes=("dgx-01",), ends_at=now + 90_000, users=("mira",)),
-            Reservation(name="short", nodes=("dgx-01",), ends_at=now + 1830),
-            Reservation(name="lab", nodes=("dgx-01",), ends_at=now + 90_000, accounts=("lab",)),
+            ReservationInfo(name="theirs", nodes=("dgx-01",), ends_at=now + 90_000, users=("mira",)),
+            ReservationInfo(name="short", nodes=("dgx-01",), ends_at=now + 1830),
+            ReservationInfo(name="lab", nodes=("dgx-01",), ends_at=now + 90_000, accounts=("lab",)),
         )
     )
     assert told(oskar, reservation="theirs")["reservation"] == "Reservation theirs is for others. Take it out."

@@ -10,7 +10,7 @@ import pytest
 from jobs.submitting.dryrun import dry_run
 from nodes.cluster import sync
 from nodes.models import Node
-from nodes.schedulers.cluster import QueuedJob
+from nodes.schedulers.cluster import QueuedJobInfo
 from portal.models import Project, User
 from tests.jobs.asking import ENTRIES, coded, spec_of
 from tests.jobs.schedulers import DGX_01, Told
@@ -40,9 +40,9 @@ def test_says_what_it_waits_for(oskar: User, project: Project) -> None:
     wren = a_job(oskar, project, state="running", name="wren", attempt={"scheduler_id": "5"})
     full = replace(DGX_01, cpus_used=8, state="allocated")
     queued = [
-        QueuedJob(scheduler_id="5", name="wren", user="lab", state="running", cpus=6),
-        QueuedJob(scheduler_id="6", name="other", user="lab", state="running", cpus=2),
-        QueuedJob(scheduler_id="7", name="waits", user="lab", state="pending", cpus=2),
+        QueuedJobInfo(scheduler_id="5", name="wren", user="lab", state="running", cpus=6),
+        QueuedJobInfo(scheduler_id="6", name="other", user="lab", state="running", cpus=2),
+        QueuedJobInfo(scheduler_id="7", name="waits", user="lab", state="pending", cpus=2),
     ]
     sync.read(Told(machines=[full], queued=queued))
     a_job(oskar, project, state="pending")  # not handed over yet

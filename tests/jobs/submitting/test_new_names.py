@@ -19,7 +19,7 @@ from jobs.submitting.dryrun import dry_run
 from nodes.cluster import sync
 from nodes.models import Reading
 from nodes.schedulers.base import NodeStatus
-from nodes.schedulers.cluster import Partition
+from nodes.schedulers.cluster import PartitionInfo
 from portal.models import User
 from tests.jobs.asking import ask, spec_of
 from tests.jobs.schedulers import Told
@@ -38,7 +38,7 @@ def mira() -> User:
 @pytest.fixture
 def slurm() -> Told:
     """It was read half a minute ago, when it had one partition."""
-    told = Told(machines=[NODE], divided=[Partition(name="batch", is_default=True)])
+    told = Told(machines=[NODE], divided=[PartitionInfo(name="batch", is_default=True)])
     sync.read(told)
     Reading.objects.update(read_at=timezone.now() - timedelta(seconds=30))
     return told
@@ -64,7 +64,7 @@ def worker(told: Told) -> Iterator[None]:
 
 
 def test_a_partition_that_was_made_just_now_is_taken(mira: User, slurm: Told) -> None:
-    slurm.divided.append(Partition(name="urgent"))
+    slurm.divided.append(PartitionInfo(name="urgent"))
     with worker(slurm):
         ask(mira, spec_of(resources={"partition": "urgent"}))
     assert Job.objects.count() == 1

@@ -9,7 +9,7 @@ import pytest
 from jobs.submitting.room import misfits
 from nodes.cluster import sync
 from nodes.schedulers.base import NodeStatus
-from nodes.schedulers.cluster import Partition
+from nodes.schedulers.cluster import PartitionInfo
 from tests.jobs.asking import spec_of
 from tests.jobs.schedulers import Told
 
@@ -27,7 +27,7 @@ def cluster() -> Told:
             for n, state in enumerate(("idle", "drained", "down"))
         ]
         + [NodeStatus(name="old-1", state="idle", partitions=("old",), gpus=4, gpu_type="v100", cpus=64)],
-        divided=[Partition(name="gpu", is_default=True), Partition(name="old")],
+        divided=[PartitionInfo(name="gpu", is_default=True), PartitionInfo(name="old")],
     )  # fmt: skip
     sync.read(told)
     return told

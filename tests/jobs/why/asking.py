@@ -8,7 +8,7 @@ from jobs.spec import JobSpec
 from jobs.why.explain import Waiting, Why, explain
 from jobs.why.requests import request_of
 from nodes.schedulers.base import NodeStatus
-from nodes.schedulers.cluster import Partition, QueuedJob
+from nodes.schedulers.cluster import PartitionInfo, QueuedJobInfo
 from nodes.scheduling.capacity import Cluster
 from tests.jobs.asking import spec_of
 
@@ -22,13 +22,13 @@ def node(name: str, used: int = 0, **facts: Any) -> NodeStatus:
 
 
 def cluster(*nodes: NodeStatus, **facts: Any) -> Cluster:
-    given = {"partitions": (Partition(name="gpu", is_default=True),), "now": NOW}
+    given = {"partitions": (PartitionInfo(name="gpu", is_default=True),), "now": NOW}
     return Cluster(nodes=nodes, **{**given, **facts})
 
 
-def queued(scheduler_id: str, gpus: int = 0, *, state: str = "pending", nodes: int = 1, **facts: Any) -> QueuedJob:
+def queued(scheduler_id: str, gpus: int = 0, *, state: str = "pending", nodes: int = 1, **facts: Any) -> QueuedJobInfo:
     given = {"name": "j", "user": "oskar", "partition": "gpu", "account": "vision", "cpus": gpus or 1}
-    return QueuedJob(scheduler_id=scheduler_id, state=state, gpus=gpus, node_count=nodes, **{**given, **facts})
+    return QueuedJobInfo(scheduler_id=scheduler_id, state=state, gpus=gpus, node_count=nodes, **{**given, **facts})
 
 
 def gpu_spec(nodes: int = 1, gpus: int = 8, limit: str = "12:00:00", **run: Any) -> JobSpec:

@@ -10,7 +10,7 @@ import pytest
 
 from jobs.spec import JobSpec
 from nodes.schedulers.base import NodeStatus
-from nodes.schedulers.cluster import Association, License, Limits, Partition, Qos, Reservation
+from nodes.schedulers.cluster import AssociationInfo, LicenseInfo, Limits, PartitionInfo, QosInfo, ReservationInfo
 from tests.jobs.asking import spec_of
 from tests.jobs.why.asking import GPU, NOW, cluster, gpu_spec, node, now, plain, queued, texts, why
 
@@ -93,7 +93,7 @@ def test_what_those_ahead_take_is_not_offered() -> None:
 
 
 def test_a_reservation_ahead_blocks_and_a_shorter_limit_fits_before_it() -> None:
-    soon = Reservation(name="maintenance", nodes=("a",), starts_at=NOW + 4 * 3600 + 180, ends_at=NOW + 90_000)
+    soon = ReservationInfo(name="maintenance", nodes=("a",), starts_at=NOW + 4 * 3600 + 180, ends_at=NOW + 90_000)
     found = why(gpu_spec(), cluster(node("a"), reservations=(soon,)), "ReqNodeNotAvail, Reserved for maintenance")
     assert "reservation" in [block.kind for block in found.blocks]
     text = next(plain(block.text) for block in found.blocks if block.kind == "reservation")
@@ -121,7 +121,7 @@ def test_what_never_starts_says_so() -> None:
     ],
 )
 def test_partitions_refuse_by_name(partition: dict[str, Any], word: str, text: str, final: bool) -> None:
-    where = cluster(node("a"), node("b"), partitions=(Partition(name="gpu", is_default=True, **partition),))
+    where = cluster(node("a"), node("b"), partitions=(PartitionInfo(name="gpu", is_default=True, **partition),))
     found = why(gpu_spec(2, 8), where, word)
     assert found.blocks[0].is_said
     assert text in texts(found)[0]
@@ -129,7 +129,7 @@ def test_partitions_refuse_by_name(partition: dict[str, Any], word: str, text: s
 
 
 def test_too_long_for_the_partition_is_offered_shorter() -> None:
-    where = cluster(node("a"), partitions=(Partition(name="gpu", is_default=True, max_time_s=14_400),))
+    where = cluster(node("a"), partitions=(PartitionInfo(name="gpu", is_default=True, max_time_s=14_400),))
     assert now(why(gpu_spec(), where, "PartitionTimeLimit"))[0] == {"resources.time_limit": "04:00:00"}
 
 
@@ -191,7 +191,7 @@ def test_the_schedulers_begin_counts_more_than_the_specifications(reason: str, s
 
 
 def test_nothing_starts_now_in_a_reservation_that_has_not_begun() -> None:
-    later = Reservation(name="r", nodes=("a", "b"), starts_at=NOW + 7200, ends_at=NOW + 90_000)
+    later = ReservationInfo(name="r", nodes=("a", "b"), starts_at=NOW + 7200, ends_at=NOW + 90_000)
     where = cluster(node("a", state="idle"), node("b"), reservations=(later,))
     asked = {"nodes": 2, "gpus_per_node": 8, "time_limit": "12:00:00", "reservation": "r"}
     found = why(spec_of(resources=asked, run={"global_batch": 32}), where, "Reservation")
@@ -228,19 +228,19 @@ def licensed(licenses: str, **facts: Any) -> JobSpec:
 @pytest.mark.parametrize(
     ("asked", "there", "says", "never"),
     [
-        ("matlab", License(name="matlab", total=2, used=2), "matlab: 2 of 2 in use; this asks for 1.", False),
-        ("matlab:2", License(name="matlab", total=3, used=1, reserved=1),
+        ("matlab", LicenseInfo(name="matlab", total=2, used=2), "matlab: 2 of 2 in use; this asks for 1.", False),
+        ("matlab:2", LicenseInfo(name="matlab", total=3, used=1, reserved=1),
          "matlab: 1 of 3 in use, 1 reserved; this asks for 2.", False),
-        ("matlab:3", License(name="matlab", total=2),
+        ("matlab:3", LicenseInfo(name="matlab", total=2),
          "matlab: there are 2 in all; this asks for 3. It never starts as it is.", True),
-        ("abaqus", License(name="matlab", total=2),
+        ("abaqus", LicenseInfo(name="matlab", total=2),
          "abaqus: the scheduler has no such licence; this asks for 1. It never starts as it is.", True),
-        ("matlab", License(name="matlab", total=2, used=1),
+        ("matlab", LicenseInfo(name="matlab", total=2, used=1),
          "matlab: 1 of 2 in use; this asks for 1. Licenses is what Slurm says; what runs may have changed since.",
          False),
     ],
 )  # fmt: skip
-def test_licences_are_named_with_their_numbers(asked: str, there: License, says: str, never: bool) -> None:
+def test_licences_are_named_with_their_numbers(asked: str, there: LicenseInfo, says: str, never: bool) -> None:
     found = why(licensed(asked), cluster(node("a"), licenses=(there,)), "Licenses")
     assert texts(found) == [says]
     assert (found.blocks[0].kind, found.blocks[0].is_said, found.never) == ("limit", True, never)
@@ -254,14 +254,14 @@ def test_licences_that_nobody_has_listed_are_the_schedulers_word() -> None:
 
 
 def test_short_licences_are_in_the_way_whatever_else_is() -> None:
-    short = License(name="matlab", total=2, used=2)
+    short = LicenseInfo(name="matlab", total=2, used=2)
     found = why(licensed("matlab"), cluster(node("a"), licenses=(short,)), "Priority", scheduler_id="")
     assert "matlab: 2 of 2 in use; this asks for 1." in texts(found)
     assert found.starts_on == ()
 
 
 def test_licences_that_those_ahead_take_are_not_promised() -> None:
-    one_left = License(name="matlab", total=2, used=1)
+    one_left = LicenseInfo(name="matlab", total=2, used=1)
     ahead = queued("5", reason="Priority", priority=9, licenses="matlab:1")
     draft = {"reason": "", "scheduler_id": ""}
     spec = licensed("matlab", partition="gpu")
@@ -273,15 +273,17 @@ def test_licences_that_those_ahead_take_are_not_promised() -> None:
 
 
 def test_the_schedulers_licences_count_more_than_the_specifications() -> None:
-    there = (License(name="matlab", total=2, used=2),)
+    there = (LicenseInfo(name="matlab", total=2, used=2),)
     own = queued("77", reason="Licenses", licenses="matlab:2")
     found = why(licensed("matlab:1"), cluster(node("a"), licenses=there, queue=(own,)), "Licenses")
     assert texts(found) == ["matlab: 2 of 2 in use; this asks for 2."]
 
 
 def test_a_qos_may_set_the_partitions_limit_aside() -> None:
-    short = (Partition(name="gpu", is_default=True, max_time_s=3600, max_nodes=1),)
-    where = cluster(node("a"), node("b"), partitions=short, qos=(Qos(name="long", flags=("PARTITION_TIME_LIMIT",)),))
+    short = (PartitionInfo(name="gpu", is_default=True, max_time_s=3600, max_nodes=1),)
+    where = cluster(
+        node("a"), node("b"), partitions=short, qos=(QosInfo(name="long", flags=("PARTITION_TIME_LIMIT",)),)
+    )
     spec = spec_of(resources={"nodes": 2, "gpus_per_node": 8, "time_limit": "12:00:00", "qos": "long"},
                    run={"global_batch": 32})  # fmt: skip
     assert [block.name for block in why(spec, where).blocks] == ["PartitionNodeLimit"]
@@ -299,9 +301,9 @@ def test_a_qos_may_set_the_partitions_limit_aside() -> None:
     ],
 )
 def test_a_reservation_that_will_not_do(reservation: dict[str, Any], kind: str, text: str, never: bool) -> None:
-    accounts = (Association(account="lab"), Association(account="vision", parent="lab"))
+    accounts = (AssociationInfo(account="lab"), AssociationInfo(account="vision", parent="lab"))
     where = cluster(
-        node("a"), associations=accounts, reservations=(Reservation(name="r", nodes=("a",), **reservation),)
+        node("a"), associations=accounts, reservations=(ReservationInfo(name="r", nodes=("a",), **reservation),)
     )
     asked = {"gpus_per_node": 8, "time_limit": "12:00:00", "reservation": "r"}
     found = why(spec_of(resources=asked, run={"global_batch": 32}), where, "Reservation")
@@ -324,7 +326,7 @@ def test_one_machine_says_who_holds_what() -> None:
         queued("2", state="running", cpus=2, partition="local"),
         queued("77", cpus=4, partition="local"),
     )
-    where = cluster(box, partitions=(Partition(name="local", is_default=True),), queue=queue)
+    where = cluster(box, partitions=(PartitionInfo(name="local", is_default=True),), queue=queue)
     spec = spec_of(resources={"ranks_per_node": 4}, run={"global_batch": 32})
     found = why(spec, where, "Waits for 4 CPUs; 2 of 8 are free.", names={"1": "#12 wren"})
     assert texts(found) == ["It needs 4 CPUs, 2 are free; #12 holds 4, others hold 2."]
@@ -336,7 +338,7 @@ def test_one_machine_starts_in_order_what_is_to_begin_now(reason: str, waits: bo
     box = NodeStatus(name="box", state="idle", cpus=8, partitions=("local",), plays_many=True)
     where = cluster(
         box,
-        partitions=(Partition(name="local", is_default=True),),
+        partitions=(PartitionInfo(name="local", is_default=True),),
         queue=(queued("5", cpus=8, partition="local", reason=reason),),
     )
     found = why(spec_of(resources={"ranks_per_node": 4}, run={"global_batch": 32}), where, "", scheduler_id="")
@@ -356,7 +358,9 @@ def test_one_machine_that_is_drained_says_so_first(state: str, used: int, says: 
         plays_many=True,
     )  # fmt: skip
     where = cluster(
-        box, partitions=(Partition(name="local", is_default=True),), queue=(queued("77", cpus=4, partition="local"),)
+        box,
+        partitions=(PartitionInfo(name="local", is_default=True),),
+        queue=(queued("77", cpus=4, partition="local"),),
     )
     spec = spec_of(resources={"ranks_per_node": 4}, run={"global_batch": 32})
     found = why(spec, where, "This machine is drained: fan 3 (vigil: ops).")
@@ -383,9 +387,9 @@ def test_a_large_cluster_is_explained_at_once() -> None:
         for i in range(5000)
     ) + (queued("9999", 64, nodes=8, qos="q", priority=3),)  # fmt: skip
     where = cluster(
-        *nodes, queue=queue, qos=(Qos(name="q", limits=Limits(user={GPU: 500}, group={GPU: 100_000})),),
+        *nodes, queue=queue, qos=(QosInfo(name="q", limits=Limits(user={GPU: 500}, group={GPU: 100_000})),),
         reservations=tuple(
-            Reservation(name=f"r{i}", nodes=tuple(f"n{j}" for j in range(i, 1000, 9)), starts_at=NOW + 3600 * i + 100)
+            ReservationInfo(name=f"r{i}", nodes=tuple(f"n{j}" for j in range(i, 1000, 9)),  starts_at=NOW + 3600 * i)
             for i in range(1, 4)
         ),
     )  # fmt: skip

@@ -8,12 +8,12 @@ import pytest
 
 from jobs.why.limits import Usage, checks
 from jobs.why.requests import request_of
-from nodes.schedulers.cluster import Association, Limits, Qos
+from nodes.schedulers.cluster import AssociationInfo, Limits, QosInfo
 from tests.jobs.why.asking import GPU, cluster, gpu_spec, node, now, plain, queued, texts, why
 
 
 def test_names_the_very_limit() -> None:
-    small = Qos(name="small", limits=Limits(user={GPU: 2}))
+    small = QosInfo(name="small", limits=Limits(user={GPU: 2}))
     running = queued("5", 2, state="running", qos="small")
     where = cluster(node("a"), qos=(small,), queue=(running, queued("77", 2, qos="small")))
     found = why(gpu_spec(1, 2), where, "QOSMaxGRESPerUser", you="oskar")
@@ -25,7 +25,7 @@ def test_names_the_very_limit() -> None:
 
 
 def test_less_than_the_limit_leaves_would_start() -> None:
-    small = Qos(name="small", limits=Limits(user={GPU: 4}))
+    small = QosInfo(name="small", limits=Limits(user={GPU: 4}))
     queue = (queued("5", 2, state="running", qos="small"), queued("77", 4, qos="small"))
     found = why(gpu_spec(1, 4), cluster(node("a"), qos=(small,), queue=queue), "QOSMaxGRESPerUser")
     assert {"resources.gpus_per_node": 2} in now(found)
@@ -33,12 +33,12 @@ def test_less_than_the_limit_leaves_would_start() -> None:
 
 
 def test_warns_when_several_limits_apply() -> None:
-    small = Qos(name="small", limits=Limits(group={GPU: 4}, job={"node": 1}, max_time_s=3600))
+    small = QosInfo(name="small", limits=Limits(group={GPU: 4}, job={"node": 1}, max_time_s=3600))
     accounts = (
-        Association(account="root"),
-        Association(account="lab", parent="root", limits=Limits(group={"cpu": 10})),
-        Association(account="vision", parent="lab", limits=Limits(group={GPU: 1})),
-        Association(account="vision", user="oskar", is_default=True, limits=Limits(user_jobs=1)),
+        AssociationInfo(account="root"),
+        AssociationInfo(account="lab", parent="root", limits=Limits(group={"cpu": 10})),
+        AssociationInfo(account="vision", parent="lab", limits=Limits(group={GPU: 1})),
+        AssociationInfo(account="vision", user="oskar", is_default=True, limits=Limits(user_jobs=1)),
     )
     queue = (queued("5", 4, state="running", qos="small"), queued("77", 4, nodes=2, qos="small"))
     found = why(gpu_spec(2, 4), cluster(node("a"), node("b"), qos=(small,), associations=accounts, queue=queue),
@@ -73,7 +73,7 @@ def test_warns_when_several_limits_apply() -> None:
 )
 def test_each_limit_has_slurms_word_and_a_sentence(limits: Limits, word: str, text: str) -> None:
     running = queued("5", 4, state="running", qos="q", gpu_type="h100", memory_mib=2048)
-    where = cluster(node("a", 4), qos=(Qos(name="q", limits=limits),), queue=(running, queued("77", 8, qos="q")))
+    where = cluster(node("a", 4), qos=(QosInfo(name="q", limits=limits),), queue=(running, queued("77", 8, qos="q")))
     found = why(gpu_spec(), where, word)
     assert found.blocks[0].is_said
     assert text in texts(found)[0]
@@ -81,8 +81,8 @@ def test_each_limit_has_slurms_word_and_a_sentence(limits: Limits, word: str, te
 
 
 def test_a_qos_goes_before_its_accounts_limit() -> None:
-    qos = (Qos(name="big", limits=Limits(job={GPU: 16})),)
-    accounts = (Association(account="vision", limits=Limits(job={GPU: 4})),)
+    qos = (QosInfo(name="big", limits=Limits(job={GPU: 16})),)
+    accounts = (AssociationInfo(account="vision", limits=Limits(job={GPU: 4})),)
     request = request_of(gpu_spec(), user="oskar", account="vision")
     where = cluster(node("a"), qos=qos, associations=accounts)
     assert [c.is_over for c in checks(request, where, Usage(where))] == [True]

@@ -16,13 +16,13 @@ from jobs.spec import write_toml
 from nodes.cluster import read, sync
 from nodes.schedulers.base import NodeStatus, SchedulerError
 from nodes.schedulers.cluster import (
-    Accounts,
-    Association,
+    AccountsInfo,
+    AssociationInfo,
     Limits,
-    Partition,
-    Qos,
-    QueuedJob,
-    Reservation,
+    PartitionInfo,
+    QosInfo,
+    QueuedJobInfo,
+    ReservationInfo,
 )
 from portal.models import Project, User
 from tests.jobs.asking import spec_of
@@ -36,7 +36,7 @@ HALVES = [
                partitions=("gpu",), memory_mib=512_000)
     for i in range(1, 4)
 ]  # fmt: skip
-GPU = Partition(name="gpu", is_default=True, nodes=("dgx-01", "dgx-02", "dgx-03"))
+GPU = PartitionInfo(name="gpu", is_default=True, nodes=("dgx-01", "dgx-02", "dgx-03"))
 
 
 def eight_gpus(owner: User, project: Project, **attempt: Any) -> Job:
@@ -48,12 +48,12 @@ def eight_gpus(owner: User, project: Project, **attempt: Any) -> Job:
     return a_job(owner, project, state="pending", name="wren", spec=plain, spec_toml=toml, attempt=attempt)
 
 
-def queued(scheduler_id: str, **facts: Any) -> QueuedJob:
+def queued(scheduler_id: str, **facts: Any) -> QueuedJobInfo:
     given = {"name": "j", "user": "oskar", "state": "pending", "partition": "gpu", "gpus": 8, "cpus": 8}
-    return QueuedJob(scheduler_id=scheduler_id, **{**given, **facts})
+    return QueuedJobInfo(scheduler_id=scheduler_id, **{**given, **facts})
 
 
-def told(*queue: QueuedJob, **facts: Any) -> None:
+def told(*queue: QueuedJobInfo, **facts: Any) -> None:
     sync.read(Told(machines=HALVES, divided=[GPU], queued=list(queue), **facts))
 
 
@@ -218,12 +218,12 @@ def test_reads_back_what_was_told() -> None:
         gpus_allocated=(0, 1), load=0.5, booted_at=9.0, plays_many=True,
     )  # fmt: skip
     job = queued("5", nodes=("n",), gpu_indices={"n": (0, 1)}, submitted_at=1.25, dependency="afterok:4")
-    qos = Qos(name="q", preempts=("p",), limits=Limits(group={"cpu": 4}, user_jobs=3))
-    association = Association(account="a", user="u", qos=("q",), limits=Limits(max_time_s=60))
-    reservation = Reservation(name="r", nodes=("n",), starts_at=1.0, flags=("MAINT",))
+    qos = QosInfo(name="q", preempts=("p",), limits=Limits(group={"cpu": 4}, user_jobs=3))
+    association = AssociationInfo(account="a", user="u", qos=("q",), limits=Limits(max_time_s=60))
+    reservation = ReservationInfo(name="r", nodes=("n",), starts_at=1.0, flags=("MAINT",))
     partition = replace(GPU, max_time_s=60, allowed_qos=("q",))
     source = Told(machines=[node], queued=[job], divided=[partition], reserved=[reservation],
-                  accounted=Accounts(qos=(qos,), associations=(association,)))  # fmt: skip
+                  accounted=AccountsInfo(qos=(qos,), associations=(association,)))  # fmt: skip
     sync.read(source)
     found = read.read()
     assert found.nodes == (node,)

@@ -28,7 +28,7 @@ class Run:
 
 @dataclass
 class Job:
-    own_id: int
+    job_id: int
     key: str
     array: int = 0
     task: int | None = None
@@ -44,7 +44,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        return f"{self.array}_{self.task}" if self.task is not None else str(self.own_id)
+        return f"{self.array}_{self.task}" if self.task is not None else str(self.job_id)
 
     @property
     def is_over(self) -> bool:
@@ -72,12 +72,12 @@ class Model:
         job = Job(self.next_id, f"{self.next_id:016x}")
         self.next_id += 1
         if tasks:
-            job.array, job.waiting = job.own_id, tuple(range(tasks))
+            job.array, job.waiting = job.job_id, tuple(range(tasks))
             for task in job.waiting:
-                self.all[f"{job.own_id}_{task}"] = job
+                self.all[f"{job.job_id}_{task}"] = job
         else:
             self.all[job.name] = job
-        self.live[job.own_id] = job
+        self.live[job.job_id] = job
         self._account(job)
         self._touch()
         return job
@@ -109,7 +109,7 @@ class Model:
             return
         for job in list(self.live.values()):
             if job.is_over and self.now - job.ended > MIN_JOB_AGE_S:
-                del self.live[job.own_id]
+                del self.live[job.job_id]
                 self._touch()
         if self.is_up["slurmdbd"]:
             for _, run in self.accounts:
@@ -126,7 +126,7 @@ class Model:
         else:
             task = job
             task.waiting, task.task = (), first
-        self.live[task.own_id] = self.all[task.name] = task
+        self.live[task.job_id] = self.all[task.name] = task
         return task
 
     def _account(self, job: Job) -> None:
@@ -177,7 +177,7 @@ class Model:
                 return httpx.Response(304)
             return httpx.Response(200, json={"jobs": [self._job(job) for job in self.live.values()], "errors": []})
         asked = int(rest[1])
-        found = [job for job in self.live.values() if asked in {job.own_id, job.array}]
+        found = [job for job in self.live.values() if asked in {job.job_id, job.array}]
         if not found:
             told = {"jobs": [], "errors": [{"error_number": 2017, "error": "Invalid job id specified"}]}
             return httpx.Response(500 if self.version == OLD else 404, json=told)
@@ -188,21 +188,21 @@ class Model:
             told = {"errors": [{"error_number": 7000, "error": "Unable to connect to database"}], "jobs": []}
             return httpx.Response(200 if self.version == OLD else 502, json=told)
         asked = int(rest[1])
-        rows = [(job, run) for job, run in self.accounts if asked in {job.own_id, job.array} and run.is_told]
+        rows = [(job, run) for job, run in self.accounts if asked in {job.job_id, job.array} and run.is_told]
         told = {"jobs": [self._row(job, run) for job, run in rows if not job.waiting], "errors": []}
         if not rows and self.version == OLD:
             told["errors"] = [{"error_number": 9003, "error": "Nothing found with query"}]
         return httpx.Response(200, json=told)
 
     def _states(self, job: Job) -> list[dict[str, Any]]:
-        ids = [f"{job.own_id}_{task}" for task in job.waiting]
-        ids = ids or [f"{job.own_id}_{job.task}" if job.task is not None else str(job.own_id)]
+        ids = [f"{job.job_id}_{task}" for task in job.waiting]
+        ids = ids or [f"{job.job_id}_{job.task}" if job.task is not None else str(job.job_id)]
         return [{"job_id": one, "state": [job.state]} for one in ids]
 
     def _job(self, job: Job) -> dict[str, Any]:
         run = job.runs[-1]
         return {
-            "job_id": job.own_id, "name": f"train.{job.key}", "comment": f"vigil:{job.key}", "user_name": "alice",
+            "job_id": job.job_id, "name": f"train.{job.key}", "comment": f"vigil:{job.key}", "user_name": "alice",
             "job_state": job.state if self.version == OLD else [job.state], "array_job_id": self._number(job.array),
             "array_task_id": None if job.task is None else self._number(job.task),
             "array_task_string": ",".join(map(str, job.waiting)), "restart_cnt": job.restart,
@@ -215,7 +215,7 @@ class Model:
     def _row(self, job: Job, run: Run) -> dict[str, Any]:
         state = ["PENDING", "REQUEUED"] if run.state == "REQUEUED" and self.version == NEW else [run.state]
         row: dict[str, Any] = {
-            "job_id": job.own_id, "name": f"train.{job.key}", "user": "alice", "nodes": "dgx01", "steps": [],
+            "job_id": job.job_id, "name": f"train.{job.key}", "user": "alice", "nodes": "dgx01", "steps": [],
             "comment": {"job": f"vigil:{job.key}"}, "exit_code": {"status": "SUCCESS", "return_code": 0},
             "array": {"job_id": job.array, "task_id": None if job.task is None else self._number(job.task)},
             "state": {"current": state[0] if self.version == OLD else state, "reason": "None"},

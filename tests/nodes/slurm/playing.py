@@ -12,7 +12,7 @@ import httpx
 from nodes.schedulers.slurm.http import SlurmHttp
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
-from nodes.schedulers.slurm.tokens import Tokens
+from nodes.schedulers.slurm.tokens import TokenSource
 
 RECORDED = Path(__file__).parent / "recorded"
 VERSIONS = sorted(folder.name for folder in RECORDED.iterdir())
@@ -26,7 +26,7 @@ class OneToken:
     def __init__(self) -> None:
         self.forgotten: list[str] = []
 
-    def of(self, user: str) -> str:
+    def token_for(self, user: str) -> str:
         return TOKEN
 
     def forget(self, user: str) -> None:
@@ -59,7 +59,7 @@ class Played:
         self.version, self.moment = version, moment
         self.answers: dict[str, httpx.Response | Handler] = {}
         self.requests: list[httpx.Request] = []
-        self.tokens: Tokens = options.pop("tokens", OneToken())
+        self.tokens: TokenSource = options.pop("tokens", OneToken())
         self.http = SlurmHttp(
             "http://slurm.test:6820", tokens=self.tokens, user="portal", transport=httpx.MockTransport(self), **options
         )

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from nodes.schedulers.slurm.http import NoAnswer, SlurmHttp
+from nodes.schedulers.slurm.http import SlurmHttp, SlurmUnreachable
 from tests.nodes.slurm.playing import OneToken
 
 EVERY_S = 0.02
@@ -47,11 +47,11 @@ def test_an_answer_without_end_is_given_up(dripping: str) -> None:
     def ask() -> None:
         try:
             http.get("nodes")
-        except NoAnswer as error:
+        except SlurmUnreachable as error:
             failed.append(error)
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(10)
     assert failed, "it still waits"
-    assert "did not answer in time" in str(failed[0])
+    assert "did not respond in time" in str(failed[0])

@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from nodes.schedulers.cluster import License, QueuedJob
+from nodes.schedulers.cluster import LicenseInfo, QueuedJobInfo
 from nodes.schedulers.slurm import shapes
 from nodes.schedulers.slurm.accounting import PastJobs
 from nodes.schedulers.slurm.http import decoded
-from nodes.schedulers.slurm.listed import READ, listed
+from nodes.schedulers.slurm.listed import FIELDS_READ, decode_job_list
 from nodes.schedulers.slurm.rest import JobList
-from nodes.schedulers.slurm.shapes import CANCELLED, Record
+from nodes.schedulers.slurm.shapes import CANCELLED, JobRecord
 from nodes.scheduling import gpu_types
 from tests.nodes.slurm.playing import VERSIONS, Played, body, load
 from tests.slurm.people import ALICE, BOB, PORTAL
@@ -47,17 +47,17 @@ some_versions = pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
 every_version = pytest.mark.parametrize("version", VERSIONS)
 
 
-def records(version: str, moment: str) -> dict[str, list[Record]]:
+def records(version: str, moment: str) -> dict[str, list[JobRecord]]:
     listed = Played(version, moment).rest.jobs()
     assert listed is not None
     raws = body(version, f"{moment}/slurm-jobs")["jobs"]
-    found: dict[str, list[Record]] = {}
+    found: dict[str, list[JobRecord]] = {}
     for raw, record in zip(raws, listed.records(), strict=True):
         found.setdefault(raw["name"], []).append(record)
     return found
 
 
-def queue(version: str) -> dict[str, QueuedJob]:
+def queue(version: str) -> dict[str, QueuedJobInfo]:
     return {job.name: job for job in Played(version).slurm.queue()}
 
 
@@ -93,10 +93,10 @@ def test_components_of_a_heterogeneous_job(version: str) -> None:
     (leader,) = {component.partition("+")[0] for component in components}
     assert sorted(components) == [f"{leader}+0", f"{leader}+1"]
     played = Played(version)
-    if played.rest.tells_states:
+    if played.rest.has_state_list:
         listed = played.rest.states()
         assert {f"{leader}+0", f"{int(leader) + 1}+1"} <= set(listed.words)
-        assert {leader, str(int(leader) + 1)} <= set(listed.by_own_id())
+        assert {leader, str(int(leader) + 1)} <= set(listed.by_job_id())
 
 
 @some_versions
@@ -116,8 +116,8 @@ def test_ends(version: str) -> None:
 @every_version
 def test_tasks_of_an_array_by_either_id(version: str) -> None:
     found = records(version, "busy")
-    array, *_ = [one.own_id for one in found["array"] if one.tasks]
-    waiting = {one.own_id: one.tasks for one in found["array"] if one.tasks}
+    array, *_ = [one.job_id for one in found["array"] if one.tasks]
+    waiting = {one.job_id: one.tasks for one in found["array"] if one.tasks}
     assert waiting == {array: (2, 3, 4, 5, 6, 7, 8, 9)}
     assert {one.status.scheduler_id for one in found["array"]} == {array, f"{array}_0", f"{array}_1"}
     assert [one.tasks for one in found["held-array"]] == [(1, 4, 7)]
@@ -201,11 +201,13 @@ def test_reservations(version: str) -> None:
 @every_version
 def test_licenses(version: str) -> None:
     played = Played(version)
-    assert played.slurm.licenses() == [License(name="matlab", total=2, used=1)]
+    assert played.slurm.licenses() == [LicenseInfo(name="matlab", total=2, used=1)]
     rows = [{"LicenseName": "flex", "Total": 3, "Used": 1, "Free": 0}, {"LicenseName": "flex", "Total": 2, "Used": 0}]
     played.answers["/licenses"] = httpx.Response(200, json={"licenses": [*rows, {"Total": 1}]})
     found = played.slurm.licenses()
-    assert found == [License(name="flex", total=5, used=3)], "taken outside of Slurm, and counted for groups of nodes"
+    assert found == [LicenseInfo(name="flex", total=5, used=3)], (
+        "taken outside of Slurm, and counted for groups of nodes"
+    )
     assert found.unreadable == 1
 
 
@@ -251,7 +253,7 @@ def test_runs_of_a_requeued_job(version: str) -> None:
     first, second = played.rest.runs(job_id)
     assert (first.record.status.restart_count, second.record.status.restart_count) == (0, 1)
     assert first.record.status.ended_at is not None
-    assert (first.record.status.before, second.record.status.state) == ("", "cancelled")
+    assert (first.record.status.previous_end, second.record.status.state) == ("", "cancelled")
 
 
 @some_versions
@@ -264,7 +266,7 @@ def test_what_slurmctld_lost_was_not_cancelled(version: str) -> None:
         played = Played(version, "nothing")
         answer = {**told, "jobs": [{**raw, "kill_request_user": by}]}
         played.answers[f"slurmdb/{version}/job/{job_id}"] = httpx.Response(200, json=answer)
-        assert (job_id in PastJobs(played.rest).tell([job_id])) == known
+        assert (job_id in PastJobs(played.rest).statuses([job_id])) == known
 
 
 @some_versions
@@ -282,7 +284,7 @@ def test_steps(version: str) -> None:
 @some_versions
 def test_accounts_of_jobs_that_never_started(version: str) -> None:
     """Slurm writes their nodes as "None assigned"."""
-    found = {one.own_id: one.status for one in Played(version, "ended").rest.accounted(user=ALICE, since=0)}
+    found = {one.job_id: one.status for one in Played(version, "ended").rest.accounted(user=ALICE, since=0)}
     names = {str(raw["job_id"]): raw["name"] for raw in body(version, "ended/slurmdb-jobs")["jobs"]}
     told = {names[own_id]: status for own_id, status in found.items()}
     assert told["resources"].nodes == ()
@@ -306,15 +308,15 @@ class Asked(dict[str, object]):
 @every_version
 def test_the_list_leaves_out_only_what_nobody_reads(version: str) -> None:
     told = body(version, "busy/slurm-jobs")
-    answers: list[Any] = [read(json.dumps(told).encode()) for read in (decoded, listed)]
+    answers: list[Any] = [read(json.dumps(told).encode()) for read in (decoded, decode_job_list)]
     whole, brief = (answer["jobs"] for answer in answers)
-    assert {*brief[0]} == {*READ}
+    assert {*brief[0]} == {*FIELDS_READ}
     for raw, short in zip(map(Asked, whole), brief, strict=True):
         record = shapes.record(raw)
         assert shapes.record(short) == record
         assert shapes.queued(short, record) == shapes.queued(raw, record)
     assert JobList(brief).default_partition() == JobList(list(map(Asked, whole))).default_partition()
-    assert Asked.seen == {*READ}
+    assert Asked.seen == {*FIELDS_READ}
 
 
 @pytest.mark.parametrize(
@@ -322,7 +324,7 @@ def test_the_list_leaves_out_only_what_nobody_reads(version: str) -> None:
     ['{"jobs": ["odd", {"job_id": 1}]}', '{"errors": [{"error_number": 7}]}', '{"jobs": [{"priority": NaN}]}'],
 )
 def test_an_odd_list_is_decoded_whole(content: str) -> None:
-    found = listed(content.encode())
+    found = decode_job_list(content.encode())
     assert repr(found) == repr(json.loads(content))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nodes.schedulers.base import ALIVE, ENDED, UNKNOWN
 from nodes.schedulers.slurm import job_cache, limits, shapes
-from nodes.schedulers.slurm.states import ended_before, hold_of, job_state, node_state
+from nodes.schedulers.slurm.states import ended_before, job_state, node_state, wait_reason
 from nodes.schedulers.slurm.values import gpu_indices, gpus, hosts, integer, moment, number, text, tres, words
 from tests.examples import examples
 from tests.nodes.slurm.playing import VERSIONS, Played, body
@@ -190,7 +190,7 @@ def test_no_job_upsets_the_readers(first: dict[str, Any], second: dict[str, Any]
     raw = {**second, **first, "job_id": 17}
     found = shapes.record(raw)
     queued = shapes.queued(raw, found)
-    assert found.own_id == "17"
+    assert found.job_id == "17"
     assert found.status.state in ALIVE | ENDED | {UNKNOWN}
     assert queued.state == found.status.state
 
@@ -230,7 +230,7 @@ def test_an_odd_entry_hides_no_other(odd: list[Any], place: int) -> None:
         one.answers.setdefault("/jobs", httpx.Response(200, json={"jobs": jobs}))
     assert played.slurm.queue() == plain.slurm.queue()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_cache, "SINGLY", 0)
+        patch.setattr(job_cache, "MAX_SINGLE_REQUESTS", 0)
         assert played.slurm.status(ids) == plain.slurm.status(ids)
 
 
@@ -250,7 +250,7 @@ def test_job_states_of_every_combination(size: int) -> None:
             if "COMPLETING" in flags:
                 assert state == "completing"
             assert ended_before(order) in ENDED | {""}
-            hold_of(order)
+            wait_reason(order)
 
 
 @given(st.lists(st.sampled_from(NODE_WORDS), unique=True))
@@ -277,7 +277,7 @@ def test_fields_come_and_go(version: str) -> None:
         if name == "job_id":
             continue
         for raw in (without(job, name), {**job, name: None}, {**job, name: []}, {**job, name: {}}):
-            assert shapes.record(raw).own_id == plain.own_id, name
+            assert shapes.record(raw).job_id == plain.job_id, name
             shapes.queued(raw, shapes.record(raw))
     node = body(version, "busy/slurm-nodes")["nodes"][0]
     for name in node.keys() - {"name"}:

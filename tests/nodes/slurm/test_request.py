@@ -144,7 +144,7 @@ def test_an_id_counts_whatever_is_said_beside(tmp_path: Path, answer: dict[str, 
     if job_id:
         assert played.slurm.submit(asked(tmp_path)) == job_id
     else:
-        with pytest.raises(SchedulerError, match="gave it no id"):
+        with pytest.raises(SchedulerError, match="returned no id"):
             played.slurm.submit(asked(tmp_path))
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm import tokens
-from nodes.schedulers.slurm.tokens import Broker, KeyFile, checked, expiry_of
+from nodes.schedulers.slurm.tokens import CommandTokens, KeyFileTokens, checked_user, expiry_of
 
 KEY = bytes(range(32))
 USERS = ["alice", "_svc", "a.b-c@lab.example", "X1"]
@@ -52,7 +52,7 @@ def unpacked(part: str) -> bytes:
 
 @pytest.mark.parametrize("user", USERS)
 def test_a_token_of_the_key(key_file: Path, user: str) -> None:
-    claims = opened(KeyFile(key_file).of(user))
+    claims = opened(KeyFileTokens(key_file).token_for(user))
     now = time.time()
     assert set(claims) == {"exp", "iat", "sun"}
     assert claims["sun"] == user
@@ -62,36 +62,36 @@ def test_a_token_of_the_key(key_file: Path, user: str) -> None:
 
 def test_clocks_ten_minutes_apart(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm's clock may be ten minutes ahead; at more than fifteen it says that the token has expired."""
-    claims = opened(KeyFile(key_file).of("alice"))
+    claims = opened(KeyFileTokens(key_file).token_for("alice"))
     assert claims["exp"] > time.time() + 600
     assert claims["exp"] < time.time() + 901
 
 
 @pytest.mark.parametrize("user", NO_USERS)
 def test_odd_names_are_refused(key_file: Path, user: str) -> None:
-    for source in (KeyFile(key_file), Broker("echo a.b.c")):
-        with pytest.raises(SchedulerError, match="is not the name of a Slurm user") as refused:
-            source.of(user)
+    for source in (KeyFileTokens(key_file), CommandTokens("echo a.b.c")):
+        with pytest.raises(SchedulerError, match="is not a valid Slurm user name") as refused:
+            source.token_for(user)
         assert refused.value.permanent
     with pytest.raises(SchedulerError):
-        checked(user)
+        checked_user(user)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o640, 0o440])
 def test_modes_that_are_believed(key_file: Path, mode: int) -> None:
     key_file.chmod(mode)
-    assert opened(KeyFile(key_file).of("alice"))
+    assert opened(KeyFileTokens(key_file).token_for("alice"))
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o660, 0o666, 0o604, 0o620, 0o601, 0o777])
 def test_modes_that_are_too_open(key_file: Path, mode: int) -> None:
     key_file.chmod(mode)
     with pytest.raises(SchedulerError, match=rf"mode {mode:04o}.*chmod 0600") as refused:
-        KeyFile(key_file).of("alice")
+        KeyFileTokens(key_file).token_for("alice")
     assert str(key_file) not in str(refused.value), "people read it"
     assert not refused.value.permanent
     key_file.chmod(0o600)
-    assert KeyFile(key_file).of("alice")
+    assert KeyFileTokens(key_file).token_for("alice")
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "empty", "short", "device", "dangling"])
@@ -110,7 +110,7 @@ def test_keys_that_are_none(tmp_path: Path, kind: str) -> None:
         path = Path("/dev/zero")
     began = time.monotonic()
     with pytest.raises(SchedulerError) as refused:
-        KeyFile(path).of("alice")
+        KeyFileTokens(path).token_for("alice")
     assert time.monotonic() - began < 1
     said = {
         "missing": "No such file",
@@ -124,28 +124,28 @@ def test_keys_that_are_none(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_key_replaced_while_running(key_file: Path) -> None:
-    keys = KeyFile(key_file)
-    keys.of("alice")
+    keys = KeyFileTokens(key_file)
+    keys.token_for("alice")
     other = key_file.with_name("new")
     other.write_bytes(KEY[::-1])
     other.chmod(0o600)
     other.replace(key_file)
-    assert opened(keys.of("alice"), KEY[::-1])
+    assert opened(keys.token_for("alice"), KEY[::-1])
 
 
 def test_raw_bytes_are_the_key(key_file: Path) -> None:
     """A newline at the end, a NUL in the middle: all of it counts, as it does for Slurm."""
     odd = b"\0secret\xff\n" + KEY + b"\r\n"
     key_file.write_bytes(odd)
-    assert opened(KeyFile(key_file).of("alice"), odd)
+    assert opened(KeyFileTokens(key_file).token_for("alice"), odd)
 
 
 def test_nothing_of_the_key_is_told(key_file: Path) -> None:
     key_file.write_bytes(b"top-secret-key!")
     key_file.chmod(0o600)
     with pytest.raises(SchedulerError) as refused:
-        KeyFile(key_file).of("alice")
-    assert "top-secret" not in repr(refused.value) + repr(KeyFile(key_file)) + repr(vars(KeyFile(key_file)))
+        KeyFileTokens(key_file).token_for("alice")
+    assert "top-secret" not in repr(refused.value) + repr(KeyFileTokens(key_file)) + repr(vars(KeyFileTokens(key_file)))
 
 
 def made(exp: float | str) -> str:
@@ -153,11 +153,11 @@ def made(exp: float | str) -> str:
         b'{"alg":"HS256"}', f'{{"exp":{exp},"sun":"alice"}}'.encode(), b"signature"))  # fmt: skip
 
 
-def broker(tmp_path: Path, code: str, *words: str) -> Broker:
+def broker(tmp_path: Path, code: str, *words: str) -> CommandTokens:
     """A site's command in Python that counts its calls in a file."""
     script = tmp_path / "broker.py"
     script.write_text(f"import sys, os, time\nopen({str(tmp_path / 'calls')!r}, 'a').write('x')\n{code}\n")
-    return Broker(" ".join([sys.executable, str(script), *words]))
+    return CommandTokens(" ".join([sys.executable, str(script), *words]))
 
 
 def calls(tmp_path: Path) -> int:
@@ -168,10 +168,10 @@ def calls(tmp_path: Path) -> int:
 def test_a_command_is_told_whose(tmp_path: Path, words: tuple[str, ...]) -> None:
     token = made(time.time() + 3600)
     ours = broker(tmp_path, f"print('hello', file=sys.stderr); print(sys.argv[1:]); print('SLURM_JWT={token}')", *words)
-    assert ours.of("alice") == token
+    assert ours.token_for("alice") == token
     said = [word.replace("{user}", "alice") for word in words] or ["alice"]
     check = broker(tmp_path, f"assert sys.argv[1:] == {said!r}; print('{token}')", *words)
-    assert check.of("alice") == token
+    assert check.token_for("alice") == token
 
 
 def test_a_command_s_token_is_kept_until_shortly_before_its_end(
@@ -180,21 +180,21 @@ def test_a_command_s_token_is_kept_until_shortly_before_its_end(
     now = time.time()
     ours = broker(tmp_path, f"print('{made(now + 3600)}')")
     for _ in range(3):
-        ours.of("alice")
+        ours.token_for("alice")
     assert calls(tmp_path) == 1
-    ours.of("bob")
+    ours.token_for("bob")
     assert calls(tmp_path) == 2
     monkeypatch.setattr(time, "time", lambda: now + 3600 - 119)
-    ours.of("alice")
+    ours.token_for("alice")
     assert calls(tmp_path) == 3
     ours.forget("alice")
-    ours.of("alice")
+    ours.token_for("alice")
     assert calls(tmp_path) == 4
 
 
 def test_a_token_near_its_end_is_used_and_asked_for_again(tmp_path: Path) -> None:
     ours = broker(tmp_path, f"print('{made(time.time() + 60)}')")
-    assert ours.of("alice") == ours.of("alice")
+    assert ours.token_for("alice") == ours.token_for("alice")
     assert calls(tmp_path) == 2
 
 
@@ -206,13 +206,13 @@ def test_a_token_near_its_end_is_used_and_asked_for_again(tmp_path: Path) -> Non
         ("print('a.b.c d')", "is not a token"),
         ("print('a.b.ü')", "is not a token"),
         ("os.write(1, b'\\xff\\xfe.\\x80.\\n')", "is not a token"),
-        ("print('secret.secret.secret'); sys.exit(1)", "exit code 1"),
-        ("print('secret.secret.secret', flush=True); os.kill(os.getpid(), 9)", "exit code -9"),
+        ("print('secret.secret.secret'); sys.exit(1)", "exited with code 1"),
+        ("print('secret.secret.secret', flush=True); os.kill(os.getpid(), 9)", "exited with code -9"),
     ],
 )
 def test_commands_that_give_no_token(tmp_path: Path, code: str, said: str) -> None:
     with pytest.raises(SchedulerError, match=said) as refused:
-        broker(tmp_path, code).of("alice")
+        broker(tmp_path, code).token_for("alice")
     assert "VIGIL_SLURM_TOKEN_COMMAND" in str(refused.value)
     assert "secret" not in str(refused.value)
 
@@ -222,10 +222,12 @@ def test_commands_that_give_no_token(tmp_path: Path, code: str, said: str) -> No
 def test_commands_that_hang_end_with_what_they_started(
     tmp_path: Path, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "BROKER_S", 1.0)
+    monkeypatch.setattr(tokens, "COMMAND_TIMEOUT_S", 1.0)
     began = time.monotonic()
     with pytest.raises(SchedulerError, match="no token for alice within"):
-        broker(tmp_path, f"open({str(tmp_path / 'group')!r}, 'w').write(str(os.getpgrp()))\n{code}\n").of("alice")
+        broker(tmp_path, f"open({str(tmp_path / 'group')!r}, 'w').write(str(os.getpgrp()))\n{code}\n").token_for(
+            "alice"
+        )
     assert time.monotonic() - began < 5
     group = int((tmp_path / "group").read_text())
     deadline = time.monotonic() + 5
@@ -245,13 +247,13 @@ def lives(group: int) -> bool:
 @pytest.mark.parametrize("command", ["/nowhere/broker", "/dev/null", "/etc"])
 def test_commands_that_cannot_be_run(command: str) -> None:
     with pytest.raises(SchedulerError, match="cannot be run"):
-        Broker(command).of("alice")
+        CommandTokens(command).token_for("alice")
 
 
 @pytest.mark.parametrize("command", ["", "  ", "broker 'alice"])
 def test_commands_that_are_none(command: str) -> None:
     with pytest.raises(SchedulerError, match="VIGIL_SLURM_TOKEN_COMMAND") as refused:
-        Broker(command)
+        CommandTokens(command)
     assert refused.value.permanent
 
 

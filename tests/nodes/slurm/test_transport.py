@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from nodes.schedulers.base import SchedulerError
-from nodes.schedulers.slurm.http import NoAnswer, SlurmHttp
+from nodes.schedulers.slurm.http import SlurmHttp, SlurmUnreachable
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
 from tests.nodes.slurm.playing import TOKEN, VERSIONS, OneToken, Played, load, paths
@@ -112,7 +112,7 @@ def test_a_site_s_own_authority(authority: Path) -> None:
 def test_a_certificate_that_is_not_right_gets_no_token(authority: Path, server: str, trusted: str) -> None:
     ca_file = str(authority / trusted) if trusted else ""
     with tls(authority, server) as url, client(url, ca_file=ca_file) as slurm:
-        with pytest.raises(NoAnswer, match=r"certificate|CERTIFICATE"):
+        with pytest.raises(SlurmUnreachable, match=r"certificate|CERTIFICATE"):
             slurm.nodes()
         assert Answering.seen == []
 

@@ -120,7 +120,7 @@ def test_a_heterogeneous_job_is_one_row_for_each_component(
 ) -> None:
     played = heterogeneous(version)
     played.slurm.queue()
-    monkeypatch.setattr(job_cache, "SINGLY", at_once)
+    monkeypatch.setattr(job_cache, "MAX_SINGLE_REQUESTS", at_once)
     for raw in body(version, "busy/slurm-jobs")["jobs"]:
         played.answers.setdefault(f"/job/{raw['job_id']}", httpx.Response(200, json={"jobs": [raw]}))
     told = played.slurm.status(["85", "86"])
@@ -136,7 +136,7 @@ def test_a_job_whose_own_answer_cannot_be_read_stops_nobody(version: str, monkey
     """It is not taken for one that Slurm has forgotten, and asking about it again is bounded."""
     played = heterogeneous(version)
     played.slurm.status(["86"])
-    monkeypatch.setattr(job_cache, "SINGLY", 10_000)
+    monkeypatch.setattr(job_cache, "MAX_SINGLE_REQUESTS", 10_000)
     rows = json.loads(played.answers["/jobs/state"].content)["jobs"]  # type: ignore[union-attr]
     rows.append({"job_id": "4000", "state": ["RUNNING"]})
     played.answers["/jobs/state"] = httpx.Response(200, json={"jobs": rows})
@@ -170,7 +170,7 @@ def test_accounts_that_cannot_tell_of_one_tell_of_the_others(version: str) -> No
     played = Played(version)
     played.answers["/job/4000"] = NO_SUCH_PATH
     played.answers["/job/17"] = httpx.Response(200, json={"jobs": []})
-    PastJobs(played.rest).tell(["4000", "17"])
+    PastJobs(played.rest).statuses(["4000", "17"])
     assert [asked.url.path.rpartition("/")[2] for asked in played.asked() if "/job/" in asked.url.path][-1] == "17"
 
 

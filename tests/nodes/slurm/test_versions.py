@@ -59,7 +59,7 @@ def test_too_old_a_slurm(served: tuple[str, ...]) -> None:
     ) as refused:
         played.slurm.nodes()
     assert refused.value.permanent
-    assert ("v0.0.36, v0.0.37" if served else "nothing of Slurm's") in str(refused.value)
+    assert ("v0.0.36, v0.0.37" if served else "no Slurm API") in str(refused.value)
 
 
 UNKNOWN = "v0.0.46"
@@ -90,7 +90,7 @@ def test_an_unknown_version_is_asked_to_change_nothing(tmp_path: Any) -> None:
     )
     for change in changes:
         with pytest.raises(
-            SchedulerError, match=r"newer than Vigil knows \(v0\.0\.45\): nothing is submitted"
+            SchedulerError, match=r"newer than Vigil supports \(v0\.0\.45\): Vigil submits, cancels and changes nothing"
         ) as refused:
             change()
         assert not refused.value.permanent, "jobs wait for the upgrade"

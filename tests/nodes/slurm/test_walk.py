@@ -11,7 +11,7 @@ import pytest
 
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
 from nodes.schedulers.slurm.http import SlurmHttp
-from nodes.schedulers.slurm.job_cache import SINGLY, WAITING_AT_ONCE
+from nodes.schedulers.slurm.job_cache import MAX_PENDING_REFRESHED, MAX_SINGLE_REQUESTS
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
 from tests.nodes.slurm.model import NEW, OLD, Job, Model
@@ -56,7 +56,7 @@ class Walk:
     def submit_array(self) -> None:
         if all(self.model.is_up.values()) and len(self.following) < 40:
             job = self.model.submit(tasks=self.chance.randint(1, 4))
-            self.following |= {f"{job.own_id}_{task}": None for task in job.waiting}
+            self.following |= {f"{job.job_id}_{task}": None for task in job.waiting}
 
     def start(self) -> None:
         if job := self.pick("PENDING"):
@@ -93,7 +93,7 @@ class Walk:
             jobs = self.slurm.queue()
         except SchedulerError:
             return
-        live = {str(job.own_id) for job in self.model.live.values() if not job.is_over}
+        live = {str(job.job_id) for job in self.model.live.values() if not job.is_over}
         if self.slurm._cache.listed_at == self.model.now and self.model.is_up["slurmctld"]:
             assert len(jobs) == len(live)
 
@@ -107,13 +107,13 @@ class Walk:
         calls = self.model.calls[before:]
         for scheduler_id in list(self.following):
             self.compare(scheduler_id, told.get(scheduler_id))
-        changes = len(self.following) + 3 * SINGLY
+        changes = len(self.following) + 3 * MAX_SINGLE_REQUESTS
         assert len(calls) <= 8 + changes, calls
 
     def compare(self, scheduler_id: str, status: JobStatus | None) -> None:
         truth = self.model.all[scheduler_id]
         assert status is not None or not truth.runs[-1].is_told, (scheduler_id, truth, self.log)
-        assert status is not None or not truth.is_over or truth.own_id not in self.model.live, (scheduler_id, self.log)
+        assert status is not None or not truth.is_over or truth.job_id not in self.model.live, (scheduler_id, self.log)
         if status is None or status.state == UNKNOWN:
             return
         told = (status.scheduler_id, status.state, status.restart_count)
@@ -128,7 +128,7 @@ class Walk:
         assert status.key == truth.key
         if truth.is_over and status.exit_code is not None:
             assert status.exit_code == truth.exit_code, where
-        assert status.before in {"", truth.before}, where
+        assert status.previous_end in {"", truth.before}, where
         if status.state in ENDED:
             self.ended[scheduler_id] = status
             del self.following[scheduler_id]
@@ -149,9 +149,9 @@ def test_a_random_walk(seed: int, version: str, monkeypatch: pytest.MonkeyPatch)
     assert not left
     assert walk.ended
     cache, past = walk.slurm._cache, walk.slurm._past
-    assert len(past.ended) + len(past.told) + len(past.before) <= 3 * len(walk.following)
+    assert len(past.ended) + len(past.pending) + len(past.previous_runs) <= 3 * len(walk.following)
     assert set(cache.records) == set(map(str, walk.model.live)) or walk.model.version == OLD
-    assert len(cache.places) <= len(cache.records)
+    assert len(cache.job_ids) <= len(cache.records)
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_when_nothing_changes_one_call_is_made(quiet: Walk) -> None:
 @pytest.mark.parametrize("version", [OLD, NEW])
 def test_a_hold_and_its_release_are_seen_within_two_looks(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     walk = Walk(0, version, monkeypatch)
-    model, jobs = walk.model, [walk.model.submit() for _ in range(2 * WAITING_AT_ONCE)]
+    model, jobs = walk.model, [walk.model.submit() for _ in range(2 * MAX_PENDING_REFRESHED)]
     others = [model.submit() for _ in range(200)]  # not followed by us
     ids = [job.name for job in jobs]
     walk.slurm.status(ids)
@@ -190,13 +190,13 @@ def test_a_hold_and_its_release_are_seen_within_two_looks(version: str, monkeypa
             model.pass_time(2)
             found = walk.slurm.status(ids)
         assert {one.reason for one in found.values()} == {"" if reason == "None" else reason}
-        assert len(model.calls) <= 2 * (1 + WAITING_AT_ONCE)
-    for job in others[:SINGLY]:
+        assert len(model.calls) <= 2 * (1 + MAX_PENDING_REFRESHED)
+    for job in others[:MAX_SINGLE_REQUESTS]:
         model.start(job)
     model.pass_time(2)
     model.calls.clear()
     walk.slurm.status(ids)
-    assert len(model.calls) <= 1 + SINGLY, "a tick of many changes costs no more than before"
+    assert len(model.calls) <= 1 + MAX_SINGLE_REQUESTS, "a tick of many changes costs no more than before"
 
 
 def test_of_many_changes_one_list_is_read(quiet: Walk) -> None:
@@ -252,14 +252,14 @@ def test_why_the_run_before_ended(version: str, why: str, monkeypatch: pytest.Mo
     walk.model.requeue(job, why)
     walk.model.pass_time(1)
     status = walk.slurm.status(["1"])["1"]
-    assert (status.state, status.restart_count, status.before) == ("pending", 1, why.lower())
+    assert (status.state, status.restart_count, status.previous_end) == ("pending", 1, why.lower())
     walk.model.pass_time(20)
     walk.model.end(walk.model.start(job), "FAILED", 3)
     walk.model.pass_time(2)
     walk.model.pass_time(200)
     for slurm in (walk.slurm, Slurm(walk.slurm.rest, tokens=OneToken(), user="portal")):
         status = slurm.status(["1"])["1"]
-        assert (status.state, status.restart_count, status.before) == ("failed", 1, why.lower())
+        assert (status.state, status.restart_count, status.previous_end) == ("failed", 1, why.lower())
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
@@ -269,7 +269,7 @@ def test_one_that_failed_was_not_restarted(version: str, monkeypatch: pytest.Mon
     walk.model.pass_time(1)
     walk.model.pass_time(100)
     status = walk.slurm.status(["1"])["1"]
-    assert (status.state, status.restart_count, status.before) == ("failed", 0, "")
+    assert (status.state, status.restart_count, status.previous_end) == ("failed", 0, "")
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
@@ -340,7 +340,7 @@ def test_places_of_tasks_are_forgotten_with_them(quiet: Walk) -> None:
         quiet.model.pass_time(100)
         quiet.slurm.status([])
     cache = quiet.slurm._cache
-    assert (cache.places, cache.records, cache.words) == ({}, {}, {})
+    assert (cache.job_ids, cache.records, cache.state_words) == ({}, {}, {})
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
@@ -361,7 +361,7 @@ def test_a_restart_is_not_told_before_its_reason(version: str, monkeypatch: pyte
     walk.model.is_up["slurmdbd"] = True
     walk.model.pass_time(5)
     status = walk.slurm.status(["1"])["1"]
-    assert (status.state, status.before) == ("pending", "preempted")
+    assert (status.state, status.previous_end) == ("pending", "preempted")
     walk.model.pass_time(20)
     walk.model.is_up["slurmdbd"] = False
     walk.model.requeue(walk.model.start(job), "NODE_FAIL")
@@ -370,4 +370,4 @@ def test_a_restart_is_not_told_before_its_reason(version: str, monkeypatch: pyte
         walk.model.pass_time(2)
         told.append(walk.slurm.status(["1"])["1"])
     assert [one.state for one in told] == [UNKNOWN] * 4 + ["pending"] * 2
-    assert (told[-1].restart_count, told[-1].before) == (2, "")
+    assert (told[-1].restart_count, told[-1].previous_end) == (2, "")

@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from nodes.cluster import sync
-from nodes.schedulers.cluster import Partition
+from nodes.schedulers.cluster import PartitionInfo
 from portal.models import User
 from tests.jobs.pages.cluster.reading import HOUR_S, node, queued
 from tests.jobs.schedulers import Told
@@ -36,7 +36,10 @@ def scheduler(mira: User) -> Told:
             queued(15, priority=70, reason="Priority", user="mira1"),
             queued(16, reason="JobHeldAdmin"),
         ],
-        divided=[Partition(name="gpu", is_default=True, max_time_s=24 * HOUR_S), Partition(name="cpu", state="drain")],
+        divided=[
+            PartitionInfo(name="gpu", is_default=True, max_time_s=24 * HOUR_S),
+            PartitionInfo(name="cpu", state="drain"),
+        ],
     )
     sync.read(scheduler)
     return scheduler

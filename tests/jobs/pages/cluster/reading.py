@@ -6,7 +6,7 @@ from html import unescape
 from typing import Any
 
 from nodes.schedulers.base import NodeStatus
-from nodes.schedulers.cluster import QueuedJob
+from nodes.schedulers.cluster import QueuedJobInfo
 from portal.models import User
 from tests.lab import signed_in
 
@@ -18,9 +18,9 @@ def node(name: str, state: str = "mixed", **facts: Any) -> NodeStatus:
     return NodeStatus(**own | facts)
 
 
-def queued(number: int, **facts: Any) -> QueuedJob:
+def queued(number: int, **facts: Any) -> QueuedJobInfo:
     own: dict[str, Any] = {"scheduler_id": str(number), "name": f"slurm-{number}", "user": "other", "state": "pending"}
-    return QueuedJob(**own | {"partition": "gpu", "gpus": 8} | facts)
+    return QueuedJobInfo(**own | {"partition": "gpu", "gpus": 8} | facts)
 
 
 def text(user: User, address: str, **headers: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nodes.cluster import sync
-from nodes.schedulers.cluster import Accounts, Association, License, Limits, Qos
+from nodes.schedulers.cluster import AccountsInfo, AssociationInfo, LicenseInfo, Limits, QosInfo
 from portal.models import User
 from tests.jobs.pages.cluster.reading import text
 from tests.jobs.schedulers import Told
@@ -30,8 +30,8 @@ def test_lists_of_the_cluster(mira: User, scheduler: Told) -> None:
 def test_licences_are_on_the_queue_page_where_there_are_any(mira: User, scheduler: Told) -> None:
     assert "Licences" not in text(mira, "/queue")
     scheduler.licensed = [
-        License(name="abaqus", total=1500, used=3),
-        License(name="matlab", total=2, used=1, reserved=1),
+        LicenseInfo(name="abaqus", total=1500, used=3),
+        LicenseInfo(name="matlab", total=2, used=1, reserved=1),
     ]
     scheduler.unreadable["licenses"] = 1
     sync.read(scheduler)
@@ -46,12 +46,12 @@ def test_licences_are_on_the_queue_page_where_there_are_any(mira: User, schedule
 
 
 def test_accounts_are_everybodys_own(mira: User, scheduler: Told) -> None:
-    scheduler.accounted = Accounts(
-        qos=(Qos(name="small", limits=Limits(user={"gres/gpu": 2})),),
+    scheduler.accounted = AccountsInfo(
+        qos=(QosInfo(name="small", limits=Limits(user={"gres/gpu": 2})),),
         associations=(
-            Association(account="lab"),
-            Association(account="lab", user="mira1", fair_share=0.25),
-            Association(account="lab", user="oskar9"),
+            AssociationInfo(account="lab"),
+            AssociationInfo(account="lab", user="mira1", fair_share=0.25),
+            AssociationInfo(account="lab", user="oskar9"),
         ),
     )
     sync.read(scheduler)
