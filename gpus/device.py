@@ -1,4 +1,4 @@
-"""One GPU as the child knows it: what it is, what it does, what of it changes slowly, who is on it."""
+"""Read one GPU in the child process: identity, samples, slow counters and processes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import pynvml
 
 from gpus import facts
-from gpus.asking import ALL_LINKS, Questions
-from gpus.facts import told, watts
-from gpus.rates import Activity, Rates
-from gpus.told import MOST_PROCESSES
+from gpus.facts import watts, without_missing
+from gpus.queries import ALL_LINKS, NvmlQueries
+from gpus.rates import CounterRates, GpmActivity
+from gpus.reports import MAX_PROCESSES
 
 SM_CLOCK = 1
 NO_INSTANCE = 0xFFFF_FFFF
-# One of 32 bits goes round several times a second on a busy bus: its rates are worse than none.
-WIDE_COUNTER = 2**32
+# A 32-bit counter wraps several times a second on a busy bus: its rates would be wrong.
+MIN_64_BIT_COUNT = 2**32
 
 FAST = {
     "memory_temperature_c": (82, 0),
@@ -44,86 +44,88 @@ PLAIN = {
 }
 
 
-class Device:
+class GpuDevice:
     def __init__(self, name: str) -> None:
-        self.questions = Questions()
+        self.queries = NvmlQueries()
         self._name = name
-        self._activity: Activity | None = None
-        self._rates = Rates()
-        self._known: dict[str, Any] = {"gpu": name, **({"index": int(name)} if name.isdecimal() else {})}
+        self._activity: GpmActivity | None = None
+        self._rates = CounterRates()
+        self._identity: dict[str, Any] = {"gpu": name, **({"index": int(name)} if name.isdecimal() else {})}
         self._slices: dict[str, Any] = {}
 
     def open(self) -> None:
-        """As often as it takes: a GPU that is lost may be back."""
-        if self.questions.handle is None:
-            self.questions.is_lost = False
-            self.questions.open(self._name)
-        if self.questions.handle is not None and self._activity is None:
-            self._activity = Activity(self.questions)
+        """Open the GPU if it is not; call it again for a lost GPU, which may be back."""
+        if self.queries.handle is None:
+            self.queries.is_lost = False
+            self.queries.open(self._name)
+        if self.queries.handle is not None and self._activity is None:
+            self._activity = GpmActivity(self.queries)
 
-    def about(self, *, everything: bool) -> dict[str, Any]:
-        """What it is. Its names are asked for until they are told: once lost, it tells none of them."""
-        if "uuid" not in self._known:
-            self._known.update(facts.names(self.questions))
+    def describe(self, *, everything: bool) -> dict[str, Any]:
+        """Return what the GPU is. Its names are requested until they are known: a lost GPU reports none."""
+        if "uuid" not in self._identity:
+            self._identity.update(facts.names(self.queries))
         if everything:
-            self._slices = facts.slices(self.questions)
-            self._known.update(facts.static(self.questions))
-        return {**self._known, **self._slices}
+            self._slices = facts.slices(self.queries)
+            self._identity.update(facts.static(self.queries))
+        return {**self._identity, **self._slices}
 
     def has_changed(self, *, slices: bool) -> bool:
-        """Whether it has something else to tell about itself: its names at last, or other `slices`."""
-        if "uuid" not in self._known:
+        """Return whether the description changed: names became available, or `slices` differ."""
+        if "uuid" not in self._identity:
             self.open()
-            self._known.update(facts.names(self.questions))
-            return "uuid" in self._known
-        if slices and facts.slices(self.questions) not in ({}, self._slices):
-            self.questions.forget()
+            self._identity.update(facts.names(self.queries))
+            return "uuid" in self._identity
+        if slices and facts.slices(self.queries) not in ({}, self._slices):
+            self.queries.retry_unsupported()
             return True
         return False
 
-    def look(self, at: float) -> dict[str, Any]:
-        """What it does now; a slice (MIG) knows neither its use nor its power."""
-        if self.questions.handle is None:
-            return {"lost": True} if self.questions.is_lost else {}
-        self.questions.is_lost = False
-        ask, memory = self.questions.ask, facts.memory(self.questions)
-        use = ask("nvmlDeviceGetUtilizationRates")
+    def sample(self, at: float) -> dict[str, Any]:
+        """Return the current values; a MIG slice reports neither utilisation nor power."""
+        if self.queries.handle is None:
+            return {"lost": True} if self.queries.is_lost else {}
+        self.queries.is_lost = False
+        query, memory = self.queries.first_available, facts.memory(self.queries)
+        utilisation = query("nvmlDeviceGetUtilizationRates")
         found = {
-            "gpu_percent": use.gpu if use else None,
+            "gpu_percent": utilisation.gpu if utilisation else None,
             "memory_mib": memory.used // facts.MIB if memory else None,
-            "temperature_c": ask("nvmlDeviceGetTemperature", more=(facts.GPU_SENSOR,)),
-            "watts": watts(ask("nvmlDeviceGetPowerUsage")),
-            "sm_mhz": ask("nvmlDeviceGetClockInfo", more=(SM_CLOCK,)),
-            "throttle": ask("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
-            **self._measured(at),
+            "temperature_c": query("nvmlDeviceGetTemperature", more=(facts.GPU_SENSOR,)),
+            "watts": watts(query("nvmlDeviceGetPowerUsage")),
+            "sm_mhz": query("nvmlDeviceGetClockInfo", more=(SM_CLOCK,)),
+            "throttle": query("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
+            **self._field_values(at),
         }
-        if self.questions.is_lost:
+        if self.queries.is_lost:
             return {"lost": True}
         return {name: round(value) for name, value in found.items() if value is not None}
 
     def counters(self) -> dict[str, Any]:
-        ask = self.questions.ask
-        return told(
+        query = self.queries.first_available
+        return without_missing(
             {
-                **{name: ask("nvmlDeviceGetTotalEccErrors", more=which) for name, which in ECC.items()},
-                **dict(zip(REMAPPED, ask("nvmlDeviceGetRemappedRows") or (), strict=False)),
-                **{name: ask(function) for name, function in PLAIN.items()},
-                **{name: int(value) for name, value in self.questions.fields(RECOVERY).items()},
-                "sram_threshold_exceeded": self._sram_threshold(),
-                "power_cap_watts": watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
-                "nvlinks": facts.links(self.questions) or None,
+                **{name: query("nvmlDeviceGetTotalEccErrors", more=which) for name, which in ECC.items()},
+                **dict(zip(REMAPPED, query("nvmlDeviceGetRemappedRows") or (), strict=False)),
+                **{name: query(function) for name, function in PLAIN.items()},
+                **{name: int(value) for name, value in self.queries.fields(RECOVERY).items()},
+                "sram_threshold_exceeded": self._sram_threshold_exceeded(),
+                "power_cap_watts": watts(query("nvmlDeviceGetEnforcedPowerLimit")),
+                "nvlinks": facts.links(self.queries) or None,
             }
         )
 
     def processes(self) -> list[dict[str, int]] | None:
-        """Those that compute on it; None where that is not told."""
-        found = self.questions.ask("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
-        return None if found is None else [_process(one) for one in found[:MOST_PROCESSES]]
+        """Return the compute processes on the GPU; None if the driver does not report them."""
+        found = self.queries.first_available(
+            "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"
+        )
+        return None if found is None else [_process(process) for process in found[:MAX_PROCESSES]]
 
-    def _measured(self, at: float) -> dict[str, float | None]:
-        """What takes field values, or two looks."""
-        values = self.questions.fields(FAST)
-        activity = self._activity.look() if self._activity else {}
+    def _field_values(self, at: float) -> dict[str, float | None]:
+        """Return the values that need field values, or two samples."""
+        values = self.queries.fields(FAST)
+        activity = self._activity.sample() if self._activity else {}
         return {
             "memory_temperature_c": values.get("memory_temperature_c"),
             **{f"nvlink_{way}_mib": self._nvlink(way, values, at) for way in ("tx", "rx")},
@@ -132,32 +134,32 @@ class Device:
         }
 
     def _nvlink(self, way: str, values: dict[str, float], at: float) -> float | None:
-        kib = self._rates.of(f"nvlink_{way}_kib", values.get(f"nvlink_{way}_kib"), at)
-        counted = self._rates.of(f"nvlink_{way}_bytes", values.get(f"nvlink_{way}_bytes"), at)
+        kib = self._rates.rate(f"nvlink_{way}_kib", values.get(f"nvlink_{way}_kib"), at)
+        counted = self._rates.rate(f"nvlink_{way}_bytes", values.get(f"nvlink_{way}_bytes"), at)
         if kib is not None:
             return kib / 2**10
         return None if counted is None else counted / 2**20
 
     def _pcie(self, way: str, values: dict[str, float], at: float) -> float | None:
         count = values.get(f"pcie_{way}_bytes", 0)
-        rate = self._rates.of(f"pcie_{way}_bytes", count if count >= WIDE_COUNTER else None, at)
+        rate = self._rates.rate(f"pcie_{way}_bytes", count if count >= MIN_64_BIT_COUNT else None, at)
         return None if rate is None else rate / 2**20
 
-    def _sram_threshold(self) -> int | None:
-        """Whether its memory has had more errors than NVIDIA takes a GPU back for."""
+    def _sram_threshold_exceeded(self) -> int | None:
+        """Return 1 if its memory has exceeded NVIDIA's SRAM error threshold for a replacement, else 0."""
         if not hasattr(pynvml, "c_nvmlEccSramErrorStatus_v1_t"):
             return None
         status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
-        asked = self.questions.ask("nvmlDeviceGetSramEccErrorStatus", more=(ctypes.byref(status),))
-        return None if asked is None else int(status.bThresholdExceeded)
+        result = self.queries.first_available("nvmlDeviceGetSramEccErrorStatus", more=(ctypes.byref(status),))
+        return None if result is None else int(status.bThresholdExceeded)
 
 
-def _process(found: Any) -> dict[str, int]:
-    memory, part = found.usedGpuMemory, found.gpuInstanceId
-    return told(
+def _process(process: Any) -> dict[str, int]:
+    memory, instance = process.usedGpuMemory, process.gpuInstanceId
+    return without_missing(
         {
-            "pid": found.pid,
+            "pid": process.pid,
             "memory_mib": None if memory is None else memory // facts.MIB,
-            "gpu_instance": None if part in (None, NO_INSTANCE) else part,
+            "gpu_instance": None if instance in (None, NO_INSTANCE) else instance,
         }
     )

@@ -1,26 +1,26 @@
-"""What one GPU is: its names, what holds for as long as it is there, its slices, and what it is connected to."""
+"""Read what one GPU is: names, static facts, MIG slices, NVLinks and topology."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from gpus.asking import Questions
+from gpus.queries import NvmlQueries
 
 MIB = 2**20
 GPU_SENSOR = 0
 SLOWDOWN = 1
 NVLINK = 2
-MOST_LINKS = 36
-MOST_SLICES = 16
+MAX_LINKS = 36
+MAX_SLICES = 16
 MEMORY_V2 = 0x0200_0028
 LINKS = {"links": (91, 0)}
 SLOWDOWN_MARGIN = {"margin": (194, 0)}
 LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 
-def told(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is not told."""
+def without_missing(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop entries that are None."""
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -28,62 +28,62 @@ def watts(milliwatts: int | None) -> int | None:
     return None if milliwatts is None else round(milliwatts / 1000)
 
 
-def memory(questions: Questions) -> Any:
-    """Total and used, without what the driver keeps for itself where it tells that apart."""
-    apart = questions.ask("nvmlDeviceGetMemoryInfo", more=(MEMORY_V2,))
-    return apart or questions.ask("nvmlDeviceGetMemoryInfo")
+def memory(queries: NvmlQueries) -> Any:
+    """Return total and used memory, without the driver's reserve if it is reported separately."""
+    without_reserve = queries.first_available("nvmlDeviceGetMemoryInfo", more=(MEMORY_V2,))
+    return without_reserve or queries.first_available("nvmlDeviceGetMemoryInfo")
 
 
-def names(questions: Questions) -> dict[str, Any]:
-    """What it is called; a GPU that is lost tells none of it."""
-    ask, size = questions.ask, memory(questions)
-    pci = ask("nvmlDeviceGetPciInfo")
-    return told(
+def names(queries: NvmlQueries) -> dict[str, Any]:
+    """Return the GPU's names; a lost GPU reports none of them."""
+    query, size = queries.first_available, memory(queries)
+    pci = query("nvmlDeviceGetPciInfo")
+    return without_missing(
         {
-            "uuid": ask("nvmlDeviceGetUUID"),
-            "index": ask("nvmlDeviceGetIndex"),
-            "minor": ask("nvmlDeviceGetMinorNumber"),
+            "uuid": query("nvmlDeviceGetUUID"),
+            "index": query("nvmlDeviceGetIndex"),
+            "minor": query("nvmlDeviceGetMinorNumber"),
             "bus": pci.busId if pci else None,
-            "name": ask("nvmlDeviceGetName"),
+            "name": query("nvmlDeviceGetName"),
             "memory_mib": size.total // MIB if size else None,
-            "parent": _parent(questions),
+            "parent": _parent(queries),
         }
     )
 
 
-def static(questions: Questions) -> dict[str, Any]:
-    ask = questions.ask
-    return told(
+def static(queries: NvmlQueries) -> dict[str, Any]:
+    query = queries.first_available
+    return without_missing(
         {
-            "serial": ask("nvmlDeviceGetSerial"),
-            "vbios": ask("nvmlDeviceGetVbiosVersion"),
-            "numa_node": ask("nvmlDeviceGetNumaNodeId"),
-            "power_cap_watts": watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
-            "slowdown_c": _slowdown(questions),
+            "serial": query("nvmlDeviceGetSerial"),
+            "vbios": query("nvmlDeviceGetVbiosVersion"),
+            "numa_node": query("nvmlDeviceGetNumaNodeId"),
+            "power_cap_watts": watts(query("nvmlDeviceGetEnforcedPowerLimit")),
+            "slowdown_c": _slowdown(queries),
         }
     )
 
 
-def slices(questions: Questions) -> dict[str, Any]:
-    """Whether it is cut up (MIG), and into what."""
-    mode = questions.ask("nvmlDeviceGetMigMode")
+def slices(queries: NvmlQueries) -> dict[str, Any]:
+    """Return whether MIG is enabled, and its slices."""
+    mode = queries.first_available("nvmlDeviceGetMigMode")
     if mode is None:
         return {}
-    count = (questions.ask("nvmlDeviceGetMaxMigDeviceCount") or 0) if mode[0] else 0
-    found = [_slice(questions, place) for place in range(min(count, MOST_SLICES))]
-    return {"mig": bool(mode[0]), "instances": [one for one in found if one]}
+    count = (queries.first_available("nvmlDeviceGetMaxMigDeviceCount") or 0) if mode[0] else 0
+    found = [_slice(queries, index) for index in range(min(count, MAX_SLICES))]
+    return {"mig": bool(mode[0]), "instances": [mig_slice for mig_slice in found if mig_slice]}
 
 
-def links(questions: Questions) -> list[int]:
-    """The state of each NVLink, 1 where it is up; empty where there is none."""
-    count = min(int(questions.fields(LINKS).get("links", 0)), MOST_LINKS)
-    states = [questions.ask("nvmlDeviceGetNvLinkState", more=(link,)) for link in range(count)]
+def links(queries: NvmlQueries) -> list[int]:
+    """Return the state of each NVLink, 1 if it is up; empty if there is none."""
+    count = min(int(queries.fields(LINKS).get("links", 0)), MAX_LINKS)
+    states = [queries.first_available("nvmlDeviceGetNvLinkState", more=(link,)) for link in range(count)]
     return [] if None in states else states
 
 
-def topology(gpus: list[Questions]) -> list[list[str]]:
-    """How each is connected to each, in nvidia-smi's words; "" is not told."""
-    buses = [_bus(gpu.ask("nvmlDeviceGetPciInfo")) for gpu in gpus]
+def topology(gpus: list[NvmlQueries]) -> list[list[str]]:
+    """Return how each pair of GPUs is connected, in nvidia-smi's terms; "" if unknown."""
+    buses = [_bus(gpu.first_available("nvmlDeviceGetPciInfo")) for gpu in gpus]
     ends = [_ends(gpu) for gpu in gpus]
     return [
         ["X" if a == b else _between(gpu, other, ends[a], buses[b]) for b, other in enumerate(gpus)]
@@ -91,57 +91,57 @@ def topology(gpus: list[Questions]) -> list[list[str]]:
     ]
 
 
-def _between(gpu: Questions, other: Questions, ends: list[str], bus: str) -> str:
+def _between(gpu: NvmlQueries, other: NvmlQueries, ends: list[str], bus: str) -> str:
     if gpu.handle is None or other.handle is None:
         return ""
-    if ends and gpu.ask("nvmlDeviceGetP2PStatus", more=(other.handle, NVLINK)) == 0:
-        # Links that end at no GPU end at a switch, which all of them lead to.
+    if ends and gpu.first_available("nvmlDeviceGetP2PStatus", more=(other.handle, NVLINK)) == 0:
+        # Links that end at no GPU end at an NVSwitch, which connects all of them.
         return f"NV{ends.count(bus) or len(ends)}"
-    return LEVELS.get(gpu.ask("nvmlDeviceGetTopologyCommonAncestor", more=(other.handle,)), "")
+    return LEVELS.get(gpu.first_available("nvmlDeviceGetTopologyCommonAncestor", more=(other.handle,)), "")
 
 
-def _ends(gpu: Questions) -> list[str]:
-    """Where its NVLinks that are up lead to, by bus."""
+def _ends(gpu: NvmlQueries) -> list[str]:
+    """Return the bus addresses at the far end of its active NVLinks."""
     up = [link for link, state in enumerate(links(gpu)) if state]
-    return [_bus(gpu.ask("nvmlDeviceGetNvLinkRemotePciInfo", more=(link,))) for link in up]
+    return [_bus(gpu.first_available("nvmlDeviceGetNvLinkRemotePciInfo", more=(link,))) for link in up]
 
 
 def _bus(pci: Any) -> str:
     return str(pci.busId) if pci else ""
 
 
-def _parent(questions: Questions) -> str | None:
-    """The GPU that a slice is a part of."""
-    if not questions.ask("nvmlDeviceIsMigDeviceHandle"):
+def _parent(queries: NvmlQueries) -> str | None:
+    """Return the UUID of the GPU that a slice is part of."""
+    if not queries.first_available("nvmlDeviceIsMigDeviceHandle"):
         return None
-    whole = Questions()
-    whole.handle = questions.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
-    uuid: str | None = whole.ask("nvmlDeviceGetUUID")
+    whole = NvmlQueries()
+    whole.handle = queries.first_available("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
+    uuid: str | None = whole.first_available("nvmlDeviceGetUUID")
     return uuid
 
 
-def _slowdown(questions: Questions) -> int | None:
-    """The temperature at which it slows down; newer GPUs tell how far away that is, and no temperature."""
-    temperature: int | None = questions.ask("nvmlDeviceGetTemperatureThreshold", more=(SLOWDOWN,))
+def _slowdown(queries: NvmlQueries) -> int | None:
+    """Return the slowdown temperature. Newer GPUs report only the margin to it."""
+    temperature: int | None = queries.first_available("nvmlDeviceGetTemperatureThreshold", more=(SLOWDOWN,))
     if temperature is None:
-        now = questions.ask("nvmlDeviceGetTemperature", more=(GPU_SENSOR,))
-        left = questions.ask("nvmlDeviceGetMarginTemperature")
-        margin = questions.fields(SLOWDOWN_MARGIN).get("margin")
+        now = queries.first_available("nvmlDeviceGetTemperature", more=(GPU_SENSOR,))
+        left = queries.first_available("nvmlDeviceGetMarginTemperature")
+        margin = queries.fields(SLOWDOWN_MARGIN).get("margin")
         if now is not None and left is not None and margin is not None:
             return int(now + left - margin)
     return temperature
 
 
-def _slice(questions: Questions, place: int) -> dict[str, Any]:
-    part = Questions()
-    part.handle = questions.ask("nvmlDeviceGetMigDeviceHandleByIndex", more=(place,))
-    size = memory(part)
-    return told(
+def _slice(queries: NvmlQueries, index: int) -> dict[str, Any]:
+    mig_slice = NvmlQueries()
+    mig_slice.handle = queries.first_available("nvmlDeviceGetMigDeviceHandleByIndex", more=(index,))
+    size = memory(mig_slice)
+    return without_missing(
         {
-            "uuid": part.ask("nvmlDeviceGetUUID"),
-            "name": part.ask("nvmlDeviceGetName"),
+            "uuid": mig_slice.first_available("nvmlDeviceGetUUID"),
+            "name": mig_slice.first_available("nvmlDeviceGetName"),
             "memory_mib": size.total // MIB if size else None,
-            "gpu_instance": part.ask("nvmlDeviceGetGpuInstanceId"),
-            "compute_instance": part.ask("nvmlDeviceGetComputeInstanceId"),
+            "gpu_instance": mig_slice.first_available("nvmlDeviceGetGpuInstanceId"),
+            "compute_instance": mig_slice.first_available("nvmlDeviceGetComputeInstanceId"),
         }
     )

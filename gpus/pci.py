@@ -1,10 +1,10 @@
-"""Addresses of PCI devices, which driver, kernel and `nvidia-smi` write each in a way of their own."""
+"""Normalise PCI addresses, which driver, kernel and `nvidia-smi` write differently."""
 
 from __future__ import annotations
 
 
-def place(bus: str) -> str:
-    """A PCI address as domain:bus:device, however it was written; "" for what is none."""
+def normalised(bus: str) -> str:
+    """Return a PCI address as domain:bus:device, however it was written; "" if it is not one."""
     numbers = bus.partition(".")[0].split(":")
     try:
         domain, second, third = (int(number, 16) for number in [*["0"] * (3 - len(numbers)), *numbers])

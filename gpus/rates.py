@@ -1,4 +1,4 @@
-"""What is measured between two looks: activity by the GPU itself, and what counters make a second."""
+"""Measure activity and counter rates between two samples."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any
 import pynvml
 from pynvml import NVMLError
 
-from gpus.asking import Questions
+from gpus.queries import NvmlQueries
 
 
-class Activity:
-    """What a GPU from Hopper on measures between two looks (GPM), which gets in the way of nobody's profiler."""
+class GpmActivity:
+    """Activity measured by GPUs from Hopper on (GPM), which does not interfere with profilers."""
 
     METRICS = {"sm_percent": 2, "pcie_tx_mib": 20, "pcie_rx_mib": 21}
 
-    def __init__(self, questions: Questions) -> None:
-        self._questions = questions
-        support = questions.ask("nvmlGpmQueryDeviceSupport")
+    def __init__(self, queries: NvmlQueries) -> None:
+        self._queries = queries
+        support = queries.first_available("nvmlGpmQueryDeviceSupport")
         self._samples: list[Any] = []
         if support is not None and support.isSupportedDevice:
             with suppress(NVMLError):
                 self._samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
         self._has_first = False
 
-    def look(self) -> dict[str, float]:
-        """Since the last look; nothing at the first."""
+    def sample(self) -> dict[str, float]:
+        """Return activity since the last sample; empty at the first."""
         if not self._samples:
             return {}
         self._samples.reverse()
         had_first = self._has_first
-        self._has_first = self._questions.ask("nvmlGpmSampleGet", more=(self._samples[1],)) is not None
+        self._has_first = self._queries.first_available("nvmlGpmSampleGet", more=(self._samples[1],)) is not None
         return self._between() if had_first and self._has_first else {}
 
     def _between(self) -> dict[str, float]:
@@ -45,20 +45,24 @@ class Activity:
             pynvml.nvmlGpmMetricsGet(wanted)
         except NVMLError:
             return {}
-        told = zip(self.METRICS, wanted.metrics, strict=False)
-        return {name: one.value for name, one in told if one.nvmlReturn == 0 and math.isfinite(one.value)}
+        metrics = zip(self.METRICS, wanted.metrics, strict=False)
+        return {
+            name: metric_value.value
+            for name, metric_value in metrics
+            if metric_value.nvmlReturn == 0 and math.isfinite(metric_value.value)
+        }
 
 
-class Rates:
-    """What counters make a second, between two looks."""
+class CounterRates:
+    """Rates per second of counters."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[float, float]] = {}
 
-    def of(self, name: str, count: float | None, at: float) -> float | None:
-        """None at the first look, and where the counter began anew."""
+    def rate(self, name: str, count: float | None, at: float) -> float | None:
+        """Return the rate since the last sample; None at the first one and after a counter reset."""
         if count is None:
             return None
-        before, then = self._last.get(name, (count, at))
+        last_count, last_at = self._last.get(name, (count, at))
         self._last[name] = (count, at)
-        return (count - before) / (at - then) if count >= before and at > then else None
+        return (count - last_count) / (at - last_at) if count >= last_count and at > last_at else None

@@ -1,14 +1,14 @@
-"""Reads this node's GPUs as a child tells of them (gpus.nvml), and never waits for it.
+"""Read this node's GPUs through a child process (gpus.nvml) without ever waiting for it.
 
-A call into NVIDIA's driver may hang, unkillably. So nobody here makes one, or waits for who makes it: a child that has
-said nothing for too long is told as Silent, killed, never joined, and replaced; while two that were killed are still
-there, nothing more is started.
+A call into NVIDIA's driver may hang and be unkillable, so this process makes none and does not wait for the one that
+does. A child that prints nothing for too long is reported as NvmlSilent, killed, never joined, and replaced; while two
+killed children still exist, no more are started.
 
-    reader = Reader(every=1.0, everything=True)
+    reader = GpuReader(every=1.0, everything=True)
     while True:
-        for told in reader.tend():  # gpus.told: Machine, Looks, Counters, DriverEvent, Lost, Back, Silent, Answers
+        for report in reader.poll():  # a gpus.reports.GpuReport
             ...
-        selectors or time.sleep  # reader.fileno(), where there is one, becomes readable with the next line
+        selectors or time.sleep  # reader.fileno(), if any, becomes readable with the next line
 """
 
 from __future__ import annotations
@@ -22,17 +22,28 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO
 
-from gpus.told import Absent, Answers, Back, Gpu, Lines, Looks, Lost, Machine, Silent, Told
+from gpus.reports import (
+    GpuInfo,
+    GpuInventory,
+    GpuLost,
+    GpuRecovered,
+    GpuReport,
+    GpuSamples,
+    NvmlAbsent,
+    NvmlResponding,
+    NvmlSilent,
+    ReportParser,
+)
 
-OPENING_SECONDS = 60.0  # without persistence mode a driver sets up every GPU when it is opened
-SILENT_SECONDS = 15.0  # besides the time between two looks
+OPENING_SECONDS = 60.0  # without persistence mode the driver initialises every GPU when it is opened
+SILENT_SECONDS = 15.0  # in addition to the time between two samples
 RETRY_SECONDS = (5.0, 600.0)  # first and longest wait before the next child
-MOST_STUCK = 1  # a killed child that does not end; one more may be tried beside it
-MOST_BYTES = 1 << 20  # of one line, and of what is taken in at once
+MAX_STUCK = 1  # killed children that do not end; one more may be started next to these
+MAX_BYTES = 1 << 20  # of one line, and of one read
 
 
-class Reader:
-    """`tend` often, always from one thread: the child ends with the thread that has started it."""
+class GpuReader:
+    """Call `poll` often, always from the same thread: the child dies with the thread that started it."""
 
     def __init__(
         self,
@@ -44,9 +55,10 @@ class Reader:
         silent_seconds: float = SILENT_SECONDS,
         retry_seconds: tuple[float, float] = RETRY_SECONDS,
     ) -> None:
-        """`names`: as in CUDA_VISIBLE_DEVICES; None: all that there are; empty: there is nothing to read.
+        """Set up a reader; the first `poll` starts the child.
 
-        `every`: seconds between two looks. `everything`: static facts, counters, processes and events, too.
+        `names` are as in CUDA_VISIBLE_DEVICES; None: all GPUs; empty: nothing to read. `every`: seconds between two
+        samples. `everything`: also static facts, counters, processes and events.
         """
         self._names, self._every, self._everything = names, max(every, 0.1), everything
         self._opening, self._silent = opening_seconds, silent_seconds + every
@@ -54,117 +66,123 @@ class Reader:
         self._child: _Child | None = None
         self._stuck: list[_Child] = []
         self._next_start = 0.0
-        self._lines = Lines()
+        self._lines = ReportParser()
         self._lost: set[int] = set()
-        self.newest: Looks | None = None
-        """The last looks; None while there are none, or NVML is silent. How old they are, `at` says."""
+        self.newest: GpuSamples | None = None
+        """The last samples; None if there are none yet, or NVML is silent. `at` gives their age."""
         self.silent_since: float | None = None
-        """Unix time; None: it answers, or has only just been asked."""
-        self.absent: Absent | None = None
-        """Why there is nothing to read, as long as that is so."""
+        """Unix time since NVML stopped responding; None while it responds or was just started."""
+        self.absent: NvmlAbsent | None = None
+        """Why there is nothing to read; None otherwise."""
 
     @property
-    def machine(self) -> Machine | None:
-        """What was told last, also while NVML is silent."""
+    def machine(self) -> GpuInventory | None:
+        """Return the last reported inventory, also while NVML is silent."""
         return self._lines.machine
 
     @property
     def pids(self) -> list[int]:
-        """Children that have not ended."""
+        """Return the pids of children that have not ended."""
         return [child.pid for child in self._children() if not child.has_ended]
 
     def fileno(self) -> int | None:
-        """What becomes readable with the next line; another one after each new child."""
+        """Return a descriptor that becomes readable with the next line; it changes with each new child."""
         return self._child.fileno if self._child else None
 
-    def tend(self) -> list[Told]:
-        """What has been told since the last time; notices silence, starts a child where there is none."""
+    def poll(self) -> list[GpuReport]:
+        """Return the reports since the last call; detect silence, and start a child if there is none."""
         self._stuck = [child for child in self._stuck if not child.has_ended]
         if self._child is None:
             self._start()
             return []
-        child, heard = self._child, []
-        # Whether it has ended is asked first: what it said before that is all there to be read.
+        child, reports = self._child, []
+        # Check for its end before reading: everything that it printed before ending is then readable.
         has_ended = child.has_ended
         for line in child.read():
-            heard += self._hear(line)
+            reports += self._process_line(line)
         if has_ended:
-            child.end()
+            child.kill()
             self._child = None
-            self._put_off()
-        elif child.silence > (self._silent if child.has_spoken else self._opening):
-            heard += self._give_up(child)
-        return heard
+            self._delay_start()
+        elif child.silence > (self._silent if child.has_printed else self._opening):
+            reports += self._abandon(child)
+        return reports
 
     def close(self) -> None:
-        """Whoever still reads is killed, and not waited for."""
+        """Kill the children without waiting for them."""
         for child in self._children():
-            child.end()
+            child.kill()
 
     def _children(self) -> list[_Child]:
         return [*self._stuck, *([self._child] if self._child else [])]
 
     def _start(self) -> None:
         idle = (self.absent and not self.absent.may_change) or (self._names is not None and not self._names)
-        if idle or len(self._stuck) > MOST_STUCK or time.monotonic() < self._next_start:
+        if idle or len(self._stuck) > MAX_STUCK or time.monotonic() < self._next_start:
             return
         try:
             self._child = _Child(command(self._every, self._names, everything=self._everything))
-        except OSError:  # no memory, no process left
-            self._put_off()
+        except OSError:  # out of memory or processes
+            self._delay_start()
 
-    def _put_off(self) -> None:
+    def _delay_start(self) -> None:
         self._next_start = time.monotonic() + self._wait
         self._wait = min(2 * self._wait, self._longest)
 
-    def _give_up(self, child: _Child) -> list[Told]:
-        child.end()
+    def _abandon(self, child: _Child) -> list[GpuReport]:
+        child.kill()
         self._stuck.append(child)
         self._child = self.newest = None
-        self._put_off()
+        self._delay_start()
         if self.silent_since is not None:
             return []
         self.silent_since = time.time() - child.silence
-        return [Silent(self.silent_since)]
+        return [NvmlSilent(self.silent_since)]
 
-    def _hear(self, line: bytes) -> list[Told]:
-        before, told = self.machine, self._lines.read(line)
-        match told:
+    def _process_line(self, line: bytes) -> list[GpuReport]:
+        previous, report = self.machine, self._lines.parse(line)
+        match report:
             case None:
                 return []
-            case Absent():
-                is_new = self.absent != told
-                self.absent, self.newest = told, None
-                return [told] if is_new else []
-            case Machine():
+            case NvmlAbsent():
+                is_new = self.absent != report
+                self.absent, self.newest = report, None
+                return [report] if is_new else []
+            case GpuInventory():
                 self.absent = None
-                self._lost &= _same(before, told)
-            case Looks():
-                self.newest, self._wait = told, self._retry
-                return [*self._answers(), told, *self._changes(told)]
-        return [told]
+                self._lost &= _unchanged_places(previous, report)
+            case GpuSamples():
+                self.newest, self._wait = report, self._retry
+                return [*self._end_silence(), report, *self._lost_and_recovered(report)]
+        return [report]
 
-    def _answers(self) -> list[Told]:
+    def _end_silence(self) -> list[GpuReport]:
         if self.silent_since is None:
             return []
         since, self.silent_since = self.silent_since, None
-        return [Answers(since, round(time.time() - since, 1))]
+        return [NvmlResponding(since, round(time.time() - since, 1))]
 
-    def _changes(self, told: Looks) -> list[Told]:
-        """GPUs that are lost since the last look, and those that are back."""
-        lost = {place for place, look in enumerate(told.looks) if look is None}
+    def _lost_and_recovered(self, samples: GpuSamples) -> list[GpuReport]:
+        """Report GPUs lost since the last sample, and those that are back."""
+        lost = {index for index, sample in enumerate(samples.samples) if sample is None}
         before, self._lost = self._lost, lost
-        here = range(len(told.looks))
-        gone: list[Told] = [Lost(told.at, told.time, place, self._gpu(place)) for place in sorted(lost - before)]
-        return gone + [Back(told.at, told.time, place, self._gpu(place)) for place in here if place in before - lost]
+        indices = range(len(samples.samples))
+        reports: list[GpuReport] = [
+            GpuLost(samples.at, samples.time, index, self._gpu(index)) for index in sorted(lost - before)
+        ]
+        return reports + [
+            GpuRecovered(samples.at, samples.time, index, self._gpu(index))
+            for index in indices
+            if index in before - lost
+        ]
 
-    def _gpu(self, place: int) -> Gpu:
+    def _gpu(self, index: int) -> GpuInfo:
         gpus = self.machine.gpus if self.machine else ()
-        return gpus[place] if place < len(gpus) else Gpu(str(place))
+        return gpus[index] if index < len(gpus) else GpuInfo(str(index))
 
 
 def command(seconds: float, names: Sequence[str] | None, *, everything: bool = False) -> list[str]:
-    """What to start for a look every so many seconds; 0: it ends after its first line."""
+    """Return the command for a sample every so many seconds; 0: exit after the first line."""
     return [
         *(sys.executable, "-P", "-m", "gpus.nvml", f"{seconds:g}"),
         *(["--all"] if everything else []),
@@ -173,22 +191,22 @@ def command(seconds: float, names: Sequence[str] | None, *, everything: bool = F
 
 
 def environment() -> dict[str, str]:
-    """Ours; where this very code lies in one archive (the agent's), the child finds it there, too."""
+    """Return our environment. If this code runs from the agent's archive, PYTHONPATH lets the child find it too."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if os.path.isdir(root):
         return dict(os.environ)
-    theirs = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, theirs] if theirs else [root])}
+    existing = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, existing] if existing else [root])}
 
 
-def _same(before: Machine | None, now: Machine) -> set[int]:
-    """Places with the GPU that they had, as far as anybody knows."""
+def _unchanged_places(before: GpuInventory | None, now: GpuInventory) -> set[int]:
+    """Return the places that have the same GPU as before, as far as known."""
     pairs = zip(before.gpus if before else (), now.gpus, strict=False)
-    return {place for place, (old, new) in enumerate(pairs) if old.uuid in ("", new.uuid)}
+    return {index for index, (old, new) in enumerate(pairs) if old.uuid in ("", new.uuid)}
 
 
 class _Child:
-    """The process, and what it says; it dies with us, unless the driver holds it."""
+    """The child process and its output; it dies with us, unless the driver blocks it."""
 
     def __init__(self, arguments: list[str]) -> None:
         self._process = subprocess.Popen(
@@ -203,8 +221,8 @@ class _Child:
         self._output: IO[bytes] = self._process.stdout
         os.set_blocking(self._output.fileno(), False)
         self._rest = b""
-        self._heard_at = time.monotonic()
-        self.has_spoken = False
+        self._last_output_at = time.monotonic()
+        self.has_printed = False
 
     @property
     def pid(self) -> int:
@@ -220,22 +238,22 @@ class _Child:
 
     @property
     def silence(self) -> float:
-        return time.monotonic() - self._heard_at
+        return time.monotonic() - self._last_output_at
 
     def read(self) -> list[bytes]:
-        """Whole lines that have come since the last time."""
+        """Return the complete lines since the last call."""
         with suppress(BlockingIOError):
-            while len(self._rest) < MOST_BYTES and (piece := os.read(self._output.fileno(), 65_536)):
+            while len(self._rest) < MAX_BYTES and (piece := os.read(self._output.fileno(), 65_536)):
                 self._rest += piece
         *lines, self._rest = self._rest.split(b"\n")
-        if len(self._rest) >= MOST_BYTES:
-            self._rest = b""  # no line of the child's is that long
+        if len(self._rest) >= MAX_BYTES:
+            self._rest = b""  # the child prints no line that long
         if lines:
-            self._heard_at, self.has_spoken = time.monotonic(), True
+            self._last_output_at, self.has_printed = time.monotonic(), True
         return lines
 
-    def end(self) -> None:
-        """Killed if it still runs, and not waited for."""
+    def kill(self) -> None:
+        """Kill it if it still runs, without waiting."""
         if not self.has_ended:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)

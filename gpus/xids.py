@@ -1,7 +1,7 @@
-"""Rank NVIDIA's Xids by what they mean for the next job on that GPU.
+"""Rank NVIDIA's Xids by what they mean for the next job on the GPU.
 
-Source: NVIDIA's Xid catalogue, by the immediate action that it names: replace or reboot is fatal, a reset critical, to
-investigate a warning, to restart the application a note.
+Source: NVIDIA's Xid catalogue, by its immediate action: replace or reboot is fatal, reset is critical, investigate is a
+warning, restart the application is a note.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from enum import IntEnum
 
 
 class Severity(IntEnum):
-    """Urgency of an error. Ordered: the worst of several errors is their `max`."""
+    """Urgency of an error, ordered: the worst of several errors is their `max`."""
 
     NOTE = 0
-    """An error of the program itself, or one that ends nothing but the program."""
+    """An error of the program itself, or one that ends only the program."""
     WARNING = 1
     CRITICAL = 2
     """The GPU needs a reset before the next job."""
@@ -27,7 +27,7 @@ NOTES = frozenset({13, 31, 43, 45, 94, 156, 160})
 
 
 def severity(code: int | None) -> Severity:
-    """Return the severity of this Xid; an unlisted one is a warning, as drivers add new ones."""
+    """Return the severity of this Xid; an unlisted one is a warning, because drivers add new ones."""
     if code in FATAL:
         return Severity.FATAL
     if code in CRITICAL:

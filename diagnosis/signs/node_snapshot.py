@@ -18,7 +18,7 @@ from diagnosis.logs.files import Log
 from diagnosis.logs.prefixes import Prefix
 from diagnosis.signs.rank_exits import End, failures
 from diagnosis.signs.sign import Sign
-from gpus.pci import place
+from gpus.pci import normalised
 from vigil_core import untrusted
 
 MOST_BYTES = 512 * 1024  # of the file
@@ -110,7 +110,7 @@ def _lines(value: object) -> Iterator[tuple[float, str]]:
 
 
 def _bus(told: object) -> str:
-    return place(untrusted.name(told, 40))
+    return normalised(untrusted.name(told, 40))
 
 
 # What it shows.

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import FrameType
 
 from gpus.health import faults
-from gpus.pci import place
-from gpus.reader import Reader
-from gpus.told import Counters, Looks
+from gpus.pci import normalised
+from gpus.reader import GpuReader
+from gpus.reports import GpuCounters, GpuSamples
 from nodes.agent import disks, proc
 from nodes.agent.disks import label
 from nodes.agent.gpu_watch import GpuWatch
@@ -85,7 +85,7 @@ class _Gpus:
 
     def look(self, *, until: float) -> Iterator[str]:
         watch = GpuWatch(
-            Reader(every=EVERY_SECONDS, everything=True), self.remembered, Samples(EVERY_SECONDS), lambda event: None
+            GpuReader(every=EVERY_SECONDS, everything=True), self.remembered, Samples(EVERY_SECONDS), lambda event: None
         )
         before = self.remembered.gpus
         looks, counters = _listen(watch, until)
@@ -102,15 +102,15 @@ class _Gpus:
             yield from _sick(watch, looks, counters)
 
     def _missing(self, watch: GpuWatch, before: list[dict[str, object]]) -> Iterator[str]:
-        there = {place(gpu.bus) for gpu in watch.gpus if gpu.bus}
-        gone = [str(gpu["bus"]) for gpu in before if place(str(gpu["bus"])) not in there]
+        there = {normalised(gpu.bus) for gpu in watch.gpus if gpu.bus}
+        gone = [str(gpu["bus"]) for gpu in before if normalised(str(gpu["bus"])) not in there]
         if len(watch.gpus) < self.expected:
             named = f" ({', '.join(gone)} missing)" if gone else ""
             meant = f" If that is meant, remove {self.state / FILE}." if before else ""
             yield f"{len(watch.gpus)} of {self.expected} GPUs are there{named}.{meant}"
 
 
-def _listen(watch: GpuWatch, until: float) -> tuple[Looks | None, Counters | None]:
+def _listen(watch: GpuWatch, until: float) -> tuple[GpuSamples | None, GpuCounters | None]:
     """The first look and the counters; None for what did not come in time."""
     while (left := until - time.monotonic()) > 0:
         watch.tend()
@@ -121,11 +121,11 @@ def _listen(watch: GpuWatch, until: float) -> tuple[Looks | None, Counters | Non
     return watch.reader.newest, watch.counters
 
 
-def _sick(watch: GpuWatch, looks: Looks, counters: Counters | None) -> Iterator[str]:
+def _sick(watch: GpuWatch, looks: GpuSamples, counters: GpuCounters | None) -> Iterator[str]:
     for number, gpu in enumerate(watch.gpus):
         name = f"GPU {number if gpu.index is None else gpu.index}{f' ({gpu.bus})' if gpu.bus else ''}"
         counted = counters.counters[number] if counters and number < len(counters.counters) else {}
-        if number < len(looks.looks) and looks.looks[number] is None:
+        if number < len(looks.samples) and looks.samples[number] is None:
             yield f"{name} is lost."
         elif broken := faults(counted):
             yield f"{name} {broken[0]}."

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gpus.told import Machine
+from gpus.reports import GpuInventory
 from nodes.agent import disks, proc
 from nodes.agent.cleaning import clean
 from nodes.agent.host import KIB, memory_kib
@@ -20,7 +20,7 @@ Facts = dict[str, Any]
 def facts(
     *,
     node: str,
-    machine: Machine | None,
+    machine: GpuInventory | None,
     gpus: list[Facts],
     problems: dict[str, str],
     probed: tuple[str, ...],

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpus.pci import place
+from gpus.pci import normalised
 from nodes.agent.xids import Xid
 
 MOST_TEXTS = 20  # of one GPU and number, told apart at once
@@ -72,7 +72,7 @@ class Xids:
 
     def hear_nvml(self, bus: str, number: int, *, at: float, now: float) -> None:
         """NVML's word for an Xid; the kernel log's may come before or after it."""
-        bus = place(bus)
+        bus = normalised(bus)
         for folded in [*self._new.values(), *self._told.values()]:
             if _is_same(folded.xid, bus, number) and now - folded.heard <= self.confirm_seconds:
                 if not folded.is_confirmed and folded not in self._new.values():

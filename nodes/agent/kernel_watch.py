@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpus.told import DriverEvent
+from gpus.reports import DriverEvent
 from nodes.agent import proc
 from nodes.agent.folding import Xids
 from nodes.agent.kernel_log import KernelLog, Record

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gpus.reader import Reader
+from gpus.reader import GpuReader
 from nodes.agent import batches, disks, proc
 from nodes.agent.buffer import LIMIT_BYTES, Buffer, batches_of, marked
 from nodes.agent.enrolment import Tokens
@@ -74,7 +74,7 @@ class Agent:
         self._buffer = Buffer(settings.state, limit_bytes=limit_bytes)
         self._lasting = Lasting(settings.state)
         self._gpus = GpuWatch(
-            Reader(
+            GpuReader(
                 every=pace.period,
                 everything=True,
                 silent_seconds=pace.of_periods(15),

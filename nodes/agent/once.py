@@ -8,8 +8,8 @@ import signal
 import time
 from typing import Any
 
-from gpus.reader import Reader
-from gpus.told import Counters, Looks
+from gpus.reader import GpuReader
+from gpus.reports import GpuCounters, GpuSamples
 from nodes.agent import disks
 from nodes.agent.facts import facts
 from nodes.agent.gpu_watch import GpuWatch
@@ -45,7 +45,9 @@ def sample(settings: Settings) -> dict[str, Any]:
     probed = disks.probed(settings.mounts, host.proc)
     host.look()
     mounts.ask(probed)
-    watch = GpuWatch(Reader(every=1.0, everything=True), Remembered(settings.state), Samples(1.0), lambda event: None)
+    watch = GpuWatch(
+        GpuReader(every=1.0, everything=True), Remembered(settings.state), Samples(1.0), lambda event: None
+    )
     looks, counters = _listen(watch)
     mounts.look(time.time())
     processes = Processes()
@@ -68,10 +70,10 @@ def sample(settings: Settings) -> dict[str, Any]:
     return told
 
 
-def _listen(watch: GpuWatch) -> tuple[Looks | None, Counters | None]:
+def _listen(watch: GpuWatch) -> tuple[GpuSamples | None, GpuCounters | None]:
     """The second look, for rates are known from then on, and the counters; nothing where NVML does not answer."""
     began = time.monotonic()
-    seen: list[Looks] = []
+    seen: list[GpuSamples] = []
     while (now := time.monotonic()) - began < LONGEST_SECONDS:
         watch.tend()
         newest = watch.reader.newest
@@ -85,8 +87,8 @@ def _listen(watch: GpuWatch) -> tuple[Looks | None, Counters | None]:
     return seen[-1] if seen else None, watch.counters
 
 
-def _gpu(watch: GpuWatch, looks: Looks | None, counters: Counters | None, place: int) -> dict[str, Any]:
-    look = looks.looks[place] if looks and place < len(looks.looks) else {}
+def _gpu(watch: GpuWatch, looks: GpuSamples | None, counters: GpuCounters | None, place: int) -> dict[str, Any]:
+    look = looks.samples[place] if looks and place < len(looks.samples) else {}
     counted = counters.counters[place] if counters and place < len(counters.counters) else {}
     told = {"uuid": watch.gpus[place].uuid, "index": watch.gpus[place].index, "name": watch.gpus[place].name}
     return {**told, "lost": look is None, **(look or {}), "counters": dict(counted)}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpus.told import Counters, Gpu
+from gpus.reports import GpuCounters, GpuInfo
 from nodes.agent import proc
 from nodes.agent.cleaning import clean
 
@@ -88,7 +88,7 @@ class Processes:
     people: People = field(default_factory=People)
     _known: dict[tuple[int, str], Process] = field(default_factory=dict)
 
-    def tell(self, counters: Counters | None, gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
+    def tell(self, counters: GpuCounters | None, gpus: Sequence[GpuInfo]) -> list[dict[str, Any]]:
         """All of them, as the contract has them (protocols.md §11)."""
         pairs = zip(gpus, counters.processes if counters else (), strict=False)
         found = [(gpu.uuid, told) for gpu, some in pairs for told in some or () if gpu.uuid][:MOST]

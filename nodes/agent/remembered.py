@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpus.pci import place
+from gpus.pci import normalised
 
 FILE = "gpus.json"
 MOST_BYTES = 1 << 20
@@ -28,7 +28,7 @@ class Remembered:
 
     def note(self, gpus: list[About]) -> None:
         """What there is now; those that are missing stay, until somebody removes the file."""
-        known = {**self._gpus, **{place(gpu["bus"]): gpu for gpu in gpus if gpu.get("bus") and gpu.get("uuid")}}
+        known = {**self._gpus, **{normalised(gpu["bus"]): gpu for gpu in gpus if gpu.get("bus") and gpu.get("uuid")}}
         if known != self._gpus:
             self._gpus = known
             with suppress(OSError):  # of a full disk: it is written when something changes again
@@ -38,7 +38,7 @@ class Remembered:
                 os.replace(temporary, self._path)
 
     def uuid_at(self, bus: str) -> str:
-        return str(self._gpus.get(place(bus), {}).get("uuid", ""))
+        return str(self._gpus.get(normalised(bus), {}).get("uuid", ""))
 
     def missing(self, uuids: set[str]) -> list[About]:
         """Those that were there and are none of these."""
@@ -49,6 +49,6 @@ def _read(path: Path) -> dict[str, About]:
     try:
         with open(path, "rb") as file:
             told = json.loads(file.read(MOST_BYTES))
-        return {place(gpu["bus"]): gpu for gpu in told if gpu["uuid"]}
+        return {normalised(gpu["bus"]): gpu for gpu in told if gpu["uuid"]}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}

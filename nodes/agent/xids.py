@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gpus.pci import place
+from gpus.pci import normalised
 from nodes.agent.cleaning import clean
 
 OFF_THE_BUS = 79
@@ -77,11 +77,11 @@ class Driver:
         named = _PLACE.search(text)
         self._since += 1
         if "fallen off the bus" in text:
-            bus = place(named["bus"]) if named else self._begun if self._since <= PIECES else ""
+            bus = normalised(named["bus"]) if named else self._begun if self._since <= PIECES else ""
             self._begun = ""
             return Xid("xid", OFF_THE_BUS, bus, clean(text.replace("NVRM: ", ""), MOST_TEXT))
         if named and text.startswith("NVRM: The NVIDIA GPU "):
-            self._begun, self._since = place(named["bus"]), 0
+            self._begun, self._since = normalised(named["bus"]), 0
         return None
 
     def _once(self, fall: Xid, at: float, *, has_number: bool) -> Xid | None:
@@ -108,7 +108,7 @@ def _xid(text: str) -> Xid | None:
     return Xid(
         "xid",
         int(match["number"]),
-        place(match["bus"]),
+        normalised(match["bus"]),
         clean(rest[name.end() :] if name else rest, MOST_TEXT),
         pid=pid,
         name=clean((name["name"] or "") if name else "", MOST_NAME),
@@ -123,4 +123,6 @@ def _sxid(text: str) -> Xid | None:
     word = match["rest"].partition(",")[0].strip().lower()
     is_fatal = True if word == "fatal" else False if word in {"non-fatal", "nonfatal"} else None
     said = clean(match["rest"], MOST_TEXT)
-    return Xid("sxid", int(match["number"]), place(match["bus"]), said, switch=int(match["switch"]), is_fatal=is_fatal)
+    return Xid(
+        "sxid", int(match["number"]), normalised(match["bus"]), said, switch=int(match["switch"]), is_fatal=is_fatal
+    )

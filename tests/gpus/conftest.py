@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
-from gpus.reader import Reader
-from gpus.told import Looks, Told
+from gpus.reader import GpuReader
+from gpus.reports import GpuReport, GpuSamples
 from tests.nvml import StandIn
 from tests.waiting import until
 
@@ -37,11 +37,11 @@ class Watched:
 
     def __init__(self, names: list[str] | None = None, *, every: float = EVERY, **more: Any) -> None:
         options = {"everything": True, "retry_seconds": (0.05, 0.1), **more}
-        self.reader = Reader(names, every=every, **options)
-        self.told: list[Told] = []
+        self.reader = GpuReader(names, every=every, **options)
+        self.told: list[GpuReport] = []
 
     def all(self, kind: type[T]) -> list[T]:
-        self.told += self.reader.tend()
+        self.told += self.reader.poll()
         return [one for one in self.told if isinstance(one, kind)]
 
     def first(self, kind: type[T]) -> T:
@@ -53,10 +53,10 @@ class Watched:
         self.told.clear()
         return self.first(kind)
 
-    def looks(self) -> Looks:
+    def looks(self) -> GpuSamples:
         """Of what holds now: the next but one, as a look may have been taken meanwhile."""
-        self.next(Looks)
-        return self.next(Looks)
+        self.next(GpuSamples)
+        return self.next(GpuSamples)
 
 
 # What the stand-in's GPUs do unless it is told otherwise.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpus.told import Counters, DriverEvent, Looks, Machine
+from gpus.reports import DriverEvent, GpuCounters, GpuInventory, GpuSamples
 from tests.gpus.conftest import STEADY, Watch, stand_in
 from tests.nvml import LEARNED_LATE, MIG_CHANGED, RECOVERY, StandIn, bus, slice_uuid, uuid
 from tests.waiting import until
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.long  # a process each, and what it tells comes by the 
 
 
 def test_what_there_is(nvml: StandIn, watch: Watch) -> None:
-    machine = watch().first(Machine)
+    machine = watch().first(GpuInventory)
     assert (machine.driver, machine.nvml, machine.cuda) == ("570.86.15", "12.570.86.15", "12.8")
     assert [gpu.uuid for gpu in machine.gpus] == [uuid(index) for index in range(8)]
     assert [row[0] for row in machine.topology] == ["X", *["NV18"] * 7]
-    assert machine.gpus[3].as_told() == {
+    assert machine.gpus[3].as_payload() == {
         "gpu": "3",
         "uuid": uuid(3),
         "index": 3,
@@ -40,18 +40,18 @@ def test_what_there_is(nvml: StandIn, watch: Watch) -> None:
 
 def test_without_links_gpus_are_near_or_far(nvml: StandIn, watch: Watch) -> None:
     nvml.say("* field.91 0")
-    assert watch().first(Machine).topology[0] == ("X", *["NODE"] * 3, *["SYS"] * 4)
+    assert watch().first(GpuInventory).topology[0] == ("X", *["NODE"] * 3, *["SYS"] * 4)
 
 
 def test_a_gpu_that_tells_only_how_far_it_is_from_slowing_down(nvml: StandIn, watch: Watch) -> None:
     nvml.say("* slowdown_c !3", "* temperature_c 40", "* margin_c 47", "* field.194 -2")
-    assert watch().first(Machine).gpus[0].slowdown_c == 89
+    assert watch().first(GpuInventory).gpus[0].slowdown_c == 89
 
 
 def test_what_gpus_do(nvml: StandIn, watch: Watch) -> None:
     nvml.say("3 gpu_percent 30~90/60", "3 throttle 72", "3 field.138 0+2097152", "3 field.139 0+1048576")
     watched = watch()
-    looks = watched.looks().looks
+    looks = watched.looks().samples
     assert looks[0] == STEADY
     assert looks[3] is not None
     assert 30 <= looks[3]["gpu_percent"] <= 90
@@ -62,10 +62,10 @@ def test_what_gpus_do(nvml: StandIn, watch: Watch) -> None:
 
 def test_each_second_gets_one_look(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
-    until(lambda: len(watched.all(Looks)) > 10)
-    periods = [look.time // 0.1 for look in watched.all(Looks)]
+    until(lambda: len(watched.all(GpuSamples)) > 10)
+    periods = [look.time // 0.1 for look in watched.all(GpuSamples)]
     assert sorted(set(periods)) == periods
-    assert abs(watched.all(Looks)[-1].time - time.time()) < 30
+    assert abs(watched.all(GpuSamples)[-1].time - time.time()) < 30
 
 
 def test_counters_and_processes(nvml: StandIn, watch: Watch) -> None:
@@ -73,7 +73,7 @@ def test_counters_and_processes(nvml: StandIn, watch: Watch) -> None:
         "2 ecc_uncorrected 4", "2 remapped_pending 1", "2 pcie_width 8", "2 field.230 2", "2 nvlink.5 0",
         "2 sram_threshold_exceeded 1", "0 process 4711 2000", "0 process 4712 150", "1 processes !4",
     )  # fmt: skip
-    told = watch().first(Counters)
+    told = watch().first(GpuCounters)
     assert told.counters[0] == {
         "ecc_corrected": 0,
         "ecc_uncorrected": 0,
@@ -115,28 +115,28 @@ def test_what_is_not_supported_is_left_out_and_asked_again_once_nvml_is_opened_a
     watched = watch()
     missing = {name: value for name, value in STEADY.items() if name not in ("watts", "memory_temperature_c")}
     missing.pop("pcie_tx_mib")
-    told = watched.looks().looks
+    told = watched.looks().samples
     assert (told[1], told[2]) == (STEADY, missing)
     nvml.say("2 gpm.20 !3")
-    assert watched.looks().looks[2] == missing, "the driver was asked again"
+    assert watched.looks().samples[2] == missing, "the driver was asked again"
     nvml.say("* reload 1")
-    assert until(lambda: [one for one in watched.all(Machine) if one.reopened])
-    assert watched.looks().looks[2] == STEADY
+    assert until(lambda: [one for one in watched.all(GpuInventory) if one.reopened])
+    assert watched.looks().samples[2] == STEADY
 
 
 def test_what_fails_once_is_asked_again(nvml: StandIn, watch: Watch) -> None:
     nvml.say("2 watts !999")
     watched = watch()
-    look = watched.looks().looks[2]
+    look = watched.looks().samples[2]
     assert look is not None
     assert "watts" not in look
     nvml.say()
-    assert watched.looks().looks[2] == STEADY
+    assert watched.looks().samples[2] == STEADY
 
 
 def test_a_counter_that_may_go_round_unseen_makes_no_rate(nvml: StandIn, watch: Watch) -> None:
     nvml.say("* gpm 0", "0 field.197 100+1", "1 field.197 5e12+1048576000", "2 field.202 0+1048576000")
-    first, second, third = watch().looks().looks[:3]
+    first, second, third = watch().looks().samples[:3]
     assert first is not None
     assert second is not None
     assert third is not None
@@ -148,9 +148,9 @@ def test_a_counter_that_may_go_round_unseen_makes_no_rate(nvml: StandIn, watch: 
 def test_an_old_driver_tells_what_it_knows(watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stand_in(StandIn(tmp_path, without=LEARNED_LATE), monkeypatch)
     watched = watch()
-    assert watched.first(Machine).gpus[0].numa_node is None
-    assert set(watched.first(Counters).processes) == {None}
-    told = watched.looks().looks[0]
+    assert watched.first(GpuInventory).gpus[0].numa_node is None
+    assert set(watched.first(GpuCounters).processes) == {None}
+    told = watched.looks().samples[0]
     # With what the driver keeps for itself.
     assert told == {
         "gpu_percent": 90,
@@ -167,7 +167,7 @@ def test_an_old_driver_tells_what_it_knows(watch: Watch, monkeypatch: pytest.Mon
 
 def test_an_xid_is_told_before_the_next_look(nvml: StandIn, watch: Watch) -> None:
     watched = watch(every=3600)
-    watched.first(Counters)
+    watched.first(GpuCounters)
     nvml.event(5, 79)
     event = watched.first(DriverEvent)
     assert (event.gpu.uuid, event.kind, event.value) == (uuid(5), "xid", 79)
@@ -175,13 +175,13 @@ def test_an_xid_is_told_before_the_next_look(nvml: StandIn, watch: Watch) -> Non
     nvml.event(5, 2, kind=RECOVERY)
     until(lambda: len(watched.all(DriverEvent)) == 2)
     assert watched.all(DriverEvent)[1].kind == "recovery", "an equal one counts as one until the next look"
-    assert len(watched.all(Looks)) == 1
+    assert len(watched.all(GpuSamples)) == 1
 
 
 def test_that_there_is_something_to_read_shows_in_a_selector(nvml: StandIn, watch: Watch) -> None:
     watched = watch(every=3600)
-    watched.first(Counters)
-    watched.reader.tend()
+    watched.first(GpuCounters)
+    watched.reader.poll()
     number = watched.reader.fileno()
     assert number is not None
     assert not select.select([number], [], [], 0)[0]
@@ -204,7 +204,7 @@ def test_a_wait_that_fails_neither_spins_nor_stops(nvml: StandIn, watch: Watch) 
     watched = watch()
     watched.looks()
     watched.looks()
-    periods = [look.time // 0.1 for look in watched.all(Looks)]
+    periods = [look.time // 0.1 for look in watched.all(GpuSamples)]
     assert sorted(set(periods)) == periods
 
 
@@ -213,10 +213,10 @@ def test_a_wait_that_fails_neither_spins_nor_stops(nvml: StandIn, watch: Watch) 
 
 def test_slices_are_told_when_they_are_made_and_removed(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
-    watched.first(Counters)
+    watched.first(GpuCounters)
     nvml.say("3 mig 1", "3 slice 1 9856", "3 slice 2 19968", "3 process 4711 2000 2")
     nvml.event(3, 1, kind=MIG_CHANGED)
-    cut = until(lambda: [one for one in watched.all(Machine) if one.gpus[3].mig])[0]
+    cut = until(lambda: [one for one in watched.all(GpuInventory) if one.gpus[3].mig])[0]
     assert cut.gpus[3].instances == (
         {
             "uuid": slice_uuid(3, 1),
@@ -233,22 +233,22 @@ def test_slices_are_told_when_they_are_made_and_removed(nvml: StandIn, watch: Wa
             "compute_instance": 0,
         },
     )
-    assert watched.next(Counters).processes[3] == ({"pid": 4711, "memory_mib": 2000, "gpu_instance": 2},)
-    look = watched.looks().looks[3]
+    assert watched.next(GpuCounters).processes[3] == ({"pid": 4711, "memory_mib": 2000, "gpu_instance": 2},)
+    look = watched.looks().samples[3]
     assert look is not None
     assert ("gpu_percent" in look, look["watts"]) == (False, 350)
     nvml.say()
     nvml.event(3, 0, kind=MIG_CHANGED)
-    assert until(lambda: [one for one in watched.all(Machine) if one.gpus[3].mig is False])
-    assert watched.looks().looks[3] == STEADY
+    assert until(lambda: [one for one in watched.all(GpuInventory) if one.gpus[3].mig is False])
+    assert watched.looks().samples[3] == STEADY
 
 
 def test_a_slice_by_its_uuid_names_its_gpu(nvml: StandIn, watch: Watch) -> None:
     nvml.say("3 mig 1", "3 slice 1 9856")
     watched = watch([slice_uuid(3, 1)], everything=False)
-    (gpu,) = watched.first(Machine).gpus
+    (gpu,) = watched.first(GpuInventory).gpus
     assert (gpu.uuid, gpu.parent, gpu.memory_mib) == (slice_uuid(3, 1), uuid(3), 9856)
-    (look,) = watched.looks().looks
+    (look,) = watched.looks().samples
     assert look is not None
     assert look["memory_mib"] == 4928
     assert not {"gpu_percent", "watts"} & look.keys()
@@ -259,12 +259,12 @@ def test_a_slice_by_its_uuid_names_its_gpu(nvml: StandIn, watch: Watch) -> None:
 
 def test_chosen_ones_by_index_and_uuid(nvml: StandIn, watch: Watch) -> None:
     watched = watch([uuid(6), "2"], everything=False)
-    assert [gpu.index for gpu in watched.first(Machine).gpus] == [6, 2]
-    assert len(watched.looks().looks) == 2
-    assert not watched.all(Counters)
+    assert [gpu.index for gpu in watched.first(GpuInventory).gpus] == [6, 2]
+    assert len(watched.looks().samples) == 2
+    assert not watched.all(GpuCounters)
 
 
 def test_one_that_is_not_there_tells_nothing(nvml: StandIn, watch: Watch) -> None:
     watched = watch(["GPU-of-nobody", "0"], everything=False)
-    assert [gpu.uuid for gpu in watched.first(Machine).gpus] == ["", uuid(0)]
-    assert watched.looks().looks == ({}, STEADY)
+    assert [gpu.uuid for gpu in watched.first(GpuInventory).gpus] == ["", uuid(0)]
+    assert watched.looks().samples == ({}, STEADY)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gpus.told import Absent, Answers, Back, Looks, Lost, Machine, Silent
+from gpus.reports import GpuInventory, GpuLost, GpuRecovered, GpuSamples, NvmlAbsent, NvmlResponding, NvmlSilent
 from tests.gpus.conftest import STEADY, Watch
 from tests.nvml import StandIn, bus, uuid
 from tests.waiting import until
@@ -21,53 +21,53 @@ pytestmark = pytest.mark.long  # a process each, and what it tells comes by the 
 
 def test_a_lost_gpu_is_told_by_what_was_known_of_it_and_so_is_its_return(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
-    watched.first(Looks)
+    watched.first(GpuSamples)
     nvml.say("3 lost 1")
-    lost = watched.first(Lost)
+    lost = watched.first(GpuLost)
     assert (lost.place, lost.gpu.uuid, lost.gpu.bus) == (3, uuid(3), bus(3))
-    looks = watched.looks().looks
+    looks = watched.looks().samples
     assert (looks[3], looks[2]) == (None, STEADY)
     nvml.say()
-    assert watched.first(Back).gpu.uuid == uuid(3)
-    assert watched.looks().looks[3] == STEADY
+    assert watched.first(GpuRecovered).gpu.uuid == uuid(3)
+    assert watched.looks().samples[3] == STEADY
     nvml.say("3 lost 1")
-    watched.first(Lost)
-    assert len(watched.all(Lost)) == 1
+    watched.first(GpuLost)
+    assert len(watched.all(GpuLost)) == 1
 
 
 def test_another_child_knows_a_lost_gpu_no_more_but_its_reader_does(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
-    watched.first(Looks)
+    watched.first(GpuSamples)
     nvml.say("3 lost 1")
-    watched.first(Lost)
+    watched.first(GpuLost)
     (child,) = watched.reader.pids
     os.kill(child, signal.SIGKILL)
-    again = watched.next(Machine)
+    again = watched.next(GpuInventory)
     assert watched.reader.pids != [child]
     assert (again.gpus[3].uuid, again.gpus[3].serial) == (uuid(3), "1650000000003")
-    assert watched.looks().looks[3] is None
-    assert not watched.all(Back)
+    assert watched.looks().samples[3] is None
+    assert not watched.all(GpuRecovered)
 
 
 def test_one_that_was_lost_before_tells_its_name_once_it_is_back(nvml: StandIn, watch: Watch) -> None:
     nvml.say("3 lost 1")
     watched = watch()
-    assert watched.first(Machine).gpus[3].as_told() == {"gpu": "3", "index": 3}
-    assert watched.first(Lost).gpu.index == 3
+    assert watched.first(GpuInventory).gpus[3].as_payload() == {"gpu": "3", "index": 3}
+    assert watched.first(GpuLost).gpu.index == 3
     nvml.say()
-    assert until(lambda: [one for one in watched.all(Machine) if one.gpus[3].uuid == uuid(3)])
-    assert watched.first(Back).gpu.uuid == uuid(3)
+    assert until(lambda: [one for one in watched.all(GpuInventory) if one.gpus[3].uuid == uuid(3)])
+    assert watched.first(GpuRecovered).gpu.uuid == uuid(3)
 
 
 def test_another_gpu_in_the_slot(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
-    watched.first(Looks)
+    watched.first(GpuSamples)
     nvml.say("3 lost 1")
-    watched.first(Lost)
+    watched.first(GpuLost)
     nvml.say("* reload 1", "3 uuid GPU-another")
-    assert until(lambda: [one for one in watched.all(Machine) if one.gpus[3].uuid == "GPU-another"])
-    assert watched.looks().looks[3] == STEADY
-    assert not watched.all(Back), "the one that was lost is gone"
+    assert until(lambda: [one for one in watched.all(GpuInventory) if one.gpus[3].uuid == "GPU-another"])
+    assert watched.looks().samples[3] == STEADY
+    assert not watched.all(GpuRecovered), "the one that was lost is gone"
 
 
 # Silence.
@@ -76,18 +76,18 @@ def test_another_gpu_in_the_slot(nvml: StandIn, watch: Watch) -> None:
 @pytest.mark.parametrize("whose", ["*", "3"])
 def test_silence_is_told_with_its_beginning_and_its_end(nvml: StandIn, watch: Watch, whose: str) -> None:
     watched = watch(silent_seconds=0.5, opening_seconds=0.5)
-    first = watched.first(Looks)
+    first = watched.first(GpuSamples)
     nvml.say(f"{whose} hang 1")
     # A busy machine is silent now and then by itself; this silence is the one that does not end.
-    until(lambda: watched.all(Silent) and watched.reader.newest is None and watched.reader.silent_since)
-    silent = watched.all(Silent)[-1]
+    until(lambda: watched.all(NvmlSilent) and watched.reader.newest is None and watched.reader.silent_since)
+    silent = watched.all(NvmlSilent)[-1]
     assert first.time - 1.0 < silent.since < time.time()
     assert watched.reader.silent_since == silent.since
     nvml.say()
-    (answers,) = until(lambda: [one for one in watched.all(Answers) if one.since == silent.since])
+    (answers,) = until(lambda: [one for one in watched.all(NvmlResponding) if one.since == silent.since])
     assert answers.seconds > 0
-    until(lambda: watched.looks().looks[0] == STEADY and watched.reader.silent_since is None)
-    told = [one.since for one in watched.told if isinstance(one, Silent)]
+    until(lambda: watched.looks().samples[0] == STEADY and watched.reader.silent_since is None)
+    told = [one.since for one in watched.told if isinstance(one, NvmlSilent)]
     assert len(told) == len(set(told)), "each is told once"
 
 
@@ -99,49 +99,49 @@ def test_of_children_that_cannot_be_killed_there_are_two(
         held.setattr(os, "kill", lambda pid, number: None)  # as where a driver holds them
         nvml.say("* hang 1")
         watched = watch(silent_seconds=0.3, opening_seconds=0.3)
-        until(lambda: watched.all(Silent) and len(watched.reader.pids) == 2)
+        until(lambda: watched.all(NvmlSilent) and len(watched.reader.pids) == 2)
         deadline = time.monotonic() + 1.5  # in which more would come
         while time.monotonic() < deadline:
-            watched.all(Silent)
+            watched.all(NvmlSilent)
             assert len(watched.reader.pids) <= 2
-        assert len(watched.all(Silent)) == 1
+        assert len(watched.all(NvmlSilent)) == 1
     nvml.say()  # the driver lets go of them: one reads on nowhere, and ends as nobody listens
-    watched.first(Answers)
-    until(lambda: watched.all(Looks) and len(watched.reader.pids) == 1)
+    watched.first(NvmlResponding)
+    until(lambda: watched.all(GpuSamples) and len(watched.reader.pids) == 1)
 
 
 def test_a_driver_that_is_away_for_a_while(nvml: StandIn, watch: Watch) -> None:
     """Loaded anew: NVML says first that it is not open, then that there is no driver, then all is well."""
     watched = watch()
-    watched.first(Looks)
+    watched.first(GpuSamples)
     nvml.say("* reload 1", "* init !9")
-    assert watched.first(Absent) == Absent("Driver Not Loaded", may_change=True)
+    assert watched.first(NvmlAbsent) == NvmlAbsent("Driver Not Loaded", may_change=True)
     assert watched.reader.absent
     nvml.say("* reload 1")
-    assert watched.next(Machine).gpus[0].uuid == uuid(0)
-    assert watched.looks().looks[0] == STEADY
+    assert watched.next(GpuInventory).gpus[0].uuid == uuid(0)
+    assert watched.looks().samples[0] == STEADY
     assert watched.reader.absent is None
 
 
 def test_a_library_that_is_not_the_drivers(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
-    watched.first(Looks)
+    watched.first(GpuSamples)
     nvml.say("* call !18")
-    assert watched.first(Absent) == Absent("RM has detected an NVML/RM version mismatch.", may_change=True)
+    assert watched.first(NvmlAbsent) == NvmlAbsent("RM has detected an NVML/RM version mismatch.", may_change=True)
     nvml.say()
-    watched.next(Machine)
-    assert watched.looks().looks[0] == STEADY
+    watched.next(GpuInventory)
+    assert watched.looks().samples[0] == STEADY
 
 
 def test_without_nvml_nothing_is_started_again(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpus import once
+    from gpus import detection
 
-    if once.has_driver():
+    if detection.has_driver():
         pytest.skip("here is a driver")
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
     watched = watch()
-    assert not watched.first(Absent).may_change
-    until(lambda: not watched.all(Machine) and not watched.reader.pids)
+    assert not watched.first(NvmlAbsent).may_change
+    until(lambda: not watched.all(GpuInventory) and not watched.reader.pids)
     for _ in range(5):
-        assert watched.reader.tend() == []
+        assert watched.reader.poll() == []
     assert not watched.reader.pids

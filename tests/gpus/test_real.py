@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from gpus import once
-from gpus.told import Counters, Looks, Machine
+from gpus import detection
+from gpus.reports import GpuCounters, GpuInventory, GpuSamples
 from tests.gpus.conftest import Watch
 
-pytestmark = pytest.mark.skipif(not once.has_driver(), reason="here is no driver of NVIDIA's")
+pytestmark = pytest.mark.skipif(not detection.has_driver(), reason="here is no driver of NVIDIA's")
 
 
 def test_what_a_real_driver_tells(watch: Watch) -> None:
     watched = watch(every=1.0)
-    machine, counters = watched.first(Machine), watched.first(Counters)
-    looks = watched.next(Looks).looks
+    machine, counters = watched.first(GpuInventory), watched.first(GpuCounters)
+    looks = watched.next(GpuSamples).samples
     assert machine.driver
     assert machine.gpus
     assert len(looks) == len(machine.gpus) == len(counters.counters) == len(machine.topology)
@@ -29,7 +29,7 @@ def test_what_a_real_driver_tells(watch: Watch) -> None:
 
 
 def test_a_real_gpu_by_its_uuid(watch: Watch) -> None:
-    machine = once.ask(seconds=60)
+    machine = detection.detect(seconds=60)
     assert machine is not None
-    told = watch([machine.gpus[0].uuid], every=1.0).first(Machine)
+    told = watch([machine.gpus[0].uuid], every=1.0).first(GpuInventory)
     assert told.gpus[0].index == machine.gpus[0].index

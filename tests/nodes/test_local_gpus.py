@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpus import once
+from gpus import detection
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.choose import SchedulerSettings, open_scheduler
 from nodes.schedulers.local import machine
@@ -49,8 +49,8 @@ def test_without_a_driver_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> No
     if machine.find_gpus():
         pytest.skip("here is a driver")
 
-    def ask(**options: object) -> None:
+    def detect(**options: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(once, "ask", ask)
+    monkeypatch.setattr(detection, "detect", detect)
     assert machine.find_gpus() == ()

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpus.reader import OPENING_SECONDS, RETRY_SECONDS, SILENT_SECONDS, Reader
-from gpus.told import MOST_GPUS, Answers, Gpu, Lost, Machine, Silent, Told
+from gpus.reader import OPENING_SECONDS, RETRY_SECONDS, SILENT_SECONDS, GpuReader
+from gpus.reports import MAX_GPUS, GpuInfo, GpuInventory, GpuLost, GpuReport, NvmlResponding, NvmlSilent
 from training.units import GIB, MIB
 
 NAMED = ("uuid", "index", "minor", "bus", "name", "parent")
@@ -22,7 +22,7 @@ Emit = Callable[..., None]
 
 def gpu_names(count: int, visible: str) -> list[str]:
     """Return `count` GPUs by the names in CUDA_VISIBLE_DEVICES, or by index where that is empty."""
-    return ([part.strip() for part in visible.split(",") if part.strip()] or [str(i) for i in range(count)])[:MOST_GPUS]
+    return ([part.strip() for part in visible.split(",") if part.strip()] or [str(i) for i in range(count)])[:MAX_GPUS]
 
 
 class GpuMonitor:
@@ -40,7 +40,7 @@ class GpuMonitor:
     ) -> None:
         """`names`: as in CUDA_VISIBLE_DEVICES; empty: no GPUs to read. `every`: seconds between two samples."""
         self._names, self._every, self._emit = names, max(every, 0.1), emit
-        self._reader = Reader(
+        self._reader = GpuReader(
             names,
             every=self._every,
             opening_seconds=opening_seconds,
@@ -56,7 +56,7 @@ class GpuMonitor:
         return self._reader.pids
 
     @property
-    def machine(self) -> Machine | None:
+    def machine(self) -> GpuInventory | None:
         return self._reader.machine
 
     @property
@@ -66,7 +66,7 @@ class GpuMonitor:
 
     def tend(self) -> None:
         """Process the reader's messages, notice silence, start a reader where none runs."""
-        for message in self._reader.tend():
+        for message in self._reader.poll():
             self._handle(message)
 
     def sample(self) -> dict[str, float]:
@@ -77,7 +77,7 @@ class GpuMonitor:
         newest = self._reader.newest
         if newest is None or time.monotonic() - newest.at > 2 * self._every + 1.0:
             return {}
-        samples = [values if values is not None else {"gpu_percent": 0} for values in newest.looks]
+        samples = [values if values is not None else {"gpu_percent": 0} for values in newest.samples]
         percent, memory_mib, watts = (_column(samples, name) for name in ("gpu_percent", "memory_mib", "watts"))
         totals = {"gpu_percent": sum(percent) / len(percent)} if percent else {}
         if memory_mib:
@@ -90,19 +90,19 @@ class GpuMonitor:
         """Kill the readers without waiting for them."""
         self._reader.close()
 
-    def _handle(self, message: Told) -> None:
+    def _handle(self, message: GpuReport) -> None:
         match message:
-            case Machine():
+            case GpuInventory():
                 self._report_gpus(message)
-            case Lost():
+            case GpuLost():
                 names = {name: value for name, value in _names(message.gpu).items() if name in ("name", "uuid", "bus")}
                 self._emit("gpu.lost", gpu=message.gpu.gpu, of=len(self._names), local_rank=message.place, **names)
-            case Silent():
+            case NvmlSilent():
                 self._emit("gpu.silent", since=message.since, gpus=self._names)
-            case Answers():
+            case NvmlResponding():
                 self._emit("gpu.answers", since=message.since, seconds=message.seconds)
 
-    def _report_gpus(self, machine: Machine) -> None:
+    def _report_gpus(self, machine: GpuInventory) -> None:
         """Report the GPUs once they are known and again when the list changes: Slurm and NVML may number them
         differently.
         """
@@ -116,5 +116,5 @@ def _column(samples: list[Mapping[str, int]], name: str) -> list[int]:
     return [values[name] for values in samples if name in values]
 
 
-def _names(gpu: Gpu) -> dict[str, Any]:
-    return {name: value for name, value in gpu.as_told().items() if name in NAMED}
+def _names(gpu: GpuInfo) -> dict[str, Any]:
+    return {name: value for name, value in gpu.as_payload().items() if name in NAMED}

@@ -8,8 +8,8 @@ import re
 from contextlib import suppress
 from typing import Any
 
-from gpus import once
-from gpus.told import Gpu
+from gpus import detection
+from gpus.reports import GpuInfo
 from training.launch.gpus import gpu_names
 from training.units import GIB, MIB
 
@@ -38,7 +38,7 @@ def gpus(visible: str | None) -> dict[str, Any]:
 
     Nothing at all where the machine has no NVML, or where it does not answer.
     """
-    machine = once.ask(gpu_names(0, visible or ""), seconds=GPU_SECONDS)
+    machine = detection.detect(gpu_names(0, visible or ""), seconds=GPU_SECONDS)
     if machine is None:
         return {}
     found: dict[str, Any] = {name: told for name in ("driver", "cuda") if (told := getattr(machine, name))}
@@ -46,6 +46,6 @@ def gpus(visible: str | None) -> dict[str, Any]:
     return {**found, "gpus": gpus} if visible != "" and gpus else found
 
 
-def _about(gpu: Gpu) -> dict[str, Any]:
+def _about(gpu: GpuInfo) -> dict[str, Any]:
     told: dict[str, Any] = {"name": gpu.name} if gpu.name else {}
     return {**told, "memory_gib": round(gpu.memory_mib * MIB / GIB, 1)} if gpu.memory_mib is not None else told

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpus import once
+from gpus import detection
 
 GPU_SECONDS = 10.0  # the driver may have to initialise its GPUs first
 
@@ -21,7 +21,7 @@ class LocalGpu:
 
 def find_gpus() -> tuple[LocalGpu, ...]:
     """Return the GPUs that the driver lists, in its order; none if there is no driver or it does not respond."""
-    machine = once.ask(seconds=GPU_SECONDS) if once.has_driver() else None
+    machine = detection.detect(seconds=GPU_SECONDS) if detection.has_driver() else None
     gpus = machine.gpus if machine else ()
     return tuple(LocalGpu(gpu.gpu, gpu.name, gpu.uuid, gpu.minor) for gpu in gpus if gpu.uuid)
 

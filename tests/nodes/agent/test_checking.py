@@ -48,12 +48,12 @@ class TestCheck:
         ("said", "sentence"),
         [
             ("3 lost 1", f"GPU 3 ({bus(3)}) is lost."),
-            ("3 field.230 1", f"GPU 3 ({bus(3)}) asks to be reset."),
-            ("3 field.230 2", f"GPU 3 ({bus(3)}) asks for a reboot of the node."),
-            ("3 field.230 99", f"GPU 3 ({bus(3)}) asks for a repair."),
-            ("3 remapped_failed 1", f"GPU 3 ({bus(3)}) could not remap a row of its memory and has to be replaced."),
+            ("3 field.230 1", f"GPU 3 ({bus(3)}) needs a reset."),
+            ("3 field.230 2", f"GPU 3 ({bus(3)}) needs a reboot of the node."),
+            ("3 field.230 99", f"GPU 3 ({bus(3)}) needs repair."),
+            ("3 remapped_failed 1", f"GPU 3 ({bus(3)}) failed to remap a memory row and must be replaced."),
             ("3 ecc_uncorrected 2", f"GPU 3 ({bus(3)}) has had 2 uncorrectable memory errors and needs a reset."),
-            ("3 sram_threshold_exceeded 1", f"GPU 3 ({bus(3)}) has had more SRAM errors than its maker allows"),
+            ("3 sram_threshold_exceeded 1", f"GPU 3 ({bus(3)}) has exceeded NVIDIA's SRAM error threshold"),
             ("* init !9", "NVML can't be opened"),
         ],
     )

@@ -14,15 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpus.told import Counters, Gpu
+from gpus.reports import GpuCounters, GpuInfo
 from nodes.agent.processes import Processes, job_of_cgroup, job_of_environment
 from tests.waiting import until
 
-GPUS = (Gpu("0", uuid="GPU-0"), Gpu("1", uuid="GPU-1"), Gpu("2"))
+GPUS = (GpuInfo("0", uuid="GPU-0"), GpuInfo("1", uuid="GPU-1"), GpuInfo("2"))
 
 
-def counters(*processes: Sequence[dict[str, int]] | None) -> Counters:
-    return Counters(0.0, 0.0, tuple({} for _ in processes), tuple(None if p is None else tuple(p) for p in processes))
+def counters(*processes: Sequence[dict[str, int]] | None) -> GpuCounters:
+    return GpuCounters(
+        0.0, 0.0, tuple({} for _ in processes), tuple(None if p is None else tuple(p) for p in processes)
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpus.pci import place
+from gpus.pci import normalised
 from nodes.agent.kernel_log import Record
 from nodes.agent.xids import MOST_TEXT, Driver, Xid, may_say
 
@@ -176,7 +176,7 @@ def test_a_fall_much_later_is_another() -> None:
     ],
 )
 def test_places_on_the_bus(bus: str, told: str) -> None:
-    assert place(bus) == told
+    assert normalised(bus) == told
 
 
 @given(text=st.text(max_size=3000), at=st.floats(0, 1e9))

@@ -85,7 +85,7 @@ def test_states_stand_until_they_are_over(machine: Machine) -> None:
     assert broken == "GPUs 0 and 1 of dgx-01 are lost."
     assert driver.startswith("NVIDIA’s driver on dgx-01 has not answered since ")
     detail = Notice.objects.get(title=lost).detail
-    assert detail == "GPU 3 could not remap a row of its memory and has to be replaced."
+    assert detail == "GPU 3 failed to remap a memory row and must be replaced."
     for gpu in (0, 1):
         machine.post(machine.event("gpu.back", now + 1, gpu=UUIDS[gpu]))
     machine.post(machine.event("gpu.counters", now + 1, gpu=UUIDS[3], remapped_failed=0))

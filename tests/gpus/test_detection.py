@@ -14,8 +14,8 @@ import psutil
 import pynvml
 import pytest
 
-from gpus import once
-from gpus.told import Absent, Counters, DriverEvent, Gpu, Lines, Looks, Machine
+from gpus import detection
+from gpus.reports import DriverEvent, GpuCounters, GpuInfo, GpuInventory, GpuSamples, NvmlAbsent, ReportParser
 from tests.nvml import StandIn, uuid
 from tests.waiting import until
 
@@ -24,39 +24,39 @@ ROOT = Path(__file__).parents[2]
 
 def test_what_there_is_is_told_once(nvml: StandIn) -> None:
     nvml.say("* count 2")
-    machine = once.ask(seconds=60)
+    machine = detection.detect(seconds=60)
     assert machine is not None
     assert [(gpu.index, gpu.uuid) for gpu in machine.gpus] == [(0, uuid(0)), (1, uuid(1))]
-    assert once.has_driver()
+    assert detection.has_driver()
 
 
 def test_a_driver_that_hangs_is_not_waited_for(nvml: StandIn) -> None:
     nvml.say("* hang 1")
     began = time.monotonic()
-    assert once.ask(seconds=0.5) is None
+    assert detection.detect(seconds=0.5) is None
     assert time.monotonic() - began < 30
 
 
 def test_a_driver_that_is_not_loaded_tells_of_no_gpu(nvml: StandIn) -> None:
     nvml.say("* init !9")
-    assert once.ask(seconds=60) is None
+    assert detection.detect(seconds=60) is None
 
 
 def test_whether_to_ask_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    if any(map(os.path.exists, once.SIGNS)):
+    if any(map(os.path.exists, detection.DRIVER_FILES)):
         pytest.skip("here is a driver")
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert not once.has_driver()
+    assert not detection.has_driver()
     tool = tmp_path / "nvidia-smi"
     tool.touch(0o755)
-    assert once.has_driver(), "it is loaded by who asks first"
+    assert detection.has_driver(), "it is loaded by who asks first"
 
 
 def test_killed_parents_leave_no_child_though_the_driver_hangs(nvml: StandIn) -> None:
     program = (
-        "import time; from gpus.reader import Reader; reader = Reader(every=0.1)\n"
-        "while True: reader.tend(); print(*reader.pids, flush=True); time.sleep(0.02)"
+        "import time; from gpus.reader import GpuReader; reader = GpuReader(every=0.1)\n"
+        "while True: reader.poll(); print(*reader.pids, flush=True); time.sleep(0.02)"
     )
     nvml.say("* hang 1")
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -79,7 +79,7 @@ def test_out_of_one_archive(nvml: StandIn, tmp_path: Path) -> None:
         file.write(pynvml.__file__, "pynvml.py")
     program = (
         f"import sys; sys.path[:0] = [{str(archive)!r}]\n"
-        "from gpus import once, reader; machine = once.ask(seconds=60)\n"
+        "from gpus import detection, reader; machine = detection.detect(seconds=60)\n"
         "print(reader.__file__, reader.environment()['PYTHONPATH'], len(machine.gpus))"
     )
     command = [sys.executable, "-S", "-c", program]
@@ -110,23 +110,23 @@ def test_out_of_one_archive(nvml: StandIn, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_line_of_the_childs_says_nothing(line: bytes) -> None:
-    assert Lines().read(line) is None
+    assert ReportParser().parse(line) is None
 
 
 def test_lines_in_words() -> None:
-    lines = Lines()
-    assert lines.read(b'{"none": "why", "later": false}') == Absent("why", may_change=False)
-    machine = lines.read(b'{"gpus": [{"gpu": "0", "uuid": "GPU-a", "from_later": 1}], "driver": "1"}')
-    assert machine == Machine((Gpu("0", uuid="GPU-a"),), driver="1")
-    assert lines.read(b'{"at": 1, "time": 2, "looks": [{"lost": true}, {"watts": 3}]}') == Looks(
+    lines = ReportParser()
+    assert lines.parse(b'{"none": "why", "later": false}') == NvmlAbsent("why", may_change=False)
+    machine = lines.parse(b'{"gpus": [{"gpu": "0", "uuid": "GPU-a", "from_later": 1}], "driver": "1"}')
+    assert machine == GpuInventory((GpuInfo("0", uuid="GPU-a"),), driver="1")
+    assert lines.parse(b'{"at": 1, "time": 2, "looks": [{"lost": true}, {"watts": 3}]}') == GpuSamples(
         1.0, 2.0, (None, {"watts": 3})
     )
-    assert lines.read(b'{"at": 1, "time": 2, "counters": [{}], "processes": [null]}') == Counters(
+    assert lines.parse(b'{"at": 1, "time": 2, "counters": [{}], "processes": [null]}') == GpuCounters(
         1.0, 2.0, ({},), (None,)
     )
-    event = lines.read(b'{"at": 1, "time": 2, "event": {"place": 0, "kind": "xid", "value": 79}}')
-    assert event == DriverEvent(1.0, 2.0, Gpu("0", uuid="GPU-a"), "xid", 79)
-    assert lines.read(b'{"at": 1, "time": 2, "event": {"place": 9, "kind": "xid", "value": 79}}') is None
-    lost = lines.read(b'{"gpus": [{"gpu": "0"}, {"gpu": "1"}]}')
-    assert isinstance(lost, Machine)
+    event = lines.parse(b'{"at": 1, "time": 2, "event": {"place": 0, "kind": "xid", "value": 79}}')
+    assert event == DriverEvent(1.0, 2.0, GpuInfo("0", uuid="GPU-a"), "xid", 79)
+    assert lines.parse(b'{"at": 1, "time": 2, "event": {"place": 9, "kind": "xid", "value": 79}}') is None
+    lost = lines.parse(b'{"gpus": [{"gpu": "0"}, {"gpu": "1"}]}')
+    assert isinstance(lost, GpuInventory)
     assert [gpu.uuid for gpu in lost.gpus] == ["GPU-a", ""]

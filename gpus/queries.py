@@ -1,6 +1,6 @@
-"""Questions to NVIDIA's library about one GPU: what is not told is None, what the driver does not know is asked once.
+"""Query NVIDIA's library (NVML) about one GPU. Unavailable values are None, and unsupported queries are not repeated.
 
-Numbers stand here instead of names of `pynvml`, where an interpreter of somebody's may have an older one.
+Constants are numbers instead of `pynvml` names, because a user's interpreter may have an older pynvml.
 """
 
 from __future__ import annotations
@@ -13,58 +13,58 @@ import pynvml
 from pynvml import NVMLError
 
 LOST = frozenset({15, 16})  # the GPU is lost; it needs a reset
-NOT_THERE = frozenset({999})  # what a driver answers of a GPU that fell off the bus before it was opened
-REOPEN = frozenset({1, 18})  # NVML is not initialized; the driver is another one than the library's
+NOT_THERE = frozenset({999})  # a driver's error for a GPU that fell off the bus before it was opened
+REOPEN = frozenset({1, 18})  # NVML is not initialised; driver and library versions differ
 UNKNOWN = frozenset({3, 13, 25, 26})  # not supported, no such function, no such version, deprecated
 ALL_LINKS = 0xFFFF_FFFF
 _TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
-class Questions:
-    """To one GPU. Raises NVMLError only where NVML must be opened anew."""
+class NvmlQueries:
+    """Queries to one GPU. Raises NVMLError only if NVML must be reopened."""
 
     def __init__(self) -> None:
         self.handle: Any = None
         self.is_lost = False
-        self._unknown: set[object] = set()
+        self._unsupported: set[object] = set()
 
     def open(self, name: str) -> None:
-        """By index or UUID."""
+        """Find the GPU by index or UUID."""
         by_index = name.isdecimal()
         find = pynvml.nvmlDeviceGetHandleByIndex if by_index else pynvml.nvmlDeviceGetHandleByUUID
         self.handle = self._try(find, int(name) if by_index else name, lost=LOST | NOT_THERE)
 
-    def ask(self, *names: str, more: tuple[Any, ...] = ()) -> Any:
-        """The answer to the first of these functions that the driver knows; `more` are its arguments after the GPU."""
+    def first_available(self, *names: str, more: tuple[Any, ...] = ()) -> Any:
+        """Return the result of the first of these functions that works; `more` are arguments after the handle."""
         for name in names:
-            key = (name, *(one for one in more if isinstance(one, int)))
-            if self.handle is None or key in self._unknown:
+            key = (name, *(argument for argument in more if isinstance(argument, int)))
+            if self.handle is None or key in self._unsupported:
                 continue
             function = getattr(pynvml, name, None)
-            answer = self._try(function, self.handle, *more, key=key) if function else None
-            if answer is not None:
-                return answer
+            result = self._try(function, self.handle, *more, key=key) if function else None
+            if result is not None:
+                return result
         return None
 
     def fields(self, wanted: Mapping[str, tuple[int, int]]) -> dict[str, float]:
-        """Field values by name; each is asked by (id, scope), and has an error of its own."""
-        asked = {name: field for name, field in wanted.items() if field not in self._unknown}
-        values = self.ask("nvmlDeviceGetFieldValues", more=([*asked.values()],)) if asked else None
+        """Return field values by name. Each is requested by (id, scope) and may fail on its own."""
+        requested = {name: field for name, field in wanted.items() if field not in self._unsupported}
+        values = self.first_available("nvmlDeviceGetFieldValues", more=([*requested.values()],)) if requested else None
         found: dict[str, float] = {}
-        for name, value in zip(asked, values or (), strict=False):
+        for name, value in zip(requested, values or (), strict=False):
             error = value.nvmlReturn
             if error in REOPEN:
                 raise NVMLError(error)
             self.is_lost = self.is_lost or error in LOST
             if error in UNKNOWN:
-                self._unknown.add(asked[name])
+                self._unsupported.add(requested[name])
             if error == 0 and value.valueType < len(_TYPES):
                 found[name] = getattr(value.value, _TYPES[value.valueType])
         return found
 
-    def forget(self) -> None:
-        """What was not known may be by now: slices have been made or removed."""
-        self._unknown.clear()
+    def retry_unsupported(self) -> None:
+        """Query unsupported functions again: MIG slices have been created or removed."""
+        self._unsupported.clear()
 
     def _try(
         self, function: Callable[..., Any], *arguments: Any, key: object = None, lost: frozenset[int] = LOST
@@ -76,12 +76,12 @@ class Questions:
                 raise
             self.is_lost = self.is_lost or error.value in lost
             if error.value in UNKNOWN:
-                self._unknown.add(key)
+                self._unsupported.add(key)
         except TypeError:  # an older pynvml takes no such argument
-            self._unknown.add(key)
+            self._unsupported.add(key)
         return None
 
 
 def address(handle: Any) -> int | None:
-    """What a handle points to: two of the same GPU are the same there."""
+    """Return the address behind a handle; two handles of one GPU have the same."""
     return ctypes.cast(handle, ctypes.c_void_p).value
