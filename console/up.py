@@ -22,7 +22,6 @@ from portal.run import redis as redis_server
 from portal.run.child import Child
 from portal.run.heartbeat import Watch
 from portal.run.preflight import (
-    BASE_DIR,
     Refused,
     fingerprint,
     is_prepared,
@@ -32,6 +31,7 @@ from portal.run.preflight import (
     one_a_home,
 )
 from portal.run.probe import Probe, address_of
+from vigil_core import installation
 
 START_PATIENCE_S = 60.0
 LOOK_S = 1.0  # how often logs are read; a death wakes us at once
@@ -208,7 +208,7 @@ class Up:
         if name not in NEED_KEYS:
             environment |= dict.fromkeys(KEYS, "")
         child = Child(
-            name, command, self.logs / f"{name}.log", BASE_DIR, environment, **options  # type: ignore[arg-type]
+            name, command, self.logs / f"{name}.log", installation.ROOT, environment, **options  # type: ignore[arg-type]
         )  # fmt: skip
         self.children[name] = child
         child.start()
@@ -216,8 +216,8 @@ class Up:
 
     def _make_demo(self) -> None:
         say("Making the demonstration lab …")
-        command = [sys.executable, str(BASE_DIR / "manage.py"), "demo"]
-        demo = Child("demo", command, self.logs / "demo.log", BASE_DIR, self.environment)
+        command = installation.manage("demo")
+        demo = Child("demo", command, self.logs / "demo.log", installation.ROOT, self.environment)
         demo.start()
         try:
             while demo.is_running:

@@ -9,7 +9,9 @@ from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-BASE_DIR = Path(__file__).resolve().parent.parent
+from vigil_core import installation
+
+BASE_DIR = installation.ROOT
 
 
 def env(name: str, default: str = "") -> str:
@@ -39,8 +41,11 @@ def amount(name: str) -> float | None:
 
 
 # Vigil's own
-VIGIL_HOME = Path(env("VIGIL_HOME", str(BASE_DIR / "var"))).resolve()
+VIGIL_HOME = Path(env("VIGIL_HOME", str(installation.default_home()))).resolve()
 VIGIL_HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
+# Where jobs import our trainer from. Beside a wheel lie packages of the site's Python, which jobs must not import: they
+# get a folder with links to ours alone (console.site.job_code).
+JOB_CODE = BASE_DIR if installation.IS_CHECKOUT else VIGIL_HOME / "job-code"
 VIGIL_PORT = int(env("VIGIL_PORT", "8000"))
 VIGIL_RUNS = Path(env("VIGIL_RUNS", str(VIGIL_HOME / "runs"))).resolve()
 VIGIL_PUBLIC_URL = env("VIGIL_PUBLIC_URL", f"http://127.0.0.1:{VIGIL_PORT}").rstrip("/")
@@ -246,7 +251,7 @@ MIDDLEWARE = [
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [BASE_DIR / "templates"],
+        "DIRS": [installation.site_files("templates")],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -267,7 +272,7 @@ FORMAT_MODULE_PATH = "console.site.formats"  # dates in the records
 
 STATIC_URL = "/static/"
 STATIC_ROOT = VIGIL_HOME / "static"
-STATICFILES_DIRS = [BASE_DIR / "static", *_static_of("ninja")]
+STATICFILES_DIRS = [installation.site_files("static"), *_static_of("ninja")]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "portal.http.staticfiles.Storage"},

@@ -10,6 +10,7 @@ import click
 
 from vigil_cli.params import as_json, out
 from vigil_cli.portal import CliError, find_portal
+from vigil_cli.site import needs_site
 
 FOLDER = "/etc/vigil-agent"
 FILE = "vigil-agent.pyz"
@@ -50,6 +51,7 @@ def bundle(file: Path, as_json: bool) -> None:
     Copy it to a node's local disk, so that a hanging shared file system does not stop the agent. It needs Python 3.11
     or newer and nothing else.
     """
+    needs_site("agent bundle")
     from nodes.agent.bundle import NoBundle, write_bundle
     from nodes.agent.version import VERSION
 

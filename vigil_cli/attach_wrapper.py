@@ -23,8 +23,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from vigil_cli.portal import CHECKOUT, CliError, Portal, find_portal
+from vigil_cli.portal import CliError, Portal, find_portal
 from vigil_cli.terminal import plain
+from vigil_core import installation
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STOPPING = {signal.SIGTERM: "signal", signal.SIGUSR1: "time_limit"}  # the reasons that vigil_report.stopping() returns
@@ -264,7 +265,7 @@ class ReportForwarder:
             wait = min(wait * 2, WAITS_S[1])
 
     def _start_shipper(self) -> subprocess.Popen[bytes]:
-        home = str(CHECKOUT)
+        home = str(installation.ROOT)
         arguments = [str(self.place.root), str(self.place.attempt), "--every-node", "--drain", str(DRAIN_S)]
         with open(self.place.attempt / "shipper.log", "ab") as log:
             return subprocess.Popen(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import pwd
 import sys
-from pathlib import Path
 
 import click
 
-from vigil_cli.portal import CHECKOUT, CliError
+from vigil_cli.portal import CliError
+from vigil_cli.site import needs_site
+from vigil_core import installation
 
 
 @click.group()
@@ -55,14 +56,15 @@ def slurm(as_json: bool, partition: tuple[str, ...], user: str | None, wait: flo
 
 
 def _manage(command: str, arguments: list[str]) -> None:
+    needs_site(command.replace("_", " "))
     sys.stdout.flush()
     # Replace this process, so that Ctrl-C reaches only the one that has jobs to cancel and folders to remove.
-    os.execv(sys.executable, [sys.executable, str(CHECKOUT / "manage.py"), command, *arguments])
+    os.execv(sys.executable, installation.manage(command, *arguments))
 
 
 def _refuse_others() -> None:
     """Refuse other users than the worker's: they prove nothing, and could leave files that it cannot write."""
-    home = Path(os.environ.get("VIGIL_HOME") or CHECKOUT / "var")
+    home = installation.default_home()
     if not home.exists() or home.stat().st_uid == os.geteuid():
         return
     try:

@@ -33,9 +33,10 @@ from vigil_cli import (
 )
 from vigil_cli import check as check_commands
 from vigil_cli.params import Commands, JobId, as_json, out, print_version
-from vigil_cli.portal import CHECKOUT, CliError, Portal, find_portal
+from vigil_cli.portal import CliError, Portal, find_portal
+from vigil_cli.site import needs_site
 from vigil_cli.terminal import echo, echo_whole
-from vigil_core import kinds
+from vigil_core import installation, kinds
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 job_id = click.argument("job_id", metavar="ID", type=JobId())
@@ -68,6 +69,7 @@ def main() -> None:
 @click.pass_context
 def up(context: click.Context) -> None:
     """Run the portal on this machine until Ctrl-C."""
+    needs_site("up")
     from console.up import main as run
 
     raise click.exceptions.Exit(run(context.args))
@@ -80,6 +82,7 @@ def compare(context: click.Context) -> None:
 
     Speed, memory, losses and checkpoints, as printed by `python -m training compare`. Needs torch, but no portal.
     """
+    needs_site("compare")
     os.execv(sys.executable, [sys.executable, "-P", "-m", "training", "compare", *context.args])
 
 
@@ -269,6 +272,7 @@ def backup(file: Path, force: bool, as_json: bool) -> None:
 
     For example, from cron:  vigil backup /backups/vigil-$(date +\%F).tar.gz
     """
+    needs_site("backup")
     from vigil_cli import backup as command
 
     out(command.backup(file, force=force), tables.backup, as_json)
@@ -285,6 +289,7 @@ def restore(file: Path, force: bool, as_json: bool) -> None:
     applied; a restore that fails or is killed leaves either the old or the new state. Only restore archives that you
     trust: whoever made one decides who is sysadmin. PostgreSQL needs pg_restore and psql on PATH.
     """
+    needs_site("restore")
     from vigil_cli import backup as command
 
     out(command.restore(file, force=force), tables.restored, as_json)
@@ -295,11 +300,11 @@ def restore(file: Path, force: bool, as_json: bool) -> None:
 @as_json
 def login_link(user: str | None, as_json: bool) -> None:
     """Print a link that signs USER in once, valid for an hour. Run this on the portal's machine."""
-    manage = CHECKOUT / "manage.py"
-    command = [sys.executable, str(manage), "login_link", *([user] if user else [])]
+    needs_site("login-link")
+    command = installation.manage("login_link", *([user] if user else []))
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        output = done.stderr.strip().splitlines() or ["manage.py failed."]
+        output = done.stderr.strip().splitlines() or ["The command failed."]
         raise CliError(output[-1].removeprefix("CommandError: "))
     link = done.stdout.strip()
     out({"url": link.removeprefix("Sign in: ")}, lambda answer: [link], as_json)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from vigil_cli.terminal import echo
-from vigil_core import formatting
+from vigil_core import formatting, installation
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
@@ -77,11 +77,5 @@ class Commands(click.Group):
 
 def print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            number = version("vigil")
-        except PackageNotFoundError:
-            number = "(checkout, not installed)"
-        click.echo(f"vigil {number}")
+        click.echo(f"vigil {installation.version()}")
         raise click.exceptions.Exit(0)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vigil_core import kinds
+from vigil_core import installation, kinds
 
 if TYPE_CHECKING:
     import ssl
@@ -23,7 +23,6 @@ HOW_TO = (
     " and set VIGIL_URL and VIGIL_TOKEN, or write url and token into ~/.config/vigil/cli.toml."
 )
 RETRY_S = 1.0
-CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 class CliError(Exception):
@@ -212,7 +211,7 @@ def find_portal() -> Portal:
 
 def home() -> Path:
     """Return the folder in which `vigil up` stores its data."""
-    return Path(os.environ.get("VIGIL_HOME") or CHECKOUT / "var")
+    return installation.default_home()
 
 
 def _files() -> Iterator[Path]:

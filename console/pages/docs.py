@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
 
-from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -16,8 +14,9 @@ from django.views.decorators.http import require_safe
 
 from diagnosis import runbook
 from portal import markdown
+from vigil_core import installation
 
-FOLDER: Path = settings.BASE_DIR / "docs"
+FOLDER = installation.site_files("docs")
 GROUPS = {
     "Start here": ("jobspec", "lifecycle", "why", "scripting", "notices"),
     "Training": (

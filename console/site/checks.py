@@ -25,6 +25,7 @@ from jobs.spec import restarts
 from nodes.telemetry import exporters
 from portal.run import redis
 from portal.run.file_systems import NETWORK_FILE_SYSTEMS, file_system
+from vigil_core import installation
 
 TAG = "vigil"
 ROOM_BYTES = 2 * 1024**3
@@ -161,7 +162,8 @@ def trainer_is_there(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[
     """Jobs of the local scheduler run in this very environment, unless another is named; looked for, never imported."""
     if settings.VIGIL_SCHEDULER != "local" or "VIGIL_JOB_PYTHON" in os.environ or importlib.util.find_spec("torch"):
         return []
-    hint = "Run `make run` once more, or use another scheduler."
+    install = "Run `make run` once more" if installation.IS_CHECKOUT else "Install it beside Vigil: pip install torch"
+    hint = f"{install}; or name a Python that has it in VIGIL_JOB_PYTHON; or use Slurm."
     return [Warning("torch is not installed: jobs on this machine will fail.", hint=hint, id="vigil.W003")]
 
 

@@ -11,7 +11,7 @@ from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
-from console.site import checks, this_machine
+from console.site import checks, job_code, this_machine
 from jobs.listing import keeping
 from portal.accounts import actions
 from portal.http.staticfiles import UNUSED
@@ -29,6 +29,7 @@ def prepare(mark: str = "") -> list[str]:
     said = _check()
     _migrate()
     _collect_static()
+    job_code.link()
     if url := actions.first_start():
         said.append(f"Sign in: {url}")
     if mark:

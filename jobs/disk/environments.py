@@ -12,7 +12,7 @@ from jobs.errors import Problem, SpecError
 from jobs.spec import Environment, JobSpec
 from portal.models import Project
 
-START = Path(settings.BASE_DIR) / "training" / "start.py"
+START = Path(settings.JOB_CODE) / "training" / "start.py"
 IN_CONTAINER = "python3"  # where nobody says which
 IN_CONDA = "python"
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import tomlkit
-
 from jobs.errors import SpecError
 from jobs.spec.broken import explain
-from vigil_core import bounded
+from vigil_core import bounded, toml_edit
 
 MAX_BYTES = 64 * 1024
 
@@ -28,15 +26,9 @@ def read_toml(text: str) -> dict[str, Any]:
 
 
 def set_values(text: str, values: dict[str, Any]) -> str:
-    """Changes some values of a text ({"run.steps": 400}); comments and order stay."""
-    read_toml(text)  # says what is wrong in our words, and bounds what tomlkit is given
-    document = tomlkit.parse(text)
-    for path, value in values.items():
-        *tables, key = path.split(".")
-        place: Any = document
-        for depth, name in enumerate(tables):
-            place = place.setdefault(name, tomlkit.table())
-            if not hasattr(place, "setdefault"):
-                raise SpecError.at(".".join(tables[: depth + 1]), "This is a value, not a table.")
-        place[key] = value
-    return tomlkit.dumps(document)
+    """Return the text with some values set ({"run.steps": 400}); comments and order stay. Raises SpecError."""
+    read_toml(text)  # an error in the text is explained with its line
+    try:
+        return toml_edit.set_values(text, values)
+    except toml_edit.NotATable as error:
+        raise SpecError.at(error.path, "This is a value, not a table.") from None

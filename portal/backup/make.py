@@ -7,16 +7,15 @@ import os
 import sqlite3
 import stat
 import time
-import tomllib
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
 from portal.backup import archive, files, last, sqlite
 from portal.backup.archive import Kind, Manifest
-from portal.run.preflight import BASE_DIR, Refused
+from portal.run.preflight import Refused
+from vigil_core import installation
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def _collect(settings: ModuleType, folder: Path) -> Manifest:
     checking = files.Said("Taking digests")
     return Manifest(
         format=archive.FORMAT,
-        vigil=our_version(),
+        vigil=installation.version(),
         made_at=datetime.now(UTC).replace(microsecond=0),
         database=kind,
         database_version=version,
@@ -101,14 +100,6 @@ def _collect(settings: ModuleType, folder: Path) -> Manifest:
         runs=str(settings.VIGIL_RUNS),
         members=[archive.describe(path, checking) for path in (key, target)],
     )
-
-
-def our_version() -> str:
-    """This checkout's version; what pip knows is as old as the last installation."""
-    project = BASE_DIR / "pyproject.toml"
-    if project.exists():
-        return str(tomllib.loads(project.read_text())["project"]["version"])
-    return metadata.version("vigil")
 
 
 def give_to_owner(path: Path, home: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from urllib.parse import quote
 
 from portal.backup import archive, files, postgres, sqlite
 from portal.backup.archive import Manifest
-from portal.backup.make import give_to_owner, kind_of, our_version
-from portal.run.preflight import BASE_DIR, Refused, note_owner, one_a_home
+from portal.backup.make import give_to_owner, kind_of
+from portal.run.preflight import Refused, note_owner, one_a_home
+from vigil_core import installation
 
 STOP_IT = "stop it first, `vigil up` gives the home back when it has stopped."
 NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
@@ -84,9 +84,9 @@ def _refuse_other_kind(settings: ModuleType, manifest: Manifest) -> None:
 
 def _refuse_newer(manifest: Manifest, path: Path, known: Mapping[str, list[str]]) -> None:
     """A database from the future has tables that this code does not know."""
-    theirs, ours = _numbers(manifest.vigil), _numbers(our_version())
+    theirs, ours = _numbers(manifest.vigil), _numbers(installation.version())
     if theirs > ours or (theirs == ours and _unknown(manifest.migrations, known)):
-        versions = f"a newer Vigil ({manifest.vigil}) than this one ({our_version()})"
+        versions = f"a newer Vigil ({manifest.vigil}) than this one ({installation.version()})"
         raise Refused(f"{path} was made by {versions}: upgrade this one first.")
 
 
@@ -106,7 +106,7 @@ def _known_migrations() -> dict[str, list[str]]:
 
 def _manage(arguments: list[str], environment: Mapping[str, str]) -> str:
     """What a management command printed."""
-    command = [sys.executable, str(BASE_DIR / "manage.py"), *arguments]
+    command = installation.manage(*arguments)
     whole = {**os.environ, "DJANGO_SETTINGS_MODULE": "portal.settings", **environment}
     done = subprocess.run(command, env=whole, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:

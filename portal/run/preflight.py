@@ -15,7 +15,8 @@ from types import ModuleType
 
 import psutil
 
-BASE_DIR = Path(__file__).resolve().parents[2]
+from vigil_core import installation
+
 # How long a web process may take to die whose supervisor was killed, on a busy machine.
 DYING_S = 5.0
 # How the web process and its supervisor are started; before version 0.2 both were modules of `portal`.
@@ -138,10 +139,11 @@ def load_settings(port: int) -> ModuleType:
 def fingerprint(settings: ModuleType) -> str:
     """What the prepared database and static files were made from; when it is unchanged there is nothing to wait for."""
     parts = [str(settings.DATABASES["default"]["NAME"]), str(settings.STATIC_ROOT)]
-    for pattern in ("*/migrations/*.py", "static/**/*", "requirements.lock"):
-        for path in sorted(BASE_DIR.glob(pattern)):
+    code, static = installation.ROOT, installation.site_files("static")
+    for folder, pattern in ((code, "*/migrations/*.py"), (static, "**/*"), (code, "requirements.lock")):
+        for path in sorted(folder.glob(pattern)):
             stat = path.stat()
-            parts.append(f"{path.relative_to(BASE_DIR)} {stat.st_size} {stat.st_mtime_ns}")
+            parts.append(f"{path.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}")
     return sha256("\n".join(parts).encode()).hexdigest()
 
 

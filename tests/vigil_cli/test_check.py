@@ -19,7 +19,7 @@ def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     CliRunner().invoke(main, ["check", "slurm", *words], catch_exceptions=False)
     (command,) = asked
     expected = ["check_slurm", "--json", "--no-jobs", "--partition=a", "--partition=b", "--user=--x", "--wait=9.0"]
-    assert command[2:] == expected
+    assert command[3:] == expected
 
 
 def test_another_user_than_the_worker_is_sent_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,163 @@
+"""The two wheels, built from this tree and run where no checkout is: the site, and the command line alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from jobs.spec import JobSpec, write_toml
+from tests.stack import wait_for
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = r"""
+import sys, vigil_report
+
+vigil_report.log(1, loss=0.5)
+print(*sys.path, sep="\n")
+"""
+WITHOUT_SITE = """
+import sys
+
+sys.path[:0] = sys.argv[1:]
+from vigil_cli.portal import CliError
+from vigil_cli.site import needs_site
+
+try:
+    needs_site("up")
+except CliError as error:
+    print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of what git has: a build writes beside its sources."""
+    copy = tmp_path_factory.mktemp("source")
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", ".", ":!tests"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout
+    packed = subprocess.run(
+        ["tar", "--null", "-T", "-", "-cf", "-"], cwd=ROOT, input=names, capture_output=True, check=True
+    )
+    subprocess.run(["tar", "-xf", "-", "-C", str(copy)], input=packed.stdout, check=True)
+    return copy
+
+
+def build(source: Path, project: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    subprocess.run([*command, str(source / project)], cwd=source, check=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+class Installed:
+    """A wheel unpacked into a folder of its own, with this environment's other packages beside it."""
+
+    def __init__(self, wheel: Path, folder: Path) -> None:
+        self.packages, self.home, self.folder = folder / "packages", folder / "home", folder
+        install = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--no-compile",
+            "--target",
+            str(self.packages),
+        ]
+        subprocess.run([*install, str(wheel)], check=True)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("VIGIL_")}
+        self.environment = {**kept, "PYTHONPATH": str(self.packages), "HOME": str(folder)}
+
+    def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*words), cwd=self.folder, env={**self.environment, **variables}, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-P", "-m", "vigil_cli.main", *words]
+
+
+@pytest.fixture(scope="module")
+def site(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("site")
+    return Installed(build(source, ".", folder), folder)
+
+
+@pytest.fixture(scope="module")
+def running(site: Installed) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with (site.folder / "up.log").open("w") as log:
+        up = subprocess.Popen(
+            site.command("up"), cwd=site.folder, env={**site.environment, "VIGIL_PORT": str(port)}, stdout=log,
+            stderr=log,
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+
+    def is_ready() -> bool:
+        assert up.poll() is None, (site.folder / "up.log").read_text()
+        try:
+            return httpx.get(f"{url}/readyz").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    try:
+        wait_for(is_ready, "the site", 120)
+        yield url
+    finally:
+        up.send_signal(signal.SIGTERM)
+        up.wait(30)
+
+
+def test_the_site_needs_no_checkout(site: Installed, running: str) -> None:
+    page = httpx.get(f"{running}/accounts/login/")
+    assert page.status_code == 200, "a template"
+    style = next(word.split('"')[1] for word in page.text.split("href=")[1:] if ".css" in word.split('"')[1])
+    assert httpx.get(f"{running}{style}").status_code == 200, "a static file"
+    home = site.folder / ".local" / "share" / "vigil"
+    assert (home / "vigil.sqlite3").is_file(), "data are in the user's own folder"
+    assert site.run("tokens", "--json").returncode == 0, "the command line finds the portal"
+
+
+def test_its_jobs_import_our_trainer_and_nothing_else_of_the_site(site: Installed, running: str) -> None:
+    code = site.folder / "code"
+    code.mkdir(exist_ok=True)
+    (code / "train.py").write_text(PROGRAM)
+    spec = {"name": "a", "kind": "script", "script": {"directory": "code"}, "resources": {"ranks_per_node": 1}}
+    text = write_toml(JobSpec.parse(spec))
+    (site.folder / "job.toml").write_text(text)
+    job = json.loads(site.run("submit", "job.toml", "--watch", "--json").stdout.splitlines()[-1])
+    assert job["state"] == "completed"
+    printed = site.run("logs", str(job["id"])).stdout
+    assert "job-code" in printed
+
+
+def test_the_client_works_without_the_site(source: Path, tmp_path: Path, running: str, site: Installed) -> None:
+    client = Installed(build(source, "packaging/client", tmp_path), tmp_path)
+    assert not (client.packages / "console").exists()
+    assert not (client.packages / "jobs").exists()
+    config = site.folder / ".local" / "share" / "vigil" / "cli.toml"
+    assert client.run("jobs", "--json", VIGIL_HOME=str(config.parent)).returncode == 0
+    (tmp_path / "log.txt").write_text("RuntimeError: CUDA error: an illegal memory access was encountered\n")
+    assert client.run("diagnose", "log.txt", "--json").stdout
+    # This environment has the checkout, too; without it the command says where it can run.
+    libraries = [path for path in sys.path if path.endswith("site-packages")]
+    command = [sys.executable, "-P", "-S", "-c", WITHOUT_SITE, str(client.packages), *libraries]
+    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "install the vigil wheel" in refused.stdout
