@@ -52,12 +52,12 @@ def bundle(file: Path, as_json: bool) -> None:
     or newer and nothing else.
     """
     needs_site("agent bundle")
-    from nodes.agent.bundle import NoBundle, write_bundle
+    from nodes.agent.bundle import BundleError, write_bundle
     from nodes.agent.version import VERSION
 
     try:
         size = write_bundle(file)
-    except NoBundle as error:
+    except BundleError as error:
         raise CliError(str(error)) from error
     out({"file": str(file), "bytes": size, "version": VERSION}, _lines_of_bundle, as_json)
 

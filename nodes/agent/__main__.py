@@ -1,4 +1,4 @@
-"""The node agent: `python -P -m nodes.agent`, or `python vigil-agent.pyz` (docs/agent.md)."""
+"""Run the node agent: `python -P -m nodes.agent`, or `python vigil-agent.pyz` (docs/agent.md)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from nodes.agent.speaking import say
+from nodes.agent.log import log
 
 USAGE = """\
-What a node does, told to a portal of Vigil. Settings come from the environment (docs/agent.md).
+Report what this node does to a Vigil portal. Settings come from the environment (docs/agent.md).
 
   (nothing)        run until SIGTERM
-  --once [--json]  print one sample of everything, and end
-  check            say whether jobs may start here: exit 0 if so, 1 with a sentence if not; within 2 s
+  --once [--json]  print one sample of everything and exit
+  check            check whether jobs may start here, within 2 s: exit 0 if so, else 1 with the reason
 """
 
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
 
         return check()
     if words and set(words) <= {"--once", "--json"} and "--once" in words:
-        from nodes.agent.once import main as once
+        from nodes.agent.print_once import main as once
 
         return once(as_json="--json" in words)
     if words:
@@ -36,20 +36,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(period: float) -> int:
-    from nodes.agent.buffer import Refused
-    from nodes.agent.loop import Agent, Pace
-    from nodes.agent.settings import WrongSetting, read_settings
+    from nodes.agent.buffer import StateUnusable
+    from nodes.agent.loop import AgentLoop, AgentTiming
+    from nodes.agent.settings import InvalidSetting, read_settings
 
     try:
-        Agent(read_settings(posts=True), Pace(period)).run()
-    except (WrongSetting, Refused) as error:
-        say(str(error))
+        AgentLoop(read_settings(posts=True), AgentTiming(period)).run()
+    except (InvalidSetting, StateUnusable) as error:
+        log(str(error))
         return 1
     return 0
 
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    # Threads that ask a portal or a directory service, and may wait for long, hold nothing up.
+    # Exit without joining threads: one may be waiting for the portal or a directory service.
     sys.stdout.flush()
     os._exit(code)

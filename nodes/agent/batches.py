@@ -1,4 +1,4 @@
-"""Batches as they are written and sent: samples of some periods, or events alone."""
+"""Build batches as they are stored and sent: samples of some periods, or events alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 EVENTS_A_BATCH = 200
 EVENT_BYTES = 31 * 1024
 Event = dict[str, Any]
-LOSES_NOTHING = frozenset({"facts", "gpu.counters"})
-"""Kinds of which the newest says all that the older ones did."""
+LATEST_ONLY = frozenset({"facts", "gpu.counters"})
+"""Event kinds of which only the newest matters."""
 
 
 def with_samples(
@@ -23,17 +23,17 @@ def with_samples(
     processes: list[dict[str, Any]],
     events: list[Event],
 ) -> bytes:
-    """A batch of `n` periods from `at` on; the order of its parts is what `posting` relies on."""
+    """Build a batch of `n` periods from `at` on. `posting` relies on the order of its parts."""
     head = {**_head(at, period, n), "gpus": samples["gpus"], "columns": samples["columns"]}
     return _packed({**head, "host": host, "processes": processes, "events": _bounded(events)})
 
 
-def of_events(events: list[Event], *, at: float, period: float) -> bytes:
+def events_only(events: list[Event], *, at: float, period: float) -> bytes:
     return _packed({**_head(at, period, 0), "events": _bounded(events)})
 
 
 def _head(at: float, period: float, n: int) -> dict[str, Any]:
-    """Whole seconds are written as whole numbers."""
+    """Return the batch's head, with whole seconds as integers."""
     return {"at": int(at) if period >= 1 else round(at, 3), "period": int(period) if period >= 1 else period, "n": n}
 
 
@@ -45,13 +45,13 @@ def _bounded(events: list[Event]) -> list[Event]:
     return [event for event in events if len(json.dumps(event)) <= EVENT_BYTES]
 
 
-def in_parts(events: list[Event]) -> Iterator[list[Event]]:
+def in_chunks(events: list[Event]) -> Iterator[list[Event]]:
     for start in range(0, len(events), EVENTS_A_BATCH):
         yield events[start : start + EVENTS_A_BATCH]
 
 
 def gap_in(batches: Iterable[dict[str, Any]], *, now: float, problem: str = "") -> list[Event]:
-    """The event that says which samples are missing with these; none where they have none."""
+    """Return an event for the samples that are missing with these batches; empty if they have none."""
     sampled = [batch for batch in batches if batch.get("n")]
     if not sampled:
         return []
@@ -65,22 +65,22 @@ def gap_in(batches: Iterable[dict[str, Any]], *, now: float, problem: str = "") 
     return [gap | ({"problem": problem} if problem else {})]
 
 
-def worth_telling_again(events: Iterable[Event]) -> list[Event]:
-    """Events of what is given up: all but those that later ones say anew; gaps become one."""
-    kept: list[Event] = []
+def events_to_resend(events: Iterable[Event]) -> list[Event]:
+    """Return the events of discarded batches that must be sent again: not superseded ones; gaps merge into one."""
+    resent: list[Event] = []
     newest: dict[tuple[Any, Any], Event] = {}
     gap: Event | None = None
     for event in events:
-        if event.get("kind") in LOSES_NOTHING:
+        if event.get("kind") in LATEST_ONLY:
             newest[event["kind"], event.get("gpu")] = event
         elif event.get("kind") == "agent.gap" and "problem" not in event:
-            gap = _joined(gap, event) if gap else event
+            gap = _merged_gap(gap, event) if gap else event
         else:
-            kept.append(event)
-    return [{**event, "again": True} for event in [*newest.values(), *kept, *([gap] if gap else [])]]
+            resent.append(event)
+    return [{**event, "again": True} for event in [*newest.values(), *resent, *([gap] if gap else [])]]
 
 
-def _joined(gap: Event, other: Event) -> Event:
+def _merged_gap(gap: Event, other: Event) -> Event:
     return {
         **gap,
         "from": min(gap["from"], other["from"]),

@@ -1,9 +1,9 @@
-"""What is told and not yet taken, on this node's own disk: a stream of batches that survives agent and machine.
+"""Store unsent batches on this node's own disk: a stream that survives agent and machine restarts.
 
-One writer at a time, by a lock. A batch's number is its place in the stream. What can't be written, because the disk is
-full or gone, waits in memory; of that, too, samples go before events do.
+One writer at a time, by a lock. A batch's number is its position in the stream. Batches that cannot be written because
+the disk is full or gone wait in memory; there too, samples are discarded before events.
 
-    STATE/lock                an flock of whoever writes
+    STATE/lock                an flock of the writing agent
     STATE/<16 hex digits>/    the stream: segments (nodes.agent.segments)
 """
 
@@ -23,26 +23,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodes.agent.segments import Segment, found_in
+from nodes.agent.segments import BufferSegment, load_segments
 
 LIMIT_BYTES = 256 * 1024 * 1024
 LIMIT_IN_MEMORY = 8 * 1024 * 1024
 BATCHES_A_SEGMENT = 60
 SYNC_SECONDS = 60.0
-KEPT_SECONDS = 86_400.0  # what was taken: a portal that was restored from its backup asks for it again
-BEYOND = 1.25  # times the limit, beyond which events go, too
+RETENTION_SECONDS = 86_400.0  # of accepted batches: a portal restored from a backup requests them again
+HARD_LIMIT = 1.25  # times the limit, above which events are discarded too
 _STREAM = re.compile(r"[0-9a-f]{16}")
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.ESTALE})
 _MARK = b',"kmsg":'
 
 
-class Refused(Exception):
-    """There is no buffer to be had; the message says what to do."""
+class StateUnusable(Exception):
+    """The state folder cannot be used; the message says what to do."""
 
 
 @dataclass
-class GivenUp:
-    """What goes to make room, with what its batches told."""
+class Discarded:
+    """The batches that are discarded next to make room, with their lines."""
 
     first: int
     count: int
@@ -50,13 +50,13 @@ class GivenUp:
     is_in_memory: bool
 
 
-def marked(batch: bytes, boot_id: str, seq: int) -> bytes:
-    """A batch's line: it carries how far the kernel log had been read, so both are written or none."""
+def with_log_position(batch: bytes, boot_id: str, seq: int) -> bytes:
+    """Append the kernel log position to a batch, so that both are stored or neither."""
     return batch[:-1] + _MARK + json.dumps([boot_id, seq], separators=(",", ":")).encode() + b"}"
 
 
-def unmarked(line: bytes) -> tuple[bytes, str, int]:
-    """The batch of a line, the boot that it is of, and the last record of the kernel log that it knows."""
+def without_log_position(line: bytes) -> tuple[bytes, str, int]:
+    """Split a line into batch, boot id, and the last kernel log record that the batch covers."""
     batch, found, mark = line.rpartition(_MARK)
     if found:
         with suppress(ValueError, TypeError):
@@ -66,7 +66,7 @@ def unmarked(line: bytes) -> tuple[bytes, str, int]:
 
 
 class Buffer:
-    """Written by one thread, read by another."""
+    """A stream of batches, written by one thread and read by another."""
 
     def __init__(
         self,
@@ -74,34 +74,34 @@ class Buffer:
         *,
         limit_bytes: int = LIMIT_BYTES,
         limit_in_memory: int = LIMIT_IN_MEMORY,
-        kept_seconds: float = KEPT_SECONDS,
+        retention_seconds: float = RETENTION_SECONDS,
     ) -> None:
-        """Raises Refused."""
+        """Open or create the stream in the state folder. Raises StateUnusable."""
         self._state, self._limit, self._limit_in_memory = state, limit_bytes, limit_in_memory
-        self._kept_seconds = kept_seconds
+        self._retention_seconds = retention_seconds
         self._guard = threading.RLock()
         self._lock: int | None = None
-        self._segments: list[Segment] = []
-        self._open: _Open | None = None
+        self._segments: list[BufferSegment] = []
+        self._open: _OpenSegment | None = None
         self._memory: deque[tuple[int, bytes]] = deque()
         self._cache: tuple[int, list[bytes]] = (-1, [])
         self.problem = ""
-        """Why batches wait in memory; "" while they are written."""
+        """Why batches stay in memory; "" while they are written to disk."""
         self.stream = os.urandom(8).hex()
         self.next = 0
-        self.taken = 0
-        """What the portal has, as far as it has said."""
+        self.accepted = 0
+        """The portal has all batches before this one, by its last response."""
         self.boot_id, self.kernel_seq = "", -1
-        """As the last batch that was found on disk has them."""
+        """From the last batch found on disk."""
         try:
-            self._find()
+            self._load()
         except OSError as error:
             self._note(error)
         self.began = self.next
         """The number of this agent's first batch."""
 
     def append(self, line: bytes, *, is_sync: bool) -> int:
-        """Add a batch; answers its number. `is_sync`: it is on disk for good when this returns, if anything may be."""
+        """Add a batch and return its number. `is_sync`: fsync it to disk before returning, if the disk works."""
         with self._guard:
             number, self.next = self.next, self.next + 1
             self._memory.append((number, line))
@@ -109,10 +109,10 @@ class Buffer:
             return number
 
     def read(self, number: int, most: int) -> tuple[int, list[bytes]]:
-        """The first batch from `number` on that there is, and up to so many lines from it on."""
+        """Return the first available batch number from `number` on, and up to `most` lines from there."""
         with self._guard:
             for segment in self._segments:
-                if segment.after > number:
+                if segment.end > number:
                     lines = self._lines(segment)
                     first = max(segment.first, number)
                     if found := lines[first - segment.first :][:most]:
@@ -123,14 +123,14 @@ class Buffer:
             first = waiting[0][0]
             return first, [line for place, (at, line) in enumerate(waiting) if at == first + place]
 
-    def note_taken(self, number: int) -> None:
-        """The portal has all batches before this one."""
+    def note_accepted(self, number: int) -> None:
+        """Note that the portal has all batches before this one."""
         with self._guard:
-            self.taken = number
-            self._forget_in_memory()
+            self.accepted = number
+            self._drop_accepted_in_memory()
 
     def renumber(self, number: int, since: int) -> None:
-        """The portal has batches up to `number` that this disk has lost: what came after `since` goes on from there."""
+        """Shift batches after `since`: the portal has batches up to `number` that this disk has lost."""
         with self._guard:
             ahead = number - since
             if ahead <= 0:
@@ -138,34 +138,37 @@ class Buffer:
             self._close()
             for segment in reversed(self._segments):
                 if segment.first >= since:
-                    segment.move(segment.first + ahead)
+                    segment.renumber(segment.first + ahead)
             self._memory = deque((at + ahead if at >= since else at, line) for at, line in self._memory)
             self.next, self._cache = self.next + ahead, (-1, [])
 
-    def surplus(self, now: float | None = None) -> GivenUp | None:
-        """What must go next to keep within limits, with its events yet to be told again; None: nothing."""
+    def surplus(self, now: float | None = None) -> Discarded | None:
+        """Return the batches to discard next to stay within limits; None if it is within them.
+
+        The caller sends their events again before it calls `drop`.
+        """
         with self._guard:
-            self._forget_taken(time.time() if now is None else now)
-            full = self._full()
+            self._drop_accepted(time.time() if now is None else now)
+            full = self._closed_segments()
             if self.size > self._limit and full:
-                return GivenUp(full[0].first, full[0].count, self._lines(full[0]), is_in_memory=False)
+                return Discarded(full[0].first, full[0].count, self._lines(full[0]), is_in_memory=False)
             if self._size_in_memory() > self._limit_in_memory:
                 some = list(self._memory)[:BATCHES_A_SEGMENT]
-                return GivenUp(some[0][0], len(some), [line for _, line in some], is_in_memory=True)
+                return Discarded(some[0][0], len(some), [line for _, line in some], is_in_memory=True)
             return None
 
     @property
-    def is_far_beyond(self) -> bool:
-        """Whether there is no room left for events of what is given up."""
-        return self.size > BEYOND * self._limit or self._size_in_memory() > BEYOND * self._limit_in_memory
+    def is_over_hard_limit(self) -> bool:
+        """Return whether there is no room even for the events of discarded batches."""
+        return self.size > HARD_LIMIT * self._limit or self._size_in_memory() > HARD_LIMIT * self._limit_in_memory
 
-    def drop(self, given: GivenUp) -> None:
-        """Let it go, once its events are told again."""
+    def drop(self, discarded: Discarded) -> None:
+        """Delete discarded batches, once their events are stored again."""
         with self._guard:
-            if given.is_in_memory:
-                self._memory = deque((at, line) for at, line in self._memory if at >= given.first + given.count)
+            if discarded.is_in_memory:
+                self._memory = deque((at, line) for at, line in self._memory if at >= discarded.first + discarded.count)
                 return
-            for segment in [one for one in self._full() if one.first == given.first]:
+            for segment in [segment for segment in self._closed_segments() if segment.first == discarded.first]:
                 self._remove(segment)
 
     @property
@@ -180,26 +183,26 @@ class Buffer:
                 os.close(self._lock)
                 self._lock = None
 
-    # What follows is called with the guard held.
+    # The methods below are called with the guard held.
 
-    def _find(self) -> None:
-        """Take the lock, and the stream that is there."""
+    def _load(self) -> None:
+        """Take the lock and load the existing stream."""
         self._state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = _locked(self._state / "lock")
+        self._lock = _lock_file(self._state / "lock")
         streams = [name for name in os.listdir(self._state) if _STREAM.fullmatch(name)]
         if streams:
             self.stream = max(streams, key=lambda name: (self._state / name).stat().st_mtime)
-            self._segments = found_in(self._folder)
-        self.next = max((segment.after for segment in self._segments), default=0)
-        self._remember()
+            self._segments = load_segments(self._folder)
+        self.next = max((segment.end for segment in self._segments), default=0)
+        self._load_log_position()
         for segment in self._segments:
             if not segment.is_closed:
-                segment.squeeze()
+                segment.compress()
 
-    def _remember(self) -> None:
+    def _load_log_position(self) -> None:
         for segment in reversed(self._segments):
             for line in reversed(segment.lines()):
-                _, self.boot_id, self.kernel_seq = unmarked(line)
+                _, self.boot_id, self.kernel_seq = without_log_position(line)
                 if self.boot_id:
                     return
 
@@ -207,16 +210,16 @@ class Buffer:
     def _folder(self) -> Path:
         return self._state / self.stream
 
-    def _full(self) -> list[Segment]:
-        """Those that are not written any more."""
-        return [one for one in self._segments if self._open is None or one is not self._open.segment]
+    def _closed_segments(self) -> list[BufferSegment]:
+        """Return the segments that are no longer written to."""
+        return [segment for segment in self._segments if self._open is None or segment is not self._open.segment]
 
     def _write(self, *, is_sync: bool) -> None:
-        """Bring to disk what waits in memory, in order."""
+        """Write the batches in memory to disk, in order."""
         try:
             if self._lock is None:
-                self._lock = _locked(self._state / "lock")
-            self._forget_in_memory()
+                self._lock = _lock_file(self._state / "lock")
+            self._drop_accepted_in_memory()
             while self._memory:
                 number, line = self._memory[0]
                 segment = self._segment_for(number)
@@ -229,40 +232,40 @@ class Buffer:
             self._note(error)
             self._abandon()
 
-    def _segment_for(self, number: int) -> _Open:
-        """The open segment, if this batch comes next in it; else another."""
+    def _segment_for(self, number: int) -> _OpenSegment:
+        """Return the open segment if this batch comes next in it, else a new one."""
         if self._open is not None and (
-            self._open.segment.after != number or self._open.segment.count >= BATCHES_A_SEGMENT
+            self._open.segment.end != number or self._open.segment.count >= BATCHES_A_SEGMENT
         ):
             self._close()
         if self._open is None:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._open = _Open(Segment(self._folder, number, 0, False, 0))
+            self._open = _OpenSegment(BufferSegment(self._folder, number, 0, False, 0))
             self._segments.append(self._open.segment)
         return self._open
 
     def _close(self) -> None:
         if self._open is None:
             return
-        open_one, self._open = self._open, None
-        open_one.close()
-        if open_one.segment.count:
-            with suppress(OSError):  # of a full disk: it stays as it is, and is read as it is
-                open_one.segment.squeeze()
+        closing, self._open = self._open, None
+        closing.close()
+        if closing.segment.count:
+            with suppress(OSError):  # the disk is full: it stays uncompressed, which is readable too
+                closing.segment.compress()
         else:
-            self._remove(open_one.segment)
+            self._remove(closing.segment)
 
     def _abandon(self) -> None:
-        """Leave a segment that can't be written: what is whole in it counts."""
+        """Give up a segment that cannot be written; its complete lines count."""
         if self._open is not None:
-            open_one, self._open = self._open, None
+            closing, self._open = self._open, None
             with suppress(OSError):
-                open_one.close()
-            if not open_one.segment.count:
+                closing.close()
+            if not closing.segment.count:
                 with suppress(OSError):
-                    self._remove(open_one.segment)
+                    self._remove(closing.segment)
 
-    def _lines(self, segment: Segment) -> list[bytes]:
+    def _lines(self, segment: BufferSegment) -> list[bytes]:
         if self._open is not None and segment is self._open.segment:
             return self._open.lines
         if self._cache[0] != segment.first:
@@ -272,20 +275,20 @@ class Buffer:
                 return []
         return self._cache[1]
 
-    def _forget_taken(self, now: float) -> None:
-        """What the portal has goes after a day, or where there is no room."""
-        for segment in self._full():
-            is_old = now - segment.closed_at > self._kept_seconds
-            if segment.after <= self.taken and (is_old or self.size > self._limit):
+    def _drop_accepted(self, now: float) -> None:
+        """Delete accepted batches after RETENTION_SECONDS, or if there is no room."""
+        for segment in self._closed_segments():
+            is_old = now - segment.closed_at > self._retention_seconds
+            if segment.end <= self.accepted and (is_old or self.size > self._limit):
                 self._remove(segment)
 
-    def _forget_in_memory(self) -> None:
-        """What the portal has need not wait for room; the last of it does, as it knows the place in the kernel log."""
-        while len(self._memory) > 1 and self._memory[0][0] < self.taken:
+    def _drop_accepted_in_memory(self) -> None:
+        """Drop accepted batches from memory, but for the last one: it has the kernel log position."""
+        while len(self._memory) > 1 and self._memory[0][0] < self.accepted:
             self._memory.popleft()
 
-    def _remove(self, segment: Segment) -> None:
-        self._segments = [one for one in self._segments if one is not segment]
+    def _remove(self, segment: BufferSegment) -> None:
+        self._segments = [other for other in self._segments if other is not segment]
         segment.remove()
 
     def _size_in_memory(self) -> int:
@@ -293,18 +296,18 @@ class Buffer:
 
     def _note(self, error: OSError) -> None:
         if error.errno not in _NO_ROOM and self._lock is None:
-            raise Refused(
-                f"VIGIL_AGENT_STATE: {self._state} can't be written ({error.strerror})."
-                " Make it a folder of the agent's user."
+            raise StateUnusable(
+                f"VIGIL_AGENT_STATE: {self._state} cannot be written ({error.strerror})."
+                " Make it a folder that the agent's user owns."
             ) from error
         self.problem = error.strerror or type(error).__name__
 
 
 @dataclass
-class _Open:
-    """The segment that is written; what it holds is kept in memory, too, for whoever posts it."""
+class _OpenSegment:
+    """The segment that is being written; its lines stay in memory for the sender."""
 
-    segment: Segment
+    segment: BufferSegment
     lines: list[bytes] = field(default_factory=list)
     _file: int = -1
     _synced_at: float = 0.0
@@ -317,7 +320,7 @@ class _Open:
         self._synced_at = time.monotonic()
 
     def write(self, line: bytes) -> None:
-        """A line, whole or not at all: what a full disk takes of one is cut off again."""
+        """Append a complete line or nothing: a partial write on a full disk is truncated again."""
         data, written = line + b"\n", 0
         try:
             while written < len(data):
@@ -354,8 +357,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(file)
 
 
-def _locked(path: Path) -> int:
-    """The lock, for life. Raises Refused where another agent has it."""
+def _lock_file(path: Path) -> int:
+    """Take the lock for this process's lifetime. Raises StateUnusable if another agent has it."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -366,19 +369,18 @@ def _locked(path: Path) -> int:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(file)
-        raise Refused(
-            f"Another agent writes to {path.parent}. End it first,"
-            " or set VIGIL_AGENT_STATE to a folder of this one's own."
+        raise StateUnusable(
+            f"Another agent writes to {path.parent}. Stop it first, or set VIGIL_AGENT_STATE to another folder."
         ) from None
     return file
 
 
 def batches_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """What lines say, but for those that a disk has damaged."""
+    """Parse the batches of lines, skipping those that a disk has damaged."""
     found = []
     for line in lines:
         with suppress(ValueError, RecursionError):
-            batch = json.loads(unmarked(line)[0])
+            batch = json.loads(without_log_position(line)[0])
             if isinstance(batch, dict):
                 found.append(batch)
     return found

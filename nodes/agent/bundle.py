@@ -1,4 +1,4 @@
-"""The agent as one file, for a node's own disk: a shared file system that hangs can't take it along."""
+"""Build the agent as one file for a node's own disk, so that a hanging shared file system cannot block it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ os._exit(code)
 """
 
 
-class NoBundle(Exception):
-    """It can't be made; the message says why."""
+class BundleError(Exception):
+    """The bundle cannot be built; the message says why."""
 
 
 def write_bundle(file: Path) -> int:
-    """Write the bundle, whole or not at all, and answer its size; the same code makes the same file."""
+    """Write the bundle atomically and return its size. The same code gives the same file."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with open(temporary, "wb") as out:
@@ -44,7 +44,7 @@ def write_bundle(file: Path) -> int:
         os.replace(temporary, file)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise NoBundle(f"{file} can't be written: {error.strerror}.") from error
+        raise BundleError(f"{file} cannot be written: {error.strerror}.") from error
     return file.stat().st_size
 
 
@@ -58,8 +58,8 @@ def _contents() -> Iterator[tuple[str, bytes]]:
 
 
 def _pynvml() -> Path:
-    """NVIDIA's bindings, one module; they find the driver's library on the node."""
+    """Return NVIDIA's bindings, a single module; they load the driver's library on the node."""
     found = importlib.util.find_spec("pynvml")
     if found is None or not found.origin:
-        raise NoBundle("nvidia-ml-py is missing here. Install it with `pip install nvidia-ml-py`.")
+        raise BundleError("nvidia-ml-py is not installed. Install it with `pip install nvidia-ml-py`.")
     return Path(found.origin)

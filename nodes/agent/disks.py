@@ -1,4 +1,4 @@
-"""Disks and what is mounted: which file systems lie on disks of this machine, and which beyond the network."""
+"""Find disks and mounted file systems, and tell local from network file systems."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from nodes.agent import proc
 from nodes.agent.cleaning import clean
-from nodes.agent.settings import MOST_MOUNTS
+from nodes.agent.settings import MAX_MOUNTS
 
 MIB = 2**20
 SECTOR_BYTES = 512
-MOST_DISKS = 24
-MOST_LABEL = 72
+MAX_DISKS = 24
+MAX_LABEL = 72
 SHARED = frozenset(
     [
         *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "wekafs", "pvfs2", "orangefs"),
@@ -29,44 +29,44 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True)
-class Mount:
+class MountedFileSystem:
     path: str
     kind: str
     source: str
 
-    def as_told(self) -> dict[str, str]:
+    def as_payload(self) -> dict[str, str]:
         return {"mount": label(self.path), "type": clean(self.kind, 32), "source": clean(self.source, 128)}
 
 
 def label(path: str) -> str:
-    """How a mount is named to the portal."""
-    return clean(path, MOST_LABEL)
+    """Return a mount's name as the portal gets it."""
+    return clean(path, MAX_LABEL)
 
 
-def mounts(proc_root: Path) -> list[Mount]:
-    """All that is mounted; what was mounted last over a place is what one finds there."""
-    found: dict[str, Mount] = {}
+def mounts(proc_root: Path) -> list[MountedFileSystem]:
+    """Return all mounts; where several share a path, the last one, which is the visible one."""
+    found: dict[str, MountedFileSystem] = {}
     for line in proc.read(proc_root / "self/mounts").splitlines():
         parts = line.split(" ")
         if len(parts) >= 3:
             source, path, kind = (_ESCAPE.sub(lambda match: chr(int(match[1], 8)), part) for part in parts[:3])
-            found[path] = Mount(path, kind, source)
+            found[path] = MountedFileSystem(path, kind, source)
     return list(found.values())
 
 
-def shared(mounted: list[Mount]) -> tuple[str, ...]:
-    """Network file systems: the shortest paths, where there are many, as homes are mounted one by one."""
+def shared(mounted: list[MountedFileSystem]) -> tuple[str, ...]:
+    """Return the paths of network file systems; if there are many (homes mounted one by one), the shortest paths."""
     paths = {mount.path for mount in mounted if mount.kind in SHARED}
-    return tuple(sorted(sorted(paths, key=lambda path: (len(path), path))[:MOST_MOUNTS]))
+    return tuple(sorted(sorted(paths, key=lambda path: (len(path), path))[:MAX_MOUNTS]))
 
 
 def probed(named: tuple[str, ...] | None, proc_root: Path) -> tuple[str, ...]:
-    """Mounts whose answers are timed: those that VIGIL_AGENT_MOUNTS names; None: every network file system."""
+    """Return the mounts to time: those in VIGIL_AGENT_MOUNTS; None: every network file system."""
     return shared(mounts(proc_root)) if named is None else named
 
 
 def room(proc_root: Path) -> dict[str, float | None]:
-    """What is used of the file systems on this machine's disks, and of its shared memory."""
+    """Return used and total space of file systems on local disks, and of shared memory."""
     found: dict[str, float | None] = {}
     for path in _on_disks(mounts(proc_root)):
         found |= _room(path, f"disk_used_mib:{label(path)}", f"disk_total_mib:{label(path)}")
@@ -75,36 +75,36 @@ def room(proc_root: Path) -> dict[str, float | None]:
 
 def _room(path: str, used: str, total: str) -> dict[str, float | None]:
     try:
-        there = os.statvfs(path)
+        stats = os.statvfs(path)
     except OSError:
         return {}
-    size = there.f_blocks * there.f_frsize
-    return {used: round((size - there.f_bfree * there.f_frsize) / MIB, 1), total: round(size / MIB, 1)} if size else {}
+    size = stats.f_blocks * stats.f_frsize
+    return {used: round((size - stats.f_bfree * stats.f_frsize) / MIB, 1), total: round(size / MIB, 1)} if size else {}
 
 
-def _on_disks(mounted: list[Mount]) -> list[str]:
-    """A path for each file system: what is mounted in several places counts once."""
+def _on_disks(mounted: list[MountedFileSystem]) -> list[str]:
+    """Return one path per file system on a local disk; several mounts of it count once."""
     found: dict[str, str] = {}
     for mount in sorted(mounted, key=lambda mount: (len(mount.path), mount.path)):
         is_disk = mount.source.startswith("/dev/") or mount.kind == "zfs" or mount.path == "/"
         if mount.kind in ON_DISKS and is_disk:
             found.setdefault(mount.source, mount.path)
-    return list(found.values())[:MOST_DISKS]
+    return list(found.values())[:MAX_DISKS]
 
 
 def traffic(proc_root: Path) -> dict[str, float]:
-    """MiB so far of each whole disk: partitions and what is made of several would count them twice."""
+    """Return MiB so far per whole disk: partitions and device-mapper volumes would count the same data twice."""
     found: dict[str, float] = {}
     whole: list[str] = []
-    for name, sectors_read, sectors_written in sorted(_counted(proc_root)):
-        if len(whole) < MOST_DISKS and not NO_DISKS.match(name) and not any(_is_part(name, disk) for disk in whole):
+    for name, sectors_read, sectors_written in sorted(_disk_counters(proc_root)):
+        if len(whole) < MAX_DISKS and not NO_DISKS.match(name) and not any(_is_part(name, disk) for disk in whole):
             whole.append(name)
             found[f"disk_read_mib:{name}"] = sectors_read * SECTOR_BYTES / MIB
             found[f"disk_write_mib:{name}"] = sectors_written * SECTOR_BYTES / MIB
     return found
 
 
-def _counted(proc_root: Path) -> Iterator[tuple[str, int, int]]:
+def _disk_counters(proc_root: Path) -> Iterator[tuple[str, int, int]]:
     for line in proc.read(proc_root / "diskstats").splitlines():
         parts = line.split()
         if len(parts) >= 10 and parts[5].isdigit() and parts[9].isdigit():
@@ -112,6 +112,6 @@ def _counted(proc_root: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _is_part(name: str, disk: str) -> bool:
-    """sda1 is a part of sda, nvme0n1p2 one of nvme0n1."""
+    """Return whether `name` is a partition of `disk`: sda1 of sda, nvme0n1p2 of nvme0n1."""
     rest = name.removeprefix(disk)
     return name.startswith(disk) and (rest.isdigit() or (disk[-1].isdigit() and rest[:1] == "p" and rest[1:].isdigit()))

@@ -1,4 +1,4 @@
-"""What the machine is: told at each start, and when it changes."""
+"""Describe the machine: reported at each start, and whenever it changes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from nodes.agent.cleaning import clean
 from nodes.agent.host import KIB, memory_kib
 from nodes.agent.version import VERSION
 
-MOST_BYTES = 30 * 1024
-Facts = dict[str, Any]
+MAX_BYTES = 30 * 1024
+NodeFacts = dict[str, Any]
 
 
 def facts(
     *,
     node: str,
     machine: GpuInventory | None,
-    gpus: list[Facts],
+    gpus: list[NodeFacts],
     problems: dict[str, str],
     probed: tuple[str, ...],
     proc_root: Path = Path("/proc"),
-) -> Facts:
-    """`problems`: what can't be told, and why; `probed`: the mounts whose answers are timed."""
+) -> NodeFacts:
+    """Return the facts of this machine.
+
+    `problems` maps what cannot be read to the reason; `probed`: the mounts that are timed.
+    """
     system = os.uname()
-    mounted = {mount.path: mount.as_told() for mount in disks.mounts(proc_root)}
-    told: Facts = {
+    mounted = {mount.path: mount.as_payload() for mount in disks.mounts(proc_root)}
+    found: NodeFacts = {
         "host": node,
         "kernel": clean(f"{system.sysname} {system.release}", 128),
         "system": _system(),
@@ -42,25 +45,25 @@ def facts(
         "gpus": gpus,
     }
     if machine is not None:
-        told |= {"driver": machine.driver, "cuda": machine.cuda, "nvml": machine.nvml}
-        told["topology"] = [list(row) for row in machine.topology]
-    return _bounded(told)
+        found |= {"driver": machine.driver, "cuda": machine.cuda, "nvml": machine.nvml}
+        found["topology"] = [list(row) for row in machine.topology]
+    return _bounded(found)
 
 
-def _bounded(told: Facts) -> Facts:
-    """What an event has room for: of very many GPUs first the matrix goes, then what each is in detail."""
-    if _size(told) > MOST_BYTES:
-        told = {**told, "topology": []}
-    if _size(told) > MOST_BYTES:
-        told["gpus"] = [{name: gpu[name] for name in _NEEDED if name in gpu} for gpu in told["gpus"]]
-    return told
+def _bounded(document: NodeFacts) -> NodeFacts:
+    """Shrink the facts to the size of an event: with very many GPUs drop the topology, then the GPUs' details."""
+    if _size(document) > MAX_BYTES:
+        document = {**document, "topology": []}
+    if _size(document) > MAX_BYTES:
+        document["gpus"] = [{name: gpu[name] for name in _ESSENTIAL if name in gpu} for gpu in document["gpus"]]
+    return document
 
 
-_NEEDED = ("uuid", "index", "minor", "bus", "name", "memory_mib", "power_cap_watts", "slowdown_c", "mig")
+_ESSENTIAL = ("uuid", "index", "minor", "bus", "name", "memory_mib", "power_cap_watts", "slowdown_c", "mig")
 
 
-def _size(told: Facts) -> int:
-    return len(json.dumps(told))
+def _size(document: NodeFacts) -> int:
+    return len(json.dumps(document))
 
 
 def _processor(proc_root: Path) -> str:

@@ -1,4 +1,4 @@
-"""What the machine does: processor, memory, disks, network. Rates are a second, between two looks."""
+"""Sample the host: CPU, memory, disks, network. Rates are per second, between two samples."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from nodes.agent import disks, network, proc
 
 KIB = 1024
-BLOCKED_SECONDS = 60.0  # between two counts, for which every process is looked at
-MOST_VALUES = 200
+BLOCKED_SECONDS = 60.0  # between two counts, each of which reads every process
+MAX_VALUES = 200
 PROC, SYS = Path("/proc"), Path("/sys")
 Values = dict[str, float | None]
 
 
 @dataclass
-class Host:
-    """`proc` and `sys` are where the kernel's files are."""
+class HostSampler:
+    """Samples the host. `proc` and `sys` are where the kernel's files are."""
 
     proc: Path = PROC
     sys: Path = SYS
@@ -27,9 +27,9 @@ class Host:
     _cpu: tuple[int, int] | None = None
     _blocked: tuple[float, int] | None = None
 
-    def look(self) -> Values:
-        """By the contract's names (protocols.md §11); a rate only from the second look on."""
-        told: Values = {
+    def sample(self) -> Values:
+        """Return the values by their names in protocols.md §11; rates from the second sample on."""
+        values: Values = {
             **self._load(),
             **_memory(self.proc),
             "uptime_s": round(proc.uptime(self.proc)),
@@ -39,7 +39,7 @@ class Host:
             **network.infiniband_state(self.sys),
             **disks.room(self.proc),
         }
-        return dict(list(told.items())[:MOST_VALUES])
+        return dict(list(values.items())[:MAX_VALUES])
 
     def _load(self) -> Values:
         load = proc.read(self.proc / "loadavg", 128).split()
@@ -50,25 +50,25 @@ class Host:
         return {"cpu_percent": self._cpu_percent(), "load_1": load_1}
 
     def _cpu_percent(self) -> float | None:
-        """Of all processors together, since the last look."""
+        """Return the use of all processors since the last sample."""
         words = proc.read(self.proc / "stat", 1024).partition("\n")[0].split()
         times = [int(word) for word in words[1:9] if word.isdigit()]
         if len(times) < 5:
             return None
-        before, self._cpu = self._cpu, (sum(times), times[3] + times[4])
-        if before is None or self._cpu[0] <= before[0]:
+        previous, self._cpu = self._cpu, (sum(times), times[3] + times[4])
+        if previous is None or self._cpu[0] <= previous[0]:
             return None
-        idle = (self._cpu[1] - before[1]) / (self._cpu[0] - before[0])
+        idle = (self._cpu[1] - previous[1]) / (self._cpu[0] - previous[0])
         return round(100.0 * min(max(1.0 - idle, 0.0), 1.0), 1)
 
     def _rates(self) -> Values:
-        """A counter that went back has begun anew, and tells nothing this time."""
+        """Return rates; a counter that went backwards was reset, and has no rate this time."""
         counts = {**network.traffic(self.sys), **network.infiniband_traffic(self.sys), **disks.traffic(self.proc)}
-        before, self._counts = self._counts, counts
+        previous, self._counts = self._counts, counts
         now = time.monotonic()
         seconds, self._counted_at = now - self._counted_at, now
-        known = {name: count - before[name] for name, count in counts.items() if name in before}
-        return {name: round(grown / seconds, 3) for name, grown in known.items() if grown >= 0 and seconds > 0}
+        increases = {name: count - previous[name] for name, count in counts.items() if name in previous}
+        return {name: round(grown / seconds, 3) for name, grown in increases.items() if grown >= 0 and seconds > 0}
 
     def _blocked_processes(self) -> float:
         now = time.monotonic()
@@ -78,12 +78,12 @@ class Host:
 
 
 def _memory(root: Path) -> Values:
-    """What programs could not have is used; what the kernel keeps of files is not."""
+    """Return used and total memory; the kernel's reclaimable file cache does not count as used."""
     kib = memory_kib(root)
-    total, left = kib.get("MemTotal"), kib.get("MemAvailable")
-    if total is None or left is None:
+    total, available = kib.get("MemTotal"), kib.get("MemAvailable")
+    if total is None or available is None:
         return {}
-    return {"memory_used_mib": round((total - left) / KIB, 1), "memory_total_mib": round(total / KIB, 1)}
+    return {"memory_used_mib": round((total - available) / KIB, 1), "memory_total_mib": round(total / KIB, 1)}
 
 
 def memory_kib(root: Path) -> dict[str, int]:
@@ -92,7 +92,7 @@ def memory_kib(root: Path) -> dict[str, int]:
 
 
 class _Timex(ctypes.Structure):
-    """struct timex of the kernel, as far as it is read."""
+    """The kernel's struct timex, as far as it is read."""
 
     _fields_ = [
         ("modes", ctypes.c_uint),
@@ -109,12 +109,12 @@ _UNSYNCHRONISED, _NANOSECONDS = 0x0040, 0x2000
 
 
 def clock_offset_ms() -> float | None:
-    """How far the clock is off by the kernel's own word; None where nobody sets it by another."""
-    told = _Timex()
+    """Return the clock's offset as the kernel estimates it; None if no time daemon disciplines it."""
+    timex = _Timex()
     try:
-        state = ctypes.CDLL(None).adjtimex(ctypes.byref(told))
+        state = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
     except (OSError, AttributeError):
         return None
-    if state < 0 or told.status & _UNSYNCHRONISED:
+    if state < 0 or timex.status & _UNSYNCHRONISED:
         return None
-    return round(float(told.offset / (1e6 if told.status & _NANOSECONDS else 1e3)), 3)
+    return round(float(timex.offset / (1e6 if timex.status & _NANOSECONDS else 1e3)), 3)

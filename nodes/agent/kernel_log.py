@@ -1,6 +1,6 @@
-"""The kernel's log, as /dev/kmsg tells it: a record a read, each with a number that no later one has until a boot.
+"""Read the kernel log from /dev/kmsg: one record per read, with a sequence number that is unique until reboot.
 
-A plain file or a FIFO of such records will do instead, a line a record.
+A plain file or a FIFO of such records works too, one record per line.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MOST_BYTES = 16 * 1024  # a read with less room than the record takes is refused
-AT_ONCE = 2_000  # records a look, so that a flood leaves time for the rest
+MAX_BYTES = 16 * 1024  # a read with a smaller buffer than the record fails
+MAX_RECORDS = 2_000  # per call, so that a flood leaves time for the rest
 _ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 
 
 @dataclass(frozen=True)
-class Record:
-    """What the kernel itself said."""
+class KernelRecord:
+    """A record that the kernel itself wrote."""
 
     seq: int
     at: float
@@ -34,8 +34,8 @@ class Record:
         return plain.decode(errors="replace")
 
 
-def parse(line: bytes) -> tuple[bool, Record] | None:
-    """A record, and whether it is the kernel's own rather than a program's; None for what is none."""
+def parse(line: bytes) -> tuple[bool, KernelRecord] | None:
+    """Return (is from the kernel, record); None for a malformed line. Programs can write to the log too."""
     head, found, text = line.partition(b";")
     parts = head.split(b",")
     if not found or len(parts) < 3:
@@ -46,21 +46,21 @@ def parse(line: bytes) -> tuple[bool, Record] | None:
         return None
     if min(priority, seq, microseconds) < 0 or seq >= 2**63 or microseconds >= 2**63:
         return None
-    return priority >> 3 == 0, Record(seq, microseconds / 1e6, text.partition(b"\n")[0])
+    return priority >> 3 == 0, KernelRecord(seq, microseconds / 1e6, text.partition(b"\n")[0])
 
 
 @dataclass
 class KernelLog:
-    """Read on from where it was left, never waiting."""
+    """Reads on from where it stopped, without waiting."""
 
     path: Path
-    told_seq: int = -1
-    """Up to where an agent before has read it in this boot; -1: nobody has."""
-    problem: str = "it has not been opened yet"
-    """Why nothing can be read; "" while all is well."""
+    reported_seq: int = -1
+    """The last record that a previous agent reported in this boot; -1: none."""
+    problem: str = "not opened yet"
+    """Why nothing can be read; "" if it works."""
     last_seq: int = -1
     overruns: list[tuple[int, int]] = field(default_factory=list)
-    """First and last number of records that were lost, for the caller to take."""
+    """First and last number of lost records; the caller clears the list."""
     _file: int | None = None
     _is_stream: bool = False
     _is_plain: bool = False
@@ -69,19 +69,19 @@ class KernelLog:
     _is_overrun: bool = False
 
     def fileno(self) -> int | None:
-        """What becomes readable with the next record; None where only looking tells."""
+        """Return a descriptor that becomes readable with the next record; None for a plain file."""
         return None if self._is_plain else self._file
 
     def open(self) -> None:
-        """From the oldest record that is there; `problem` says why not. What was read before is told by then."""
+        """Open at the oldest record; `problem` says why not. Records up to `reported_seq` are not reported again."""
         self.close()
-        self.told_seq, self.last_seq = max(self.told_seq, self.last_seq), -1
+        self.reported_seq, self.last_seq = max(self.reported_seq, self.last_seq), -1
         try:
             mode = os.stat(self.path).st_mode
             self._is_plain, self._is_stream = stat.S_ISREG(mode), stat.S_ISFIFO(mode)
-            # Of a FIFO that nobody else holds open for writing the end would be there at once.
-            how = os.O_RDWR if self._is_stream else os.O_RDONLY
-            self._file = os.open(self.path, how | os.O_NONBLOCK | os.O_CLOEXEC)
+            # Opened for writing too: a FIFO without a writer would report its end at once.
+            flags = os.O_RDWR if self._is_stream else os.O_RDONLY
+            self._file = os.open(self.path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             self.problem = f"{self.path}: {error.strerror}"
         else:
@@ -92,45 +92,45 @@ class KernelLog:
             os.close(self._file)
         self._file = None
 
-    def read(self) -> list[Record]:
-        """The kernel's own records since the last look, at most some; `last_seq` is past all that were seen."""
+    def read(self) -> list[KernelRecord]:
+        """Return the kernel's records since the last call, up to MAX_RECORDS; `last_seq` covers all that were read."""
         if self._file is None:
             return []
-        found: list[Record] = []
+        found: list[KernelRecord] = []
         try:
             for line in self._lines() if self._is_plain or self._is_stream else self._records(self._file):
-                if record := self._take(line):
+                if record := self._accept(line):
                     found.append(record)
         except OSError as error:
             self.problem = f"{self.path}: {error.strerror}"
             self.close()
         return found
 
-    def _take(self, line: bytes) -> Record | None:
+    def _accept(self, line: bytes) -> KernelRecord | None:
         found = parse(line)
         if found is None:
             return None
-        is_kernels, record = found
+        is_from_kernel, record = found
         self._note_overrun(record.seq)
         self.last_seq = max(self.last_seq, record.seq)
-        return record if is_kernels else None
+        return record if is_from_kernel else None
 
     def _note_overrun(self, seq: int) -> None:
-        """Records are lost where the kernel says so, or what is oldest now is newer than what was read before."""
-        before = self.last_seq if self.last_seq >= 0 else self.told_seq
+        """Note lost records: the kernel reported an overrun, or the oldest record is newer than expected."""
+        previous = self.last_seq if self.last_seq >= 0 else self.reported_seq
         is_first = self.last_seq < 0 and not (self._is_plain or self._is_stream)
-        if (self._is_overrun or is_first) and 0 <= before < seq - 1:
-            self.overruns.append((before + 1, seq - 1))
+        if (self._is_overrun or is_first) and 0 <= previous < seq - 1:
+            self.overruns.append((previous + 1, seq - 1))
         self._is_overrun = False
 
     def _records(self, file: int) -> Iterator[bytes]:
-        for _ in range(AT_ONCE):
+        for _ in range(MAX_RECORDS):
             try:
-                record = os.read(file, MOST_BYTES)
+                record = os.read(file, MAX_BYTES)
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno != errno.EPIPE:  # the ring went round: the next read tells the oldest that is left
+                if error.errno != errno.EPIPE:  # the ring buffer wrapped: the next read returns the oldest record left
                     raise
                 self._is_overrun = True
                 continue
@@ -139,35 +139,35 @@ class KernelLog:
             yield record
 
     def _lines(self) -> list[bytes]:
-        """Whole lines of a file or FIFO; those that begin with a space say more of the record before."""
-        self._rest += self._more()
+        """Return complete lines of a file or FIFO; lines that begin with a space continue the previous record."""
+        self._rest += self._read_more()
         *lines, self._rest = self._rest.split(b"\n")
-        if len(self._rest) > MOST_BYTES:
+        if len(self._rest) > MAX_BYTES:
             self._rest = b""
         return [line for line in lines if line and not line.startswith(b" ")]
 
-    def _more(self) -> bytes:
+    def _read_more(self) -> bytes:
         if self._file is None:
             return b""
         if self._is_stream:
             with suppress(BlockingIOError):
-                return os.read(self._file, 64 * MOST_BYTES)
+                return os.read(self._file, 64 * MAX_BYTES)
             return b""
-        self._follow()
-        found = os.pread(self._file, 64 * MOST_BYTES, self._offset)
+        self._reopen_if_replaced()
+        found = os.pread(self._file, 64 * MAX_BYTES, self._offset)
         self._offset += len(found)
         return found
 
-    def _follow(self) -> None:
-        """The file that has the name now, from its beginning where it was replaced or cut."""
+    def _reopen_if_replaced(self) -> None:
+        """Switch to the file that has the name now; start over if it was replaced or truncated."""
         if self._file is None:
             return
         with suppress(FileNotFoundError):
-            now, ours = os.stat(self.path), os.fstat(self._file)
-            if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
+            current, opened = os.stat(self.path), os.fstat(self._file)
+            if (current.st_dev, current.st_ino) != (opened.st_dev, opened.st_ino):
                 replaced = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 os.dup2(replaced, self._file, inheritable=False)
                 os.close(replaced)
                 self._offset, self._rest = 0, b""
-            elif now.st_size < self._offset:
+            elif current.st_size < self._offset:
                 self._offset, self._rest = 0, b""

@@ -1,4 +1,4 @@
-"""How long shared file systems take to answer, each asked by a process that nobody waits for: it may hang for ever."""
+"""Time how long shared file systems take to respond. Each probe is a process that is not waited for: it may hang."""
 
 from __future__ import annotations
 
@@ -14,65 +14,65 @@ from typing import Any
 from nodes.agent.disks import label
 
 SLOW_SECONDS = 2.0
-AGAIN_SECONDS = 30.0  # one more is asked beside one that hangs: it may hang for a reason of its own
-MOST_PROBES = 2
+RETRY_SECONDS = 30.0  # until a second probe is started next to a hanging one, which may hang for another reason
+MAX_PROBES = 2
 _PR_SET_PDEATHSIG = 1
 Event = dict[str, Any]
 _libc = ctypes.CDLL(None)
 
 
-def ask(path: str) -> None:
-    """A question that only the file system's server can answer."""
+def read_path(path: str) -> None:
+    """Read a path in a way that only the file system's server can answer."""
     os.statvfs(path)
     os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
-class Probe:
-    """One question to one mount."""
+class MountProbe:
+    """A process that probes one mount."""
 
-    def __init__(self, path: str, question: Callable[[str], None] = ask) -> None:
+    def __init__(self, path: str, probe: Callable[[str], None] = read_path) -> None:
         self.began = time.monotonic()
         self.seconds: float | None = None
-        """How long it took; None: it has not answered."""
+        """How long it took; None: no response yet."""
         self.problem = ""
         self._pipe, writing = os.pipe()
         os.set_blocking(self._pipe, False)
         self.pid = os.fork()
         if self.pid == 0:
-            _answer(writing, path, question)
+            _run_probe(writing, path, probe)
         os.close(writing)
         self.is_over = False
 
-    def look(self, now: float) -> None:
-        """Take its answer, if there is one."""
+    def poll(self, now: float) -> None:
+        """Collect the result, if there is one."""
         if not self.is_over:
             with suppress(ChildProcessError):
                 self.is_over = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
             if self.is_over:
-                self._take(now)
+                self._read_result(now)
 
-    def end(self) -> None:
-        """Kill it, and wait for nothing."""
+    def kill(self) -> None:
+        """Kill it without waiting."""
         if not self.is_over:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
             os.close(self._pipe)
             self.is_over = True
 
-    def _take(self, now: float) -> None:
+    def _read_result(self, now: float) -> None:
         with suppress(BlockingIOError):
-            said = os.read(self._pipe, 200).decode(errors="replace").split(" ", 1)
+            words = os.read(self._pipe, 200).decode(errors="replace").split(" ", 1)
             with suppress(ValueError):
-                self.seconds, self.problem = float(said[0]), (said[1] if len(said) > 1 else "")
+                self.seconds, self.problem = float(words[0]), (words[1] if len(words) > 1 else "")
         if self.seconds is None:
             self.seconds, self.problem = now - self.began, "the probe died"
         os.close(self._pipe)
 
 
-def _answer(writing: int, path: str, question: Callable[[str], None]) -> None:
-    """In the child: nothing of the agent's stays open in it, no lock and no output that somebody reads to its end."""
+def _run_probe(writing: int, path: str, probe: Callable[[str], None]) -> None:
+    """Run in the child: close all of the agent's descriptors, so that no lock and no output pipe stays open."""
     try:
-        kept = os.dup2(writing, 0)
+        output = os.dup2(writing, 0)
         os.closerange(1, 4_096)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
@@ -80,41 +80,41 @@ def _answer(writing: int, path: str, question: Callable[[str], None]) -> None:
         began = time.monotonic()
         problem = ""
         try:
-            question(path)
+            probe(path)
         except OSError as error:
             problem = error.strerror or type(error).__name__
-        os.write(kept, f"{time.monotonic() - began:.6f} {problem}".encode())
+        os.write(output, f"{time.monotonic() - began:.6f} {problem}".encode())
     finally:
         os._exit(0)
 
 
 @dataclass
-class Mount:
-    """One shared file system, and how it answers."""
+class ProbedMount:
+    """A shared file system and its response times."""
 
     path: str
-    question: Callable[[str], None] = ask
-    probes: list[Probe] = field(default_factory=list)
+    probe: Callable[[str], None] = read_path
+    probes: list[MountProbe] = field(default_factory=list)
     seconds: float | None = None
-    """How long the last answer took; None while it hangs, fails, or was not asked."""
+    """How long the last response took; None while it hangs, fails, or was not probed."""
     problem: str = ""
-    """Why the last answer was an error."""
+    """Why the last response was an error."""
     slow_since: float | None = None
     is_judged: bool = False
-    """Whether it has answered, or hangs."""
+    """Whether it has responded, or hangs."""
 
-    def ask(self) -> None:
+    def start_probe(self) -> None:
         now = time.monotonic()
-        if not self.probes or (len(self.probes) < MOST_PROBES and now - self.probes[-1].began > AGAIN_SECONDS):
-            with suppress(OSError):  # no process, no descriptor left
-                self.probes.append(Probe(self.path, self.question))
+        if not self.probes or (len(self.probes) < MAX_PROBES and now - self.probes[-1].began > RETRY_SECONDS):
+            with suppress(OSError):  # out of processes or descriptors
+                self.probes.append(MountProbe(self.path, self.probe))
 
-    def look(self, wall: float) -> list[Event]:
-        """Take answers in; events where it has become slow, or well again."""
+    def poll(self, wall: float) -> list[Event]:
+        """Collect results; return events if it has become slow, or fast again."""
         now = time.monotonic()
         events: list[Event] = []
         for probe in list(self.probes):
-            probe.look(now)
+            probe.poll(now)
             if probe.is_over:
                 self.probes.remove(probe)
                 seconds = probe.seconds or 0.0
@@ -128,7 +128,7 @@ class Mount:
 
     def close(self) -> None:
         for probe in self.probes:
-            probe.end()
+            probe.kill()
 
     def _hanging(self, now: float) -> int:
         return sum(1 for probe in self.probes if now - probe.began > SLOW_SECONDS)
@@ -137,24 +137,24 @@ class Mount:
         self.is_judged = True
         if is_slow and self.slow_since is None:
             self.slow_since = since
-            told = {"kind": "mount.slow", "at": round(wall, 3), "mount": label(self.path), "since": round(since, 3)}
-            return [told | ({"problem": problem} if problem else {})]
+            event = {"kind": "mount.slow", "at": round(wall, 3), "mount": label(self.path), "since": round(since, 3)}
+            return [event | ({"problem": problem} if problem else {})]
         if not is_slow and self.slow_since is not None:
             since, self.slow_since = self.slow_since, None
-            return [_well(label(self.path), since, wall)]
+            return [_recovered(label(self.path), since, wall)]
         return []
 
 
 @dataclass
-class Mounts:
-    """All that are probed. `slow` are those that an agent before this one has told of, by label: since when."""
+class MountProbes:
+    """All probed mounts. `slow`: mounts that a previous agent reported as slow, by label, and since when."""
 
-    question: Callable[[str], None] = ask
+    probe: Callable[[str], None] = read_path
     slow: dict[str, float] = field(default_factory=dict)
-    _mounts: dict[str, Mount] = field(default_factory=dict)
+    _mounts: dict[str, ProbedMount] = field(default_factory=dict)
 
-    def ask(self, paths: tuple[str, ...]) -> list[Event]:
-        """Begin to ask each. Who is mounted no more is forgotten, and is slow no more."""
+    def start_probes(self, paths: tuple[str, ...]) -> list[Event]:
+        """Start a probe per mount. Mounts that are gone are dropped, and reported as no longer slow."""
         for path in [path for path in self._mounts if path not in paths]:
             mount = self._mounts.pop(path)
             if mount.slow_since is not None:
@@ -162,38 +162,38 @@ class Mounts:
             mount.close()
         for path in paths:
             if path not in self._mounts:
-                self._mounts[path] = Mount(path, self.question, slow_since=self.slow.pop(label(path), None))
-            self._mounts[path].ask()
+                self._mounts[path] = ProbedMount(path, self.probe, slow_since=self.slow.pop(label(path), None))
+            self._mounts[path].start_probe()
         gone, self.slow = self.slow, {}
-        return [_well(name, since, time.time()) | {"problem": "it is mounted no more"} for name, since in gone.items()]
+        return [_recovered(name, since, time.time()) | {"problem": "no longer mounted"} for name, since in gone.items()]
 
-    def look(self, wall: float) -> list[Event]:
-        return [event for mount in self._mounts.values() for event in mount.look(wall)]
+    def poll(self, wall: float) -> list[Event]:
+        return [event for mount in self._mounts.values() for event in mount.poll(wall)]
 
     @property
-    def is_asking(self) -> bool:
-        """Whether an answer may come any moment."""
+    def is_waiting(self) -> bool:
+        """Return whether a response may arrive any moment."""
         now = time.monotonic()
         return any(now - probe.began < SLOW_SECONDS for mount in self._mounts.values() for probe in mount.probes)
 
-    def unwell(self) -> list[tuple[str, str]]:
-        """Those that do not answer now, or not well, and in what words."""
-        self.look(time.time())
+    def failing(self) -> list[tuple[str, str]]:
+        """Return the mounts that fail or do not respond now, each with a description."""
+        self.poll(time.time())
         found = [(path, mount) for path, mount in self._mounts.items() if mount.probes or mount.problem]
         return [
-            (path, f"can't be read: {mount.problem}" if mount.problem else "does not answer") for path, mount in found
+            (path, f"cannot be read: {mount.problem}" if mount.problem else "does not respond") for path, mount in found
         ]
 
     def values(self) -> dict[str, float | None]:
-        told = {mount.path: mount.seconds for mount in self._mounts.values() if mount.is_judged}
-        return {f"mount_ms:{label(path)}": _ms(seconds) for path, seconds in told.items()}
+        seconds_by_path = {mount.path: mount.seconds for mount in self._mounts.values() if mount.is_judged}
+        return {f"mount_ms:{label(path)}": _ms(seconds) for path, seconds in seconds_by_path.items()}
 
     def close(self) -> None:
         for mount in self._mounts.values():
             mount.close()
 
 
-def _well(name: str, since: float, wall: float) -> Event:
+def _recovered(name: str, since: float, wall: float) -> Event:
     return {"kind": "mount.well", "at": round(wall, 3), "mount": name, "seconds": round(max(wall - since, 0.0), 1)}
 
 

@@ -1,4 +1,4 @@
-"""Network interfaces and InfiniBand ports, by what the kernel counts."""
+"""Read the counters of network interfaces and InfiniBand ports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from nodes.agent import proc
 from nodes.agent.cleaning import clean
 
-MOST = 32
+MAX_PORTS = 32
 MIB = 2**20
 IB_WORD_BYTES = 4  # data counters of InfiniBand count words
 IB_ACTIVE = 4
@@ -18,11 +18,11 @@ IB_ERRORS = (
 
 
 def traffic(sys: Path) -> dict[str, float]:
-    """MiB so far of each interface that has a device behind it: bridges and containers' own would count them twice."""
+    """Return MiB so far per interface with a device: bridges and container interfaces would count them twice."""
     found: dict[str, float] = {}
     for name in proc.names(sys / "class/net"):
         folder = sys / "class/net" / name
-        if len(found) < 2 * MOST and (folder / "device").exists():
+        if len(found) < 2 * MAX_PORTS and (folder / "device").exists():
             for way in ("rx", "tx"):
                 if (count := proc.number(folder / f"statistics/{way}_bytes")) is not None:
                     found[f"net_{way}_mib:{clean(name, 64)}"] = count / MIB
@@ -30,14 +30,14 @@ def traffic(sys: Path) -> dict[str, float]:
 
 
 def _ports(sys: Path) -> list[tuple[str, Path]]:
-    """InfiniBand ports, and those of Ethernet that speak its language (RoCE), as mlx5_0/1."""
+    """Return InfiniBand ports, and Ethernet ports that speak RoCE, as mlx5_0/1."""
     root = sys / "class/infiniband"
     found = [(card, port) for card in proc.names(root) for port in proc.names(root / card / "ports")]
-    return [(f"{clean(card, 48)}/{clean(port, 8)}", root / card / "ports" / port) for card, port in found[:MOST]]
+    return [(f"{clean(card, 48)}/{clean(port, 8)}", root / card / "ports" / port) for card, port in found[:MAX_PORTS]]
 
 
 def infiniband_traffic(sys: Path) -> dict[str, float]:
-    """MiB so far."""
+    """Return MiB so far per port."""
     found: dict[str, float] = {}
     for name, folder in _ports(sys):
         for way, counter in (("rx", "port_rcv_data"), ("tx", "port_xmit_data")):
@@ -47,12 +47,12 @@ def infiniband_traffic(sys: Path) -> dict[str, float]:
 
 
 def infiniband_state(sys: Path) -> dict[str, float | None]:
-    """Which links are up, and all errors that each has counted."""
+    """Return which links are up, and the sum of errors that each has counted."""
     found: dict[str, float | None] = {}
     for name, folder in _ports(sys):
         state = proc.read(folder / "state", 64).partition(":")[0]
         found[f"ib_up:{name}"] = float(int(state) == IB_ACTIVE) if state.isdigit() else None
         errors = [proc.number(folder / "counters" / counter) for counter in IB_ERRORS]
-        if known := [count for count in errors if count is not None]:
-            found[f"ib_errors:{name}"] = float(sum(known))
+        if counted := [count for count in errors if count is not None]:
+            found[f"ib_errors:{name}"] = float(sum(counted))
     return found

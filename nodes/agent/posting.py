@@ -1,4 +1,4 @@
-"""Posts: batches as one gzipped body, and the connection that carries them (protocols.md §11)."""
+"""Post batches as one gzipped body over a persistent connection (protocols.md §11)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from urllib.parse import quote, urlsplit
 from nodes.agent.cleaning import clean
 from nodes.agent.version import VERSION
 
-COMPRESSED_BYTES = 1024 * 1024  # the portal's limits
+COMPRESSED_BYTES = 1024 * 1024  # the portal's limits, as are the next five
 INFLATED_BYTES = 8 * 1024 * 1024
 EVENTS = 2_000
 VALUES = 50_000
 BATCHES = 60
 COLUMNS = 12
 TIMEOUT_SECONDS = 30.0
-MOST_ANSWER = 64 * 1024
-LONGEST_WAIT = 300.0
+MAX_RESPONSE_BYTES = 64 * 1024
+MAX_WAIT_S = 300.0
 _GZIP = 31
 
 
 @dataclass(frozen=True)
-class Answer:
-    """`next`: the number to go on with, where the post was taken. `wait`: what the portal asked for, in seconds."""
+class PortalResponse:
+    """A response of the portal.
+
+    `next`: the batch number to continue with, if the post was accepted. `wait`: the requested delay in seconds.
+    """
 
     status: int
     next: int | None = None
@@ -39,15 +42,15 @@ class Answer:
     detail: str = ""
     wait: float = 0.0
     clock_ahead: float = 0.0
-    """Seconds that this machine's clock is ahead of the portal's, to the second."""
+    """Whole seconds by which this machine's clock is ahead of the portal's."""
 
 
-class Unreachable(Exception):
-    """No answer: the portal is off, or the way to it. Whether the post was taken is unknown."""
+class PortalUnreachable(Exception):
+    """No response: the portal or the network is down. Whether the post was accepted is unknown."""
 
 
 def fitting(batches: Sequence[bytes]) -> int:
-    """How many of them fit into one post, one at least."""
+    """Return how many batches fit into one post, at least one."""
     size = events = values = 0
     for place, batch in enumerate(batches[:BATCHES]):
         size += len(batch)
@@ -59,7 +62,7 @@ def fitting(batches: Sequence[bytes]) -> int:
 
 
 def _values(batch: bytes) -> int:
-    """What columns of it hold, by its first lines alone: the batch is written as `nodes.agent.batches` does."""
+    """Count a batch's column values from its beginning; relies on the format of `nodes.agent.batches`."""
     head, _, rest = batch[:16_384].partition(b',"gpus":[')
     gpus = rest.partition(b"]")[0]
     with suppress(ValueError):
@@ -68,7 +71,7 @@ def _values(batch: bytes) -> int:
 
 
 def body(*, stream: str, first: int, given_up: int, boot_id: str, batches: Sequence[bytes]) -> bytes:
-    """A post as it travels."""
+    """Return the compressed body of a post."""
     head = {
         "version": 1,
         "stream": stream,
@@ -83,8 +86,8 @@ def body(*, stream: str, first: int, given_up: int, boot_id: str, batches: Seque
     return squeeze.compress(plain) + squeeze.flush()
 
 
-class Portal:
-    """One kept-alive connection to where a node's reports go. No token is ever part of a message or an error."""
+class ReportClient:
+    """A persistent connection for a node's reports. Messages and errors never contain a token."""
 
     def __init__(self, url: str, node: str, *, timeout: float = TIMEOUT_SECONDS) -> None:
         parts = urlsplit(url)
@@ -93,18 +96,18 @@ class Portal:
         self._timeout = timeout
         self._connection: http.client.HTTPConnection | None = None
         self.began: float | None = None
-        """Since when a post is under way, by the monotonic clock."""
+        """When the current post began, by the monotonic clock; None between posts."""
 
-    def post(self, packed: bytes, token: str) -> Answer:
-        """Send batches. A connection that the portal has closed meanwhile is opened again: a repeat is harmless."""
-        return self._ask("telemetry", packed, token, {"Content-Encoding": "gzip"})
+    def post(self, packed: bytes, token: str) -> PortalResponse:
+        """Send batches. If the portal has closed the connection, reconnect and repeat: a repeat is harmless."""
+        return self._request("telemetry", packed, token, {"Content-Encoding": "gzip"})
 
-    def enrol(self, boot_id: str, secret: str) -> Answer:
-        """Ask for this node's own token."""
-        return self._ask("token", json.dumps({"boot_id": boot_id}).encode(), secret, {})
+    def enrol(self, boot_id: str, secret: str) -> PortalResponse:
+        """Request a token for this node."""
+        return self._request("token", json.dumps({"boot_id": boot_id}).encode(), secret, {})
 
     def interrupt(self) -> None:
-        """End a post that takes too long, from another thread."""
+        """Abort a post that takes too long, from another thread."""
         connection = self._connection
         if connection is not None and connection.sock is not None:
             with suppress(OSError):
@@ -115,38 +118,38 @@ class Portal:
             self._connection.close()
         self._connection = None
 
-    def _ask(self, what: str, data: bytes, bearer: str, more: dict[str, str]) -> Answer:
+    def _request(self, endpoint: str, data: bytes, bearer: str, more: dict[str, str]) -> PortalResponse:
         headers = {"Authorization": f"Bearer {bearer}", "Content-Type": "application/json", **more}
         self.began = time.monotonic()
         try:
-            return self._twice(f"{self._path}/{what}", data, headers)
+            return self._post_with_retry(f"{self._path}/{endpoint}", data, headers)
         finally:
             self.began = None
 
-    def _twice(self, path: str, data: bytes, headers: dict[str, str]) -> Answer:
+    def _post_with_retry(self, path: str, data: bytes, headers: dict[str, str]) -> PortalResponse:
         is_fresh = self._connection is None or self._connection.sock is None
         try:
-            return self._once(path, data, headers)
+            return self._post_once(path, data, headers)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             if is_fresh or isinstance(error, TimeoutError):
-                raise Unreachable(_why(error)) from None
+                raise PortalUnreachable(_describe_error(error)) from None
         try:
-            return self._once(path, data, headers)
+            return self._post_once(path, data, headers)
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise Unreachable(_why(error)) from None
+            raise PortalUnreachable(_describe_error(error)) from None
 
-    def _once(self, path: str, data: bytes, headers: dict[str, str]) -> Answer:
+    def _post_once(self, path: str, data: bytes, headers: dict[str, str]) -> PortalResponse:
         if self._connection is None:
             self._connection = self._connect()
         self._connection.request("POST", path, data, headers)
         response = self._connection.getresponse()
-        text = response.read(MOST_ANSWER)
+        text = response.read(MAX_RESPONSE_BYTES)
         if response.will_close or response.read(1):
             self.close()
-        answer = _answer(response.status, response.headers.get("Retry-After", ""), text)
-        return replace(answer, clock_ahead=_ahead(response.headers.get("Date", "")))
+        answer = _parse_response(response.status, response.headers.get("Retry-After", ""), text)
+        return replace(answer, clock_ahead=_clock_ahead(response.headers.get("Date", "")))
 
     def _connect(self) -> http.client.HTTPConnection:
         if not self._is_tls:
@@ -154,18 +157,18 @@ class Portal:
         return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout)
 
 
-def _answer(status: int, retry_after: str, text: bytes) -> Answer:
-    wait = min(float(retry_after), LONGEST_WAIT) if retry_after.isdecimal() and len(retry_after) < 6 else 0.0
+def _parse_response(status: int, retry_after: str, text: bytes) -> PortalResponse:
+    wait = min(float(retry_after), MAX_WAIT_S) if retry_after.isdecimal() and len(retry_after) < 6 else 0.0
     found = _object(text)
     if status in {200, 201}:
         number, token = found.get("next"), found.get("token")
         is_number = type(number) is int and 0 <= number < 2**53
-        return Answer(status, number if is_number else None, token if isinstance(token, str) else "")
+        return PortalResponse(status, number if is_number else None, token if isinstance(token, str) else "")
     detail = found.get("detail")
     errors = found.get("errors")
     if isinstance(errors, list) and errors and isinstance(errors[0], dict):
         detail = f"{errors[0].get('field')}: {errors[0].get('message')}"
-    return Answer(status, detail=clean(str(detail or ""), 300), wait=wait)
+    return PortalResponse(status, detail=clean(str(detail or ""), 300), wait=wait)
 
 
 def _object(text: bytes) -> dict[str, Any]:
@@ -176,12 +179,12 @@ def _object(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _ahead(date: str) -> float:
-    told = email.utils.parsedate_tz(date)
-    return time.time() - email.utils.mktime_tz(told) if told else 0.0
+def _clock_ahead(date: str) -> float:
+    date_tuple = email.utils.parsedate_tz(date)
+    return time.time() - email.utils.mktime_tz(date_tuple) if date_tuple else 0.0
 
 
-def _why(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "it does not answer in time"
+        return "no response in time"
     return clean(str(error) or type(error).__name__, 200)

@@ -1,15 +1,15 @@
-"""The kernel's files, read for what they say: one that is not there, or says something else, tells nothing."""
+"""Read the kernel's files; a missing or malformed one yields an empty value."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 
-def read(path: Path | str, most: int = MOST_BYTES) -> str:
-    """A file's text, "" where it cannot be read."""
+def read(path: Path | str, most: int = MAX_BYTES) -> str:
+    """Return a file's text; "" if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(most).decode(errors="replace")
@@ -18,7 +18,7 @@ def read(path: Path | str, most: int = MOST_BYTES) -> str:
 
 
 def number(path: Path | str) -> int | None:
-    """The whole number that a file holds."""
+    """Return the integer in a file; None if there is none."""
     try:
         return int(read(path, 64))
     except ValueError:
@@ -26,7 +26,7 @@ def number(path: Path | str) -> int | None:
 
 
 def names(folder: Path | str) -> list[str]:
-    """What a folder holds, in order; nothing where there is none."""
+    """Return a folder's entries in order; empty if it does not exist."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -38,7 +38,7 @@ def boot_id(proc: Path) -> str:
 
 
 def uptime(proc: Path) -> float:
-    """Seconds since boot, those asleep included."""
+    """Return the seconds since boot, including time asleep."""
     try:
         return float(read(proc / "uptime", 64).split()[0])
     except (ValueError, IndexError):
@@ -46,7 +46,7 @@ def uptime(proc: Path) -> float:
 
 
 def blocked(proc: Path) -> list[int]:
-    """Processes in state D: they wait for a disk, a file system or a driver, and no signal reaches them."""
+    """Return the pids in state D: they wait for a disk, a file system or a driver, and ignore signals."""
     found = []
     for name in names(proc):
         if name.isdigit() and read(proc / name / "stat", 512).rpartition(") ")[2].startswith("D"):

@@ -1,6 +1,6 @@
-"""Files of a buffer: batches as lines of JSON, some dozens a file; those that are full are squeezed.
+"""Files of a buffer: batches as lines of JSON, some dozens per file; full files are compressed.
 
-000000000120.jsonl        begins with batch 120, and grows; a torn last line is none
+000000000120.jsonl        begins with batch 120, and grows; a torn last line does not count
 000000000060-60.jsonl.gz  batches 60 to 119
 """
 
@@ -15,12 +15,12 @@ from pathlib import Path
 
 _OPEN = re.compile(r"(?P<first>\d{12})\.jsonl")
 _CLOSED = re.compile(r"(?P<first>\d{12})-(?P<count>\d{1,4})\.jsonl\.gz")
-MOST_BYTES = 64 * 1024 * 1024  # of a segment, unpacked
+MAX_BYTES = 64 * 1024 * 1024  # of a segment, unpacked
 _GZIP = 31
 
 
 @dataclass
-class Segment:
+class BufferSegment:
     """Batches `first` … `first + count - 1`."""
 
     folder: Path
@@ -32,7 +32,7 @@ class Segment:
     """Unix time of its last change."""
 
     @property
-    def after(self) -> int:
+    def end(self) -> int:
         return self.first + self.count
 
     @property
@@ -42,14 +42,14 @@ class Segment:
         )
 
     def lines(self) -> list[bytes]:
-        """Its batches; of a damaged file those before the damage."""
+        """Return its batches; from a damaged file those before the damage."""
         with open(self.path, "rb") as file:
-            data = file.read(MOST_BYTES)
+            data = file.read(MAX_BYTES)
         return whole_lines(_unpacked(data) if self.is_closed else data)
 
-    def squeeze(self) -> None:
-        """Close it: a file under its new name, whole, and only then the old one gone."""
-        data, before = self.path.read_bytes(), self.path
+    def compress(self) -> None:
+        """Compress it to a file with its final name, and only then delete the original."""
+        data, old_path = self.path.read_bytes(), self.path
         lines = whole_lines(data)
         squeeze = zlib.compressobj(level=6, wbits=_GZIP)
         packed = squeeze.compress(b"".join(line + b"\n" for line in lines)) + squeeze.flush()
@@ -66,13 +66,13 @@ class Segment:
                 temporary.unlink(missing_ok=True)
             raise
         self.is_closed, self.size = True, len(packed)
-        before.unlink()
+        old_path.unlink()
 
-    def move(self, first: int) -> None:
-        """Number it anew."""
-        before = self.path
+    def renumber(self, first: int) -> None:
+        """Rename the file to start at another batch number."""
+        old_path = self.path
         self.first = first
-        os.rename(before, self.path)
+        os.rename(old_path, self.path)
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
@@ -87,28 +87,28 @@ def _unpacked(data: bytes) -> bytes:
     found = bytearray()
     with suppress(zlib.error):
         for start in range(0, len(data), 65_536):
-            if len(found) < MOST_BYTES:
-                found += unpack.decompress(data[start : start + 65_536], MOST_BYTES)
+            if len(found) < MAX_BYTES:
+                found += unpack.decompress(data[start : start + 65_536], MAX_BYTES)
     return bytes(found)
 
 
-def found_in(folder: Path) -> list[Segment]:
-    """What an agent before has left, in order; of a segment that was being squeezed one is kept."""
-    closed: dict[int, Segment] = {}
-    begun: dict[int, Segment] = {}
+def load_segments(folder: Path) -> list[BufferSegment]:
+    """Return the segments that a previous agent left, in order; of one that was being compressed, the complete file."""
+    closed: dict[int, BufferSegment] = {}
+    unfinished: dict[int, BufferSegment] = {}
     for name in os.listdir(folder):
         path = folder / name
         if name.endswith(".tmp"):
             path.unlink(missing_ok=True)
         elif match := _CLOSED.fullmatch(name):
-            first, told = int(match["first"]), path.stat()
-            closed[first] = Segment(folder, first, int(match["count"]), True, told.st_size, told.st_mtime)
+            first, stats = int(match["first"]), path.stat()
+            closed[first] = BufferSegment(folder, first, int(match["count"]), True, stats.st_size, stats.st_mtime)
         elif match := _OPEN.fullmatch(name):
-            first, told = int(match["first"]), path.stat()
+            first, stats = int(match["first"]), path.stat()
             count = len(whole_lines(path.read_bytes()))
-            begun[first] = Segment(folder, first, count, False, told.st_size, told.st_mtime)
-    for first, segment in begun.items():
+            unfinished[first] = BufferSegment(folder, first, count, False, stats.st_size, stats.st_mtime)
+    for first, segment in unfinished.items():
         if first in closed or not segment.count:
             segment.remove()
-    kept = {first: one for first, one in begun.items() if one.count} | closed
-    return [kept[first] for first in sorted(kept)]
+    segments = {first: segment for first, segment in unfinished.items() if segment.count} | closed
+    return [segments[first] for first in sorted(segments)]

@@ -1,3 +1,3 @@
-"""Which agent this is, as it tells the portal: the bundle has no metadata to ask."""
+"""Define the agent's version, which it reports to the portal: the bundle has no metadata."""
 
 VERSION = "0.1.0"

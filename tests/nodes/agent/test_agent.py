@@ -124,7 +124,7 @@ class TestWhatItTells:
         assert batches[1]["host"]["load_1"] is not None
         (facts,) = until(lambda: agent.portal.events("facts"))
         assert facts["gpus"] == []
-        assert "No GPU is read here" in agent.log
+        assert "No GPU is read" in agent.log
 
 
 class TestXids:
@@ -192,7 +192,7 @@ class TestXids:
 
     def test_a_kernel_log_that_may_not_be_read_is_said(self, agent: Running, gpus: StandIn) -> None:
         agent.start(VIGIL_AGENT_KMSG="/nowhere/kmsg")
-        until(lambda: "Xids are told by NVML alone" in agent.log)
+        until(lambda: "Only NVML reports Xids now" in agent.log)
         (facts,) = until(lambda: agent.portal.events("facts"))
         assert "No such file" in facts["problems"]["kernel_log"]
         sampled(agent)
@@ -240,7 +240,7 @@ class TestFaults:
         sampled(agent)
         agent.portal.stop()
         agent.kmsg.say(FALLEN)
-        until(lambda: "can't be reached" in agent.log)
+        until(lambda: "cannot be reached" in agent.log)
         until(lambda: len(list(agent.state.rglob("*.jsonl*"))) >= 1)
         time.sleep(12 * PERIOD_S)  # so that a window ends meanwhile
         agent.kill()
@@ -280,7 +280,7 @@ class TestFaults:
         agent.start()
         sampled(agent)
         filler = occupy(small_disk)
-        until(lambda: "can't be written (No space left on device)" in agent.log)
+        until(lambda: "cannot be written (No space left on device)" in agent.log)
         agent.kmsg.say(FALLEN)
         until(lambda: counted(agent) == 1)
         before = len(_full(agent))

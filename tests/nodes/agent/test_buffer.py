@@ -11,14 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from nodes.agent.buffer import BATCHES_A_SEGMENT, Buffer, Refused, batches_of, marked, unmarked
+from nodes.agent.buffer import (
+    BATCHES_A_SEGMENT,
+    Buffer,
+    StateUnusable,
+    batches_of,
+    with_log_position,
+    without_log_position,
+)
 from tests.nodes.agent.disks import occupy
 from tests.nodes.agent.running import ROOT
 
 
 def line(number: int, *, boot: str = "boot", seq: int = -1, size: int = 0) -> bytes:
     batch = {"at": number, "period": 1, "n": 10, "more": os.urandom(size // 2).hex(), "events": []}
-    return marked(json.dumps(batch, separators=(",", ":")).encode(), boot, seq)
+    return with_log_position(json.dumps(batch, separators=(",", ":")).encode(), boot, seq)
 
 
 def numbers(buffer: Buffer, first: int = 0) -> list[int]:
@@ -38,10 +45,14 @@ def fill(buffer: Buffer, count: int, *, size: int = 0) -> None:
 
 
 def test_a_line_carries_its_place_in_the_kernel_log() -> None:
-    assert unmarked(line(3, boot="b", seq=7)) == (b'{"at":3,"period":1,"n":10,"more":"","events":[]}', "b", 7)
-    assert unmarked(b'{"at":3}') == (b'{"at":3}', "", -1)
-    hostile = marked(b'{"events":[{"name":",\\"kmsg\\":[\\"x\\",9]}"}]}', "b", 7)
-    assert unmarked(hostile)[1:] == ("b", 7)
+    assert without_log_position(line(3, boot="b", seq=7)) == (
+        b'{"at":3,"period":1,"n":10,"more":"","events":[]}',
+        "b",
+        7,
+    )
+    assert without_log_position(b'{"at":3}') == (b'{"at":3}', "", -1)
+    hostile = with_log_position(b'{"events":[{"name":",\\"kmsg\\":[\\"x\\",9]}"}]}', "b", 7)
+    assert without_log_position(hostile)[1:] == ("b", 7)
 
 
 def test_segments_are_squeezed_and_read_like_the_rest(tmp_path: Path) -> None:
@@ -103,7 +114,7 @@ def test_of_a_damaged_segment_the_rest_is_read(tmp_path: Path) -> None:
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     buffer = Buffer(tmp_path)
-    with pytest.raises(Refused, match="Another agent writes to"):
+    with pytest.raises(StateUnusable, match="Another agent writes to"):
         Buffer(tmp_path)
     buffer.close()
     Buffer(tmp_path).close()
@@ -111,7 +122,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Refused, match="VIGIL_AGENT_STATE"):
+    with pytest.raises(StateUnusable, match="VIGIL_AGENT_STATE"):
         Buffer(tmp_path / "file" / "state")
 
 
@@ -133,9 +144,9 @@ def test_beyond_its_limit_the_oldest_goes_once_it_is_told(tmp_path: Path) -> Non
 
 
 def test_what_was_taken_is_kept_for_a_day_and_goes_first(tmp_path: Path) -> None:
-    buffer = Buffer(tmp_path, kept_seconds=1000.0)
+    buffer = Buffer(tmp_path, retention_seconds=1000.0)
     fill(buffer, 200)
-    buffer.note_taken(130)
+    buffer.note_accepted(130)
     assert buffer.surplus() is None
     assert numbers(buffer) == list(range(200)), "a portal restored from its backup asks again"
     assert buffer.surplus(now=4e9) is None
@@ -145,7 +156,7 @@ def test_what_was_taken_is_kept_for_a_day_and_goes_first(tmp_path: Path) -> None
 def test_taken_batches_make_room_before_any_is_given_up(tmp_path: Path) -> None:
     buffer = Buffer(tmp_path, limit_bytes=1)
     fill(buffer, 130)
-    buffer.note_taken(60)
+    buffer.note_accepted(60)
     given = buffer.surplus()
     assert given is not None
     assert given.first == 60

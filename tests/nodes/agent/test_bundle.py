@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes.agent.bundle import NoBundle, write_bundle
+from nodes.agent.bundle import BundleError, write_bundle
 from nodes.agent.version import VERSION
 from tests.nodes.agent.running import ROOT, Running
 from tests.nvml import uuid
@@ -61,7 +61,7 @@ class TestBundle:
         assert agent.end() < 10
 
     def test_one_that_cannot_be_written_says_so(self, tmp_path: Path) -> None:
-        with pytest.raises(NoBundle, match="can't be written"):
+        with pytest.raises(BundleError, match="cannot be written"):
             write_bundle(tmp_path / "none" / "vigil-agent.pyz")
 
 

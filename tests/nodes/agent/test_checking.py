@@ -17,7 +17,7 @@ from tests.nvml import StandIn, bus, uuid
 pytestmark = pytest.mark.slow
 
 
-LATE = ("NVML did not answer within", "This node did not answer its check in time")
+LATE = ("NVML did not respond within", "This node's check did not finish in time")
 TRIES = 5  # a busy machine may need more than the check's 1.5 s to start the process that opens NVML
 
 
@@ -35,14 +35,14 @@ def checked(agent: Running, *, tries: int = TRIES, **environment: str) -> tuple[
 
 class TestCheck:
     def test_a_well_node(self, agent: Running) -> None:
-        assert checked(agent) == (0, "node01 is well: 8 GPUs answer.")
+        assert checked(agent) == (0, "node01 is healthy: 8 GPUs respond.")
 
     def test_a_node_without_gpus(self, agent: Running) -> None:
-        assert checked(agent, LD_LIBRARY_PATH="") == (0, "node01 is well: it has no GPU.")
+        assert checked(agent, LD_LIBRARY_PATH="") == (0, "node01 is healthy: no GPU.")
 
     def test_nvml_that_hangs(self, agent: Running, gpus: StandIn) -> None:
         gpus.say("* hang 1")
-        assert checked(agent, tries=1) == (1, "NVML did not answer within 1.5 s.")
+        assert checked(agent, tries=1) == (1, "NVML did not respond within 1.5 s.")
 
     @pytest.mark.parametrize(
         ("said", "sentence"),
@@ -54,7 +54,7 @@ class TestCheck:
             ("3 remapped_failed 1", f"GPU 3 ({bus(3)}) failed to remap a memory row and must be replaced."),
             ("3 ecc_uncorrected 2", f"GPU 3 ({bus(3)}) has had 2 uncorrectable memory errors and needs a reset."),
             ("3 sram_threshold_exceeded 1", f"GPU 3 ({bus(3)}) has exceeded NVIDIA's SRAM error threshold"),
-            ("* init !9", "NVML can't be opened"),
+            ("* init !9", "NVML cannot be opened"),
         ],
     )
     def test_a_sick_gpu(self, agent: Running, gpus: StandIn, said: str, sentence: str) -> None:
@@ -74,9 +74,9 @@ class TestCheck:
         code, told = checked(agent)
         assert code == 1
         file = agent.state / "gpus.json"
-        assert told == f"7 of 8 GPUs are there ({bus(7)} missing). If that is meant, remove {file}."
+        assert told == f"7 of 8 GPUs are present ({bus(7)} missing). If this is intended, delete {file}."
         file.unlink()
-        assert checked(agent) == (0, "node01 is well: 7 GPUs answer.")
+        assert checked(agent) == (0, "node01 is healthy: 7 GPUs respond.")
 
     def test_another_gpu_in_the_slot_is_as_good(self, agent: Running, gpus: StandIn) -> None:
         assert checked(agent)[0] == 0
@@ -88,7 +88,7 @@ class TestCheck:
             with hanging(tmp_path / "m") as system:
                 code, told = checked(agent, VIGIL_AGENT_MOUNTS=str(system.path))
                 assert code == 1
-                assert told.endswith("does not answer.")
+                assert told.endswith("does not respond.")
                 system.well.set()
                 assert checked(agent, VIGIL_AGENT_MOUNTS=str(system.path))[0] == 0
         except NoFuse:
@@ -97,7 +97,7 @@ class TestCheck:
     def test_a_mount_that_is_not_mounted(self, agent: Running, tmp_path: Path) -> None:
         code, told = checked(agent, VIGIL_AGENT_MOUNTS=str(tmp_path))
         assert code == 1
-        assert told.startswith("Nothing is mounted at ")
+        assert told.endswith("is listed in VIGIL_AGENT_MOUNTS but not mounted.")
 
     def test_a_wrong_setting(self, agent: Running) -> None:
         code, told = checked(agent, VIGIL_AGENT_STATE="state")
@@ -134,17 +134,17 @@ class TestOnce:
     def test_without_a_gpu_it_says_so(self, agent: Running) -> None:
         done = agent.run("--once", LD_LIBRARY_PATH="")
         assert done.returncode == 0
-        assert "No GPU is read here" in done.stdout
+        assert "No GPU is read" in done.stdout
 
 
 def test_a_pile_is_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     pids = list(range(100, 140))
-    assert list(checking._pile(pids, pids[:16])) == []
-    (sentence,) = checking._pile(pids, pids[:17] + [7])
+    assert list(checking._blocked_processes(pids, pids[:16])) == []
+    (sentence,) = checking._blocked_processes(pids, pids[:17] + [7])
     assert sentence.startswith("17 processes wait for a disk")
 
 
 def test_room_is_missed_when_there_is_none(tmp_path: Path) -> None:
-    assert list(checking._room(str(tmp_path), 0)) == []
-    (sentence,) = checking._room(str(tmp_path), 2**40)
+    assert list(checking._low_space(str(tmp_path), 0)) == []
+    (sentence,) = checking._low_space(str(tmp_path), 2**40)
     assert "MiB left" in sentence

@@ -50,4 +50,4 @@ def test_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bundle_without_a_place(tmp_path: Path) -> None:
-    assert "can't be written" in vigil("agent", "bundle", str(tmp_path / "none" / "a.pyz"), status=1).stderr
+    assert "cannot be written" in vigil("agent", "bundle", str(tmp_path / "none" / "a.pyz"), status=1).stderr

@@ -34,7 +34,7 @@ def test_a_node_is_enrolled_and_tells(
     try:
         agent.token_file.write_text("vga_a-wrong-one")
         agent.start(period=1.0, VIGIL_AGENT_URL=portal_up.url, VIGIL_AGENT_NODE=NODE)
-        until(lambda: f"makes another with `vigil agent enroll {NODE}`" in agent.log)
+        until(lambda: f"creates a new one with `vigil agent enroll {NODE}`" in agent.log)
         agent.kill()
         agent.token_file.write_text(json.loads(done.stdout)["token"])
         agent.start(period=1.0, VIGIL_AGENT_URL=portal_up.url, VIGIL_AGENT_NODE=NODE)

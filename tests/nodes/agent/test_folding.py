@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodes.agent.folding import MOST_EVENTS, Xids
-from nodes.agent.xids import Driver, Xid
+from nodes.agent.xid_aggregation import MAX_EVENTS, XidAggregator
+from nodes.agent.xids import DriverLogParser, XidRecord
 
 UUIDS = {"0000:05:00": "GPU-5"}
 
 
-def xids() -> Xids:
-    return Xids("boot", lambda bus: UUIDS.get(bus, ""), 5.0)
+def xids() -> XidAggregator:
+    return XidAggregator("boot", lambda bus: UUIDS.get(bus, ""), 5.0)
 
 
-def xid(number: int = 31, text: str = "fault @ 0x10", bus: str = "0000:05:00") -> Xid:
-    return Xid("xid", number, bus, text, pid=7, name="python")
+def xid(number: int = 31, text: str = "fault @ 0x10", bus: str = "0000:05:00") -> XidRecord:
+    return XidRecord("xid", number, bus, text, pid=7, name="python")
 
 
-def hear(folded: Xids, *some: Xid, now: float = 0.0, seq: int = 0) -> None:
+def hear(folded: XidAggregator, *some: XidRecord, now: float = 0.0, seq: int = 0) -> None:
     for place, one in enumerate(some):
-        folded.hear(one, seq=seq + place, at=1000.0 + now + place, now=now)
+        folded.add_kernel_record(one, seq=seq + place, at=1000.0 + now + place, now=now)
 
 
 def test_one_is_told_with_all_that_is_known_of_it() -> None:
@@ -57,7 +57,7 @@ def test_of_a_gpu_that_nobody_knows_the_place_is_told() -> None:
 
 def test_a_million_a_minute_become_a_handful() -> None:
     """As from one bad node: 800,000 lines of Xid 95, of which 29 were distinct."""
-    folded, driver, events, seq = xids(), Driver(), [], 0
+    folded, driver, events, seq = xids(), DriverLogParser(), [], 0
     for window in range(6):
         for number in range(2_000):
             line = (
@@ -65,7 +65,7 @@ def test_a_million_a_minute_become_a_handful() -> None:
             )
             told = driver.read(line, float(window))
             assert told is not None
-            folded.hear(told, seq=seq, at=float(seq), now=10.0 * window)
+            folded.add_kernel_record(told, seq=seq, at=float(seq), now=10.0 * window)
             seq += 1
         events += folded.take(10.0 * window)
         folded.begin_window()
@@ -80,7 +80,7 @@ def test_texts_without_end_are_bounded_and_counted() -> None:
     letters = [f"{first}{second}{third}" for first in "ghijklm" for second in "ghijklmnop" for third in "ghijklmnop"]
     hear(folded, *(xid(number, text) for number in range(100) for text in letters))
     events = folded.take(0.0)
-    assert len(events) <= 2 * MOST_EVENTS + 1
+    assert len(events) <= 2 * MAX_EVENTS + 1
     assert sum(event["count"] for event in events) == 100 * len(letters)
 
 
@@ -105,13 +105,13 @@ def confirmed(events: list[dict[str, Any]]) -> list[bool]:
 def test_nvml_confirms_before_the_event_is_told() -> None:
     folded = xids()
     hear(folded, xid())
-    folded.hear_nvml("00000000:05:00.0", 31, at=1000.0, now=0.1)
+    folded.add_nvml_event("00000000:05:00.0", 31, at=1000.0, now=0.1)
     assert confirmed(folded.take(0.2)) == [True]
 
 
 def test_nvml_confirms_though_it_comes_first() -> None:
     folded = xids()
-    folded.hear_nvml("00000000:05:00.0", 999, at=1000.0, now=0.0)
+    folded.add_nvml_event("00000000:05:00.0", 999, at=1000.0, now=0.0)
     hear(folded, xid(), now=3.0)
     assert confirmed(folded.take(3.0)) == [True]
     assert folded.take(10.0) == []
@@ -121,39 +121,39 @@ def test_nvml_confirms_what_was_told_already_by_telling_it_again() -> None:
     folded = xids()
     hear(folded, xid(), seq=4)
     (first,) = folded.take(0.0)
-    folded.hear_nvml("00000000:05:00.0", 31, at=1000.0, now=4.0)
-    assert folded.has_news(4.0)
+    folded.add_nvml_event("00000000:05:00.0", 31, at=1000.0, now=4.0)
+    assert folded.has_urgent(4.0)
     assert folded.take(4.0) == [{**first, "confirmed": True}]
-    folded.hear_nvml("00000000:05:00.0", 31, at=1000.0, now=4.1)
+    folded.add_nvml_event("00000000:05:00.0", 31, at=1000.0, now=4.1)
     assert folded.take(4.2) == []
 
 
 def test_another_gpus_or_numbers_word_confirms_nothing() -> None:
     folded = xids()
     hear(folded, xid())
-    folded.hear_nvml("00000000:06:00.0", 31, at=1000.0, now=0.0)
-    folded.hear_nvml("00000000:05:00.0", 13, at=1000.0, now=0.0)
-    folded.hear_nvml("00000000:05:00.0", 31, at=1006.0, now=6.0)
+    folded.add_nvml_event("00000000:06:00.0", 31, at=1000.0, now=0.0)
+    folded.add_nvml_event("00000000:05:00.0", 13, at=1000.0, now=0.0)
+    folded.add_nvml_event("00000000:05:00.0", 31, at=1006.0, now=6.0)
     assert confirmed(folded.take(0.0)) == [False]
 
 
 def test_what_nvml_alone_tells_is_told_after_a_while() -> None:
     folded = xids()
     for _ in range(3):
-        folded.hear_nvml("00000000:05:00.0", 48, at=1000.0, now=0.0)
-    assert not folded.has_news(4.9)
+        folded.add_nvml_event("00000000:05:00.0", 48, at=1000.0, now=0.0)
+    assert not folded.has_urgent(4.9)
     assert folded.take(4.9) == []
-    assert folded.has_news(5.0)
+    assert folded.has_urgent(5.0)
     (event,) = folded.take(5.0)
     assert (event["xid"], event["source"], event["confirmed"], event["count"]) == (48, "nvml", False, 3)
     assert "seq" not in event
-    assert not folded.has_news(6.0)
+    assert not folded.has_urgent(6.0)
 
 
 def test_without_a_kernel_log_it_waits_for_none() -> None:
     folded = xids()
-    folded.hear_nvml("00000000:05:00.0", 48, at=1000.0, now=0.0)
-    assert folded.has_news(0.0, is_kernel_log_read=False)
+    folded.add_nvml_event("00000000:05:00.0", 48, at=1000.0, now=0.0)
+    assert folded.has_urgent(0.0, is_kernel_log_read=False)
     assert len(folded.take(0.0, is_kernel_log_read=False)) == 1
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from nodes.agent import disks, host, proc
 from nodes.agent.checking import pci_gpus
-from nodes.agent.facts import MOST_BYTES, facts
-from nodes.agent.host import Host
+from nodes.agent.facts import MAX_BYTES, facts
+from nodes.agent.host import HostSampler
 
 
 def plant(root: Path, files: dict[str, object]) -> None:
@@ -21,7 +21,7 @@ def plant(root: Path, files: dict[str, object]) -> None:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Host:
+def machine(tmp_path: Path) -> HostSampler:
     """A DGX in small."""
     plant(
         tmp_path / "proc",
@@ -73,7 +73,7 @@ def machine(tmp_path: Path) -> Host:
             "class/infiniband/mlx5_1/ports/1/state": "1: DOWN",
         },
     )
-    return Host(tmp_path / "proc", tmp_path / "sys")
+    return HostSampler(tmp_path / "proc", tmp_path / "sys")
 
 
 @pytest.fixture
@@ -83,8 +83,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_the_first_look_tells_no_rates(machine: Host, clock: list[float]) -> None:
-    told = machine.look()
+def test_the_first_look_tells_no_rates(machine: HostSampler, clock: list[float]) -> None:
+    told = machine.sample()
     assert told["load_1"] == 12.5
     assert told["memory_total_mib"] == 2_063_892.0
     assert told["memory_used_mib"] == 1_031_946.0
@@ -97,8 +97,8 @@ def test_the_first_look_tells_no_rates(machine: Host, clock: list[float]) -> Non
     assert not [name for name in told if name.startswith(("net_", "disk_read", "ib_rx"))]
 
 
-def test_the_second_look_tells_rates(machine: Host, clock: list[float]) -> None:
-    machine.look()
+def test_the_second_look_tells_rates(machine: HostSampler, clock: list[float]) -> None:
+    machine.sample()
     plant(
         machine.proc,
         {
@@ -115,7 +115,7 @@ def test_the_second_look_tells_rates(machine: Host, clock: list[float]) -> None:
         },
     )
     clock[0] += 10.0
-    told = machine.look()
+    told = machine.sample()
     assert told["cpu_percent"] == 80.0
     assert told["net_rx_mib:eth0"] == 10.0
     assert "net_tx_mib:eth0" not in told, "a counter that went back began anew"
@@ -126,21 +126,21 @@ def test_the_second_look_tells_rates(machine: Host, clock: list[float]) -> None:
 
 
 def test_a_machine_that_tells_nothing_costs_nothing_else(tmp_path: Path) -> None:
-    told = Host(tmp_path / "none", tmp_path / "none").look()
+    told = HostSampler(tmp_path / "none", tmp_path / "none").sample()
     assert told["load_1"] is None
     assert "memory_used_mib" not in told
 
 
-def test_names_are_those_of_the_contract(machine: Host) -> None:
-    machine.look()
-    for name in machine.look():
+def test_names_are_those_of_the_contract(machine: HostSampler) -> None:
+    machine.sample()
+    for name in machine.sample():
         head, _, label = name.partition(":")
         assert head.replace("_", "").replace("1", "").isalpha()
         assert len(label) <= 72
         assert label.isprintable()
 
 
-def test_mounts_by_where_their_data_is(machine: Host) -> None:
+def test_mounts_by_where_their_data_is(machine: HostSampler) -> None:
     mounted = disks.mounts(machine.proc)
     assert disks.shared(mounted) == ("/data", "/scratch of all")
     assert disks._on_disks(mounted) == ["/"]
@@ -154,7 +154,7 @@ def test_of_very_many_homes_some_are_probed(tmp_path: Path) -> None:
     assert "/data" in found
 
 
-def test_processes_that_wait_for_a_disk_are_found_by_their_state(machine: Host) -> None:
+def test_processes_that_wait_for_a_disk_are_found_by_their_state(machine: HostSampler) -> None:
     assert proc.blocked(machine.proc) == [7]
 
 
@@ -180,6 +180,6 @@ def test_facts_of_very_many_gpus_still_fit_into_an_event() -> None:
         for number in range(64)
     ]
     told = told_of(gpus)
-    assert len(str(told)) < MOST_BYTES
+    assert len(str(told)) < MAX_BYTES
     assert [gpu["uuid"] for gpu in told["gpus"]] == [gpu["uuid"] for gpu in gpus]
     assert told_of(gpus[:2])["gpus"] == gpus[:2]

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.agent.folding import Xids
 from nodes.agent.kernel_log import KernelLog, parse
 from nodes.agent.kernel_watch import KernelWatch
-from nodes.agent.speaking import Told
+from nodes.agent.log import StatusLog
+from nodes.agent.xid_aggregation import XidAggregator
 from tests.waiting import until
 
 DEVICE = Path("/dev/kmsg")
@@ -185,16 +185,16 @@ def test_a_device_that_fails_is_closed_and_said(device: Path, monkeypatch: pytes
 def test_one_that_is_opened_again_has_told_what_it_told(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.write_text(line(7, "NVRM: Xid (PCI:0000:05:00): 79"))
-    xids = Xids("boot", lambda bus: "", 5.0)
-    watch = KernelWatch(KernelLog(path), xids, Told(), Path("/proc"))
+    xids = XidAggregator("boot", lambda bus: "", 5.0)
+    watch = KernelWatch(KernelLog(path), xids, StatusLog(), Path("/proc"))
     watch.open()
-    watch.look()
+    watch.read()
     assert [event["seq"] for event in watch.take()] == [7]
     watch.log.problem = "it was taken away"
     with open(path, "a") as file:
         file.write(line(8, "NVRM: Xid (PCI:0000:05:00): 31"))
     watch.open()
-    watch.look()
+    watch.read()
     assert [event["seq"] for event in watch.take()] == [8]
     assert watch.seq == 8
     watch.log.close()

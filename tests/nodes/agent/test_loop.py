@@ -11,8 +11,8 @@ import pytest
 
 from nodes.agent import batches, loop
 from nodes.agent.buffer import batches_of
-from nodes.agent.loop import Agent, Pace
-from nodes.agent.settings import Settings
+from nodes.agent.loop import AgentLoop, AgentTiming
+from nodes.agent.settings import AgentSettings
 
 
 class Clock:
@@ -38,11 +38,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def make(tmp_path: Path, clock: Clock) -> Iterator[Any]:
     """Agents that are turned by hand, and tell nobody."""
-    made: list[Agent] = []
+    made: list[AgentLoop] = []
 
-    def one(**more: Any) -> Agent:
-        settings = Settings("node01", tmp_path / "state", tmp_path / "kmsg", (), "http://127.0.0.1:9", tmp_path / "t")
-        made.append(Agent(settings, Pace(), proc_root=tmp_path / "none", sys=tmp_path / "none", **more))
+    def one(**more: Any) -> AgentLoop:
+        settings = AgentSettings(
+            "node01", tmp_path / "state", tmp_path / "kmsg", (), "http://127.0.0.1:9", tmp_path / "t"
+        )
+        made.append(AgentLoop(settings, AgentTiming(), proc_root=tmp_path / "none", sys=tmp_path / "none", **more))
         return made[-1]
 
     yield one
@@ -50,7 +52,7 @@ def make(tmp_path: Path, clock: Clock) -> Iterator[Any]:
         agent._buffer.close()
 
 
-def written(agent: Agent) -> list[dict[str, Any]]:
+def written(agent: AgentLoop) -> list[dict[str, Any]]:
     first, found = 0, []
     while first < agent._buffer.next:
         first, lines = agent._buffer.read(first, 60)
@@ -59,11 +61,11 @@ def written(agent: Agent) -> list[dict[str, Any]]:
     return found
 
 
-def windows(agent: Agent) -> list[tuple[int, int]]:
+def windows(agent: AgentLoop) -> list[tuple[int, int]]:
     return [(batch["at"], batch["n"]) for batch in written(agent) if batch["n"]]
 
 
-def go(agent: Agent, clock: Clock, seconds: int) -> None:
+def go(agent: AgentLoop, clock: Clock, seconds: int) -> None:
     for _ in range(seconds):
         clock.now += 1.0
         agent._note_clock()
@@ -127,10 +129,10 @@ def test_a_full_buffer_tells_events_again_and_what_is_missing(make: Any, clock: 
     assert sum(gap["batches"] for gap in gaps) == (first - start) // 10
 
 
-def refused(agent: Agent, batch: dict[str, Any]) -> list[dict[str, Any]]:
+def refused(agent: AgentLoop, batch: dict[str, Any]) -> list[dict[str, Any]]:
     before = len(written(agent))
     agent._refused.put(json.dumps(batch).encode())
-    agent._split_refused()
+    agent._split_rejected()
     return written(agent)[before:]
 
 
@@ -144,7 +146,7 @@ def test_what_is_refused_is_told_by_parts(make: Any, capfd: pytest.CaptureFixtur
     assert alone["events"] == events
     assert [batch["events"] for batch in refused(agent, alone)] == [[event] for event in events]
     assert refused(agent, {"at": 100, "period": 1, "n": 0, "events": events[1:]}) == []
-    assert "An event is lost, as the portal refuses it: boot" in capfd.readouterr().err
+    assert "The portal rejects an event, which is lost: boot" in capfd.readouterr().err
 
 
 def test_of_what_is_told_again_the_newest_is_enough() -> None:
@@ -159,7 +161,7 @@ def test_of_what_is_told_again_the_newest_is_enough() -> None:
         {"kind": "facts", "at": 3.0},
         {**gap, "from": 20, "to": 40, "batches": 2},
     ]
-    told = batches.worth_telling_again(events)
+    told = batches.events_to_resend(events)
     assert [(event["kind"], event["at"]) for event in told] == [
         *(("facts", 3.0), ("gpu.counters", 2.0), ("gpu.counters", 2.0), ("xid", 1.0), ("agent.gap", 1.0)),
     ]

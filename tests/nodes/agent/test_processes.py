@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpus.reports import GpuCounters, GpuInfo
-from nodes.agent.processes import Processes, job_of_cgroup, job_of_environment
+from nodes.agent.processes import GpuProcesses, job_of_cgroup, job_of_environment
 from tests.waiting import until
 
 GPUS = (GpuInfo("0", uuid="GPU-0"), GpuInfo("1", uuid="GPU-1"), GpuInfo("2"))
@@ -75,9 +75,9 @@ def test_a_real_one_is_told_with_its_user_and_job() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         told = counters([{"pid": process.pid, "memory_mib": 512}], [{"pid": process.pid}], [{"pid": process.pid}])
-        processes = Processes()
+        processes = GpuProcesses()
         user = os.environ.get("USER") or "root"
-        found = until(lambda: [one for one in [processes.tell(told, GPUS)] if one[0]["user"] == user])[0]
+        found = until(lambda: [one for one in [processes.payloads(told, GPUS)] if one[0]["user"] == user])[0]
         process.communicate()
     expected: dict[str, Any] = {"pid": process.pid, "user": user, "name": "a [31m b", "job": "23"}
     assert found == [{**expected, "gpu": "GPU-0", "memory_mib": 512}, {**expected, "gpu": "GPU-1"}]
@@ -96,21 +96,21 @@ def test_a_user_without_a_name_cannot_name_somebody_elses_job(
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
-    (told,) = Processes(tmp_path).tell(counters([{"pid": 7}]), GPUS)
+    (told,) = GpuProcesses(tmp_path).payloads(counters([{"pid": 7}]), GPUS)
     assert (told["user"], told["job"]) == (str(owner), job)
 
 
 def test_one_that_has_ended_is_told_as_far_as_it_is_known() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    told = Processes().tell(counters([{"pid": process.pid, "memory_mib": 1}]), GPUS)
+    told = GpuProcesses().payloads(counters([{"pid": process.pid, "memory_mib": 1}]), GPUS)
     assert told == [{"gpu": "GPU-0", "pid": process.pid, "user": "", "name": "", "job": "", "memory_mib": 1}]
 
 
 def test_a_gpu_that_does_not_tell_them_tells_none() -> None:
-    assert Processes().tell(counters(None, []), GPUS) == []
-    assert Processes().tell(None, GPUS) == []
+    assert GpuProcesses().payloads(counters(None, []), GPUS) == []
+    assert GpuProcesses().payloads(None, GPUS) == []
 
 
 def test_there_are_no_more_than_the_portal_takes() -> None:
-    assert len(Processes().tell(counters([{"pid": 2**22 + n} for n in range(600)]), GPUS)) == 500
+    assert len(GpuProcesses().payloads(counters([{"pid": 2**22 + n} for n in range(600)]), GPUS)) == 500

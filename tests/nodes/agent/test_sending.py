@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from nodes.agent import sending
-from nodes.agent.buffer import Buffer, marked
-from nodes.agent.enrolment import Tokens
-from nodes.agent.posting import Portal, fitting
-from nodes.agent.sending import Sender, Waits
+from nodes.agent.buffer import Buffer, with_log_position
+from nodes.agent.enrolment import AgentTokens
+from nodes.agent.posting import ReportClient, fitting
+from nodes.agent.sending import BatchSender, RetryDelays
 from tests.nodes.agent.portal import TOKEN, PortalStandIn
 from tests.waiting import until
 
@@ -33,27 +33,27 @@ class Node:
         self.token_file.write_text(portal.token)
         self.buffer = Buffer(folder / "state")
         self.refused: list[bytes] = []
-        self.sender: Sender | None = None
+        self.sender: BatchSender | None = None
 
     def send(self) -> None:
         """Begin, as an agent that has just started."""
-        tokens = Tokens(self.token_file, self.folder / "state", "node01")
-        self.sender = Sender(
-            Portal(self.url, "node01", timeout=2.0),
+        tokens = AgentTokens(self.token_file, self.folder / "state", "node01")
+        self.sender = BatchSender(
+            ReportClient(self.url, "node01", timeout=2.0),
             tokens,
             self.buffer,
             node="node01",
             boot_id="boot",
-            refused=self.refused.append,
-            waits=Waits(0.02, 0.1),
+            on_rejected=self.refused.append,
+            waits=RetryDelays(0.02, 0.1),
         )
         self.sender.start()
 
     def tell(self, count: int, *, boot_id: str = "boot", **more: Any) -> None:
         for _ in range(count):
-            self.buffer.append(marked(batch(self.buffer.next, **more), boot_id, -1), is_sync=False)
+            self.buffer.append(with_log_position(batch(self.buffer.next, **more), boot_id, -1), is_sync=False)
         if self.sender is not None:
-            self.sender.hurry()
+            self.sender.notify()
 
     def all_taken(self) -> list[int]:
         """The batches that the portal took, once it has all of them."""
@@ -151,10 +151,10 @@ def test_a_portal_that_is_away_is_found_again(node: Node, capfd: pytest.CaptureF
     node.portal.stop()
     node.tell(5)
     node.send()
-    until(lambda: "can't be reached" in said(capfd))
+    until(lambda: "cannot be reached" in said(capfd))
     node.portal.start()
     assert node.all_taken() == list(range(5))
-    until(lambda: "The portal takes what node01 tells" in said(capfd))
+    until(lambda: "The portal accepts node01's reports" in said(capfd))
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -178,7 +178,7 @@ def test_a_token_that_is_refused_is_said_once_and_read_anew(node: Node, capfd: p
     node.send()
     until(lambda: node.sender is not None and node.sender._not_before > 0)
     time.sleep(0.3)  # in which it tries thrice
-    assert said(capfd).count("The portal does not take this token (401). A sysadmin makes another") == 1
+    assert said(capfd).count("The portal rejects this token (401). A sysadmin creates a new one") == 1
     node.token_file.write_text(TOKEN)
     assert node.all_taken() == list(range(5))
 
@@ -217,7 +217,7 @@ def test_what_is_no_portal_is_said(node: Node, capfd: pytest.CaptureFixture[str]
     node.portal.refuse = lambda post: (200, {"hello": "world"})
     node.tell(1)
     node.send()
-    until(lambda: "is no portal of Vigil" in said(capfd))
+    until(lambda: "is not a Vigil portal" in said(capfd))
 
 
 def test_a_node_that_it_does_not_know_is_said(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
@@ -228,14 +228,14 @@ def test_a_node_that_it_does_not_know_is_said(node: Node, capfd: pytest.CaptureF
 
 
 def test_a_portal_that_hangs_is_left_after_a_while(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "LONGEST_POST_SECONDS", 0.1)
+    monkeypatch.setattr(sending, "MAX_POST_SECONDS", 0.1)
     node.portal.hold.set()
     node.tell(3)
     node.send()
     assert node.sender is not None
     sender = node.sender
     until(lambda: sender._portal.began is not None and time.monotonic() - sender._portal.began > 0.1)
-    sender.tend()
+    sender.check_timeout()
     until(lambda: sender._wait > 0)
     node.portal.hold.clear()
     assert node.all_taken() == [0, 1, 2]
@@ -264,14 +264,14 @@ def test_a_name_that_is_enrolled_says_what_to_do(node: Node, capfd: pytest.Captu
     node.portal.enrol = lambda secret: (409, {"detail": "enrolled"})
     node.tell(1)
     node.send()
-    until(lambda: "node01 is enrolled already" in said(capfd))
+    until(lambda: "node01 is already enrolled" in said(capfd))
     node.token_file.write_text(TOKEN)
     assert node.all_taken() == [0]
 
 
 @pytest.mark.parametrize(
     ("contents", "sentence"),
-    [("", "holds no token"), ("two words", "holds no token"), ("\x00", "holds no token"), (None, "can't be read")],
+    [("", "has no token"), ("two words", "has no token"), ("\x00", "has no token"), (None, "cannot be read")],
 )
 def test_a_token_file_without_a_token(
     node: Node, capfd: pytest.CaptureFixture[str], contents: str | None, sentence: str
@@ -295,7 +295,7 @@ def test_a_port_where_nobody_speaks_http(node: Node, capfd: pytest.CaptureFixtur
         connection, _ = server.accept()
         connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
         connection.close()
-        until(lambda: "can't be reached" in said(capfd))
+        until(lambda: "cannot be reached" in said(capfd))
 
 
 def test_how_much_fits_into_a_post() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes.agent.settings import WrongSetting, read_settings, warnings
+from nodes.agent.settings import InvalidSetting, read_settings, warnings
 
 ENOUGH = {"VIGIL_AGENT_URL": "https://vigil.lab.example/", "VIGIL_AGENT_TOKEN_FILE": "/etc/vigil/token"}
 
@@ -40,17 +40,17 @@ def test_mounts(said: str, mounts: tuple[str, ...] | None) -> None:
         ({"VIGIL_AGENT_URL": "http://vigil.lab:99999"}, "http:// or https://"),
         ({"VIGIL_AGENT_URL": "http://user:secret@vigil.lab"}, "http:// or https://"),
         ({"VIGIL_AGENT_TOKEN_FILE": ""}, "vigil agent enroll"),
-        ({"VIGIL_AGENT_TOKEN_FILE": "token"}, "whole path"),
+        ({"VIGIL_AGENT_TOKEN_FILE": "token"}, "absolute path"),
         ({"VIGIL_AGENT_NODE": "a node"}, "as the scheduler spells it"),
         ({"VIGIL_AGENT_NODE": "n" * 256}, "as the scheduler spells it"),
-        ({"VIGIL_AGENT_STATE": "state"}, "whole path"),
-        ({"VIGIL_AGENT_KMSG": "kmsg"}, "whole path"),
-        ({"VIGIL_AGENT_MOUNTS": "data"}, "whole path"),
+        ({"VIGIL_AGENT_STATE": "state"}, "absolute path"),
+        ({"VIGIL_AGENT_KMSG": "kmsg"}, "absolute path"),
+        ({"VIGIL_AGENT_MOUNTS": "data"}, "absolute path"),
         ({"VIGIL_AGENT_MOUNTS": ",".join(f"/m{n}" for n in range(17))}, "at most 16"),
     ],
 )
 def test_a_wrong_one_says_what_to_write(changes: dict[str, str], sentence: str) -> None:
-    with pytest.raises(WrongSetting, match=sentence):
+    with pytest.raises(InvalidSetting, match=sentence):
         read_settings({**ENOUGH, **changes}, posts=True)
 
 

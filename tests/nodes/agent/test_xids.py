@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpus.pci import normalised
-from nodes.agent.kernel_log import Record
-from nodes.agent.xids import MOST_TEXT, Driver, Xid, may_say
+from nodes.agent.kernel_log import KernelRecord
+from nodes.agent.xids import MAX_TEXT, DriverLogParser, XidRecord, may_contain_xid
 
 REAL = [
     (
@@ -99,13 +99,13 @@ REAL = [
 ]
 
 
-def read(text: str, at: float = 0.0) -> Xid | None:
-    return Driver().read(Record(1, at, text.encode()).text, at)
+def read(text: str, at: float = 0.0) -> XidRecord | None:
+    return DriverLogParser().read(KernelRecord(1, at, text.encode()).text, at)
 
 
 @pytest.mark.parametrize(("line", "said"), REAL, ids=[line[:60] for line, _ in REAL])
 def test_real_lines(line: str, said: dict[str, Any]) -> None:
-    assert may_say(line.encode())
+    assert may_contain_xid(line.encode())
     xid = read(line)
     assert xid is not None
     assert {name: getattr(xid, name) for name in said} == said
@@ -128,7 +128,7 @@ def test_lines_that_tell_of_no_xid(line: str) -> None:
 
 
 def test_a_sentence_in_three_records_names_the_gpu_of_the_first() -> None:
-    driver = Driver()
+    driver = DriverLogParser()
     pieces = [
         "NVRM: The NVIDIA GPU 0000:b3:00.0",
         "NVRM: (PCI ID: 10de:26b5) installed in this system has",
@@ -152,12 +152,12 @@ SENTENCE = "NVRM: GPU 0000:29:00.0: GPU has fallen off the bus."
 
 @pytest.mark.parametrize("lines", [[XID_79, SENTENCE], [SENTENCE, XID_79], [SENTENCE, SENTENCE, XID_79]])
 def test_a_fall_is_told_once_by_sentence_and_xid(lines: list[str]) -> None:
-    driver = Driver()
+    driver = DriverLogParser()
     assert len([line for line in lines if driver.read(line, 100.0)]) == 1
 
 
 def test_a_fall_much_later_is_another() -> None:
-    driver = Driver()
+    driver = DriverLogParser()
     assert driver.read(XID_79, 100.0)
     assert driver.read(SENTENCE, 106.0)
     assert [bool(driver.read(XID_79, 200.0 + second)) for second in range(3)] == [True] * 3
@@ -182,9 +182,9 @@ def test_places_on_the_bus(bus: str, told: str) -> None:
 @given(text=st.text(max_size=3000), at=st.floats(0, 1e9))
 def test_whatever_follows_is_bounded_and_one_printable_line(text: str, at: float) -> None:
     for head in ("NVRM: Xid (PCI:0000:05:00): 31, ", "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 1, ", "NVRM: ", ""):
-        xid = Driver().read(head + text, at)
+        xid = DriverLogParser().read(head + text, at)
         if xid is not None:
-            assert len(xid.text) <= MOST_TEXT
+            assert len(xid.text) <= MAX_TEXT
             assert xid.text.isprintable()
             assert xid.name.isprintable()
             assert len(xid.name) <= 64
@@ -194,4 +194,4 @@ def test_whatever_follows_is_bounded_and_one_printable_line(text: str, at: float
 def test_damaged_lines_raise_nothing(line: str, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(line)))
     put = data.draw(st.text(max_size=8))
-    Driver().read(line[:place] + put + line[place + data.draw(st.integers(0, 8)) :], 0.0)
+    DriverLogParser().read(line[:place] + put + line[place + data.draw(st.integers(0, 8)) :], 0.0)
