@@ -103,7 +103,7 @@ def _make(incidents: int, ranks: int) -> tuple[dict[str, Any], int]:
             Incident(
                 attempt=attempt, project_id=jobs[n % JOBS].project_id, at=now - timedelta(minutes=5 * (incidents - n)),
                 version=1, is_final=True, cause=RARE if n % 1_000 == 0 else chance.choice(CAUSES), confidence=0.9,
-                says="The program raised an exception: KeyError: 'label' (rank 3).",
+                says="Unhandled exception on rank 3: KeyError: 'label'.",
                 node=f"dgx-{chance.randrange(NODES):03}", rank=3,
                 fingerprint=f"{chance.randrange(2_000):016x}", published_at=now if n % 300 == 0 else None,
             )
@@ -152,7 +152,7 @@ def _job(like: Any, ranks: int) -> int:
     _series(second.pk, 1, kept.step + 1, STEPS + 500, ended.timestamp() + 180)
     incident = Incident.objects.create(
         attempt=first, project=job.project, at=ended, version=2, is_final=True, cause="gpu.off_bus", confidence=0.97,
-        says="A GPU was lost from the bus (rank 21 on dgx-002).", rank=21, node=nodes[-1], fingerprint=f"{7:016x}",
+        says="GPU fell off the bus on rank 21 (dgx-002, Xid 79).", rank=21, node=nodes[-1], fingerprint=f"{7:016x}",
     )  # fmt: skip
     for version in (1, 2):
         Diagnosis.objects.create(
@@ -194,8 +194,8 @@ def _verdict(nodes: list[str], ended: float) -> dict[str, Any]:
         for n in range(40)
     ]  # fmt: skip
     return {
-        "cause": "gpu.off_bus", "title": "a GPU was lost from the bus", "confidence": 0.97, "owner": "sysadmin",
-        "says": "A GPU was lost from the bus (rank 21 on dgx-002).", "advice": "Drain the node.", "evidence": evidence,
+        "cause": "gpu.off_bus", "title": "GPU fell off the bus", "confidence": 0.97, "owner": "sysadmin",
+        "says": "GPU fell off the bus on rank 21 (dgx-002, Xid 79).", "advice": "Drain the node.", "evidence": evidence,
         "runner_up": None, "ruled_out": [], "not_seen": [], "rank": 21, "node": nodes[-1], "exception": "", "frame": "",
         "doing": "", "entry": "",
     }  # fmt: skip

@@ -1,21 +1,25 @@
-"""All signs of a failure, sorted by the part that they play."""
+"""Sort all signs of a failure by the part that they play."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from diagnosis.scanned_log import Scanned
-from diagnosis.signs.sign import Sign, code_of
+from diagnosis.scanned_log import ScannedLog
+from diagnosis.signs.sign import Sign, exit_code_of
 
 
 @dataclass(slots=True)
 class Case:
-    """All signs of all logs, sorted out."""
+    """All signs of one failure from all logs and records, sorted by role.
+
+    `available_sources` names the kinds of sources that were read, as "kernel", and facts about the attempt
+    (`diagnosis.corroboration`).
+    """
 
     signs: list[Sign]
-    scanned: Sequence[Scanned]
-    seen: frozenset[str] = frozenset()
+    scanned: Sequence[ScannedLog]
+    available_sources: frozenset[str] = frozenset()
     roots: list[Sign] = field(default_factory=list)
     echoes: list[Sign] = field(default_factory=list)
     survived: list[Sign] = field(default_factory=list)
@@ -43,12 +47,13 @@ class Case:
 
     @property
     def has_failed_exit(self) -> bool:
-        return any(code_of(sign) != 0 for sign in self.exits)
+        return any(exit_code_of(sign) != 0 for sign in self.exits)
 
     @property
     def has_progress(self) -> bool:
         return any(scanned.marks for scanned in self.scanned)
 
 
-def in_order(sign: Sign) -> tuple[float, str, int]:
+def chronological(sign: Sign) -> tuple[float, str, int]:
+    """Return a sort key: time (Unix seconds, 0 where unknown), then file and line."""
     return (sign.at if sign.at is not None else 0.0, sign.file, sign.line)

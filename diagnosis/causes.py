@@ -1,4 +1,4 @@
-"""What a failure may come of: one code a cause, who must act, and what to do. Codes are stored, counted, exported."""
+"""Causes of failures: one code each, who must act, and what to do. Codes are stored, counted and exported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ UNKNOWN, NONE = "unknown", "none"
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One code: what happened in a few words, who must act, and what they should do first."""
+    """One cause of failures: what happened in a few words, who must act, and what they should do first.
+
+    `title` starts in lower case, so that it fits into a sentence: "GPU fell off the bus", "out of GPU memory".
+    """
 
     code: str
     title: str
@@ -21,12 +24,12 @@ class Cause:
 
     @property
     def heading(self) -> str:
-        """What happened, as a sentence begins with it."""
+        """Return the title with a capital letter, as the start of a sentence."""
         return self.title[:1].upper() + self.title[1:]
 
     @property
     def is_hardware(self) -> bool:
-        """Return whether it is a failure of a machine, which only that machine's own evidence confirms."""
+        """Return whether a machine failed, which only evidence from that machine confirms."""
         return self.domain == "gpu" or self.code in {"numerics.corruption", "scheduler.node_fail"}
 
     @property
@@ -37,235 +40,240 @@ class Cause:
 _ALL = (
     Cause(
         "gpu.ecc",
-        "a GPU's memory failed",
+        "GPU memory error (ECC)",
         "sysadmin",
-        "Drain the node and reset the GPU; replace it where no more rows can be remapped. The run resumes elsewhere.",
+        "Drain the node and reset the GPU. Replace it if no more rows can be remapped. The run resumes on other nodes.",
     ),
     Cause(
         "gpu.off_bus",
-        "a GPU was lost from the bus",
+        "GPU fell off the bus",
         "sysadmin",
-        "Drain the node at once and power-cycle it; reseat or replace the GPU if it happens again.",
+        "Drain the node immediately and power-cycle it. Reseat or replace the GPU if it happens again.",
     ),
     Cause(
         "gpu.firmware",
-        "a GPU's firmware or driver hung",
+        "GPU firmware or driver hung",
         "sysadmin",
-        "Reset the GPU or reboot the node; compare the driver's release notes if it comes back.",
+        "Reset the GPU or reboot the node. If it happens again, check the driver's release notes.",
     ),
     Cause(
         "gpu.nvlink",
-        "NVLink or an NVSwitch failed",
+        "NVLink or NVSwitch error",
         "sysadmin",
-        "Drain the node, check the link that is named and the fabric manager, reset GPUs and switches together.",
+        "Drain the node, check the link that is named and the fabric manager, then reset GPUs and switches together.",
     ),
     Cause(
         "gpu.thermal",
-        "a GPU was too hot or had too little power",
+        "GPU overheated or underpowered",
         "sysadmin",
-        "Check the node's fans, inlet air and power supplies before it takes jobs again.",
+        "Check the node's fans, inlet air and power supplies before it runs jobs again.",
     ),
     Cause(
         "network.fabric",
-        "the network between the ranks failed",
+        "network failure between ranks",
         "sysadmin",
-        "Check the port, cable and switch between the two nodes that are named; then resume.",
+        "Check the port, cable and switch between the two nodes that are named, then resume.",
     ),
     Cause(
         "collective.timeout",
-        "a collective operation hung until its time-out",
+        "collective operation timed out",
         "researcher",
-        "Look at the rank that was behind: its stack says what it did instead. Often it reads data or saves alone.",
+        "Look at the stack of the rank that was behind: it shows what it did instead, often reading data or saving.",
     ),
     Cause(
         "collective.mismatch",
         "ranks called different collective operations",
         "researcher",
-        "Make every rank take the same branch: conditions on rank, uneven batches and unused parameters are usual.",
+        "Make every rank take the same branch. Usual: conditions on the rank, uneven batches, unused parameters.",
     ),
     Cause(
         "rendezvous.failed",
-        "the ranks never met",
+        "rendezvous failed: not all ranks connected",
         "researcher",
-        "Check MASTER_ADDR, MASTER_PORT and the number of processes; choose a free port, or let the launcher choose.",
+        "Check MASTER_ADDR, MASTER_PORT and the number of processes. Choose a free port, or let the launcher do it.",
     ),
     Cause(
         "memory.gpu_oom",
-        "a GPU's memory was too small",
+        "out of GPU memory",
         "researcher",
-        "Use a smaller micro-batch with more accumulation, recompute activations, or shard more.",
+        "Use a smaller micro-batch with more gradient accumulation, recompute activations, or shard the model further.",
     ),
     Cause(
         "memory.host_oom",
-        "the host's memory was too small",
+        "out of host memory",
         "researcher",
-        "Ask for more memory a node, or use fewer loader workers and smaller buffers.",
+        "Request more memory per node, or use fewer loader workers and smaller buffers.",
     ),
     Cause(
         "memory.shm",
-        "shared memory was full",
+        "out of shared memory (/dev/shm)",
         "researcher",
-        "Give /dev/shm more room (--shm-size in a container), or use fewer loader workers.",
+        "Enlarge /dev/shm (--shm-size in a container), or use fewer loader workers.",
     ),
     Cause(
         "storage.full",
-        "a disk or a quota was full",
+        "disk or quota full",
         "sysadmin",
-        "Make room or raise the quota on the file system that is named; then resume.",
+        "Free space or raise the quota on the file system that is named, then resume.",
     ),
     Cause(
         "storage.io",
-        "a file system failed",
+        "file system error",
         "sysadmin",
-        "Check the file system's servers and the node's mount; other jobs there have probably failed, too.",
+        "Check the file system's servers and the node's mount. Other jobs on it have probably failed too.",
     ),
     Cause(
         "storage.permission",
-        "access to a path was denied",
+        "permission denied",
         "researcher",
-        "Ask for the right to the path that is named, or write somewhere else.",
+        "Ask for access to the path that is named, or write somewhere else.",
     ),
     Cause(
         "checkpoint.corrupt",
-        "a checkpoint can't be read",
+        "corrupt checkpoint",
         "researcher",
-        "Resume from the checkpoint before it.",
+        "Resume from the previous checkpoint.",
     ),
     Cause(
         "checkpoint.mismatch",
-        "a checkpoint is of another model or layout",
+        "checkpoint does not match the model or layout",
         "researcher",
-        "Build the model that the checkpoint is of, or convert it; the names or shapes that differ are listed.",
+        "Build the model that was saved, or convert the checkpoint. The log lists the names or shapes that differ.",
     ),
     Cause(
         "numerics.nan",
-        "the loss or the gradient was not a number",
+        "loss or gradient became NaN",
         "researcher",
-        "Look at the samples of that step, the learning rate and the precision; go on from the checkpoint before.",
+        "Check that step's samples, the learning rate and the precision, then resume from the previous checkpoint.",
     ),
     Cause(
         "numerics.divergence",
-        "the loss ran away",
+        "loss diverged",
         "researcher",
-        "Go back well before the rise with a lower learning rate or stricter clipping.",
+        "Go back to a checkpoint well before the rise, with a lower learning rate or stricter clipping.",
     ),
     Cause(
         "numerics.corruption",
-        "hardware computed something wrong",
+        "silent data corruption",
         "sysadmin",
-        "Take the node or GPU that is named out and burn it in; resume from before the last clean check.",
+        "Take the node or GPU that is named out of service and burn it in. Resume from before the last clean check.",
     ),
     Cause(
         "program.exception",
-        "the program raised an exception",
+        "unhandled exception",
         "researcher",
-        "Read the traceback from its innermost frame of your own code.",
+        "Read the traceback from the innermost frame of your own code.",
     ),
     Cause(
         "program.config",
-        "the program was given something that can't be",
+        "invalid argument or setting",
         "researcher",
-        "Correct the argument or setting that is named; a dry run finds most of these before the queue does.",
+        "Correct the argument or setting that is named. A dry run finds most of these before the job is queued.",
     ),
     Cause(
         "program.device_assert",
-        "an assertion failed on the GPU",
+        "device-side assertion failed",
         "researcher",
-        "Usually an index is out of range: check labels and token ids, or run once on the CPU for the real place.",
+        "Usually an index is out of range: check labels and token ids, or run once on the CPU to find the exact line.",
     ),
     Cause(
         "program.illegal_access",
-        "a GPU kernel accessed memory that is not its own",
+        "illegal memory access in a GPU kernel",
         "researcher",
-        "Find the kernel with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer; suspect the GPU only if it repeats it.",
+        "Find the kernel with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer. Suspect the GPU only if errors follow it.",
     ),
     Cause(
         "data.missing",
-        "data or a model could not be found",
+        "data or model not found",
         "researcher",
-        "Check the path, or the name and your access at the hub; fetch it before the job where nodes have no network.",
+        "Check the path, or the name and your access on the hub. Download it before the job if nodes have no network.",
     ),
     Cause(
         "data.corrupt",
-        "data could not be decoded",
+        "corrupt data",
         "researcher",
-        "Find the file that is named, fetch it anew, and let the loader check digests.",
+        "Find the file that is named, download it again, and let the loader check digests.",
     ),
     Cause(
         "environment.driver",
-        "driver, CUDA and libraries don't fit together",
+        "incompatible driver, CUDA or libraries",
         "sysadmin",
-        "Compare the driver of the node with what the program was built for; nvidia-smi and torch.version.cuda say it.",
+        "Compare the node's driver with the CUDA version of the program: see nvidia-smi and torch.version.cuda.",
     ),
     Cause(
         "environment.package",
-        "a package is missing or of the wrong version",
+        "missing or incompatible package",
         "researcher",
-        "Install what is named in the environment that the job uses, and pin it.",
+        "Install the package that is named in the job's environment, and pin its version.",
     ),
     Cause(
         "federated.quorum",
-        "too few clients of a federation answered",
+        "too few clients responded",
         "researcher",
-        "Look at the clients that dropped out: each is named with its error. Ask more of them, or lower the quorum.",
+        "Check the clients that dropped out: each is listed with its error. Select more clients, or lower the quorum.",
     ),
     Cause(
         "federated.coverage",
-        "too little of a federation's data ever counted",
+        "too little of the federation's data contributed",
         "researcher",
-        "Give the clients that never counted more time, or use late updates; then resume it with more rounds.",
+        "Give the clients that never contributed more time, or accept late updates. Then resume with more rounds.",
     ),
     Cause(
         "federated.clients",
-        "all clients of a federation failed",
+        "all clients failed",
         "researcher",
-        "Read the first client's traceback: what all of them run into is the algorithm's, the recipe's or the data's.",
+        "Read the first client's traceback. What all clients run into is in the algorithm, the recipe or the data.",
     ),
     Cause(
         "scheduler.time_limit",
-        "it reached its time limit",
+        "time limit reached",
         "researcher",
-        "Resume it; ask for more time or save more often.",
+        "Resume it. Request more time, or save checkpoints more often.",
     ),
     Cause(
         "scheduler.preempted",
-        "its nodes were taken for more urgent work",
+        "preempted by a job of higher priority",
         "nobody",
-        "Nothing: it goes on when nodes are free.",
+        "No action needed: it resumes when nodes are free.",
     ),
     Cause(
         "scheduler.node_fail",
-        "the scheduler lost a node",
+        "node failure",
         "sysadmin",
-        "Find out why the node stopped answering before it takes jobs again.",
+        "Find out why the node stopped responding before it runs jobs again.",
     ),
     Cause(
         "scheduler.cancelled",
-        "somebody cancelled it",
+        "cancelled",
         "nobody",
-        "Nothing, unless it was not meant.",
+        "No action needed, unless it was a mistake.",
     ),
     Cause(
         "scheduler.launch",
-        "the scheduler could not start it",
+        "scheduler could not start the job",
         "sysadmin",
-        "Look into slurmd's log on the node that is named: prolog, credentials, mounts.",
+        "Check slurmd's log on the node that is named: prolog, credentials, mounts.",
     ),
     Cause(
         UNKNOWN,
-        "it failed, and nothing says why",
+        "failed for an unknown reason",
         "both",
-        "Look at what is said to be missing below: a kernel log, the scheduler's record, other ranks' logs.",
+        "Provide what is listed as missing below: a kernel log, the scheduler's record, other ranks' logs.",
     ),
-    Cause(NONE, "nothing failed", "nobody", "Nothing."),
+    Cause(
+        NONE,
+        "nothing failed",
+        "nobody",
+        "No action needed.",
+    ),
 )
 
 CAUSES = {cause.code: cause for cause in _ALL}
 
 
 def unconfirmed(advice: str) -> str:
-    """Return advice on broken hardware that the machine's own evidence does not confirm: verify first, then act."""
+    """Return advice for broken hardware that no evidence from the machine confirms: verify first, then act."""
     return (
-        "No evidence from the machine itself confirms this. Before anybody drains a node, have a sysadmin look at its "
-        f"kernel log and its agent. If they agree: {advice[:1].lower()}{advice[1:]}"
+        "No evidence from the machine itself confirms this. Before draining the node, ask a sysadmin to check its "
+        f"kernel log and its agent. If they confirm it: {advice[:1].lower()}{advice[1:]}"
     )

@@ -1,7 +1,7 @@
 """Weigh a sign against facts: hardware that the job did not have, or of which its machines and scheduler know nothing.
 
-A program may print any line, or write it to its folder in the launcher's place. One that names broken hardware is
-believed less where the job had none of it, where whoever watches it saw nothing, or where nobody watched.
+A program may print any line, or write it to its folder in the launcher's place. A line that names broken hardware is
+believed less if the job had no such hardware, if whoever watches it saw nothing, or if nobody watched.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from diagnosis.case import Case
 from diagnosis.signs.sign import PRINTED, Sign
 
-# Facts about an attempt, among what was seen (`Case.seen`).
+# Facts about an attempt, in `Case.available_sources`.
 ATTEMPT = "an attempt's own logs"  # and nothing that somebody gathered by hand
-NO_GPUS = "no GPUs held"
+NO_GPUS = "no GPUs allocated"
 GPUS_WATCHED = "an agent on each node since the end"
-_BY_SCHEDULER = frozenset({"scheduler.node_fail", "scheduler.launch"})
+_SCHEDULER_CAUSES = frozenset({"scheduler.node_fail", "scheduler.launch"})
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A reason to believe a sign less; `factor` multiplies its confidence."""
+    """A fact that contradicts a sign; `factor` multiplies its confidence."""
 
     text: str
     factor: float
@@ -30,54 +30,57 @@ class Doubt:
 
 
 # The first lowers the confidence below `SURE_ENOUGH`, so the cause is not named; the others do not.
-_HAD_NO_GPU = Doubt("the job held no GPU", 0.5)
-_NEEDS_NO_DRIVER = Doubt("the job held no GPU", 0.7)
-_AGENT_SAW_NOTHING = Doubt("the agents of its nodes saw no such event", 0.6)
+_HAD_NO_GPU = Doubt("no GPU was allocated to the job", 0.5)
+_NEEDS_NO_DRIVER = Doubt("no GPU was allocated to the job", 0.7)
+_AGENT_SAW_NOTHING = Doubt("the agents on its nodes saw no such event", 0.6)
 # A launcher does read its node's kernel log, so its report still explains what the program raised.
-_AGENT_DOES_NOT_CONFIRM = Doubt("the agents of its nodes saw no such event", 0.6, sets_aside=False)
-_NOBODY_CONFIRMS = Doubt("no agent watched its nodes", 0.85, sets_aside=False)
+_AGENT_DOES_NOT_CONFIRM = Doubt("the agents on its nodes saw no such event", 0.6, sets_aside=False)
+_NOBODY_CONFIRMS = Doubt("no agent monitored its nodes", 0.85, sets_aside=False)
 _SCHEDULER_KNOWS_NOTHING = Doubt("the scheduler reports no such event", 0.5)
 
 
 def doubts_of(sign: Sign, case: Case) -> list[Doubt]:
-    """Return what speaks against a sign; an empty list where nothing but the logs is known."""
+    """Return what contradicts a sign; an empty list if nothing but the logs is known."""
     found = []
     if sign.cause.startswith("gpu."):
-        if NO_GPUS in case.seen:
+        if NO_GPUS in case.available_sources:
             found.append(_HAD_NO_GPU)
-        if ATTEMPT in case.seen and not _has_machine(case, "gpu."):
-            found.append(_unconfirmed(sign, is_watched=GPUS_WATCHED in case.seen))
-    elif sign.cause == "environment.driver" and NO_GPUS in case.seen:
+        if ATTEMPT in case.available_sources and not _machine_confirms(case, "gpu."):
+            found.append(_hardware_doubt(sign, is_watched=GPUS_WATCHED in case.available_sources))
+    elif sign.cause == "environment.driver" and NO_GPUS in case.available_sources:
         found.append(_NEEDS_NO_DRIVER)
     elif (
-        sign.cause in _BY_SCHEDULER and _is_of_log(sign) and "scheduler" in case.seen and not _has_scheduler(case, sign)
+        sign.cause in _SCHEDULER_CAUSES
+        and _is_from_log(sign)
+        and "scheduler" in case.available_sources
+        and not _scheduler_confirms(case, sign)
     ):
         found.append(_SCHEDULER_KNOWS_NOTHING)
     return found
 
 
-def believed(candidates: Sequence[Sign], case: Case) -> list[Sign]:
-    """Return the candidates that nothing speaks against; all of them where that leaves none."""
+def uncontradicted(candidates: Sequence[Sign], case: Case) -> list[Sign]:
+    """Return the candidates that nothing contradicts, or all of them if that leaves none."""
     return [sign for sign in candidates if not any(doubt.sets_aside for doubt in doubts_of(sign, case))] or list(
         candidates
     )
 
 
-def _unconfirmed(sign: Sign, *, is_watched: bool) -> Doubt:
-    """Return the doubt about a broken GPU of which no machine reports."""
+def _hardware_doubt(sign: Sign, *, is_watched: bool) -> Doubt:
+    """Return the doubt about a broken GPU that no machine reports."""
     if not is_watched:
         return _NOBODY_CONFIRMS
     return _AGENT_DOES_NOT_CONFIRM if sign.witness == "launcher" else _AGENT_SAW_NOTHING
 
 
-def _has_machine(case: Case, domain: str) -> bool:
+def _machine_confirms(case: Case, domain: str) -> bool:
     return any(sign.witness == "machine" and sign.cause.startswith(domain) for sign in case.signs)
 
 
-def _is_of_log(sign: Sign) -> bool:
+def _is_from_log(sign: Sign) -> bool:
     """Return whether the sign comes from a log, and not from the launcher or the trainer."""
-    return sign.of in {"", PRINTED}
+    return sign.source_kind in {"", PRINTED}
 
 
-def _has_scheduler(case: Case, doubted: Sign) -> bool:
+def _scheduler_confirms(case: Case, doubted: Sign) -> bool:
     return any(sign.witness == "scheduler" and sign.cause == doubted.cause for sign in case.signs)

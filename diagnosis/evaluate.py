@@ -1,7 +1,7 @@
-"""How good verdicts are: held against cases whose causes are known, by code, by owner, and by how sure they were.
+"""Score verdicts on cases whose causes are known: by cause, by owner, and by how sure they were.
 
-Cases are a folder of folders, each with `case.toml` (cause, also, software) beside its logs, or JSON lines with
-`label`, `alt` and `log`, or of several logs `logs` by their names.
+Cases are a folder of folders, each with `case.toml` (cause, also, software) beside its logs, or a file of JSON lines
+with `label`, `alt` and `log` (or `logs` by their names).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SURE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """Logs, and what they should be found to be."""
+class LabelledCase:
+    """Logs of one failure with its known cause. `also` lists further causes that count as right."""
 
     name: str
     cause: str
@@ -36,19 +36,22 @@ class Case:
     folder: Path | None = None
     logs: Mapping[str, str] = field(default_factory=dict)
 
-    def verdict(self, known: Catalogue) -> Verdict:
+    def verdict(self, catalogue: Catalogue) -> Verdict:
+        """Diagnose the case. Raises Unreadable if a log of its folder cannot be opened."""
         if self.folder is None:
-            return offline.verdict_on(offline.logs_of_texts(self.logs), known)
+            return offline.diagnose_logs(offline.logs_from_texts(self.logs), catalogue)
         names = [str(path) for path in sorted(self.folder.iterdir()) if path.name != CASE]
-        logs, _ = offline.logs_of(names)
+        logs, _ = offline.open_logs(names)
         for log in logs:
             log.name = Path(log.name).name
-        return offline.verdict_on(logs, known)
+        return offline.diagnose_logs(logs, catalogue)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    case: Case
+class JudgedCase:
+    """A case with the verdict on it."""
+
+    case: LabelledCase
     verdict: Verdict
 
     @property
@@ -60,55 +63,61 @@ class Judged:
         owners = {CAUSES[code].owner for code in (self.case.cause, *self.case.also)}
         return self.verdict.owner in owners
 
-    def told(self) -> dict[str, Any]:
-        said, sure = self.verdict.cause, round(self.verdict.confidence, 2)
-        return {"case": self.case.name, "is": self.case.cause, "said": said, "confidence": sure}
+    def as_json(self) -> dict[str, Any]:
+        verdict, sure = self.verdict.cause, round(self.verdict.confidence, 2)
+        return {"case": self.case.name, "is": self.case.cause, "said": verdict, "confidence": sure}
 
 
 @dataclass(slots=True)
 class Score:
-    """Of all cases: which were right, and where not."""
+    """The results over all cases. `without_framework` maps a framework to (right, of its cases)."""
 
-    judged: list[Judged]
-    without: dict[str, tuple[int, int]] = field(default_factory=dict)  # framework: right, of its cases
+    judged: list[JudgedCase]
+    without_framework: dict[str, tuple[int, int]] = field(default_factory=dict)  # framework: right, of its cases
 
     @property
     def right(self) -> int:
-        return sum(one.is_right for one in self.judged)
+        return sum(case.is_right for case in self.judged)
 
     @property
     def accuracy(self) -> float:
+        """Return the share of right verdicts, 0 to 1."""
         return self.right / len(self.judged) if self.judged else 0.0
 
     def by_code(self) -> dict[str, tuple[int, int]]:
+        """Return (right, total) by the known cause."""
         found: dict[str, list[bool]] = {}
-        for one in self.judged:
-            found.setdefault(one.case.cause, []).append(one.is_right)
+        for case in self.judged:
+            found.setdefault(case.case.cause, []).append(case.is_right)
         return {code: (sum(rights), len(rights)) for code, rights in sorted(found.items())}
 
     def owners(self) -> tuple[int, int]:
-        return sum(one.has_right_owner for one in self.judged), len(self.judged)
+        """Return (verdicts with the right owner, total)."""
+        return sum(case.has_right_owner for case in self.judged), len(self.judged)
 
     def confusion(self) -> list[tuple[str, str, int]]:
-        wrong = Counter((one.case.cause, one.verdict.cause) for one in self.judged if not one.is_right)
+        """Return (known cause, cause of the verdict, count) of wrong verdicts, most frequent first."""
+        wrong = Counter((case.case.cause, case.verdict.cause) for case in self.judged if not case.is_right)
         return [
-            (is_, said, count) for (is_, said), count in sorted(wrong.items(), key=lambda pair: (-pair[1], pair[0]))
+            (cause, verdict, count)
+            for (cause, verdict), count in sorted(wrong.items(), key=lambda pair: (-pair[1], pair[0]))
         ]
 
     def calibration(self) -> list[tuple[float, float, int, int]]:
-        """From, to, right, of: verdicts by how sure they were."""
+        """Return (from, to, right, total) by bins of confidence, 0 to 1."""
         found = []
         for low, high in zip((0.0, *BINS), BINS, strict=False):
-            among = [one for one in self.judged if low <= one.verdict.confidence < high]
+            among = [case for case in self.judged if low <= case.verdict.confidence < high]
             found.append((low, min(high, 1.0), sum(one.is_right for one in among), len(among)))
         return found
 
     def sure(self) -> tuple[int, int, int]:
-        """Of verdicts at least `SURE` sure: right, with a wrong owner, in all."""
-        among = [one for one in self.judged if one.verdict.confidence >= SURE]
+        """Return (right, with a wrong owner, total) of verdicts that are at least `SURE` sure."""
+        among = [case for case in self.judged if case.verdict.confidence >= SURE]
         return sum(one.is_right for one in among), sum(not one.has_right_owner for one in among), len(among)
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
+        """Return the score as `vigil diagnose --evaluate --json` prints it."""
         right, wrong_owner, sure = self.sure()
         return {
             "cases": len(self.judged),
@@ -116,19 +125,19 @@ class Score:
             "accuracy": round(self.accuracy, 4),
             "owners": self.owners()[0],
             "by_code": {code: {"right": got, "of": of} for code, (got, of) in self.by_code().items()},
-            "confusion": [{"is": is_, "said": said, "count": count} for is_, said, count in self.confusion()],
+            "confusion": [{"is": cause, "said": said, "count": count} for cause, said, count in self.confusion()],
             "calibration": [{"from": a, "to": b, "right": got, "of": of} for a, b, got, of in self.calibration()],
             "sure": {"right": right, "wrong_owner": wrong_owner, "of": sure},
-            "without": {name: {"right": got, "of": of} for name, (got, of) in self.without.items()},
-            "wrong": [one.told() for one in self.judged if not one.is_right],
+            "without": {name: {"right": got, "of": of} for name, (got, of) in self.without_framework.items()},
+            "wrong": [case.as_json() for case in self.judged if not case.is_right],
         }
 
 
-def cases(path: Path) -> Iterator[Case]:
-    """The cases of a folder or of a file of JSON lines; Unreadable where it is neither."""
+def read_cases(path: Path) -> Iterator[LabelledCase]:
+    """Yield the cases of a folder or of a file of JSON lines. Raises Unreadable where it is neither."""
     if path.is_dir():
-        for folder in sorted(one for one in path.iterdir() if (one / CASE).is_file()):
-            yield _case(folder)
+        for folder in sorted(path_inside for path_inside in path.iterdir() if (path_inside / CASE).is_file()):
+            yield _case_of_folder(folder)
         return
     try:
         text = path.read_text(encoding="utf-8")
@@ -136,35 +145,37 @@ def cases(path: Path) -> Iterator[Case]:
         raise Unreadable(f"{path}: {error}") from None
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
-            yield _of_json(path, number, line)
+            yield _case_of_json(path, number, line)
 
 
-def _case(folder: Path) -> Case:
+def _case_of_folder(folder: Path) -> LabelledCase:
     try:
-        told = tomllib.loads((folder / CASE).read_text(encoding="utf-8"))
+        table = tomllib.loads((folder / CASE).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise Unreadable(f"{folder / CASE}: {error}") from None
-    return Case(
+    return LabelledCase(
         folder.name,
-        _code(folder / CASE, told.get("cause")),
-        tuple(told.get("also", ())),
-        tuple(told.get("software", ())),
+        _code(folder / CASE, table.get("cause")),
+        tuple(table.get("also", ())),
+        tuple(table.get("software", ())),
         folder,
     )
 
 
-def _of_json(path: Path, number: int, line: str) -> Case:
+def _case_of_json(path: Path, number: int, line: str) -> LabelledCase:
     try:
-        told = json.loads(line)
-        name = str(told.get("id", number))
+        record = json.loads(line)
+        name = str(record.get("id", number))
         logs = (
-            {str(key): str(text) for key, text in told["logs"].items()} if "logs" in told else {name: str(told["log"])}
+            {str(key): str(text) for key, text in record["logs"].items()}
+            if "logs" in record
+            else {name: str(record["log"])}
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unreadable(f"{path}, line {number}: {error}") from None
-    label = told.get("label") or told.get("cause")
-    also = tuple(told.get("alt") or told.get("also") or ())
-    return Case(name, _code(f"{path}, line {number}", label), also, logs=logs)
+    label = record.get("label") or record.get("cause")
+    also = tuple(record.get("alt") or record.get("also") or ())
+    return LabelledCase(name, _code(f"{path}, line {number}", label), also, logs=logs)
 
 
 def _code(where: object, code: object) -> str:
@@ -173,12 +184,18 @@ def _code(where: object, code: object) -> str:
     return code
 
 
-def evaluate(several: Sequence[Case], known: Catalogue, *, without: bool = False) -> Score:
-    """The score of a catalogue on cases. `without`: also of each framework's own cases with its entries taken out."""
-    score = Score([Judged(case, case.verdict(known)) for case in several])
-    for name in known.frameworks() if without else ():
-        theirs = [one.case for one in score.judged if name in one.case.software and one.is_right]
-        if theirs:
-            less = known.without(name)
-            score.without[name] = (sum(Judged(case, case.verdict(less)).is_right for case in theirs), len(theirs))
+def evaluate(cases: Sequence[LabelledCase], catalogue: Catalogue, *, without: bool = False) -> Score:
+    """Score a catalogue on cases.
+
+    With `without`, also score each framework's own cases with that framework's entries removed.
+    """
+    score = Score([JudgedCase(case, case.verdict(catalogue)) for case in cases])
+    for name in catalogue.frameworks() if without else ():
+        framework_cases = [judged.case for judged in score.judged if name in judged.case.software and judged.is_right]
+        if framework_cases:
+            reduced = catalogue.without_framework(name)
+            score.without_framework[name] = (
+                sum(JudgedCase(case, case.verdict(reduced)).is_right for case in framework_cases),
+                len(framework_cases),
+            )
     return score

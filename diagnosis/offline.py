@@ -1,4 +1,4 @@
-"""A verdict on files that somebody has at hand, without a portal: what `vigil diagnose` does."""
+"""Diagnose log files without a portal, as `vigil diagnose` does."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import BinaryIO
 from diagnosis.diagnose import diagnose
 from diagnosis.logs import files, json_records
 from diagnosis.logs.files import Log, Unreadable
-from diagnosis.scanned_log import Scanned
+from diagnosis.scanned_log import ScannedLog
 from diagnosis.scanner import scan
 from diagnosis.signatures.catalogue import Catalogue, shipped_catalogue
-from diagnosis.signatures.prefilter import Sieve, sieve_of
+from diagnosis.signatures.prefilter import Prefilter, prefilter_of
 from diagnosis.signs import flight_recorder, slurm_records, stacks
-from diagnosis.signs.flight_recorder import Flight
+from diagnosis.signs.flight_recorder import FlightRecord
 from diagnosis.signs.sign import Sign
-from diagnosis.signs.stacks import Stack
+from diagnosis.signs.stacks import ProcessStack
 from diagnosis.source_kind import kind_of
 from diagnosis.verdict import Verdict
 
@@ -30,8 +30,11 @@ MOST_CALLS = 1 << 19  # that flight recorders tell of, all together
 MOST_RECORDS = 4_096  # of a scheduler, or stacks; twice that at the most
 
 
-def logs_of(names: Sequence[str], stdin: BinaryIO | None = None) -> tuple[list[Log], list[str]]:
-    """What is to be read, and what can't be: files, all of a folder, "-" for standard input."""
+def open_logs(names: Sequence[str], stdin: BinaryIO | None = None) -> tuple[list[Log], list[str]]:
+    """Open files, all files of folders, and "-" for standard input.
+
+    Returns the logs and a sentence on each that failed.
+    """
     found: list[Log] = []
     trouble: list[str] = []
     for name in names:
@@ -40,10 +43,10 @@ def logs_of(names: Sequence[str], stdin: BinaryIO | None = None) -> tuple[list[L
             continue
         path = Path(name)
         is_folder = path.is_dir()
-        for one in files.under(path) if is_folder else [path]:
+        for file in files.files_under(path) if is_folder else [path]:
             try:
                 found.append(
-                    files.open_log(one, str(one.relative_to(path)) if is_folder else name, follow=not is_folder)
+                    files.open_log(file, str(file.relative_to(path)) if is_folder else name, follow=not is_folder)
                 )
             except Unreadable as error:
                 trouble.append(str(error))
@@ -51,13 +54,13 @@ def logs_of(names: Sequence[str], stdin: BinaryIO | None = None) -> tuple[list[L
 
 
 @dataclass(slots=True)
-class Read:
+class ReadLogs:
     """Everything that was at hand, read once."""
 
-    scanned: list[Scanned] = field(default_factory=list)
+    scanned: list[ScannedLog] = field(default_factory=list)
     records: list[Sign] = field(default_factory=list)
-    flights: list[Flight] = field(default_factory=list)
-    stacks: list[Stack] = field(default_factory=list)
+    flights: list[FlightRecord] = field(default_factory=list)
+    stacks: list[ProcessStack] = field(default_factory=list)
     kinds: set[str] = field(default_factory=set)
     left_out: list[str] = field(default_factory=list)
     """Names of files that are no logs, for which there was no time or place."""
@@ -65,11 +68,11 @@ class Read:
     @property
     def is_full(self) -> bool:
         """Whether it holds as many records as nobody has of one run."""
-        calls = sum(len(flight.begun) for flight in self.flights)
+        calls = sum(len(flight.started) for flight in self.flights)
         return calls >= MOST_CALLS or len(self.records) >= MOST_RECORDS or len(self.stacks) >= MOST_RECORDS
 
     @property
-    def not_seen(self) -> list[str]:
+    def unavailable(self) -> list[str]:
         more = f" and {len(self.left_out) - 1:,} more files" if len(self.left_out) > 1 else ""
         return [f"{self.left_out[0]}{more}: there was too much to read"] if self.left_out else []
 
@@ -77,25 +80,27 @@ class Read:
 _OF_JOBS = frozenset({"log", "flight", "stacks"})  # kinds of files that a job writes itself
 
 
-def read(logs: Iterable[Log], known: Catalogue, *, size: int | None = None, of_job: bool = False) -> Read:
-    """Every log, once; each is closed before the next is asked for. `size`: of all together; else they are counted.
+def read_logs(logs: Iterable[Log], catalogue: Catalogue, *, size: int | None = None, of_job: bool = False) -> ReadLogs:
+    """Read every log once; each is closed before the next is opened.
 
-    `of_job`: a job wrote them, so that one that looks like a kernel's log or a scheduler's record is still the job's.
+    `size` is the total in bytes, computed if omitted: above `files.READ_WHOLE_BYTES` only head and tail of each log
+    are read. `of_job` marks logs that a job wrote: what looks like a kernel log or a scheduler's record is then still
+    the job's output.
     """
     if size is None:
         logs = list(logs)
         size = sum(log.size or 0 for log in logs)
-    sieve = sieve_of(known)
+    sieve = prefilter_of(catalogue)
     until = time.monotonic() + files.SECONDS
-    found = Read()
+    found = ReadLogs()
     for log in logs:
         with log:
-            _read(log, sieve, size > files.WHOLE, until, found, of_job)
+            _read(log, sieve, size > files.READ_WHOLE_BYTES, until, found, of_job)
     return found
 
 
-def _read(log: Log, sieve: Sieve, is_cut: bool, until: float, found: Read, of_job: bool) -> None:
-    blocks = files.blocks(log, is_cut=is_cut, until=until)
+def _read(log: Log, sieve: Prefilter, is_cut: bool, until: float, found: ReadLogs, of_job: bool) -> None:
+    blocks = files.read_blocks(log, is_cut=is_cut, until=until)
     head = next(blocks, b"")
     kind = kind_of(head)
     kind = kind if kind in _OF_JOBS or not of_job else "log"
@@ -108,19 +113,19 @@ def _read(log: Log, sieve: Sieve, is_cut: bool, until: float, found: Read, of_jo
             head, blocks, slurm_records.MOST_BYTES if kind in {"sacct", "scontrol"} else flight_recorder.MOST_BYTES
         )
         if kind == "flight":
-            found.flights += filter(None, [flight_recorder.flight_of(log.name, text)])
+            found.flights += filter(None, [flight_recorder.parse_flight(log.name, text)])
         elif kind == "stacks":
-            found.stacks += stacks.read(log.name, text)
+            found.stacks += stacks.parse_stacks(log.name, text)
         else:
             found.records += slurm_records.signs_of_record(kind, log.name, text)[:MOST_RECORDS]
         return
-    expansions = json_records.Expansions()
-    lines = json_records.plain(itertools.chain([head], blocks), expansions)
+    expansions = json_records.LineExpansions()
+    lines = json_records.as_text(itertools.chain([head], blocks), expansions)
     head = next(lines)
     kind = "kernel" if kind == "log" and not of_job and kind_of(head) == "kernel" else kind
     found.kinds.add(kind)
     scanned = scan(sieve, log.name, itertools.chain([head], lines))
-    scanned.kind, scanned.is_of_job = kind, of_job
+    scanned.kind, scanned.is_from_job = kind, of_job
     scanned.expansions = expansions
     scanned.limits += log.limits
     found.scanned.append(scanned)
@@ -136,26 +141,26 @@ def _text(head: bytes, blocks: Iterable[bytes], most: int) -> str:
     return b"".join(parts).replace(b"\0", b"").decode(errors="replace")
 
 
-def verdict_on(logs: Iterable[Log], known: Catalogue | None = None) -> Verdict:
-    """The verdict on several logs of one run."""
-    known = known or shipped_catalogue()
-    found = read(logs, known)
-    records = [*found.records, *flight_recorder.signs_of_flights(found.flights), *stacks.signs_of(found.stacks)]
-    verdict = diagnose(found.scanned, known, records=records, seen=found.kinds)
-    return replace(verdict, not_seen=[*found.not_seen, *verdict.not_seen])
+def diagnose_logs(logs: Iterable[Log], catalogue: Catalogue | None = None) -> Verdict:
+    """Return the verdict on several logs of one run, with the shipped catalogue unless another is given."""
+    catalogue = catalogue or shipped_catalogue()
+    found = read_logs(logs, catalogue)
+    records = [*found.records, *flight_recorder.signs_of_flights(found.flights), *stacks.signs_of_stacks(found.stacks)]
+    verdict = diagnose(found.scanned, catalogue, records=records, available=found.kinds)
+    return replace(verdict, unavailable=[*found.unavailable, *verdict.unavailable])
 
 
-def logs_of_texts(texts: Mapping[str, str]) -> list[Log]:
-    """Logs that are in memory, by their names."""
-    return [log_of_text(text, name) for name, text in texts.items()]
+def logs_from_texts(texts: Mapping[str, str]) -> list[Log]:
+    """Return logs that are in memory, given by name."""
+    return [log_from_text(text, name) for name, text in texts.items()]
 
 
-def log_of_text(text: str | bytes, name: str) -> Log:
-    """A log that is in memory."""
+def log_from_text(text: str | bytes, name: str) -> Log:
+    """Return one log that is in memory."""
     data = text.encode() if isinstance(text, str) else text
     return Log(name, io.BytesIO(data), len(data))
 
 
-def diagnose_text(text: str | bytes, name: str = "log", known: Catalogue | None = None) -> Verdict:
-    """The verdict on one log that is in memory."""
-    return verdict_on([log_of_text(text, name)], known)
+def diagnose_text(text: str | bytes, name: str = "log", catalogue: Catalogue | None = None) -> Verdict:
+    """Return the verdict on one log that is in memory."""
+    return diagnose_logs([log_from_text(text, name)], catalogue)

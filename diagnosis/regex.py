@@ -1,4 +1,4 @@
-"""Patterns in RE2's syntax: options, and the looser patterns that stand in for them in a first pass."""
+"""Compile patterns for RE2, and loosen them for a first pass over many lines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ MEMORY = 64 << 20  # of the sieve and of the set, for the states that they build
 
 
 def options(**values: Any) -> re2.Options:
+    """Return RE2 options with bounded memory, Latin-1 bytes and no match across lines; `values` override them."""
     made = re2.Options()
     made.max_mem, made.encoding, made.log_errors = MEMORY, re2.Options.Encoding.LATIN1, False
     made.never_nl = True
@@ -27,19 +28,23 @@ DIGIT = re.compile(r"(?<![{,\d])\d(?![\d,]*\})")  # but in a count
 
 
 def unbounded(pattern: str) -> str:
-    """The pattern without bounds of what may be between words: each would cost the engine as many states."""
+    """Return the pattern with large counts like {0,200} turned into * or +: each count costs the engine as many
+    states.
+    """
 
-    def free(bound: re.Match[str]) -> str:
+    def loosened(bound: re.Match[str]) -> str:
         return bound[0] if int(bound["most"]) < BOUND else "*" if bound["least"] == "0" else "+"
 
-    return _BOUND.sub(free, pattern)
+    return _BOUND.sub(loosened, pattern)
 
 
 @cache
-def blinded(pattern: str) -> str:
-    """The pattern with any digit for each of its digits, so that it matches a line whatever its numbers are."""
+def digit_agnostic(pattern: str) -> str:
+    """Return the pattern with any digit in place of each of its digits, so that it matches whatever a line's numbers
+    are.
+    """
 
-    def blind(token: re.Match[str]) -> str:
+    def any_digit(token: re.Match[str]) -> str:
         text = token[0]
         if text.isdigit():
             return r"\d"
@@ -47,4 +52,4 @@ def blinded(pattern: str) -> str:
             return f"{text[:-1]}\\d]" if not text.startswith("[^") else text
         return text
 
-    return _TOKENS.sub(blind, pattern) if DIGIT.search(pattern) else pattern
+    return _TOKENS.sub(any_digit, pattern) if DIGIT.search(pattern) else pattern

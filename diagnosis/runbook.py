@@ -1,4 +1,4 @@
-"""Runbooks: a page of Markdown for each cause, shipped with the code (docs/runbooks/). No Django here."""
+"""Runbooks: a page of Markdown for each cause, shipped with the code (docs/runbooks/)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _LINK = re.compile(r"([a-z_]+(?:\.[a-z_]+)?)\.md(#.*)?")
 
 
 @cache
-def own(code: str) -> str:
-    """Vigil's own runbook of a cause; "" where there is no such cause."""
+def shipped_runbook(code: str) -> str:
+    """Return Vigil's own runbook for a cause as Markdown; "" if there is no such cause."""
     if code not in CAUSES:
         return ""
     return (FOLDER / f"{code}.md").read_text(encoding="utf-8")
 
 
 def without_title(text: str) -> str:
-    """The text after its first heading: pages say the title themselves."""
+    """Return the text after its first heading, as pages show the title themselves."""
     return re.sub(r"\A\s*# [^\n]*\n+", "", text)
 
 
-def linked(href: str) -> str | None:
-    """The cause whose runbook a link leads to, as files link to each other; None: it leads elsewhere."""
+def linked_cause(href: str) -> str | None:
+    """Return the cause whose runbook a link from another runbook leads to; None if it leads elsewhere."""
     found = _LINK.fullmatch(href)
     return found[1] if found and found[1] in CAUSES else None

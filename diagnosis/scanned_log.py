@@ -1,4 +1,4 @@
-"""What one log said: lines that entries name, tracebacks, steps, and what stood around them."""
+"""The result of scanning one log: matching lines, tracebacks, steps, and the lines around them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from diagnosis.logs.json_records import Expansions
+from diagnosis.logs.json_records import LineExpansions
 from diagnosis.logs.prefixes import Prefix
-from diagnosis.logs.progress import Mark
-from diagnosis.logs.torchrun_summary import Summary
+from diagnosis.logs.progress import StepMark
+from diagnosis.logs.torchrun_summary import TorchrunSummary
 from diagnosis.logs.tracebacks import Traceback
 from diagnosis.signatures.entry import Entry
 
-KEPT = 5  # first and last lines of an entry in one log
+HITS_STORED = 5  # first and last lines of an entry in one log
 Stream = tuple[int | None, int | None, str]
 """Whose words: rank, rank on its node, node."""
 
 
 @dataclass(slots=True)
 class Hit:
-    """A line that an entry matches. `line` counts as `grep -n` does."""
+    """A line that an entry matches. `line` counts from 1, as `grep -n` does."""
 
     entry: Entry
     line: int
@@ -30,24 +30,24 @@ class Hit:
 
 
 @dataclass(slots=True)
-class Told:
-    """What one entry said in one log: the first and last lines, whose they were, and how many in all."""
+class EntryHits:
+    """The lines of one log that one entry matches: the first and the last of them, and how many there are."""
 
     entry: Entry
     count: int = 0
     first: list[Hit] = field(default_factory=list)
-    raw: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=KEPT))  # the last, not read yet
+    raw: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=HITS_STORED))  # the last, not read yet
     last: list[Hit] = field(default_factory=list)
 
     @property
     def hits(self) -> list[Hit]:
-        known = {hit.line for hit in self.first}
-        return self.first + [hit for hit in self.last if hit.line not in known]
+        first_lines = {hit.line for hit in self.first}
+        return self.first + [hit for hit in self.last if hit.line not in first_lines]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One line read closely: its place, its own words, and what stood before them."""
+class ScannedLine:
+    """One line that was read closely: its number, its text, and the prefix before the program's own words."""
 
     number: int
     text: str
@@ -55,30 +55,34 @@ class Line:
 
 
 @dataclass(slots=True)
-class Scanned:
-    """What one log said."""
+class ScannedLog:
+    """Everything that the diagnosis needs of one log. Line numbers count from 1; stamps are Unix seconds."""
 
     name: str
-    told: dict[str, Told] = field(default_factory=dict)
+    entry_hits: dict[str, EntryHits] = field(default_factory=dict)
     tracebacks: list[tuple[Traceback, Prefix]] = field(default_factory=list)
-    marks: list[tuple[Mark, Prefix]] = field(default_factory=list)
-    within: set[int] = field(default_factory=set)  # lines of tracebacks but for what they raised
-    ordinary: dict[Stream, list[int]] = field(default_factory=dict)  # lines read closely that say nothing of this kind
-    before: dict[int, str] = field(default_factory=dict)  # level of the line before a traceback's first
-    summaries: list[Summary] = field(default_factory=list)
+    marks: list[tuple[StepMark, Prefix]] = field(default_factory=list)
+    traceback_lines: set[int] = field(default_factory=set)  # lines of tracebacks but for what they raised
+    ordinary_lines: dict[Stream, list[int]] = field(
+        default_factory=dict
+    )  # lines read closely that say nothing of this kind
+    level_before: dict[int, str] = field(default_factory=dict)  # level of the line before a traceback's first
+    summaries: list[TorchrunSummary] = field(default_factory=list)
     lines: int = 0
     bytes: int = 0
     stamps: list[tuple[int, float]] = field(default_factory=list)  # of lines read closely
-    tail: list[Line] = field(default_factory=list)
+    tail: list[ScannedLine] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
     kind: str = "log"
-    expansions: Expansions = field(default_factory=Expansions)  # from its lines, as they were read, to the log's own
-    is_of_job: bool = False
+    expansions: LineExpansions = field(
+        default_factory=LineExpansions
+    )  # from its lines, as they were read, to the log's own
+    is_from_job: bool = False
     """Whether a job wrote it, which may print whatever it likes: nothing in it is the word of a kernel."""
-    is_of_folder: bool = False
+    is_from_job_folder: bool = False
     """Whether the launcher copied it into the job's folder, where the job can replace it."""
 
     @property
     def hits(self) -> Iterator[Hit]:
-        for told in self.told.values():
-            yield from told.hits
+        for found in self.entry_hits.values():
+            yield from found.hits

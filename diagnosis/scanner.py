@@ -1,8 +1,8 @@
-"""One log, read once from end to end: what of the catalogue it says, its tracebacks, and how far it was.
+"""Scan one log once from end to end: entries of the catalogue that match, tracebacks, and progress.
 
-Blocks of lines go through the sieve; lines that it finds are named once for all that differ in digits only. Around what
-has a name the log is read closely, line by line: of a long one in a few blocks from its beginning and its end, so that
-neither time nor memory follow its size.
+Blocks of lines go through the prefilter. A line that it finds is classified once for all lines that differ in digits
+only. Around matching lines the log is read closely, line by line; in a long log only in a few blocks from its
+beginning and its end, so that neither time nor memory grow with its size.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from dataclasses import dataclass
 import re2
 
 from diagnosis.logs import progress
-from diagnosis.logs.prefixes import Prefix, prefix_of
-from diagnosis.logs.progress import Mark
+from diagnosis.logs.prefixes import Prefix, parse_prefix
+from diagnosis.logs.progress import StepMark
 from diagnosis.logs.torchrun_summary import SummaryReader
-from diagnosis.logs.tracebacks import Reader
+from diagnosis.logs.tracebacks import TracebackReader
 from diagnosis.regex import options
-from diagnosis.scanned_log import KEPT, Hit, Line, Scanned, Stream, Told
+from diagnosis.scanned_log import HITS_STORED, EntryHits, Hit, ScannedLine, ScannedLog, Stream
 from diagnosis.signatures.entry import Entry
-from diagnosis.signatures.prefilter import DIGITS, Sieve, own_words
+from diagnosis.signatures.prefilter import DIGITS, Prefilter, without_prefixes
 
-LINE = 1024  # bytes kept around what was found on a line
-WHOLE = 512 * 1024  # bytes of a log that is read closely from end to end
-BEFORE, AFTER = 150, 60  # lines around what was found that are read closely in a longer one
-CLOSE_HEAD, CLOSE_TAIL = 16, 8  # blocks in which something was found, from both ends
+LINE_BYTES = 1024  # bytes kept around what was found on a line
+CLOSE_READ_BYTES = 512 * 1024  # bytes of a log that is read closely from end to end
+LINES_BEFORE, LINES_AFTER = 150, 60  # lines around what was found that are read closely in a longer one
+HEAD_BLOCKS, TAIL_BLOCKS = 16, 8  # blocks in which something was found, from both ends
 STREAMS = 64  # whose first line of an entry is kept beside those …
 STREAMS_WITHIN = 200  # … if it comes among so many of its lines
 FLOOD = 64  # hits in one block from which on its lines are split at once
-CLOSELY = 40  # lines of an entry around which the log is read closely; at its end it is in any case
-STRUCTURES = 2_000  # and of tracebacks
-PEEK = 4096  # of the end of a block: how far was it there
-PEEKED = 3  # marks taken from there
-MARKS = 20_000
-MOST_TELLING = 200_000
+MOST_CLOSE_READS = 40  # lines of an entry around which the log is read closely; at its end it is in any case
+MOST_STRUCTURES = 2_000  # and of tracebacks
+SAMPLE_BYTES = 4096  # of the end of a block: how far was it there
+SAMPLED_MARKS = 3  # marks taken from there
+MOST_MARKS = 20_000
+MOST_MATCHED_LINES = 200_000
 MOST_STREAMS = 2_048
 
 _ANSI = re2.compile(rb"\x1b\[[\d;?]*[A-Za-z]|\x1b\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]", options())
@@ -43,18 +43,18 @@ _ANSI = re2.compile(rb"\x1b\[[\d;?]*[A-Za-z]|\x1b\][^\x07\x1b]{0,500}(?:\x07|\x1
 
 @dataclass(slots=True)
 class _Block:
-    """Lines that are read closely at the end. `places`: where in them something was found; None: all of them count."""
+    """Lines to be read closely at the end. `hit_lines` are the lines that match something; None reads all of them."""
 
     first: int
     data: bytes
-    places: list[int] | None
+    hit_lines: list[int] | None
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         lines = enumerate(self.data.split(b"\n"), self.first)
-        if self.places is None:
+        if self.hit_lines is None:
             yield from lines
             return
-        spans = iter(_spans(self.places))
+        spans = iter(_spans(self.hit_lines))
         start, end = next(spans, (0, -1))
         for number, line in lines:
             if number > end:
@@ -64,38 +64,41 @@ class _Block:
 
 
 def _spans(places: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """The stretches around these lines, those that touch as one."""
+    """Yield (first, last) line of the stretches around these lines, merging those that touch."""
     start = end = -1
     for place in sorted(places):
-        if start >= 0 and place - BEFORE <= end + 1:
-            end = place + AFTER
+        if start >= 0 and place - LINES_BEFORE <= end + 1:
+            end = place + LINES_AFTER
             continue
         if start >= 0:
             yield start, end
-        start, end = max(1, place - BEFORE), place + AFTER
+        start, end = max(1, place - LINES_BEFORE), place + LINES_AFTER
     if start >= 0:
         yield start, end
 
 
 class Scanner:
-    """Reads one log, block by block."""
+    """Scan one log, block by block: `feed` each block, then `finish`.
 
-    def __init__(self, sieve: Sieve, name: str, *, year: int = 0) -> None:
+    `year` completes time stamps that name none.
+    """
+
+    def __init__(self, sieve: Prefilter, name: str, *, year: int = 0) -> None:
         self._sieve, self._year = sieve, year
-        self._known = sieve.known
-        self.scanned = Scanned(name)
+        self._line_kinds = sieve.cache
+        self.scanned = ScannedLog(name)
         self._whole: list[_Block] = []  # all of it, as long as it is short
         self._head: list[_Block] = []
-        self._tail: deque[_Block] = deque(maxlen=CLOSE_TAIL)
+        self._tail: deque[_Block] = deque(maxlen=TAIL_BLOCKS)
         self._before = b""  # the end of the block before
         self._passed = 0
         self._levels: dict[Stream, str] = {}  # of each stream's last line
-        self._telling: set[int] = set()  # lines that some entry names
+        self._matched_lines: set[int] = set()  # lines that some entry names
         self._structures = 0
         self._places: list[int] = []  # of this block, where an entry or a structure was found
 
     def feed(self, block: bytes) -> None:
-        """Some lines more, whole ones but where a line is longer than a block."""
+        """Scan the next block: whole lines, except where one line is longer than a block."""
         scanned = self.scanned
         first = scanned.lines + 1
         scanned.bytes += len(block)
@@ -106,56 +109,59 @@ class Scanner:
         if b"\r" in block:
             block = block.replace(b"\r\n", b"\n")
         self._places = []
-        self._sift(first, block)
+        self._search(first, block)
         scanned.lines += block.count(b"\n")
-        if scanned.bytes <= WHOLE:
+        if scanned.bytes <= CLOSE_READ_BYTES:
             self._whole.append(_Block(first, block, self._places))
         else:
             places = self._places
-            self._go_on()
+            self._leave_whole_reading()
             self._places = places
-            self._add(first, block)
-        self._before = block[-BEFORE * 200 :]
+            self._process(first, block)
+        self._before = block[-LINES_BEFORE * 200 :]
 
-    def _go_on(self) -> None:
-        """It is longer than what is read closely as a whole: of its beginning, too, only what has something in it."""
+    def _leave_whole_reading(self) -> None:
+        """Switch to close reading around hits only, also for the beginning: the log is too long to be read closely as
+        a whole.
+        """
         begun, self._whole = self._whole, []
         for block in begun:
-            self._places = block.places or []
-            self._add(block.first, block.data)
+            self._places = block.hit_lines or []
+            self._process(block.first, block.data)
 
-    def _add(self, first: int, block: bytes) -> None:
-        if len(self.scanned.marks) < MARKS:
-            self._peek(first, block)
+    def _process(self, first: int, block: bytes) -> None:
+        if len(self.scanned.marks) < MOST_MARKS:
+            self._sample_progress(first, block)
         if self._places:
-            self._keep(first, block)
+            self._store(first, block)
 
-    def finish(self) -> Scanned:
+    def finish(self) -> ScannedLog:
+        """Read the stored blocks closely and return what the log contains."""
         scanned = self.scanned
         self._head += [_Block(block.first, block.data, None) for block in self._whole]
         if self._before and not self._before.endswith(b"\n"):
             scanned.lines += 1
-        if scanned.bytes > WHOLE and self._before:  # how it ends is of interest whatever it says there
+        if scanned.bytes > CLOSE_READ_BYTES and self._before:  # how it ends is of interest whatever it says there
             cut = self._before.find(b"\n") + 1
             data = self._before[cut:]
             first = scanned.lines - data.count(b"\n") + (data.endswith(b"\n"))
             self._tail.append(_Block(first, data, None))
         if self._passed:
             scanned.limits.append(f"{self._passed:,} blocks in its middle were searched, but not read line by line")
-        for told in scanned.told.values():
-            told.last = [self._hit(told.entry, number, line) for number, line in told.raw]
-        self._read_closely()
+        for hits in scanned.entry_hits.values():
+            hits.last = [self._hit(hits.entry, number, line) for number, line in hits.raw]
+        self._read_stored_blocks()
         return scanned
 
     # The sieve.
 
-    def _sift(self, first: int, block: bytes) -> None:
+    def _search(self, first: int, block: bytes) -> None:
         at, number, counted, found = 0, first, 0, 0
         search = self._sieve.search
         while (hit := search(block, at)) is not None:
             found += 1
             if found > FLOOD:
-                self._sift_all(number + block.count(b"\n", counted, at), block[at:])
+                self._search_every_line(number + block.count(b"\n", counted, at), block[at:])
                 return
             place = hit.start()
             start = block.rfind(b"\n", 0, place) + 1
@@ -163,56 +169,56 @@ class Scanner:
             end = len(block) if end < 0 else end
             number += block.count(b"\n", counted, start)
             counted = start
-            self._name(number, _around(block, start, end, place))
+            self._identify(number, _excerpt_around(block, start, end, place))
             at = end + 1
             if at > len(block):
                 return
 
-    def _sift_all(self, first: int, block: bytes) -> None:
-        """Where most lines have something: without looking for each one's place."""
-        name = self._name
+    def _search_every_line(self, first: int, block: bytes) -> None:
+        """Classify every line, which is faster where most lines match."""
+        name = self._identify
         for number, line in enumerate(block.split(b"\n"), first):
             if line:
-                name(number, line if len(line) <= LINE else line[:LINE])
+                name(number, line if len(line) <= LINE_BYTES else line[:LINE_BYTES])
 
-    def _name(self, number: int, line: bytes) -> None:
-        known = self._known.get(line.translate(DIGITS)) or self._sieve.named(line)
-        if not known.is_telling:
+    def _identify(self, number: int, line: bytes) -> None:
+        kind = self._line_kinds.get(line.translate(DIGITS)) or self._sieve.kind_of(line)
+        if not kind.is_relevant:
             return
-        entries = known.named.entries
-        if known.named.maybe:
-            entries = (*entries, *known.named.by_digits(own_words(line) if known.is_anchored else line))
+        entries = kind.entries.entries
+        if kind.entries.digit_dependent:
+            entries = (*entries, *kind.entries.matching_digits(without_prefixes(line) if kind.is_anchored else line))
         is_new = False
         for entry in entries:
-            is_new |= self._note(entry, number, line) <= CLOSELY
-        if entries and len(self._telling) < MOST_TELLING:
-            self._telling.add(number)
-        if known.is_structure:
+            is_new |= self._count(entry, number, line) <= MOST_CLOSE_READS
+        if entries and len(self._matched_lines) < MOST_MATCHED_LINES:
+            self._matched_lines.add(number)
+        if kind.is_structure:
             self._structures += 1
-            is_new |= self._structures <= STRUCTURES
+            is_new |= self._structures <= MOST_STRUCTURES
         if is_new:
             self._places.append(number)
 
-    def _note(self, entry: Entry, number: int, line: bytes) -> int:
-        """Count it, and keep it if it is one of the first or the last; how many there are now."""
-        told = self.scanned.told.get(entry.name)
-        if told is None:
-            told = self.scanned.told[entry.name] = Told(entry)
-        told.count += 1
-        if len(told.first) < KEPT:
-            told.first.append(self._hit(entry, number, line))
-            return told.count
-        if told.count < STREAMS_WITHIN and len(told.first) < KEPT + STREAMS:
+    def _count(self, entry: Entry, number: int, line: bytes) -> int:
+        """Count a matching line, store it if it is among the first or last, and return how many there are now."""
+        hits = self.scanned.entry_hits.get(entry.name)
+        if hits is None:
+            hits = self.scanned.entry_hits[entry.name] = EntryHits(entry)
+        hits.count += 1
+        if len(hits.first) < HITS_STORED:
+            hits.first.append(self._hit(entry, number, line))
+            return hits.count
+        if hits.count < STREAMS_WITHIN and len(hits.first) < HITS_STORED + STREAMS:
             hit = self._hit(entry, number, line)
-            if all(one.prefix.stream != hit.prefix.stream for one in told.first):
-                told.first.append(hit)
-                return told.count
-        told.raw.append((number, line))
-        return told.count
+            if all(earlier.prefix.stream != hit.prefix.stream for earlier in hits.first):
+                hits.first.append(hit)
+                return hits.count
+        hits.raw.append((number, line))
+        return hits.count
 
     def _hit(self, entry: Entry, number: int, line: bytes) -> Hit:
         text = line.decode(errors="replace")
-        prefix = prefix_of(text, year=self._year)
+        prefix = parse_prefix(text, year=self._year)
         groups: dict[str, str] = {}
         if "(?P<" in entry.pattern and (match := self._sieve.catalogue.compiled(entry.pattern).search(line)):
             named = match.groupdict().items()
@@ -221,62 +227,64 @@ class Scanner:
 
     # Close reading.
 
-    def _keep(self, first: int, block: bytes) -> None:
-        if self._places[0] - first < BEFORE and self._before:
+    def _store(self, first: int, block: bytes) -> None:
+        if self._places[0] - first < LINES_BEFORE and self._before:
             cut = self._before.find(b"\n") + 1
             before = self._before[cut:]
             first, block = first - before.count(b"\n"), before + block
-        kept = _Block(first, block, self._places)
-        if len(self._head) < CLOSE_HEAD:
-            self._head.append(kept)
+        stored = _Block(first, block, self._places)
+        if len(self._head) < HEAD_BLOCKS:
+            self._head.append(stored)
             return
-        if len(self._tail) == CLOSE_TAIL:
+        if len(self._tail) == TAIL_BLOCKS:
             self._passed += 1
-        self._tail.append(kept)
+        self._tail.append(stored)
 
-    def _peek(self, first: int, block: bytes) -> None:
-        """How far it was at the end of a block."""
-        for offset in progress.find(block, max(0, len(block) - PEEK))[-PEEKED:]:
+    def _sample_progress(self, first: int, block: bytes) -> None:
+        """Record the step that the end of a block shows."""
+        for offset in progress.find_steps(block, max(0, len(block) - SAMPLE_BYTES))[-SAMPLED_MARKS:]:
             start = block.rfind(b"\n", 0, offset) + 1
             end = block.find(b"\n", offset)
-            text = block[max(start, end - 2 * LINE) : end if end >= 0 else len(block)].decode(errors="replace")
+            text = block[max(start, end - 2 * LINE_BYTES) : end if end >= 0 else len(block)].decode(errors="replace")
             number = first + block.count(b"\n", 0, start)
-            if (mark := progress.read(number, text)) is not None:
-                self.scanned.marks.append((mark, prefix_of(text, year=self._year)))
+            if (mark := progress.parse_step(number, text)) is not None:
+                self.scanned.marks.append((mark, parse_prefix(text, year=self._year)))
 
-    def _read_closely(self) -> None:
+    def _read_stored_blocks(self) -> None:
         scanned, after = self.scanned, -1
-        readers: dict[Stream, Reader] = {}
-        own: dict[int, Prefix] = {}
+        readers: dict[Stream, TracebackReader] = {}
+        prefixes: dict[int, Prefix] = {}
         summaries = SummaryReader()
-        tail: deque[Line] = deque(maxlen=400)
+        tail: deque[ScannedLine] = deque(maxlen=400)
         for block in (*self._head, *self._tail):
-            for line in self._lines(block, after):
+            for line in self._new_lines(block, after):
                 if line.number > after + 1:
-                    _collect(readers, scanned, own)
+                    _collect_tracebacks(readers, scanned, prefixes)
                     readers = {}
                 after = max(after, line.number)
                 tail.append(line)
-                self._closely(line, readers, own)
+                self._read_line(line, readers, prefixes)
                 summaries.feed(line.number, line.text[line.prefix.length :])
-        _collect(readers, scanned, own)
+        _collect_tracebacks(readers, scanned, prefixes)
         scanned.tail, scanned.summaries = list(tail), summaries.found
         scanned.marks = sorted(
             {(mark.line, mark.step): (mark, prefix) for mark, prefix in scanned.marks}.values(), key=_line_of
         )
 
-    def _lines(self, block: _Block, after: int) -> Iterator[Line]:
-        """The lines to be read, but for those before that have been."""
+    def _new_lines(self, block: _Block, after: int) -> Iterator[ScannedLine]:
+        """Yield the lines of a block that were not read before."""
         for number, raw in block.lines():
             if number <= after:
                 continue
             # A progress bar draws over its line: what stands there in the end is what counts, and any words before it.
             for part in raw.split(b"\r")[-3:] if b"\r" in raw else (raw,):
                 if part:
-                    text = part[: 4 * LINE].decode(errors="replace")
-                    yield Line(number, text, prefix_of(text, year=self._year))
+                    text = part[: 4 * LINE_BYTES].decode(errors="replace")
+                    yield ScannedLine(number, text, parse_prefix(text, year=self._year))
 
-    def _closely(self, line: Line, readers: dict[Stream, Reader], own: dict[int, Prefix]) -> None:
+    def _read_line(
+        self, line: ScannedLine, readers: dict[Stream, TracebackReader], prefixes: dict[int, Prefix]
+    ) -> None:
         scanned, prefix = self.scanned, line.prefix
         if prefix.stamp is not None:
             scanned.stamps.append((line.number, prefix.stamp))
@@ -284,54 +292,56 @@ class Scanner:
         if reader is None:
             if len(readers) > MOST_STREAMS:
                 return
-            reader = readers[prefix.stream] = Reader()
+            reader = readers[prefix.stream] = TracebackReader()
         words = line.text[prefix.length :]
         is_new = prefix.stamp is not None or bool(prefix.level)
         was_open = reader.is_open
-        mark = progress.read(line.number, words) if not was_open else None
+        mark = progress.parse_step(line.number, words) if not was_open else None
         if mark is not None:
             reader.end_message()
         if reader.feed(line.number, words, is_logged=is_new):
-            own.setdefault(line.number, prefix)
+            prefixes.setdefault(line.number, prefix)
             if not was_open and reader.is_open and (level := self._levels.get(prefix.stream)):
-                scanned.before[line.number] = level
+                scanned.level_before[line.number] = level
         elif mark is not None:
-            if len(scanned.marks) < MARKS:
+            if len(scanned.marks) < MOST_MARKS:
                 scanned.marks.append((mark, prefix))
-        elif words.strip() and line.number not in self._telling:
-            scanned.ordinary.setdefault(prefix.stream, []).append(line.number)
+        elif words.strip() and line.number not in self._matched_lines:
+            scanned.ordinary_lines.setdefault(prefix.stream, []).append(line.number)
         if words.strip():
             self._levels[prefix.stream] = prefix.level
 
 
-def _line_of(mark: tuple[Mark, Prefix]) -> int:
+def _line_of(mark: tuple[StepMark, Prefix]) -> int:
     return mark[0].line
 
 
-def _collect(readers: dict[Stream, Reader], scanned: Scanned, own: dict[int, Prefix]) -> None:
+def _collect_tracebacks(
+    readers: dict[Stream, TracebackReader], scanned: ScannedLog, prefixes: dict[int, Prefix]
+) -> None:
     for reader in readers.values():
         for traceback in reader.finish():
-            prefix = own.get(traceback.line or traceback.first, Prefix())
+            prefix = prefixes.get(traceback.line or traceback.first, Prefix())
             scanned.tracebacks.append((traceback, prefix))
-            for one in traceback.chain:
-                scanned.within.update(range(one.first, one.line or one.last or one.first))
-    own.clear()
+            for link in traceback.chain:
+                scanned.traceback_lines.update(range(link.first, link.line or link.last or link.first))
+    prefixes.clear()
 
 
-def _around(block: bytes, start: int, end: int, at: int) -> bytes:
-    """The line, or of a long one what is around the place that was found."""
-    if end - start <= LINE:
+def _excerpt_around(block: bytes, start: int, end: int, at: int) -> bytes:
+    """Return the line, or of a long line the part around the match."""
+    if end - start <= LINE_BYTES:
         return block[start:end]
-    if (turned := block.rfind(b"\r", start, at) + 1) > start:
-        start = turned
-    if (turned := block.find(b"\r", at, end)) >= 0:
-        end = turned
-    start = max(start, at - LINE // 2)
-    return block[start : min(end, start + LINE)]
+    if (line_start := block.rfind(b"\r", start, at) + 1) > start:
+        start = line_start
+    if (line_start := block.find(b"\r", at, end)) >= 0:
+        end = line_start
+    start = max(start, at - LINE_BYTES // 2)
+    return block[start : min(end, start + LINE_BYTES)]
 
 
-def scan(sieve: Sieve, name: str, blocks: Iterable[bytes], *, year: int = 0) -> Scanned:
-    """Read one log."""
+def scan(sieve: Prefilter, name: str, blocks: Iterable[bytes], *, year: int = 0) -> ScannedLog:
+    """Scan one log given in blocks of whole lines. `year` completes time stamps that name none."""
     scanner = Scanner(sieve, name, year=year)
     for block in blocks:
         scanner.feed(block)

@@ -1,4 +1,4 @@
-"""Recognize what kind of file somebody has at hand: a log, or a scheduler's record, a flight recorder, a kernel log."""
+"""Recognize what kind of file this is: a log, a scheduler's record, a flight recorder's dump or a kernel log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PYSPY = re.compile(rb"(?m)^Process \d+: .*\nPython v\d")
 
 
 def kind_of(head: bytes) -> str:
-    """sacct, scontrol, flight, kernel, nvidia-smi, df, stacks, or log."""
+    """Return sacct, scontrol, flight, kernel, nvidia-smi, df, stacks or log, from the first bytes of a file."""
     start = head[:65_536]
     top = b"\n".join(line for line in start[:4096].split(b"\n") if line.strip(b"+#$= \r")[:1])
     top = b"\n".join(top.split(b"\n")[:TOP_LINES])

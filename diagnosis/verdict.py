@@ -1,4 +1,4 @@
-"""What was found out: one cause, how sure, by which evidence, what was ruled out and what could not be looked at."""
+"""The verdict on a failure: one cause with its confidence, its evidence, what was ruled out and what is missing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from diagnosis.signs.sign import Witness
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """One line and the part that it plays: root, echo, confirmation, survived; context is only worth knowing."""
+class EvidenceLine:
+    """One line of evidence and its role: root, echo, confirmation, survived, or context (worth knowing, never a
+    cause).
+    """
 
     file: str
     line: int
@@ -25,40 +27,44 @@ class Evidence:
     count: int = 1
     entry: str = ""
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         found = {"file": self.file, "line": self.line, "text": self.text, "role": self.role, "cause": self.cause}
         more = {"rank": self.rank, "node": self.node, "at": self.at, "count": self.count, "entry": self.entry}
         return found | {key: value for key, value in more.items() if value not in (None, "")}
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
-    """A cause that was considered and set aside, and why."""
+class AlternativeCause:
+    """A cause that was considered and ruled out, and why."""
 
     cause: str
     why: str
 
-    def told(self) -> dict[str, str]:
+    def as_json(self) -> dict[str, str]:
         return {"cause": self.cause, "why": self.why}
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One cause for all that was read."""
+    """The one cause of a failure. `confidence` is between 0 and 1; `summary` is one sentence.
+
+    `source` is the best witness of the cause; "program" means that neither the machine nor the scheduler supports what
+    the job's own log says.
+    """
 
     cause: str
     confidence: float
-    says: str
+    summary: str
     advice: str
-    evidence: list[Evidence] = field(default_factory=list)
-    runner_up: Other | None = None
-    ruled_out: list[Other] = field(default_factory=list)
-    not_seen: list[str] = field(default_factory=list)
+    evidence: list[EvidenceLine] = field(default_factory=list)
+    runner_up: AlternativeCause | None = None
+    ruled_out: list[AlternativeCause] = field(default_factory=list)
+    unavailable: list[str] = field(default_factory=list)
     rank: int | None = None
     node: str = ""
     exception: str = ""
     frame: str = ""  # the innermost of the person's own code, as path:function
-    doing: str = ""
+    operation: str = ""
     entry: str = ""
     heading: str = ""  # what happened, where the entry says more than the cause's title
     source: Witness = "program"
@@ -67,57 +73,58 @@ class Verdict:
 
     @property
     def confirmed_cause(self) -> str:
-        """Return the cause where a sysadmin must act and more than a program's word supports it; else ""."""
-        return confirmed_by({"cause": self.cause, "owner": self.owner, "source": self.source})
+        """Return the cause if a sysadmin must act and more than the program's own log supports it; else ""."""
+        return confirmed_cause_of({"cause": self.cause, "owner": self.owner, "source": self.source})
 
     @property
     def owner(self) -> str:
         return CAUSES[self.cause].owner
 
-    def told(self) -> dict[str, Any]:
-        """As `vigil diagnose --json` prints it."""
+    def as_json(self) -> dict[str, Any]:
+        """Return the verdict as `vigil diagnose --json` prints it and as it is stored."""
         return {
             "cause": self.cause,
             "title": CAUSES[self.cause].title,
             "confidence": round(self.confidence, 2),
             "owner": self.owner,
-            "says": self.says,
+            "says": self.summary,
             "advice": self.advice,
-            "evidence": [one.told() for one in self.evidence],
-            "runner_up": self.runner_up.told() if self.runner_up else None,
-            "ruled_out": [one.told() for one in self.ruled_out],
-            "not_seen": self.not_seen,
+            "evidence": [item.as_json() for item in self.evidence],
+            "runner_up": self.runner_up.as_json() if self.runner_up else None,
+            "ruled_out": [one.as_json() for one in self.ruled_out],
+            "not_seen": self.unavailable,
             "rank": self.rank,
             "node": self.node,
             "exception": self.exception,
             "frame": self.frame,
-            "doing": self.doing,
+            "doing": self.operation,
             "entry": self.entry,
             "source": self.source,
             "doubts": self.doubts,
         }
 
 
-def confirmed_by(told: Mapping[str, Any]) -> str:
-    """Return what a stored verdict says that sysadmins must act on, by more than a program's word; else ""."""
-    is_confirmed = told.get("owner") == "sysadmin" and told.get("source") in {"machine", "scheduler"}
-    return str(told["cause"]) if is_confirmed else ""
+def confirmed_cause_of(verdict: Mapping[str, Any]) -> str:
+    """Return the cause of a stored verdict if a sysadmin must act and more than the log supports it; else ""."""
+    is_confirmed = verdict.get("owner") == "sysadmin" and verdict.get("source") in {"machine", "scheduler"}
+    return str(verdict["cause"]) if is_confirmed else ""
 
 
 _SOURCES: dict[object, str] = {
-    "machine": "its machine (kernel or agent)",
+    "machine": "the node (kernel or agent)",
     "scheduler": "the scheduler",
-    "launcher": "its launcher alone, in the job's own folder",
-    "program": "the program alone",
+    "launcher": "the job's launcher only",
+    "program": "the program only",
 }
 
 
-def reported_by(told: Mapping[str, Any]) -> str:
-    """Return whose word a verdict's cause is, and what speaks against it. `told`: as `Verdict.told` gives it.
+def reported_by(verdict: Mapping[str, Any]) -> str:
+    """Return who reported a verdict's cause, and what contradicts it. `verdict` is as `Verdict.as_json` returns it.
 
-    "" where a researcher must act, as programs know best what went wrong in them, and where an older release told.
+    Returns "" where a researcher must act, as programs know best what went wrong in them, and for verdicts of releases
+    that did not store a source.
     """
-    source = _SOURCES.get(told.get("source"), "")
-    if told.get("owner") != "sysadmin" or not source:
+    source = _SOURCES.get(verdict.get("source"), "")
+    if verdict.get("owner") != "sysadmin" or not source:
         return ""
-    return "; ".join([source, *map(str, told.get("doubts", ()))])
+    return "; ".join([source, *map(str, verdict.get("doubts", ()))])

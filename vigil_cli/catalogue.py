@@ -43,12 +43,12 @@ def list_entries(as_toml: bool, are_all: bool, as_json: bool) -> None:
     if not as_toml:
         out(found, _table, as_json)
         return
-    from diagnosis.signatures.entry import FIELDS, entry_of
-    from diagnosis.signatures.toml_export import written
+    from diagnosis.signatures.entry import FIELDS, parse_entry
+    from diagnosis.signatures.toml_export import to_toml
 
     rows = [row for row in found["items"] if row["is_enabled"] or are_all]
-    entries = [entry_of({name: row[name] for name in FIELDS}) for row in rows]
-    echo_whole(written(entries).removesuffix("\n"))
+    entries = [parse_entry({name: row[name] for name in FIELDS}) for row in rows]
+    echo_whole(to_toml(entries).removesuffix("\n"))
 
 
 @catalogue.command()
@@ -59,16 +59,16 @@ def check(file: str, as_json: bool) -> None:
 
     Each entry is checked together with Vigil's built-in entries and those before it in the file.
     """
-    from diagnosis.trial.subprocess_trial import plain, try_entry
+    from diagnosis.trial.subprocess_trial import entry_as_json, try_entry
 
     entries = entries_in(file)
     results = []
     for number, entry in enumerate(entries):
         others = {other.name: other for other in entries[:number]}
-        trial = try_entry(plain(entry), others.values())
+        trial = try_entry(entry_as_json(entry), others.values())
         if entry.name in others:
-            trial.say("error", "name", "An earlier entry of the file has the same name.")
-        results.append({"name": entry.name, **trial.told()})
+            trial.add("error", "name", "An earlier entry of the file has the same name.")
+        results.append({"name": entry.name, **trial.as_json()})
     out(results, lambda results: [line for result in results for line in _trial_lines(result)], as_json)
     if not all(result["is_fit"] for result in results):
         raise click.exceptions.Exit(1)
@@ -80,14 +80,14 @@ def check(file: str, as_json: bool) -> None:
 @as_json
 def add(file: str, may_replace: bool, as_json: bool) -> None:
     """Add the entries of a file to the site's. They apply from the next diagnosis on."""
-    from diagnosis.trial.subprocess_trial import plain
+    from diagnosis.trial.subprocess_trial import entry_as_json
 
     entries, portal = entries_in(file), find_portal()
     there = {item["name"] for item in portal.get("catalogue/entries")["items"]} if may_replace else set()
     added = []
     for entry in entries:
         try:
-            added.append(_send(portal, plain(entry), entry.name in there))
+            added.append(_send(portal, entry_as_json(entry), entry.name in there))
         except CliError:
             echo(f"vigil: {entry.name} was refused; later entries were not sent.", err=True)
             raise
@@ -104,14 +104,14 @@ def add(file: str, may_replace: bool, as_json: bool) -> None:
 @as_json
 def replay(file: str, name: str | None, limit: int, as_json: bool) -> None:
     """Show which past verdicts an entry would change, without changing any. Ctrl-C stops it."""
-    from diagnosis.trial.subprocess_trial import plain
+    from diagnosis.trial.subprocess_trial import entry_as_json
 
     entries = [entry for entry in entries_in(file) if name in {None, entry.name}]
     if len(entries) != 1:
         names = ", ".join(entry.name for entry in entries) or "no entry has that name"
         raise CliError(f"Choose an entry of {file} with --name: {names}.")
     portal = find_portal()
-    replay_status = portal.post("catalogue/replays", json={**plain(entries[0]), "most": limit})
+    replay_status = portal.post("catalogue/replays", json={**entry_as_json(entries[0]), "most": limit})
     where = f"catalogue/replays/{replay_status['id']}"
     try:
         while replay_status["state"] == "going":
@@ -178,10 +178,10 @@ ALL = (catalogue,)
 
 def entries_in(file: str) -> Sequence[Entry]:
     """Return the entries of a file; raise CliError if it has none or cannot be read."""
-    from diagnosis.signatures.entry import BadEntry, read
+    from diagnosis.signatures.entry import BadEntry, read_entries
 
     try:
-        found = read(Path(file).read_text(encoding="utf-8"))
+        found = read_entries(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise CliError(f"{file}: {error.strerror or error}") from None
     except UnicodeDecodeError:

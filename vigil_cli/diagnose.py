@@ -44,12 +44,12 @@ def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, more: tuple[str,
         return
     from diagnosis import offline
 
-    logs, problems = offline.logs_of(files)
+    logs, problems = offline.open_logs(files)
     for problem in problems:
         echo(f"vigil: {problem}", err=True)
     if not logs:
         raise CliError("Nothing to read: none of the files is a readable log.")
-    out(offline.verdict_on(logs, entries).told(), _lines, as_json)
+    out(offline.diagnose_logs(logs, entries).as_json(), _lines, as_json)
 
 
 @click.command()
@@ -144,17 +144,17 @@ def _load_catalogue(more: tuple[str, ...]) -> Catalogue:
     """Return the built-in catalogue extended by the entries of these files."""
     import re2
 
-    from diagnosis.signatures.catalogue import extended
+    from diagnosis.signatures.catalogue import extended_catalogue
     from diagnosis.signatures.entry import BadEntry
-    from diagnosis.signatures.prefilter import sieve_of
+    from diagnosis.signatures.prefilter import prefilter_of
     from vigil_cli.catalogue import entries_in
 
     entries = tuple(entry for name in more for entry in entries_in(name))
     try:
-        combined = extended(entries)
+        combined = extended_catalogue(entries)
         if more:
-            combined.on(b"")
-            sieve_of(combined)
+            combined.entries_on(b"")
+            prefilter_of(combined)
     except (re2.error, BadEntry) as error:
         raise CliError(
             f"The entries cannot be used: {error}. `vigil catalogue check FILE.toml` shows which one."
@@ -167,12 +167,12 @@ def _evaluate(files: tuple[str, ...], entries: Catalogue, each: bool, as_json: b
     from diagnosis.logs.files import Unreadable
 
     try:
-        cases = [case for name in files for case in evaluate.cases(Path(name))]
+        cases = [case for name in files for case in evaluate.read_cases(Path(name))]
     except Unreadable as error:
         raise CliError(str(error)) from None
     if not cases:
         raise CliError(f"No cases in {', '.join(files)}: a case is a folder with {evaluate.CASE} next to its logs.")
-    out(evaluate.evaluate(cases, entries, without=each).told(), _score_lines, as_json)
+    out(evaluate.evaluate(cases, entries, without=each).as_json(), _score_lines, as_json)
 
 
 def _score_lines(score: dict[str, Any]) -> list[str]:

@@ -35,7 +35,7 @@ def runbook(code: str | None, built_in: bool, as_json: bool) -> None:
     cause = CAUSES[code]
     answer: dict[str, Any] = {
         "code": code, "title": cause.title, "owner": cause.owner, "advice": cause.advice,
-        "markdown": shipped.own(code), "is_site": False, "changed_at": None, "changed_by": None,
+        "markdown": shipped.shipped_runbook(code), "is_site": False, "changed_at": None, "changed_by": None,
     }  # fmt: skip
     if not built_in:
         try:

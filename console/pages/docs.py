@@ -74,5 +74,5 @@ def address(href: str) -> str:
         return reverse("doc", args=[found[1]]) + (found[2] or "")
     if _PICTURE.fullmatch(href):
         return reverse("doc", args=[href])
-    code = runbook.linked(href.removeprefix("runbooks/"))
+    code = runbook.linked_cause(href.removeprefix("runbooks/"))
     return reverse("runbook", args=[code]) if code else ""

@@ -105,5 +105,5 @@ def _sysadmin(request: HttpRequest) -> User:
 
 
 def _address(href: str) -> str:
-    code = runbook.linked(href)
+    code = runbook.linked_cause(href)
     return reverse("runbook", args=[code]) if code else href

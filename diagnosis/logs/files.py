@@ -1,7 +1,7 @@
-"""Logs as blocks of lines, whatever they are: files, folders, compressed ones, standard input. Nothing is trusted.
+"""Read logs in blocks of lines: files, folders, compressed files and standard input. Nothing in them is trusted.
 
-A file is read only if it is a plain one, without waiting for anybody, and within bounds: of one that is larger its head
-and its tail, and the lines between are only counted.
+A file is read only if it is a regular file, without blocking and within bounds. From a larger file the head and the
+tail are read, and the lines between are only counted.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import BinaryIO, Self, cast
 
 BLOCK = 256 * 1024  # bytes that are read at a time
-WHOLE = 4 << 30  # bytes of all logs together that are read whole
-HEAD, TAIL = 64 << 20, 256 << 20  # of each log, where all together are more
+READ_WHOLE_BYTES = 4 << 30  # bytes of all logs together that are read whole
+HEAD_BYTES, TAIL_BYTES = 64 << 20, 256 << 20  # of each log, where all together are more
 SECONDS = 60.0  # for all logs together, in which everything is read
-LATE = 30.0  # more, in which their tails are; after that the last block of each
+TAIL_SECONDS = 30.0  # more, in which their tails are; after that the last block of each
 MOST_FILES = 4096
 # Of a folder, what is no log by its name.
-SKIPPED = tuple(
+SKIPPED_SUFFIXES = tuple(
     f".{kind}"
     for kind in (
         *("pt", "pth", "bin", "safetensors", "npy", "npz", "ckpt", "distcp", "arrow", "parquet"),
@@ -35,12 +35,12 @@ SKIPPED = tuple(
 
 
 class Unreadable(OSError):
-    """A log that can't be read, in a sentence."""
+    """A log cannot be read; the message says why."""
 
 
 @dataclass(slots=True)
 class Log:
-    """One log to be read. `file` is open and a plain file, or a stream whose end nobody knows."""
+    """One log to read. `file` is an open regular file, or a stream of unknown size (`size` in bytes, else None)."""
 
     name: str
     file: BinaryIO
@@ -61,17 +61,17 @@ class Log:
 
 
 def open_log(path: Path, name: str = "", *, follow: bool = True) -> Log:
-    """Open one file; Unreadable where it is none, or nothing that has an end."""
+    """Open one file. Raises Unreadable if it does not exist or is not a regular file."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
     except OSError as error:
         raise Unreadable(f"{path}: {os.strerror(error.errno or 0)}") from None
-    return of_descriptor(descriptor, name or str(path))
+    return log_from_descriptor(descriptor, name or str(path))
 
 
-def of_descriptor(descriptor: int, name: str) -> Log:
-    """The log that an open descriptor is; closed where it is none."""
+def log_from_descriptor(descriptor: int, name: str) -> Log:
+    """Return the log behind an open descriptor. Closes it and raises Unreadable if it is not a regular file."""
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode):
         os.close(descriptor)
@@ -89,14 +89,14 @@ def _is_gzip(file: BinaryIO) -> bool:
     return head == b"\x1f\x8b"
 
 
-def under(folder: Path) -> Iterator[Path]:
-    """The files of a folder that may be logs, in order; links are not followed."""
+def files_under(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder that may be logs, in order, at most `MOST_FILES`; links are not followed."""
     found = 0
     for where, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
             path = Path(where, name)
-            if name.lower().endswith(SKIPPED) or path.is_symlink() or not path.is_file():
+            if name.lower().endswith(SKIPPED_SUFFIXES) or path.is_symlink() or not path.is_file():
                 continue
             found += 1
             if found > MOST_FILES:
@@ -104,44 +104,44 @@ def under(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def blocks(log: Log, *, is_cut: bool = False, until: float | None = None) -> Iterator[bytes]:
-    """A log's lines in blocks, each of whole lines but where one is longer. `is_cut`: only head and tail, as after
-    `until` (monotonic seconds), for which other logs may have left nothing.
+def read_blocks(log: Log, *, is_cut: bool = False, until: float | None = None) -> Iterator[bytes]:
+    """Yield a log in blocks of whole lines, except where one line is longer than a block.
 
-    What lies between is replaced by as many empty lines, so that the others keep their numbers.
+    With `is_cut`, or after `until` (monotonic seconds; other logs may have used up the time), only head and tail are
+    read. The part between is replaced by as many empty lines, so that line numbers stay right.
     """
     until = time.monotonic() + SECONDS if until is None else until
-    is_cut = is_cut and (log.size is None or log.size > HEAD + TAIL)
-    rest = yield from _lines_to(_until(log, HEAD if is_cut else None, until))
+    is_cut = is_cut and (log.size is None or log.size > HEAD_BYTES + TAIL_BYTES)
+    rest = yield from _whole_lines(_read_until(log, HEAD_BYTES if is_cut else None, until))
     if log.size is not None:
-        rest = yield from _tail(log, log.size, rest, until + LATE)
+        rest = yield from _read_tail(log, log.size, rest, until + TAIL_SECONDS)
     if rest:
         yield rest
 
 
-def _tail(log: Log, size: int, rest: bytes, late: float) -> Generator[bytes, None, bytes]:
-    """What is left of a log of which not everything was read: its last part, and the very end whatever time it is."""
+def _read_tail(log: Log, size: int, rest: bytes, late: float) -> Generator[bytes, None, bytes]:
+    """Read what is left of a log that was not read to its end: its last part, and the very end whatever time it is."""
     left_out = 0
-    for most, moment in ((TAIL, late), (BLOCK, math.inf)):
+    for most, moment in ((TAIL_BYTES, late), (BLOCK, math.inf)):
         at = log.file.tell()
         if at >= size:
             break
         between = max(0, size - most - at)
-        passed = _count(log.file, between, late)
+        passed = _skip_and_count(log.file, between, late)
         left_out += between
         if passed:
             yield rest + b"\n"
             rest = b""
         for start in range(1, passed, BLOCK):
             yield b"\n" * min(BLOCK, passed - start)
-        rest = yield from _lines_to(_until(log, None, moment), rest)
+        rest = yield from _whole_lines(_read_until(log, None, moment), rest)
     if left_out:
         log.limits.append(f"of {size / 2**20:,.1f} MiB {left_out / 2**20:,.1f} in its midst were not read")
     return rest
 
 
-def _until(log: Log, most: int | None, until: float) -> Iterator[bytes]:
-    """The next bytes, one block whatever time it is."""
+def _read_until(log: Log, most: int | None, until: float) -> Iterator[bytes]:
+    """Yield the next blocks until a moment; one block in any case."""
     left = most
     read = getattr(log.file, "read1", log.file.read)  # what there is, rather than nothing of a block that is not whole
     while left is None or left > 0:
@@ -161,8 +161,8 @@ def _until(log: Log, most: int | None, until: float) -> Iterator[bytes]:
         log.limits.append("only its beginning was read, as there was too much of it")
 
 
-def _lines_to(chunks: Iterator[bytes], rest: bytes = b"") -> Generator[bytes, None, bytes]:
-    """Blocks of whole lines; returns what is left of the last. `rest`: what was left before."""
+def _whole_lines(chunks: Iterator[bytes], rest: bytes = b"") -> Generator[bytes, None, bytes]:
+    """Yield blocks of whole lines and return what is left of the last line. `rest` is what was left before."""
     for chunk in chunks:
         end = chunk.rfind(b"\n") + 1
         if end:
@@ -176,8 +176,8 @@ def _lines_to(chunks: Iterator[bytes], rest: bytes = b"") -> Generator[bytes, No
     return rest
 
 
-def _count(file: BinaryIO, size: int, until: float) -> int:
-    """The lines of the next bytes, which are not read for what they say."""
+def _skip_and_count(file: BinaryIO, size: int, until: float) -> int:
+    """Skip the next bytes and return how many lines they have."""
     found = 0
     with suppress(OSError):
         while size > 0 and time.monotonic() < until and (chunk := file.read(min(4 << 20, size))):

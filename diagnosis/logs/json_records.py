@@ -24,8 +24,8 @@ from diagnosis.regex import options
 MOST_EXPANDED = 20_000  # lines of a log that become several; further ones stay JSON
 MOST_RECORDS = 500_000  # of a log that are read: some 10 µs each
 MOST_LINES = 400  # of one record
-MOST_LETTERS = 256 * 1024  # of a record that is read
-DEPTH = 3  # records within records
+MOST_BYTES = 256 * 1024  # of a record that is read
+MOST_DEPTH = 3  # records within records
 
 _RECORD = re.compile(rb'(?m)^(?P<before>[^\n{]{0,120})(?P<json>\{[ \t]*"[^\n]*\})[ \t\r]*$')
 # What makes a record worth reading: more than one line in it, a container's or a service's envelope, or a level.
@@ -40,7 +40,7 @@ _TIMES = ("timestamp", "@timestamp", "time", "asctime", "ts", "datetime")
 _TRACES = ("exc_info", "exception", "stack_trace", "error.stack_trace", "exc_text", "traceback", "stack", "exc")
 _RANKS = ("rank", "global_rank")
 _ERRNO_LEVEL = {"0": "FATAL", "1": "FATAL", "2": "CRITICAL", "3": "ERROR", "4": "WARNING"}  # syslog's priorities
-_NAMES = {
+_LEVEL_ALIASES = {
     "warn": "WARNING",
     "err": "ERROR",
     "crit": "CRITICAL",
@@ -48,12 +48,12 @@ _NAMES = {
     "emerg": "FATAL",
     "panic": "FATAL",
 }
-_KNOWN = frozenset({"TRACE", "DEBUG", "INFO", "NOTICE", "WARNING", "ERROR", "CRITICAL", "FATAL"})
+_LEVEL_NAMES = frozenset({"TRACE", "DEBUG", "INFO", "NOTICE", "WARNING", "ERROR", "CRITICAL", "FATAL"})
 _LOGURU_FRAME = re.compile(r'(?m)^> (?=File ")')
 
 
 @dataclass(slots=True)
-class Expansions:
+class LineExpansions:
     """Maps lines of the converted text to lines of the log, where one line became several."""
 
     first: list[int] = field(default_factory=list)  # line of the text, from 1 on
@@ -74,8 +74,8 @@ class Expansions:
         return self.origin[place] + max(0, beyond)
 
 
-def plain(blocks: Iterable[bytes], expansions: Expansions) -> Iterator[bytes]:
-    """Yield blocks of lines with records as text; `expansions` is filled as they are read."""
+def as_text(blocks: Iterable[bytes], expansions: LineExpansions) -> Iterator[bytes]:
+    """Yield blocks of lines with JSON records turned into text; fills `expansions` as they are read."""
     passed, extra, read = 0, 0, 0  # lines before this block, those that the text has more, records
     for block in blocks:
         pieces, at, line = [], 0, passed + 1
@@ -99,9 +99,9 @@ def plain(blocks: Iterable[bytes], expansions: Expansions) -> Iterator[bytes]:
         yield b"".join([*pieces, block[at:]]) if pieces else block
 
 
-def _text_of(data: bytes, depth: int = DEPTH) -> str | None:
+def _text_of(data: bytes, depth: int = MOST_DEPTH) -> str | None:
     """Return the text of a record; None if its format is unknown."""
-    if len(data) > MOST_LETTERS:
+    if len(data) > MOST_BYTES:
         return None
     try:
         record = msgspec.json.decode(data)
@@ -110,13 +110,13 @@ def _text_of(data: bytes, depth: int = DEPTH) -> str | None:
     if not isinstance(record, dict):
         return None
     if isinstance(record.get("log"), str) and ("stream" in record or "time" in record):
-        return _inner(f"{_moment(record.get('time'))} {_stream(record)} F ", record["log"], depth)
+        return _with_envelope(f"{_moment(record.get('time'))} {_stream(record)} F ", record["log"], depth)
     if "MESSAGE" in record:
-        return _inner(_journal_prefix(record), _journal_message(record["MESSAGE"]), depth)
-    return _of_logger(record)
+        return _with_envelope(_journal_prefix(record), _journal_message(record["MESSAGE"]), depth)
+    return _text_of_logger(record)
 
 
-def _inner(prefix: str, message: str, depth: int) -> str:
+def _with_envelope(prefix: str, message: str, depth: int) -> str:
     """Return a message with its envelope's prefix on each line; a record inside it is converted, too."""
     message = message.rstrip("\r\n")
     if depth > 1 and message.startswith("{"):
@@ -155,11 +155,11 @@ def _journal_prefix(record: Mapping[str, Any]) -> str:
 # Loggers.
 
 
-def _of_logger(record: Mapping[str, Any]) -> str | None:
+def _text_of_logger(record: Mapping[str, Any]) -> str | None:
     """Return time, level and message on one line, then the traceback; None where it has no message."""
     inner = record.get("record")
     if isinstance(record.get("text"), str) and isinstance(inner, dict):
-        return _of_loguru(record["text"], inner)
+        return _text_of_loguru(record["text"], inner)
     message = _first_text(record, _MESSAGES)
     trace = _trace_of(record)
     if message is None and not trace:
@@ -169,7 +169,7 @@ def _of_logger(record: Mapping[str, Any]) -> str | None:
     return _with_rank(record, f"{head}\n{trace}" if trace else head)
 
 
-def _of_loguru(text: str, record: Mapping[str, Any]) -> str:
+def _text_of_loguru(text: str, record: Mapping[str, Any]) -> str:
     """Return the text that loguru formatted, with the exception's type and value if they are not in it."""
     text = _LOGURU_FRAME.sub("  ", text.rstrip("\n"))
     found = record.get("exception")
@@ -200,22 +200,22 @@ def _as_trace(value: object) -> str:
         message = _first_text(value, ("value", "message"))
         return trace or (f"{kind}: {message or ''}" if kind else "")
     if isinstance(value, list):
-        if all(isinstance(one, str) for one in value):
+        if all(isinstance(item, str) for item in value):
             return "".join(one if one.endswith("\n") else f"{one}\n" for one in value).rstrip("\n")
-        return "\n\n".join(filter(None, (_of_frames(one) for one in value if isinstance(one, dict))))
+        return "\n\n".join(filter(None, (_text_of_frames(one) for one in value if isinstance(one, dict))))
     return ""
 
 
-def _of_frames(stack: Mapping[str, Any]) -> str:
+def _text_of_frames(stack: Mapping[str, Any]) -> str:
     """Return structlog's `dict_tracebacks` in the format of a Python traceback."""
     kind = stack.get("exc_type")
     if not isinstance(kind, str):
         return ""
     frames = stack.get("frames")
     lines = [
-        f'  File "{one.get("filename", "?")}", line {one.get("lineno", 0)}, in {one.get("name", "?")}'
-        for one in (frames if isinstance(frames, list) else [])
-        if isinstance(one, dict)
+        f'  File "{frame.get("filename", "?")}", line {frame.get("lineno", 0)}, in {frame.get("name", "?")}'
+        for frame in (frames if isinstance(frames, list) else [])
+        if isinstance(frame, dict)
     ]
     return "\n".join(["Traceback (most recent call last):", *lines, f"{kind}: {stack.get('exc_value') or ''}"])
 
@@ -240,8 +240,8 @@ def _level_of(value: object) -> str:
     if isinstance(value, dict):
         value = value.get("name")
     text = str(value or "")
-    level = _ERRNO_LEVEL.get(text) or _NAMES.get(text.lower()) or text.upper()
-    return level if level in _KNOWN else ""
+    level = _ERRNO_LEVEL.get(text) or _LEVEL_ALIASES.get(text.lower()) or text.upper()
+    return level if level in _LEVEL_NAMES else ""
 
 
 def _moment(value: object) -> str:

@@ -1,6 +1,6 @@
-"""What stands before a line's own words: rank, node, time, level. It is evidence, so it is read and not thrown away.
+"""Parse what precedes a line's own words: rank, node, time and level. Prefixes are evidence, so they are kept.
 
-A line may have several: a launcher's, a library's, a logger's. They are taken off from the left until none is known;
+A line may have several: a launcher's, a library's, a logger's. They are removed from the left until none is recognized;
 what is left begins where the program's own words do, with their indentation.
 """
 
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-AT_MOST = 8  # prefixes of one line
+MOST_PREFIXES = 8  # prefixes of one line
 _MONTHS = {
     name: index
     for index, name in enumerate(
@@ -33,7 +33,7 @@ _NO_NODE = (
 # Each takes one prefix off, in time proportional to the line, whatever it holds: no two repetitions that follow each
 # other match the same letters.
 # Groups: rank, local (rank on its node), node, level, Y M D mon h m s f z, up (since boot).
-_KINDS = [
+_PATTERNS = [
     re.compile(pattern)
     for pattern in (
         r"\[rank(?P<rank>\d{1,6})\]: ?(?=\[?[EWIF]?\S|\s|$)",
@@ -76,14 +76,15 @@ _KINDS = [
 _LEVELS = {"E": "error", "W": "warning", "I": "info", "F": "fatal", "WARN": "warning", "CRITICAL": "fatal"}
 _LOGGER = re.compile(r"(?:[\w.]{1,60} )?- (?=\S)")  # after a level
 # Where no logger says a level, words at the start do.
-_SAID = re.compile(r"\S*(?: \w*)?(?P<warning>Warning): |(?P<warn>[Ww]arning|WARN(?:ING)?)\b[: ]")
+_WARNING_WORDS = re.compile(r"\S*(?: \w*)?(?P<warning>Warning): |(?P<warn>[Ww]arning|WARN(?:ING)?)\b[: ]")
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What was before a line's own words. `stamp`: Unix seconds, of a clock that may be off and mostly names no zone.
+    """The prefixes of a line.
 
-    `dated`: whether the stamp names its day; else it counts from midnight. `up`: seconds since that node's boot.
+    `length` in characters; `stamp` in Unix seconds, of a clock that may be off and mostly names no zone. Without
+    `is_dated`, the stamp counts from midnight. `up` counts seconds since the node's boot.
     """
 
     length: int = 0
@@ -97,33 +98,33 @@ class Prefix:
 
     @property
     def stream(self) -> tuple[int | None, int | None, str]:
-        """Whose words these are, among all that are mixed in one file."""
+        """Return (rank, local rank, node): which of the streams mixed in one file the line belongs to."""
         return self.rank, self.local_rank, self.node
 
 
-def prefix_of(line: str, *, year: int = 0) -> Prefix:
-    """The prefixes of one line. `year`: for stamps that name none."""
+def parse_prefix(line: str, *, year: int = 0) -> Prefix:
+    """Return the prefixes of one line. `year` completes time stamps that name none."""
     at, rank, local, node, stamp, is_dated, up, level = 0, None, None, "", None, False, None, ""
-    for _ in range(AT_MOST):
-        for kind in _KINDS:
-            if (found := kind.match(line, at)) is not None and found.end() > at:
+    for _ in range(MOST_PREFIXES):
+        for pattern in _PATTERNS:
+            if (found := pattern.match(line, at)) is not None and found.end() > at:
                 break
         else:
             break
-        at, told = found.end(), found.groupdict()
-        if (value := told.get("rank")) is not None and rank is None:
+        at, groups = found.end(), found.groupdict()
+        if (value := groups.get("rank")) is not None and rank is None:
             rank = int(value)
-        if (value := told.get("local")) is not None and local is None:
+        if (value := groups.get("local")) is not None and local is None:
             local = int(value)
-        node = node or told.get("node") or told.get("ip") or told.get("actor") or ""
-        level = level or _level(told.get("level") or told.get("glog") or "")
-        if told.get("up"):
-            up = float(told["up"])
-        if told.get("h") and (stamp is None or not is_dated):
-            stamp, is_dated = _stamp(told, year)
+        node = node or groups.get("node") or groups.get("ip") or groups.get("actor") or ""
+        level = level or _level(groups.get("level") or groups.get("glog") or "")
+        if groups.get("up"):
+            up = float(groups["up"])
+        if groups.get("h") and (stamp is None or not is_dated):
+            stamp, is_dated = _stamp(groups, year)
     if level and (named := _LOGGER.match(line, at)):
         at = named.end()
-    if not level and _SAID.match(line, at):
+    if not level and _WARNING_WORDS.match(line, at):
         level = "warning"
     return Prefix(at, rank, local, node, stamp, is_dated, up, level)
 
@@ -132,19 +133,19 @@ def _level(word: str) -> str:
     return _LEVELS.get(word, word.lower())
 
 
-def _stamp(told: dict[str, str | None], year: int) -> tuple[float | None, bool]:
-    fraction = float(f"0.{told['f']}") if told.get("f") else 0.0
-    hour, minute, second = (int(told[key] or 0) for key in ("h", "m", "s"))
-    month = _MONTHS.get(told.get("month") or "", 0) or int(told.get("mon") or told.get("M") or 0)
-    day = int(told.get("D") or 0)
+def _stamp(groups: dict[str, str | None], year: int) -> tuple[float | None, bool]:
+    fraction = float(f"0.{groups['f']}") if groups.get("f") else 0.0
+    hour, minute, second = (int(groups[key] or 0) for key in ("h", "m", "s"))
+    month = _MONTHS.get(groups.get("month") or "", 0) or int(groups.get("mon") or groups.get("M") or 0)
+    day = int(groups.get("D") or 0)
     if not month or not day:
         return hour * 3600 + minute * 60 + second + fraction, False
-    zone = told.get("z") or ""
+    zone = groups.get("z") or ""
     offset = 0.0
     if zone and zone != "Z":
         offset = (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60) * (-1 if zone[0] == "-" else 1)
     try:
-        moment = datetime(int(told.get("Y") or year or 1972), month, day, hour, minute, min(second, 59), tzinfo=UTC)
+        moment = datetime(int(groups.get("Y") or year or 1972), month, day, hour, minute, min(second, 59), tzinfo=UTC)
     except ValueError:
         return None, False
     return moment.timestamp() + fraction - offset, True

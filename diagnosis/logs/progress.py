@@ -1,4 +1,4 @@
-"""How far a run was by its own words: steps counted, and the loss at each. What a step follows was no failure."""
+"""Read how far a run got from its log: steps, and the loss at each. A failure that steps follow was survived."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _LOSS = re.compile(
     r"(?i)\b(?:lm |train(?:ing)?[_ /]|total[_ ])?loss['\"]?(?: *[=:] *| +|\s*\|\s*)['\"]?"
     r"(?P<loss>[-+]?(?:nan|inf(?:inity)?|\d+\.?\d*(?:e[-+]?\d+)?))"
 )
-RISE = 3.0  # times what it had been, from which on a loss has run away
-ENOUGH = 6  # marks with a loss, to say anything of its course
-CLIMB = 3  # marks of a rise, for it not to be one bad step
+MIN_RISE = 3.0  # times what it had been, from which on a loss has run away
+MIN_MARKS = 6  # marks with a loss, to say anything of its course
+CLIMB_MARKS = 3  # marks of a rise, for it not to be one bad step
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """One step that a line tells of, and the loss there if it tells that."""
+class StepMark:
+    """One step that a line reports, with the total (`of`) and the loss if it names them."""
 
     line: int
     step: float
@@ -47,8 +47,8 @@ class Mark:
     loss: float | None = None
 
 
-def find(block: bytes, start: int = 0) -> list[int]:
-    """Where in a block lines tell of steps: offsets, one a line."""
+def find_steps(block: bytes, start: int = 0) -> list[int]:
+    """Return the offsets in a block at which lines report steps, one per line."""
     found, at, end = [], start, len(block)
     while (hit := _SIEVE.search(block, at)) is not None:
         found.append(hit.start())
@@ -58,8 +58,8 @@ def find(block: bytes, start: int = 0) -> list[int]:
     return found
 
 
-def read(line: int, text: str) -> Mark | None:
-    """The step that one line tells of; of a progress bar drawn over and over, the last."""
+def parse_step(line: int, text: str) -> StepMark | None:
+    """Return the step that one line reports, or None; the last one of a progress bar that was redrawn."""
     if _SIEVE.search(text.encode()) is None:
         return None
     for form in _READ:
@@ -67,53 +67,59 @@ def read(line: int, text: str) -> Mark | None:
         for last in form.finditer(text):  # noqa: B007
             pass
         if last is not None:
-            told = last.groupdict()
+            groups = last.groupdict()
             loss = _LOSS.search(text)
             value = float(loss["loss"]) if loss else None
-            return Mark(line, float(told["n"]), int(told["of"]) if told.get("of") else None, value)
+            return StepMark(line, float(groups["n"]), int(groups["of"]) if groups.get("of") else None, value)
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """What became of the loss from a line on: `kind` is nan (not a number at once) or divergence (it climbed first)."""
+class LossOutcome:
+    """What became of the loss from a line on: `kind` is "nan" (at once) or "divergence" (it climbed first)."""
 
     kind: str
     line: int
     text: str
 
 
-def course(marks: Sequence[Mark]) -> Course | None:
-    """How the loss went, if it went wrong by the end: not a number to the last, or far above what it had been."""
-    told = [mark for mark in marks if mark.loss is not None]
-    finite = [mark for mark in told if mark.loss is not None and math.isfinite(mark.loss)]
-    if len(told) < 2 or not finite:
+def loss_outcome(marks: Sequence[StepMark]) -> LossOutcome | None:
+    """Return how the loss went wrong by the end: not finite to the last, or far above its earlier level.
+
+    None if it did not.
+    """
+    with_loss = [mark for mark in marks if mark.loss is not None]
+    finite = [mark for mark in with_loss if mark.loss is not None and math.isfinite(mark.loss)]
+    if len(with_loss) < 2 or not finite:
         return None
-    bad = len(told) - 1
-    while bad >= 0 and not math.isfinite(told[bad].loss or 0.0):
+    bad = len(with_loss) - 1
+    while bad >= 0 and not math.isfinite(with_loss[bad].loss or 0.0):
         bad -= 1
-    ended_bad = told[bad + 1 :]
-    before = told[: bad + 1]
-    climb = climbed([mark.loss or 0.0 for mark in before if math.isfinite(mark.loss or 0.0)])
+    ended_bad = with_loss[bad + 1 :]
+    before = with_loss[: bad + 1]
+    climb = has_climbed([mark.loss or 0.0 for mark in before if math.isfinite(mark.loss or 0.0)])
     if ended_bad:
         first = ended_bad[0]
         if climb:
-            return Course(
+            return LossOutcome(
                 "divergence", first.line, f"the loss climbed to {before[-1].loss:g} before it was not a number"
             )
-        return Course("nan", first.line, f"the loss was not a number from step {first.step:g} on")
-    if climb and len(before) >= ENOUGH:
+        return LossOutcome("nan", first.line, f"the loss was not a number from step {first.step:g} on")
+    if climb and len(before) >= MIN_MARKS:
         last = before[-1]
-        return Course("divergence", last.line, f"the loss climbed to {last.loss:g} by step {last.step:g}")
+        return LossOutcome("divergence", last.line, f"the loss climbed to {last.loss:g} by step {last.step:g}")
     return None
 
 
-def climbed(losses: Sequence[float]) -> bool:
-    """Whether the last of them are far above the lowest, and not by one step alone."""
-    if len(losses) < ENOUGH:
+def has_climbed(losses: Sequence[float]) -> bool:
+    """Return whether the last losses are far above the lowest, and not by a single step.
+
+    The last `CLIMB_MARKS` must be above `MIN_RISE` times the minimum and 1.5 times the median of the first half.
+    """
+    if len(losses) < MIN_MARKS:
         return False
     low = min(losses)
-    spread = sorted(losses[: max(ENOUGH, len(losses) // 2)])
+    spread = sorted(losses[: max(MIN_MARKS, len(losses) // 2)])
     usual = spread[len(spread) // 2]
-    tail = losses[-CLIMB:]
-    return all(value > RISE * max(low, 1e-3) and value > 1.5 * usual for value in tail)
+    tail = losses[-CLIMB_MARKS:]
+    return all(value > MIN_RISE * max(low, 1e-3) and value > 1.5 * usual for value in tail)

@@ -1,4 +1,4 @@
-"""torchrun's summary of which rank failed first: several lines that mean something only together."""
+"""Parse torchrun's summary of which rank failed first: several lines that belong together."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 _BEGIN = re.compile(r"Root Cause \(first observed failure\):")
 _FIELD = re.compile(r"\s+(time|host|rank|exitcode|error_file|traceback) *: (.*)")
-LINES = 12  # that one may have
+MOST_LINES = 12  # that one may have
 
 
 @dataclass(slots=True)
-class Summary:
-    """The first failure that the elastic agent saw."""
+class TorchrunSummary:
+    """The first failure that torchrun's elastic agent observed."""
 
     line: int
     text: str = ""
@@ -20,7 +20,7 @@ class Summary:
 
     @property
     def groups(self) -> dict[str, str]:
-        """As an exit's: rank, node, code."""
+        """Return rank, node and exit code under the group names of an exit entry."""
         found = {"first": "yes"}
         if rank := re.match(r"\d{1,6}", self.fields.get("rank", "")):
             found["rank"] = rank[0]
@@ -32,20 +32,20 @@ class Summary:
 
 
 class SummaryReader:
-    """Fed with every line that is read closely."""
+    """Collect summaries from the lines of a log, fed in order."""
 
     def __init__(self) -> None:
-        self.found: list[Summary] = []
+        self.found: list[TorchrunSummary] = []
         self._left = 0
 
     def feed(self, number: int, text: str) -> None:
         if _BEGIN.search(text):
-            self.found.append(Summary(number, text.strip()))
-            self._left = LINES
+            self.found.append(TorchrunSummary(number, text.strip()))
+            self._left = MOST_LINES
         elif self._left:
             self._left -= 1
-            if told := _FIELD.match(text):
-                self.found[-1].fields[told[1]] = told[2].strip()[:300]
+            if match := _FIELD.match(text):
+                self.found[-1].fields[match[1]] = match[2].strip()[:300]
                 self.found[-1].text += f"\n{text.rstrip()}"
-                if told[1] == "traceback":
+                if match[1] == "traceback":
                     self._left = 0

@@ -1,8 +1,8 @@
-"""Python tracebacks as structure: each is one piece, with its frames, its exception and what was being done.
+"""Parse Python tracebacks: frames, the exception, and how chained exceptions belong together.
 
-Fed with the lines of one stream (one rank's, without prefixes, with their indentation). A log may begin or end in the
-middle of one. Chains and wrappers are followed to where it began: "direct cause" and a worker's or a remote's own
-traceback come before what was raised because of them.
+A reader is fed with the lines of one stream (one rank's, without prefixes, with their indentation). A log may begin or
+end in the middle of a traceback. Chains and wrappers are followed to where they began: a direct cause, or a worker's
+own traceback, comes before the exception that was raised because of it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-MESSAGE_LINES = 40  # of one exception
-FRAMES = 400  # of one traceback: recursion prints a thousand
+MOST_MESSAGE_LINES = 40  # of one exception
+MOST_FRAMES = 400  # of one traceback: recursion prints a thousand
 
 _HEADER = re.compile(
     r"\s*(?:\+ )?(?:(?:Original |Remote |Exception Group )?Traceback \(most recent call last\)|"
@@ -29,52 +29,57 @@ _LIKE_AN_ERROR = re.compile(
     r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|SystemExit|Failed|Failure|Fault|Timeout|OutOfMemory\w*|"
     r"Missing\w*|NotFound|Exit|StopIteration|Empty|Full|Expired)\b"
 )
-_BECAUSE = "The above exception was the direct cause of the following exception:"
-_DURING = "During handling of the above exception, another exception occurred:"
+_CAUSE_LINE = "The above exception was the direct cause of the following exception:"
+_HANDLING_LINE = "During handling of the above exception, another exception occurred:"
 _WRAPPERS = re.compile(
     r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)|RemoteTraceback|RayTaskError|RemoteError|"
     r"ProcessRaisedException|ProcessExitedException|Process \d+ terminated with the following error|"
     r"\(\d+ sub-exceptions?\)|WorkerError|BrokenProcessPool|raised by (?:worker|rank|actor)|"
     r"\bClientsFailed: .+ so:"
 )
-_OWN = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|/opt/conda/|^<|/pyenv/|/usr/lib/")
-_RULE = re.compile(r"([-=*#_~])\1{9,}")  # drawn before what somebody else says
-_SOURCE = re.compile(
+_LIBRARY_PATHS = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|/opt/conda/|^<|/pyenv/|/usr/lib/")
+_SEPARATOR = re.compile(r"([-=*#_~])\1{9,}")  # drawn before what somebody else says
+_SOURCE_LINE = re.compile(
     r"\s{4,}\S|\s*[~^]+\s*$|\s*\.\.\.<\d+ lines?>\.\.\.|\s*\[Previous line repeated \d+ more times?\]|\s*(?:│|╭|╰|╮|╯)"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class StackFrame:
+    """One frame of a traceback or a stack dump."""
+
     path: str
     function: str
     code: str = ""
 
     @property
-    def is_own(self) -> bool:
-        """Whether it is code of the person's: no package's, no interpreter's."""
-        return not _OWN.search(self.path)
+    def is_user_code(self) -> bool:
+        """Return whether the frame is the user's own code, not a package's or the interpreter's."""
+        return not _LIBRARY_PATHS.search(self.path)
 
 
 @dataclass(slots=True)
 class Traceback:
-    """One traceback. `line`: of its exception; 0 where the log ends before it. `first`: where it begins. From 1 on."""
+    """One traceback.
+
+    Lines count from 1: `first` is where it begins, `line` has its exception (0 if the log ends before it).
+    """
 
     first: int
     line: int = 0
     type: str = ""
     message: str = ""
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[StackFrame] = field(default_factory=list)
     is_whole: bool = True
     is_stack: bool = False  # a dump of where a thread is, not an exception's
     wraps: Traceback | None = None  # a worker's, which this one only passes on
-    because: Traceback | None = None  # its direct cause
-    during: Traceback | None = None  # what was being handled when it was raised
+    direct_cause: Traceback | None = None  # its direct cause
+    handled: Traceback | None = None  # what was being handled when it was raised
     last: int = 0
 
     @property
     def name(self) -> str:
-        """The exception's class without its module."""
+        """Return the exception's class without its module."""
         return self.type.rsplit(".", 1)[-1]
 
     @property
@@ -83,22 +88,22 @@ class Traceback:
 
     @property
     def chain(self) -> list[Traceback]:
-        """From where it began to what was raised in the end."""
-        found, at, seen = [self], self, {id(self)}
-        while (before := at.wraps or at.because or at.during) is not None and id(before) not in seen:
+        """Return the linked tracebacks, from where the failure began to what was raised in the end."""
+        found, at, visited = [self], self, {id(self)}
+        while (before := at.wraps or at.direct_cause or at.handled) is not None and id(before) not in visited:
             found.append(before)
-            seen.add(id(before))
+            visited.add(id(before))
             at = before
         return found[::-1]
 
     @property
-    def own(self) -> Frame | None:
-        """The innermost frame of the person's own code."""
-        return next((frame for frame in reversed(self.frames) if frame.is_own), None)
+    def user_frame(self) -> StackFrame | None:
+        """Return the innermost frame of the user's own code, or None."""
+        return next((frame for frame in reversed(self.frames) if frame.is_user_code), None)
 
 
-class Reader:
-    """Reads the tracebacks of one stream, line by line."""
+class TracebackReader:
+    """Read the tracebacks of one stream, line by line."""
 
     def __init__(self) -> None:
         self.found: list[Traceback] = []
@@ -114,7 +119,7 @@ class Reader:
         return self._open is not None
 
     def feed(self, number: int, text: str, *, is_logged: bool = False) -> bool:
-        """One line; whether it belongs to a traceback. `is_logged`: a time or a level stood before it."""
+        """Read one line and return whether it belongs to a traceback. `is_logged`: a time or a level precedes it."""
         if is_logged and self._last is not None and not self._was_logged:
             self._message_left = 0
         if margin := _MARGIN.match(text):
@@ -125,11 +130,11 @@ class Reader:
         if frame := _FRAME.match(text) or _RICH_FRAME.match(text):
             return self._frame(number, frame)
         if self._open is not None:
-            return self._within(number, text)
-        if text.strip() in (_BECAUSE, _DURING):
-            self._link = "because" if text.strip() == _BECAUSE else "during"
+            return self._read_inside(number, text)
+        if text.strip() in (_CAUSE_LINE, _HANDLING_LINE):
+            self._link = "because" if text.strip() == _CAUSE_LINE else "during"
             return True
-        if self._last is not None and self._message_left and self._goes_on(text):
+        if self._last is not None and self._message_left and self._continues_message(text):
             self._message_left -= 1
             self._last.message += f"\n{text.rstrip()}"
             self._last.last = number
@@ -148,21 +153,21 @@ class Reader:
         return False
 
     def end_message(self) -> None:
-        """What comes next is not of the last exception's message."""
+        """Stop adding lines to the message of the last exception."""
         self._message_left = 0
 
     def finish(self) -> list[Traceback]:
-        """All that were read; one that the log breaks off in is there without its exception."""
+        """Return all tracebacks; one that the log breaks off in has no exception."""
         if self._open is not None and self._open.frames:
             self._open.is_whole = False
-            self._keep(self._open)
+            self._store(self._open)
         self._open = None
         return self.found
 
     def _begin(self, number: int, header: re.Match[str] | None) -> bool:
         if self._open is not None and self._open.frames and not self._open.type:
             self._open.is_whole = False
-            self._keep(self._open)
+            self._store(self._open)
         self._open = Traceback(number, is_stack=bool(header and header["stack"]))
         self._code_due = False
         return True
@@ -171,12 +176,12 @@ class Reader:
         if self._open is None:
             self._open = Traceback(number, is_whole=False)
         function = frame["function"] or ""
-        if len(self._open.frames) < FRAMES:
-            self._open.frames.append(Frame(frame["path"], function.strip()))
+        if len(self._open.frames) < MOST_FRAMES:
+            self._open.frames.append(StackFrame(frame["path"], function.strip()))
         self._code_due = True
         return True
 
-    def _within(self, number: int, text: str) -> bool:
+    def _read_inside(self, number: int, text: str) -> bool:
         current = self._open
         assert current is not None
         stripped = text.strip()
@@ -184,10 +189,10 @@ class Reader:
             if current.frames and current.is_stack:
                 self._close_stack(number)
             return True
-        if _SOURCE.match(text) and (current.frames or not _RAISED.match(stripped)):
+        if _SOURCE_LINE.match(text) and (current.frames or not _RAISED.match(stripped)):
             if self._code_due and current.frames and not re.fullmatch(r"[\s~^│]+", text):
                 last = current.frames[-1]
-                current.frames[-1] = Frame(last.path, last.function, stripped[:300])
+                current.frames[-1] = StackFrame(last.path, last.function, stripped[:300])
                 self._code_due = False
             return True
         if current.is_stack:
@@ -212,41 +217,41 @@ class Reader:
         ended.line, ended.last, ended.type, ended.message = number, number, kind[:200], message[:4000].rstrip()
         if before is not None:
             if self._link == "because":
-                ended.because = before
+                ended.direct_cause = before
             elif self._link == "during":
-                ended.during = before
+                ended.handled = before
             elif _WRAPPERS.search(before.text) and before in self.found:
                 # What a wrapper passes on follows it: the outer one is what came of it.
                 before.wraps = ended
                 self.found.remove(before)
                 self.found.append(before)
-                self._open, self._last, self._message_left, self._link = None, ended, MESSAGE_LINES, ""
+                self._open, self._last, self._message_left, self._link = None, ended, MOST_MESSAGE_LINES, ""
                 return True
             if self._link and before in self.found:
                 self.found.remove(before)
-        self._keep(ended)
-        self._open, self._last, self._message_left, self._link = None, ended, MESSAGE_LINES, ""
+        self._store(ended)
+        self._open, self._last, self._message_left, self._link = None, ended, MOST_MESSAGE_LINES, ""
         return True
 
     def _close_stack(self, number: int) -> None:
         if self._open is not None:
             self._open.last = number
-            self._keep(self._open)
+            self._store(self._open)
         self._open = None
 
-    def _keep(self, traceback: Traceback) -> None:
+    def _store(self, traceback: Traceback) -> None:
         self.found.append(traceback)
 
-    def _goes_on(self, text: str) -> bool:
-        """Whether a line after an exception's first belongs to its message."""
-        if _RULE.fullmatch(text.strip()):
+    def _continues_message(self, text: str) -> bool:
+        """Return whether a line belongs to the message that the exception's line began."""
+        if _SEPARATOR.fullmatch(text.strip()):
             return False
         return bool(text.strip()) and (text[:1] in " \t" or not _RAISED.match(text.strip()) or ":" not in text)
 
 
-def tracebacks(lines: Iterable[tuple[int, str]]) -> list[Traceback]:
-    """The tracebacks of one stream's lines, numbered."""
-    reader = Reader()
+def read_tracebacks(lines: Iterable[tuple[int, str]]) -> list[Traceback]:
+    """Return the tracebacks of one stream's numbered lines."""
+    reader = TracebackReader()
     for number, text in lines:
         reader.feed(number, text)
     return reader.finish()

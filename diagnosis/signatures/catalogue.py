@@ -1,8 +1,8 @@
-"""The catalogue of what failures look like: entries are data (catalogue/*.toml), and this is their one reader.
+"""Match lines against all entries of the catalogue (catalogue/*.toml) at once.
 
-An entry names a pattern, what it means and what part it plays. Two engines look for all patterns at once, both of RE2,
-so that no log can make them slow: the *sieve*, one alternation, finds the lines of a block; the *filter* names every
-entry on such a line. An entry with `exception` is about a whole traceback instead (diagnosis.logs.tracebacks).
+Two RE2 engines search for all patterns together, so that no log makes them slow: the *prefilter*, one alternation,
+finds candidate lines in a block; the *filter* then names every entry that matches such a line. Entries with
+`exception` match whole tracebacks instead (`diagnosis.logs.tracebacks`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import re2
 
 from diagnosis.causes import CAUSES
-from diagnosis.regex import DIGIT, blinded, options, unbounded
-from diagnosis.signatures.entry import SHIPPED_FIELDS, BadEntry, Entry, entries_of
-from diagnosis.signatures.required_words import Words, words_of
+from diagnosis.regex import DIGIT, digit_agnostic, options, unbounded
+from diagnosis.signatures.entry import SHIPPED_FIELDS, BadEntry, Entry, parse_entries
+from diagnosis.signatures.required_words import Words, required_words
 
 SHIPPED = Path(__file__).parents[1] / "catalogue"
 
@@ -33,8 +33,8 @@ def _has_any(words: Words, text: str) -> bool:
     return any(word in (low if any_case else text) for word, any_case in words)
 
 
-def _set(entries: Iterable[Entry]) -> Any:
-    """Few patterns at once, for one line of very many: the least that asking may cost."""
+def _search_set(entries: Iterable[Entry]) -> Any:
+    """Compile few patterns for very many lines: the cheapest search there is."""
     made = re2.Set.SearchSet(options(max_mem=8 << 20))
     for entry in entries:
         made.Add(b"(?m)" + unbounded(entry.pattern).encode())
@@ -42,19 +42,21 @@ def _set(entries: Iterable[Entry]) -> Any:
     return made
 
 
-class _Nothing:
+class _NoMatches:
     def Match(self, text: bytes) -> tuple[int, ...]:
         return ()
 
 
-_NOTHING = _Nothing()
+_NO_MATCHES = _NoMatches()
 
 
-def _filter(entries: list[Entry]) -> Any:
-    """All patterns at once: words that each needs are looked for first, then only those that have theirs.
+def _regex_filter(entries: list[Entry]) -> Any:
+    """Compile all patterns together:
 
-    A set of RE2 would be three times as fast once its states are built, but building them for lines of every kind takes
-    twenty times as long as all of this.
+    RE2 looks for words that each needs first, then tries only patterns that have theirs.
+
+    A set of RE2 would be three times as fast once its states are built, but building them for lines of every kind
+    takes twenty times as long as all of this.
     """
     made = re2.Filter()
     each = options(max_mem=8 << 20, never_capture=True)
@@ -64,62 +66,67 @@ def _filter(entries: list[Entry]) -> Any:
         except re2.error as error:
             raise BadEntry(f"{entry.name}: {error}") from None
     if not entries:  # it would refuse to be asked
-        return _NOTHING
+        return _NO_MATCHES
     made.Compile()
     return made
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """What lines that differ in digits only have in common; `maybe`: entries that depend on the digits."""
+class LineEntries:
+    """The entries that match a line.
+
+    Those in `digit_dependent` match only some of the lines that differ in digits only.
+    """
 
     entries: tuple[Entry, ...]
-    maybe: tuple[Entry, ...]
-    test: Any
-    but: Callable[[list[Entry], bytes], list[Entry]]
+    digit_dependent: tuple[Entry, ...]
+    matcher: Any
+    exclude: Callable[[list[Entry], bytes], list[Entry]]
 
-    def by_digits(self, own: bytes) -> list[Entry]:
-        """Of those that depend on the digits, the ones that this line's are of."""
-        found = self.test.Match(own)
-        return self.but([self.maybe[index] for index in found], own) if found else []
+    def matching_digits(self, words: bytes) -> list[Entry]:
+        """Return the digit-dependent entries that match this line. `words`: the line without its prefixes."""
+        found = self.matcher.Match(words)
+        return self.exclude([self.digit_dependent[index] for index in found], words) if found else []
 
 
 class Catalogue:
-    """Entries, ready to be looked for."""
+    """Entries compiled for searching. Raises BadEntry if two have the same name."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries = tuple(entries)
-        seen: set[str] = set()
+        names: set[str] = set()
         for entry in self.entries:
-            if entry.name in seen:
+            if entry.name in names:
                 raise BadEntry(f"{entry.name}: there are two of this name")
-            seen.add(entry.name)
-        self._lined = [entry for entry in self.entries if not entry.reads_tracebacks]
-        self.of_tracebacks = [entry for entry in self.entries if entry.reads_tracebacks]
+            names.add(entry.name)
+        self._line_entries = [entry for entry in self.entries if not entry.is_for_tracebacks]
+        self.traceback_entries = [entry for entry in self.entries if entry.is_for_tracebacks]
 
     @cached_property
     def _by_digits(self) -> tuple[list[Entry], list[tuple[Entry, Words | None]]]:
-        """Entries that no digit tells apart, and those that one does, with words that they can't do without."""
-        apart = [one for one in self._lined if DIGIT.search(one.pattern)]
-        names = {one.name for one in apart}
-        return [one for one in self._lined if one.name not in names], [(one, words_of(one.pattern)) for one in apart]
+        """Return the entries that no digit affects, and the others with words that each of them requires."""
+        digit_dependent = [entry for entry in self._line_entries if DIGIT.search(entry.pattern)]
+        names = {one.name for one in digit_dependent}
+        return [one for one in self._line_entries if one.name not in names], [
+            (one, required_words(one.pattern)) for one in digit_dependent
+        ]
 
     @cached_property
     def _filter(self) -> Any:
-        return _filter(self._by_digits[0])
+        return _regex_filter(self._by_digits[0])
 
     @property
     def patterns(self) -> list[str]:
-        """Of all entries that are looked for on lines."""
-        return list(dict.fromkeys(entry.pattern for entry in self._lined))
+        """Return the patterns of all entries that match lines, without repeats."""
+        return list(dict.fromkeys(entry.pattern for entry in self._line_entries))
 
     @cached_property
-    def sieve(self) -> list[bytes]:
-        """What a line must have to be looked at: words that patterns can't do without, else the pattern itself."""
+    def prefilter_parts(self) -> list[bytes]:
+        """Return what a line must contain to be examined: words that patterns require, else the pattern itself."""
         words: set[tuple[str, bool]] = set()
         patterns: dict[str, None] = {}
-        for entry in self._lined:
-            if (found := words_of(entry.pattern)) is not None:
+        for entry in self._line_entries:
+            if (found := required_words(entry.pattern)) is not None:
                 words |= found
             else:
                 patterns[_NAMED_GROUP.sub("(?:", unbounded(_BEGIN.sub("", entry.pattern)))] = None
@@ -135,40 +142,45 @@ class Catalogue:
         return {}
 
     def compiled(self, pattern: str) -> Any:
-        """The pattern by itself, for its groups and its place on a line that is known to have it."""
+        """Return one pattern compiled by itself, to find its groups and its place on a line that matches."""
         if (found := self._compiled.get(pattern)) is None:
             found = self._compiled[pattern] = re2.compile(unbounded(pattern).encode(), options(max_mem=8 << 20))
         return found
 
-    def named(self, own: bytes) -> Named:
-        """What a line, without its prefixes, and all that differ from it in digits only have in common."""
-        alike, apart = self._by_digits
-        found = [alike[index] for index in self._filter.Match(own) or ()]
-        text = own.decode(errors="replace")
-        near = [one for one, words in apart if words is None or _has_any(words, text)]
-        maybe = [one for one in near if self.compiled(blinded(one.pattern)).search(own)]
-        return Named(tuple(self._but(found, own)), tuple(maybe), self._test(maybe), self._but)
+    def entries_for(self, words: bytes) -> LineEntries:
+        """Return the entries that match a line and all lines that differ from it in digits only.
 
-    def _test(self, entries: list[Entry]) -> Any:
+        `words`: without prefixes.
+        """
+        alike, apart = self._by_digits
+        found = [alike[index] for index in self._filter.Match(words) or ()]
+        text = words.decode(errors="replace")
+        near = [entry for entry, required in apart if required is None or _has_any(required, text)]
+        maybe = [one for one in near if self.compiled(digit_agnostic(one.pattern)).search(words)]
+        return LineEntries(
+            tuple(self._without_excluded(found, words)), tuple(maybe), self._matcher(maybe), self._without_excluded
+        )
+
+    def _matcher(self, entries: list[Entry]) -> Any:
         key = tuple(entry.name for entry in entries)
-        if (found := self._tests.get(key)) is None:
-            found = self._tests[key] = _set(entries) if entries else _NOTHING
+        if (found := self._matchers.get(key)) is None:
+            found = self._matchers[key] = _search_set(entries) if entries else _NO_MATCHES
         return found
 
     @cached_property
-    def _tests(self) -> dict[tuple[str, ...], Any]:
+    def _matchers(self) -> dict[tuple[str, ...], Any]:
         return {}
 
-    def on(self, own: bytes) -> list[Entry]:
-        """All entries that a line matches, the line without its prefixes."""
-        named = self.named(own)
-        return [*named.entries, *named.by_digits(own)]
+    def entries_on(self, words: bytes) -> list[Entry]:
+        """Return all entries that match a line. `words`: the line without its prefixes."""
+        named = self.entries_for(words)
+        return [*named.entries, *named.matching_digits(words)]
 
-    def _but(self, entries: list[Entry], own: bytes) -> list[Entry]:
-        return [entry for entry in entries if not entry.unless or not self.compiled(entry.unless).search(own)]
+    def _without_excluded(self, entries: list[Entry], words: bytes) -> list[Entry]:
+        return [entry for entry in entries if not entry.unless or not self.compiled(entry.unless).search(words)]
 
-    def without(self, framework: str) -> Catalogue:
-        """The catalogue of a site where nobody has heard of a framework."""
+    def without_framework(self, framework: str) -> Catalogue:
+        """Return the catalogue without a framework's entries, as for a site that has never seen it."""
         return Catalogue(entry for entry in self.entries if framework not in entry.frameworks)
 
     def frameworks(self) -> list[str]:
@@ -178,31 +190,32 @@ class Catalogue:
         return iter(self.entries)
 
 
-def shipped(path: Path) -> list[Entry]:
-    """Return the entries of one of the catalogue's own files."""
+def read_shipped_file(path: Path) -> list[Entry]:
+    """Return the entries of one of the catalogue's own files. Raises BadEntry if something in it is wrong."""
     try:
-        return entries_of(tomllib.loads(path.read_text(encoding="utf-8")), known=SHIPPED_FIELDS)
+        return parse_entries(tomllib.loads(path.read_text(encoding="utf-8")), allowed=SHIPPED_FIELDS)
     except tomllib.TOMLDecodeError as error:
         raise BadEntry(f"{path.name}: {error}") from None
 
 
 @cache
 def shipped_catalogue() -> Catalogue:
-    """What ships with Vigil."""
+    """Return the catalogue that ships with Vigil."""
     found: list[Entry] = []
     for path in sorted(SHIPPED.glob("*.toml")):
-        found += shipped(path)
+        found += read_shipped_file(path)
     return Catalogue(replace(entry, advice=entry.advice or CAUSES[entry.cause].advice) for entry in found)
 
 
 @lru_cache(maxsize=4)
-def extended(more: tuple[Entry, ...]) -> Catalogue:
-    """With the entries of a site, each in the place of one that ships under the same name."""
+def extended_catalogue(more: tuple[Entry, ...]) -> Catalogue:
+    """Return the shipped catalogue with a site's entries, each replacing a shipped one of the same name."""
     if not more:
         return shipped_catalogue()
     names = {entry.name for entry in more}
-    return Catalogue((*(entry for entry in shipped_catalogue() if entry.name not in names), *map(of_site, more)))
+    return Catalogue((*(entry for entry in shipped_catalogue() if entry.name not in names), *map(as_site_entry, more)))
 
 
-def of_site(entry: Entry) -> Entry:
+def as_site_entry(entry: Entry) -> Entry:
+    """Return the entry marked as the site's, with its cause's advice if it has none of its own."""
     return replace(entry, advice=entry.advice or CAUSES[entry.cause].advice, is_site=True)

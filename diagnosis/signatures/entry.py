@@ -18,22 +18,22 @@ Scope = Literal["program", "kernel", "slurm", "trainer"]
 
 
 class BadEntry(ValueError):
-    """An entry that can't be taken in, in a sentence for whoever wrote it."""
+    """An entry is invalid; the message says why to whoever wrote it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One thing that software says when something goes wrong, or when nothing does.
+    """One thing that software prints when something goes wrong, or when nothing does.
 
-    `role`: a *root* may be the cause; an *echo* follows from something else, and `cause` is what it would be alone; a
-    *confirmation* supports its cause and is never enough; an *exit* tells how a process ended (groups `rank`, `node`,
-    `code`, `signal`); *handled*: what was said just before was survived; *completed*: the run came to its end.
-    `is_generic`: any other entry on the line knows better. `unless`: the line means something else if it matches this.
-    `exception`, `frame`, `during`: for tracebacks: patterns of the exception's class and of a frame's "path:function",
-    and what was being done (operations.toml); `pattern` is then looked for in the exception's message.
-    `frameworks`: what a site would not run if it ran none of these, so that the catalogue can be judged without them.
-    `heading`: what happened, where the cause's own title says too little; only in the catalogue that ships.
-    `is_site`: written by the sysadmins of this site, and no key of a file.
+    `role`: a *root* may be the cause; an *echo* follows from something else, and `cause` is what it would mean alone;
+    a *confirmation* supports its cause and is never enough; an *exit* reports how a process ended (groups `rank`,
+    `node`, `code`, `signal`); *handled*: what was printed just before was survived; *completed*: the run reached its
+    end. `is_generic`: any other entry that matches the line is preferred. `unless`: the line means something else if
+    it matches this. `exception`, `frame`, `during`: for tracebacks: patterns of the exception's class and of a frame's
+    "path:function", and what the program was doing (operations.toml); `pattern` then applies to the exception's
+    message. `frameworks`: a site that runs none of these would not need the entry; the catalogue can be scored without
+    them. `heading`: what happened, where the cause's own title says too little; only in the shipped catalogue.
+    `is_site`: written by the sysadmins of this site; not a key of a file.
     """
 
     name: str
@@ -67,12 +67,12 @@ class Entry:
             raise BadEntry(f"{self.name}: a {self.role} is of some cause")
 
     @property
-    def reads_tracebacks(self) -> bool:
+    def is_for_tracebacks(self) -> bool:
         return bool(self.exception)
 
     @property
     def patterns(self) -> dict[str, str]:
-        """What it looks for, by the field that says so."""
+        """Return the entry's patterns by the field that has each."""
         return {name: value for name in PATTERNS if (value := getattr(self, name))}
 
 
@@ -82,12 +82,12 @@ SHIPPED_FIELDS = (*FIELDS, "heading")
 LISTS = ("during", "frameworks")
 
 
-def entry_of(raw: Mapping[str, Any], *, known: tuple[str, ...] = FIELDS, **defaults: Any) -> Entry:
-    """An entry from its table in TOML; BadEntry where something in it is not what it should be."""
+def parse_entry(raw: Mapping[str, Any], *, allowed: tuple[str, ...] = FIELDS, **defaults: Any) -> Entry:
+    """Return an entry from its TOML table. Raises BadEntry if a field is unknown, missing or of the wrong type."""
     values = {**defaults, **raw}
     name = values.get("name", "an entry")
-    if odd := set(values) - set(known):
-        raise BadEntry(f"{name}: {', '.join(sorted(odd))} is nothing that an entry has")
+    if unknown := set(values) - set(allowed):
+        raise BadEntry(f"{name}: {', '.join(sorted(unknown))} is nothing that an entry has")
     for key in ("name", "role", "cause", "source"):
         if not isinstance(values.get(key), str) or not values[key]:
             raise BadEntry(f"{name}: it has no {key}")
@@ -95,13 +95,13 @@ def entry_of(raw: Mapping[str, Any], *, known: tuple[str, ...] = FIELDS, **defau
         value = values.get(key, [])
         values[key] = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else value
     for key, value in values.items():
-        _check_kind(name, key, value)
+        _check_type(name, key, value)
     return Entry(**values)
 
 
-def _check_kind(name: str, key: str, value: object) -> None:
+def _check_type(name: str, key: str, value: object) -> None:
     if key in LISTS:
-        if not isinstance(value, tuple) or not all(isinstance(one, str) for one in value):
+        if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
             raise BadEntry(f"{name}: {key} is a list of words")
     elif key == "is_generic":
         if not isinstance(value, bool):
@@ -110,10 +110,10 @@ def _check_kind(name: str, key: str, value: object) -> None:
         raise BadEntry(f"{name}: {key} is text")
 
 
-def read(text: str, **defaults: Any) -> list[Entry]:
-    """Return the entries of one file: tables `[[entry]]`, before them what is the same for all.
+def read_entries(text: str, **defaults: Any) -> list[Entry]:
+    """Return the entries of one file: tables `[[entry]]`, preceded by values that all of them share.
 
-    Raises tomllib.TOMLDecodeError where it is not TOML, and BadEntry for everything else that is wrong with it.
+    Raises tomllib.TOMLDecodeError if it is not TOML, and BadEntry for everything else that is wrong with it.
     """
     try:
         raw = bounded.toml(text, BOUNDS)
@@ -121,11 +121,12 @@ def read(text: str, **defaults: Any) -> list[Entry]:
         raise
     except (ValueError, RecursionError) as error:  # out of bounds, or a number of thousands of digits
         raise BadEntry(str(error)) from None
-    return entries_of(raw, **defaults)
+    return parse_entries(raw, **defaults)
 
 
-def entries_of(raw: dict[str, Any], *, known: tuple[str, ...] = FIELDS, **defaults: Any) -> list[Entry]:
+def parse_entries(raw: dict[str, Any], *, allowed: tuple[str, ...] = FIELDS, **defaults: Any) -> list[Entry]:
+    """Return the entries of a decoded file. Raises BadEntry."""
     entries = raw.pop("entry", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise BadEntry("an entry is a table: [[entry]]")
-    return [entry_of(entry, known=known, **{**defaults, **raw}) for entry in entries]
+    return [parse_entry(entry, allowed=allowed, **{**defaults, **raw}) for entry in entries]

@@ -1,6 +1,6 @@
-"""What a program was doing when it raised: told by the frames of its traceback, from the innermost outwards.
+"""Recognize what a program was doing when it raised, from the frames of its traceback.
 
-operations.toml has them, in the order in which they are tried for each frame.
+operations.toml lists the operations, in the order in which they are tried for each frame.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from diagnosis.logs.tracebacks import Frame
+from diagnosis.logs.tracebacks import StackFrame
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing that programs do: by a frame's function, its path (as "path:function"), or its line of code."""
+    """One thing that programs do, recognized by a frame's function, its path ("path:function") or its line of code."""
 
     name: str
     about: str
@@ -25,7 +25,7 @@ class Operation:
     paths: re.Pattern[str] | None
     code: re.Pattern[str] | None
 
-    def fits(self, frame: Frame) -> bool:
+    def matches(self, frame: StackFrame) -> bool:
         return bool(
             (self.functions and self.functions.fullmatch(frame.function))
             or (self.paths and self.paths.search(f"{frame.path}:{frame.function}"))
@@ -35,22 +35,24 @@ class Operation:
 
 @cache
 def operations() -> tuple[Operation, ...]:
-    told = tomllib.loads(Path(__file__).with_name("operations.toml").read_text(encoding="utf-8"))
+    """Return all operations of operations.toml."""
+    document = tomllib.loads(Path(__file__).with_name("operations.toml").read_text(encoding="utf-8"))
     keys = ("functions", "paths", "code")
     return tuple(
-        Operation(one["name"], one["about"], *(_any_of(one.get(key, ())) for key in keys)) for one in told["operation"]
+        Operation(table["name"], table["about"], *(_alternation(table.get(key, ())) for key in keys))
+        for table in document["operation"]
     )
 
 
-def _any_of(patterns: Sequence[str]) -> re.Pattern[str] | None:
+def _alternation(patterns: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(f"(?:{pattern})" for pattern in patterns)) if patterns else None
 
 
-def operations_of(frames: Sequence[Frame]) -> tuple[str, ...]:
-    """Everything that was being done, the innermost first: reading data in an import is both."""
+def operations_of(frames: Sequence[StackFrame]) -> tuple[str, ...]:
+    """Return all operations of a stack, innermost first: reading data within an import is both."""
     found: dict[str, None] = {}
     for frame in reversed(frames):
         for operation in operations():
-            if operation.fits(frame):
+            if operation.matches(frame):
                 found.setdefault(operation.name)
     return tuple(found)

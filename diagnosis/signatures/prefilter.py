@@ -1,4 +1,4 @@
-"""All patterns of a catalogue at once: an automaton that finds too much, and what names it."""
+"""Search a block for all patterns of a catalogue at once, then classify the lines that it finds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from functools import lru_cache
 
 import re2
 
-from diagnosis.logs.prefixes import prefix_of
+from diagnosis.logs.prefixes import parse_prefix
 from diagnosis.regex import options
-from diagnosis.signatures.catalogue import Catalogue, Named
+from diagnosis.signatures.catalogue import Catalogue, LineEntries
 
-KNOWN = 20_000  # different lines remembered, of all logs
+CACHE_SIZE = 20_000  # different lines remembered, of all logs
 DIGITS = bytes.maketrans(b"123456789", b"000000000")
 # What tells of structure, beside the entries: where a traceback begins, and where it ends.
 _STRUCTURE = (
@@ -23,45 +23,47 @@ _STRUCTURE = (
 
 
 @dataclass(frozen=True, slots=True)
-class KnownLine:
-    """What lines that differ in digits only have in common."""
+class LineKind:
+    """What all lines that differ in digits only have in common."""
 
-    named: Named
+    entries: LineEntries
     is_anchored: bool  # some entries that depend on its digits are of its own first words
     is_structure: bool
-    is_telling: bool
+    is_relevant: bool
 
 
-class Sieve:
-    """All that a catalogue looks for as one automaton, which finds too much, and what names it."""
+class Prefilter:
+    """One automaton for everything that a catalogue looks for. It finds too much; `kind_of` sorts that out."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
-        self.known: dict[bytes, KnownLine] = {}
+        self.cache: dict[bytes, LineKind] = {}
         structure = b"|".join(b"(?:(?m)" + pattern + b")" for pattern in _STRUCTURE)
         self._structure = re2.compile(structure, options(never_capture=True))
-        self.search = re2.compile(b"|".join([*catalogue.sieve, structure]), options(never_capture=True)).search
+        self.search = re2.compile(
+            b"|".join([*catalogue.prefilter_parts, structure]), options(never_capture=True)
+        ).search
 
-    def named(self, line: bytes) -> KnownLine:
-        """What a line is that is not known yet; from now on all that differ from it in digits only are."""
-        if len(self.known) >= KNOWN:
-            self.known.clear()
-        found = self.known[line.translate(DIGITS)] = self._named(line)
+    def kind_of(self, line: bytes) -> LineKind:
+        """Classify a new line, and with it all lines that differ from it in digits only."""
+        if len(self.cache) >= CACHE_SIZE:
+            self.cache.clear()
+        found = self.cache[line.translate(DIGITS)] = self._classify(line)
         return found
 
-    def _named(self, line: bytes) -> KnownLine:
-        named = self.catalogue.named(own_words(line))
+    def _classify(self, line: bytes) -> LineKind:
+        named = self.catalogue.entries_for(without_prefixes(line))
         is_structure = self._structure.search(line) is not None
-        is_anchored = any("^" in entry.pattern for entry in named.maybe)
-        return KnownLine(named, is_anchored, is_structure, bool(named.entries or named.maybe or is_structure))
+        is_anchored = any("^" in entry.pattern for entry in named.digit_dependent)
+        return LineKind(named, is_anchored, is_structure, bool(named.entries or named.digit_dependent or is_structure))
 
 
 @lru_cache(maxsize=4)
-def sieve_of(catalogue: Catalogue) -> Sieve:
-    return Sieve(catalogue)
+def prefilter_of(catalogue: Catalogue) -> Prefilter:
+    return Prefilter(catalogue)
 
 
-def own_words(line: bytes) -> bytes:
-    """The line without its prefixes."""
+def without_prefixes(line: bytes) -> bytes:
+    """Return the line without its prefixes."""
     text = line.decode(errors="replace")
-    return text[prefix_of(text).length :].encode()
+    return text[parse_prefix(text).length :].encode()

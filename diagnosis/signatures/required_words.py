@@ -1,4 +1,4 @@
-"""Of a pattern, words of which every match holds one: what a sieve can look for in place of the pattern.
+"""Derive from a pattern words of which every match contains at least one, for the prefilter to search instead.
 
 A thousand patterns in one automaton have more states than it can keep; their words alone make one that reads a log at
 the speed of memory. What it finds too much is left to the filter.
@@ -12,9 +12,9 @@ from functools import cache
 
 Words = frozenset[tuple[str, bool]]
 """Each word, and whether in any case."""
-SHORTEST = 6  # shorter ones are on every other line
-LONGEST = 24
-COMMON = frozenset(
+MIN_RARE_LETTERS = 6  # shorter ones are on every other line
+MAX_LETTERS = 24
+COMMON_WORDS = frozenset(
     """the a an of to in on at is was for with from and or not no as by be it that this are has have
     train training trainer checkpoint checkpoints processes process grad norm gradient loss step steps iteration
     iterations epoch epochs rank ranks node nodes error errors warning warnings memory model models data file files
@@ -32,17 +32,19 @@ _TOKEN = re.compile(
 )
 
 
-def words_of(pattern: str) -> Words | None:
-    """The words, at least one of which is in whatever matches; None where there are none that are rare enough."""
-    found = _Reader(pattern).alternatives()
-    if found is None or min(map(_rarity, found)) < SHORTEST:
+def required_words(pattern: str) -> Words | None:
+    """Return words, at least one of which is in every match; None if no choice of words is rare enough."""
+    found = _PatternReader(pattern).alternatives()
+    if found is None or min(map(_rarity, found)) < MIN_RARE_LETTERS:
         return None
-    return frozenset((word[:LONGEST].lower() if any_case else word[:LONGEST], any_case) for word, any_case in found)
+    return frozenset(
+        (word[:MAX_LETTERS].lower() if any_case else word[:MAX_LETTERS], any_case) for word, any_case in found
+    )
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """What of one alternative has been read: the best words so far, and the letters that stand side by side."""
+    """One alternative as read so far: its best words, and the letters that stand side by side."""
 
     best: Words | None = None
     run: str = ""
@@ -57,43 +59,43 @@ class _Sequence:
             self.best = words
 
 
-class _Reader:
-    """Reads a pattern once, from left to right."""
+class _PatternReader:
+    """Read a pattern once, from left to right."""
 
     def __init__(self, pattern: str) -> None:
         self._tokens = _TOKEN.finditer(pattern)
         self._any_case = False
-        self._kept: re.Match[str] | None = None
+        self._pending: re.Match[str] | None = None
 
     def alternatives(self) -> Words | None:
-        """Up to the end of a group, or of the pattern: words of every alternative; None where one has none."""
+        """Read to the end of a group or the pattern; return words of every alternative, None if one has none."""
         any_case = self._any_case
         found: set[tuple[str, bool]] = set()
         is_whole, sequence = True, _Sequence()
         while (token := self._next()) is not None and not token["close"]:
             if token["bar"]:
-                is_whole = self._take(sequence, found) and is_whole
+                is_whole = self._add_alternative(sequence, found) and is_whole
                 sequence = _Sequence()
             else:
-                self._one(token, sequence)
-        is_whole = self._take(sequence, found) and is_whole
+                self._read_token(token, sequence)
+        is_whole = self._add_alternative(sequence, found) and is_whole
         self._any_case = any_case
         return frozenset(found) if is_whole else None
 
-    def _take(self, sequence: _Sequence, found: set[tuple[str, bool]]) -> bool:
+    def _add_alternative(self, sequence: _Sequence, found: set[tuple[str, bool]]) -> bool:
         sequence.end_run(self._any_case)
         if sequence.best is None:
             return False
         found |= sequence.best
         return True
 
-    def _one(self, token: re.Match[str], sequence: _Sequence) -> None:
+    def _read_token(self, token: re.Match[str], sequence: _Sequence) -> None:
         if token["run"]:
             sequence.run += token["run"]
             return
         letter = token["escaped"] or token["letter"]
         if letter is not None:
-            times = self._times()
+            times = self._repetitions()
             if times != 0:
                 sequence.run += letter
             if times != 1:  # it may be there again, and then the letters around it do not stand side by side
@@ -109,20 +111,20 @@ class _Reader:
                 self._any_case = (before or "i" in flags) and "i" not in without
             inner = self.alternatives()
             self._any_case = before
-            if self._times() != 0:
+            if self._repetitions() != 0:
                 sequence.offer(inner)
         elif token["set"] or token["class"]:
-            self._times()
+            self._repetitions()
 
     def _next(self) -> re.Match[str] | None:
-        kept, self._kept = self._kept, None
-        return kept if kept is not None else next(self._tokens, None)
+        pending, self._pending = self._pending, None
+        return pending if pending is not None else next(self._tokens, None)
 
-    def _times(self) -> int:
-        """How often what was read has to be there: 1 where no count follows, 0 if it may be missing, else 2."""
+    def _repetitions(self) -> int:
+        """Return how often the last token must occur: 1 if no count follows, 0 if it may be missing, else 2."""
         token = self._next()
         if token is None or not token["count"]:
-            self._kept = token
+            self._pending = token
             return 1
         return 0 if token["count"][0] in "*?" or token["least"] == "0" else 2
 
@@ -132,7 +134,7 @@ def _worth(words: Words) -> tuple[int, int]:
 
 
 def _rarity(word: tuple[str, bool]) -> int:
-    """How many letters of it are not of a word that every log is full of."""
+    """Count the letters that do not belong to a word that every log is full of."""
     return _rarity_of(word[0])
 
 
@@ -144,5 +146,5 @@ def _rarity_of(word: str) -> int:
 
 @cache
 def _is_common(part: str) -> bool:
-    """Whether it is such a word, or a piece of one."""
-    return any(part in common for common in COMMON)
+    """Return whether the letters are a common word or a piece of one."""
+    return any(part in common for common in COMMON_WORDS)

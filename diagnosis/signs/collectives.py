@@ -1,4 +1,4 @@
-"""Which collective operation each rank hung in, by the watchdogs' lines: who is behind, or called something else."""
+"""Find which rank is behind, or called another collective, from the watchdog lines of several ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from diagnosis.logs.prefixes import Prefix
-from diagnosis.scanned_log import Scanned
+from diagnosis.scanned_log import ScannedLog
 from diagnosis.signs.sign import Sign
 
 _WORK = re.compile(
@@ -18,8 +18,8 @@ _GROUP = re.compile(r"\[PG (?:ID )?(?P<group>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """One rank's, when its watchdog gave up."""
+class PendingCollective:
+    """The collective operation that one rank was in when its watchdog gave up."""
 
     rank: int
     seq: int
@@ -29,36 +29,42 @@ class Work:
     prefix: Prefix
 
 
-def signs_of(scanned: Scanned) -> list[Sign]:
-    """Of the first process group that several ranks tell of: a mismatch is a root, who is behind a confirmation."""
-    works: dict[str, dict[int, Work]] = {}
-    for told in scanned.told.values():
-        for hit in told.hits:
+def signs_of_collectives(scanned: ScannedLog) -> list[Sign]:
+    """Return at most one sign, of the first process group that several ranks report.
+
+    A mismatch is a root; a rank that is behind is a confirmation of a timeout.
+    """
+    works: dict[str, dict[int, PendingCollective]] = {}
+    for entry_hits in scanned.entry_hits.values():
+        for hit in entry_hits.hits:
             if (found := _WORK.search(hit.text)) is None or hit.prefix.rank is None:
                 continue
             group = _GROUP.search(hit.text)
             what = f"{found['op']} of {found['numel_in'] or '?'} to {found['numel_out'] or '?'} numbers"
-            work = Work(hit.prefix.rank, int(found["seq"]), what, hit.line, hit.text, hit.prefix)
+            work = PendingCollective(hit.prefix.rank, int(found["seq"]), what, hit.line, hit.text, hit.prefix)
             works.setdefault(group["group"] if group else "", {}).setdefault(work.rank, work)
     for by_rank in works.values():
-        if len(by_rank) > 1 and (sign := _of_group(scanned.name, list(by_rank.values()))) is not None:
+        if len(by_rank) > 1 and (sign := _sign_of_group(scanned.name, list(by_rank.values()))) is not None:
             return [sign]
     return []
 
 
-def _of_group(name: str, works: list[Work]) -> Sign | None:
+def _sign_of_group(name: str, works: list[PendingCollective]) -> Sign | None:
     lowest = min(work.seq for work in works)
     if all(work.seq == lowest for work in works):
         usual, count = Counter(work.what for work in works).most_common(1)[0]
         odd = [work for work in works if work.what != usual]
         if not odd or count < len(odd):
             return None
-        one = odd[0]
-        text = f"at sequence number {lowest} rank {one.rank} is in {one.what}, the others in {usual}"
-        return Sign(name, one.line, text, "collective.mismatch", "root", one.prefix, of="collectives")
+        outlier = odd[0]
+        text = f"at sequence number {lowest} rank {outlier.rank} is in {outlier.what}, the others in {usual}"
+        return Sign(name, outlier.line, text, "collective.mismatch", "root", outlier.prefix, source_kind="collectives")
     behind = [work for work in works if work.seq == lowest]
     if len(behind) * 2 > len(works):
         return None
-    one = behind[0]
-    text = f"rank {one.rank} is behind: at sequence number {lowest}, the others up to {max(work.seq for work in works)}"
-    return Sign(name, one.line, text, "collective.timeout", "confirmation", one.prefix, of="collectives")
+    outlier = behind[0]
+    highest = max(work.seq for work in works)
+    text = f"rank {outlier.rank} is behind: at sequence number {lowest}, the others up to {highest}"
+    return Sign(
+        name, outlier.line, text, "collective.timeout", "confirmation", outlier.prefix, source_kind="collectives"
+    )

@@ -1,4 +1,4 @@
-"""From what a log says to what may be a cause: each sign with its place, its time, whose it is."""
+"""Turn the scan of a log into signs, each with its place, its time and its rank."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from diagnosis.causes import UNKNOWN
 from diagnosis.logs import progress
 from diagnosis.logs.prefixes import Prefix
 from diagnosis.logs.tracebacks import Traceback
-from diagnosis.scanned_log import Hit, Scanned
+from diagnosis.scanned_log import Hit, ScannedLog
 from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.signatures.entry import Entry
 from diagnosis.signatures.operations import operations_of
 from diagnosis.signs import collectives
 from diagnosis.signs.sign import PRINTED, Sign
-from diagnosis.signs.survival import survive
+from diagnosis.signs.survival import mark_survived
 
 # Said about what may be, not what is: what stands behind these words on a line is no evidence.
-_ADVICE = re.compile(
+_HEDGING_WORDS = re.compile(
     rb"\b(?:might be|may be|could be|can be|possibly|probably|perhaps|consider|try |e\.g\.|such as|for example|hint|"
     rb"tip|if you|in case|to avoid|to prevent|instead of|see also|suggest\w*|recommend\w*|make sure|please check|"
     rb"usually)\b",
     re.IGNORECASE,
 )
 # Types that code raises and catches every day: of a chain, what came after them says more.
-_DAILY = frozenset(
+_COMMON_EXCEPTIONS = frozenset(
     """KeyError AttributeError StopIteration IndexError ImportError ModuleNotFoundError TypeError ValueError Empty
     LookupError FileNotFoundError UnicodeDecodeError NotImplementedError AssertionError EntryNotFoundError
     LocalEntryNotFoundError TimeoutError OSError HTTPError ConnectionError ConnectionRefusedError gaierror
@@ -35,72 +35,79 @@ _DAILY = frozenset(
 )
 
 
-class Clock:
-    """When a line was written, by the stamps around it."""
+class LineClock:
+    """Date a line by the stamps around it."""
 
     def __init__(self, stamps: Sequence[tuple[int, float]]) -> None:
         self._lines = [line for line, _ in stamps]
         self._stamps = [stamp for _, stamp in stamps]
 
     def at(self, line: int) -> float | None:
+        """Return when the line was written in Unix seconds, by the last stamp before it, or the first of all; None
+        without any.
+        """
         index = bisect.bisect_right(self._lines, line) - 1
         if index >= 0:
             return self._stamps[index]
         return self._stamps[0] if self._stamps else None
 
 
-def signs_of(scanned: Scanned, catalogue: Catalogue) -> list[Sign]:
-    """The signs of one log, in the order of its lines."""
-    clock = Clock(scanned.stamps)
-    found = [_of_hit(scanned, hit, told.count) for told in scanned.told.values() for hit in told.hits]
-    found = [sign for sign in found if sign.line not in scanned.within and not _is_advice(sign, catalogue)]
-    passing_on = set()
+def signs_of_log(scanned: ScannedLog, catalogue: Catalogue) -> list[Sign]:
+    """Return the signs of one log in the order of its lines; those that the run survived are marked."""
+    clock = LineClock(scanned.stamps)
+    found = [
+        _sign_of_hit(scanned, hit, entry_hits.count)
+        for entry_hits in scanned.entry_hits.values()
+        for hit in entry_hits.hits
+    ]
+    found = [sign for sign in found if sign.line not in scanned.traceback_lines and not _is_advice(sign, catalogue)]
+    relayed_lines = set()
     for traceback, prefix in scanned.tracebacks:
         if not traceback.is_stack and traceback.type:
-            found.append(of_traceback(scanned.name, traceback, prefix, catalogue))
-            passing_on |= {one.line for one in traceback.chain if one.wraps is not None} - {found[-1].line}
-    found = _one_a_place([sign for sign in found if sign.line not in passing_on])
-    found += collectives.signs_of(scanned)
-    if (sign := _of_course(scanned)) is not None:
+            found.append(sign_of_traceback(scanned.name, traceback, prefix, catalogue))
+            relayed_lines |= {link.line for link in traceback.chain if link.wraps is not None} - {found[-1].line}
+    found = _one_per_line([sign for sign in found if sign.line not in relayed_lines])
+    found += collectives.signs_of_collectives(scanned)
+    if (sign := _sign_of_loss(scanned)) is not None:
         found.append(sign)
     for summary in scanned.summaries:
         found.append(Sign(scanned.name, summary.line, summary.text, UNKNOWN, "exit", Prefix(), groups=summary.groups))
     for sign in found:
         sign.at = sign.prefix.stamp if sign.prefix.stamp is not None else clock.at(sign.line)
-    survive(scanned, found)
+    mark_survived(scanned, found)
     return sorted(found, key=lambda sign: sign.line)
 
 
-def _of_hit(scanned: Scanned, hit: Hit, count: int) -> Sign:
+def _sign_of_hit(scanned: ScannedLog, hit: Hit, count: int) -> Sign:
     entry = hit.entry
     of = ""
-    if scanned.is_of_job:
+    if scanned.is_from_job:
         of = PRINTED if entry.scope == "kernel" else ""
     elif scanned.kind in {"kernel", "nvidia-smi"} and entry.role in {"root", "confirmation"}:
         of = "kernel"
     return Sign(
         scanned.name, hit.line, hit.text[hit.prefix.length :], entry.cause, entry.role, hit.prefix, entry, count=count,
-        groups=hit.groups, of=of, is_of_folder=scanned.is_of_folder,
+        groups=hit.groups, source_kind=of, is_from_job_folder=scanned.is_from_job_folder,
     )  # fmt: skip
 
 
-def _of_course(scanned: Scanned) -> Sign | None:
-    """What the loss itself says, where it went wrong by the end."""
-    went = progress.course([mark for mark, _ in scanned.marks])
-    if went is None:
+def _sign_of_loss(scanned: ScannedLog) -> Sign | None:
+    """Return a sign of the loss itself where it went wrong by the end."""
+    outcome = progress.loss_outcome([mark for mark, _ in scanned.marks])
+    if outcome is None:
         return None
-    cause = "numerics.nan" if went.kind == "nan" else "numerics.divergence"
-    prefix = next((prefix for mark, prefix in scanned.marks if mark.line == went.line), Prefix())
+    cause = "numerics.nan" if outcome.kind == "nan" else "numerics.divergence"
+    prefix = next((prefix for mark, prefix in scanned.marks if mark.line == outcome.line), Prefix())
     prefix = replace(prefix, level="")  # that a line tells a loss as news is no word on what the loss is
-    return Sign(scanned.name, went.line, went.text, cause, "root", prefix, of="course")
+    return Sign(scanned.name, outcome.line, outcome.text, cause, "root", prefix, source_kind="course")
 
 
 def _is_advice(sign: Sign, catalogue: Catalogue) -> bool:
-    """Whether the line only says what might be."""
+    """Return whether the line only says what might be: the match follows words such as "may be" or "try"."""
     if sign.entry is None or sign.role not in {"root", "confirmation"}:
         return False
     text = sign.text.encode()
-    if (advice := _ADVICE.search(text)) is None:
+    if (advice := _HEDGING_WORDS.search(text)) is None:
         return False
     found = catalogue.compiled(sign.entry.pattern).search(text)
     return found is not None and advice.start() < int(found.start())
@@ -109,29 +116,35 @@ def _is_advice(sign: Sign, catalogue: Catalogue) -> bool:
 # Tracebacks.
 
 
-def of_traceback(name: str, traceback: Traceback, prefix: Prefix, catalogue: Catalogue) -> Sign:
-    """The sign that a traceback is: of its chain the link that says where it began."""
+def sign_of_traceback(name: str, traceback: Traceback, prefix: Prefix, catalogue: Catalogue) -> Sign:
+    """Return the sign of a traceback: of its chain, the link that shows where the failure began."""
     chain = traceback.chain
-    judged = [(link, *classify(link, catalogue, outer=chain[index + 1 :])) for index, link in enumerate(chain)]
-    root = _root_of(judged)
+    judged = [
+        (link, *classify_exception(link, catalogue, outer=chain[index + 1 :])) for index, link in enumerate(chain)
+    ]
+    root = _root_of_chain(judged)
     link, entry, cause, role, doing = root
     line = link.line or link.first
-    said = link.text if link.wraps is None else f"{link.text} {link.wraps.text}"
-    return Sign(name, line, said[:1000], cause, role, prefix, entry, link, doing)
+    text = link.text if link.wraps is None else f"{link.text} {link.wraps.text}"
+    return Sign(name, line, text[:1000], cause, role, prefix, entry, link, doing)
 
 
-def _root_of(
+def _root_of_chain(
     judged: list[tuple[Traceback, Entry | None, str, str, tuple[str, ...]]],
 ) -> tuple[Traceback, Entry | None, str, str, tuple[str, ...]]:
-    """Of a chain the first that says something of its own; of a wrapper what it wraps, if that has a name."""
+    """Return the first link of a chain with a cause of its own; of a wrapper what it wraps, if that has a name."""
     if judged[0][3] == "echo" and judged[-1][0].wraps is None:  # raised while a peer's loss was dealt with
         return judged[0]
-    specific = [one for one in judged if one[1] is not None and not one[1].is_generic and one[3] == "root"]
+    specific = [
+        candidate
+        for candidate in judged
+        if candidate[1] is not None and not candidate[1].is_generic and candidate[3] == "root"
+    ]
     for one in specific:
         is_last = one is judged[-1]
         if (
             is_last
-            or one[0].name not in _DAILY
+            or one[0].name not in _COMMON_EXCEPTIONS
             or one[0] is judged[-1][0].wraps
             or all(other[1] is None or other[1].is_generic for other in judged if other is not one)
         ):
@@ -139,29 +152,38 @@ def _root_of(
     if specific:
         return specific[-1]
     roots = [one for one in judged if one[3] == "root"]
-    own = [one for one in roots if one[0].name not in _DAILY] or roots or judged
+    own_words = [one for one in roots if one[0].name not in _COMMON_EXCEPTIONS] or roots or judged
     last = judged[-1]
-    if last in own or last[0].wraps is None:
+    if last in own_words or last[0].wraps is None:
         # Raised while another was handled: the handler's own is the program's word, unless it only passes on.
-        return own[0] if own[0][0].name not in _DAILY else last if last[3] == "root" else own[0]
-    return own[0]
+        return (
+            own_words[0]
+            if own_words[0][0].name not in _COMMON_EXCEPTIONS
+            else last
+            if last[3] == "root"
+            else own_words[0]
+        )
+    return own_words[0]
 
 
-def classify(
+def classify_exception(
     link: Traceback, catalogue: Catalogue, outer: Iterable[Traceback] = ()
 ) -> tuple[Entry | None, str, str, tuple[str, ...]]:
-    """What one exception means: by its words, then its class and what was being done; else it is the program's own."""
+    """Return (entry, cause, role, operations) of one exception: by its message, then by its class and operations.
+
+    Without a matching entry the cause is program.exception. `outer`: the later links of the chain.
+    """
     doing = operations_of(link.frames)
-    for one in outer:
-        doing += tuple(name for name in operations_of(one.frames) if name not in doing)
+    for frame_link in outer:
+        doing += tuple(name for name in operations_of(frame_link.frames) if name not in doing)
     candidates: list[tuple[int, int, Entry]] = []
     for index, line in enumerate(_lines(link)):
-        for entry in catalogue.on(line.encode()):
+        for entry in catalogue.entries_on(line.encode()):
             if entry.role in {"root", "echo"} and not (index and entry.is_generic):
-                candidates.append((_weight(entry) - (index > 0), -index, entry))
-    for entry in catalogue.of_tracebacks:
-        if fits(entry, link, doing, catalogue):
-            candidates.append((_weight(entry), 0, entry))
+                candidates.append((_specificity(entry) - (index > 0), -index, entry))
+    for entry in catalogue.traceback_entries:
+        if matches_traceback(entry, link, doing, catalogue):
+            candidates.append((_specificity(entry), 0, entry))
     if not candidates:
         return None, "program.exception", "root", doing
     _, _, best = max(candidates, key=lambda one: (*one[:2], one[2].is_site))
@@ -173,7 +195,7 @@ def _lines(link: Traceback) -> list[str]:
     return [f"{link.type}: {lines[0]}" if lines[0] else link.type, *lines[1:20]]
 
 
-def _weight(entry: Entry) -> int:
+def _specificity(entry: Entry) -> int:
     if entry.is_generic:
         return 1 if entry.pattern else 0
     if not entry.exception:
@@ -181,7 +203,8 @@ def _weight(entry: Entry) -> int:
     return 2 + 3 * bool(entry.pattern) + 2 * bool(entry.during) + 2 * bool(entry.frame)
 
 
-def fits(entry: Entry, link: Traceback, doing: tuple[str, ...], catalogue: Catalogue) -> bool:
+def matches_traceback(entry: Entry, link: Traceback, doing: tuple[str, ...], catalogue: Catalogue) -> bool:
+    """Return whether an entry for tracebacks matches one exception."""
     kind = link.type if "." in entry.exception.replace(r"\.", "") and "\\." in entry.exception else link.name
     matches = catalogue.compiled(entry.exception).fullmatch  # RE2's, as all that sites may write
     if not matches(kind.encode()) and not matches(link.type.encode()):
@@ -198,8 +221,8 @@ def fits(entry: Entry, link: Traceback, doing: tuple[str, ...], catalogue: Catal
     return any(search(f"{frame.path}:{frame.function}".encode()) for frame in link.frames)
 
 
-def _one_a_place(signs: list[Sign]) -> list[Sign]:
-    """One sign for a line: of several that say what it means, the most telling."""
+def _one_per_line(signs: list[Sign]) -> list[Sign]:
+    """Keep one sign per line: the most specific of several that give it a meaning."""
     by_line: dict[int, list[Sign]] = {}
     for sign in signs:
         by_line.setdefault(sign.line, []).append(sign)
@@ -211,13 +234,16 @@ def _one_a_place(signs: list[Sign]) -> list[Sign]:
         if exits:
             found.append(max(exits, key=lambda sign: len(sign.groups)))
         if meant:
-            found.append(max(meant, key=_tells))
+            found.append(max(meant, key=_priority))
     return found
 
 
-def _tells(sign: Sign) -> tuple[int, bool, bool, int]:
-    """Of two that are equally specific the site's: who wrote it knows what the line means there."""
+def _priority(sign: Sign) -> tuple[int, bool, bool, int]:
+    """Rank signs of one line.
+
+    Of two equally specific ones the site's wins: its author knows what the line means there.
+    """
     if sign.traceback is not None:
         return (10 if sign.entry is None or not sign.entry.is_generic else 2, False, True, 0)
     assert sign.entry is not None
-    return (_weight(sign.entry), sign.entry.is_site, sign.entry.role == "root", len(sign.entry.pattern))
+    return (_specificity(sign.entry), sign.entry.is_site, sign.entry.role == "root", len(sign.entry.pattern))

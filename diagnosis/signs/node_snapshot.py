@@ -1,8 +1,8 @@
-"""A last look at a node, as its launcher took it right after the failure: what was full, and what the kernel said.
+"""Read the snapshot of a node that its launcher took right after the failure: what was full, what the kernel said.
 
-A file of the job's own folder: every field is checked, lines of the kernel go through the catalogue like any log, and
-what speaks of another job's processes or GPUs on the same machine is left out. The job can replace the file, so it
-confirms no failure of hardware (docs/decisions/0030).
+It is a file in the job's own folder: every field is checked, kernel lines go through the catalogue like any log, and
+lines about another job's processes or GPUs on the same machine are dropped. The job can replace the file, so it
+confirms no hardware failure (docs/decisions/0030).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from diagnosis.logs.files import Log
 from diagnosis.logs.prefixes import Prefix
-from diagnosis.signs.rank_exits import End, failures
+from diagnosis.signs.rank_exits import RankExit, failures
 from diagnosis.signs.sign import Sign
 from gpus.pci import normalised
 from vigil_core import untrusted
@@ -38,8 +38,11 @@ _NODE = re.compile(r"[A-Za-z][\w-]*(?:\.[\w-]+)*")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What was seen of one node. None, or nothing, is what could not be seen: `not_seen` says why."""
+class NodeSnapshot:
+    """The state of one node after a failure.
+
+    A field is None or empty where it could not be read: `unavailable` says why.
+    """
 
     node: str
     at: float
@@ -52,7 +55,7 @@ class Look:
     has_others: bool = False
     """Whether the group held processes of others, too."""
     shm_total_mib: int | None = None
-    shm_most_mib: int | None = None
+    shm_peak_mib: int | None = None
     free_mib: int | None = None
     inodes: int | None = None
     inodes_free: int | None = None
@@ -61,22 +64,24 @@ class Look:
     kernel: list[tuple[float, str]] = field(default_factory=list)
     nvidia_smi: str = ""
     buses: frozenset[str] = frozenset()
-    not_seen: dict[str, str] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
 
     @property
     def saw_kernel(self) -> bool:
-        return "kernel" not in self.not_seen
+        return "kernel" not in self.unavailable
 
 
-def parse(told: dict[str, Any], *, node: str) -> Look | None:
-    """One node's look, or None where it is none."""
-    at = untrusted.number(told.get("at"), untrusted.END_OF_TIME)
-    if told.get("version") != 1 or at is None:
+def parse_snapshot(document: dict[str, Any], *, node: str) -> NodeSnapshot | None:
+    """Return one node's snapshot, or None if the document is not one."""
+    at = untrusted.number(document.get("at"), untrusted.END_OF_TIME)
+    if document.get("version") != 1 or at is None:
         return None
-    memory, shm, disk = (_table(told.get(name)) for name in ("memory", "shm", "disk"))
-    missing = {untrusted.line(name, 40): untrusted.line(why, 200) for name, why in _table(told.get("not_seen")).items()}
-    gpus = told.get("gpus")
-    return Look(
+    memory, shm, disk = (_table(document.get(name)) for name in ("memory", "shm", "disk"))
+    missing = {
+        untrusted.line(name, 40): untrusted.line(why, 200) for name, why in _table(document.get("not_seen")).items()
+    }
+    gpus = document.get("gpus")
+    return NodeSnapshot(
         node=node,
         at=at,
         group=untrusted.line(memory.get("path"), 400),
@@ -85,15 +90,15 @@ def parse(told: dict[str, Any], *, node: str) -> Look | None:
         limit_mib=untrusted.count(memory.get("limit_mib"), 1 << 40),
         has_others=memory.get("has_others") is True,
         shm_total_mib=untrusted.count(shm.get("total_mib"), 1 << 40),
-        shm_most_mib=untrusted.count(shm.get("most_mib"), 1 << 40),
+        shm_peak_mib=untrusted.count(shm.get("most_mib"), 1 << 40),
         free_mib=untrusted.count(disk.get("free_mib"), 1 << 50),
         inodes=untrusted.count(disk.get("inodes"), 1 << 62),
         inodes_free=untrusted.count(disk.get("inodes_free"), 1 << 62),
         problem=untrusted.line(disk.get("problem"), 100),
-        kernel=list(_lines(told.get("kernel"))),
-        nvidia_smi=untrusted.plain(said) if isinstance(said := told.get("nvidia_smi"), str) else "",
-        buses=frozenset(map(_bus, gpus[:64])) - {""} if isinstance(gpus, list) else frozenset(),
-        not_seen=dict(list(missing.items())[:10]),
+        kernel=list(_kernel_lines(document.get("kernel"))),
+        nvidia_smi=untrusted.plain(text) if isinstance(text := document.get("nvidia_smi"), str) else "",
+        buses=frozenset(map(_bus_address, gpus[:64])) - {""} if isinstance(gpus, list) else frozenset(),
+        unavailable=dict(list(missing.items())[:10]),
     )
 
 
@@ -101,126 +106,144 @@ def _table(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _lines(value: object) -> Iterator[tuple[float, str]]:
-    for one in value[:KERNEL_LINES] if isinstance(value, list) else ():
-        if isinstance(one, list) and len(one) == 2 and isinstance(one[1], str):
-            at = untrusted.number(one[0], untrusted.END_OF_TIME)
+def _kernel_lines(value: object) -> Iterator[tuple[float, str]]:
+    for item in value[:KERNEL_LINES] if isinstance(value, list) else ():
+        if isinstance(item, list) and len(item) == 2 and isinstance(item[1], str):
+            at = untrusted.number(item[0], untrusted.END_OF_TIME)
             if at is not None:
-                yield at, untrusted.line(one[1], 1024)
+                yield at, untrusted.line(item[1], 1024)
 
 
-def _bus(told: object) -> str:
-    return normalised(untrusted.name(told, 40))
+def _bus_address(value: object) -> str:
+    return normalised(untrusted.name(value, 40))
 
 
 # What it shows.
 
 
-def signs_of(look: Look, ends: Sequence[End]) -> list[Sign]:
-    """Memory that processes were killed for, and what was full. `ends`: of the ranks on this node."""
-    return [*_of_memory(look, ends), *_of_shm(look), *_of_disk(look)]
+def signs_of_snapshot(snapshot: NodeSnapshot, ends: Sequence[RankExit]) -> list[Sign]:
+    """Return signs of processes killed for memory and of what was full. `ends`: of the ranks on this node."""
+    return [*_memory_signs(snapshot, ends), *_shm_signs(snapshot), *_disk_signs(snapshot)]
 
 
-def _of_memory(look: Look, ends: Sequence[End]) -> Iterator[Sign]:
-    """The kernel's count is a root: of a group that others are in only where a rank was killed as well."""
+def _memory_signs(snapshot: NodeSnapshot, ends: Sequence[RankExit]) -> Iterator[Sign]:
+    """Yield a root for kills that the kernel counted; if others share the control group, only where a rank was killed
+    too.
+    """
     killed = [end for end in failures(ends) if end.signal == SIGKILL]
-    if look.oom_kills:
-        what = "a process was" if look.oom_kills == 1 else f"{look.oom_kills:,} processes were"
-        role = "root" if killed or not look.has_others else "confirmation"
-        yield _sign(look, f"{what} killed for memory{_peak(look)}", "memory.host_oom", role, killed, of="kernel")
-    elif look.oom_kills is None and look.limit_mib and (look.peak_mib or 0) >= NEARLY_FULL * look.limit_mib:
-        yield _sign(look, f"memory was full{_peak(look)}", "memory.host_oom", "confirmation", killed)
+    if snapshot.oom_kills:
+        what = "a process was" if snapshot.oom_kills == 1 else f"{snapshot.oom_kills:,} processes were"
+        role = "root" if killed or not snapshot.has_others else "confirmation"
+        yield _sign(
+            snapshot,
+            f"{what} killed for memory{_describe_peak(snapshot)}",
+            "memory.host_oom",
+            role,
+            killed,
+            of="kernel",
+        )
+    elif (
+        snapshot.oom_kills is None
+        and snapshot.limit_mib
+        and (snapshot.peak_mib or 0) >= NEARLY_FULL * snapshot.limit_mib
+    ):
+        yield _sign(snapshot, f"memory was full{_describe_peak(snapshot)}", "memory.host_oom", "confirmation", killed)
 
 
-def _peak(look: Look) -> str:
-    if look.peak_mib is None or look.limit_mib is None:
+def _describe_peak(snapshot: NodeSnapshot) -> str:
+    if snapshot.peak_mib is None or snapshot.limit_mib is None:
         return ""
-    return f": {look.peak_mib / 1024:,.1f} of {look.limit_mib / 1024:,.1f} GiB were used at the most"
+    return f": {snapshot.peak_mib / 1024:,.1f} of {snapshot.limit_mib / 1024:,.1f} GiB were used at the most"
 
 
-def _of_shm(look: Look) -> Iterator[Sign]:
-    total, most = look.shm_total_mib, look.shm_most_mib
+def _shm_signs(snapshot: NodeSnapshot) -> Iterator[Sign]:
+    total, most = snapshot.shm_total_mib, snapshot.shm_peak_mib
     if total and most is not None and most >= FULL * total:
-        yield _sign(look, f"/dev/shm was full: {most:,} of {total:,} MiB", "memory.shm", "confirmation")
+        yield _sign(snapshot, f"/dev/shm was full: {most:,} of {total:,} MiB", "memory.shm", "confirmation")
 
 
-def _of_disk(look: Look) -> Iterator[Sign]:
-    if look.problem == "EDQUOT":
+def _disk_signs(snapshot: NodeSnapshot) -> Iterator[Sign]:
+    if snapshot.problem == "EDQUOT":
         text = "the quota of the run directory's file system was used up"
-    elif look.inodes and look.inodes_free == 0:
-        text = f"the run directory's file system had none of its {look.inodes:,} inodes left"
-    elif look.problem == "ENOSPC" or (look.free_mib is not None and look.free_mib < LEAST_FREE_MIB):
+    elif snapshot.inodes and snapshot.inodes_free == 0:
+        text = f"the run directory's file system had none of its {snapshot.inodes:,} inodes left"
+    elif snapshot.problem == "ENOSPC" or (snapshot.free_mib is not None and snapshot.free_mib < LEAST_FREE_MIB):
         text = "the run directory's file system was full"
     else:
-        if look.problem:
-            said = f"nothing could be written to the run directory: {look.problem}"
-            yield _sign(look, said, "storage.io", "confirmation")
+        if snapshot.problem:
+            problem = f"nothing could be written to the run directory: {snapshot.problem}"
+            yield _sign(snapshot, problem, "storage.io", "confirmation")
         return
-    yield _sign(look, text, "storage.full", "confirmation")
+    yield _sign(snapshot, text, "storage.full", "confirmation")
 
 
-def _sign(look: Look, text: str, cause: str, role: str, ends: Sequence[End] = (), *, of: str = "look") -> Sign:
+def _sign(
+    snapshot: NodeSnapshot, text: str, cause: str, role: str, ends: Sequence[RankExit] = (), *, of: str = "look"
+) -> Sign:
     first = ends[0] if ends else None
-    at = first.at if first and first.at is not None else look.at
-    prefix = Prefix(rank=first.rank if first else None, node=look.node, stamp=at, is_dated=True)
-    return Sign(_name(look), 0, text, cause, role, prefix, of=of, is_of_folder=True)
+    at = first.at if first and first.at is not None else snapshot.at
+    prefix = Prefix(rank=first.rank if first else None, node=snapshot.node, stamp=at, is_dated=True)
+    return Sign(_source_name(snapshot), 0, text, cause, role, prefix, source_kind=of, is_from_job_folder=True)
 
 
-def _name(look: Look) -> str:
-    return f"last look at {look.node}" if look.node else "last look"
+def _source_name(snapshot: NodeSnapshot) -> str:
+    return f"last look at {snapshot.node}" if snapshot.node else "last look"
 
 
-def logs_of(look: Look, ends: Sequence[End]) -> Iterator[Log]:
-    """What is read like any log: the kernel's, and what `nvidia-smi -q` said."""
-    node = look.node if _NODE.fullmatch(look.node) else "node"
-    elsewhere = _is_elsewhere(look, ends)
+def logs_of_snapshot(snapshot: NodeSnapshot, ends: Sequence[RankExit]) -> Iterator[Log]:
+    """Yield the parts that are read like any log: kernel lines, and the output of `nvidia-smi -q`."""
+    node = snapshot.node if _NODE.fullmatch(snapshot.node) else "node"
+    is_unrelated = _other_jobs_filter(snapshot, ends)
     lines = [
         f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S.%f}+0000 {node} kernel: {text}\n"
-        for at, text in look.kernel
-        if not elsewhere(at, text)
+        for at, text in snapshot.kernel
+        if not is_unrelated(at, text)
     ]
-    for name, text in (("kernel", "".join(lines)), ("nvidia-smi", _own_gpus(look))):
+    for name, text in (("kernel", "".join(lines)), ("nvidia-smi", _smi_report_of_job(snapshot))):
         if text:
             data = text.encode(errors="replace")
-            yield Log(f"{_name(look)}: {name}", io.BytesIO(data), len(data))
+            yield Log(f"{_source_name(snapshot)}: {name}", io.BytesIO(data), len(data))
 
 
-def _own_gpus(look: Look) -> str:
-    """What `nvidia-smi -q` said of the job's own GPUs, as far as it is known which those are."""
-    if not look.buses:
-        return look.nvidia_smi
-    head, *sections = re.split(r"(?m)^(?=GPU [0-9A-Fa-f]{4,8}:)", look.nvidia_smi)
-    own = [section for section in sections if _bus(section.split(None, 2)[1]) in look.buses]
-    return "".join((head, *own))
+def _smi_report_of_job(snapshot: NodeSnapshot) -> str:
+    """Return the part of `nvidia-smi -q` about the job's own GPUs, as far as these are known."""
+    if not snapshot.buses:
+        return snapshot.nvidia_smi
+    head, *sections = re.split(r"(?m)^(?=GPU [0-9A-Fa-f]{4,8}:)", snapshot.nvidia_smi)
+    job_sections = [section for section in sections if _bus_address(section.split(None, 2)[1]) in snapshot.buses]
+    return "".join((head, *job_sections))
 
 
-def _is_elsewhere(look: Look, ends: Sequence[End]) -> Callable[[float, str], bool]:
-    """Whether a line of the kernel is not of this job: of another's GPU, or of a process that was killed for memory
-    before the ranks started or in a control group that they are not in.
+def _other_jobs_filter(snapshot: NodeSnapshot, ends: Sequence[RankExit]) -> Callable[[float, str], bool]:
+    """Return a function that tells whether a kernel line is about another job: another job's GPU, or a process that
+    was killed for memory before the ranks started or in a control group that they are not in.
     """
     pids = {str(end.pid) for end in ends if end.pid}
     began = min((end.at - end.seconds for end in ends if end.at and end.seconds is not None), default=0.0)
-    own = {
+    job_pids = {
         kill["pid"]
-        for at, text in look.kernel
-        if at >= began and (kill := _KILL.search(text)) and (kill["pid"] in pids or _is_within(kill["group"], look))
+        for at, text in snapshot.kernel
+        if at >= began and (kill := _KILL.search(text)) and (kill["pid"] in pids or _is_within(kill["group"], snapshot))
     }
-    told = {kill["pid"] for _, text in look.kernel if (kill := _KILL.search(text))}
+    killed_pids = {kill["pid"] for _, text in snapshot.kernel if (kill := _KILL.search(text))}
 
-    def is_elsewhere(at: float, text: str) -> bool:
-        if (found := _XID.search(text)) and look.buses:
-            return _bus(found["bus"]) not in look.buses
+    def is_unrelated(at: float, text: str) -> bool:
+        if (found := _XID.search(text)) and snapshot.buses:
+            return _bus_address(found["bus"]) not in snapshot.buses
         if not _KILLED_FOR_MEMORY.search(text):
             return False
         if at < began:
             return True
         if named := set(_PIDS.findall(text)):
-            return not named & (pids | own) and (look.oom_kills == 0 or named <= told)
-        return bool(told) and not own
+            return not named & (pids | job_pids) and (snapshot.oom_kills == 0 or named <= killed_pids)
+        return bool(killed_pids) and not job_pids
 
-    return is_elsewhere
+    return is_unrelated
 
 
-def _is_within(group: str, look: Look) -> bool:
-    """Whether a control group is the launcher's own or below it; below the root are all, so there it is that alone."""
-    return group == look.group or (look.group not in {"", "/"} and group.startswith(f"{look.group}/"))
+def _is_within(group: str, snapshot: NodeSnapshot) -> bool:
+    """Return whether a control group is the launcher's or below it.
+
+    All groups are below the root, so there only that counts.
+    """
+    return group == snapshot.group or (snapshot.group not in {"", "/"} and group.startswith(f"{snapshot.group}/"))

@@ -1,4 +1,4 @@
-"""A sign: something in a log or a record that may be the cause of a failure, or came of it."""
+"""A sign: something in a log or a record that may be the cause of a failure, or follow from it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _RANK = re.compile(
 
 
 @cache
-def rank_in(name: str) -> int | None:
-    """The rank whose log a file is, by its name."""
+def rank_in_file_name(name: str) -> int | None:
+    """Return the rank that a log belongs to by its file name, or None."""
     found = _RANK.search(name)
     return int(next(filter(None, found.groups()))) if found else None
 
@@ -39,7 +39,10 @@ PRINTED = "printed"
 
 @dataclass(slots=True)
 class Sign:
-    """Something that may be the cause, or came of it."""
+    """Something that may be the cause of a failure, or follow from it.
+
+    `at` in Unix seconds; `survived` says why it is no cause after all; `line` is 0 for records without lines.
+    """
 
     file: str
     line: int
@@ -49,29 +52,31 @@ class Sign:
     prefix: Prefix
     entry: Entry | None = None
     traceback: Traceback | None = None
-    doing: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
     count: int = 1
     at: float | None = None
     survived: str = ""  # why it is no cause after all
     groups: dict[str, str] = field(default_factory=dict)
-    of: str = ""  # kernel, slurm, flight …: the kind of source, where that says more than the entry
-    is_of_folder: bool = False
+    source_kind: str = ""  # kernel, slurm, flight …: the kind of source, where that says more than the entry
+    is_from_job_folder: bool = False
     """Whether the launcher left it in the job's folder, where the job itself can write whatever it likes."""
 
     @property
     def witness(self) -> Witness:
-        """Return whose word it is: any program may print what looks like a kernel's line, or write it to its folder."""
-        found = _WITNESSES.get(self.of, "program")
-        return "launcher" if found == "machine" and self.is_of_folder else found
+        """Return who reported the sign: any program may print what looks like a kernel line, or write it to its
+        folder.
+        """
+        found = _WITNESSES.get(self.source_kind, "program")
+        return "launcher" if found == "machine" and self.is_from_job_folder else found
 
     @property
     def rank(self) -> int | None:
         if self.prefix.rank is not None:
             return self.prefix.rank
-        told = self.groups.get("rank", "")
-        if told.isdigit() and len(told) < 8:
-            return int(told)
-        return self.prefix.local_rank if self.prefix.local_rank is not None else rank_in(self.file)
+        group = self.groups.get("rank", "")
+        if group.isdigit() and len(group) < 8:
+            return int(group)
+        return self.prefix.local_rank if self.prefix.local_rank is not None else rank_in_file_name(self.file)
 
     @property
     def node(self) -> str:
@@ -83,7 +88,7 @@ class Sign:
 
     @property
     def scope(self) -> str:
-        return self.of or (self.entry.scope if self.entry is not None else "program")
+        return self.source_kind or (self.entry.scope if self.entry is not None else "program")
 
 
 _WORDS = {
@@ -101,22 +106,22 @@ _CODES = ("code", "exit", "command", "status", "seff")  # groups, as one pattern
 _SIGNALS = ("signal", "number", "ps", "ucx")
 
 
-def code_of(sign: Sign) -> int:
-    """The exit code that a line tells, 128 and more of a signal; 1 where it tells none."""
+def exit_code_of(sign: Sign) -> int:
+    """Return the exit code that a line reports, 128 + number for a signal; 1 if it names neither."""
     for name in _CODES:
-        told = sign.groups.get(name, "")
-        if told.lstrip("-").isdigit():
-            code = int(told[:6])
+        group = sign.groups.get(name, "")
+        if group.lstrip("-").isdigit():
+            code = int(group[:6])
             return 128 - code if code < 0 else code
     for name in _SIGNALS:
         if word := sign.groups.get(name, "").lower().removeprefix("signal "):
-            number = int(word[:3]) if word.isdigit() else _WORDS.get(word) or _number_of(word)
+            number = int(word[:3]) if word.isdigit() else _WORDS.get(word) or _signal_number(word)
             return 128 + number if number else 1
     return 1
 
 
-def _number_of(word: str) -> int:
-    """Of SIGKILL, or of KILL."""
+def _signal_number(word: str) -> int:
+    """Return the number of SIGKILL or KILL; 0 if there is no such signal."""
     name = word.upper()
     found = signal.Signals.__members__.get(name if name.startswith("SIG") else f"SIG{name}")
     return int(found) if found is not None else 0

@@ -37,16 +37,21 @@ _REASONS = {
 
 
 def signs_of_record(kind: str, name: str, text: str) -> list[Sign]:
-    return _of_sacct(name, text) if kind == "sacct" else _of_scontrol(name, text)
+    """Return the signs of a table by sacct (`kind` is "sacct") or of `scontrol show job`."""
+    return _sacct_signs(name, text) if kind == "sacct" else _scontrol_signs(name, text)
 
 
-def _of_sacct(name: str, text: str) -> list[Sign]:
-    """A table by sacct, with or without -P: of the job what its last row says, of its steps what memory took."""
+def _sacct_signs(name: str, text: str) -> list[Sign]:
+    """Read a table by sacct, with or without -P: the job's last row, and steps that were killed for memory."""
     lines = [line for line in text.splitlines() if line.strip()]
     at = next((index for index, line in enumerate(lines) if re.match(r" *JobID", line)), None)
     if at is None:
         return []
-    split = _by_bar if "|" in lines[at] else _by_column(lines[at], lines[at + 1] if at + 1 < len(lines) else "")
+    split = (
+        _split_at_bars
+        if "|" in lines[at]
+        else _column_splitter(lines[at], lines[at + 1] if at + 1 < len(lines) else "")
+    )
     head = [column.strip() for column in split(lines[at])]
     found: list[Sign] = []
     jobs: dict[str, Sign] = {}
@@ -56,7 +61,7 @@ def _of_sacct(name: str, text: str) -> list[Sign]:
         state = cells.get("State", "")
         if not re.match(r"\d", job) or not state:
             continue
-        sign = _of_state(
+        sign = _sign_of_state(
             name,
             number,
             line.strip(),
@@ -74,18 +79,18 @@ def _of_sacct(name: str, text: str) -> list[Sign]:
     return found + list(jobs.values())
 
 
-def _by_bar(line: str) -> list[str]:
+def _split_at_bars(line: str) -> list[str]:
     return line.split("|")
 
 
-def _by_column(head: str, rule: str) -> Any:
+def _column_splitter(head: str, rule: str) -> Any:
     if re.fullmatch(r"[- ]+", rule.strip() or "x"):
         spans = [(match.start(), match.end()) for match in re.finditer(r"-+", rule)]
         return lambda line: [line[start : end + 1] for start, end in spans]
     return lambda line: re.split(r" {2,}|\t", line.strip())
 
 
-def _of_state(name: str, number: int, line: str, state: str, exit_code: str, end: str, node: str) -> Sign | None:
+def _sign_of_state(name: str, number: int, line: str, state: str, exit_code: str, end: str, node: str) -> Sign | None:
     word = state.split()[0].rstrip("+")
     cause, role = _STATES.get(word, ("", ""))
     if word.startswith("CANCELLED"):
@@ -105,18 +110,27 @@ def _of_state(name: str, number: int, line: str, state: str, exit_code: str, end
             groups = {"signal": number_of_signal}
     if role == "exit" and node and re.fullmatch(r"[\w.-]+", node):
         groups["node"] = node
-    return Sign(name, number, line, cause, role, Prefix(stamp=_moment(end), is_dated=True), groups=groups, of="slurm")
+    return Sign(
+        name,
+        number,
+        line,
+        cause,
+        role,
+        Prefix(stamp=_unix_time(end), is_dated=True),
+        groups=groups,
+        source_kind="slurm",
+    )
 
 
-def _moment(text: str) -> float | None:
+def _unix_time(text: str) -> float | None:
     try:
         return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
     except ValueError:
         return None
 
 
-def _of_scontrol(name: str, text: str) -> list[Sign]:
-    """What `scontrol show job` prints of one job, or of several."""
+def _scontrol_signs(name: str, text: str) -> list[Sign]:
+    """Read what `scontrol show job` prints of one or several jobs."""
     found: list[Sign] = []
     for record in re.finditer(r"(?ms)^\s*JobId=\d+ .*?(?=^\s*JobId=\d+ |\Z)", text):
         words = dict(re.findall(r"(\w+)=(\S*)", record[0]))
@@ -124,7 +138,7 @@ def _of_scontrol(name: str, text: str) -> list[Sign]:
         offset = next((index for index, line in enumerate(record[0].split("\n")) if "JobState=" in line), 0)
         line = record[0].split("\n")[offset].strip()
         node = words.get("NodeList", "")
-        sign = _of_state(
+        sign = _sign_of_state(
             name,
             start + offset,
             line,

@@ -1,4 +1,4 @@
-"""What a run has outlived is no cause: steps came after it, the end that was meant, or other words of its own."""
+"""Mark what a run has survived, which is no cause: steps, a planned end or ordinary output came after it."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import bisect
 from collections.abc import Sequence
 
 from diagnosis.causes import UNKNOWN
-from diagnosis.logs.progress import Mark
-from diagnosis.scanned_log import Scanned
-from diagnosis.signs.sign import Sign, code_of
+from diagnosis.logs.progress import StepMark
+from diagnosis.scanned_log import ScannedLog
+from diagnosis.signs.sign import Sign, exit_code_of
 
 STEPS_AFTER = 2  # from which on a run is known to have gone on
-ORDINARY = 6  # lines by which a program shows that it went on
-STARTED_ANEW = 25  # lines after which a log that had ended goes on with the next attempt
+MIN_ORDINARY_LINES = 6  # lines by which a program shows that it went on
+RESTART_LINES = 25  # lines after which a log that had ended goes on with the next attempt
 STEPS_ELSEWHERE = 10  # of another log, whose clock may be another
-GOES_ON_S = 30.0  # after which a step in another log is not of before
+CONTINUES_AFTER_S = 30.0  # after which a step in another log is not of before
 HANDLED_WITHIN = 12  # lines, for somebody to say that what was said was survived
 
 
-def survive(scanned: Scanned, signs: list[Sign]) -> None:
-    """Mark what the run has outlived: two more steps came after it, the end that was meant to come, or so it says."""
+def mark_survived(scanned: ScannedLog, signs: list[Sign]) -> None:
+    """Mark the signs of one log that the run survived: two more steps, its planned end, or its own word for it."""
     marks = [mark for mark, _ in scanned.marks]
-    failed = max((sign.line for sign in signs if sign.role == "exit" and code_of(sign)), default=0)
+    failed = max((sign.line for sign in signs if sign.role == "exit" and exit_code_of(sign)), default=0)
     completed = [sign for sign in signs if sign.role == "completed" and sign.line > failed]
     for sign in signs:
         if sign.role == "completed" and sign.line <= failed:
             sign.survived = "a process failed after it"
     handled = [sign for sign in signs if sign.role == "handled"]
     for sign in signs:
-        if sign.role not in {"root", "echo", "exit"} or sign.of == "course":
+        if sign.role not in {"root", "echo", "exit"} or sign.source_kind == "course":
             continue
         steps = _steps_after(marks, sign.line)
         if steps >= STEPS_AFTER:
             sign.survived = "the run went on after it"
-        elif any(one.line > sign.line for one in completed) and (steps or not _is_raised(sign)):
+        elif any(other.line > sign.line for other in completed) and (steps or not _is_raised(sign)):
             sign.survived = "the run came to its end after it"
         elif any(
             0 < one.line - sign.line <= HANDLED_WITHIN and one.prefix.stream == sign.prefix.stream for one in handled
@@ -41,51 +41,51 @@ def survive(scanned: Scanned, signs: list[Sign]) -> None:
             sign.survived = "the program dealt with it"
         elif sign.traceback is not None and _is_logged_only(scanned, sign):
             sign.survived = "it was only logged, and the program went on"
-    _meet_late(marks, signs)
-    _outlive(scanned, [sign for sign in signs if sign.role == "root" and not sign.survived])
+    _demote_late_rendezvous(marks, signs)
+    _mark_outlived_roots(scanned, [sign for sign in signs if sign.role == "root" and not sign.survived])
 
 
-def _meet_late(marks: Sequence[Mark], signs: Sequence[Sign]) -> None:
-    """Ranks that had met and trained, and can't meet once more since one is gone, only tell of that one."""
-    are_told = [sign.line for sign in signs if sign.role == "echo" and sign.cause == UNKNOWN]
+def _demote_late_rendezvous(marks: Sequence[StepMark], signs: Sequence[Sign]) -> None:
+    """Turn a failed rendezvous of ranks that had already trained into an echo: they only miss one that is gone."""
+    echo_lines = [sign.line for sign in signs if sign.role == "echo" and sign.cause == UNKNOWN]
     for sign in signs:
         is_late = len({mark.step for mark in marks if mark.line < sign.line}) >= STEPS_AFTER
-        if sign.role == "root" and sign.cause == "rendezvous.failed" and is_late and are_told[-1:] > [sign.line]:
+        if sign.role == "root" and sign.cause == "rendezvous.failed" and is_late and echo_lines[-1:] > [sign.line]:
             sign.role, sign.cause = "echo", UNKNOWN
 
 
-def outlive(scanned: Sequence[Scanned], signs: Sequence[Sign]) -> None:
-    """Of several logs: what ranks saw of others, or how they ended, where another log goes on after it."""
+def mark_survived_elsewhere(scanned: Sequence[ScannedLog], signs: Sequence[Sign]) -> None:
+    """Mark echoes and exits in one log where another log goes on training after them."""
     if len(scanned) < 2:
         return
     troubled = {sign.file for sign in signs if sign.role in {"root", "echo", "exit"} and not sign.survived}
     steps = [
-        (one.name, sorted((prefix.stamp, mark.step) for mark, prefix in one.marks if prefix.stamp is not None))
-        for one in scanned
-        if one.name not in troubled
+        (log.name, sorted((prefix.stamp, mark.step) for mark, prefix in log.marks if prefix.stamp is not None))
+        for log in scanned
+        if log.name not in troubled
     ]
     for sign in signs:
         if sign.role not in {"echo", "exit"} or sign.survived or sign.at is None:
             continue
         for name, marks in steps:
-            after = marks[bisect.bisect_right(marks, (sign.at + GOES_ON_S, float("inf"))) :]
+            after = marks[bisect.bisect_right(marks, (sign.at + CONTINUES_AFTER_S, float("inf"))) :]
             if name != sign.file and len({step for _, step in after}) >= STEPS_ELSEWHERE:
                 sign.survived = "the run went on after it"
                 break
 
 
-def _is_logged_only(scanned: Scanned, sign: Sign) -> bool:
-    """Whether a logger printed the traceback as a warning, and its stream said more after it."""
+def _is_logged_only(scanned: ScannedLog, sign: Sign) -> bool:
+    """Return whether a logger printed the traceback as a warning, and its stream went on."""
     assert sign.traceback is not None
     frames = sign.traceback.frames
     if frames and frames[0].function == "<module>":  # nobody caught it
         return False
-    level = scanned.before.get(sign.traceback.chain[0].first) or scanned.before.get(sign.traceback.first)
-    return level == "warning" and _ordinary_after(scanned, sign, None) >= ORDINARY
+    level = scanned.level_before.get(sign.traceback.chain[0].first) or scanned.level_before.get(sign.traceback.first)
+    return level == "warning" and _ordinary_after(scanned, sign, None) >= MIN_ORDINARY_LINES
 
 
-def _outlive(scanned: Scanned, roots: list[Sign]) -> None:
-    """Of two in one stream, the program went on for a while after the earlier: then it was not what ended it."""
+def _mark_outlived_roots(scanned: ScannedLog, roots: list[Sign]) -> None:
+    """Mark the earlier of two roots in one stream where the program went on for a while between them."""
     for sign in roots:
         if sign.scope == "kernel":
             continue
@@ -94,24 +94,28 @@ def _outlive(scanned: Scanned, roots: list[Sign]) -> None:
             continue
         for other in roots:
             is_later = other.line > sign.line and other.prefix.stream == sign.prefix.stream and other.scope != "slurm"
-            if is_later and _knows_as_much(other, sign) and _ordinary_after(scanned, sign, other.line) >= ORDINARY:
+            if (
+                is_later
+                and _is_as_specific(other, sign)
+                and _ordinary_after(scanned, sign, other.line) >= MIN_ORDINARY_LINES
+            ):
                 sign.survived = "the program went on after it, until something else ended it"
                 break
 
 
-def _is_of_next_attempt(scanned: Scanned, other: Sign, sign: Sign) -> bool:
-    """Whether so much was written between a scheduler's end and another root that it is the next attempt's."""
+def _is_of_next_attempt(scanned: ScannedLog, other: Sign, sign: Sign) -> bool:
+    """Return whether so much was printed between a scheduler's end and another root that it is the next attempt's."""
     if other.line <= sign.line or other.scope == "slurm":
         return False
     between = sum(
         bisect.bisect_left(lines, other.line) - bisect.bisect_right(lines, sign.line)
-        for lines in scanned.ordinary.values()
+        for lines in scanned.ordinary_lines.values()
     )
-    return between >= STARTED_ANEW
+    return between >= RESTART_LINES
 
 
-def _knows_as_much(other: Sign, sign: Sign) -> bool:
-    """Whether the later one is no vaguer than the earlier: a program's end mostly names less than what began it."""
+def _is_as_specific(other: Sign, sign: Sign) -> bool:
+    """Return whether the later sign is no vaguer than the earlier: a program's end mostly names less than its cause."""
     return _vagueness(other) <= _vagueness(sign)
 
 
@@ -119,9 +123,9 @@ def _vagueness(sign: Sign) -> int:
     return 2 if sign.entry is None else int(sign.is_generic)
 
 
-def _ordinary_after(scanned: Scanned, sign: Sign, until: int | None) -> int:
-    """Lines of the same stream after it, up to another, that say nothing of failures."""
-    lines = scanned.ordinary.get(sign.prefix.stream, [])
+def _ordinary_after(scanned: ScannedLog, sign: Sign, until: int | None) -> int:
+    """Count the lines of the same stream after a sign, up to another line, that report no failure."""
+    lines = scanned.ordinary_lines.get(sign.prefix.stream, [])
     first = bisect.bisect_right(lines, sign.line)
     return (bisect.bisect_left(lines, until) if until is not None else len(lines)) - first
 
@@ -130,6 +134,6 @@ def _is_raised(sign: Sign) -> bool:
     return sign.traceback is not None and sign.traceback.is_whole
 
 
-def _steps_after(marks: Sequence[Mark], line: int) -> int:
+def _steps_after(marks: Sequence[StepMark], line: int) -> int:
     index = bisect.bisect_right([mark.line for mark in marks], line)
     return len({mark.step for mark in marks[index:]})

@@ -1,14 +1,14 @@
-"""The log that every entry of a site is tried on: what healthy runs print, then lines that nearly are its example.
+"""Generate the log that every site entry is tried on: output of healthy runs, and lines that nearly match its example.
 
-It is made, not kept, and is the same each time.
+It is generated, not stored, and the same each time.
 """
 
 from __future__ import annotations
 
 import random
 
-ORDINARY = 4 << 20  # bytes
-NEAR = 1 << 20
+HEALTHY_BYTES = 4 << 20  # bytes
+NEAR_BYTES = 1 << 20
 SAME = 3  # how often a line is there again with nothing changed, as rank after rank prints it
 LONG = 100_000  # one line that has no end
 
@@ -33,8 +33,8 @@ _FORMS = (
 )
 
 
-def ordinary(size: int = ORDINARY) -> bytes:
-    """Lines of runs in which nothing is wrong."""
+def healthy_log(size: int = HEALTHY_BYTES) -> bytes:
+    """Return about `size` bytes of output from healthy runs."""
     chance = random.Random(14)
     lines: list[bytes] = []
     made = 0
@@ -49,8 +49,8 @@ def ordinary(size: int = ORDINARY) -> bytes:
     return b"".join(lines)
 
 
-def near(example: str, size: int = NEAR) -> bytes:
-    """Lines that begin like the example, or have all of it but a letter, alone and over and over."""
+def near_matches(example: str, size: int = NEAR_BYTES) -> bytes:
+    """Return lines that begin like the example, or have all of it but a letter, alone and over and over."""
     words = example.encode()[:1000] or b"x"
     long = words[:-1] * (LONG // max(1, len(words) - 1) + 1)
     lines = [long[:LONG], words[:1] * LONG]

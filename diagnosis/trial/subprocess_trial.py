@@ -1,4 +1,4 @@
-"""The trial of an entry in a process of its own, so that no pattern takes more than a few seconds of anybody."""
+"""Try an entry in a separate process, so that no pattern takes more than a few seconds of anybody's time."""
 
 from __future__ import annotations
 
@@ -12,40 +12,44 @@ from pathlib import Path
 from typing import Any
 
 from diagnosis.signatures.entry import FIELDS, Entry
-from diagnosis.trial.checks import CPU_SECONDS, Finding, Trial, read
+from diagnosis.trial.checks import CPU_SECONDS, EntryTrial, TrialFinding, check_fields
 
 SECONDS = 30.0  # of waiting; the processor's are fewer
-AT_ONCE = 2  # in one process that asks
+MOST_AT_ONCE = 2  # in one process that asks
 WAIT_S = 10.0  # for a place among those
 ROOT = Path(__file__).resolve().parents[1]
-_places = threading.BoundedSemaphore(AT_ONCE)
+_places = threading.BoundedSemaphore(MOST_AT_ONCE)
 
 
-def try_entry(raw: Mapping[str, Any], others: Iterable[Entry] = ()) -> Trial:
-    """Try an entry as somebody wrote it, beside the others of the site."""
-    glance = Trial()
-    if read(raw, glance) is None or not glance.is_fit:  # needs no process to be seen
+def try_entry(raw: Mapping[str, Any], others: Iterable[Entry] = ()) -> EntryTrial:
+    """Try an entry as somebody wrote it, alongside the site's other entries.
+
+    Blocks for at most `WAIT_S + SECONDS`; a trial that finds no place or does not end in time is returned with an
+    error.
+    """
+    glance = EntryTrial()
+    if check_fields(raw, glance) is None or not glance.is_fit:  # needs no process to be seen
         return glance
     if not _places.acquire(timeout=WAIT_S):
-        return _refused("Others are being tried just now. Try again in a moment.")
+        return _rejected("Others are being tried just now. Try again in a moment.")
     try:
-        return _asked({"entry": dict(raw), "others": [plain(other) for other in others]})
+        return _run({"entry": dict(raw), "others": [entry_as_json(other) for other in others]})
     finally:
         _places.release()
 
 
-def plain(entry: Entry) -> dict[str, Any]:
-    """An entry's fields as JSON and TOML have them, without those that say nothing."""
+def entry_as_json(entry: Entry) -> dict[str, Any]:
+    """Return an entry's fields as JSON and TOML have them, without empty ones."""
     found = {name: getattr(entry, name) for name in FIELDS}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items() if value}
 
 
-def _asked(question: dict[str, Any]) -> Trial:
+def _run(request: dict[str, Any]) -> EntryTrial:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
         done = subprocess.run(
             [sys.executable, "-m", "diagnosis.trial.checks"],
-            input=json.dumps(question),
+            input=json.dumps(request),
             capture_output=True,
             text=True,
             timeout=SECONDS,
@@ -53,17 +57,17 @@ def _asked(question: dict[str, Any]) -> Trial:
             env={"PATH": os.environ.get("PATH", ""), "PYTHONPATH": os.pathsep.join(paths)},
         )
     except subprocess.TimeoutExpired:
-        return _refused(f"It was not done within {SECONDS:.0f} s.")
+        return _rejected(f"It was not done within {SECONDS:.0f} s.")
     if done.returncode < 0:
-        return _refused(f"It took more than {CPU_SECONDS} s, or more memory than there is for it.")
+        return _rejected(f"It took more than {CPU_SECONDS} s, or more memory than there is for it.")
     try:
-        told = json.loads(done.stdout)
-        findings = [Finding(**one) for one in told["findings"]]
-        return Trial(findings, told["seconds"], told["megabytes"])
+        answer = json.loads(done.stdout)
+        findings = [TrialFinding(**finding) for finding in answer["findings"]]
+        return EntryTrial(findings, answer["seconds"], answer["megabytes"])
     except (ValueError, KeyError, TypeError):
-        said = done.stderr.strip().splitlines()
-        return _refused(f"It could not be tried: {said[-1][:200] if said else 'nothing was answered'}.")
+        error_lines = done.stderr.strip().splitlines()
+        return _rejected(f"It could not be tried: {error_lines[-1][:200] if error_lines else 'nothing was answered'}.")
 
 
-def _refused(why: str) -> Trial:
-    return Trial([Finding("error", "pattern", why)])
+def _rejected(why: str) -> EntryTrial:
+    return EntryTrial([TrialFinding("error", "pattern", why)])

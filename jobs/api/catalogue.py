@@ -202,7 +202,7 @@ def check(request: ApiRequest, entry: CatalogueEntry) -> dict[str, Any]:
     Patterns are tried in a process of their own, which ends after a few seconds whatever they are.
     """
     only_sysadmins(request, WHAT)
-    return site_catalogue.check(entry.model_dump()).told()
+    return site_catalogue.check(entry.model_dump()).as_json()
 
 
 @router.post(

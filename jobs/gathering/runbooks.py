@@ -28,7 +28,7 @@ class Runbook:
 
 def of(code: str) -> Runbook:
     site = SiteRunbook.objects.select_related("changed_by").filter(code=code).first()
-    return Runbook(code, runbook.own(code), site)
+    return Runbook(code, runbook.shipped_runbook(code), site)
 
 
 def write(user: User, code: str, text: str) -> None:

@@ -75,7 +75,7 @@ def says(incident: Incident) -> str:
     if incident.is_overruled and incident.cause in CAUSES:
         cause, why = CAUSES[incident.cause], incident.overruled_why.splitlines()[0][:300]
         end = "" if why.endswith((".", "!", "?", "…")) else "."
-        return f"According to {incident.overruled_by or 'somebody'}, {cause.title}: {why}{end}"
+        return f"{cause.heading}, according to {incident.overruled_by or 'somebody'}: {why}{end}"
     return incident.says
 
 

@@ -15,7 +15,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from diagnosis.causes import CAUSES
-from diagnosis.verdict import confirmed_by
+from diagnosis.verdict import confirmed_cause_of
 from jobs import live
 from jobs.errors import Conflict, Problem, Refused, SpecError
 from jobs.models import Diagnosis, FollowUp, Incident, PostMortem
@@ -117,7 +117,10 @@ def withdraw(user: User, incident: Incident) -> None:
     _may_write(user, incident)
     newest = Diagnosis.objects.filter(incident=incident).order_by("-version").first()
     told = {"overruled_cause": "", "overruled_by": None, "overruled_at": None, "overruled_why": ""}
-    told |= {"cause": newest.cause if newest else "", "confirmed_cause": confirmed_by(newest.verdict) if newest else ""}
+    told |= {
+        "cause": newest.cause if newest else "",
+        "confirmed_cause": confirmed_cause_of(newest.verdict) if newest else "",
+    }
     with transaction.atomic():
         if Incident.objects.filter(~Q(overruled_at=None), pk=incident.pk).update(
             **told, is_final=False, due_at=timezone.now(), is_counted=False

@@ -95,7 +95,7 @@ def _excerpt(log: Log, wanted: set[int]) -> str:
     kept: list[str] = []
     tail: deque[str] = deque(maxlen=TAIL)
     number = read = size = 0
-    for block in files.blocks(log):
+    for block in files.read_blocks(log):
         read += len(block)
         for raw in block.split(b"\n")[: -1 if block.endswith(b"\n") else None]:
             number += 1

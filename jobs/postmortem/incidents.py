@@ -76,7 +76,7 @@ def get_ready() -> None:
     It takes a second of processor time, which may be twenty where jobs have the machine.
     """
     known = site_catalogue.current_catalogue()
-    read = offline.read([Log("nothing", io.BytesIO(b"RuntimeError: nothing\n"), None)], known)
+    read = offline.read_logs([Log("nothing", io.BytesIO(b"RuntimeError: nothing\n"), None)], known)
     find_cause(read.scanned, known)
     reverse("home")  # a notice has links, and the first one loads every page
     logger.info("ready to diagnose by %d entries", len(known.entries))
@@ -149,13 +149,15 @@ def verdict_on(incident: Incident) -> Verdict:
 def judged(incident: Incident, known: Catalogue) -> tuple[Verdict, bool]:
     """The verdict by this catalogue, and whether there was any log to read."""
     found = gather(incident, known)
-    verdict = find_cause(found.read.scanned, known, records=records_of(found), seen=found.seen, ends=found.ended_at)
-    return replace(verdict, not_seen=[*found.not_seen, *verdict.not_seen]), bool(found.read.scanned)
+    verdict = find_cause(
+        found.read.scanned, known, records=records_of(found), available=found.seen, ends=found.ended_at
+    )
+    return replace(verdict, unavailable=[*found.not_seen, *verdict.unavailable]), bool(found.read.scanned)
 
 
 def _keep(incident: Incident, verdict: Verdict, seconds: float, *, is_last: bool = False) -> bool:
     """Write the version after the one that was read, with what is next; False where somebody else has."""
-    told, now = verdict.told(), timezone.now()
+    told, now = verdict.as_json(), timezone.now()
     is_final = is_last or _is_final(incident, now)
     last = incident.diagnoses.first()
     is_new = last is None or last.verdict != told
@@ -168,7 +170,7 @@ def _keep(incident: Incident, verdict: Verdict, seconds: float, *, is_last: bool
         "cause": verdict.cause,
         "confirmed_cause": verdict.confirmed_cause,
         "confidence": verdict.confidence,
-        "says": verdict.says[:300],
+        "says": verdict.summary[:300],
         "entry": verdict.entry[:64],
         "rank": verdict.rank,
         "node": _node_of(incident.attempt, verdict),

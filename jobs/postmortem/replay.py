@@ -17,9 +17,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from diagnosis import offline
-from diagnosis.signatures.catalogue import Catalogue, of_site
-from diagnosis.signatures.entry import entry_of
-from diagnosis.trial.subprocess_trial import plain
+from diagnosis.signatures.catalogue import Catalogue, as_site_entry
+from diagnosis.signatures.entry import parse_entry
+from diagnosis.trial.subprocess_trial import entry_as_json
 from diagnosis.verdict import Verdict
 from jobs.errors import Problem, SpecError
 from jobs.models import Diagnosis, Incident, Replay
@@ -48,7 +48,9 @@ def ask(user: User, raw: Mapping[str, Any], *, instead_of: str = "", most: int =
     judged = list(known.judged().values_list("pk", flat=True)[: min(most, MOST_JUDGED)])
     newest = known.order_by("-at", "-id").values_list("pk", flat=True)[:most]
     numbers = list(dict.fromkeys([*judged, *newest]))[:most]
-    replay = Replay.objects.create(entry=plain(entry_of(raw)), instead_of=instead_of, asked_by=user, incidents=numbers)
+    replay = Replay.objects.create(
+        entry=entry_as_json(parse_entry(raw)), instead_of=instead_of, asked_by=user, incidents=numbers
+    )
     transaction.on_commit(lambda: hurry(replay.pk))
     return replay
 
@@ -80,7 +82,7 @@ def go_on(replay_id: int) -> None:
     if timezone.now() - replay.seen_at > Replay.LEFT_AFTER:
         _end(replay, "Nobody looked any more.")
         return
-    entry = of_site(entry_of(replay.entry))
+    entry = as_site_entry(parse_entry(replay.entry))
     others = site_catalogue.entries()
     kept = tuple(one for one in others if one.name not in {entry.name, replay.instead_of})
     pair = _Pair(entry.name, site_catalogue.beside(others), site_catalogue.beside((*kept, entry)))
@@ -167,7 +169,7 @@ class _Pair:
         if has_logs:
             return verdict
         logs = examples.kept_lines(incident, last) if incident.overruled_cause else {}
-        return offline.verdict_on(offline.logs_of_texts(logs), known) if logs else None
+        return offline.diagnose_logs(offline.logs_from_texts(logs), known) if logs else None
 
     def _change(self, incident: Incident, last: Diagnosis, verdict: Verdict) -> dict[str, Any] | None:
         """What would become of the machine's word by this entry; None: nothing, or it would by itself."""
@@ -185,6 +187,6 @@ class _Pair:
             "before": last.cause,
             "after": verdict.cause,
             "confidence": round(verdict.confidence, 2),
-            "says": masked(verdict.says)[:300],
+            "says": masked(verdict.summary)[:300],
             "by_person": incident.overruled_cause,
         }

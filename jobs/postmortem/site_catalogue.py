@@ -14,11 +14,11 @@ import re2
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from diagnosis.signatures.catalogue import Catalogue, extended, of_site, shipped_catalogue
-from diagnosis.signatures.entry import FIELDS, BadEntry, Entry, entry_of
-from diagnosis.signatures.prefilter import sieve_of
-from diagnosis.trial.checks import Trial
-from diagnosis.trial.subprocess_trial import plain, try_entry
+from diagnosis.signatures.catalogue import Catalogue, as_site_entry, extended_catalogue, shipped_catalogue
+from diagnosis.signatures.entry import FIELDS, BadEntry, Entry, parse_entry
+from diagnosis.signatures.prefilter import prefilter_of
+from diagnosis.trial.checks import EntryTrial
+from diagnosis.trial.subprocess_trial import entry_as_json, try_entry
 from jobs.errors import Conflict, Problem, SpecError
 from jobs.models import SiteCatalogue, SiteEntry
 from portal.access import note
@@ -37,9 +37,9 @@ def current_catalogue() -> Catalogue:
 
 def beside(more: tuple[Entry, ...]) -> Catalogue:
     """The catalogue with these entries of a site; without any of them where they can't be put together."""
-    known = extended(more)
+    known = extended_catalogue(more)
     try:
-        sieve_of(known)
+        prefilter_of(known)
     except re2.error as error:
         logger.error("The site's entries are left out: they can't be put together (%s).", error)
         return shipped_catalogue()
@@ -50,13 +50,13 @@ def catalogue_at(moment: datetime) -> Catalogue:
     """What logs were read by then: a verdict is revised for new evidence, never for a changed catalogue."""
     then = SiteCatalogue.objects.filter(at__lte=moment).first()
     told = then.entries if then is not None else []
-    return beside(tuple(map(of_site, filter(None, map(_entry, told)))))
+    return beside(tuple(map(as_site_entry, filter(None, map(_entry, told)))))
 
 
 def entries(*, but: str = "") -> tuple[Entry, ...]:
     """Those that count, without the one of that name."""
     rows = SiteEntry.objects.filter(is_enabled=True).exclude(name=but)
-    return tuple(map(of_site, filter(None, map(written_in, rows))))
+    return tuple(map(as_site_entry, filter(None, map(written_in, rows))))
 
 
 def written_in(row: SiteEntry) -> Entry | None:
@@ -66,7 +66,7 @@ def written_in(row: SiteEntry) -> Entry | None:
 
 def _entry(values: Mapping[str, Any]) -> Entry | None:
     try:
-        return entry_of(values)
+        return parse_entry(values)
     except BadEntry as error:
         logger.error("An entry of the site is left out: %s.", error)
         return None
@@ -81,12 +81,12 @@ def named(name: str) -> SiteEntry | None:
 # What sysadmins change.
 
 
-def check(raw: Mapping[str, Any], *, instead_of: str = "") -> Trial:
+def check(raw: Mapping[str, Any], *, instead_of: str = "") -> EntryTrial:
     """What an entry would have to stand, beside the others; nothing is kept."""
     name = untrusted.name(raw.get("name"), 64)
     trial = try_entry(raw, entries(but=instead_of or name))
     if name != instead_of and named(name) is not None:
-        trial.say("warn", "name", "The site has an entry of this name. Change that one, or take another name.")
+        trial.add("warn", "name", "The site has an entry of this name. Change that one, or take another name.")
     return trial
 
 
@@ -151,7 +151,7 @@ def _changed(user: User, how: str, row: SiteEntry, change: Change) -> None:
     """Write down who did what, and which entries count from now on; of old such lists only what revisions need."""
     note(user, f"catalogue.{how}", row.name, row.pattern or row.exception, change)
     now = timezone.now()
-    SiteCatalogue.objects.create(at=now, entries=[plain(entry) for entry in entries()])
+    SiteCatalogue.objects.create(at=now, entries=[entry_as_json(entry) for entry in entries()])
     standing = SiteCatalogue.objects.filter(at__lt=now - SiteCatalogue.KEPT).values_list("pk", flat=True)[1:]
     SiteCatalogue.objects.filter(pk__in=list(standing)).delete()
 
@@ -160,7 +160,7 @@ def _fit(raw: Mapping[str, Any], *, instead_of: str = "") -> Entry:
     trial = check(raw, instead_of=instead_of)
     if not trial.is_fit:
         raise SpecError(Problem(finding.field, finding.text) for finding in trial.errors)
-    return entry_of(raw)
+    return parse_entry(raw)
 
 
 def _values(entry: Entry) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from diagnosis.causes import CAUSES, NONE, UNKNOWN
 from diagnosis.signatures.entry import FIELDS, LISTS, Role, Scope
 from diagnosis.signatures.operations import operations
-from diagnosis.trial.checks import LONGEST, Finding
+from diagnosis.trial.checks import LONGEST, TrialFinding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ _MORE: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def fields(raw: Mapping[str, Any], findings: Sequence[Finding]) -> tuple[list[EntryField], list[EntryField]]:
+def fields(raw: Mapping[str, Any], findings: Sequence[TrialFinding]) -> tuple[list[EntryField], list[EntryField]]:
     """What everybody fills in, and the rest."""
     problems: dict[str, tuple[str, ...]] = {}
     for finding in findings:

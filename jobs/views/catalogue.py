@@ -15,10 +15,10 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from diagnosis.signatures.catalogue import shipped_catalogue
-from diagnosis.signatures.entry import FIELDS, PATTERNS, BadEntry, read
-from diagnosis.signatures.toml_export import written
-from diagnosis.trial.checks import Finding, Trial
-from diagnosis.trial.subprocess_trial import plain
+from diagnosis.signatures.entry import FIELDS, PATTERNS, BadEntry, read_entries
+from diagnosis.signatures.toml_export import to_toml
+from diagnosis.trial.checks import EntryTrial, TrialFinding
+from diagnosis.trial.subprocess_trial import entry_as_json
 from jobs.errors import Conflict, SpecError
 from jobs.models import Incident, Replay, SiteEntry
 from jobs.postmortem import replay, site_catalogue
@@ -47,7 +47,7 @@ def index(request: HttpRequest) -> HttpResponse:
     if request.GET.get("format") == "toml":
         rows = [row for row in SiteEntry.objects.all() if row.is_enabled or request.GET.get("all")]
         answer = HttpResponse(
-            written(filter(None, map(site_catalogue.written_in, rows))), content_type="application/toml"
+            to_toml(filter(None, map(site_catalogue.written_in, rows))), content_type="application/toml"
         )
         answer.headers["Content-Disposition"] = 'attachment; filename="catalogue.toml"'
         return answer
@@ -90,11 +90,11 @@ def take(request: HttpRequest) -> HttpResponse:
     try:
         if len(text) > MOST_TEXT:
             raise BadEntry(f"It is longer than {MOST_TEXT:,} letters: add it in parts, or by `vigil catalogue add`.")
-        given = read(text)
+        given = read_entries(text)
         if not 1 <= len(given) <= MOST_AT_ONCE:
             mistakes = [f"There are {len(given)} tables [[entry]] in it; it takes 1 to {MOST_AT_ONCE}."]
         for entry in given if not mistakes else ():
-            trial = site_catalogue.check(plain(entry))
+            trial = site_catalogue.check(entry_as_json(entry))
             mistakes += [f"{entry.name}, {finding.field}: {finding.text}" for finding in trial.errors]
             if site_catalogue.named(entry.name) is not None:
                 mistakes.append(f"{entry.name}: The site has an entry of this name.")
@@ -160,9 +160,9 @@ def _posted(request: HttpRequest, user: User, row: SiteEntry | None) -> HttpResp
             messages.success(request, _saved(saved))
             return redirect("catalogue")
     except SpecError as error:
-        trial = Trial([Finding("error", problem.field, problem.message) for problem in error.problems])
+        trial = EntryTrial([TrialFinding("error", problem.field, problem.message) for problem in error.problems])
     except Conflict as error:
-        trial = Trial([Finding("error", "name", str(error))])
+        trial = EntryTrial([TrialFinding("error", "name", str(error))])
     else:
         trial = site_catalogue.check(raw, instead_of=instead_of)
     return _form(request, raw, row, trial, status=200 if trial.is_fit else 422)
@@ -175,7 +175,11 @@ def _saved(row: SiteEntry) -> str:
 
 
 def _form(
-    request: HttpRequest, raw: Mapping[str, Any], row: SiteEntry | None, trial: Trial | None = None, status: int = 200
+    request: HttpRequest,
+    raw: Mapping[str, Any],
+    row: SiteEntry | None,
+    trial: EntryTrial | None = None,
+    status: int = 200,
 ) -> HttpResponse:
     first, more = entry_fields.fields(raw, trial.findings if trial else ())
     context = {

@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 from diagnosis.causes import CAUSES
-from diagnosis.evaluate import Case, Score, cases, evaluate
+from diagnosis.evaluate import LabelledCase, Score, evaluate, read_cases
 from diagnosis.logs.files import Unreadable
 from diagnosis.signatures.catalogue import shipped_catalogue
 from vigil_cli.main import main
 
 LOGS = Path(__file__).resolve().parents[1] / "logs"
-ALL = list(cases(LOGS))
+ALL = list(read_cases(LOGS))
 OOM = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
@@ -78,12 +78,12 @@ def test_cases_that_are_none_are_refused_in_a_sentence(tmp_path: Path, text: str
     path = tmp_path / "cases.jsonl"
     path.write_text(text)
     with pytest.raises(Unreadable, match=r"cases\.jsonl"):
-        list(cases(path))
+        list(read_cases(path))
 
 
 def test_a_case_of_json_has_its_log_with_it() -> None:
     assert (
-        Case("x", "none", logs={"x": "step 1 loss 2\nstep 2 loss 1\nstep 3 loss 1\n"})
+        LabelledCase("x", "none", logs={"x": "step 1 loss 2\nstep 2 loss 1\nstep 3 loss 1\n"})
         .verdict(shipped_catalogue())
         .cause
         == "none"

@@ -7,43 +7,43 @@ from dataclasses import replace
 
 import pytest
 
-from diagnosis.logs.prefixes import prefix_of
-from diagnosis.logs.tracebacks import Frame, Traceback
+from diagnosis.logs.prefixes import parse_prefix
+from diagnosis.logs.tracebacks import StackFrame, Traceback
 from diagnosis.scanner import scan
-from diagnosis.signatures.catalogue import SHIPPED, Catalogue, shipped, shipped_catalogue
+from diagnosis.signatures.catalogue import SHIPPED, Catalogue, read_shipped_file, shipped_catalogue
 from diagnosis.signatures.entry import Entry
-from diagnosis.signatures.prefilter import sieve_of
-from diagnosis.signatures.required_words import words_of
-from diagnosis.signs.log_signs import fits
+from diagnosis.signatures.prefilter import prefilter_of
+from diagnosis.signatures.required_words import required_words
+from diagnosis.signs.log_signs import matches_traceback
 
 FILES = sorted(SHIPPED.glob("*.toml"))
-ENTRIES = [pytest.param(entry, id=f"{path.stem}:{entry.name}") for path in FILES for entry in shipped(path)]
+ENTRIES = [pytest.param(entry, id=f"{path.stem}:{entry.name}") for path in FILES for entry in read_shipped_file(path)]
 FRAME_OF = {
-    "import": Frame("/home/mira/train.py", "<module>", "import apex"),
-    "rendezvous": Frame("/env/site-packages/torch/distributed/distributed_c10d.py", "init_process_group"),
-    "hub": Frame("/env/site-packages/huggingface_hub/file_download.py", "hf_hub_download"),
-    "arguments": Frame("/home/mira/train.py", "parse_args"),
-    "checkpoint.save": Frame("/home/mira/train.py", "save_checkpoint"),
-    "checkpoint.load": Frame("/home/mira/train.py", "load_checkpoint"),
-    "collective": Frame("/home/mira/train.py", "all_reduce"),
-    "data": Frame("/home/mira/data.py", "__getitem__"),
-    "compile": Frame("/env/site-packages/torch/_inductor/graph.py", "run"),
-    "model": Frame("/home/mira/train.py", "build_model"),
-    "step": Frame("/home/mira/train.py", "training_step"),
-    "launch": Frame("/usr/lib/python3.11/subprocess.py", "Popen"),
+    "import": StackFrame("/home/mira/train.py", "<module>", "import apex"),
+    "rendezvous": StackFrame("/env/site-packages/torch/distributed/distributed_c10d.py", "init_process_group"),
+    "hub": StackFrame("/env/site-packages/huggingface_hub/file_download.py", "hf_hub_download"),
+    "arguments": StackFrame("/home/mira/train.py", "parse_args"),
+    "checkpoint.save": StackFrame("/home/mira/train.py", "save_checkpoint"),
+    "checkpoint.load": StackFrame("/home/mira/train.py", "load_checkpoint"),
+    "collective": StackFrame("/home/mira/train.py", "all_reduce"),
+    "data": StackFrame("/home/mira/data.py", "__getitem__"),
+    "compile": StackFrame("/env/site-packages/torch/_inductor/graph.py", "run"),
+    "model": StackFrame("/home/mira/train.py", "build_model"),
+    "step": StackFrame("/home/mira/train.py", "training_step"),
+    "launch": StackFrame("/usr/lib/python3.11/subprocess.py", "Popen"),
 }
 
 
 def _finds(entry: Entry, line: str) -> bool:
     known = Catalogue([entry])
-    if not entry.reads_tracebacks:
-        return entry in known.on(line[prefix_of(line).length :].encode())
-    kind, _, message = line[prefix_of(line).length :].partition(": ")
+    if not entry.is_for_tracebacks:
+        return entry in known.entries_on(line[parse_prefix(line).length :].encode())
+    kind, _, message = line[parse_prefix(line).length :].partition(": ")
     frames = [FRAME_OF[entry.during[0]]] if entry.during else []
     if entry.frame:
         frames = []
     link = Traceback(1, 1, kind, message, frames)
-    return fits(replace(entry, frame=""), link, entry.during, known)
+    return matches_traceback(replace(entry, frame=""), link, entry.during, known)
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -63,11 +63,11 @@ def test_every_file_is_toml_with_entries() -> None:
 def test_lines_that_differ_in_digits_only_are_told_apart_where_digits_matter() -> None:
     flood = b"NVRM: Xid (PCI:0000:ab:00): 13, pid=7, name=python, Graphics Exception\n" * 5_000
     scanned = scan(
-        sieve_of(shipped_catalogue()),
+        prefilter_of(shipped_catalogue()),
         "log",
         [flood + b"NVRM: Xid (PCI:0000:ab:00): 79, pid=7, name=python, GPU has fallen\n"],
     )
-    (lost,) = (told for told in scanned.told.values() if told.entry.cause == "gpu.off_bus")
+    (lost,) = (told for told in scanned.entry_hits.values() if told.entry.cause == "gpu.off_bus")
     assert [hit.line for hit in lost.hits] == [5_001]
 
 
@@ -86,14 +86,14 @@ def test_lines_that_differ_in_digits_only_are_told_apart_where_digits_matter() -
     ],
 )
 def test_words_that_a_pattern_cannot_do_without(pattern: str, words: set[tuple[str, bool]] | None) -> None:
-    assert words_of(pattern) == words
+    assert required_words(pattern) == words
 
 
 def test_the_sieve_stops_at_every_example() -> None:
-    sieve = sieve_of(shipped_catalogue())
+    sieve = prefilter_of(shipped_catalogue())
     missed = [
         entry.name
         for entry in shipped_catalogue()
-        if not entry.reads_tracebacks and not sieve.search(entry.example.encode())
+        if not entry.is_for_tracebacks and not sieve.search(entry.example.encode())
     ]
     assert not missed

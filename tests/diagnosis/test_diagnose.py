@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from diagnosis import offline
 from diagnosis.causes import CAUSES
 from diagnosis.offline import diagnose_text
-from diagnosis.signatures.entry import BadEntry, entry_of
-from diagnosis.signs.sign import rank_in
+from diagnosis.signatures.entry import BadEntry, parse_entry
+from diagnosis.signs.sign import rank_in_file_name
 from diagnosis.verdict import Verdict
 from tests.examples import examples
 from vigil_cli.main import main
@@ -100,7 +100,7 @@ def test_hardware_outranks_what_the_program_prints_of_it(tmp_path: Path) -> None
 def test_what_sacct_says(state: str, code: str, cause: str) -> None:
     rows = ("JobID|State|ExitCode|NodeList", f"412|{state}|{code}|dgx-03", "412.extern|COMPLETED|0:0|dgx-03", "")
     table = "\n".join(rows)
-    assert offline.verdict_on([offline.log_of_text(table, "sacct.txt")]).cause == cause
+    assert offline.diagnose_logs([offline.log_from_text(table, "sacct.txt")]).cause == cause
 
 
 def test_of_two_flight_recorders_the_one_that_called_something_else() -> None:
@@ -111,15 +111,15 @@ def test_of_two_flight_recorders_the_one_that_called_something_else() -> None:
         return json.dumps({"version": "2.4", "entries": entries})
 
     texts = {"0.0.json": "all_reduce", "0.1.json": "all_reduce", "0.2.json": "broadcast"}
-    found = offline.verdict_on([offline.log_of_text(dump(what), name) for name, what in texts.items()])
+    found = offline.diagnose_logs([offline.log_from_text(dump(what), name) for name, what in texts.items()])
     assert (found.cause, found.rank) == ("collective.mismatch", 2)
 
 
 def test_what_was_not_given_is_said_and_what_was_read_is_ruled_out() -> None:
     log, kernel = f"{steps(0, 3)}\n{of(0, GONE)}", "[4410.332316] usb 1-1: new device\n[4411.332316] eth0: link up\n"
-    assert any("kernel log" in one for one in verdict(log).not_seen)
-    found = offline.verdict_on([offline.log_of_text(log, "log"), offline.log_of_text(kernel, "dmesg.txt")])
-    assert not any("kernel log" in one for one in found.not_seen)
+    assert any("kernel log" in one for one in verdict(log).unavailable)
+    found = offline.diagnose_logs([offline.log_from_text(log, "log"), offline.log_from_text(kernel, "dmesg.txt")])
+    assert not any("kernel log" in one for one in found.unavailable)
     assert {"gpu.off_bus", "memory.host_oom"} <= {one.cause for one in found.ruled_out}
 
 
@@ -127,7 +127,7 @@ def test_secrets_in_evidence_are_masked() -> None:
     found = verdict(
         "huggingface_hub.errors.GatedRepoError: 401 Client Error. token=hf_abcdefghijklmnop https://u:pw@host/x"
     )
-    text = json.dumps(found.told())
+    text = json.dumps(found.as_json())
     assert "hf_abcdefghijklmnop" not in text
     assert "u:pw@" not in text
 
@@ -156,7 +156,7 @@ def test_any_log_has_a_verdict(lines: list[str]) -> None:
     found = verdict("\n".join(lines))
     assert found.cause in CAUSES
     assert 0 <= found.confidence <= 1
-    json.dumps(found.told())
+    json.dumps(found.as_json())
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_any_log_has_a_verdict(lines: list[str]) -> None:
     ],
 )  # fmt: skip
 def test_whose_log_it_is_by_its_name(name: str, rank: int | None) -> None:
-    assert rank_in(name) == rank
+    assert rank_in_file_name(name) == rank
 
 
 def test_an_entry_may_say_more_than_its_cause() -> None:
@@ -175,13 +175,13 @@ def test_an_entry_may_say_more_than_its_cause() -> None:
     log = f'Traceback (most recent call last):\n  File "/u/train.py", line 3, in <module>\n    model.cuda()\n{line}\n'
     verdict = diagnose_text(log)
     assert (verdict.cause, verdict.owner) == ("environment.package", "researcher")
-    assert verdict.says == "PyTorch was built without CUDA on this node."
+    assert verdict.summary == "PyTorch was built without CUDA on this node."
 
 
 def test_a_site_writes_no_heading() -> None:
     entry = {"name": "a.b", "role": "root", "cause": "gpu.ecc", "source": "x", "pattern": "y", "heading": "z"}
     with pytest.raises(BadEntry, match="heading is nothing that an entry has"):
-        entry_of(entry)
+        parse_entry(entry)
 
 
 @pytest.mark.parametrize(
@@ -198,5 +198,5 @@ def test_what_goes_wrong_after_it_was_told_to_stop_is_no_cause(told: str, state:
     """Neither a full disk nor a denied path that the last checkpoint meets: a sysadmin would look in vain."""
     log = f"step 100 loss 2.1\n{told}\nsaving failed: [Errno 122] Disk quota exceeded: '/home/mira/step-101'\n"
     record = f"JobID|State|ExitCode|Reason\n55012|{state}|0:0|None\n"
-    logs = offline.logs_of_texts({"train.log": log, "sacct.txt": record})
-    assert offline.verdict_on(logs).owner == ("nobody" if state == "PREEMPTED" else "researcher")
+    logs = offline.logs_from_texts({"train.log": log, "sacct.txt": record})
+    assert offline.diagnose_logs(logs).owner == ("nobody" if state == "PREEMPTED" else "researcher")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from diagnosis.causes import CAUSES
-from diagnosis.evaluate import cases
+from diagnosis.evaluate import read_cases
 
 LOGS = Path(__file__).resolve().parents[1] / "logs"
 HELD_OUT = LOGS.with_name("logs_holdout")
@@ -16,7 +16,7 @@ def log_texts(folder: Path) -> set[str]:
 
 
 def test_held_out_cases_are_many_and_of_every_family() -> None:
-    several = list(cases(HELD_OUT))
+    several = list(read_cases(HELD_OUT))
     assert len(several) >= 40
     assert {case.cause.partition(".")[0] for case in several} >= {
         code.partition(".")[0] for code in CAUSES if not code.startswith("federated.")

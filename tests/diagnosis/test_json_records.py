@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnosis.logs.json_records import Expansions, plain
+from diagnosis.logs.json_records import LineExpansions, as_text
 from diagnosis.offline import diagnose_text
 from diagnosis.verdict import Verdict
 
@@ -97,7 +97,7 @@ def test_a_kernels_journal_is_the_kernels_word() -> None:
     lines = "".join(f"{json.dumps(journal(one, 'kernel'))}\n" for one in ("usb 1-1: new device", xid))
     verdict = diagnose_text(lines)
     assert (verdict.cause, verdict.node, verdict.evidence[0].line) == ("gpu.off_bus", "dgx-14", 2)
-    assert "a kernel log" not in " ".join(verdict.not_seen)
+    assert "a kernel log" not in " ".join(verdict.unavailable)
 
 
 def test_a_records_rank_is_whose_words_they_are() -> None:
@@ -119,13 +119,13 @@ def test_what_was_logged_as_a_warning_and_outlived_is_no_failure() -> None:
 
 def test_metrics_and_what_is_no_record_stay_as_they_are() -> None:
     text = b'{"step": 1, "loss": 2.0}\n{"level": "error", cut\n{"a": {}}\nplain {"level": "error"}\n'
-    assert b"".join(plain([text], Expansions())) == text
+    assert b"".join(as_text([text], LineExpansions())) == text
 
 
 @given(st.lists(st.binary(max_size=60), max_size=12))
 @settings(deadline=None, max_examples=60)
 def test_any_bytes_pass(blocks: list[bytes]) -> None:
-    b"".join(plain([b'{"log": "' + block + b'"}\n' for block in blocks], Expansions()))
+    b"".join(as_text([b'{"log": "' + block + b'"}\n' for block in blocks], LineExpansions()))
 
 
 def test_ten_megabytes_of_a_containers_log_take_seconds() -> None:
@@ -133,6 +133,6 @@ def test_ten_megabytes_of_a_containers_log_take_seconds() -> None:
     deep = '{"log": ' * 20_000 + "\n"
     block = (line * 1_000 + deep).encode()
     began = time.monotonic()
-    size = sum(map(len, plain([block] * 40, Expansions())))
+    size = sum(map(len, as_text([block] * 40, LineExpansions())))
     assert size > 1 << 20
     assert time.monotonic() - began < 10

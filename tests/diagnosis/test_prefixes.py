@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnosis.logs.prefixes import prefix_of
+from diagnosis.logs.prefixes import parse_prefix
 from tests.examples import examples
 
 SECOND = datetime(2026, 11, 21, 3, 1, 31, tzinfo=UTC).timestamp()
@@ -66,7 +66,7 @@ SECOND = datetime(2026, 11, 21, 3, 1, 31, tzinfo=UTC).timestamp()
     ],
 )
 def test_a_prefix_is_taken_off_and_read(line: str, own: str, known: dict[str, Any]) -> None:
-    prefix = prefix_of(line, year=2026)
+    prefix = parse_prefix(line, year=2026)
     assert line[prefix.length :] == own
     assert {name: getattr(prefix, name) for name in known} == known
 
@@ -74,7 +74,7 @@ def test_a_prefix_is_taken_off_and_read(line: str, own: str, known: dict[str, An
 @given(st.text(max_size=200))
 @settings(max_examples=examples(300), deadline=None)
 def test_any_line_has_a_prefix_within_it(line: str) -> None:
-    assert 0 <= prefix_of(line).length <= len(line)
+    assert 0 <= parse_prefix(line).length <= len(line)
 
 
 @pytest.mark.parametrize("start", ["", "[INFO | ", "INFO ", "["])
@@ -84,7 +84,7 @@ def test_long_line_takes_time_in_proportion_to_its_length(start: str, repeated: 
     line = (start + repeated * 8_000)[:1_000]
     began = time.process_time()
     for _ in range(20):
-        prefix_of(line)
+        parse_prefix(line)
     assert time.process_time() - began < 0.2
 
 
@@ -100,4 +100,4 @@ def test_long_line_takes_time_in_proportion_to_its_length(start: str, repeated: 
     ],
 )
 def test_warnings_are_recognised_by_their_class(line: str, level: str) -> None:
-    assert prefix_of(line).level == level
+    assert parse_prefix(line).level == level

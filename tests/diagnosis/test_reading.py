@@ -12,23 +12,23 @@ import pytest
 
 from diagnosis import offline
 from diagnosis.logs import files
-from diagnosis.logs.files import BLOCK, Log, Unreadable, blocks, open_log
+from diagnosis.logs.files import BLOCK, Log, Unreadable, open_log, read_blocks
 from diagnosis.scanner import scan
 from diagnosis.signatures.catalogue import Catalogue
-from diagnosis.signatures.entry import entry_of
-from diagnosis.signatures.prefilter import Sieve
+from diagnosis.signatures.entry import parse_entry
+from diagnosis.signatures.prefilter import Prefilter
 
-BOOM = entry_of({"name": "boom", "role": "root", "cause": "storage.io", "source": "here", "pattern": r"boom \d+"})
+BOOM = parse_entry({"name": "boom", "role": "root", "cause": "storage.io", "source": "here", "pattern": r"boom \d+"})
 KNOWN = Catalogue([BOOM])
 
 
 def read(path: Path, *, is_cut: bool = False) -> tuple[list[tuple[int, str]], list[str]]:
     with open_log(path) as log:
-        return found_in(*blocks(log, is_cut=is_cut)), log.limits
+        return found_in(*read_blocks(log, is_cut=is_cut)), log.limits
 
 
 def found_in(*parts: bytes) -> list[tuple[int, str]]:
-    scanned = scan(Sieve(KNOWN), "log", parts)
+    scanned = scan(Prefilter(KNOWN), "log", parts)
     return [(hit.line, hit.text) for hit in scanned.hits]
 
 
@@ -48,7 +48,7 @@ def test_wherever_a_block_ends(tmp_path: Path, size: int) -> None:
 def test_a_line_of_a_hundred_megabytes_is_kept_around_what_was_found() -> None:
     chunk = b"z" * BLOCK
     log = Log("log", io.BytesIO(b"first\n" + chunk * 40 + b" boom 7 " + chunk * 40 + b"\nboom 8\n"), None)  # type: ignore[arg-type]
-    (long, short) = found_in(*blocks(log))
+    (long, short) = found_in(*read_blocks(log))
     assert long[0] == 2
     assert "boom 7" in long[1]
     assert len(long[1]) <= 1024
@@ -95,7 +95,7 @@ def test_of_a_folder_what_may_be_logs(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x\n")
     (tmp_path / "link.log").symlink_to(tmp_path / "a.log")
-    logs, trouble = offline.logs_of([str(tmp_path)])
+    logs, trouble = offline.open_logs([str(tmp_path)])
     assert [log.name for log in logs] == ["a.log", "deep/b.out"]
     assert trouble == []
     for log in logs:
@@ -103,8 +103,8 @@ def test_of_a_folder_what_may_be_logs(tmp_path: Path) -> None:
 
 
 def test_of_what_is_too_much_head_and_tail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "HEAD", 1 << 20)
-    monkeypatch.setattr(files, "TAIL", 1 << 20)
+    monkeypatch.setattr(files, "HEAD_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "TAIL_BYTES", 1 << 20)
     path = tmp_path / "log"
     lines = [b"boom 1\n", *([b"a line of no account\n"] * 500_000), b"boom 2\n"]
     path.write_bytes(b"".join(lines))
@@ -120,6 +120,6 @@ def test_one_of_ten_gigabytes_costs_no_memory(tmp_path: Path) -> None:
         file.write(b"boom 1\n")
         file.truncate(10 << 30)
     with open_log(path) as log:
-        sizes = [len(block) for block in itertools.islice(blocks(log, is_cut=True), 20)]
+        sizes = [len(block) for block in itertools.islice(read_blocks(log, is_cut=True), 20)]
     assert len(sizes) == 20
     assert max(sizes) <= 5 * BLOCK

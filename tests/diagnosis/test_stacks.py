@@ -54,18 +54,18 @@ def test_the_rank_that_was_elsewhere_and_its_frame(tmp_path: Path) -> None:
     assert (
         "rank 3 was in next_batch (mine/loop.py:33), there in poll (connection.py:931), while the others" in made.output
     )
-    verdict = offline.verdict_on(
-        [offline.log_of_text(text, name) for name, text in (("a.log", TIMED_OUT), ("b", WAITS), ("c", READS))]
+    verdict = offline.diagnose_logs(
+        [offline.log_from_text(text, name) for name, text in (("a.log", TIMED_OUT), ("b", WAITS), ("c", READS))]
     )
     assert (verdict.cause, verdict.rank) == ("collective.timeout", 3)
     assert verdict.frame == "mine/loop.py:next_batch"
 
 
 def test_of_a_dump_the_main_thread() -> None:
-    (stack,) = stacks.read("stacks/0.5.txt", DUMPED)
+    (stack,) = stacks.parse_stacks("stacks/0.5.txt", DUMPED)
     assert stack.rank == 5
     assert [frame.function for frame in stack.frames] == ["<module>", "fetch", "read"]
-    (sign,) = stacks.signs_of([stack])
+    (sign,) = stacks.signs_of_stacks([stack])
     assert sign.text == "rank 5 was in fetch (/home/mira/fetch.py:12), there in read (ssl.py:1166)"
 
 
@@ -78,4 +78,4 @@ def test_what_is_a_dump_and_what_is_a_log() -> None:
 
 def test_rubbish_has_none() -> None:
     for text in ("", "Thread 0x1 (most recent call first):\n", "Process 1: x\n", "Process 1: x\n    f (\n", "\0" * 99):
-        assert stacks.read("x.txt", text) == []
+        assert stacks.parse_stacks("x.txt", text) == []

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnosis.logs.tracebacks import Frame, Traceback, tracebacks
+from diagnosis.logs.tracebacks import StackFrame, Traceback, read_tracebacks
 from diagnosis.signatures.operations import operations_of
 from tests.examples import examples
 
@@ -24,7 +24,7 @@ def printed(code: str) -> str:
 
 
 def read(text: str) -> list[Traceback]:
-    return tracebacks(enumerate(text.splitlines(), 1))
+    return read_tracebacks(enumerate(text.splitlines(), 1))
 
 
 def chained(text: str) -> list[list[tuple[str, str]]]:
@@ -91,7 +91,7 @@ def test_of_a_worker_its_own_comes_first() -> None:
     inner, outer = one.chain
     assert (inner.type, inner.message) == ("ValueError", "bad sample")
     assert outer.message.startswith("Caught ValueError")
-    assert inner.own == Frame("/home/mira/data.py", "__getitem__", 'raise ValueError("bad sample")')
+    assert inner.user_frame == StackFrame("/home/mira/data.py", "__getitem__", 'raise ValueError("bad sample")')
     assert operations_of(inner.frames)[0] == "data"
 
 
@@ -164,7 +164,7 @@ Current thread 0x1 (most recent call first):""".splitlines()
 @given(st.lists(LINES | st.text(max_size=40), max_size=60))
 @settings(max_examples=examples(200), deadline=None)
 def test_whatever_the_lines_are_each_chain_has_an_end(lines: list[str]) -> None:
-    found = tracebacks(enumerate(lines, 1))
+    found = read_tracebacks(enumerate(lines, 1))
     seen: list[Any] = [id(link) for one in found for link in one.chain]
     assert len(found) <= len(lines)
     assert all(one.line <= len(lines) for one in found)

@@ -84,7 +84,7 @@ PLANTED = {
         goes_wrong={"worse": 300},
     ),
     "all clients failed": Federated(
-        "all-clients", "federated.clients", r"^All clients of a federation failed .*happen again.* Your move\.$",
+        "all-clients", "federated.clients", r"^All clients failed .*happen again.* Your move\.$",
         goes_wrong={"raising": ",".join(map(str, range(CLIENTS))), "later": 1},
     ),
     "quorum lost": Federated(

@@ -31,7 +31,7 @@ PATIENCE_S = 240.0
 TO_LOSE, TO_PREEMPT, ELSEWHERE = "dgx03", "dgx04", "dgx01|dgx02"  # as features: nodes by name take root's scontrol here
 REQUEUED = r"^Requeued; it goes on as attempt 2\.$"
 KILL_WAIT_S = 5.0  # of this cluster's
-CLIENTS_FAILED = ("federated.clients", r"^All clients of a federation failed .*happen again.* Your move\.$")
+CLIENTS_FAILED = ("federated.clients", r"^All clients failed .*happen again.* Your move\.$")
 GPU_LOST = ("gpu.off_bus", r"Started anew from the beginning without dgx\d\d as attempt 2")
 
 

@@ -8,7 +8,7 @@ from tests.vigil_cli.commands import JOB, nowhere, portal, vigil  # noqa: F401
 
 TOLD = {
     "job": 7, "attempt": 2, "cause": "data.corrupt", "evidence_cause": "program.exception", "confidence": 0.9,
-    "owner": "researcher", "says": "Data could not be decoded: I saw it.", "advice": "Fetch it anew.",
+    "owner": "researcher", "says": "Corrupt data: I saw it.", "advice": "Fetch it anew.",
     "follows": "It goes on.",
     "evidence": [{"file": "0.1.log", "line": 5, "text": "KeyError: 'label'", "role": "root", "cause": "x", "count": 1}],
     "runner_up": None, "ruled_out": [], "not_seen": [], "frame": "", "url": "http://portal/jobs/7/postmortem?attempt=2",
@@ -20,7 +20,7 @@ TOLD = {
 }  # fmt: skip
 ROW = {
     "job": 7, "attempt": 2, "cause": "gpu.ecc", "confidence": 0.97, "is_overruled": False, "node": "dgx-03",
-    "says": "A GPU's memory failed.", "at": "2026-01-31T12:00:00Z",
+    "says": "GPU memory error (ECC).", "at": "2026-01-31T12:00:00Z",
 }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def test_says_it_as_the_evidence_does(portal):  # noqa: F811
 
 def test_lists_what_went_wrong(portal):  # noqa: F811
     said = vigil("postmortems", "--owner", "sysadmin", "--node", "dgx-03", "--draft").stdout
-    assert "7.2  gpu.ecc         97%  dgx-03  A GPU's memory failed." in said
+    assert "7.2  gpu.ecc         97%  dgx-03  GPU memory error (ECC)." in said
     assert "a person" in said
     asked = portal.asked[-1].url.params
     assert (asked["owner"], asked["node"], asked["published"]) == ("sysadmin", "dgx-03", "false")

@@ -45,7 +45,7 @@ def _end(incident: Incident, found: Evidence) -> None:
             cause = "numerics.nan"
         prefix = Prefix(stamp=event.time.timestamp(), is_dated=True)
         role = "confirmation" if found.logs else "root"
-        found.signs.append(Sign(EVENTS, 0, _shortened(text), cause, role, prefix, of="trainer"))
+        found.signs.append(Sign(EVENTS, 0, _shortened(text), cause, role, prefix, source_kind="trainer"))
         return
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from diagnosis.logs.prefixes import Prefix
-from diagnosis.offline import Read
+from diagnosis.offline import ReadLogs
 from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.signs import rank_exits
-from diagnosis.signs.rank_exits import End
+from diagnosis.signs.rank_exits import RankExit
 from diagnosis.signs.sign import Sign
 from jobs.disk import folders, rundir
 from jobs.disk.logs import LogFile
@@ -32,8 +32,8 @@ class Evidence:
     until: float = field(default_factory=lambda: time.monotonic() + MOST_S)
     """When to leave it at what was seen by then, in monotonic seconds."""
     logs: list[LogFile] = field(default_factory=list)
-    read: Read = field(default_factory=Read)
-    ends: list[End] = field(default_factory=list)
+    read: ReadLogs = field(default_factory=ReadLogs)
+    ends: list[RankExit] = field(default_factory=list)
     signs: list[Sign] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     not_seen: list[str] = field(default_factory=list)
@@ -90,7 +90,7 @@ def written(incident: Incident) -> Written | None:
 def context(file: str, text: str, *, cause: str = "unknown", node: str = "", at: float | None = None) -> Sign:
     """Something worth knowing, which is no reason for anything by itself."""
     prefix = Prefix(node=node, stamp=at, is_dated=at is not None)
-    return Sign(file, 0, text[:1000], cause, "context", prefix, of="context")
+    return Sign(file, 0, text[:1000], cause, "context", prefix, source_kind="context")
 
 
 def some(names: Iterable[str], most: int = 8) -> str:

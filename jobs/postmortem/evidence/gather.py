@@ -60,5 +60,5 @@ def gather(incident: Incident, catalogue: Catalogue) -> Evidence:
 
 def records_of(found: Evidence) -> list[Sign]:
     """The signs that are no lines of a log."""
-    flights, dumped = flight_recorder.signs_of_flights(found.read.flights), stacks.signs_of(found.read.stacks)
+    flights, dumped = flight_recorder.signs_of_flights(found.read.flights), stacks.signs_of_stacks(found.read.stacks)
     return [*found.signs, *found.read.records, *flights, *dumped]

@@ -39,13 +39,15 @@ def lineage_of_checkpoints(incident: Incident, catalogue: Catalogue, found: Evid
         damaged.add(name)
         prefix = Prefix(stamp=event.time.timestamp(), is_dated=True)
         text = f"{name} was found damaged: {why}"
-        found.signs.append(Sign(EVENTS, 0, text, "checkpoint.corrupt", "confirmation", prefix, of="trainer"))
+        found.signs.append(Sign(EVENTS, 0, text, "checkpoint.corrupt", "confirmation", prefix, source_kind="trainer"))
     started = _started_from(attempt, found.incarnation)
     rows = Checkpoint.objects.filter(job=attempt.job_id)
     known = rows.called(started).first() if started else None
     if known is not None and known.state == Checkpoint.State.CORRUPT and known.name not in damaged:
         text = f"{known.name}, which it started from, is corrupt: {known.problem}"
-        found.signs.append(Sign(CHECKPOINTS, 0, text, "checkpoint.corrupt", "confirmation", Prefix(), of="trainer"))
+        found.signs.append(
+            Sign(CHECKPOINTS, 0, text, "checkpoint.corrupt", "confirmation", Prefix(), source_kind="trainer")
+        )
     if damaged or (known is not None and known.state == Checkpoint.State.CORRUPT):
         whole = rows.resumable().exclude(name__in=damaged).order_by("-generation", "-step")
         names = list(whole.values_list("name", flat=True)[:3])
@@ -106,7 +108,7 @@ def _of_others(others: dict[int, tuple[str, str]]) -> Sign:
     causes = Counter(cause for _, cause in others.values() if cause and cause != UNKNOWN)
     cause, most = causes.most_common(1)[0] if causes else (UNKNOWN, 0)
     if most > _ALONE:
-        text += f", {most:,} of them because {CAUSES[cause].title}"
+        text += f", {most:,} of them for the same cause: {CAUSES[cause].title}"
         if cause in _SHARED:
-            return Sign(OTHERS, 0, text, cause, "confirmation", Prefix(), of="others")
+            return Sign(OTHERS, 0, text, cause, "confirmation", Prefix(), source_kind="others")
     return context(OTHERS, text)

@@ -10,7 +10,7 @@ from diagnosis.diagnose import NO_KILLS
 from diagnosis.logs.prefixes import Prefix
 from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.signs import node_snapshot, rank_exits
-from diagnosis.signs.node_snapshot import Look
+from diagnosis.signs.node_snapshot import NodeSnapshot
 from diagnosis.signs.rank_exits import LAUNCHER
 from diagnosis.signs.sign import Sign
 from jobs import restarts
@@ -30,10 +30,10 @@ def ends_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> 
     if folder is None:
         return
     for node, told in folder.of_nodes(ENDS, found, limit=ENDS_BYTES):
-        found.ends += rank_exits.parse(told, node=node)[: rank_exits.MOST - len(found.ends)]
+        found.ends += rank_exits.parse_exits(told, node=node)[: rank_exits.MOST_RANKS - len(found.ends)]
     if found.ends:
         found.seen.add("ends")
-        found.signs += rank_exits.signs_of(found.ends, named=_named(incident, found))
+        found.signs += rank_exits.signs_of_exits(found.ends, named=_named(incident, found))
 
 
 def word_of_launcher(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
@@ -46,9 +46,9 @@ def word_of_launcher(incident: Incident, catalogue: Catalogue, found: Evidence) 
     prefix = Prefix(rank=rank, node=found.node_of(rank))
     text = f"{failure.get('kind', '')}: {failure.get('error', '')}".strip(": ")
     if failure.get("kind") == "hang":
-        found.signs.append(Sign(LAUNCHER, 0, text, "collective.timeout", "echo", prefix, of="trainer"))
+        found.signs.append(Sign(LAUNCHER, 0, text, "collective.timeout", "echo", prefix, source_kind="trainer"))
     elif failure.get("kind") == "node":
-        found.signs.append(Sign(LAUNCHER, 0, text, "scheduler.node_fail", "root", prefix, of="trainer"))
+        found.signs.append(Sign(LAUNCHER, 0, text, "scheduler.node_fail", "root", prefix, source_kind="trainer"))
     if lines := failure.get("last_lines"):
         said = f"the log of rank {rank} names no error and ends with: {' / '.join(lines)}"
         found.signs.append(context(LAUNCHER, said, node=prefix.node))
@@ -58,7 +58,7 @@ def word_of_launcher(incident: Incident, catalogue: Catalogue, found: Evidence) 
     for key, name in (("exit_code", "code"), ("signal", "signal")):
         if failure.get(key) is not None:
             groups[name] = str(failure[key])
-    found.signs.append(Sign(LAUNCHER, 0, text, "unknown", "exit", prefix, groups=groups, of="trainer"))
+    found.signs.append(Sign(LAUNCHER, 0, text, "unknown", "exit", prefix, groups=groups, source_kind="trainer"))
 
 
 def failure_of(incident: Incident) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def looks_at_nodes(incident: Incident, catalogue: Catalogue, found: Evidence) ->
     if folder is None:
         return
     told = itertools.islice(folder.of_nodes(LOOKS, found, limit=node_snapshot.MOST_BYTES), MOST_LOOKS)
-    parsed = (node_snapshot.parse(one, node=node) for node, one in told)
+    parsed = (node_snapshot.parse_snapshot(one, node=node) for node, one in told)
     looks = [look for look in parsed if look is not None]
     looked_at = {look.node for look in looks}
     if missing := [node for node in attempt.nodes if node not in looked_at and (looks or found.ends)]:
@@ -100,11 +100,11 @@ def looks_at_nodes(incident: Incident, catalogue: Catalogue, found: Evidence) ->
         return
     found.seen.add("looks")
     for look in looks:
-        found.signs += node_snapshot.signs_of(look, _on(look, found))
+        found.signs += node_snapshot.signs_of_snapshot(look, _on(look, found))
     _read_logs(looks, catalogue, found)
     unseen: dict[str, list[str]] = {}
     for look in looks:
-        for what, why in look.not_seen.items():
+        for what, why in look.unavailable.items():
             unseen.setdefault(f"{what} ({why})", []).append(look.node or "a node")
     found.not_seen += [f"of {some(nodes)}: {what}" for what, nodes in unseen.items()]
     if len(looks) >= len(attempt.nodes) and all(look.saw_kernel for look in looks):
@@ -113,18 +113,18 @@ def looks_at_nodes(incident: Incident, catalogue: Catalogue, found: Evidence) ->
         found.seen.add(NO_KILLS)
 
 
-def _on(look: Look, found: Evidence) -> list[rank_exits.End]:
+def _on(look: NodeSnapshot, found: Evidence) -> list[rank_exits.RankExit]:
     return [end for end in found.ends if end.node == look.node]
 
 
-def _read_logs(looks: list[Look], catalogue: Catalogue, found: Evidence) -> None:
+def _read_logs(looks: list[NodeSnapshot], catalogue: Catalogue, found: Evidence) -> None:
     """The kernel's lines and nvidia-smi's, through the catalogue."""
     logs, size = [], 0
     for look in looks:
-        for log in node_snapshot.logs_of(look, _on(look, found)):
+        for log in node_snapshot.logs_of_snapshot(look, _on(look, found)):
             size += log.size or 0
             if size <= MOST_KERNEL_BYTES:
                 logs.append(log)
-    for scanned in offline.read(logs, catalogue).scanned:
-        scanned.is_of_folder = True
+    for scanned in offline.read_logs(logs, catalogue).scanned:
+        scanned.is_from_job_folder = True
         found.read.scanned.append(scanned)

@@ -86,18 +86,18 @@ def _of_event(event: NodeEvent, catalogue: Catalogue) -> list[Sign]:
     name, at = f"kernel of {event.agent.node}", event.at.timestamp()
     if event.kind == "gpu.lost":
         text = f"GPU {event.gpu.index if event.gpu else '?'} was lost"
-        return [Sign(name, 0, text, "gpu.off_bus", "root", prefix, at=at, of="kernel")]
+        return [Sign(name, 0, text, "gpu.off_bus", "root", prefix, at=at, source_kind="kernel")]
     if event.kind == "mount.slow":
         text = f"{event.text or 'a mount'} was slow"
-        return [Sign(name, 0, text, "storage.io", "confirmation", prefix, at=at, of="kernel")]
+        return [Sign(name, 0, text, "storage.io", "confirmation", prefix, at=at, source_kind="kernel")]
     if event.kind not in {"xid", "sxid"}:
         return []
     bus = event.gpu.bus if event.gpu else "0000:00:00"
     what = "Xid" if event.kind == "xid" else "SXid"
     line = f"NVRM: {what} (PCI:{bus}): {event.code}, {event.text}"
     return [
-        Sign(name, 0, line, entry.cause, entry.role, prefix, entry, count=event.count, at=at, of="kernel")
-        for entry in catalogue.on(line.encode())
+        Sign(name, 0, line, entry.cause, entry.role, prefix, entry, count=event.count, at=at, source_kind="kernel")
+        for entry in catalogue.entries_on(line.encode())
         if entry.scope == "kernel"
     ]
 
@@ -148,4 +148,4 @@ def _most(curve: Curve, since: int) -> float | None:
 
 def _of_curve(agent: Agent, text: str, cause: str, end: int) -> Sign:
     prefix = Prefix(node=agent.node, stamp=float(end), is_dated=True)
-    return Sign(f"telemetry of {agent.node}", 0, text, cause, "confirmation", prefix, of="telemetry")
+    return Sign(f"telemetry of {agent.node}", 0, text, cause, "confirmation", prefix, source_kind="telemetry")

@@ -47,9 +47,9 @@ def logs_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> 
     named = _logs(incident, found)
     if not named:
         found.not_seen.append("its logs: there are none, or they have been removed")
-    found.read = offline.read(_opened(incident, named, found), catalogue, size=sum(named.values()), of_job=True)
+    found.read = offline.read_logs(_opened(incident, named, found), catalogue, size=sum(named.values()), of_job=True)
     found.seen |= found.read.kinds
-    found.not_seen += found.read.not_seen
+    found.not_seen += found.read.unavailable
 
 
 def open_logs(incident: Incident) -> Iterator[Log]:
@@ -89,7 +89,7 @@ def _opened(incident: Incident, named: Iterable[str], found: Evidence) -> Iterat
     for path in named:
         name = path.rpartition("/")[2]
         try:
-            yield files.of_descriptor(rundir.open_under(root, path), name)
+            yield files.log_from_descriptor(rundir.open_under(root, path), name)
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -105,7 +105,7 @@ def stacks_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -
     for name in names[:MOST_STACKS]:
         with suppress(OSError):
             data = rundir.read_under(folder.root, f"job/{folder.name}/stacks/{name}", limit=STACK_BYTES)
-            if (stack := stacks.dumped(f"stacks/{name}", data.decode(errors="replace"))) is not None:
+            if (stack := stacks.parse_faulthandler(f"stacks/{name}", data.decode(errors="replace"))) is not None:
                 found.read.stacks.append(stack)
 
 
@@ -136,7 +136,7 @@ def steps_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) ->
     who = f"rank {behind[0]} was" if len(behind) == 1 else f"ranks {some(map(str, behind))} were"
     text = f"{who} at {counts} {least:,}{f' ({phase})' if phase else ''}, others up to {most:,}"
     prefix = Prefix(rank=behind[0], node=found.node_of(behind[0]))
-    found.signs.append(Sign("heartbeats", 0, text, "collective.timeout", "confirmation", prefix, of="trainer"))
+    found.signs.append(Sign("heartbeats", 0, text, "collective.timeout", "confirmation", prefix, source_kind="trainer"))
 
 
 def guards_of_trainer(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
@@ -164,7 +164,7 @@ def _of_guard(event: Event, found: Evidence) -> Sign:
     text = f"{event.kind}{f' at step {step:,}' if step is not None else ''}: {what}"
     text += f", first in {where}" if where else f", by the check {check}" if check else ""
     prefix = Prefix(rank=rank, node=found.node_of(rank), stamp=event.time.timestamp(), is_dated=True)
-    return Sign(EVENTS, 0, text, _GUARDS[event.kind], "root", prefix, of="trainer")
+    return Sign(EVENTS, 0, text, _GUARDS[event.kind], "root", prefix, source_kind="trainer")
 
 
 def _of_numerics(name: str, told: dict[str, Any]) -> Sign:
@@ -183,4 +183,4 @@ def _of_numerics(name: str, told: dict[str, Any]) -> Sign:
     text += f" done again: {odd:,} of {len(losses):,} ranks had a loss that is not finite"
     text += f", first in {where}" if where else ""
     rank = untrusted.count(first.get("rank"), 1_000_000)
-    return Sign(name, 0, text, "numerics.nan", "confirmation", Prefix(rank=rank), of="trainer")
+    return Sign(name, 0, text, "numerics.nan", "confirmation", Prefix(rank=rank), source_kind="trainer")

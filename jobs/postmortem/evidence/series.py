@@ -25,7 +25,7 @@ import numpy as np
 
 from diagnosis.logs import progress
 from diagnosis.logs.prefixes import Prefix
-from diagnosis.root_cause import REPORTED
+from diagnosis.root_cause import REPORTED_SERIES
 from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.signs.sign import Sign
 from jobs.models import Incident
@@ -156,7 +156,7 @@ def _sign(curve: Curve, text: str, cause: str, role: str, at: float | None) -> S
     prefix = Prefix(rank=curve.rank if curve.rank > 0 else None, stamp=at, is_dated=at is not None)
     if role == "context":
         return context(FILE, text, cause=cause, at=at)
-    return Sign(FILE, 0, text, cause, role, prefix, of=REPORTED)
+    return Sign(FILE, 0, text, cause, role, prefix, source_kind=REPORTED_SERIES)
 
 
 # The loss.
@@ -213,7 +213,7 @@ def _climbed(losses: Floats) -> bool:
     """Return whether a loss that is positive ended far above its minimum."""
     if len(losses) < ENOUGH or losses.min() < 0:
         return False
-    return progress.climbed(losses.tolist())
+    return progress.has_climbed(losses.tolist())
 
 
 # Supporting evidence.
@@ -261,5 +261,5 @@ def _of_memory(incident: Incident, reader: _Reader) -> list[Sign]:
             at = float(curve.outline.time[-1])
             text = f"memory grew from {before:.1f} to {last:.1f} of {limit:g} GiB, as the launcher measured it"
             prefix = Prefix(node=node, stamp=at, is_dated=True)
-            return [Sign(FILE, 0, text, "memory.host_oom", "confirmation", prefix, of="trainer")]
+            return [Sign(FILE, 0, text, "memory.host_oom", "confirmation", prefix, source_kind="trainer")]
     return []

@@ -45,7 +45,7 @@ def test_it_is_decided_once_it_is_known_why(job: Job, told: Told, tick: Tick) ->
     tick()
     attempt.refresh_from_db()
     assert attempt.decision == (
-        "A GPU was lost from the bus on dgx02 (94 % sure). "
+        "GPU fell off the bus on dgx02 (94 % sure). "
         "Started anew from the beginning without dgx02 as attempt 2. Restart 1 of 5."
     )
     assert (attempt.blamed_nodes, attempt.decided_version) == (["dgx02"], 1)
@@ -78,7 +78,7 @@ def test_where_nobody_finds_out_in_time_its_end_decides(job: Job, told: Told, ti
         ("storage.io", {}, "Started anew from step 20 as attempt 2.", ()),
         ("collective.timeout", {}, "Started anew from step 20 as attempt 2.", ()),
         ("rendezvous.failed", {}, "Started anew from step 20 as attempt 2.", ()),
-        ("unknown", {}, "It failed, and nothing says why. Started anew from step 20 as attempt 2.", ()),
+        ("unknown", {}, "Failed for an unknown reason. Started anew from step 20 as attempt 2.", ()),
         ("memory.gpu_oom", {}, "Started anew from step 20 as attempt 2.", ()),
         ("scheduler.time_limit", {}, "Started anew from step 20 as attempt 2.", ()),
         ("collective.mismatch", {}, "Started anew from step 20 as attempt 2.", ()),
@@ -150,7 +150,7 @@ def test_of_one_machine_no_node_is_left_out(job: Job, told: Told, tick: Tick) ->
 
 def test_a_persons_word_comes_before_the_machines(job: Job, told: Told, tick: Tick) -> None:
     attempt = die(told, tick, "program.exception", overruled_cause="storage.io")
-    assert attempt.decision.startswith("A file system failed (according to somebody). Started anew")
+    assert attempt.decision.startswith("File system error (according to somebody). Started anew")
 
 
 def test_what_is_handed_over_stays(job: Job, told: Told, tick: Tick) -> None:
@@ -194,7 +194,7 @@ def test_a_later_verdict_takes_back_what_no_scheduler_has(job: Job, told: Told, 
     second = newest()
     assert (second.state, second.cause, second.scheduler_id) == ("failed", "withdrawn", "")
     first.refresh_from_db()
-    assert first.decision.startswith("The program was given something that can't be (94 % sure). That would happen")
+    assert first.decision.startswith("Invalid argument or setting (94 % sure). That would happen")
     assert first.decision.endswith("Attempt 2, decided on before that was known, was not started.")
     tick()
     assert Attempt.objects.count() == 2
@@ -235,8 +235,7 @@ def test_a_federation_that_lost_its_quorum_starts_anew_once(job: Job, told: Told
 def test_a_federation_whose_clients_all_failed_does_not(job: Job, told: Told, tick: Tick) -> None:
     decision = die(told, tick, "federated.clients").decision
     assert decision == (
-        "All clients of a federation failed (94 % sure). That would happen again, so Vigil does not start it anew. "
-        "Your move."
+        "All clients failed (94 % sure). That would happen again, so Vigil does not start it anew. Your move."
     )
 
 
@@ -333,7 +332,7 @@ class TestSweeps:
             tick()
             told.say(attempt.scheduler_id, state="failed", exit_code=1)
             tick()
-            verdict(attempt, cause, fingerprint=fingerprint, says="The program raised an exception: KeyError: 'a'.")
+            verdict(attempt, cause, fingerprint=fingerprint, says="Unhandled exception: KeyError: 'a'.")
             tick()
 
     def test_stops_when_its_first_jobs_die_of_the_same(self, sweep: Sweep, told: Told, tick: Tick, oskar: User) -> None:
@@ -344,7 +343,7 @@ class TestSweeps:
         self.kill(told, tick, range(2, 3), "program.exception", "same")
         sweep.refresh_from_db()
         assert sweep.stopped_why == (
-            "Its first 3 jobs died of the same: The program raised an exception: KeyError: 'a'. "
+            "Its first 3 jobs died of the same: Unhandled exception: KeyError: 'a'. "
             "Whatever had not started was cancelled."
         )
         tick()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from diagnosis.signatures.entry import read
-from diagnosis.trial.checks import Trial
-from diagnosis.trial.checks import read as glance
+from diagnosis.signatures.entry import read_entries
+from diagnosis.trial.checks import EntryTrial
+from diagnosis.trial.checks import check_fields as glance
 from jobs.models import Replay, SiteEntry
 from jobs.postmortem import replay, site_catalogue
 from portal.models import User
@@ -38,8 +38,8 @@ def ops() -> Client:
 def _tried_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a pattern costs is no matter here."""
 
-    def try_entry(raw: Any, others: Any) -> Trial:
-        glance(raw, trial := Trial(seconds=0.04, megabytes=5.2))
+    def try_entry(raw: Any, others: Any) -> EntryTrial:
+        glance(raw, trial := EntryTrial(seconds=0.04, megabytes=5.2))
         return trial
 
     monkeypatch.setattr(site_catalogue, "try_entry", try_entry)
@@ -115,7 +115,7 @@ def test_entries_as_text(ops: Client) -> None:
     assert ops.post("/catalogue/take", {"text": TEXT.replace("\n", "\r\n")}).status_code == 302
     assert SiteEntry.objects.get().pattern == OURS["pattern"]
     assert "The site has an entry of this name." in text(ops.post("/catalogue/take", {"text": TEXT}))
-    (entry,) = read(ops.get("/catalogue?format=toml").text)
+    (entry,) = read_entries(ops.get("/catalogue?format=toml").text)
     assert (entry.name, entry.pattern, entry.advice) == (OURS["name"], OURS["pattern"], "")
 
 

@@ -46,7 +46,7 @@ def send(client: Client, incident: Incident, what: str, **fields: Any) -> str:
 
 def test_leads_with_what_happened_and_what_to_do(incident: Incident, client: Client) -> None:
     html = page_of(client, incident)
-    assert "The program raised an exception: KeyError: 'label' (rank 1)." in html.replace("&#x27;", "'")
+    assert "Unhandled exception on rank 1: KeyError: 'label'." in html.replace("&#x27;", "'")
     assert "90 %" in html or "sure</small>" in html
     assert "<dd>researcher</dd>" in html
     assert f'href="/runbooks/{incident.cause}"' in html
@@ -56,11 +56,11 @@ def test_leads_with_what_happened_and_what_to_do(incident: Incident, client: Cli
 
 
 def test_what_it_came_of_is_said_once_at_its_head(incident: Incident, client: Client) -> None:
-    said = "The program raised an exception (94 % sure). That would happen again, so Vigil does not start it anew."
+    said = "Unhandled exception (94 % sure). That would happen again, so Vigil does not start it anew."
     Attempt.objects.update(decision=f"{said} Your move.", decided_at=timezone.now())
     head = re.search(r'<p class="say">(.*?)</p>', page_of(client, incident), re.DOTALL)
     assert head
-    assert head[1].count("The program raised an exception") == 1
+    assert head[1].count("Unhandled exception") == 1
     assert "That would happen again, so Vigil does not start it anew." in head[1]
 
 
@@ -243,7 +243,7 @@ class TestWriting:
 class TestOverruling:
     def test_is_final_and_keeps_what_the_evidence_said(self, incident: Incident, client: Client) -> None:
         html = send(client, incident, "overrule", cause="data.corrupt", why="The index of shard 7 was cut off.")
-        assert "According to mira, data could not be decoded: The index of shard 7 was cut off." in html
+        assert "Corrupt data, according to mira: The index of shard 7 was cut off." in html
         assert "the evidence said <code>program.exception</code>" in html
         incident.refresh_from_db()
         assert (incident.cause, incident.is_final, incident.due_at) == ("data.corrupt", True, None)
@@ -252,7 +252,7 @@ class TestOverruling:
         incident.refresh_from_db()
         assert incident.cause == "data.corrupt"
         assert Diagnosis.objects.get().cause == "program.exception"
-        assert "According to mira, data could not be decoded" in text(client.get(f"/jobs/{incident.attempt.job_id}"))
+        assert "Corrupt data, according to mira" in text(client.get(f"/jobs/{incident.attempt.job_id}"))
 
     def test_a_verdict_that_was_being_made_meanwhile_does_not_come_before_it(
         self, mira: User, runs: Path, client: Client, monkeypatch: pytest.MonkeyPatch
@@ -347,7 +347,7 @@ def test_is_linked_from_wherever_one_looks(incident: Incident, client: Client) -
         assert address in text(client.get(f"/jobs/{incident.attempt.job_id}{path}")), path
     home = text(client.get("/"))
     assert address in home
-    assert "The program raised an exception: KeyError" in home
+    assert "Unhandled exception on rank 1: KeyError" in home
     assert 'href="/postmortems"' in home
 
 

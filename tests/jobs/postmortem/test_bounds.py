@@ -18,7 +18,7 @@ from django.utils import timezone
 from diagnosis import offline
 from diagnosis.logs import files
 from diagnosis.logs.files import BLOCK, Log
-from diagnosis.offline import log_of_text
+from diagnosis.offline import log_from_text
 from diagnosis.signatures.catalogue import shipped_catalogue
 from diagnosis.signs import flight_recorder, rank_exits, stacks
 from jobs import restarts
@@ -87,7 +87,7 @@ def test_a_requeued_attempt_goes_on_in_the_first_ones_log(left: Left) -> None:
 
 
 def test_ends_of_nodes_that_it_does_not_have(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_exits, "MOST", 2)
+    monkeypatch.setattr(rank_exits, "MOST_RANKS", 2)
     left.ends(0, r0=(1, None, 2.0))
     left.ends(1, r1=(None, 11, 4.0), r3=(None, 11, 9.0))
     left.ends(2, r2=(None, 9, 30.0))
@@ -148,30 +148,30 @@ class TestRecords:
         return json.dumps({"entries": entries, "rank": rank})
 
     def test_of_a_group_the_newest_calls(self) -> None:
-        flight = flight_recorder.flight_of("0.1.json", self.flight(1, range(1000)))
+        flight = flight_recorder.parse_flight("0.1.json", self.flight(1, range(1000)))
         assert flight is not None
-        assert [number for _, number in flight.begun] == [*range(1000 - flight_recorder.NEWEST, 1000)]
+        assert [number for _, number in flight.started] == [*range(1000 - flight_recorder.NEWEST, 1000)]
 
     @pytest.mark.parametrize("rank", [10**30, -1, "1", None])
     def test_a_rank_that_is_none(self, rank: object) -> None:
-        assert flight_recorder.flight_of("0.1.json", self.flight(rank, range(3))) is None
+        assert flight_recorder.parse_flight("0.1.json", self.flight(rank, range(3))) is None
 
     def test_halves_of_pairs(self) -> None:
         told = [self.flight(0, range(3)), self.flight(1, range(3), "nccl:\ud800gather")]
-        flights = [flight for text in told if (flight := flight_recorder.flight_of("0.1.json", text)) is not None]
+        flights = [flight for text in told if (flight := flight_recorder.parse_flight("0.1.json", text)) is not None]
         (sign,) = flight_recorder.signs_of_flights(flights)
         assert "called gather of [1]" in sign.text
         assert sign.text.encode()
 
     def test_what_there_is_no_place_for_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(offline, "MOST_CALLS", 5)
-        logs = [log_of_text(self.flight(rank, range(3)), f"0.{rank}.json") for rank in range(4)]
-        verdict = offline.verdict_on(logs)
-        assert "0.2.json and 1 more files: there was too much to read" in verdict.not_seen
+        logs = [log_from_text(self.flight(rank, range(3)), f"0.{rank}.json") for rank in range(4)]
+        verdict = offline.diagnose_logs(logs)
+        assert "0.2.json and 1 more files: there was too much to read" in verdict.unavailable
 
     def test_a_dump_of_ours_is_one_process(self, left: Left) -> None:
         spied = "".join(f"Process {n}: python\nThread {n} (idle)\n    f (a.py:1)\n" for n in range(9_000))
-        assert len(stacks.read("spied.txt", spied)) == stacks.MOST
+        assert len(stacks.parse_stacks("spied.txt", spied)) == stacks.MOST_PROCESSES
         left.write("stacks/0.0.txt", spied)
         assert not [one for one in left.diagnosed()[1]["evidence"] if one["file"] == "stacks/0.0.txt"]
 
@@ -180,20 +180,20 @@ class TestTime:
     """For all logs together; of what is left then their ends."""
 
     def test_once_it_is_over_the_ends_are_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(files, "TAIL", 64 * 1024)
+        monkeypatch.setattr(files, "TAIL_BYTES", 64 * 1024)
         lines = "a line of no account\n" * (2 * BLOCK // 21)
         verdicts = []
         for seconds in (60.0, -1.0, -100.0):
             monkeypatch.setattr(files, "SECONDS", seconds)
-            logs = [log_of_text(lines + lines + last, f"0.{rank}.log") for rank, last in enumerate([ALONE, OOM])]
-            verdicts.append(offline.verdict_on(logs))
+            logs = [log_from_text(lines + lines + last, f"0.{rank}.log") for rank, last in enumerate([ALONE, OOM])]
+            verdicts.append(offline.diagnose_logs(logs))
         whole, late, over = verdicts
         assert {(one.cause, one.rank) for one in verdicts} == {("memory.gpu_oom", 1)}
         roots = [next(one for one in verdict.evidence if one.role == "root") for verdict in (whole, late)]
         assert roots[0].line == roots[1].line, "lines that are passed over are counted as long as there is time"
-        assert not [one for one in whole.not_seen if "midst" in one]
+        assert not [one for one in whole.unavailable if "midst" in one]
         for verdict in (late, over):
-            assert len([one for one in verdict.not_seen if "in its midst were not read" in one]) == 2
+            assert len([one for one in verdict.unavailable if "in its midst were not read" in one]) == 2
 
     def test_time_is_for_all_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = [1000.0]
@@ -207,7 +207,9 @@ class TestTime:
 
         monkeypatch.setattr(time, "monotonic", lambda: clock[0])
         monkeypatch.setattr(files, "SECONDS", 20.0)
-        monkeypatch.setattr(files, "TAIL", 1)
+        monkeypatch.setattr(files, "TAIL_BYTES", 1)
         data = b"a line of no account\n" * (8 * BLOCK // 21)
-        read = offline.read([Log(f"0.{rank}.log", Slow(data), len(data)) for rank in range(5)], shipped_catalogue())
+        read = offline.read_logs(
+            [Log(f"0.{rank}.log", Slow(data), len(data)) for rank in range(5)], shipped_catalogue()
+        )
         assert [bool(one.limits) for one in read.scanned] == [False, False, True, True, True]

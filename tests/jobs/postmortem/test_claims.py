@@ -71,7 +71,7 @@ class TestPrinted:
         incident, told = left.diagnosed()
         assert (incident.cause, incident.confirmed_cause) == ("unknown", "")
         assert told["runner_up"]["cause"] == "gpu.off_bus"
-        assert "the job held no GPU" in told["runner_up"]["why"]
+        assert "no GPU was allocated to the job" in told["runner_up"]["why"]
         assert notices("incident.site") == []
 
     def test_does_not_hide_what_the_program_raised(self, left: Left) -> None:
@@ -85,12 +85,12 @@ class TestPrinted:
         incident, told = left.diagnosed()
         assert (incident.cause, told["source"]) == ("gpu.off_bus", "program")
         assert told["confidence"] < 0.6
-        assert told["says"].startswith("According to its log, a GPU was lost from the bus")
-        assert told["doubts"] == ["the agents of its nodes saw no such event"]
+        assert told["says"].startswith("According to its own log: GPU fell off the bus")
+        assert told["doubts"] == ["the agents on its nodes saw no such event"]
         assert told["advice"].startswith("No evidence from the machine itself confirms this.")
         assert notices("incident.site") == []
         (notice,) = notices("incident")
-        assert dict(notice.facts)["Reported by"] == "the program alone; the agents of its nodes saw no such event"
+        assert dict(notice.facts)["Reported by"] == "the program only; the agents on its nodes saw no such event"
         assert not notice.detail.startswith("Drain")
 
     def test_is_told_to_sysadmins_once_the_machine_says_so(self, left: Left) -> None:
@@ -103,7 +103,7 @@ class TestPrinted:
         incident.refresh_from_db()
         assert (incident.confirmed_cause, incident.node) == ("gpu.off_bus", "dgx-02")
         (notice,) = notices("incident.site")
-        assert dict(notice.facts)["Reported by"] == "its machine (kernel or agent)"
+        assert dict(notice.facts)["Reported by"] == "the node (kernel or agent)"
         assert notice.detail.startswith("Drain the node")
 
     def test_a_log_that_looks_like_a_kernels_is_still_the_jobs(self, left: Left) -> None:
@@ -158,11 +158,11 @@ class TestLaunchersReport:
         incident, told = self.forged(left)
         assert (incident.cause, incident.confirmed_cause, told["source"]) == ("gpu.off_bus", "", "launcher")
         assert told["confidence"] < 0.9
-        assert told["says"].startswith("According to its launcher's report, a GPU was lost from the bus")
+        assert told["says"].startswith("According to its launcher: GPU fell off the bus")
         assert told["advice"].startswith("No evidence from the machine itself confirms this.")
         assert notices("incident.site") == []
         (notice,) = notices("incident")
-        reported = "its launcher alone, in the job's own folder; no agent watched its nodes"
+        reported = "the job's launcher only; no agent monitored its nodes"
         assert dict(notice.facts)["Reported by"] == reported
         assert not notice.detail.startswith("Drain")
         counting.count()
@@ -173,7 +173,7 @@ class TestLaunchersReport:
         incident, told = self.forged(left)
         assert incident.confirmed_cause == ""
         assert told["confidence"] < 0.6
-        assert told["doubts"] == ["the agents of its nodes saw no such event"]
+        assert told["doubts"] == ["the agents on its nodes saw no such event"]
 
     def test_by_a_job_without_a_gpu_is_no_verdict(self, left: Left) -> None:
         with_gpus(left, 0)
@@ -211,14 +211,14 @@ class TestLaunchersReport:
 
 
 def judged(text: str) -> Verdict:
-    read = offline.read([offline.log_of_text(text, "0.0.log")], shipped_catalogue(), of_job=True)
-    return diagnose(read.scanned, shipped_catalogue(), records=read.records, seen={ATTEMPT})
+    read = offline.read_logs([offline.log_from_text(text, "0.0.log")], shipped_catalogue(), of_job=True)
+    return diagnose(read.scanned, shipped_catalogue(), records=read.records, available={ATTEMPT})
 
 
 @pytest.mark.parametrize("cause", OF_SYSADMINS)
 def test_no_line_that_a_job_prints_is_the_machines_word(cause: str) -> None:
     """Every entry of the catalogue of each cause that sysadmins must act on."""
-    entries = [one for one in shipped_catalogue() if one.cause == cause and not one.reads_tracebacks and one.example]
+    entries = [one for one in shipped_catalogue() if one.cause == cause and not one.is_for_tracebacks and one.example]
     assert entries
     for entry in entries:
         verdict = judged(f"step 1 loss 2.0\n{entry.example}\n")
@@ -227,7 +227,7 @@ def test_no_line_that_a_job_prints_is_the_machines_word(cause: str) -> None:
 
 def test_without_a_portal_a_kernel_log_is_the_machines_word() -> None:
     kernel = "\n".join(f"[ {n}.000001] usb 1-1: new device" for n in range(9)) + f"\n[ 21.000001] {XID}\n"
-    verdict = offline.verdict_on(offline.logs_of_texts({"train.log": "step 1 loss 2.0\n", "dmesg.txt": kernel}))
+    verdict = offline.diagnose_logs(offline.logs_from_texts({"train.log": "step 1 loss 2.0\n", "dmesg.txt": kernel}))
     assert (verdict.cause, verdict.source, verdict.doubts) == ("gpu.off_bus", "machine", [])
     alone = offline.diagnose_text(f"step 1 loss 2.0\n{XID}\n")
     assert (alone.cause, alone.source) == ("gpu.off_bus", "program")
@@ -260,7 +260,7 @@ class TestOverruled:
             signed_in(mira).get(f"/jobs/{job}/postmortem.md").content.decode(),
             "\n".join(_postmortem_lines(told, "steps")),
         ):
-            assert "According to mira, a GPU was lost from the bus: I saw it." in text
+            assert "GPU fell off the bus, according to mira: I saw it." in text
             assert "What to do: Drain" not in text
 
     def test_silences_no_alarm_unless_a_sysadmin_says_it(self, mira: User, runs: Path) -> None:

@@ -53,9 +53,7 @@ class TestClients:
         raised(federated, "training.federated.controller.QuorumLost", QUORUM)
         incident, verdict = federated.diagnosed()
         assert (incident.cause, incident.rank) == ("federated.quorum", None)
-        assert incident.says.startswith(
-            "Too few clients of a federation answered: round 7 was lost 3 times: 5 of the 6"
-        )
+        assert incident.says.startswith("Too few clients responded: round 7 was lost 3 times: 5 of the 6")
         (said,) = texts(verdict, "context")
         assert said.startswith(
             "client 5 dropped out in round 7: LookupError: the disk of owner 5 is gone\n"
@@ -69,9 +67,7 @@ class TestClients:
         raised(federated, "training.federated.client_failures.ClientsFailed", ALL)
         incident, verdict = federated.diagnosed()
         assert incident.cause == "federated.clients"
-        assert incident.says == (
-            "All clients of a federation failed: client 5: LookupError: the disk of owner 5 is gone."
-        )
+        assert incident.says == ("All clients failed: client 5: LookupError: the disk of owner 5 is gone.")
         assert verdict["frame"] == "/home/mira/recipes/wards.py:batch"
         assert len(texts(verdict, "context")) == 1, "they all died of the same"
 

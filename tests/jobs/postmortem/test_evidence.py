@@ -44,13 +44,13 @@ class TestEnds:
 
     def test_a_peer_that_was_quicker_to_leave_did_not_begin_it(self) -> None:
         ends = [
-            rank_exits.End(0, "a", exit_code=1, at=100.0),
-            rank_exits.End(1, "b", exit_code=1, at=100.6),
-            rank_exits.End(2, "b", signal=9, at=100.7, by_us=True),
+            rank_exits.RankExit(0, "a", exit_code=1, at=100.0),
+            rank_exits.RankExit(1, "b", exit_code=1, at=100.6),
+            rank_exits.RankExit(2, "b", signal=9, at=100.7, by_launcher=True),
         ]
-        assert rank_exits.first_of(ends, 1) == 1
-        assert rank_exits.first_of(ends, None) is None
-        assert rank_exits.first_of([*ends, rank_exits.End(3, "a", signal=11, at=99.9)], 1) == 3
+        assert rank_exits.first_failed_rank(ends, 1) == 1
+        assert rank_exits.first_failed_rank(ends, None) is None
+        assert rank_exits.first_failed_rank([*ends, rank_exits.RankExit(3, "a", signal=11, at=99.9)], 1) == 3
 
     def test_a_restart_in_place_is_told_by_its_own_ends(self, left: Left) -> None:
         left.ends(0, incarnation=0, r0=(None, 11, 60.0))
@@ -70,8 +70,8 @@ class TestEnds:
         assert [text for text in texts(verdict, "root") if "rank 0 ended by SIGSEGV" in text]
 
     def test_a_thousand_ranks_are_a_few_signs(self) -> None:
-        ends = [rank_exits.End(rank, "a", exit_code=1, at=float(rank)) for rank in range(1024)]
-        assert len(rank_exits.signs_of(ends)) == rank_exits.TOLD
+        ends = [rank_exits.RankExit(rank, "a", exit_code=1, at=float(rank)) for rank in range(1024)]
+        assert len(rank_exits.signs_of_exits(ends)) == rank_exits.MOST_SIGNS
 
     def test_a_file_that_is_a_link_a_pipe_or_too_large_is_none(self, left: Left, tmp_path: Path) -> None:
         left.ends(0, r0=(1, None, 1.0))
@@ -197,7 +197,7 @@ class TestHistory:
         )
         incident, told = left.diagnosed()
         assert incident.cause == "storage.io"
-        said = "4 other jobs failed within two minutes, 3 of them because a file system failed"
+        said = "4 other jobs failed within two minutes, 3 of them for the same cause: file system error"
         assert said in texts(told, "confirmation")
         assert "4 other jobs failed on dgx-02 within 10 minutes" in texts(told, "context")
         assert "secret" not in str(told)

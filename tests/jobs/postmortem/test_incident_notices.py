@@ -286,12 +286,12 @@ class TestSweepRevised:
         incident_notices.tell()
         assert sorted(self.standing()) == [
             "2 jobs of sweep lr died alike: KeyError: 'label' (rank 1).",
-            f"wren (#{died[0].attempt.job_id}) died: Data or a model could not be found, according to somebody.",
+            f"wren (#{died[0].attempt.job_id}) died: Data or model not found, according to somebody.",
         ]
         Incident.objects.filter(pk=died[1].pk).update(overruled_cause="none", cause="none")
         incident_notices.tell()
         assert self.standing() == [
-            f"wren (#{died[0].attempt.job_id}) died: Data or a model could not be found, according to somebody."
+            f"wren (#{died[0].attempt.job_id}) died: Data or model not found, according to somebody."
         ]
 
     def test_what_started_again_in_place_is_not_counted(self, die: Die, sweep: Sweep) -> None:
@@ -318,8 +318,8 @@ class TestSysadmins:
         die("program.exception", node="dgx-03")
         incident_notices.tell()
         assert sorted(title.replace("\N{NO-BREAK SPACE}", " ") for title in titles("incident.site")) == [
-            "A GPU was lost from the bus on dgx-03: 3 attempts died of it.",
-            f"A GPU was lost from the bus on dgx-04: wren (#{Job.objects.order_by('pk')[3].pk}) died of it.",
+            "GPU fell off the bus on dgx-03: 3 attempts died of it.",
+            f"GPU fell off the bus on dgx-04: wren (#{Job.objects.order_by('pk')[3].pk}) died of it.",
         ]
         assert Delivery.objects.filter(kind="incident.site").count() == 2
         assert Notice.objects.filter(kind="incident.site", link="/nodes/dgx-03").exists()

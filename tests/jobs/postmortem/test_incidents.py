@@ -72,7 +72,7 @@ def test_a_bad_end_is_an_incident_with_a_verdict(attempt: Attempt, runs: Path) -
     assert incidents.diagnose(incident.pk)
     incident.refresh_from_db()
     assert (incident.cause, incident.rank, incident.version) == ("program.exception", 1, 1)
-    assert incident.says == "The program raised an exception: KeyError: 'label' (rank 1)."
+    assert incident.says == "Unhandled exception on rank 1: KeyError: 'label'."
     assert incident.fingerprint
     told = of_today(incident).verdict
     assert [(one["file"], one["line"]) for one in told["evidence"] if one["role"] == "root"] == [("0.1.log", 5)]

@@ -153,9 +153,9 @@ class TestLook:
     )
     def test_whatever_stands_in_the_files(self, told: object) -> None:
         table = {"version": 1, "at": 5.0, **(told if isinstance(told, dict) else {"kernel": told, "ranks": told})}
-        ends = rank_exits.parse(table, node="a")
-        look = node_snapshot.parse(table | {"version": 1, "at": 5.0}, node="a")
+        ends = rank_exits.parse_exits(table, node="a")
+        look = node_snapshot.parse_snapshot(table | {"version": 1, "at": 5.0}, node="a")
         assert look is not None
-        assert isinstance(node_snapshot.signs_of(look, ends) + rank_exits.signs_of(ends), list)
-        for log in node_snapshot.logs_of(look, ends):
+        assert isinstance(node_snapshot.signs_of_snapshot(look, ends) + rank_exits.signs_of_exits(ends), list)
+        for log in node_snapshot.logs_of_snapshot(look, ends):
             log.close()

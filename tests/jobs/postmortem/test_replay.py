@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from django.utils import timezone
 
-from diagnosis.trial.checks import Trial, read
+from diagnosis.trial.checks import EntryTrial, check_fields
 from jobs.errors import SpecError
 from jobs.following import ending
 from jobs.following.cause import Ended
@@ -55,8 +55,8 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def _tried_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a pattern costs is no matter here."""
 
-    def glance(raw: Any, others: Any) -> Trial:
-        read(raw, trial := Trial())
+    def glance(raw: Any, others: Any) -> EntryTrial:
+        check_fields(raw, trial := EntryTrial())
         return trial
 
     monkeypatch.setattr(site_catalogue, "try_entry", glance)

@@ -25,23 +25,23 @@ def test_every_cause_has_one_and_nothing_else_does() -> None:
 
 @pytest.mark.parametrize("code", sorted(CAUSES))
 def test_it_begins_with_its_code_and_its_links_lead_somewhere(code: str) -> None:
-    said = runbook.own(code)
+    said = runbook.shipped_runbook(code)
     assert said.startswith(f"# {code}: {CAUSES[code].title}\n")
     for target in re.findall(r"\]\(([^)]+)\)", said):
-        assert runbook.linked(target) or target.startswith("https://"), target
-    assert runbook.linked(f"{code}.md") == code
+        assert runbook.linked_cause(target) or target.startswith("https://"), target
+    assert runbook.linked_cause(f"{code}.md") == code
 
 
 def test_a_spiked_loss_has_ten_things_to_check() -> None:
-    said = runbook.own("numerics.divergence")
+    said = runbook.shipped_runbook("numerics.divergence")
     assert "the ten things to check" in said
     assert len(re.findall(r"(?m)^\d+\. \*\*", said)) == 10
 
 
 @pytest.mark.parametrize("code", ["", "gpu", "../README", "gpu.ecc.md", "gpu/ecc"])
 def test_what_is_no_cause_has_none(code: str) -> None:
-    assert runbook.own(code) == ""
-    assert runbook.linked(f"{code}.md") is None
+    assert runbook.shipped_runbook(code) == ""
+    assert runbook.linked_cause(f"{code}.md") is None
 
 
 @pytest.mark.django_db
@@ -64,7 +64,9 @@ class TestPages:
 
     def test_a_sysadmin_writes_the_sites_own_and_takes_it_back(self) -> None:
         client, mira = signed_in(sysadmin()), signed_in(person("mira"))
-        assert escape(runbook.own("gpu.ecc").strip()) in client.get("/runbooks/gpu.ecc/edit").content.decode()
+        assert (
+            escape(runbook.shipped_runbook("gpu.ecc").strip()) in client.get("/runbooks/gpu.ecc/edit").content.decode()
+        )
         evil = "## Here\r\n<script>alert(1)</script> ask **Jo**, [x](javascript:alert(1)) [y](gpu.off_bus.md)"
         assert client.post("/runbooks/gpu.ecc/edit", {"text": evil}).status_code == 302
         html = text(mira.get("/runbooks/gpu.ecc"))
@@ -96,7 +98,7 @@ class TestPages:
         client = bearer(person("mira"), "read")
         told = client.get("/api/v1/runbooks/gpu.off_bus").json()
         assert (told["owner"], told["is_site"], told["changed_by"]) == ("sysadmin", False, None)
-        assert told["markdown"] == runbook.own("gpu.off_bus")
+        assert told["markdown"] == runbook.shipped_runbook("gpu.off_bus")
         SiteRunbook.objects.create(code="gpu.off_bus", text="Ask Jo.\n", changed_by=sysadmin())
         told = client.get("/api/v1/runbooks/gpu.off_bus").json()
         assert (told["markdown"], told["is_site"], told["changed_by"]) == ("Ask Jo.\n", True, "sam")

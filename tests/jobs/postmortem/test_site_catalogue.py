@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from diagnosis import offline
-from diagnosis.signatures.catalogue import extended, of_site, shipped_catalogue
-from diagnosis.signatures.entry import Entry, entry_of, read
-from diagnosis.signatures.toml_export import written
-from diagnosis.trial.checks import Trial
+from diagnosis.signatures.catalogue import as_site_entry, extended_catalogue, shipped_catalogue
+from diagnosis.signatures.entry import Entry, parse_entry, read_entries
+from diagnosis.signatures.toml_export import to_toml
+from diagnosis.trial.checks import EntryTrial
 from diagnosis.trial.subprocess_trial import try_entry
 from jobs.errors import Conflict, SpecError
 from jobs.models import SiteEntry
@@ -39,7 +39,7 @@ def of(**changes: Any) -> dict[str, Any]:
     return {**OURS, **changes}
 
 
-def said(trial: Trial, level: str = "error") -> dict[str, str]:
+def said(trial: EntryTrial, level: str = "error") -> dict[str, str]:
     return {finding.field: finding.text for finding in trial.findings if finding.level == level}
 
 
@@ -112,7 +112,7 @@ class TestTrial:
     def test_what_is_worth_knowing(self) -> None:
         trial = try_entry(of(pattern=r"went away|step-7\d+/rank3\d"))
         assert "lines of runs in which nothing is wrong" in said(trial, "warn")["pattern"]
-        shipped = next(entry for entry in shipped_catalogue() if entry.role == "root" and not entry.reads_tracebacks)
+        shipped = next(entry for entry in shipped_catalogue() if entry.role == "root" and not entry.is_for_tracebacks)
         trial = try_entry(of(name=shipped.name, pattern=f"{OURS['pattern']}|{shipped.pattern}"))
         assert "takes the place" in said(trial, "warn")["name"]
 
@@ -130,7 +130,7 @@ class TestTogether:
     """Beside what ships with Vigil."""
 
     def verdict(self, log: str, *entries: dict[str, Any]) -> Any:
-        return offline.diagnose_text(log, "0.3.log", extended(tuple(entry_of(one) for one in entries)))
+        return offline.diagnose_text(log, "0.3.log", extended_catalogue(tuple(parse_entry(one) for one in entries)))
 
     def test_what_nobody_knew_has_a_cause(self) -> None:
         log = "step 1 loss 2.0\nourfs: volume scratch-07 went away after 512 ms\n"
@@ -149,14 +149,14 @@ class TestTogether:
 
     def test_one_of_a_shipped_name_takes_its_place(self) -> None:
         name = shipped_catalogue().entries[0].name
-        known = extended((entry_of(of(name=name)),))
+        known = extended_catalogue((parse_entry(of(name=name)),))
         assert len(known.entries) == len(shipped_catalogue().entries)
         (mine,) = (entry for entry in known if entry.name == name)
         assert mine.is_site
         assert mine.pattern == OURS["pattern"]
 
     def test_without_any_it_is_what_ships(self) -> None:
-        assert extended(()) is shipped_catalogue()
+        assert extended_catalogue(()) is shipped_catalogue()
 
     def test_groups_of_one_name_get_along(self) -> None:
         """What has no words of its own stands in the sieve as it is."""
@@ -166,14 +166,14 @@ class TestTogether:
 
 def test_as_text_and_back() -> None:
     entries = [
-        entry_of(OURS),
-        entry_of(
+        parse_entry(OURS),
+        parse_entry(
             of(name="x.y", pattern=r"it's \"\d+\"", during=["data"], is_generic=True, scope="kernel", advice="a\nb")
         ),
     ]
-    text = written(entries)
+    text = to_toml(entries)
     assert rf"pattern = '{OURS['pattern']}'" in text
-    assert read(text) == entries
+    assert read_entries(text) == entries
 
 
 @pytest.mark.parametrize("text", ["entry = 5", "entry = [5]", "[[entry]]\nname = 5", "x = 1", "[["])
@@ -188,15 +188,15 @@ def test_a_file_that_is_none_is_told_in_a_sentence(tmp_path: Path, text: str) ->
 
 def test_diagnose_with_a_file_of_entries(tmp_path: Path) -> None:
     path, log = tmp_path / "ours.toml", tmp_path / "0.3.log"
-    path.write_text(written([entry_of(OURS)]))
+    path.write_text(to_toml([parse_entry(OURS)]))
     log.write_text(OURS["example"] + "\n")
     made = CliRunner().invoke(main, ["diagnose", "--json", "--catalogue", str(path), str(log)])
     assert json.loads(made.output)["entry"] == OURS["name"]
-    path.write_text(written([entry_of(of(pattern="(?=x)"))]))
+    path.write_text(to_toml([parse_entry(of(pattern="(?=x)"))]))
     made = CliRunner().invoke(main, ["diagnose", "--catalogue", str(path), str(log)])
     assert made.exit_code == 1
     assert "The entries cannot be used" in made.output
-    path.write_text(written([entry_of(OURS), entry_of(OURS)]))
+    path.write_text(to_toml([parse_entry(OURS), parse_entry(OURS)]))
     made = CliRunner().invoke(main, ["diagnose", "--catalogue", str(path), str(log)])
     assert made.exit_code == 1
     assert f"The entries cannot be used: {OURS['name']}: there are two of this name" in made.output
@@ -204,7 +204,9 @@ def test_diagnose_with_a_file_of_entries(tmp_path: Path) -> None:
 
 def test_check_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "ours.toml"
-    path.write_text(written([entry_of(OURS), entry_of(of(name="x.y", look_alike=OURS["example"])), entry_of(OURS)]))
+    path.write_text(
+        to_toml([parse_entry(OURS), parse_entry(of(name="x.y", look_alike=OURS["example"])), parse_entry(OURS)])
+    )
     made = CliRunner().invoke(main, ["catalogue", "check", str(path)])
     assert made.exit_code == 1
     assert re.search(r"storage.ours_down passed: \d+\.\d\d s for [5-9] MB\n", made.output)
@@ -227,7 +229,7 @@ class TestKept:
         row = site_catalogue.add(ops, OURS)
         known = site_catalogue.current_catalogue()
         assert known is site_catalogue.current_catalogue()
-        assert of_site(entry_of(OURS)) in known.entries
+        assert as_site_entry(parse_entry(OURS)) in known.entries
         with pytest.raises(Conflict, match="There is an entry"):
             site_catalogue.add(ops, OURS)
         site_catalogue.change(ops, row, of(name="storage.theirs", advice="Wait."))
@@ -245,10 +247,10 @@ class TestKept:
     ) -> None:
         row = site_catalogue.add(ops, OURS)
 
-        def tried(raw: dict[str, Any], others: Any) -> Trial:
+        def tried(raw: dict[str, Any], others: Any) -> EntryTrial:
             other = SiteEntry.objects.get()
             site_catalogue.enable(ops, other, False) if meanwhile == "changed" else site_catalogue.remove(ops, other)
-            return Trial()
+            return EntryTrial()
 
         monkeypatch.setattr(site_catalogue, "try_entry", tried)
         with pytest.raises(Conflict, match="meanwhile"):
