@@ -1,10 +1,10 @@
-"""The ASGI application: reports by their own short way, Django for other requests, Channels for sockets."""
+"""The ASGI application: a fast path for reports, Django for other requests, Channels for sockets."""
 
 import gc
 import os
 from typing import cast
 
-gc.disable()  # nothing of what is loaded here is garbage, and looking for some is a tenth of the start
+gc.disable()  # nothing loaded here is garbage, and collecting takes a tenth of the start
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
 
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
@@ -39,8 +39,8 @@ application = ProtocolTypeRouter(
     },
 )
 
-# Everything is loaded now rather than in the first request, and stays: a full collection that looked through it all
-# held up requests and sockets for 100 ms every few seconds of work.
+# Everything is loaded now rather than in the first request, and frozen: a full collection that traversed it all
+# delayed requests and sockets by 100 ms every few seconds of work.
 get_resolver().url_patterns  # noqa: B018
 gc.freeze()
 gc.enable()

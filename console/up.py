@@ -1,5 +1,8 @@
-"""`vigil up`: the whole portal on one machine. It supervises Redis, web, workers and beat, and starts no training:
-jobs belong to the scheduler and go on whatever happens here. Imports no Django."""
+"""Run `vigil up`: the whole portal on one machine.
+
+It supervises Redis, web, workers and beat. It starts no training: jobs belong to the scheduler and continue whatever
+happens here. Imports no Django.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +37,15 @@ from portal.run.probe import Probe, address_of
 from vigil_core import installation
 
 START_PATIENCE_S = 60.0
-LOOK_S = 1.0  # how often logs are read; a death wakes us at once
+LOG_POLL_S = 1.0  # how often logs are read; a child's death wakes us at once
 # A child that dies this often before anything was ready will not come up by trying again.
-HOPELESS_AFTER = 4
+MAX_START_DEATHS = 4
 # Redis starts in milliseconds and everything waits for it: it is never left down for longer than this.
 REDIS_BACK_OFF_S = 1.0
 REDIS_PING_S = 2.0
-# Beyond the cores, for what the demonstration lab runs: whoever looks around wants to run something, too.
+# More than the cores, for the demonstration lab's own job: visitors want to run something, too.
 DEMO_SLOTS = 2
-# Who may know where Slurm's key is: who speaks with Slurm, and who looks at its mode before serving, to forget it then.
+# Processes that may know where Slurm's key is: `follow` uses it; `web` checks its mode at start and then forgets it.
 NEED_KEYS = frozenset({"follow", "web"})
 KEYS = ("VIGIL_SLURM_KEY_FILE", "VIGIL_SLURM_TOKEN_COMMAND")
 # Reverse order of starting; together under the five seconds that a person waits for Ctrl-C.
@@ -53,7 +56,7 @@ STOP_ORDER = (
 )
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     print(text, flush=True)
 
 
@@ -62,13 +65,13 @@ def say(text: str) -> None:
 
 @dataclass
 class Up:
-    """One running portal: its children, and what to do about their deaths."""
+    """Run one portal: start its child processes and restart those that die."""
 
     settings: ModuleType
     listener: socket.socket
     demo: bool = False
     children: dict[str, Child] = field(default_factory=dict)
-    asked_to_stop: int = 0
+    stop_requests: int = 0
     has_been_ready: bool = False
     _echoed: dict[str, list[float]] = field(default_factory=dict)
 
@@ -82,7 +85,7 @@ class Up:
             "DJANGO_SETTINGS_MODULE": "portal.settings",
             "PYTHONUNBUFFERED": "1",
             "VIGIL_HOME": str(self.home),
-            "PYDANTIC_DISABLE_PLUGINS": "__all__",  # looking for some reads the metadata of every package installed
+            "PYDANTIC_DISABLE_PLUGINS": "__all__",  # searching for plugins reads every installed package's metadata
         }
         if self.demo and not self.settings.VIGIL_LOCAL_CPUS:
             slots = max(2, len(os.sched_getaffinity(0))) + DEMO_SLOTS
@@ -91,18 +94,18 @@ class Up:
     # starting
 
     def start(self) -> None:
-        """Bring everything up, in parallel where the order allows it. Raises Refused when it cannot be."""
+        """Start everything, in parallel where the order allows it. Raises Refused if that is impossible."""
         began = time.monotonic()
         mark = fingerprint(self.settings)
         prepared = is_prepared(self.settings, mark)
         if not prepared:
-            say("Preparing the database and static files …")
+            print_line("Preparing the database and static files …")
         self._start_redis()
         with self._start_web(mark) as preparing:
-            # Importing Django takes most of a start: the worker does it meanwhile, if nothing should be left to do.
+            # Importing Django takes most of a start: if the site is prepared already, the worker does it meanwhile.
             if prepared:
                 self._start_worker("follow")
-            said = self._hear(preparing)
+            notes = self._read_preparation(preparing)
         if not prepared:
             self._start_worker("follow")
         self._wait_until_ready()
@@ -111,16 +114,14 @@ class Up:
             self._make_demo()
         self.has_been_ready = True
         url = self.settings.VIGIL_PUBLIC_URL
-        say(f"Vigil is ready at {url} ({time.monotonic() - began:.1f} s). Data in {self.home}; Ctrl-C stops it.")
-        for line in said:
-            say(line)
+        print_line(f"Vigil is ready at {url} ({time.monotonic() - began:.1f} s). Data in {self.home}; Ctrl-C stops it.")
+        for line in notes:
+            print_line(line)
 
     def _start_redis(self) -> None:
         if os.environ.get("REDIS_URL") or os.environ.get("REDIS_URL_FILE"):
             if problem := redis_server.url_answers(self.settings.REDIS_URL):
-                raise Refused(
-                    f"the Redis that REDIS_URL names does not answer ({problem}): start it, or unset REDIS_URL."
-                )
+                raise Refused(f"the Redis at REDIS_URL does not answer ({problem}): start it, or unset REDIS_URL.")
             return
         directory = self.home / "redis"
         try:
@@ -140,7 +141,7 @@ class Up:
             self.turn(0.01)
 
     def _start_web(self, mark: str) -> socket.socket:
-        """Start web, which prepares the site first; the socket hears what came of that."""
+        """Start web, which prepares the site first; its answer arrives on the returned socket."""
         here, there = socket.socketpair()
         web = [sys.executable, "-m", "console.web", "--fd", str(self.listener.fileno())]
         with there:
@@ -150,15 +151,15 @@ class Up:
                 pass_fds=[self.listener.fileno(), there.fileno()],
                 watch=self._watch("web"),
             )
-        # A web process that is started anew finds the site prepared, and nobody who listens.
+        # A restarted web process finds the site prepared, and nobody reads its answer.
         child.command, child.pass_fds = web, [self.listener.fileno()]
         return here
 
-    def _hear(self, preparing: socket.socket) -> list[str]:
-        """What web has to say once the site is prepared. Raises Refused if it cannot be."""
+    def _read_preparation(self, preparing: socket.socket) -> list[str]:
+        """Return the notes that web prints once the site is prepared. Raises Refused if it cannot be prepared."""
         preparing.setblocking(False)
-        heard = b""
-        while not heard.endswith(b"\n"):
+        buffer = b""
+        while not buffer.endswith(b"\n"):
             try:
                 more = preparing.recv(65_536)
             except BlockingIOError:
@@ -166,15 +167,15 @@ class Up:
                 continue
             if not more:
                 web = self.children["web"]
-                raise Refused(f"web died while it prepared the site; its log {web.log} ends with\n{web.log_tail()}")
-            heard += more
-        told = json.loads(heard)
-        if "refused" in told:
-            raise Refused(told["refused"])
-        return [str(line) for line in told["said"]]
+                raise Refused(f"web died while preparing the site; its log {web.log} ends with\n{web.log_tail()}")
+            buffer += more
+        answer = json.loads(buffer)
+        if "refused" in answer:
+            raise Refused(answer["refused"])
+        return [str(line) for line in answer["notes"]]
 
     def _start_background(self) -> None:
-        """What nobody waits for: what it does is there to be done whenever it comes."""
+        """Start the processes that nobody waits for; their work queues up until they run."""
         self._start_worker("work", niceness=10)  # merging and verifying must not slow what people wait for
         self._start_worker("diagnose", niceness=5)  # reads logs, gigabytes of them where there are so many
         if self.settings.VIGIL_REPORTS == "tail":
@@ -188,10 +189,14 @@ class Up:
         self._add("beat", beat, niceness=10, watch=self._watch("beat"))  # a tick may come some milliseconds late
 
     def _start_agent(self) -> None:
-        """This machine's own, so that whoever starts Vigil sees what a machine does. It posts as others do."""
+        """Start this machine's own agent, so that a new site shows telemetry at once. It posts like any other agent."""
         home = self.settings.VIGIL_AGENT_HOME
-        told = {"URL": f"http://{address_of(self.listener)}", "TOKEN_FILE": str(home / "token"), "STATE": str(home)}
-        environment = {f"VIGIL_AGENT_{name}": value for name, value in told.items()}
+        variables = {
+            "URL": f"http://{address_of(self.listener)}",
+            "TOKEN_FILE": str(home / "token"),
+            "STATE": str(home),
+        }
+        environment = {f"VIGIL_AGENT_{name}": value for name, value in variables.items()}
         self._add("agent", [sys.executable, "-m", "nodes.agent"], also=environment)
 
     def _start_worker(self, queue: str, *, niceness: int = 0) -> None:
@@ -215,7 +220,7 @@ class Up:
         return child
 
     def _make_demo(self) -> None:
-        say("Making the demonstration lab …")
+        print_line("Creating the demonstration lab …")
         command = installation.manage("demo")
         demo = Child("demo", command, self.logs / "demo.log", installation.ROOT, self.environment)
         demo.start()
@@ -225,8 +230,10 @@ class Up:
         finally:
             demo.kill()
         if demo.process and demo.process.returncode:
-            raise Refused(f"the demonstration lab cannot be made; its log {demo.log} ends with\n{demo.log_tail()}")
-        self._add("demo", [*command, "--live"], niceness=10)  # its machines go on
+            raise Refused(
+                f"the demonstration lab could not be created; its log {demo.log} ends with\n{demo.log_tail()}"
+            )
+        self._add("demo", [*command, "--live"], niceness=10)  # its machines keep reporting
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_PATIENCE_S
@@ -241,71 +248,71 @@ class Up:
     # running
 
     def run(self) -> None:
-        """Keep everything alive until asked to stop."""
-        while not self.asked_to_stop:
+        """Keep everything alive until a stop is requested."""
+        while not self.stop_requests:
             now = time.monotonic()
             waits = [child.start_again_at - now for child in self.children.values() if child.process is None]
-            self.turn(max(0.0, min([LOOK_S, *waits])))
+            self.turn(max(0.0, min([LOG_POLL_S, *waits])))
 
     def turn(self, wait_s: float) -> None:
-        """One look at everything: signals, logs, deaths."""
+        """Wait, then handle signals, new log lines and deaths of children once."""
         _sleep(wait_s)
-        if self.asked_to_stop and not self.has_been_ready:
+        if self.stop_requests and not self.has_been_ready:
             raise Interrupted
         for child in self.children.values():
             for line in child.read_log():
                 self._echo(child, line)
             if child.process is not None and not child.is_running:
-                self._bury(child)
-            elif self.has_been_ready and child.end_if_hung():  # before that, a start has a patience of its own
+                self._handle_death(child)
+            elif self.has_been_ready and child.end_if_hung():  # a start has its own timeout
                 limit = self.settings.VIGIL_UNRESPONSIVE_SECONDS
-                say(f"{child.name} has shown no sign of life for {limit:g} s and is killed (log: {child.log})")
-            elif child.process is None and time.monotonic() >= child.start_again_at and not self.asked_to_stop:
+                print_line(f"{child.name} did not respond for {limit:g} s and is killed (log: {child.log})")
+            elif child.process is None and time.monotonic() >= child.start_again_at and not self.stop_requests:
                 self._start_again(child)
             child.shorten_log()
 
     def _start_again(self, child: Child) -> None:
         try:
             child.start()
-        except OSError as error:  # no memory or no process to be had just now
-            say(f"{child.name} cannot be started ({error}); trying again in {child.note_death():g} s")
+        except OSError as error:  # out of memory or processes
+            print_line(f"{child.name} cannot be started ({error}); retrying in {child.note_death():g} s")
 
-    def _bury(self, child: Child) -> None:
+    def _handle_death(self, child: Child) -> None:
         how = child.how_it_ended()
         child.process = None
-        if self.asked_to_stop:
+        if self.stop_requests:
             return
         wait = child.note_death()
-        if not self.has_been_ready and child.deaths >= HOPELESS_AFTER:
-            raise Refused(f"{child.name} does not come up ({how}); its log {child.log} ends with\n{child.log_tail()}")
-        say(f"{child.name} {how}; starting it again in {wait:g} s (log: {child.log})")
+        if not self.has_been_ready and child.deaths >= MAX_START_DEATHS:
+            raise Refused(f"{child.name} does not start ({how}); its log {child.log} ends with\n{child.log_tail()}")
+        print_line(f"{child.name} {how}; restarting it in {wait:g} s (log: {child.log})")
         if child.name == "redis":
             redis_server.socket_path(self.home / "redis").unlink(missing_ok=True)
 
     def _echo(self, child: Child, line: str) -> None:
-        """Show an important line; from a child that has much to say, only that it has."""
+        """Show an important log line; after five lines a minute only that there are more."""
         now = time.monotonic()
         recent = [at for at in self._echoed.get(child.name, []) if now - at < 60]
         self._echoed[child.name] = [*recent, now][-20:]
         if len(recent) < 5:
-            say(f"{child.name}: {line[:300]}")
+            print_line(f"{child.name}: {line[:300]}")
         elif len(recent) == 5:
-            say(f"{child.name}: … more in {child.log}")
+            print_line(f"{child.name}: … more in {child.log}")
 
     # stopping
 
     def stop(self) -> None:
-        """End everything in reverse order, within five seconds whatever hangs."""
-        self.asked_to_stop = max(1, self.asked_to_stop)
+        """Stop everything in reverse order, within five seconds whatever hangs."""
+        self.stop_requests = max(1, self.stop_requests)
         for names, patience_s in STOP_ORDER:
             children = [self.children[name] for name in names if name in self.children]
-            killed = supervise.stop(children, 0.0 if self.asked_to_stop > 1 else patience_s)
-            if killed and self.asked_to_stop == 1:
-                say(f"{' and '.join(killed)} did not stop in {patience_s:g} s and had to be killed.")
+            killed = supervise.stop(children, 0.0 if self.stop_requests > 1 else patience_s)
+            if killed and self.stop_requests == 1:
+                print_line(f"{' and '.join(killed)} did not stop in {patience_s:g} s and had to be killed.")
 
 
 class Interrupted(Exception):
-    """Asked to stop before everything was up."""
+    """Raised when a stop is requested before everything was up."""
 
 
 # -- signals ---------------------------------------------------------------------------------------------------------
@@ -314,7 +321,7 @@ _wakeup: socket.socket | None = None
 
 
 def _sleep(seconds: float) -> None:
-    """Sleep, but wake up for any signal: a death is noticed at once."""
+    """Sleep, but wake up for any signal, so that a death is noticed at once."""
     if _wakeup is None:
         time.sleep(seconds)
     elif select.select([_wakeup], [], [], seconds)[0]:
@@ -322,7 +329,7 @@ def _sleep(seconds: float) -> None:
 
 
 def handle_signals(up: Up) -> None:
-    """Ctrl-C and TERM ask to stop, a second one to stop at once."""
+    """Stop on Ctrl-C and TERM; a second signal stops at once."""
     global _wakeup
     reader, writer = socket.socketpair()
     reader.setblocking(False)
@@ -330,12 +337,12 @@ def handle_signals(up: Up) -> None:
     _wakeup = reader
     signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
 
-    def ask(number: int, frame: object) -> None:
-        up.asked_to_stop += 1
+    def request_stop(number: int, frame: object) -> None:
+        up.stop_requests += 1
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM:
-            signal.signal(number, ask)
+            signal.signal(number, request_stop)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
 
@@ -344,14 +351,16 @@ def handle_signals(up: Up) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("vigil up", description="Run the portal on this machine until Ctrl-C.")
-    parser.add_argument("--demo", action="store_true", help="add a made-up lab to look around in")
+    parser.add_argument("--demo", action="store_true", help="add a demonstration lab to explore")
     parser.add_argument("--host", default=os.environ.get("VIGIL_HOST", "127.0.0.1"), help="address to listen on")
-    parser.add_argument("--port", default=os.environ.get("VIGIL_PORT") or "8000", help="0 takes any free port")
+    parser.add_argument(
+        "--port", default=os.environ.get("VIGIL_PORT") or "8000", help="port to listen on; 0 takes any free one"
+    )
     parser.add_argument("--with-parent", action="store_true", help="stop when the process that started this one ends")
     options = parser.parse_args(arguments)
     if options.with_parent:
         supervise.die_with(os.getppid(), signal.SIGTERM)
-    os.umask(0o027)  # database, logs and uploads are nobody else's to read
+    os.umask(0o027)  # database, logs and uploads are private
     try:
         return _run(options)
     except Refused as error:
@@ -361,8 +370,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if not options.port.isdecimal() or int(options.port) > 65535:
-        raise Refused(f"{options.port!r} is no port: VIGIL_PORT is a number from 1024 to 65535.")
-    if options.port == "0":  # taken before the settings are read, which tell the port to everybody
+        raise Refused(f"{options.port!r} is not a port: VIGIL_PORT is a number from 1024 to 65535.")
+    if options.port == "0":  # bound before the settings are read, as they contain the port
         listener = listen(options.host, 0)
         settings = load_settings(listener.getsockname()[1])
         with one_a_home(settings.VIGIL_HOME):
@@ -384,7 +393,7 @@ def _supervise(up: Up) -> int:
     finally:
         began = time.monotonic()
         up.stop()
-    say(f"Vigil has stopped ({time.monotonic() - began:.1f} s). Jobs that were running go on.")
+    print_line(f"Vigil has stopped ({time.monotonic() - began:.1f} s). Running jobs continue.")
     return 0
 
 

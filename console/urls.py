@@ -1,4 +1,4 @@
-"""Every address of the site."""
+"""Map every URL of the site."""
 
 from allauth.account import views as allauth
 from django.http import HttpRequest, HttpResponse
@@ -82,16 +82,16 @@ api.add_router("/v1", reliability_api.router)
 api.add_router("/v1/scheduler", wake_api.router)
 
 
-@csrf_exempt  # nothing is done here, and whoever sends a body is to be told why, not that a token of pages is missing
+@csrf_exempt  # changes nothing; clients should learn about the wrong address, not a missing CSRF token
 def no_such_endpoint(request: HttpRequest, rest: str) -> HttpResponse:
-    """Below /api. With a slash too many at its end, who reads is sent on; a body would be lost on that way."""
+    """Answer unknown addresses below /api. A trailing slash redirects only a GET, as others would lose their body."""
     there = request.path_info.removesuffix("/")
     if there == request.path_info or not _is_endpoint(there):
         return problems.plain(404)
     if request.method in {"GET", "HEAD"}:
         query = request.META.get("QUERY_STRING", "")
         return redirect(f"{there}?{query}" if query else there, permanent=True)
-    remedy = f"The API's addresses end without a slash: {request.method} {there}. Nothing was read or done."
+    remedy = f"The API's addresses end without a slash: {request.method} {there}. Nothing was changed."
     return problems.Problem(404, remedy, kind="slash").response()
 
 
@@ -103,7 +103,7 @@ def _is_endpoint(path: str) -> bool:
 
 
 def alive(request: HttpRequest) -> HttpResponse:
-    """Tell that this process answers; whether everything works is what /readyz says."""
+    """Return 200 while this process answers; /readyz says whether everything works."""
     return HttpResponse("ok\n", content_type="text/plain")
 
 

@@ -1,10 +1,10 @@
-"""The web process: uvicorn, with the options that our sockets and proxies need.
+"""Run the web process: uvicorn, with the options that our sockets and proxies need.
 
-    python -m console.web --host 0.0.0.0 --port 8000                one of several behind a proxy
-    python -m console.web --fd 4 --prepare MARK --answer 7          under `vigil up`
+  python -m console.web --host 0.0.0.0 --port 8000                one of several behind a proxy
+  python -m console.web --fd 4 --prepare MARK --answer 7          under `vigil up`
 
-`vigil up` lets it prepare the site before it serves: that takes 30 ms, and a process of its own for it would load
-Django once more, a quarter of all that a start has to do.
+`vigil up` lets it prepare the site before it serves: that takes 30 ms, and a separate process would load Django once
+more, a quarter of the whole start.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("console.web", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT)
-    parser.add_argument("--fd", type=int, help="listen on this socket instead, which the parent holds")
-    parser.add_argument("--trusted-proxies", default="127.0.0.1", help="whose forwarded headers to believe; * for all")
+    parser.add_argument("--fd", type=int, help="listen on this inherited socket instead")
+    parser.add_argument(
+        "--trusted-proxies", default="127.0.0.1", help="proxies whose forwarded headers are trusted; * for all"
+    )
     parser.add_argument("--prepare", metavar="MARK", help="bring the site up to date first")
-    parser.add_argument("--answer", type=int, metavar="FD", help="the socket that hears what came of it")
+    parser.add_argument("--answer", type=int, metavar="FD", help="socket on which the result is sent")
     options = parser.parse_args(arguments)
     if options.prepare is not None:
         _prepare(options.prepare, socket.socket(fileno=options.answer))
@@ -68,12 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Told when to stop, where uvicorn's own looks for that ten times a second: most of what an idle one costs.
+    """Wait for a stop event; uvicorn polls for it ten times a second, which is most of what an idle server costs.
 
-    Once a second it still wakes up, for the date that every answer carries.
+    It still wakes up once a second, for the Date header that every response carries.
     """
 
-    _tell: Callable[[], object] | None = None
+    _wake: Callable[[], object] | None = None
 
     async def main_loop(self) -> None:
         from console.health.watch import Watcher
@@ -81,11 +83,11 @@ class _Server(uvicorn.Server):
         heartbeat = os.environ.get(FILE, "")
         watcher = Watcher()
         watcher.start()
-        told = asyncio.Event()
-        self._tell = partial(asyncio.get_running_loop().call_soon_threadsafe, told.set)
+        stopping = asyncio.Event()
+        self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.set)
         while not await self.on_tick(0):
             with suppress(TimeoutError):
-                await asyncio.wait_for(told.wait(), 1.0)
+                await asyncio.wait_for(stopping.wait(), 1.0)
             watcher.beat()
             if heartbeat:
                 touch(heartbeat)
@@ -93,8 +95,8 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
-        if self._tell:
-            self._tell()
+        if self._wake:
+            self._wake()
 
 
 def _serve(config: uvicorn.Config) -> None:
@@ -106,7 +108,7 @@ def _serve(config: uvicorn.Config) -> None:
 
 
 def _forget_keys() -> None:
-    """Tokens are the worker's business: what serves people cannot even tell where the key to all of them lies."""
+    """Drop the Slurm key settings: only the worker needs tokens, and web must not be able to say where their key is."""
     from django.conf import settings as read
 
     for name in ("VIGIL_SLURM_KEY_FILE", "VIGIL_SLURM_TOKEN_COMMAND"):
@@ -115,7 +117,7 @@ def _forget_keys() -> None:
 
 
 def _prepare(mark: str, answer: socket.socket) -> None:
-    """Prepare the site, and tell `vigil up` in one line of JSON what to say, or why it cannot be."""
+    """Prepare the site and send `vigil up` one line of JSON: the notes to print, or why it is impossible."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
     import django
     from django.db import connections
@@ -124,27 +126,27 @@ def _prepare(mark: str, answer: socket.socket) -> None:
     from console.site.prepare import prepare
 
     try:
-        told: dict[str, object] = {"said": prepare(mark)}
+        result: dict[str, object] = {"notes": prepare(mark)}
     except Refused as error:
-        told = {"refused": str(error)}
+        result = {"refused": str(error)}
     except Exception as error:
-        told = {"refused": _why(error)}
+        result = {"refused": _why(error)}
     finally:
         connections.close_all()
     with answer:
-        answer.sendall(json.dumps(told).encode() + b"\n")
-        if "refused" in told:
-            answer.recv(1)  # until we are ended: to end here would look like a death, and be told as one
+        answer.sendall(json.dumps(result).encode() + b"\n")
+        if "refused" in result:
+            answer.recv(1)  # until we are stopped: exiting here would be reported as a crash
             raise SystemExit(1)
 
 
 def _why(error: Exception) -> str:
-    """Why the site cannot be prepared: in a sentence where it is the database, else in all that Python knows."""
+    """Explain why the site cannot be prepared: a sentence for database errors, else the traceback."""
     from django.db import DatabaseError, OperationalError
 
-    # SQLite says the first, and none of its kinds, of a file that is damaged or no database at all.
+    # SQLite raises a plain DatabaseError for a damaged file or one that is not a database.
     if type(error) in {DatabaseError, OperationalError}:
-        return f"the database cannot be used: {' '.join(str(error).split())}. DATABASE_URL names it."
+        return f"the database cannot be used: {' '.join(str(error).split())}. Check DATABASE_URL."
     return "the site cannot be prepared.\n" + "".join(traceback.format_exception(error, limit=-8))
 
 

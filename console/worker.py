@@ -1,11 +1,13 @@
-"""One worker process, for one queue: `follow` for what somebody waits for, `diagnose` for logs of what failed, `work`
-for the rest; `tail` reads spools, `pull` asks dcgm-exporters. `send` sends notices; `diagnose` does that, too,
-between two failures, so a process of its own is for sites with many receivers.
+"""Run one worker process for one queue.
+
+`follow` is for work that somebody waits for, `diagnose` for logs of failed jobs, `work` for the rest; `tail` reads
+spools, `pull` queries dcgm-exporters. `send` sends notifications; `diagnose` also does that between two failures, so
+a separate `send` process is only for sites with many receivers.
 
     python -m console.worker QUEUE [more of `celery worker`'s options]
 
-One task at a time in the process itself: a pool's children would outlive a killed parent. Celery's own command line is
-loaded only where more of its options are given: it brings a shell to type in, a third of what a worker has to load.
+It runs one task at a time in the process itself: a pool's children would outlive a killed parent. Celery's own command
+line is only loaded if more of its options are given: it imports an interactive shell, a third of a worker's imports.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-gc.disable()  # nothing of what a worker loads is garbage, and looking for some is a tenth of its start
+gc.disable()  # nothing loaded at start is garbage, and collecting takes a tenth of it
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
 
 import django  # noqa: E402
@@ -40,39 +42,41 @@ from django.db import close_old_connections  # noqa: E402
 
 from console.health import heartbeats  # noqa: E402
 
-ALSO = {"diagnose": ["send"]}
-"""Queues that a worker takes beside its own, where little comes."""
+EXTRA_QUEUES = {"diagnose": ["send"]}
+"""Additional, rarely used queues of a worker."""
 OPTIONS = ("--pool=solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO")
 
 
 @worker_ready.connect
-def collect_again(**about: object) -> None:
-    gc.freeze()  # it stays loaded, so no later collection need look through it
+def resume_garbage_collection(**about: object) -> None:
+    gc.freeze()  # it stays loaded, so later collections need not traverse it
     gc.enable()
 
 
 @worker_ready.connect
-def go_when_asked(sender: Any, **about: object) -> None:
-    """One that waits for a task would go no sooner than that wait is over (polling_interval): it is ended then."""
+def stop_waiting_on_shutdown(sender: Any, **about: object) -> None:
+    """End a blocking wait for tasks on shutdown; otherwise the worker would stay until the wait times out."""
 
     def end_wait(**about: object) -> None:
-        told = sender.task_consumer.channel.client.connection.handshake_metadata or {}
-        # A broker that is gone holds up nobody.
+        handshake = sender.task_consumer.channel.client.connection.handshake_metadata or {}
+        # Nothing to unblock if the broker is gone.
         with suppress(RedisError, KeyError), app.connection_for_write() as connection:
-            connection.default_channel.client.client_unblock(told[b"id"])
+            connection.default_channel.client.client_unblock(handshake[b"id"])
 
-    worker_shutting_down.connect(end_wait, weak=False, dispatch_uid="end_wait")  # ready again: after a broker's restart
+    worker_shutting_down.connect(
+        end_wait, weak=False, dispatch_uid="end_wait"
+    )  # worker_ready repeats after a broker's restart
 
 
 @task_prerun.connect
 @task_postrun.connect
 def keep_connections(**about: object) -> None:
-    """As Django does around a request: one that broke or is too old goes, others stay for the next task."""
+    """Close broken or expired database connections around a task, as Django does around a request."""
     close_old_connections()
 
 
-class Life:
-    """The signs of life of this worker: a file for its supervisor, a row for everybody else."""
+class WorkerLiveness:
+    """Publish this worker's signs of life: a file for its supervisor, a database row for everybody else."""
 
     def __init__(self, queue: str) -> None:
         self.pulse, self.is_ticked = Pulse(), False
@@ -107,10 +111,10 @@ def main(arguments: list[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
         sys.exit("a worker needs its queue: follow, work, diagnose, send, tail or pull")
     queue, *more = arguments
-    queues = [queue, *ALSO.get(queue, ())]
-    if queue == "follow":  # what its first task needs before it comes: somebody waits for it
+    queues = [queue, *EXTRA_QUEUES.get(queue, ())]
+    if queue == "follow":  # imported before the first task comes, as somebody waits for it
         from jobs.following import follow, handover  # noqa: F401
-    Life(queue)
+    WorkerLiveness(queue)
     if more:
         app.worker_main(
             ["--quiet", "worker", f"--queues={','.join(queues)}", f"--hostname={queue}@%h", *OPTIONS, *more]

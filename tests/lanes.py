@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.seconds import KEPT, Seconds
+from tests.seconds import RESULTS_FOLDER, Seconds
 
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "var" / "lanes"
@@ -45,23 +45,23 @@ class Stage:
         return f"{self.name}: {self.seconds:.0f} s{outcome}"
 
     @property
-    def said(self) -> str:
+    def outputs(self) -> str:
         return self.log.read_text(errors="replace")
 
     @property
     def tail(self) -> str:
-        return "\n".join(self.said.splitlines()[-TAIL_LINES:])
+        return "\n".join(self.outputs.splitlines()[-TAIL_LINES:])
 
     @property
     def last_lines(self) -> list[str]:
         """What each pytest of this stage ended with."""
-        return [found[0].strip("= \n") for found in LAST_LINE.finditer(self.said)]
+        return [found[0].strip("= \n") for found in LAST_LINE.finditer(self.outputs)]
 
 
 class Proof:
     """Every lane in a thread of its own; a lane goes on after a stage that failed, for the rest is worth knowing."""
 
-    def __init__(self, lanes: Sequence[Sequence[str]], logs: Path = LOGS, tables: Path = KEPT) -> None:
+    def __init__(self, lanes: Sequence[Sequence[str]], logs: Path = LOGS, tables: Path = RESULTS_FOLDER) -> None:
         self.lanes, self.logs, self.tables = lanes, logs, tables
         self.done: list[Stage] = []
         self._began = time.monotonic()
@@ -87,7 +87,7 @@ class Proof:
             stage = self._run(name)
             with self._printing:
                 self.done.append(stage)
-                print(f"\n== {stage}\n{stage.said.rstrip()}", flush=True)
+                print(f"\n== {stage}\n{stage.outputs.rstrip()}", flush=True)
 
     def _run(self, name: str) -> Stage:
         print(f"-- {name} …", flush=True)
@@ -128,7 +128,7 @@ class Proof:
             yield (
                 f"{stage.seconds:8.0f} s from {stage.began:5.0f} s, {stage.cpu:5.0f} s of CPU  {stage.name:<14} {told}"
             )
-        yield total(stage.said for stage in self.done) + f" in {wall:.2f}s ({_clock(wall)})"
+        yield total(stage.outputs for stage in self.done) + f" in {wall:.2f}s ({_clock(wall)})"
 
 
 def total(said: Iterable[str]) -> str:

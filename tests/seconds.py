@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-KEPT = Path(__file__).resolve().parents[1] / "var" / "seconds"
+RESULTS_FOLDER = Path(__file__).resolve().parents[1] / "var" / "seconds"
 SHOWN_FILES = 10
 HEADER = "room\tfile\ttests\tseconds"
 
@@ -89,9 +89,9 @@ class Recorder:
         terminalreporter.write_line("\n".join(rooms.lines(rooms.dearest())))
         terminalreporter.write_line(f"dearest {SHOWN_FILES} files:")
         terminalreporter.write_line("\n".join(self.seconds.lines(self.seconds.dearest()[:SHOWN_FILES])))
-        terminalreporter.write_line(self._told())
+        terminalreporter.write_line(self._write_results())
 
-    def _told(self) -> str:
+    def _write_results(self) -> str:
         whole, wall = sum(self.seconds.seconds.values()), time.monotonic() - self.began
         return f"{whole:,.0f} s of tests in {wall:,.0f} s"
 
@@ -99,8 +99,8 @@ class Recorder:
 def write(seconds: Seconds) -> None:
     """Kept for the next who asks what a room costs; a checkout that is not ours to write to goes without."""
     try:
-        KEPT.mkdir(parents=True, exist_ok=True)
-        (KEPT / f"{os.environ.get('TEST_STAGE', 'pytest')}.tsv").write_text(seconds.table())
+        RESULTS_FOLDER.mkdir(parents=True, exist_ok=True)
+        (RESULTS_FOLDER / f"{os.environ.get('TEST_STAGE', 'pytest')}.tsv").write_text(seconds.table())
     except OSError:
         return
 

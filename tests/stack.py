@@ -84,13 +84,13 @@ class Stack:
                 command, cwd=self.checkout, env=self.environment, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        wait_for(self._is_ready, f"`vigil up` to be ready; it says: {self.said()}", timeout_s)
+        wait_for(self._is_ready, f"`vigil up` to be ready; it says: {self.output_of()}", timeout_s)
 
     def _is_ready(self) -> bool:
         assert self.process
         if self.process.poll() is not None:
-            raise AssertionError(f"`vigil up` ended with {self.process.returncode}:\n{self.said()}")
-        return "Vigil is ready at" in self.said()
+            raise AssertionError(f"`vigil up` ended with {self.process.returncode}:\n{self.output_of()}")
+        return "Vigil is ready at" in self.output_of()
 
     @property
     def is_running(self) -> bool:
@@ -122,12 +122,14 @@ class Stack:
 
     # what it says
 
-    def said(self) -> str:
+    def output_of(self) -> str:
         return self.output.read_text(errors="replace")
 
     def line(self, start: str) -> str:
         """The rest of the first line that starts so."""
-        return next(line.removeprefix(start).strip() for line in self.said().splitlines() if line.startswith(start))
+        return next(
+            line.removeprefix(start).strip() for line in self.output_of().splitlines() if line.startswith(start)
+        )
 
     @property
     def url(self) -> str:

@@ -1,7 +1,7 @@
-"""Prometheus' text format (0.0.4), written and read. No Django.
+"""Write and read Prometheus' text format (0.0.4). No Django.
 
-Written for whoever scrapes Vigil; read from other people's exporters, without trust: what is not a sample of the format
-is left out, and nothing is looked at beyond the bounds.
+Written for scrapers of Vigil; read from other people's exporters, without trust: lines that are not samples are
+skipped, and nothing beyond the bounds is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Value = float | int
 
 @dataclass(frozen=True)
 class Family:
-    """One name with all its samples: the labels' names once, a tuple of their values each."""
+    """One metric name with all its samples: the label names once, a tuple of label values per sample."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -37,33 +37,33 @@ class Family:
 
 @dataclass(frozen=True)
 class Sample:
-    """A line of somebody's exporter."""
+    """One sample line of an exporter."""
 
     name: str
     labels: dict[str, str]
     value: float
 
 
-def written(families: Iterable[Family]) -> str:
-    """The text; a family without samples keeps its head, so that whoever asks for it finds what it means."""
-    known: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}  # many families are of the same things
-    return "".join(piece for family in families for piece in _family(family, known.setdefault(family.labels, {})))
+def render(families: Iterable[Family]) -> str:
+    """Return the text; a family without samples keeps its HELP and TYPE, so that its meaning can be looked up."""
+    label_cache: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}  # many families are of the same things
+    return "".join(piece for family in families for piece in _family(family, label_cache.setdefault(family.labels, {})))
 
 
-def _family(family: Family, known: dict[tuple[str, ...], str]) -> Iterator[str]:
-    told = family.help.replace("\\", "\\\\").replace("\n", "\\n")
-    yield f"# HELP {family.name} {told}\n# TYPE {family.name} {family.kind}\n"
+def _family(family: Family, label_cache: dict[tuple[str, ...], str]) -> Iterator[str]:
+    description = family.help.replace("\\", "\\\\").replace("\n", "\\n")
+    yield f"# HELP {family.name} {description}\n# TYPE {family.name} {family.kind}\n"
     names = [f'{name}="' for name in family.labels]
     for values, value in family.samples:
-        labels = known.get(values)
+        labels = label_cache.get(values)
         if labels is None:
             pairs = '",'.join([name + escaped(label) for name, label in zip(names, values, strict=True)])
-            labels = known[values] = f'{{{pairs}"}}' if names else ""
+            labels = label_cache[values] = f'{{{pairs}"}}' if names else ""
         yield f"{family.name}{labels} {_number(value)}\n"
 
 
 def escaped(text: str) -> str:
-    """A label's value between its quotes."""
+    """Return a label's value, escaped."""
     plain = text.isalnum() or not ("\\" in text or '"' in text or "\n" in text)
     return text if plain else text.translate(_ESCAPED)
 
@@ -77,7 +77,7 @@ def _number(value: Value) -> str:
 
 
 def samples(text: str) -> Iterator[Sample]:
-    """The samples in an exporter's answer, in their order."""
+    """Yield the samples in an exporter's response, in order."""
     for count, line in enumerate(text.split("\n")):
         if count >= MOST_LINES:
             return
@@ -103,6 +103,6 @@ def _labels(text: str) -> dict[str, str] | None:
         match = _LABEL.match(text, at)
         if match is None or len(found) >= MOST_LABELS:
             return {} if not text.strip() else None
-        found[match[1]] = _BACKSLASHED.sub(lambda one: "\n" if one[1] == "n" else one[1], match[2])
+        found[match[1]] = _BACKSLASHED.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], match[2])
         at = match.end()
     return found

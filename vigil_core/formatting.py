@@ -1,6 +1,6 @@
-"""How Vigil writes numbers, times, durations and states: one place for pages, messages and the command line.
+"""Format numbers, times, durations and states in one place, for pages, messages and the command line.
 
-No Django. Times are the process's zone: the site's own in the portal (TZ, which Django sets), a person's at a terminal.
+No Django. Times are in the process's zone: the site's in the portal (TZ, which Django sets), a person's at a terminal.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ FAMILY = {"boot_fail": "node_fail", "deadline": "timeout", "requeued": "pending"
 
 
 def word(state: str) -> str:
-    """Slurm's word as people read it: `out_of_memory` is "out of memory"."""
+    """Return Slurm's state for people: `out_of_memory` is "out of memory"."""
     return state.replace("_", " ")
 
 
 def family(state: str) -> str:
-    """The family whose glyph and colour a state has."""
+    """Return the state family, which decides glyph and colour."""
     return FAMILY.get(state, state)
 
 
-def _odd(value: float | None) -> str | None:
-    """What is written where there is no finite number."""
+def _non_finite(value: float | None) -> str | None:
+    """Return the text for None, NaN and infinities; None for finite numbers."""
     if value is None:
         return MISSING
     if math.isnan(value):
@@ -41,25 +41,25 @@ def _signed(text: str) -> str:
 
 
 def count(value: int | None) -> str:
-    """A whole number, grouped from 1,000."""
+    """Return a whole number, grouped from 1,000."""
     return MISSING if value is None else _signed(f"{value:,}")
 
 
 def loss(value: float | None) -> str:
-    """Losses always have 3 decimals."""
-    return _odd(value) or _signed(f"{value:,.3f}")
+    """Return a loss."""
+    return _non_finite(value) or _signed(f"{value:,.3f}")
 
 
 def measured(name: str, value: float | str | None) -> str:
-    """A value of a series, by its name; what is no finite number travels as a word."""
+    """Return a value of a series, by its name; non-finite numbers arrive as words."""
     if isinstance(value, str):
         return value
     return loss(value) if name.endswith("loss") else measure(value)
 
 
 def measure(value: float | None) -> str:
-    """Three significant digits: 0.43, 2.55, 41.1, 305, 9,412, 290 k, 1.24 M."""
-    if (odd := _odd(value)) is not None or value is None:
+    """Return three significant digits: 0.43, 2.55, 41.1, 305, 9,412, 290 k, 1.24 M."""
+    if (odd := _non_finite(value)) is not None or value is None:
         return odd or MISSING
     size = abs(value)
     if size and size < 1e-3:
@@ -68,11 +68,11 @@ def measure(value: float | None) -> str:
     for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= factor * 0.9995:
             scale = 1e3 if letter == "k" else factor
-            return _signed(f"{_three(value / scale)}{NBSP}{letter}")
-    return _signed(_three(value))
+            return _signed(f"{_three_digits(value / scale)}{NBSP}{letter}")
+    return _signed(_three_digits(value))
 
 
-def _three(value: float) -> str:
+def _three_digits(value: float) -> str:
     size = abs(value)
     if size >= 99.95:
         return f"{value:,.0f}"
@@ -80,72 +80,72 @@ def _three(value: float) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """A share with three significant digits; 1 is 100 %."""
-    if (odd := _odd(fraction)) is not None or fraction is None:
+    """Return a fraction in per cent with three significant digits; 1 is 100 %."""
+    if (odd := _non_finite(fraction)) is not None or fraction is None:
         return odd or MISSING
-    return _signed(f"{_three(fraction * 100)}{NBSP}%")
+    return _signed(f"{_three_digits(fraction * 100)}{NBSP}%")
 
 
 def share(fraction: float | None) -> str:
-    """How far something is, in whole per cent, and 100 only when it is done."""
-    if (odd := _odd(fraction)) is not None or fraction is None:
+    """Return progress in whole per cent, 100 only when it is done."""
+    if (odd := _non_finite(fraction)) is not None or fraction is None:
         return odd or MISSING
     return f"{min(99, round(fraction * 100)) if fraction < 1 else 100}{NBSP}%"
 
 
 def disk(size: float | None) -> str:
-    """Bytes on a disk, in powers of ten: 81.4 GB."""
+    """Return bytes on a disk, in powers of ten: 81.4 GB."""
     return _scaled(size, 1000, ("B", "kB", "MB", "GB", "TB", "PB"))
 
 
 def memory(size: float | None) -> str:
-    """Bytes of memory, in powers of two: 79.1 GiB."""
+    """Return bytes of memory, in powers of two: 79.1 GiB."""
     return _scaled(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
 def money(value: float, currency: str) -> str:
-    """An amount with two decimals: a sign stands before it, a word after it: €19.80, 19.80 CHF."""
+    """Return an amount with two decimals, a sign before it or a word after it: €19.80, 19.80 CHF."""
     amount = _signed(f"{value:,.2f}")
     return f"{amount}{NBSP}{currency}" if currency.isalpha() and len(currency) > 1 else f"{currency}{amount}"
 
 
 def _scaled(size: float | None, base: int, units: tuple[str, ...]) -> str:
-    if (odd := _odd(size)) is not None or size is None:
+    if (odd := _non_finite(size)) is not None or size is None:
         return odd or MISSING
     for unit in units[:-1]:
         if abs(size) < base * 0.9995:
-            return f"{_three(size)}{NBSP}{unit}"
+            return f"{_three_digits(size)}{NBSP}{unit}"
         size /= base
-    return f"{_three(size)}{NBSP}{units[-1]}"
+    return f"{_three_digits(size)}{NBSP}{units[-1]}"
 
 
 def duration(seconds: float | None) -> str:
-    """Two units: 6.18 ms, 0.43 s, 2.55 s, 38 s, 4 min 22 s, 18 h 04 min, 2 d 3 h."""
-    if (odd := _odd(seconds)) is not None or seconds is None:
+    """Return a duration in up to two units: 6.18 ms, 0.43 s, 2.55 s, 38 s, 4 min 22 s, 18 h 04 min, 2 d 3 h."""
+    if (odd := _non_finite(seconds)) is not None or seconds is None:
         return odd or MISSING
     seconds = max(0.0, seconds)
     if 0 < seconds < 0.01:
         return f"{measure(seconds * 1000)}{NBSP}ms"
     if seconds < 9.995:
-        return f"{_three(seconds)}{NBSP}s"
+        return f"{_three_digits(seconds)}{NBSP}s"
     total = round(seconds)
     if total < 60:
         return f"{total}{NBSP}s"
     if total < 3600:
-        return _two(total // 60, "min", total % 60, "s")
+        return _two_units(total // 60, "min", total % 60, "s")
     minutes = round(seconds / 60)
     if minutes < 24 * 60:
-        return _two(minutes // 60, "h", minutes % 60, "min")
+        return _two_units(minutes // 60, "h", minutes % 60, "min")
     hours = round(seconds / 3600)
     return f"{hours // 24}{NBSP}d" + (f" {hours % 24}{NBSP}h" if hours % 24 else "")
 
 
-def _two(big: int, big_unit: str, small: int, small_unit: str) -> str:
+def _two_units(big: int, big_unit: str, small: int, small_unit: str) -> str:
     return f"{big}{NBSP}{big_unit}" + (f" {small:02d}{NBSP}{small_unit}" if small else "")
 
 
 def rough(seconds: float) -> str:
-    """One unit, as people say it: 12 s, 38 min, 14 h, 3 d."""
+    """Return a duration in one unit: 12 s, 38 min, 14 h, 3 d."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{int(seconds // size)}{NBSP}{unit}"
@@ -153,7 +153,7 @@ def rough(seconds: float) -> str:
 
 
 def ago(then: datetime, now: datetime | None = None) -> str:
-    """How long ago: 12 s ago, 38 min ago, 14 h ago, yesterday, 2 d ago, 2 Oct."""
+    """Return how long ago: 12 s ago, 38 min ago, 14 h ago, yesterday, 2 d ago, 2 Oct."""
     now = now or datetime.now(UTC)
     seconds = (now - then).total_seconds()
     if seconds < 1:
@@ -171,13 +171,13 @@ def _local(then: datetime) -> datetime:
 
 
 def until(then: datetime, now: datetime | None = None) -> str:
-    """How long until: in 16 h."""
+    """Return how long until: in 16 h."""
     seconds = (then - (now or datetime.now(UTC))).total_seconds()
     return f"in {rough(seconds)}" if seconds >= 1 else "now"
 
 
 def clock(then: datetime, now: datetime | None = None) -> str:
-    """The time of day, with the day if that is not today: 09:14, Sun 01:08, 2 Oct 09:14."""
+    """Return the time of day, with the day if that is not today: 09:14, Sun 01:08, 2 Oct 09:14."""
     now = _local(now or datetime.now(UTC))
     local = _local(then)
     days = abs((local.date() - now.date()).days)
@@ -187,34 +187,34 @@ def clock(then: datetime, now: datetime | None = None) -> str:
 
 
 def date(then: datetime, now: datetime | None = None) -> str:
-    """The day: 2 Oct, with the year if that is not this one."""
+    """Return the day: 2 Oct, with the year if that is not this one."""
     local, this = _local(then), _local(now or datetime.now(UTC))
     text = f"{local.day}{NBSP}{local:%b}"
     return text if local.year == this.year else f"{text}{NBSP}{local.year}"
 
 
 def second(then: datetime) -> str:
-    """The time of day to the second, or to the millisecond where it is told so exactly: 03:01:09, 03:01:09.412."""
+    """Return the time of day to the second, or to the millisecond where it has them: 03:01:09, 03:01:09.412."""
     local = _local(then)
     return f"{local:%H:%M:%S}" + (f".{local.microsecond // 1000:03d}" if local.microsecond >= 1000 else "")
 
 
 def exact(then: datetime) -> str:
-    """A time to the millisecond, with the lab's zone: 2026-11-21 03:01:09.412 CET."""
+    """Return a time to the millisecond with the lab's zone: 2026-11-21 03:01:09.412 CET."""
     local = _local(then)
     return f"{local:%Y-%m-%d %H:%M:%S}.{local.microsecond // 1000:03d} {local:%Z}"
 
 
 def machine(then: datetime) -> str:
-    """A time in UTC, as a `datetime` attribute has it."""
+    """Return a time in UTC, as a `datetime` attribute expects it."""
     return then.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def plural(number: int, one: str, many: str = "") -> str:
-    """ "1 job", "2 jobs", "1,284 jobs"."""
-    return f"{count(number)}{NBSP}{one if number == 1 else many or one + 's'}"
+def plural(number: int, singular: str, plural_form: str = "") -> str:
+    """Return a number with its noun: "1 job", "2 jobs", "1,284 jobs"."""
+    return f"{count(number)}{NBSP}{singular if number == 1 else plural_form or singular + 's'}"
 
 
 def listed(things: list[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
+    """Join with commas and "and": "a", "a and b", "a, b and c"."""
     return f"{', '.join(things[:-1])} and {things[-1]}" if len(things) > 1 else "".join(things)

@@ -1,4 +1,4 @@
-"""What a kind of job counts, and what can be done with it. Asked here by all who show or change jobs; no Django."""
+"""Define the kinds of jobs: what each counts, and what can be done with it. No Django."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A job's kind. To everything below its pages a round is a step: both are counted from 1, and saved at."""
+    """A job's kind. Below its pages a round is treated as a step: both count from 1 and have checkpoints."""
 
     name: str
     counts: str = "step"
@@ -27,10 +27,10 @@ class Kind:
     """Series that get a chart on its page once they are told, with blanks between; "*": all."""
 
     def length_of(self, spec: Mapping[str, Any]) -> int | None:
-        """How many a specification as plain values asks for; None: nobody knows."""
+        """Return how many steps or rounds a specification (plain values) asks for; None if unknown."""
         run = spec.get("run") if self.length else None
-        asked = run.get(self.length) if isinstance(run, dict) else None
-        return asked if isinstance(asked, int) else None
+        length = run.get(self.length) if isinstance(run, dict) else None
+        return length if isinstance(length, int) else None
 
     @property
     def many(self) -> str:
@@ -47,5 +47,5 @@ _BY_NAME = {kind.name: kind for kind in ALL}
 
 
 def of(name: str) -> Kind:
-    """The kind of that name; of a job of another release, one that nothing is known of."""
+    """Return the kind of that name; for a job of another release, a kind without any abilities."""
     return _BY_NAME.get(name) or Kind(name=name)

@@ -1,8 +1,8 @@
-"""What strangers sent, read as plain values: text from addresses and forms, and what jobs tell of themselves.
+"""Read untrusted input as plain values: text from URLs and forms, and what jobs report.
 
-A job may write anything into its events and files, so nothing of it is used before one of these has read it. What is
-not what it should be is nothing: None, or "" of text that is only shown. `training` has its own readers for lines of
-a spool (training/reporting/lines.py), as it stands alone.
+A job may write anything into its events and files, so none of it is used before one of these functions has read it.
+Invalid input becomes None, or "" for text that is only shown. `training` has its own readers for lines of a spool
+(training/reporting/lines.py), as it stands alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LONGEST = 366 * 86_400.0  # seconds: no write, round or step takes longer than a
 
 
 def whole(text: str | None, below: int = 2**63) -> int | None:
-    """The number that the text writes in ASCII digits, if it fits a column; else None."""
+    """Return the number that the text writes in ASCII digits, if it fits a column; else None."""
     if not text or len(text) > 19 or not (text.isascii() and text.isdigit()):
         return None
     number = int(text)
@@ -28,24 +28,24 @@ def whole(text: str | None, below: int = 2**63) -> int | None:
 
 
 def plain(text: str) -> str:
-    """The text without NUL and halves of surrogate pairs, which no text column takes."""
+    """Return the text without NUL and lone surrogates, which no text column accepts."""
     return _UNSTORABLE.sub("", text)
 
 
 def count(value: object, below: int = COUNTED) -> int | None:
-    """A whole number from 0 on; true and false are none."""
+    """Return a whole number from 0 on; booleans are refused."""
     return value if type(value) is int and 0 <= value < below else None
 
 
 def number(value: object, most: float = 1e12) -> float | None:
-    """A finite number from 0 to `most`; true and false are none."""
+    """Return a finite number from 0 to `most`; booleans are refused."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         return None
     return float(value) if math.isfinite(value) else None
 
 
 def share(value: object) -> float | None:
-    """A part of a whole: from 0 to 1."""
+    """Return a fraction from 0 to 1."""
     return number(value, 1)
 
 
@@ -55,7 +55,7 @@ def duration(value: object) -> float | None:
 
 
 def line(value: object, most: int = 300) -> str:
-    """Text for one line of a page: no line breaks, no control characters, nothing that turns the direction."""
+    """Return text for one line of a page: no line breaks, control characters or direction changes."""
     if not isinstance(value, str):
         return ""
     cut = value[:most]
@@ -63,16 +63,16 @@ def line(value: object, most: int = 300) -> str:
 
 
 def name(value: object, most: int = 300) -> str:
-    """Text that names something: printable and no longer than `most`, or nothing, as half a name names another."""
+    """Return a printable name no longer than `most`, or "": a truncated name would be another name."""
     return value if isinstance(value, str) and len(value) <= most and value.isprintable() else ""
 
 
 def matching(pattern: re.Pattern[str], value: object) -> str | None:
-    """Text that is all of the pattern's."""
+    """Return text that matches the whole pattern."""
     return value if isinstance(value, str) and pattern.fullmatch(value) else None
 
 
 def moment(value: object) -> datetime | None:
-    """A time given in Unix seconds."""
+    """Return the time given in Unix seconds."""
     seconds = number(value, END_OF_TIME)
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

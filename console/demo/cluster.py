@@ -1,4 +1,4 @@
-"""The demonstration lab's cluster: nodes, partitions and a queue to look at. The scheduler knows none of it."""
+"""Create the demonstration lab's cluster: nodes, partitions and a queue that the scheduler does not know."""
 
 from __future__ import annotations
 
@@ -35,25 +35,27 @@ _MADE_UP = (("interactive", ("dgx-04", "dgx-06"), 8, 1), ("h100", tuple(f"dgx-0{
 
 
 def make(nodes: tuple[tuple[str, str, int, str], ...]) -> None:
-    """Bring the made-up rows up to this hour; nothing that a scheduler told is touched."""
+    """Bring the made-up rows up to this hour without touching what a scheduler reported."""
     now = time.time()
     running = [_running(now, *story) for story in _RUNNING]
     rows.write(
-        rows.differences(rows.NODES, _new(Node, "name", [_node(now, running, *node) for node in nodes]), made_up=True),
-        rows.differences(rows.PARTITIONS, _new(Partition, "name", _partitions()), made_up=True),
-        rows.differences(rows.LICENSES, _new(License, "name", _LICENSES), made_up=True),
+        rows.differences(
+            rows.NODES, _without_real(Node, "name", [_node(now, running, *node) for node in nodes]), made_up=True
+        ),
+        rows.differences(rows.PARTITIONS, _without_real(Partition, "name", _partitions()), made_up=True),
+        rows.differences(rows.LICENSES, _without_real(License, "name", _LICENSES), made_up=True),
         rows.differences(
             rows.QUEUE,
-            _new(QueuedJob, "scheduler_id", [*running, *(_waiting(now, *story) for story in _WAITING)]),
+            _without_real(QueuedJob, "scheduler_id", [*running, *(_waiting(now, *story) for story in _WAITING)]),
             made_up=True,
         ),
     )
 
 
-def _new(model: type[Fact], key: str, made: Sequence[rows.Told]) -> list[rows.Told]:
-    """Leaves out those whose names the scheduler uses for something real."""
+def _without_real(model: type[Fact], key: str, made: Sequence[rows.Told]) -> list[rows.Told]:
+    """Leave out rows whose names the scheduler uses for something real."""
     real = set(model._default_manager.filter(is_made_up=False).values_list(key, flat=True))
-    return [one for one in made if getattr(one, key) not in real]
+    return [row for row in made if getattr(row, key) not in real]
 
 
 def _node(
@@ -77,16 +79,17 @@ def _partitions() -> list[cluster.PartitionInfo]:
 
 
 def _running(
-    now: float, number: int, name: str, user: str, held: dict[str, range], hours: float, limit: int
+    now: float, number: int, name: str, user: str, nodes: dict[str, range], hours: float, limit: int
 ) -> cluster.QueuedJobInfo:
-    gpus = sum(map(len, held.values()))
+    gpus = sum(map(len, nodes.values()))
     started = now - hours * HOUR_S
     return cluster.QueuedJobInfo(
         scheduler_id=str(number), name=name, user=user, state="running", account=_account(user),
         partition="interactive" if name == "digits-distill" else "h100", qos="normal", priority=200_000,
         submitted_at=started - 900, started_at=started, ends_at=started + limit * HOUR_S, time_limit_s=limit * 3600,
-        nodes=tuple(held), node_count=len(held), cpus=26 * gpus, gpus=gpus, gpu_type="h100", memory_mib=240_000 * gpus,
-        gpu_indices={node: tuple(indices) for node, indices in held.items()},
+        nodes=tuple(nodes), node_count=len(nodes), cpus=26 * gpus, gpus=gpus, gpu_type="h100",
+        memory_mib=240_000 * gpus,
+        gpu_indices={node: tuple(indices) for node, indices in nodes.items()},
     )  # fmt: skip
 
 

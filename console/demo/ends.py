@@ -1,4 +1,4 @@
-"""The bad ends of the demonstration lab: diagnosed as real ones are, as if it had been then."""
+"""Diagnose the failures of the demonstration lab like real ones, with times in the past."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 from django.db import transaction
 from django.utils import timezone
 
-from console.demo.scenarios import Story, Written
+from console.demo.scenarios import PostmortemNotes, Story
 from jobs.models import Attempt, Diagnosis, Event, Incident
 from jobs.postmortem import editing, incidents
 from jobs.postmortem.editing import Action
@@ -18,40 +18,40 @@ NOTICED, DIAGNOSED = timedelta(seconds=2), timedelta(seconds=8)  # after the end
 
 
 def make(new: Sequence[Story], past: Iterable[Attempt]) -> None:
-    """Incidents of the jobs that these stories made, with what people wrote of them."""
+    """Open and diagnose incidents of the jobs of these stories, with their people's notes."""
     written = {story.name: story.written for story in new}
     for attempt in past:
         if attempt.job.name not in written:
             continue
         with transaction.atomic():  # a worker that is asked to hurry finds nothing left to do
-            opened = _opened(attempt)
+            opened = _open_incidents(attempt)
             for incident in opened:
                 incidents.diagnose(incident.pk)
         for incident in opened:
             Incident.objects.filter(pk=incident.pk).update(opened_at=incident.at + NOTICED)
             Diagnosis.objects.filter(incident=incident).update(made_at=incident.at + DIAGNOSED)
-            told = written[attempt.job.name]
-            if told is not None and incident.ended_its_attempt:
-                _write(incident, told)
+            notes = written[attempt.job.name]
+            if notes is not None and incident.ended_its_attempt:
+                _write(incident, notes)
 
 
-def _opened(attempt: Attempt) -> list[Incident]:
-    """Of its end, and of each restart in place, which the intake has opened."""
+def _open_incidents(attempt: Attempt) -> list[Incident]:
+    """Return the incidents of the attempt's end and of each restart in place; the intake has opened the latter."""
     assert attempt.ended_at is not None
     end = incidents.open_end(attempt, attempt.ended_at)
     in_place = list(Incident.objects.filter(attempt=attempt).exclude(incarnation=None))
-    for one in in_place:
-        told = Event.objects.filter(attempt=attempt, kind=ENDED, data__incarnation=one.incarnation)
-        one.at = told.values_list("time", flat=True).first() or one.at
-        Incident.objects.filter(pk=one.pk).update(at=one.at)
+    for incident in in_place:
+        events = Event.objects.filter(attempt=attempt, kind=ENDED, data__incarnation=incident.incarnation)
+        incident.at = events.values_list("time", flat=True).first() or incident.at
+        Incident.objects.filter(pk=incident.pk).update(at=incident.at)
     return [*in_place, *([end] if end is not None else [])]
 
 
-def _write(incident: Incident, told: Written) -> None:
+def _write(incident: Incident, notes: PostmortemNotes) -> None:
     today = timezone.localdate()
     actions = [
         Action(text=text, owner=owner, due=today + timedelta(days=days), is_done=is_done)
-        for text, owner, days, is_done in told.actions
+        for text, owner, days, is_done in notes.actions
     ]
     owner = incident.attempt.job.owner
-    editing.write(owner, incident, narrative=told.narrative, factors=told.factors, actions=actions)
+    editing.write(owner, incident, narrative=notes.narrative, factors=notes.factors, actions=actions)

@@ -1,4 +1,4 @@
-"""The demonstration lab's last three months: which nodes were held, and what failed. One of them fails too often."""
+"""Create the demonstration lab's last three months: node-days and failures. One node fails too often."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROGRAMS = (
 
 
 def make() -> None:
-    """Once; what the demonstration's own jobs did is counted as any job's. Where somebody counts all the while, not."""
+    """Create the failures once. Waits for the real counter; gives up where it counts all the time."""
     if Failure.objects.filter(program__startswith=PROGRAM).exists():
         return
     until = monotonic() + WAIT_S
@@ -45,23 +45,23 @@ def make() -> None:
         lent.release()
 
 
-def _make(lent: Held) -> None:
+def _make(counter_lease: Held) -> None:
     chance = np.random.default_rng(1450)
     projects = list(Project.objects.filter(slug__in=PROJECTS).order_by("slug"))
     today = timezone.now().astimezone(UTC).date()
-    held, failures = [], []
+    holdings, failures = [], []
     for back in range(DAYS, 3, -1):  # the last days are its jobs'
         day = today - timedelta(days=back)
         for number, (node, *_) in enumerate(NODES):
-            whose = projects[number % len(projects)]
+            project = projects[number % len(projects)]
             begin = datetime.combine(day, time(), UTC)
             until = begin + timedelta(seconds=DAY_S * float(chance.beta(8, 2)))
-            held.append(Holding(0, 0, whose.pk, PARTITION, [node], GPUS, begin, until))
+            holdings.append(Holding(0, 0, project.pk, PARTITION, [node], GPUS, begin, until))
             rate = 0.34 if node == BAD_NODE and back < BAD_SINCE else 0.007
-            failures += [_failure(chance, day, node, whose, MACHINES) for _ in range(chance.poisson(rate))]
-            failures += [_failure(chance, day, node, whose, PROGRAMS) for _ in range(chance.poisson(0.03))]
-    added = sums.added(held, [])
-    with lent.writing():
+            failures += [_failure(chance, day, node, project, MACHINES) for _ in range(chance.poisson(rate))]
+            failures += [_failure(chance, day, node, project, PROGRAMS) for _ in range(chance.poisson(0.03))]
+    added = sums.added(holdings, [])
+    with counter_lease.writing():
         added.write()
         Failure.objects.bulk_create(failures)
 

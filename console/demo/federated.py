@@ -1,4 +1,4 @@
-"""What the server of a federation that never ran would have told: rounds, who did what, and how the data lie."""
+"""Make up the reports of a federation that never ran: rounds, client states, and how the data are split."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
 
 class FederatedIncarnation(Incarnation):
-    """Its steps are rounds, and rank 0 alone tells of them."""
+    """An incarnation whose steps are rounds, reported by rank 0 alone."""
 
     def values(self, world: int) -> dict[str, list[Floats]]:
         story, states, losses, seconds = self.story, self._states(), self._losses(), self._seconds()
         counted = np.isin(states, (TRAINED, LATE))
-        known = np.where(counted, losses, np.nan)
+        valid_losses = np.where(counted, losses, np.nan)
         longest = np.where(states == TRAINED, seconds, 0).max(axis=1)
         compute, transfer = 0.55 * longest, 0.08 * longest
         columns = {
-            "loss": np.nanmean(known, axis=1), "step_seconds": longest, "round_seconds": longest,
+            "loss": np.nanmean(valid_losses, axis=1), "step_seconds": longest, "round_seconds": longest,
             "compute_seconds": compute, "transfer_seconds": transfer, "wait_seconds": longest - compute - transfer,
             "mib_up": UPDATE_MIB * (states != DROPPED).sum(axis=1),
             "mib_down": np.full(len(states), UPDATE_MIB * len(story.owners)),
             **{STATES[state]: (states == state).sum(axis=1) for state in (TRAINED, LATE, DROPPED, REJECTED)},
-            **{f"client_loss_{name}": np.nanquantile(known, part, axis=1) for name, part in QUANTILES.items()},
+            **{f"client_loss_{name}": np.nanquantile(valid_losses, part, axis=1) for name, part in QUANTILES.items()},
         }  # fmt: skip
         return {name: [column.astype(np.float64)] for name, column in columns.items()}
 
@@ -59,7 +59,7 @@ class FederatedIncarnation(Incarnation):
         states, losses, seconds = self._states()[some], self._losses()[some], self._seconds()[some]
         numbers, clients = np.arange(low + 1, high + 1), np.arange(len(self.story.owners))
         each = {STATES[state]: (states == state).sum(axis=1) for state in range(len(STATES))}
-        told = tables.RoundTable(
+        table = tables.RoundTable(
             rounds={
                 "round": numbers, **each, "seconds": np.where(states == TRAINED, seconds, 0).max(axis=1),
                 "bytes_up": (UPDATE_MIB * 2**20 * (states != DROPPED).sum(axis=1)).astype(np.uint64),
@@ -73,7 +73,7 @@ class FederatedIncarnation(Incarnation):
                 "accuracy": np.full(states.size, math.nan), "seconds": seconds.ravel(),
             },
         )  # fmt: skip
-        events = [self.event("round.clients", batch=batch, time=time, step=high, **told.pack())]
+        events = [self.event("round.clients", batch=batch, time=time, step=high, **table.pack())]
         for row, client in np.argwhere(states == DROPPED)[:1].tolist():
             name = self.story.owners[client].name
             dropped = {"step": int(numbers[row]), "client": client, "name": name, "traceback": TRACEBACK}
@@ -86,19 +86,22 @@ class FederatedIncarnation(Incarnation):
             if number % VALIDATED == 0
         ]  # fmt: skip
         if rounds:
-            runs = [[0, batch, sum(one == batch for one, _ in rounds)] for batch in sorted({one for one, _ in rounds})]
+            runs = [
+                [0, batch, sum(validated_batch == batch for validated_batch, _ in rounds)]
+                for batch in sorted({validated_batch for validated_batch, _ in rounds})
+            ]
             losses = self._losses().mean(axis=1) * 1.02
             values = [float(losses[number - self.first - 1]) for _, number in rounds]
             series["validation_loss"] = {"runs": runs, "step": [number for _, number in rounds], "value": values}
 
     def sample(self, series: dict[str, dict[str, list[Any]]], cuts: list[tuple[int, int]]) -> None:
-        """Nothing: rounds are not looked at from inside."""
+        """Add nothing: rounds are not sampled."""
 
     def _chance(self, what: str) -> np.random.Generator:
         return np.random.default_rng([*self.story.name.encode(), *what.encode()])
 
-    def _some(self, drawn: NDArray[Any]) -> NDArray[Any]:
-        """Of all rounds those of this incarnation: a round that is done again comes to the same."""
+    def _incarnation_rounds(self, drawn: NDArray[Any]) -> NDArray[Any]:
+        """Return this incarnation's rounds out of the whole job's, so that a repeated round has the same values."""
         return drawn[self.first : self.last]
 
     def _states(self) -> NDArray[np.int64]:
@@ -108,18 +111,18 @@ class FederatedIncarnation(Incarnation):
         late, dropped = (np.array([getattr(owner, what) for owner in owners]) for what in ("late", "dropped"))
         since = np.array([owner.rejected_from or self.story.steps for owner in owners])
         states = np.where(chance < late, LATE, np.where(chance > 1 - dropped - 0.004, DROPPED, TRAINED))
-        return self._some(np.where((rounds > since) & (chance < 0.8), REJECTED, states))
+        return self._incarnation_rounds(np.where((rounds > since) & (chance < 0.8), REJECTED, states))
 
     def _losses(self) -> Floats:
         story, rounds = self.story, np.arange(1, self.story.steps + 1)[:, None]
         chance = self._chance("losses")
         trend = story.floor + (story.start - story.floor) * (1 + rounds / 9) ** -0.7
-        own = chance.normal(1, 0.07, len(story.owners))
-        losses = trend * own * chance.normal(1, 0.012, (story.steps, len(own)))
+        client_offset = chance.normal(1, 0.07, len(story.owners))
+        losses = trend * client_offset * chance.normal(1, 0.012, (story.steps, len(client_offset)))
         since = np.array([owner.rejected_from or story.steps for owner in story.owners])
-        return self._some(losses * np.where(rounds > since, 1.35, 1.0))
+        return self._incarnation_rounds(losses * np.where(rounds > since, 1.35, 1.0))
 
     def _seconds(self) -> Floats:
         slow = np.array([owner.slow for owner in self.story.owners])
         drawn = self._chance("seconds").lognormal(0, 0.12, (self.story.steps, len(slow)))
-        return self._some(0.5 * self.story.step_s * slow * drawn)
+        return self._incarnation_rounds(0.5 * self.story.step_s * slow * drawn)

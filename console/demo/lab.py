@@ -15,8 +15,8 @@ from django.utils import timezone
 
 from console.demo import cluster, ends, failures, telemetry
 from console.demo.federated import VALIDATED, FederatedIncarnation
-from console.demo.reports import Incarnation, tell
-from console.demo.scenarios import LIVE, NODES, PEOPLE, PROJECTS, STORIES, Story, Try
+from console.demo.reports import Incarnation, post_reports
+from console.demo.scenarios import LIVE, NODES, PEOPLE, PROJECTS, STORIES, DemoAttempt, Story
 from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
 from jobs.submitting import submit
@@ -31,17 +31,17 @@ def make() -> list[str]:
     cluster.make(NODES)
     sysadmin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     made = []
-    known = set(Job.objects.filter(tags__name=TAG).values_list("name", flat=True))
+    existing = set(Job.objects.filter(tags__name=TAG).values_list("name", flat=True))
     for story in sorted(STORIES, key=lambda story: -story.tries[0].hours_ago):
-        if story.name not in known:
-            _tell_job(story, people.get(story.owner) or sysadmin or next(iter(people.values())))
+        if story.name not in existing:
+            _create_job(story, people.get(story.owner) or sysadmin or next(iter(people.values())))
             made.append(story.name)
-    told = Attempt.objects.filter(job__tags__name=TAG).exclude(ended_at=None).select_related("job__owner")
-    telemetry.make(told)
-    ends.make([story for story in STORIES if story.name in made], told)
+    created = Attempt.objects.filter(job__tags__name=TAG).exclude(ended_at=None).select_related("job__owner")
+    telemetry.make(created)
+    ends.make([story for story in STORIES if story.name in made], created)
     failures.make()
     if sysadmin is not None:
-        made += [name for text in LIVE if (name := _start_job(sysadmin, text, known))]
+        made += [name for text in LIVE if (name := _start_job(sysadmin, text, existing))]
     return made
 
 
@@ -61,7 +61,7 @@ def _people() -> dict[str, User]:
     return people
 
 
-def _tell_job(story: Story, owner: User) -> None:
+def _create_job(story: Story, owner: User) -> None:
     text = spec_text(story)
     spec = JobSpec.parse_toml(text)
     with transaction.atomic():
@@ -72,18 +72,18 @@ def _tell_job(story: Story, owner: User) -> None:
         Tag.objects.bulk_create([Tag(job=job, name=name) for name in (TAG, *story.tags)])
         Job.objects.filter(pk=job.pk).update(created_at=_ago(story.tries[0]) - timedelta(seconds=3))
         for number, chapter in enumerate(story.tries, 1):
-            _tell_attempt(job, story, chapter, number)
+            _create_attempt(job, story, chapter, number)
         _write_logs(job, story)
     # Whoever looks for something to verify finds nothing: the bytes of these checkpoints never existed.
     Checkpoint.objects.filter(job=job, state=Checkpoint.State.COMMITTED).update(state=Checkpoint.State.VERIFIED)
 
 
-def _ago(chapter: Try) -> datetime:
+def _ago(chapter: DemoAttempt) -> datetime:
     """The time at which the attempt was submitted."""
     return timezone.now() - timedelta(hours=chapter.hours_ago)
 
 
-def _tell_attempt(job: Job, story: Story, chapter: Try, number: int) -> None:
+def _create_attempt(job: Job, story: Story, chapter: DemoAttempt, number: int) -> None:
     submitted = _ago(chapter)
     started = submitted + timedelta(minutes=chapter.queued_minutes)
     start = Checkpoint.objects.filter(job=job, step=chapter.steps[0][0]).order_by("-generation").first()
@@ -92,7 +92,7 @@ def _tell_attempt(job: Job, story: Story, chapter: Try, number: int) -> None:
         origin=Attempt.Origin.SUBMITTED if number == 1 else Attempt.Origin.RESTARTED,
     )  # fmt: skip
     kind = FederatedIncarnation if story.owners else Incarnation
-    last = tell(attempt, story, chapter, started.timestamp(), 10 * number, kind)
+    last = post_reports(attempt, story, chapter, started.timestamp(), 10 * number, kind)
     ended = datetime.fromtimestamp(last, UTC) + timedelta(seconds=2)
     Attempt.objects.filter(pk=attempt.pk).update(
         state=chapter.state, cause=chapter.cause, reason=chapter.reason, failure=chapter.failure,
@@ -129,7 +129,7 @@ def _write_logs(job: Job, story: Story) -> None:
     Job.objects.filter(pk=job.pk).update(directory=relative)
 
 
-def _log(story: Story, chapter: Try, rank: int, first: int, last: int) -> str:
+def _log(story: Story, chapter: DemoAttempt, rank: int, first: int, last: int) -> str:
     lines = [f"rank {rank} of {story.world} on {story.node_of(rank, chapter)}"]
     if first:
         lines.append(f"restored step-{first}")
@@ -140,8 +140,8 @@ def _log(story: Story, chapter: Try, rank: int, first: int, last: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _last_words(chapter: Try, rank: int, ended: datetime) -> str:
-    """What the rank that failed printed last, and after it the others."""
+def _last_words(chapter: DemoAttempt, rank: int, ended: datetime) -> str:
+    """Return what the failing rank printed last, and after it the others."""
     is_first = chapter.failure.get("rank") == rank
     if not (text := chapter.log if is_first else chapter.echo):
         return ""
@@ -150,13 +150,13 @@ def _last_words(chapter: Try, rank: int, ended: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S},{at.microsecond // 1000:03d} ERROR rank {rank}: the step failed\n{what}{text}\n"
 
 
-def _start_job(user: User, text: str, known: set[str]) -> str:
+def _start_job(user: User, text: str, existing: set[str]) -> str:
     cpus = len(os.sched_getaffinity(0))
     # Half of the machine at most: whoever looks around wants the other half.
     for name, number in (("{ranks}", min(2, max(1, cpus // 2))), ("{cpus}", cpus), ("{batch}", 16 * cpus)):
         text = text.replace(name, str(number))
     spec = JobSpec.parse_toml(text)
-    if spec.name in known or settings.VIGIL_SCHEDULER != "local":
+    if spec.name in existing or settings.VIGIL_SCHEDULER != "local":
         return ""
     submit.submit(user, spec, spec_toml=text, key=f"{TAG}-{spec.name}")
     return spec.name

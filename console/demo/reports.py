@@ -1,4 +1,4 @@
-"""Reports of jobs that never ran, told as their ranks would have: the same posts, through the same intake."""
+"""Make up reports of jobs that never ran: the same posts as from real ranks, through the same intake."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from console.demo.scenarios import Story, Try
+from console.demo.scenarios import DemoAttempt, Story
 from jobs.intake import reports, wire
 from jobs.models import Attempt
 
@@ -32,8 +32,8 @@ Floats = NDArray[np.float64]
 
 
 @dataclass
-class _Stream:
-    """One rank's stream, and the posts that are made of it."""
+class _RankStream:
+    """One rank's stream, which numbers its batches."""
 
     rank: int
     incarnation: int
@@ -50,24 +50,26 @@ class _Stream:
         }  # fmt: skip
 
 
-def tell(attempt: Attempt, story: Story, chapter: Try, began: float, generation: int, kind: type[Incarnation]) -> float:
-    """Post everything that this attempt's ranks would have; answers the Unix time of the last word."""
+def post_reports(
+    attempt: Attempt, story: Story, chapter: DemoAttempt, began: float, generation: int, kind: type[Incarnation]
+) -> float:
+    """Post everything that this attempt's ranks would have, and return the Unix time of the last report."""
     now = began + 20.0  # start-up
     for number, (first, last) in enumerate(chapter.steps):
-        told = kind(attempt, story, chapter, number, first, last, generation + number)
-        for post in told.posts(now):
+        run = kind(attempt, story, chapter, number, first, last, generation + number)
+        for post in run.posts(now):
             reports.take(attempt.pk, wire.parse(json.dumps(post).encode()), seconds=math.inf)
-        now = told.now + 15.0
+        now = run.now + 15.0
     return now - 15.0
 
 
 @dataclass
 class Incarnation:
-    """What the ranks of one start tell."""
+    """Make up what the ranks of one start report."""
 
     attempt: Attempt
     story: Story
-    chapter: Try
+    chapter: DemoAttempt
     number: int
     first: int
     last: int
@@ -75,10 +77,10 @@ class Incarnation:
     now: float = 0.0
 
     def posts(self, now: float) -> Iterator[dict[str, Any]]:
-        """All of it, in posts of some thousand points."""
+        """Yield the whole incarnation in posts of some thousand points."""
         self.now, story = now, self.story
         world = story.world
-        ranks = [_Stream(rank, self.number, story.node_of(rank, self.chapter)) for rank in range(world)]
+        ranks = [_RankStream(rank, self.number, story.node_of(rank, self.chapter)) for rank in range(world)]
         values = self.values(world)
         size = STEPS_A_BATCH * BATCHES_A_POST
         yield self._opening(ranks)
@@ -90,18 +92,18 @@ class Incarnation:
         yield self._closing(ranks[0])
 
     def about_data(self) -> list[dict[str, Any]]:
-        """Events that come before the first step."""
+        """Return events that come before the first step."""
         return []
 
     def of_steps(self, low: int, high: int, batch: int, time: float) -> list[dict[str, Any]]:
-        """Events of the steps after `low`, up to `high`."""
+        """Return events of the steps after `low`, up to `high`."""
         return []
 
     @property
     def _fails(self) -> bool:
         return self.last < self.story.steps and self.chapter.cause not in {"stopped", "cancelled"}
 
-    def _opening(self, ranks: list[_Stream]) -> dict[str, Any]:
+    def _opening(self, ranks: list[_RankStream]) -> dict[str, Any]:
         story = self.story
         started: dict[str, Any] = {
             "recipe": story.recipe, "steps": story.steps, "start_step": self.first, "world_size": len(ranks),
@@ -115,8 +117,8 @@ class Incarnation:
         ]
         return {"version": 1, "streams": [ranks[0].part([self.now], end=False)], "series": {}, "events": events}
 
-    def _closing(self, rank: _Stream) -> dict[str, Any]:
-        """The last word of rank 0, and the launcher's on why the ranks ended, if they did not finish."""
+    def _closing(self, rank: _RankStream) -> dict[str, Any]:
+        """Return the last report of rank 0, and the launcher's on why the ranks ended, if they did not finish."""
         streams, events = [rank.part([self.now], end=True)], []
         if self.last == self.story.steps:
             events.append(self.event("run.completed", step=self.last))
@@ -126,7 +128,7 @@ class Incarnation:
             )
             events.append(self.event("stop.saved", step=self.last))
         elif self.chapter.cause != "node_fail":  # then nobody is left to tell
-            launcher = _Stream(-1, 0, self.chapter.nodes[0])
+            launcher = _RankStream(-1, 0, self.chapter.nodes[0])
             streams.append(launcher.part([self.now], end=True))
             failure = self.chapter.failure or {"rank": 1, "exit_code": None, "signal": 9, "kind": "signal", "error": ""}
             restarting = self.number + 1 < len(self.chapter.steps)
@@ -137,7 +139,7 @@ class Incarnation:
     def event(self, kind: str, *, batch: int = 0, time: float | None = None, **data: Any) -> dict[str, Any]:
         return {"stream": 0, "batch": batch, "kind": kind, "time": self.now if time is None else time, **data}
 
-    def _post(self, ranks: list[_Stream], values: dict[str, list[Floats]], start: int, stop: int) -> dict[str, Any]:
+    def _post(self, ranks: list[_RankStream], values: dict[str, list[Floats]], start: int, stop: int) -> dict[str, Any]:
         cuts = [(at, min(at + STEPS_A_BATCH, stop)) for at in range(start, stop, STEPS_A_BATCH)]
         ends = self.now + self.story.step_s * (np.array([cut[1] for cut in cuts]) - start)
         times = [round(float(end), 3) for end in ends]
@@ -171,14 +173,14 @@ class Incarnation:
                 losses.append(_number(training[low - cuts[0][0]]) * 1.04)
         if not steps:
             return
-        told = {"validation_loss": losses}
+        series_values = {"validation_loss": losses}
         if self.story.recipe == "vision":
-            told["validation_accuracy"] = [math.exp(-loss) for loss in losses]
-        for name, values in told.items():
+            series_values["validation_accuracy"] = [math.exp(-loss) for loss in losses]
+        for name, values in series_values.items():
             series[name] = {"runs": runs, "step": steps, "value": [_plain(value) for value in values]}
 
     def sample(self, series: dict[str, dict[str, list[Any]]], cuts: list[tuple[int, int]]) -> None:
-        """What steps that were looked at from inside showed of their communication."""
+        """Add the communication share of the sampled steps."""
         random = np.random.default_rng([self.attempt.pk, cuts[0][0]])
         found = [(batch, high) for batch, (_, high) in enumerate(cuts) if high % SAMPLED == 0]
         if not found:
@@ -190,7 +192,7 @@ class Incarnation:
             series[name] = {"runs": runs, "step": steps, "value": [round(share * factor, 5) for share in shares]}
 
     def _verdict(self, step: int, *, batch: int, time: float) -> dict[str, Any]:
-        """What the trainer makes of the steps since the one before."""
+        """Return the trainer's verdict on the steps since the previous one."""
         story, found = self.story, self.story.bound
         stall = 1.1 / story.checkpoint_every
         split = {part: share * story.step_s for part, share in found.shares.items()} | {"checkpoint": stall}
@@ -202,14 +204,14 @@ class Incarnation:
         )  # fmt: skip
 
     def _mfu(self, step_s: float) -> float | None:
-        """The MFU of a decoder with so many parameters, attention left out; None of other recipes."""
+        """Return the MFU of a decoder with so many parameters, ignoring attention; None for other recipes."""
         if self.story.recipe != "language":
             return None
         tokens = self.story.global_batch * TOKENS_A_SAMPLE / step_s
         return 6 * self.story.parameters * tokens / (self.story.world * PEAK)
 
     def _saves(self, low: int, high: int, batch: int, time: float) -> Iterator[dict[str, Any]]:
-        """The checkpoints that were committed in this batch, and what was pruned for them."""
+        """Yield the checkpoints committed in this batch, and what was pruned for them."""
         every = self.story.checkpoint_every
         saved_last = high == self.last and self.chapter.cause in {"completed", "stopped", "cancelled"}
         if high % every and not saved_last:
@@ -234,7 +236,7 @@ class Incarnation:
             )
 
     def values(self, world: int) -> dict[str, list[Floats]]:
-        """What every rank measured: a column a rank, over the steps (first, last]."""
+        """Return every rank's values: one column per rank, over the steps (first, last]."""
         story = self.story
         random = np.random.default_rng([*story.name.encode(), self.attempt.number, self.number])
         step = np.arange(self.first + 1, self.last + 1, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The demonstration lab's past: what each job was, and what became of it. Data only."""
+"""The demonstration lab's past as data: each job and how it ended."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Try:
-    """One attempt: how far each of its incarnations came, and how it ended. Hours count back from now."""
+class DemoAttempt:
+    """One attempt: the steps of each incarnation, and how it ended. Hours count back from now."""
 
     hours_ago: float  # its start
     steps: tuple[tuple[int, int], ...]  # (first, last) of each incarnation
@@ -30,8 +30,8 @@ class Try:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
-    """What people wrote of a job's bad end. Actions: what, who, in how many days, whether it is done."""
+class PostmortemNotes:
+    """What people wrote about a job's failure. Actions: text, owner, days until due, whether done."""
 
     narrative: str
     factors: tuple[str, ...] = ()
@@ -39,8 +39,8 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bound:
-    """What its trainer found, in its words: parts of a step by what they go into, and what follows from them."""
+class DemoBottleneck:
+    """The trainer's verdict: shares of a step by phase, and what follows from them."""
 
     bound: str
     because: str
@@ -50,7 +50,7 @@ class Bound:
     matmul: float
 
 
-COMPUTE = Bound(
+COMPUTE = DemoBottleneck(
     bound="compute",
     because="71 % of what is computed are products of matrices and attention; the largest loss, to communication, is"
     " 6 % of a step.",
@@ -66,7 +66,7 @@ COMPUTE = Bound(
     busy=0.92,
     matmul=0.71,
 )
-COMMUNICATION = Bound(
+COMMUNICATION = DemoBottleneck(
     bound="communication",
     because="During 21 % of a step something is sent and nothing computed.",
     remedy="Try a larger global_batch with the same micro_batch: gradients are then exchanged less often.",
@@ -81,7 +81,7 @@ COMMUNICATION = Bound(
     busy=0.76,
     matmul=0.7,
 )
-INPUT = Bound(
+INPUT = DemoBottleneck(
     bound="input",
     because="32 % of a step is spent waiting for data.",
     remedy="Put the data on a disk of the node, and make it ready beforehand (python -m training prepare).",
@@ -92,8 +92,8 @@ INPUT = Bound(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Owner:
-    """A client of a federation: whose data it has, how much, and the part of its rounds in which something happened."""
+class DemoClient:
+    """A client of a federation: its data, how much, and in which share of its rounds something happened."""
 
     name: str
     samples: int
@@ -113,12 +113,12 @@ class Story:
     recipe: str
     steps: int
     step_s: float
-    tries: tuple[Try, ...]
+    tries: tuple[DemoAttempt, ...]
     gpus: int = 8
     nodes: int = 1
     global_batch: int = 1024
     parameters: int = 760_000_000
-    bound: Bound = field(default_factory=lambda: COMPUTE)
+    bound: DemoBottleneck = field(default_factory=lambda: COMPUTE)
     checkpoint_every: int = 200
     start: float = 5.6
     floor: float = 1.9
@@ -127,15 +127,15 @@ class Story:
     tags: tuple[str, ...] = ()
     notes: str = ""
     time_limit: str = "12:00:00"
-    written: Written | None = None
-    owners: tuple[Owner, ...] = ()
+    written: PostmortemNotes | None = None
+    owners: tuple[DemoClient, ...] = ()
     """Of a federation; its steps are rounds."""
 
     @property
     def world(self) -> int:
         return self.gpus * self.nodes
 
-    def node_of(self, rank: int, chapter: Try) -> str:
+    def node_of(self, rank: int, chapter: DemoAttempt) -> str:
         return chapter.nodes[rank * len(chapter.nodes) // self.world]
 
 
@@ -156,14 +156,14 @@ STORIES = (
     Story(
         name="gpt-760m-baseline", owner="ada.lindqvist", project="language", recipe="language", steps=4000, step_s=4.2,
         tags=("baseline", "gpt"), notes="The run that the sweep below is compared with.",
-        tries=(Try(hours_ago=62, steps=((0, 4000),), nodes=("dgx-01",)),),
+        tries=(DemoAttempt(hours_ago=62, steps=((0, 4000),), nodes=("dgx-01",)),),
     ),
     Story(
         name="gpt-760m-context-4k", owner="", project="language", recipe="language", steps=6000, step_s=5.1,
         tags=("gpt", "context"), straggler=5, checkpoint_every=250, floor=1.72, time_limit="16:00:00",
         bound=COMMUNICATION,
         notes="As the baseline, with a context of 4,096.",
-        written=Written(
+        written=PostmortemNotes(
             narrative="Same slot as the riser that was reseated in October. We should swap the tray this time.",
             factors=("The node took jobs again without a burn-in.", "Nobody was told of the first replay errors."),
             actions=(
@@ -173,7 +173,7 @@ STORIES = (
             ),
         ),
         tries=(
-            Try(
+            DemoAttempt(
                 hours_ago=15.2144, steps=((0, 3180),), state="node_fail", cause="node_fail", exit_code=None,
                 nodes=("dgx-03",), queued_minutes=41, reason="Node dgx-03 stopped responding",
                 failure={
@@ -187,14 +187,14 @@ STORIES = (
                 decision="GPU fell off the bus on dgx-03 (84 % sure). Started anew from step 3,000 without"
                 " dgx-03 as attempt 2. Restart 1 of 3.",
             ),
-            Try(hours_ago=10.0, steps=((3000, 6000),), nodes=("dgx-05",), queued_minutes=2.5),
+            DemoAttempt(hours_ago=10.0, steps=((3000, 6000),), nodes=("dgx-05",), queued_minutes=2.5),
         ),
     ),
     Story(
         name="gpt-760m-batch-4096", owner="kofi.mensah", project="language", recipe="language", steps=4000, step_s=6.8,
         tags=("gpt", "sweep"), global_batch=4096, time_limit="04:00:00",
         tries=(
-            Try(
+            DemoAttempt(
                 hours_ago=9.1, steps=((0, 14),), state="failed", cause="exception", exit_code=1, nodes=("dgx-02",),
                 failure={"rank": 0, "incarnation": 0, "exit_code": 1, "kind": "exception", "error": _OUT_OF_MEMORY},
                 decision="Out of GPU memory (96 % sure). It had not saved anything since its start, so the"
@@ -208,7 +208,7 @@ STORIES = (
         tags=("gpt", "sweep"), spike=(1430, 1.012), checkpoint_every=250,
         notes="Twice the learning rate. Does it still train?",
         tries=(
-            Try(
+            DemoAttempt(
                 hours_ago=6.3, steps=((0, 1522),), state="failed", cause="exception", exit_code=1, nodes=("dgx-04",),
                 failure={
                     "rank": 3, "incarnation": 0, "exit_code": 1, "kind": "exception",
@@ -224,7 +224,7 @@ STORIES = (
         name="digits-label-noise-20", owner="mei.tanaka", project="vision", recipe="vision", steps=3000, step_s=0.9,
         gpus=4, start=2.3, floor=0.31, tags=("noise",), parameters=44_000, global_batch=256, bound=INPUT,
         notes="A rank was killed from outside; its launcher restarted the ranks in place.",
-        tries=(Try(hours_ago=30, steps=((0, 1710), (1600, 3000)), nodes=("dgx-06",)),),
+        tries=(DemoAttempt(hours_ago=30, steps=((0, 1710), (1600, 3000)), nodes=("dgx-06",)),),
     ),
     Story(
         name="gpt-by-package", owner="ada.lindqvist", project="language", recipe="language", steps=90, step_s=38.0,
@@ -233,21 +233,22 @@ STORIES = (
         notes="Each package stays with one client. multiprocessing is left out since its texts"
         " were changed; tkinter sits behind a slow line.",
         owners=(
-            Owner(name="asyncio", samples=2_310), Owner(name="ctypes", samples=640), Owner(name="email", samples=1_480),
-            Owner(name="encodings", samples=3_120, slow=1.5), Owner(name="http", samples=980),
-            Owner(name="idlelib", samples=2_150), Owner(name="importlib", samples=1_220),
-            Owner(name="multiprocessing", samples=1_190, rejected_from=52),
-            Owner(name="tkinter", samples=1_870, late=0.4, slow=2.3), Owner(name="unittest", samples=3_540),
-            Owner(name="wsgiref", samples=210, dropped=0.12),
-            Owner(name="xml", samples=1_640, late=0.05),
+            DemoClient(name="asyncio", samples=2_310), DemoClient(name="ctypes", samples=640),
+            DemoClient(name="email", samples=1_480),
+            DemoClient(name="encodings", samples=3_120, slow=1.5), DemoClient(name="http", samples=980),
+            DemoClient(name="idlelib", samples=2_150), DemoClient(name="importlib", samples=1_220),
+            DemoClient(name="multiprocessing", samples=1_190, rejected_from=52),
+            DemoClient(name="tkinter", samples=1_870, late=0.4, slow=2.3), DemoClient(name="unittest", samples=3_540),
+            DemoClient(name="wsgiref", samples=210, dropped=0.12),
+            DemoClient(name="xml", samples=1_640, late=0.05),
         ),
-        tries=(Try(hours_ago=19, steps=((0, 44), (40, 90)), nodes=("dgx-06",)),),
+        tries=(DemoAttempt(hours_ago=19, steps=((0, 44), (40, 90)), nodes=("dgx-06",)),),
     ),
     Story(
         name="digits-mixup", owner="kofi.mensah", project="vision", recipe="vision", steps=2000, step_s=0.9,
         gpus=4, start=2.3, floor=0.12, tags=("augmentation",), parameters=44_000, global_batch=256, bound=INPUT,
         tries=(
-            Try(
+            DemoAttempt(
                 hours_ago=27, steps=((0, 860),), state="cancelled", cause="cancelled", exit_code=75, nodes=("dgx-06",),
                 decision="Cancelled, so Vigil does not start it anew. Resume goes on from its newest checkpoint.",
             ),
@@ -258,13 +259,13 @@ STORIES = (
         nodes=2, tags=("gpt", "1b3"), checkpoint_every=300, floor=1.81, time_limit="05:00:00",
         parameters=1_300_000_000, global_batch=2560, bound=COMMUNICATION,
         tries=(
-            Try(
+            DemoAttempt(
                 hours_ago=22, steps=((0, 1620),), state="failed", cause="stopped", exit_code=75,
                 nodes=("dgx-07", "dgx-08"), queued_minutes=95, reason="Stopped at its time limit, with a checkpoint",
                 decision="It was asked to stop, saved a checkpoint and ended. Started anew from step 1,620"
                 " as attempt 2.",
             ),
-            Try(hours_ago=16.5, steps=((1620, 2400),), nodes=("dgx-07", "dgx-08"), queued_minutes=22),
+            DemoAttempt(hours_ago=16.5, steps=((1620, 2400),), nodes=("dgx-07", "dgx-08"), queued_minutes=22),
         ),
     ),
 )  # fmt: skip

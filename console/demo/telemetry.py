@@ -1,6 +1,6 @@
-"""What the demonstration lab's machines did for three weeks, and go on doing while it is shown.
+"""Make up three weeks of telemetry of the demonstration lab's machines, and continue it while the demo runs.
 
-What is made up is a function of GPU and second, so that the past and what comes every ten seconds fit together.
+Values are a function of GPU and second, so that the past and the samples added every ten seconds fit together.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _STREAM = "de300000000000de"
 
 
 @dataclass(frozen=True)
-class Look:
-    """What one GPU does: fields × seconds."""
+class GpuActivity:
+    """Make up one GPU's values: fields × seconds."""
 
     node: str
     index: int
 
-    def values(self, second: Integers, is_held: NDArray[np.bool_]) -> NDArray[np.int32]:
+    def values(self, second: Integers, is_allocated: NDArray[np.bool_]) -> NDArray[np.int32]:
         """Busy with a dip at each save where it is held, else asleep."""
-        busy = is_held & ((self.node, self.index) != IDLE)
+        busy = is_allocated & ((self.node, self.index) != IDLE)
         noise = _noise(second, zlib.crc32(f"{self.node}/{self.index}".encode()))
         saving = (second + 37 * self.index) % 900 < 14
         percent = np.where(busy, np.where(saving, 6 + 4 * noise, 93 + 5 * noise), 0)
@@ -57,16 +57,16 @@ class Look:
         air = 8 if self.node in HOT else 0
         day = 2.0 * np.sin(2 * np.pi * (second % DAY_S) / DAY_S)
         celsius = np.where(busy, 61 + self.index + air + 2 * noise, 33 + air / 2 + noise) + day
-        memory = np.where(is_held, 3_100 if (self.node, self.index) == IDLE else 71_800 + 40 * self.index, 4)
+        memory = np.where(is_allocated, 3_100 if (self.node, self.index) == IDLE else 71_800 + 40 * self.index, 4)
         link = np.where(busy & ~saving, 8_200 + 900 * noise, 0)
-        told = {
+        fields = {
             "gpu_percent": percent, "sm_percent": percent * 0.91, "memory_mib": memory, "temperature_c": celsius,
             "memory_temperature_c": celsius + 9, "watts": watts,
             "sm_mhz": np.where(busy, 1_755 - 25 * (celsius > 80), 345),
             "throttle": np.where(celsius > 82, 64, 0), "nvlink_tx_mib": link, "nvlink_rx_mib": link,
             "pcie_tx_mib": link / 9, "pcie_rx_mib": link / 12,
         }  # fmt: skip
-        return np.array([np.clip(np.rint(told[name]), 0, 2**30) for name in GPU_FIELDS], np.int32)
+        return np.array([np.clip(np.rint(fields[name]), 0, 2**30) for name in GPU_FIELDS], np.int32)
 
 
 def make(past: Iterable[Attempt] = (), *, now: float | None = None) -> None:
@@ -85,7 +85,7 @@ def make(past: Iterable[Attempt] = (), *, now: float | None = None) -> None:
     for agent in new:
         machines.note_facts(agent, _facts(agent.node), _moment(now - WEEKS_S))
         agent.save()
-    hold(now)
+    allocate_gpus(now)
     if new and not RackPlace.objects.exists():
         RackPlace.objects.bulk_create(
             RackPlace(node=node, rack=rack, slot=slot)
@@ -93,22 +93,22 @@ def make(past: Iterable[Attempt] = (), *, now: float | None = None) -> None:
             for slot, node in enumerate(there, 1)
         )
     if new:
-        Holding.objects.bulk_create([one for attempt in past for one in _held(attempt)])
-        GpuUse.objects.bulk_create(_used(now), ignore_conflicts=True)
+        Holding.objects.bulk_create([use for attempt in past for use in _past_holdings(attempt)])
+        GpuUse.objects.bulk_create(_gpu_use(now), ignore_conflicts=True)
         adding.add()
     for agent in new:
-        _tell_past(agent, int(now))
+        _write_past(agent, int(now))
 
 
-def tell(now: float | None = None) -> None:
+def report_now(now: float | None = None) -> None:
     """Ten more seconds of each machine, by the way that agents' posts take."""
     now = time.time() if now is None else now
     at = int(now) // PERIOD_S * PERIOD_S - PERIOD_S
-    hold(now)
+    allocate_gpus(now)
     for agent in Agent.objects.filter(is_made_up=True, node__in=[name for name, *_ in NODES]):
         second = np.arange(at, at + PERIOD_S, dtype=np.int64)
-        there = _there(agent)
-        values = np.stack([_of(agent, gpu, second) for gpu in there], axis=1)
+        there = _present_gpus(agent)
+        values = np.stack([_gpu_values(agent, gpu, second) for gpu in there], axis=1)
         batch = Batch(at, 1, [gpu.uuid for gpu in there], values, _host(agent, at), _processes(agent, there), [])
         stream = agent.streams.filter(uid=_STREAM).first()
         first = stream.next_seq if stream else 0
@@ -117,8 +117,8 @@ def tell(now: float | None = None) -> None:
         intake.take(agent.pk, Post(_STREAM, first, 0, f"demo-{agent.pk}", "demo", now, [batch]), now=now)
 
 
-def hold(now: float) -> None:
-    """Who holds what of them, by the made-up queue."""
+def allocate_gpus(now: float) -> None:
+    """Record which made-up jobs hold which GPUs."""
     gpus = {
         (gpu.agent.node, gpu.index): gpu for gpu in Gpu.objects.filter(agent__is_made_up=True).select_related("agent")
     }
@@ -127,18 +127,18 @@ def hold(now: float) -> None:
         for node, indices in job.gpu_indices.items():
             for gpu in (gpus[node, index] for index in indices if (node, index) in gpus):
                 if (gpu.pk, job.scheduler_id) not in open_ones:
-                    _hold(gpu, job)
+                    _allocate(gpu, job)
 
 
-def _hold(gpu: Gpu, job: QueuedJob) -> None:
+def _allocate(gpu: Gpu, job: QueuedJob) -> None:
     Holding.objects.create(
         gpu=gpu, agent_id=gpu.agent_id, scheduler_id=job.scheduler_id, user=job.user, name=job.name[:255],
         source=Holding.Source.SCHEDULER, since=job.started_at or datetime.now(UTC), is_made_up=True,
     )  # fmt: skip
 
 
-def _held(attempt: Attempt) -> Iterator[Holding]:
-    """What an attempt that ended held, on those of its nodes that are made up."""
+def _past_holdings(attempt: Attempt) -> Iterator[Holding]:
+    """Yield the GPUs that an ended attempt held, on those of its nodes that are made up."""
     spec, started = attempt.job.spec, attempt.started_at or attempt.created_at
     many = int((spec.get("resources") or {}).get("gpus_per_node") or 0)
     for gpu in Gpu.objects.filter(agent__node__in=attempt.nodes, agent__is_made_up=True, index__lt=many):
@@ -149,27 +149,31 @@ def _held(attempt: Attempt) -> Iterator[Holding]:
         )  # fmt: skip
 
 
-def _used(now: float) -> Iterator[GpuUse]:
-    """GPU-seconds by job and day, as they would have been added up."""
+def _gpu_use(now: float) -> Iterator[GpuUse]:
+    """Yield GPU-seconds by job and day, as the counter would have summed them."""
     found: dict[tuple[int, str], GpuUse] = {}
-    for one in Holding.objects.filter(is_made_up=True).select_related("gpu__agent"):
-        is_idle = (one.gpu.agent.node, one.gpu.index) == IDLE
-        begin, end = one.since.timestamp(), one.until.timestamp() if one.until else now
+    for holding in Holding.objects.filter(is_made_up=True).select_related("gpu__agent"):
+        is_idle = (holding.gpu.agent.node, holding.gpu.index) == IDLE
+        begin, end = holding.since.timestamp(), holding.until.timestamp() if holding.until else now
         for day in range(int(begin // DAY_S), int(end // DAY_S) + 1):
             seconds = max(0.0, min(end, (day + 1) * DAY_S) - max(begin, day * DAY_S))
             fresh = GpuUse(
-                day=_moment(day * DAY_S).date(), scheduler_id=one.scheduler_id, user=one.user, is_made_up=True
+                day=_moment(day * DAY_S).date(), scheduler_id=holding.scheduler_id, user=holding.user, is_made_up=True
             )
-            use = found.setdefault((day, one.scheduler_id), fresh)
+            use = found.setdefault((day, holding.scheduler_id), fresh)
             use.held_s += seconds
             use.used_s += 0.0 if is_idle else 0.91 * seconds
             use.idle_s += seconds if is_idle else 0.002 * seconds
     yield from found.values()
 
 
-def _tell_past(agent: Agent, now: int) -> None:
+def _write_past(agent: Agent, now: int) -> None:
     for gpu in agent.gpus.all():
-        _write(gpu_owner(gpu.pk), GPU_FIELDS, now, lambda second, gpu=gpu: _of(agent, gpu, second).astype(np.float64))  # type: ignore[misc]
+
+        def values(second: Integers, gpu: Gpu = gpu) -> Floats:
+            return _gpu_values(agent, gpu, second).astype(np.float64)
+
+        _write(gpu_owner(gpu.pk), GPU_FIELDS, now, values)
     names = tuple(_host(agent, now))
     _write(host_owner(agent.pk), names, now, lambda second: _host_columns(agent, names, second))
     if agent.node == LOST[0]:
@@ -181,24 +185,24 @@ def _tell_past(agent: Agent, now: int) -> None:
         merged_to=seconds,
         minutes_to=thin_end(now, 60),
         tens_to=thin_end(now, 600),
-        newest={"gpus": {gpu.uuid: _newest(gpu, now) for gpu in _there(agent)}},
+        newest={"gpus": {gpu.uuid: _newest(gpu, now) for gpu in _present_gpus(agent)}},
     )
 
 
 def _newest(gpu: Gpu, now: int) -> dict[str, int]:
-    """Since when it has done nothing: whoever holds it idle has for long."""
-    held = gpu.holdings.filter(until=None).first()
-    return {"gpu_percent": 0, "quiet_since": int(held.since.timestamp()) if held else now - WEEKS_S}
+    """Return the newest values of a GPU that is idle, with the time since which it is."""
+    holding = gpu.holdings.filter(until=None).first()
+    return {"gpu_percent": 0, "quiet_since": int(holding.since.timestamp()) if holding else now - WEEKS_S}
 
 
 def thin_end(now: int, seconds: int) -> int:
-    """Up to where the past is told in stretches of this length."""
+    """Return up to when the past is stored in steps of this length."""
     begin = {60: now - SECONDS_S, 600: now - 2 * DAY_S}[seconds]
     return begin // WINDOW_S * WINDOW_S
 
 
 def _write(owner: Owner, names: Sequence[str], now: int, columns: Callable[[Integers], NDArray[np.float64]]) -> None:
-    """Three weeks of an owner's series: ten minutes, minutes, and the last half hour by the second."""
+    """Write three weeks of an owner's series: ten minutes, minutes, and the last half hour by the second."""
     minutes, tens = thin_end(now, 60), thin_end(now, 600)
     newest = now // PERIOD_S * PERIOD_S
     for seconds, start, stop in ((600, now - WEEKS_S, tens), (60, tens, minutes), (1, minutes, newest)):
@@ -208,33 +212,35 @@ def _write(owner: Owner, names: Sequence[str], now: int, columns: Callable[[Inte
             kinds = ("",) if seconds == 1 else ("", "min", "max")
             for column in kinds:
                 wobble = {"": 0.0, "min": -0.04, "max": 0.03}[column] * np.abs(values[row])
-                told = values[row] != MISSING
-                value = np.rint(values[row] + wobble)[told]
-                _write_chunks(owner, thin.thinned(name, seconds), column, step[told], value)
+                present = values[row] != MISSING
+                value = np.rint(values[row] + wobble)[present]
+                _write_chunks(owner, thin.thinned(name, seconds), column, step[present], value)
 
 
 def _write_chunks(owner: Owner, name: str, column: str, step: Integers, value: Floats) -> None:
     series_id = store.declare(owner, [name], column=column)[name]
     parts = [slice(at, at + WINDOW_S) for at in range(0, len(step), WINDOW_S)]
     points = [Points(step[part], np.full(len(step[part]), float(step[part][0])), value[part]) for part in parts]
-    store.insert([store.merged_row(series_id, 0, 0, one) for one in points])
+    store.insert([store.merged_row(series_id, 0, 0, chunk) for chunk in points])
 
 
-def _of(agent: Agent, gpu: Gpu, second: Integers) -> NDArray[np.int32]:
-    held = np.zeros(len(second), np.bool_)
-    for one in gpu.holdings.all():
-        until = one.until.timestamp() if one.until else np.inf
-        held |= (second >= one.since.timestamp()) & (second < until)
+def _gpu_values(agent: Agent, gpu: Gpu, second: Integers) -> NDArray[np.int32]:
+    allocated = np.zeros(len(second), np.bool_)
+    for holding in gpu.holdings.all():
+        until = holding.until.timestamp() if holding.until else np.inf
+        allocated |= (second >= holding.since.timestamp()) & (second < until)
     # Before the jobs that run now others did, of whom nothing is told any more: nights and weekends are quiet.
-    began = min((one.since.timestamp() for one in gpu.holdings.all()), default=np.inf)
+    began = min((holding.since.timestamp() for holding in gpu.holdings.all()), default=np.inf)
     earlier = (second < began) & (agent.node != "dgx-04") & (((second // 20_000 + gpu.index // 4) % 5) > 0)
-    values = Look(agent.node, gpu.index).values(second, held | (earlier & (second < second.max() - 2 * HOUR_S)))
+    values = GpuActivity(agent.node, gpu.index).values(
+        second, allocated | (earlier & (second < second.max() - 2 * HOUR_S))
+    )
     if (agent.node, gpu.index) == LOST:
         values[:, second > time.time() - LOST_HOURS * HOUR_S] = MISSING
     return values
 
 
-def _there(agent: Agent) -> list[Gpu]:
+def _present_gpus(agent: Agent) -> list[Gpu]:
     return [gpu for gpu in agent.gpus.filter(gone_at=None) if (agent.node, gpu.index) != LOST]
 
 
@@ -265,13 +271,13 @@ _HOST = (
 def _host_columns(agent: Agent, names: Sequence[str], second: Integers) -> NDArray[np.float64]:
     noise = _noise(second, zlib.crc32(agent.node.encode()))
     used = next(used for name, _, used, _ in NODES if name == agent.node)
-    told = {
+    host = {
         "cpu_percent": 3 + 4.2 * used + 3 * noise, "load_1": 26.0 * used + 5 * noise,
         "memory_used_mib": 180_000 + 98_000 * used + 900 * noise, "memory_total_mib": np.full(len(second), 2_064_384.0),
         "net_rx_mib:bond0": 11 + 34 * used + 20 * noise, "net_tx_mib:bond0": 4 + 9 * used + 6 * noise,
         "mount_ms:/data": 2 + 1.5 * noise,
     }  # fmt: skip
-    columns: Floats = np.maximum(0, np.array([np.rint(told[name] * 10) / 10 for name in names]))
+    columns: Floats = np.maximum(0, np.array([np.rint(host[name] * 10) / 10 for name in names]))
     return columns
 
 
@@ -280,10 +286,10 @@ def _processes(agent: Agent, there: Sequence[Gpu]) -> list[Any]:
 
     found = []
     for gpu in there:
-        for one in gpu.holdings.filter(until=None):
+        for holding in gpu.holdings.filter(until=None):
             is_idle = (agent.node, gpu.index) == IDLE
             name, memory = ("jupyter-lab", 3_096) if is_idle else ("python", 71_700)
-            found.append(Process(gpu.uuid, 20_000 + gpu.pk, one.user[:64], name, memory, one.scheduler_id))
+            found.append(Process(gpu.uuid, 20_000 + gpu.pk, holding.user[:64], name, memory, holding.scheduler_id))
     return found
 
 
@@ -314,7 +320,7 @@ def _moment(second: float) -> datetime:
 
 
 def _noise(second: Integers, mark: int) -> Floats:
-    """Between -1 and 1, the same for the same second."""
+    """Return values between -1 and 1, the same for the same second."""
     mixed = (second * 2_654_435_761 + mark * 40_503) & 0xFFFFFFFF
     mixed = ((mixed ^ (mixed >> 15)) * 2_246_822_519) & 0xFFFFFFFF
     noise: Floats = ((mixed ^ (mixed >> 13)) & 0xFFFF) / 32_768.0 - 1.0

@@ -29,11 +29,11 @@ def check() -> Iterator[Finding]:
     for name, offset in offsets.items():
         if abs(offset) > APART_S:
             yield _apart(f"clock.{name.split()[-1].lower()}", f"The clocks of this machine and of {name}", offset)
-    own = offsets["the database"]
+    database_offset = offsets["the database"]
     for process in heartbeats.processes():
-        if not process.is_silent and process.pid and abs(process.clock_offset_s - own) > APART_S:
+        if not process.is_silent and process.pid and abs(process.clock_offset_s - database_offset) > APART_S:
             title = f"The clocks of two of Vigil's machines ({process.role})"
-            yield _apart(f"clock.process.{process.role}", title, process.clock_offset_s - own, process.host)
+            yield _apart(f"clock.process.{process.role}", title, process.clock_offset_s - database_offset, process.host)
     yield from _scheduler()
     yield from _nodes()
 
@@ -63,8 +63,8 @@ def _scheduler() -> Iterator[Finding]:
 
 
 def _nodes() -> Iterator[Finding]:
-    heard = Agent.objects.filter(is_made_up=False, heard_at__gte=timezone.now() - timedelta(minutes=5))
-    rows = heard.exclude(clock_offset_s=None).values_list("node", "clock_offset_s")
+    reporting = Agent.objects.filter(is_made_up=False, heard_at__gte=timezone.now() - timedelta(minutes=5))
+    rows = reporting.exclude(clock_offset_s=None).values_list("node", "clock_offset_s")
     offsets = {node: offset or 0.0 for node, offset in rows}
     wrong = sorted(node for node, offset in offsets.items() if abs(offset) > AGENT_CLOCK_S)
     if not wrong:

@@ -13,7 +13,7 @@ TITLE = "The disk of the database is not checked: {}."
 
 @dataclass(frozen=True)
 class Unchecked:
-    """Why nobody here sees the disk, and how it can be watched nevertheless."""
+    """Why the disk cannot be checked from here, and how to watch it instead."""
 
     why: str
     remedy: str

@@ -42,7 +42,7 @@ class Room:
 
 
 class _Probe(threading.Thread):
-    """Reads the free space at a path; on a file system that hangs the thread stays blocked, and nobody waits for it."""
+    """Read the free space at a path. On a hanging file system the thread stays blocked, and nobody waits for it."""
 
     running: dict[Path, _Probe] = {}  # noqa: RUF012
 

@@ -19,7 +19,7 @@ OVER = timedelta(seconds=120)
 
 @dataclass
 class Notifier:
-    """Raises notices of what one web process finds. Those on other machines may find other problems, as of disks."""
+    """Raise notices for what one web process finds; those on other machines may find others, such as full disks."""
 
     since: dict[str, float] = field(default_factory=dict)
 

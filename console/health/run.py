@@ -33,7 +33,7 @@ FRESH_S = 5.0  # /readyz is public: however often it is read, the checks run thi
 
 @dataclass(frozen=True)
 class Report:
-    """Findings of all checks, the worst first; and apart from them what could not be checked, which is no problem."""
+    """Findings of all checks, worst first, and separately what could not be checked, which is not a problem."""
 
     findings: tuple[Finding, ...]
     made_at: float  # monotonic

@@ -1,4 +1,4 @@
-"""The page of agents: what tells of each machine, worst first; and the secret with which many enrol, for sysadmins."""
+"""The page of agents: each node's agent, worst first; for sysadmins also enrolment secrets."""
 
 from __future__ import annotations
 
@@ -25,49 +25,49 @@ from vigil_core import formatting
 from vigil_core.untrusted import whole
 
 MOST = 200  # a page
-PAST = timedelta(days=7)  # of which gaps are counted
-NEVER, SILENT, CLOCK, GAPS, WELL = range(5)
+GAP_WINDOW = timedelta(days=7)  # of which gaps are counted
+NEVER, SILENT, CLOCK, GAPS, REPORTING = range(5)
 WORDS = {
     SILENT: "silent",
-    NEVER: "never heard",
-    CLOCK: "its clock is off",
-    GAPS: "samples are missing",
-    WELL: "well",
+    NEVER: "never reported",
+    CLOCK: "clock is off",
+    GAPS: "samples missing",
+    REPORTING: "reporting",
 }
-GLYPHS = {SILENT: "node_fail", NEVER: "pending", CLOCK: "warn", GAPS: "warn", WELL: "completed"}
+GLYPHS = {SILENT: "node_fail", NEVER: "pending", CLOCK: "warn", GAPS: "warn", REPORTING: "completed"}
 
 
 @dataclass(frozen=True)
 class AgentRow:
-    """How a machine's agent stands."""
+    """One node's agent with its condition."""
 
     agent: Agent
-    gaps: int  # that it told of in the last days
+    gaps: int  # reported within GAP_WINDOW
     given_up: int  # batches, ever
     gpus: int
     now: datetime
 
     @property
-    def standing(self) -> int:
+    def condition(self) -> int:
         if self.agent.heard_at is None:
             return NEVER
         if self.agent.is_silent(self.now) and not self.agent.is_made_up:
             return SILENT
         if abs(self.agent.clock_offset_s or 0) > CLOCK_S:
             return CLOCK
-        return GAPS if self.gaps else WELL
+        return GAPS if self.gaps else REPORTING
 
     @property
     def word(self) -> str:
-        return WORDS[self.standing]
+        return WORDS[self.condition]
 
     @property
     def glyph(self) -> str:
-        return GLYPHS[self.standing]
+        return GLYPHS[self.condition]
 
     @property
     def clock(self) -> str:
-        """ "+0.3 s", "−2 min 04 s"."""
+        """Return the clock offset as text: "+0.3 s", "−2 min 04 s"."""
         offset = self.agent.clock_offset_s
         if offset is None:
             return formatting.MISSING
@@ -76,15 +76,15 @@ class AgentRow:
 
     @property
     def is_other_version(self) -> bool:
-        """Whether it runs another agent than this portal brings along."""
+        """Return whether it runs another agent version than the one that ships with this portal."""
         return bool(self.agent.version) and self.agent.version != VERSION and not self.agent.is_made_up
 
     @property
-    def place(self) -> tuple[object, ...]:
-        """Worst first: what fell silent, the longest first; then clocks, gaps, who never came, and who is well."""
-        order = (SILENT, CLOCK, GAPS, NEVER, WELL).index(self.standing)
-        heard = self.agent.heard_at.timestamp() if self.standing == SILENT and self.agent.heard_at else 0.0
-        return order, heard, natural(self.agent.node)
+    def sort_key(self) -> tuple[object, ...]:
+        """Sort worst first: silent for longest, then clocks, gaps, never reported, and reporting."""
+        order = (SILENT, CLOCK, GAPS, NEVER, REPORTING).index(self.condition)
+        last_report = self.agent.heard_at.timestamp() if self.condition == SILENT and self.agent.heard_at else 0.0
+        return order, last_report, natural(self.agent.node)
 
 
 @login_required
@@ -96,8 +96,8 @@ def index(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_POST
 def make_secret(request: HttpRequest) -> HttpResponse:
-    """Answers with the page itself, not a redirect: the secret is shown this once and kept nowhere."""
-    row, secret = enrolment.make_secret(sysadmin_of(request, "enrol machines"))
+    """Answer with the page itself instead of a redirect: the secret is shown only once and stored nowhere."""
+    row, secret = enrolment.make_secret(sysadmin_of(request, "enrol nodes"))
     return _page(request, new=row, secret=secret)
 
 
@@ -110,7 +110,7 @@ def _page(request: HttpRequest, *, new: EnrolmentSecret | None = None, secret: s
         "section": "cluster",
         "place": "agents",
         "fragment": is_fragment(request),
-        "say": say(found, now),
+        "say": headline(found, now),
         "rows": found[first : first + MOST],
         "found": len(found),
         "first": first + 1,
@@ -122,28 +122,28 @@ def _page(request: HttpRequest, *, new: EnrolmentSecret | None = None, secret: s
         "may_enroll": can(user, "change", CLUSTER),
         "new": new,
         "secret": secret,
-        "past_days": PAST.days,
+        "past_days": GAP_WINDOW.days,
     }
     return varied(render(request, "nodes/_agents.html" if is_fragment(request) else "nodes/agents.html", context))
 
 
 def rows(now: datetime) -> list[AgentRow]:
-    """Every agent, worst first."""
-    told = NodeEvent.objects.filter(kind="agent.gap", at__gte=now - PAST).order_by()
-    gaps = dict(told.values_list("agent").annotate(n=Count("pk")))
+    """Return every agent, worst first."""
+    gap_events = NodeEvent.objects.filter(kind="agent.gap", at__gte=now - GAP_WINDOW).order_by()
+    gaps = dict(gap_events.values_list("agent").annotate(n=Count("pk")))
     agents: Any = Agent.objects.described()
-    found = [AgentRow(one, gaps.get(one.pk, 0), one.lost_batches, one.gpu_count, now) for one in agents]
-    return sorted(found, key=lambda row: row.place)
+    found = [AgentRow(agent, gaps.get(agent.pk, 0), agent.lost_batches, agent.gpu_count, now) for agent in agents]
+    return sorted(found, key=lambda row: row.sort_key)
 
 
-def say(found: Sequence[AgentRow], now: datetime) -> tuple[str, str]:
-    """The sentence that leads the page: who is silent, else that nobody is; then clocks and gaps."""
+def headline(found: Sequence[AgentRow], now: datetime) -> tuple[str, str]:
+    """Return the page's lead: which agents are silent, or that all report; then clocks and gaps."""
     if not found:
-        return "No machine has an agent yet.", "Until one has, Vigil knows of nodes what the scheduler says."
-    silent = [row for row in found if row.standing == SILENT]
-    heard = [row for row in found if row.standing != NEVER]
+        return "No node has an agent yet.", "Until then Vigil knows only what the scheduler reports about nodes."
+    silent = [row for row in found if row.condition == SILENT]
+    reporting = [row for row in found if row.condition != NEVER]
     if not silent:
-        lead = "No agent has been heard yet." if not heard else _all_well(len(heard))
+        lead = "No agent has reported yet." if not reporting else _all_report(len(reporting))
     else:
         names = [
             f"{row.agent.node} since {formatting.clock(row.agent.heard_at, now)}"
@@ -153,36 +153,36 @@ def say(found: Sequence[AgentRow], now: datetime) -> tuple[str, str]:
         many = len(silent)
         more = f" and {formatting.count(many - 3)} more" if many > 3 else ""
         are = "is" if many == 1 else "are"
-        of = formatting.plural(len(heard), "agent")
+        of = formatting.plural(len(reporting), "agent")
         lead = f"{formatting.count(many)} of {of} {are} silent: {', '.join(names)}{more}."
     return lead, " ".join(part for part in (_clocks(found), _gaps(found), _never(found)) if part)
 
 
-def _all_well(many: int) -> str:
+def _all_report(many: int) -> str:
     return "The agent reports." if many == 1 else f"All {formatting.plural(many, 'agent')} report."
 
 
 def _clocks(found: Sequence[AgentRow]) -> str:
-    off = [row for row in found if row.standing == CLOCK]
+    off = [row for row in found if row.condition == CLOCK]
     if not off:
         return ""
     if len(off) == 1:
-        return f"The clock of {off[0].agent.node} is off by {off[0].clock}; the portal’s counts."
-    return f"{formatting.plural(len(off), 'clock')} are off by more than a minute; the portal’s counts."
+        return f"The clock of {off[0].agent.node} is off by {off[0].clock}; portal time is used."
+    return f"{formatting.plural(len(off), 'clock')} are off by more than a minute; portal time is used."
 
 
 def _gaps(found: Sequence[AgentRow]) -> str:
     missing = [row for row in found if row.gaps]
     if not missing:
         return ""
-    which = missing[0].agent.node if len(missing) == 1 else formatting.plural(len(missing), "machine")
-    return f"Samples of {which} are missing, from the last {PAST.days} days."
+    which = missing[0].agent.node if len(missing) == 1 else formatting.plural(len(missing), "node")
+    return f"Samples of {which} are missing from the last {GAP_WINDOW.days} days."
 
 
 def _never(found: Sequence[AgentRow]) -> str:
-    never = [row for row in found if row.standing == NEVER]
+    never = [row for row in found if row.condition == NEVER]
     if not never:
         return ""
     if len(never) == 1:
-        return f"{never[0].agent.node} is enrolled and has never been heard."
-    return f"{formatting.plural(len(never), 'machine')} are enrolled and have never been heard."
+        return f"{never[0].agent.node} is enrolled but has never reported."
+    return f"{formatting.plural(len(never), 'node')} are enrolled but have never reported."

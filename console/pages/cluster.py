@@ -1,4 +1,4 @@
-"""What the pages of nodes and of the queue share: how fresh they are, in words."""
+"""Shared by the pages of nodes and of the queue: how fresh their data is, in words."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vigil_core import formatting
 
 LATE = timedelta(seconds=90)  # a part is read at least every minute
 SILENT = timedelta(seconds=10)
-"""Nodes are read every 5 s, so a Slurm that hangs is seen long before its call runs out of time. With a page's refresh,
-another 5 s, whoever looks reads of it within 15 s."""
-# These parts have no page of their own: what could not be read of them is said beside the nodes, or the queue.
+"""Nodes are polled every 5 s, so a hanging Slurm is noticed long before its call times out. With a page's refresh of
+another 5 s, the page shows it within 15 s."""
+# These parts have no page of their own: what could not be read of them is shown with the nodes, or the queue.
 SHOWN_WITH = {
     Reading.Part.NODES: (Reading.Part.NODES, Reading.Part.PARTITIONS, Reading.Part.RESERVATIONS),
     Reading.Part.QUEUE: (Reading.Part.QUEUE, Reading.Part.LICENSES),
@@ -30,53 +30,53 @@ def scheduler_name() -> str:
     return "Slurm" if settings.VIGIL_SCHEDULER == "slurm" else "The scheduler"
 
 
-def stale(part: Reading.Part, now: datetime) -> str:
-    """Return what is wrong with a page that shows this part; "" while it is fresh and whole."""
+def stale_text(part: Reading.Part, now: datetime) -> str:
+    """Return what is wrong with the data of a page that shows this part; "" while it is fresh and complete."""
     readings = sync.readings()
     unread = (readings[shown].unreadable_text for shown in SHOWN_WITH.get(part, (part,)))
     return " ".join(filter(None, (_silence(readings[part], now) or _pause(readings.values(), now), *unread)))
 
 
 def _pause(readings: Iterable[Reading], now: datetime) -> str:
-    """Return that Slurm has answered nothing for too long, though no call has failed yet; "" where it answers."""
-    heard_at = max((reading.read_at for reading in readings if reading.read_at), default=None)
-    if settings.VIGIL_SCHEDULER != "slurm" or heard_at is None or now - heard_at <= SILENT:
+    """Report that Slurm has not answered for too long, though no call has failed yet; "" while it answers."""
+    last_read_at = max((reading.read_at for reading in readings if reading.read_at), default=None)
+    if settings.VIGIL_SCHEDULER != "slurm" or last_read_at is None or now - last_read_at <= SILENT:
         return ""
-    seconds = formatting.rough((now - heard_at).total_seconds())
-    said = f"this is what it said at {formatting.clock(heard_at, now)}."
-    return f"{scheduler_name()} has not answered for {seconds}; {said}"
+    seconds = formatting.rough((now - last_read_at).total_seconds())
+    shown = f"showing its answer from {formatting.clock(last_read_at, now)}."
+    return f"{scheduler_name()} has not answered for {seconds}; {shown}"
 
 
 def _silence(reading: Reading, now: datetime) -> str:
     if reading.read_at is None:
-        return f"{scheduler_name()} does not answer. {_ended(reading.error)}" if reading.error else ""
-    said = f"this is what it said at {formatting.clock(reading.read_at, now)}."
+        return f"{scheduler_name()} does not answer. {_with_full_stop(reading.error)}" if reading.error else ""
+    shown = f"showing its answer from {formatting.clock(reading.read_at, now)}."
     silent = formatting.rough((now - reading.read_at).total_seconds())
     if reading.error:
-        return f"{scheduler_name()} has not answered for {silent}; {said} {_ended(reading.error)}"
+        return f"{scheduler_name()} has not answered for {silent}; {shown} {_with_full_stop(reading.error)}"
     if now - reading.read_at > LATE:
-        return f"{scheduler_name()} was last asked {silent} ago; {said} Is Vigil’s worker running?"
+        return f"{scheduler_name()} was last polled {silent} ago; {shown} Is Vigil’s worker running?"
     return ""
 
 
 def varied(response: HttpResponse) -> HttpResponse:
-    """Page and fragment share an address: no cache must mix them up."""
+    """Mark the response as varying: page and fragment share an address, and no cache may mix them up."""
     response.headers["Vary"] = "HX-Request, HX-Target, Cookie"
     return response
 
 
 def is_fragment(request: HttpRequest) -> bool:
-    """Whether only what is live on the page is asked for."""
+    """Return whether only the live part of the page is requested."""
     return request.headers.get("HX-Target") == "live"
 
 
-def _ended(text: str) -> str:
+def _with_full_stop(text: str) -> str:
     return text if not text or text[-1] in ".!?…" else f"{text}."
 
 
 def sysadmin_of(request: HttpRequest, what: str) -> User:
-    """Who asks, where they may change the cluster; `what` it is that only sysadmins do."""
+    """Return the user if they may change the cluster; else refuse: only sysadmins may do `what`."""
     user = user_of(request)
     if not can(user, "change", CLUSTER):
-        raise PermissionDenied(f"Only sysadmins {what}. Ask one of them.")
+        raise PermissionDenied(f"Only sysadmins can {what}. Ask one of them.")
     return user

@@ -1,4 +1,4 @@
-"""The map of the cluster: racks, nodes and GPUs by state, use, heat or owner; and a card of one GPU."""
+"""The map of the cluster: racks, nodes and GPUs by state, utilisation, temperature or owner; and a card of one GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from console.pages import map_words, rack_map
-from console.pages.cluster import is_fragment, stale, varied
+from console.pages.cluster import is_fragment, stale_text, varied
 from console.pages.map_rows import machines
 from console.pages.packed_map import packed
 from jobs.api.machines import gpu_shapes
@@ -26,8 +26,8 @@ from portal.models import User
 from vigil_core.untrusted import plain
 
 BY = (("state", "State"), ("use", "Utilisation"), ("heat", "Temperature"), ("owner", "Owner"))
-PAST = timedelta(days=1)  # how long a slow file system stays on the page
-MOST_OWNERS = 12  # named in the key
+SLOW_WINDOW = timedelta(days=1)  # how long a slow file system stays on the page
+MOST_OWNERS = 12  # listed in the legend
 
 
 @login_required
@@ -36,17 +36,17 @@ def index(request: HttpRequest) -> HttpResponse:
     user, now = user_of(request), timezone.now()
     there = machines(user, now)
     partitions = list(Partition.objects.values_list("name", flat=True))
-    whole = rack_map.drawn(there, partitions)
-    slow, waiting = mounts.between(now - PAST, now, now=now), _waiting(user)
+    whole = rack_map.draw(there, partitions)
+    slow, waiting = mounts.between(now - SLOW_WINDOW, now, now=now), _waiting(user)
     rack = plain(request.GET.get("rack", ""))[:64]
-    shown = rack_map.of_rack(whole, rack) if rack else whole
+    shown = rack_map.draw_rack(whole, rack) if rack else whole
     context = {
         "section": "cluster",
         "place": "map",
         "fragment": is_fragment(request),
         "now": now,
-        "stale": stale(Reading.Part.NODES, now),
-        "say": map_words.say(whole, slow, waiting, now),
+        "stale": stale_text(Reading.Part.NODES, now),
+        "say": map_words.headline(whole, slow, waiting, now),
         "facts": [(*fact, _address(where)) for *fact, where in map_words.facts(whole, waiting)],
         "nodes": len(there),
         "gpus": whole.gpus,
@@ -69,7 +69,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_safe
 def gpu(request: HttpRequest, name: str, index: int) -> HttpResponse:
-    """What is known of one GPU, for whoever clicks on it."""
+    """Show a card with what is known about one GPU."""
     user, now = user_of(request), timezone.now()
     found = next(iter(machines(user, now, names=[plain(name)])), None)
     device = next((device for device in found.devices if device.index == index), None) if found else None
@@ -80,13 +80,13 @@ def gpu(request: HttpRequest, name: str, index: int) -> HttpResponse:
         "node": found,
         "cell": cell,
         "word": rack_map.WORDS[cell.state],
-        "told": _told(user, found.name, device.pk),
+        "reported": _agent_values(user, found.name, device.pk),
     }
     return render(request, "nodes/_gpu_card.html", context)
 
 
-def _told(user: User, node: str, gpu_id: int | None) -> dict[str, Any] | None:
-    """What its agent tells of it, as this person may see it."""
+def _agent_values(user: User, node: str, gpu_id: int | None) -> dict[str, Any] | None:
+    """Return what the agent reports of the GPU, as this person may see it."""
     agent = Agent.objects.filter(node=node).first()
     uuid = Gpu.objects.filter(pk=gpu_id).values_list("uuid", flat=True).first() if gpu_id else None
     if agent is None or uuid is None:
@@ -94,10 +94,10 @@ def _told(user: User, node: str, gpu_id: int | None) -> dict[str, Any] | None:
     return next((shape for shape in gpu_shapes(user, agent) if shape["uuid"] == uuid), None)
 
 
-def _waiting(user: User) -> map_words.Waiting:
+def _waiting(user: User) -> map_words.PendingDemand:
     rows = visibility.visible_queue(user).filter(state="pending").order_by()
-    told = rows.aggregate(jobs=Sum("tasks"), gpus=Sum(F("gpus") * F("tasks")))
-    return map_words.Waiting(told["jobs"] or 0, told["gpus"] or 0)
+    totals = rows.aggregate(jobs=Sum("tasks"), gpus=Sum(F("gpus") * F("tasks")))
+    return map_words.PendingDemand(totals["jobs"] or 0, totals["gpus"] or 0)
 
 
 def _by(request: HttpRequest) -> str:
@@ -106,7 +106,7 @@ def _by(request: HttpRequest) -> str:
 
 
 def _address(where: str) -> str:
-    """The page that a number leads to."""
+    """Return the page that a number links to."""
     if where in {"running", "pending"}:
         return f"{reverse('queue')}?state={where}"
     return f"{reverse('nodes')}?state=out" if where == "out" else ""

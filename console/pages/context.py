@@ -1,4 +1,4 @@
-"""What every page's frame needs: the theme, and what the bar shows to whom."""
+"""Provide what every page's frame needs: the theme, and what the navigation shows to whom."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ YEAR_S = 365 * 86400
 
 
 def context(request: HttpRequest) -> dict[str, object]:
-    """What every template may use. What costs a query is asked only where a page shows it."""
+    """Return template variables for every page. Queries only run where a page uses their result."""
     theme = request.COOKIES.get("theme")
     return {
         "theme": theme if theme in THEMES else None,
@@ -25,7 +25,7 @@ def context(request: HttpRequest) -> dict[str, object]:
 
 
 def _active_jobs(request: HttpRequest) -> int:
-    """How many jobs that this person may see are pending or running."""
+    """Return how many jobs that this person may see are pending or running."""
     from jobs.models import Attempt, Job
 
     if not isinstance(request.user, User):
@@ -34,7 +34,7 @@ def _active_jobs(request: HttpRequest) -> int:
 
 
 def _sees_disk(request: HttpRequest) -> bool:
-    """Whether the page about the disk is for this person."""
+    """Return whether this person may see the page about disk use."""
     from jobs.disk import usage
 
     return isinstance(request.user, User) and usage.may_see(request.user)
@@ -42,7 +42,7 @@ def _sees_disk(request: HttpRequest) -> bool:
 
 @require_POST
 def theme(request: HttpRequest) -> HttpResponse:
-    """Remember light or dark in a cookie, so that the next page comes in it; anything else follows the system."""
+    """Remember light or dark in a cookie, so that the next page is served in it; any other value follows the system."""
     back = request.META.get("HTTP_REFERER", "")
     if not url_has_allowed_host_and_scheme(back, {request.get_host()}, require_https=request.is_secure()):
         back = "/"

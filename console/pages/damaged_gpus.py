@@ -24,7 +24,7 @@ def by_node() -> dict[str, Damage]:
 
 
 def sentence(nodes: Iterable[Node], damage: Mapping[str, Damage]) -> str:
-    """Return "GPU 3 of dgx-05 is broken." of nodes that are in service; "" where nothing is damaged."""
+    """Return "GPU 3 of dgx-05 is broken." for nodes in service; "" where nothing is damaged."""
     found = [
         (node.name, index, state)
         for node in nodes

@@ -1,4 +1,4 @@
-"""What nodes have free, drawn and in words: for the home page and the page of nodes."""
+"""Show free capacity of nodes, as a drawing and in words, for the home page and the page of nodes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MOST_CELLS = 16
 
 
 @dataclass(frozen=True)
-class Place:
-    """One node in the drawing of free slots: a cell a GPU; a bar of CPUs where there are no GPUs."""
+class FreeSlots:
+    """One node in the drawing of free slots: a cell per GPU, or a bar of CPUs if it has no GPUs."""
 
     node: Node
 
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def cells(self) -> list[tuple[int, str]]:
-        """(x, look) of each cell; a cell stands for several where a node has more than fit."""
+        """Return (x, style) of each cell; a cell stands for several GPUs where a node has more than fit."""
         shown = min(self.total, MOST_CELLS)
         if self.is_out:
             return [(i * 8, "out") for i in range(shown)]
@@ -50,9 +50,9 @@ class Place:
         return [(i * 8, "keep" if i < used else "free") for i in range(shown)]
 
 
-def counted(nodes: Iterable[Node]) -> list[Place]:
-    """The nodes that free slots are counted on: those with GPUs, where there are any."""
-    places = [Place(node) for node in nodes]
+def countable(nodes: Iterable[Node]) -> list[FreeSlots]:
+    """Return the nodes that free slots are counted on: those with GPUs, or all if none has any."""
+    places = [FreeSlots(node) for node in nodes]
     return [place for place in places if place.unit == "GPU"] or places
 
 
@@ -69,8 +69,8 @@ def _free_by_type(nodes: Iterable[Node]) -> str:
 
 
 def free_now(nodes: Iterable[Node]) -> str:
-    """ "5 of 64 GPUs. At most 3 on one node." in words; "" where no node is known."""
-    places = counted(nodes)
+    """Return free capacity in words: "5 of 64 GPUs. At most 3 on one node."; "" without nodes."""
+    places = countable(nodes)
     if not places:
         return ""
     free, total = sum(place.free for place in places), sum(place.total for place in places)

@@ -1,4 +1,4 @@
-"""The home page: what happened since the person looked, what runs, what waits, what they are told, what is free."""
+"""The home page: recent events, running and pending jobs, notifications, free GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from console.pages.free_slots import Place, free_now
+from console.pages.free_slots import FreeSlots, free_now
 from console.pages.readiness import banner
 from jobs.gathering import verdicts
 from jobs.gathering.sparklines import sparks
@@ -30,18 +30,18 @@ from portal.access import user_of
 from portal.models import Notice, User
 from vigil_core import formatting
 
-FIRST_LOOK = timedelta(days=1)  # how far back the page goes for somebody who never said that they looked
+DEFAULT_WINDOW = timedelta(days=1)  # how far back the page goes for somebody who never marked it as seen
 FURTHEST = timedelta(days=14)
 MOST_NEWS = 20
-MOST_ENDED = 200  # of the newest ends, those of a sweep fold into one line, so that they do not fill the page
+MOST_ENDED = 200  # jobs of a sweep among the newest ends fold into one line, so that they do not fill the page
 MOST_ROWS = 10
 MOST_NOTICES = 6
-MOST_ALIVE = 5_000  # of each kind that are looked at and counted
+MOST_ALIVE = 5_000  # jobs per state that are loaded and counted
 
 
 @dataclass(frozen=True)
-class News:
-    """One line of "Since you looked": an attempt that ended, and what became of the job after it."""
+class EndedAttempt:
+    """One line of recent events: an attempt that ended, and what happened to the job afterwards."""
 
     attempt: Attempt
     job: Job
@@ -53,16 +53,16 @@ class News:
     others: int = 0  # further jobs of its sweep that ended in the same state
 
     @property
-    def went_badly(self) -> bool:
+    def ended_badly(self) -> bool:
         return self.attempt.state in Attempt.ENDED_BADLY
 
     @property
-    def goes_on(self) -> bool:
-        """A later attempt of the same job has followed."""
+    def was_followed(self) -> bool:
+        """Return whether a later attempt of the same job has followed."""
         return self.job.latest_id != self.attempt.pk
 
     @property
-    def took(self) -> str:
+    def duration(self) -> str:
         start, end = self.attempt.started_at, self.attempt.ended_at
         return formatting.duration((end - start).total_seconds()) if start and end else ""
 
@@ -72,8 +72,8 @@ class News:
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A line of what waits: a job, or those of a sweep that do, of which `row` is the first."""
+class PendingLine:
+    """A line of pending work: a job, or the pending jobs of a sweep, of which `row` is the first."""
 
     row: Row
     jobs: int
@@ -88,7 +88,7 @@ class Waiting:
 def home(request: HttpRequest) -> HttpResponse:
     user = user_of(request)
     now = timezone.now()
-    since = max(user.seen_at or now - FIRST_LOOK, now - FURTHEST)
+    since = max(user.seen_at or now - DEFAULT_WINDOW, now - FURTHEST)
     news = _news(user, since)
     running, more_running = _rows(user, ("running", "suspended", "completing"), now)
     waiting, more_waiting = _waiting(user, now)
@@ -109,13 +109,13 @@ def home(request: HttpRequest) -> HttpResponse:
         "notices": notices,
         "more_notices": many_notices - len(notices),
         "sparks": sparks([row.attempt.pk for row in running]),
-        "places": [Place(node) for node in nodes],
+        "places": [FreeSlots(node) for node in nodes],
         "wide": any(node.gpus > 8 for node in nodes),
         "draws_gpus": any(node.gpus for node in nodes),
         "free": free_now(nodes),
         "has_project": lambda: user.is_sysadmin or user.memberships.exists(),
         "has_jobs": bool(news or running or waiting) or Job.objects.visible_to(user).exists(),
-        "say": say(
+        "say": headline(
             news, len(running) + more_running, sum(line.jobs for line in waiting) + more_waiting, many_notices, now
         ),
     }
@@ -124,13 +124,13 @@ def home(request: HttpRequest) -> HttpResponse:
 
 @login_required
 @require_POST
-def seen(request: HttpRequest) -> HttpResponse:
-    """Everything that the page showed has been read: up to the moment that it was made."""
+def acknowledge(request: HttpRequest) -> HttpResponse:
+    """Mark everything that the page showed as seen, up to the moment when the page was rendered."""
     user = user_of(request)
     until = now = timezone.now()
     with suppress(ValueError, OverflowError):
-        said = datetime.fromisoformat(request.POST.get("until", ""))
-        until = now if timezone.is_naive(said) else min(said.astimezone(UTC), now)
+        requested = datetime.fromisoformat(request.POST.get("until", ""))
+        until = now if timezone.is_naive(requested) else min(requested.astimezone(UTC), now)
     User.objects.filter(pk=user.pk).filter(Q(seen_at=None) | Q(seen_at__lt=until)).update(seen_at=until)
     return redirect("home")
 
@@ -143,11 +143,11 @@ def read_notice(request: HttpRequest, notice_id: int) -> HttpResponse:
     return redirect("home")
 
 
-def _news(user: User, since: datetime) -> list[News]:
-    """Attempts of the person's own jobs that ended, newest first."""
-    own = Job.objects.visible_to(user).filter(pk=OuterRef("job_id"), owner=user)
+def _news(user: User, since: datetime) -> list[EndedAttempt]:
+    """Return attempts of the person's own jobs that ended, newest first."""
+    owned_job = Job.objects.visible_to(user).filter(pk=OuterRef("job_id"), owner=user)
     # Of those that ended of late, newest first, it is asked whose they are; not which of all their jobs have ended.
-    ended = Attempt.objects.filter(Exists(own), ended_at__gt=since).order_by("-ended_at")
+    ended = Attempt.objects.filter(Exists(owned_job), ended_at__gt=since).order_by("-ended_at")
     first = _first_of_each(ended.values_list("pk", "job__sweep", "state", "job__latest")[:MOST_ENDED])
     keys = list(first)[:MOST_NEWS]
     others = _others(ended, {first[pk]: pk for pk in keys if first[pk] is not None})
@@ -155,13 +155,15 @@ def _news(user: User, since: datetime) -> list[News]:
     rows = Attempt.objects.select_related(*related).in_bulk(keys)
     attempts = [rows[key] for key in keys if key in rows]
     newest: dict[int, int] = {}
-    told = Checkpoint.objects.filter(attempt__in=keys).order_by("created_at").values_list("attempt", "step", "state")
-    for attempt_id, step, state in told:
+    checkpoints = (
+        Checkpoint.objects.filter(attempt__in=keys).order_by("created_at").values_list("attempt", "step", "state")
+    )
+    for attempt_id, step, state in checkpoints:
         if state in Checkpoint.RESUMABLE:
             newest[attempt_id] = step
     later = Attempt.objects.filter(job__in=[attempt.job_id for attempt in attempts]).select_related("resume_from")
     following = {(attempt.job_id, attempt.number - 1): attempt for attempt in later}
-    died = {one.attempt_id: one for one in Incident.objects.filter(attempt__in=keys, incarnation=None)}
+    died = {incident.attempt_id: incident for incident in Incident.objects.filter(attempt__in=keys, incarnation=None)}
     return [
         replace(
             _line(
@@ -176,23 +178,23 @@ def _news(user: User, since: datetime) -> list[News]:
 def _first_of_each(
     ended: Iterable[tuple[int, int | None, str, int | None]],
 ) -> dict[int, tuple[int, str] | None]:
-    """Return the newest attempt of each sweep and state, with these two, and any other attempt by itself.
+    """Return the newest attempt of each sweep and state with that key, and any other attempt by itself.
 
-    An attempt that a later one followed stays by itself: what became of it is its job's own story.
+    An attempt that a later one followed stays by itself: its job's history continues.
     """
-    seen: set[tuple[int, str]] = set()
+    shown_groups: set[tuple[int, str]] = set()
     found: dict[int, tuple[int, str] | None] = {}
     for pk, sweep, state, latest in ended:
         group = (sweep, state) if sweep is not None and pk == latest else None
-        if group is None or group not in seen:
+        if group is None or group not in shown_groups:
             found[pk] = group
         if group is not None:
-            seen.add(group)
+            shown_groups.add(group)
     return found
 
 
 def _others(ended: QuerySet[Attempt], first: dict[tuple[int, str] | None, int]) -> dict[int, int]:
-    """Return how many further jobs of its sweep ended in the same state, by the attempt that stands for them."""
+    """Return how many further jobs of its sweep ended in the same state, by the attempt that represents them."""
     sweeps = {group[0] for group in first if group is not None}
     if not sweeps:
         return {}
@@ -202,19 +204,19 @@ def _others(ended: QuerySet[Attempt], first: dict[tuple[int, str] | None, int]) 
     }
 
 
-def _line(attempt: Attempt, checkpoint: int | None, following: Attempt | None, died: Incident | None) -> News:
+def _line(attempt: Attempt, checkpoint: int | None, following: Attempt | None, died: Incident | None) -> EndedAttempt:
     job, after, move = attempt.job, "", ""
     if following is not None:
         start = following.resume_from
         after = (
             f"Resumed from {job.of_kind.counts} {formatting.count(start.step)}."
             if start
-            else "Started again from the beginning."
+            else "Restarted from the beginning."
         )
     elif attempt.state in Attempt.ENDED_BADLY:
         move = "resume" if checkpoint is not None else "clone"
     why = (verdicts.says(died) if died is not None else "") or _sentence(reason_of(attempt))
-    return News(attempt, job, why, after, move, checkpoint, died is not None)
+    return EndedAttempt(attempt, job, why, after, move, checkpoint, died is not None)
 
 
 def _sentence(text: str) -> str:
@@ -222,44 +224,44 @@ def _sentence(text: str) -> str:
 
 
 def _rows(user: User, states: tuple[str, ...], now: datetime) -> tuple[list[Row], int]:
-    """The person's own jobs in these states first, then their projects'; and how many more there are."""
+    """Return the person's own jobs in these states first, then their projects'; and how many more there are."""
     found, many = _in_states(user, states)
     rows = _first(user, found, now)
     return rows, (many - len(rows)) if len(rows) == MOST_ROWS else 0
 
 
 def _in_states(user: User, states: tuple[str, ...]) -> tuple[JobQuerySet, int]:
-    """Jobs that the person sees in these states, and how many: by the listing, for few of a long history are alive."""
+    """Return visible jobs in these states and their number, by the listing's index, as few of all jobs are alive."""
     numbers = [pk for _, pk in Search(states=[*states]).finder(user).page(None, MOST_ALIVE).places]
     return Job.objects.filter(pk__in=numbers), len(numbers)
 
 
-def _waiting(user: User, now: datetime) -> tuple[list[Waiting], int]:
-    """The jobs that wait, the person's own first, each sweep once as its jobs wait for the same; and how many more."""
+def _waiting(user: User, now: datetime) -> tuple[list[PendingLine], int]:
+    """Return pending jobs, the person's own first, each sweep once as its jobs wait for the same; and how many more."""
     found, all_of_them = _in_states(user, ("pending",))
     of_sweeps = found.exclude(sweep=None).order_by().values("sweep").annotate(first=Min("pk"))
     rows = _first(user, found.filter(Q(sweep=None) | Q(pk__in=of_sweeps.values("first"))).select_related("sweep"), now)
     shown = {row.job.sweep_id for row in rows} - {None}
     many = dict(of_sweeps.filter(sweep__in=shown).values_list("sweep").annotate(jobs=Count("pk")))
-    lines = [Waiting(row, many.get(row.job.sweep_id, 1)) for row in rows]
+    lines = [PendingLine(row, many.get(row.job.sweep_id, 1)) for row in rows]
     return lines, (all_of_them - sum(line.jobs for line in lines)) if len(lines) == MOST_ROWS else 0
 
 
 def _first(user: User, found: JobQuerySet, now: datetime) -> list[Row]:
     ordered = found.with_latest_attempt().order_by("-id")
-    mine = list(ordered.filter(owner=user)[:MOST_ROWS])
-    return [Row(job, now) for job in (*mine, *ordered.exclude(owner=user)[: MOST_ROWS - len(mine)])]
+    owned = list(ordered.filter(owner=user)[:MOST_ROWS])
+    return [Row(job, now) for job in (*owned, *ordered.exclude(owner=user)[: MOST_ROWS - len(owned)])]
 
 
-def say(news: list[News], running: int, waiting: int, notices: int, now: datetime) -> tuple[str, str, str]:
-    """The sentence that leads the page: the worst that needs the person, else what happened, else how things are.
+def headline(news: list[EndedAttempt], running: int, waiting: int, notices: int, now: datetime) -> tuple[str, str, str]:
+    """Return the page's lead: the worst event that needs the person, else what happened, else the current state.
 
-    With what follows from it, and where on the page it leads, if anywhere.
+    With a second sentence, and the place on the page that it links to, if any.
     """
     stuck = [line for line in news if line.move]
-    recovered = [line for line in news if line.went_badly and line.goes_on]
+    recovered = [line for line in news if line.ended_badly and line.was_followed]
     done = [line for line in news if line.attempt.state == "completed"]
-    going = _going(running, waiting)
+    counts = _counts_sentence(running, waiting)
     if stuck:
         first = stuck[0]
         verb = {"out_of_memory": "ran out of memory", "timeout": "reached its time limit", "node_fail": "lost a node"}
@@ -267,29 +269,28 @@ def say(news: list[News], running: int, waiting: int, notices: int, now: datetim
         many = sum(1 + line.others for line in stuck) - 1
         others = f" So did {formatting.plural(many, 'other')}." if many else ""
         why = f"{first.why} " if first.has_postmortem else ""
-        return f"{what} and waits for you.{others}", f"{why}{going}", ""
+        return f"{what} and needs your attention.{others}", f"{why}{counts}", ""
     if recovered:
         first = recovered[0]
         after = first.after[:1].lower() + first.after[1:]
-        return f"{first.job.name} failed {_at(first.attempt.ended_at, now)} and goes on: {after}", going, ""
+        return f"{first.job.name} failed {_at(first.attempt.ended_at, now)} and was continued: {after}", counts, ""
     if notices:
-        return f"{formatting.plural(notices, 'notice')} {'is' if notices == 1 else 'are'} unread.", going, "#h-notices"
+        return f"{formatting.plural(notices, 'unread notification')}.", counts, "#h-notices"
     if done:
         names = formatting.listed([line.job.name for line in done[:3]])
         many = sum(1 + line.others for line in done) - len(done[:3])
         more = f" and {formatting.count(many)} more" if many else ""
-        return f"{names}{more} completed.", going, ""
+        return f"{names}{more} completed.", counts, ""
     if running or waiting:
-        return going, "Nothing needs you.", ""
-    return "Nothing runs.", "Nothing needs you.", ""
+        return counts, "Nothing needs your attention.", ""
+    return "No jobs are running.", "Nothing needs your attention.", ""
 
 
-def _going(running: int, waiting: int) -> str:
-    run = f"{formatting.plural(running, 'job')} {'runs' if running == 1 else 'run'}"
-    wait = f"{'waits' if waiting == 1 else 'wait'}"
+def _counts_sentence(running: int, waiting: int) -> str:
+    run = f"{formatting.plural(running, 'job')} running"
     if running:
-        return f"{run}, {formatting.count(waiting)} {wait}." if waiting else f"{run}."
-    return f"{formatting.plural(waiting, 'job')} {wait}." if waiting else "Nothing runs now."
+        return f"{run}, {formatting.count(waiting)} pending." if waiting else f"{run}."
+    return f"{formatting.plural(waiting, 'job')} pending." if waiting else "No jobs are running."
 
 
 def _at(then: datetime | None, now: datetime) -> str:

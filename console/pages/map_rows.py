@@ -1,6 +1,6 @@
-"""What the map of the cluster is drawn from: nodes, their GPUs' newest values, who holds them, as one may see it.
+"""Load what the map of the cluster shows: nodes, GPUs' newest values, and who uses them, as one person may see it.
 
-A few queries whatever the cluster's size; rows are tuples, for a thousand nodes have eight thousand GPUs.
+A few queries whatever the cluster's size; rows are tuples, as a thousand nodes have eight thousand GPUs.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ _counts = msgspec.json.Decoder(dict[str, int]).decode
 _indices = msgspec.json.Decoder(list[int]).decode
 
 
-class Holder(msgspec.Struct, gc=False):
-    """A job that holds a GPU, as far as one may know whose it is."""
+class MapHolder(msgspec.Struct, gc=False):
+    """A job that a GPU is allocated to, as far as this person may see it."""
 
     user: str
     name: str
-    is_mine: bool = False
+    is_viewer: bool = False
 
 
-class Device(msgspec.Struct, gc=False):
-    """A GPU: where it sits, what it did last, who holds it. Values that nobody tells, or that are hidden, are None.
+class MapGpu(msgspec.Struct, gc=False):
+    """A GPU: its index, newest values and job. Values that are not reported or hidden are None.
 
-    There are thousands, each a third of a dataclass's work to make, and none for the garbage collector to look at.
+    There are thousands: a Struct takes a third of a dataclass's time to create, and the garbage collector skips it.
     """
 
     index: int
     pk: int | None = None
     is_lost: bool = False
     is_broken: bool = False  # it answers, and its counters say that it must not (gpus.health)
-    is_held: bool = False
+    is_allocated: bool = False
     is_hidden: bool = False
     is_wasted: bool = False  # held, and has done nothing for a while
     percent: int | None = None
@@ -66,12 +66,12 @@ class Device(msgspec.Struct, gc=False):
     throttle: int = 0
     slowdown_c: int | None = None
     cap_watts: int | None = None
-    holder: Holder | None = None
+    holder: MapHolder | None = None
 
 
 @dataclass(slots=True)
-class Machine:
-    """A node of the scheduler's, or a machine that only its agent tells of."""
+class MapNode:
+    """A node of the scheduler, or a machine known only through its agent."""
 
     name: str
     state: str = ""
@@ -88,8 +88,8 @@ class Machine:
     rack: str = ""
     slot: int = 0
     rack_order: int = 0
-    devices: list[Device] = field(default_factory=list)
-    held: list[Held] = field(default_factory=list)
+    devices: list[MapGpu] = field(default_factory=list)
+    jobs: list[Held] = field(default_factory=list)
 
     @property
     def is_silent(self) -> bool:
@@ -102,8 +102,8 @@ class Machine:
 
 
 @dataclass
-class _Told:
-    """Agents by node, and GPUs and who holds them by agent."""
+class _AgentData:
+    """Agents by node, and GPUs and their allocations by agent."""
 
     agents: dict[str, tuple[Any, ...]]
     gpus: dict[int, list[tuple[Any, ...]]]
@@ -111,108 +111,111 @@ class _Told:
     visible: set[int] | None  # keys of holdings; None: all
 
 
-def machines(user: User, now: datetime, *, names: Iterable[str] | None = None) -> list[Machine]:
-    """Every node, or those of these names, as this person may see it, by name."""
+def machines(user: User, now: datetime, *, names: Iterable[str] | None = None) -> list[MapNode]:
+    """Return all nodes, or those with these names, as this person may see them, by name."""
     rows = Node.objects.all() if names is None else Node.objects.filter(name__in=list(names))
     nodes = {row[0]: row for row in rows.order_by().values_list(*_NODE)}
     found = {name: _of_scheduler(row) for name, row in nodes.items()}
-    told = _told(user, now, names)
-    for name in told.agents:
-        if told.gpus.get(told.agents[name][0]) and name not in found:
-            found[name] = Machine(name, state="unknown")
-    held = visibility.held_on(user, found)
+    agent_data = _load_agents(user, now, names)
+    for name in agent_data.agents:
+        if agent_data.gpus.get(agent_data.agents[name][0]) and name not in found:
+            found[name] = MapNode(name, state="unknown")
+    jobs = visibility.held_on(user, found)
     idle_from = (now - IDLE_AFTER).timestamp()
     for name, rack, slot, order in RackPlace.objects.order_by().values_list("node", "rack", "slot", "order"):
         if name in found:
             found[name].rack, found[name].slot, found[name].rack_order = rack, slot, order
     for machine in found.values():
-        machine.held = held[machine.name]
-        _fill(machine, nodes.get(machine.name), told, idle_from)
+        machine.jobs = jobs[machine.name]
+        _set_gpus(machine, nodes.get(machine.name), agent_data, idle_from)
     return sorted(found.values(), key=lambda machine: machine.name)
 
 
-def _of_scheduler(row: tuple[Any, ...]) -> Machine:
+def _of_scheduler(row: tuple[Any, ...]) -> MapNode:
     name, state, reason, partitions, cpus, cpus_used, gpus, gpus_used, _, by_type, used_by_type = row
     used = _counts(used_by_type)
     free = {kind: max(0, count - used.get(kind, 0)) for kind, count in _counts(by_type).items()}
-    return Machine(
+    return MapNode(
         name, state=state, reason=reason, partitions=_names(partitions), cpus=cpus, cpus_used=cpus_used, gpus=gpus,
         gpus_used=gpus_used, free_by_type=free, takes_jobs=not capacity.closed(state),
         is_in_service=capacity.is_in_service(state),
     )  # fmt: skip
 
 
-def _told(user: User, now: datetime, names: Iterable[str] | None) -> _Told:
+def _load_agents(user: User, now: datetime, names: Iterable[str] | None) -> _AgentData:
     agents = Agent.objects.all() if names is None else Agent.objects.filter(node__in=list(names))
     silent_since = Case(When(is_made_up=False, heard_at__lt=now - SILENT, then="heard_at"))
     by_node = {row[1]: row for row in agents.order_by().values_list("pk", "node", silent_since, json_text("newest"))}
-    there = Gpu.objects.filter(gone_at=None)
-    held = Holding.objects.filter(until=None)
+    present = Gpu.objects.filter(gone_at=None)
+    holdings_now = Holding.objects.filter(until=None)
     if names is not None:
-        there, held = there.filter(agent__in=agents), held.filter(agent__in=agents)
+        present, holdings_now = present.filter(agent__in=agents), holdings_now.filter(agent__in=agents)
     gpus: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    for row in there.order_by().values_list(*_GPU):
+    for row in present.order_by().values_list(*_GPU):
         gpus[row[0]].append(row)
     is_long = ExpressionWrapper(Q(since__lte=now - IDLE_AFTER), BooleanField())
     visible = None if sees_all(user) else set(visible_holdings(user).filter(until=None).values_list("pk", flat=True))
     # In order here: that is a third of what a database takes to sort them.
-    rows = sorted(held.annotate(is_long=is_long).order_by().values_list(*_HOLDING), key=itemgetter(1))
+    rows = sorted(holdings_now.annotate(is_long=is_long).order_by().values_list(*_HOLDING), key=itemgetter(1))
     holdings = {row[0]: row for row in rows}
     if visible is not None:  # what several jobs share is hidden from whoever may not know of one
         holdings |= {row[0]: row for row in rows if row[1] not in visible}
-    return _Told(by_node, gpus, holdings, visible)
+    return _AgentData(by_node, gpus, holdings, visible)
 
 
-def _fill(machine: Machine, node: tuple[Any, ...] | None, told: _Told, idle_from: float) -> None:
-    """Its GPUs: as its agent tells of them, else as the scheduler counts them."""
-    agent = told.agents.get(machine.name)
-    rows = told.gpus.get(agent[0], []) if agent else []
+def _set_gpus(machine: MapNode, node: tuple[Any, ...] | None, agent_data: _AgentData, idle_from: float) -> None:
+    """Set the node's GPUs: as its agent reports them, else as the scheduler counts them."""
+    agent = agent_data.agents.get(machine.name)
+    rows = agent_data.gpus.get(agent[0], []) if agent else []
     if agent:
         machine.silent_since = agent[2]
     if not rows:
-        machine.devices = [] if node is None else list(_counted(machine, node))
+        machine.devices = [] if node is None else list(_scheduler_gpus(machine, node))
         return
     newest = {} if machine.is_silent or agent is None else newest_of(agent[3])
-    holders = {held.scheduler_id: _known(held) for held in machine.held if held.user}
+    holders = {job.scheduler_id: _to_holder(job) for job in machine.jobs if job.user}
     machine.devices = [
-        _device(row, newest.get(row[2], UNTOLD), told, holders, idle_from) for row in sorted(rows, key=_BY_INDEX)
+        _device(row, newest.get(row[2], UNTOLD), agent_data, holders, idle_from) for row in sorted(rows, key=_BY_INDEX)
     ]
 
 
-def _device(row: tuple[Any, ...], newest: Newest, told: _Told, holders: dict[str, Holder], idle_from: float) -> Device:
+def _device(
+    row: tuple[Any, ...], newest: Newest, agent_data: _AgentData, holders: dict[str, MapHolder], idle_from: float
+) -> MapGpu:
     _, pk, _, index, lost_at, slowdown_c, cap_watts, fault = row
-    held, is_wasted, holder = told.holdings.get(pk), False, None
-    if held is not None:
-        _, key, scheduler_id, user, name, is_long = held
-        if told.visible is not None and key not in told.visible:
-            return Device(
-                index, pk, is_lost=lost_at is not None, is_broken=bool(fault), is_held=True, is_hidden=True,
+    holding, is_wasted, holder = agent_data.holdings.get(pk), False, None
+    if holding is not None:
+        _, key, scheduler_id, user, name, is_long = holding
+        if agent_data.visible is not None and key not in agent_data.visible:
+            return MapGpu(
+                index, pk, is_lost=lost_at is not None, is_broken=bool(fault), is_allocated=True, is_hidden=True,
                 slowdown_c=slowdown_c, cap_watts=cap_watts,
             )  # fmt: skip
         is_wasted = is_long and newest.quiet_since is not None and newest.quiet_since <= idle_from
         holder = holders.get(scheduler_id)
         if holder is None:
-            holder = holders[scheduler_id] = Holder(user, name)
-    return Device(
-        index, pk, is_lost=lost_at is not None, is_broken=bool(fault), is_held=held is not None, is_wasted=is_wasted,
+            holder = holders[scheduler_id] = MapHolder(user, name)
+    return MapGpu(
+        index, pk, is_lost=lost_at is not None, is_broken=bool(fault), is_allocated=holding is not None,
+        is_wasted=is_wasted,
         percent=newest.gpu_percent, memory_mib=newest.memory_mib, temperature_c=newest.temperature_c,
         watts=newest.watts, throttle=newest.throttle, slowdown_c=slowdown_c, cap_watts=cap_watts, holder=holder,
     )  # fmt: skip
 
 
-def _counted(machine: Machine, node: tuple[Any, ...]) -> Iterable[Device]:
-    """GPUs of a node whose agent tells none: some schedulers say which are taken, others how many."""
+def _scheduler_gpus(machine: MapNode, node: tuple[Any, ...]) -> Iterable[MapGpu]:
+    """Yield GPUs of a node whose agent reports none: some schedulers say which are allocated, others only how many."""
     *_, gpus, used, text, _, _ = node
     allocated = _indices(text)
-    holders = {index: held for held in machine.held for index in held.gpus}
+    holders = {index: job for job in machine.jobs for index in job.gpus}
     for index in range(min(gpus, 64)):
-        held = holders.get(index)
+        job = holders.get(index)
         taken = index in allocated if allocated else index < used
-        known = held if held and held.user else None
-        is_held = taken or held is not None
-        holder = _known(known) if known else None
-        yield Device(index, is_held=is_held, is_hidden=is_held and known is None, holder=holder)
+        visible_job = job if job and job.user else None
+        is_allocated = taken or job is not None
+        holder = _to_holder(visible_job) if visible_job else None
+        yield MapGpu(index, is_allocated=is_allocated, is_hidden=is_allocated and visible_job is None, holder=holder)
 
 
-def _known(held: Held) -> Holder:
-    return Holder(held.user, held.name, held.is_mine)
+def _to_holder(job: Held) -> MapHolder:
+    return MapHolder(job.user, job.name, job.is_mine)

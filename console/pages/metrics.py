@@ -1,4 +1,4 @@
-"""/metrics: the cluster, and Vigil itself, for Prometheus."""
+"""Serve /metrics for Prometheus: the cluster, and Vigil itself."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from jobs.following.measured import KEY
 from nodes.telemetry import gauges
 from portal import counted
 from portal.publish import connection
-from vigil_core.exposition import CONTENT_TYPE, Family, written
+from vigil_core.exposition import CONTENT_TYPE, Family, render
 
 QUEUES = ("follow", "work", "diagnose", "tail", "pull")
 
 
 @require_safe
 def page(request: HttpRequest) -> HttpResponse:
-    """All of it, or by `?only=cluster` or `?only=process` a part: of several web processes each counts for itself."""
+    """Serve all metrics, or with `?only=cluster` or `?only=process` a part: each web process counts for itself."""
     if not settings.VIGIL_METRICS_TOKEN:
         raise Http404
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    known = hmac.compare_digest(given.strip().encode(), settings.VIGIL_METRICS_TOKEN.encode())
-    if scheme.lower() != "bearer" or not known:
+    is_authorized = hmac.compare_digest(given.strip().encode(), settings.VIGIL_METRICS_TOKEN.encode())
+    if scheme.lower() != "bearer" or not is_authorized:
         return HttpResponse(
-            "Send `Authorization: Bearer …` with the token that VIGIL_METRICS_TOKEN holds.\n",
+            "Send `Authorization: Bearer …` with the token in VIGIL_METRICS_TOKEN.\n",
             status=401,
             content_type="text/plain; charset=utf-8",
             headers={"WWW-Authenticate": 'Bearer realm="Vigil"'},
         )
     only = request.GET.get("only", "")
-    text = written(_families(cluster=only != "process", process=only != "cluster"))
+    text = render(_families(cluster=only != "process", process=only != "cluster"))
     return HttpResponse(text.encode(errors="replace"), content_type=CONTENT_TYPE)
 
 
@@ -60,7 +60,7 @@ def _health() -> Iterator[Family]:
 
 
 def _background() -> Iterator[Family]:
-    """What other processes do, as Redis knows it; only that it does not answer, where it does not."""
+    """Yield metrics of other processes that are kept in Redis; only vigil_redis_up if it does not answer."""
     try:
         with connection().pipeline(transaction=False) as pipe:
             for queue in QUEUES:
@@ -72,13 +72,17 @@ def _background() -> Iterator[Family]:
         return
     yield Family("vigil_redis_up", "gauge", "Whether Redis answers.", (), [((), 1)])
     depth = [((queue,), int(many)) for queue, many in zip(QUEUES, lengths, strict=True)]
-    yield Family("vigil_task_queue_length", "gauge", "Tasks that wait for a worker.", ("queue",), depth)
+    yield Family("vigil_task_queue_length", "gauge", "Tasks waiting for a worker.", ("queue",), depth)
     names: dict[str, tuple[str, Literal["gauge", "counter"], str]] = {
-        "seconds": ("vigil_follower_tick_seconds", "gauge", "What the follower's last tick took."),
-        "at": ("vigil_follower_tick_timestamp_seconds", "gauge", "When it ended. Where nothing runs, none is made."),
-        "ticks": ("vigil_follower_ticks_total", "counter", "Ticks that the follower has made."),
+        "seconds": ("vigil_follower_tick_seconds", "gauge", "Duration of the follower's last tick."),
+        "at": (
+            "vigil_follower_tick_timestamp_seconds",
+            "gauge",
+            "When the follower's last tick ended. There are no ticks while no job is active.",
+        ),
+        "ticks": ("vigil_follower_ticks_total", "counter", "Ticks of the follower."),
     }
-    for field, (name, kind, told) in names.items():
+    for field, (name, kind, description) in names.items():
         value = follower.get(field.encode())
         samples = [] if value is None else [((), float(value))]
-        yield Family(name, kind, told, (), samples)
+        yield Family(name, kind, description, (), samples)

@@ -1,4 +1,4 @@
-"""The page of one machine: what the scheduler says of it, what its agent tells; draining and notes, for sysadmins."""
+"""The page of one node: the scheduler's and the agent's view of it; draining and notes, for sysadmins."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from console.pages import node_facts
-from console.pages.cluster import is_fragment, stale, sysadmin_of, varied
-from console.pages.node_facts import Machine
+from console.pages.cluster import is_fragment, stale_text, sysadmin_of, varied
+from console.pages.node_facts import MachineView
 from console.pages.nodes import NodeRow
 from jobs.listing import visibility
 from nodes.cluster import drain as orders
@@ -39,16 +39,16 @@ SHOWN_NOTES = 50
 
 @login_required
 @require_safe
-def one(request: HttpRequest, name: str) -> HttpResponse:
-    """A machine that the scheduler knows, an agent tells of, or both."""
+def node_page(request: HttpRequest, name: str) -> HttpResponse:
+    """Show a node that the scheduler knows, an agent reports on, or both."""
     user, now = user_of(request), timezone.now()
     name = plain(name)
     node, agent = Node.objects.filter(name=name).first(), Agent.objects.filter(node=name).first()
     if node is None and agent is None:
         raise Http404(f"There is no node {name}.")
     span = node_facts.span_of(request.GET.dict(), now)
-    shown = Machine(user, node, agent, span, now) if agent is not None else None
-    if is_fragment(request) and request.headers.get("X-Drawn", NOTHING) != _drawn(shown):
+    shown = MachineView(user, node, agent, span, now) if agent is not None else None
+    if is_fragment(request) and request.headers.get("X-Drawn", NOTHING) != _gpu_keys(shown):
         return HttpResponse(status=204, headers={"HX-Refresh": "true"})
     context = {
         "section": "nodes",
@@ -56,8 +56,8 @@ def one(request: HttpRequest, name: str) -> HttpResponse:
         "node": node,
         "agent": agent,
         "fragment": is_fragment(request),
-        "stale": stale(Reading.Part.NODES, now) if node is not None else "",
-        "say": machine.say(_said(node, shown, now)),
+        "stale": stale_text(Reading.Part.NODES, now) if node is not None else "",
+        "say": machine.say(_sentence_facts(node, shown, now)),
         "may_change": can(user, "change", CLUSTER),
         "may_drain": node is not None and not node.is_made_up and can(user, "change", CLUSTER),
         "drained_by_another": node is not None and orders.is_drained_by_another(node, user),
@@ -65,37 +65,37 @@ def one(request: HttpRequest, name: str) -> HttpResponse:
         "notes": NodeNote.objects.filter(node=name).select_related("by")[:SHOWN_NOTES],
         "most_note": NodeNote.MOST,
         "facts": [*_facts(node, shown)],
-        **(_of_scheduler(user, node) if node is not None else {}),
-        **(_of_agent(shown, is_fragment=is_fragment(request)) if shown is not None else {}),
+        **(_scheduler_context(user, node) if node is not None else {}),
+        **(_agent_context(shown, is_fragment=is_fragment(request)) if shown is not None else {}),
     }
     return varied(render(request, "nodes/_node.html" if is_fragment(request) else "nodes/node.html", context))
 
 
-def _drawn(shown: Machine | None) -> str:
-    """Which GPUs the page has rows of: with others it has to be made anew."""
+def _gpu_keys(shown: MachineView | None) -> str:
+    """Return which GPUs the page has rows for; if they change, it must be rendered again."""
     return NOTHING if shown is None else ",".join(["gpus", *(str(gpu.pk) for gpu in shown.gpus)])
 
 
-def _said(node: Node | None, shown: Machine | None, now: Any) -> machine.Facts:
+def _sentence_facts(node: Node | None, shown: MachineView | None, now: Any) -> machine.Facts:
     if shown is not None:
         return node_facts.facts_of(shown)
-    return machine.Facts(now=now, **(node_facts.said_by_scheduler(node) if node is not None else {}))
+    return machine.Facts(now=now, **(node_facts.scheduler_facts(node) if node is not None else {}))
 
 
-def _of_scheduler(user: User, node: Node) -> dict[str, Any]:
+def _scheduler_context(user: User, node: Node) -> dict[str, Any]:
     return {
         "shown": NodeRow(node, visibility.held_on(user, [node.name])[node.name]),
         "orders": NodeOrder.objects.filter(node=node.name).select_related("asked_by")[:5],
     }
 
 
-def _slow(shown: Machine) -> list[SlowFileSystem]:
-    """Shared file systems that were slow on this machine and on others: that is the cluster's, not its own."""
+def _slow(shown: MachineView) -> list[SlowFileSystem]:
+    """Return shared file systems that were slow on this node and on others, which is a problem of the cluster."""
     start, end = shown.span.moments
     return mounts.between(start, end, node=shown.agent.node, now=shown.now)[:MOST_SLOW]
 
 
-def _of_agent(shown: Machine, *, is_fragment: bool) -> dict[str, Any]:
+def _agent_context(shown: MachineView, *, is_fragment: bool) -> dict[str, Any]:
     visits, hidden = node_facts.visits(shown)
     context: dict[str, Any] = {
         "machine": shown,
@@ -103,9 +103,9 @@ def _of_agent(shown: Machine, *, is_fragment: bool) -> dict[str, Any]:
         "ranges": node_facts.RANGES,
         "lanes": node_facts.lanes(shown),
         "marks": node_facts.marks(shown),
-        "happened": shown.happened[: node_facts.MOST_EVENTS],
+        "happened": shown.events[: node_facts.MOST_EVENTS],
         "slow": [(event, event.text(shown.now)) for event in _slow(shown)],
-        "has_more_events": len(shown.happened) > node_facts.MOST_EVENTS,
+        "has_more_events": len(shown.events) > node_facts.MOST_EVENTS,
         "processes": node_facts.processes(shown),
         "visits": visits,
         "hidden_visits": hidden,
@@ -118,7 +118,7 @@ def _of_agent(shown: Machine, *, is_fragment: bool) -> dict[str, Any]:
         "node": shown.agent.node,
         "now": shown.now.timestamp(),
         "zone": timezone.get_current_timezone_name(),
-        "gpus": _drawn(shown),
+        "gpus": _gpu_keys(shown),
     }
     return context | {
         "figures": figures,
@@ -127,18 +127,18 @@ def _of_agent(shown: Machine, *, is_fragment: bool) -> dict[str, Any]:
     }
 
 
-def _facts(node: Node | None, shown: Machine | None) -> Iterator[Fact]:
-    """The strip: title, value, and what it is of."""
+def _facts(node: Node | None, shown: MachineView | None) -> Iterator[Fact]:
+    """Yield the key figures: title, value, and context."""
     if node is not None and node.gpus:
         yield "GPUs in use", formatting.count(node.gpus_used), f"of {formatting.count(node.gpus)}"
     if shown is not None:
-        yield from _of_gpus(shown)
+        yield from _gpu_strip(shown)
     if node is not None:
         yield "CPUs in use", formatting.count(node.cpus_used), f"of {formatting.count(node.cpus)}"
         if node.memory_mib:
             yield "Memory allocated", *_gib(node.memory_used_mib, node.memory_mib)
     if shown is not None:
-        yield from _of_host(shown)
+        yield from _host_strip(shown)
     elif node is not None:
         if node.load is not None:
             yield "Load", formatting.measure(node.load), ""
@@ -148,17 +148,17 @@ def _facts(node: Node | None, shown: Machine | None) -> Iterator[Fact]:
             yield "Features", "", " · ".join(node.features)
 
 
-def _of_gpus(shown: Machine) -> Iterator[Fact]:
-    """What its GPUs do together, as far as this person may see each."""
-    seen = [shown.newest(gpu) for gpu in shown.has]
-    watts = [told["watts"] for told in seen if "watts" in told]
-    caps = [gpu.power_cap_watts for gpu in shown.has if gpu.power_cap_watts and not shown.hides(gpu)]
+def _gpu_strip(shown: MachineView) -> Iterator[Fact]:
+    """Yield totals of its GPUs, as far as this person may see each."""
+    newest = [shown.newest(gpu) for gpu in shown.present_gpus]
+    watts = [values["watts"] for values in newest if "watts" in values]
+    caps = [gpu.power_cap_watts for gpu in shown.present_gpus if gpu.power_cap_watts and not shown.hides(gpu)]
     if watts:
         most = f"of {formatting.measure(sum(caps) / 1000)}{NBSP}kW" if len(caps) == len(watts) else ""
         yield "GPUs’ power", f"{formatting.measure(sum(watts) / 1000)}{NBSP}kW", most
 
 
-def _of_host(shown: Machine) -> Iterator[Fact]:
+def _host_strip(shown: MachineView) -> Iterator[Fact]:
     host = shown.host
     if (busy := host.get("cpu_percent")) is not None:
         yield "CPU", formatting.share(busy / 100), "busy"
@@ -179,30 +179,32 @@ def _gib(used_mib: float, there_mib: float) -> tuple[str, str]:
 def drain(request: HttpRequest, name: str) -> HttpResponse:
     reason = " ".join(plain(request.POST.get("reason", "")).split())
     if not reason or len(reason) > orders.MOST_REASON:
-        messages.error(request, f"Say why, in at most {orders.MOST_REASON} characters: whoever asks Slurm reads it.")
+        messages.error(
+            request, f"Enter a reason of at most {orders.MOST_REASON} characters; Slurm shows it to everybody."
+        )
         return redirect("node", name)
-    return _ask(request, name, NodeOrder.Action.DRAIN, reason)
+    return _place_order(request, name, NodeOrder.Action.DRAIN, reason)
 
 
 @login_required
 @require_POST
 def undrain(request: HttpRequest, name: str) -> HttpResponse:
-    return _ask(request, name, NodeOrder.Action.UNDRAIN)
+    return _place_order(request, name, NodeOrder.Action.UNDRAIN)
 
 
-def _ask(request: HttpRequest, name: str, action: NodeOrder.Action, reason: str = "") -> HttpResponse:
+def _place_order(request: HttpRequest, name: str, action: NodeOrder.Action, reason: str = "") -> HttpResponse:
     user = sysadmin_of(request, f"{action} nodes")
     node = Node.objects.filter(name=plain(name)).first()
     if node is None:
         raise Http404(f"There is no node {name}.")
     if node.is_made_up:
-        raise PermissionDenied(f"{name} is made up: the scheduler knows nothing of it.")
+        raise PermissionDenied(f"{name} is a demonstration node: the scheduler does not know it.")
     try:
         orders.ask(user, node, action, reason, replaces=request.POST.get("replaces"))
     except orders.DrainedByAnother as error:
-        # A drained node has no button to drain it, so that only the command replaces the reason.
-        replace = f"Its reason is replaced by: vigil drain {name} --reason R --replace"
-        again = replace if action == NodeOrder.Action.DRAIN else "Read that first; then undrain it if you mean to."
+        # A drained node has no button to drain it: only the command replaces the reason.
+        replace = f"To replace its reason: vigil drain {name} --reason R --replace"
+        again = replace if action == NodeOrder.Action.DRAIN else "Read the reason before you undrain the node."
         messages.error(request, f"{error} Nothing was changed. {again}")
     return redirect("node", name)
 
@@ -210,7 +212,7 @@ def _ask(request: HttpRequest, name: str, action: NodeOrder.Action, reason: str 
 @login_required
 @require_POST
 def add_note(request: HttpRequest, name: str) -> HttpResponse:
-    """Write something down about a machine, for everybody to read."""
+    """Store a note about a node for everybody to read."""
     user, name = sysadmin_of(request, "write notes about nodes"), plain(name)
     if not Node.objects.filter(name=name).exists() and not Agent.objects.filter(node=name).exists():
         raise Http404(f"There is no node {name}.")

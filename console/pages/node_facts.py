@@ -1,4 +1,4 @@
-"""What the page of one machine is made of: its GPUs, what happened, who was there, as one person may see it."""
+"""Load what the page of one node shows: its GPUs, events and jobs, as one person may see them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ NBSP = formatting.NBSP
 
 
 @dataclass(frozen=True)
-class Span:
-    """The stretch of time that is shown, in Unix seconds; `name` is its choice, "" a stretch of somebody's own."""
+class TimeSpan:
+    """The time range shown, in Unix seconds; `name` is the predefined range, "" for a custom one."""
 
     start: int
     end: int
@@ -46,20 +46,20 @@ class Span:
         return f"from={self.start}&to={self.end}"
 
 
-def span_of(query: Mapping[str, str], now: datetime) -> Span:
-    """As the address says; what makes no sense there is the usual one."""
+def span_of(query: Mapping[str, str], now: datetime) -> TimeSpan:
+    """Parse the time range of the URL; fall back to the default one."""
     second = int(now.timestamp()) + 1
     start, end = (untrusted.whole(query.get(name), untrusted.END_OF_TIME) for name in ("from", "to"))
     if start is not None and end is not None and start < end:
-        return Span(start, end, "")
+        return TimeSpan(start, end, "")
     name = query.get("range", "")
     name = name if name in RANGES else USUAL
-    return Span(second - RANGES[name], second, name)
+    return TimeSpan(second - RANGES[name], second, name)
 
 
 @dataclass(frozen=True)
-class Happened:
-    """An event of the machine, in words."""
+class MachineEvent:
+    """An event of the node, in words."""
 
     event: NodeEvent
     words: Words
@@ -67,14 +67,14 @@ class Happened:
 
     @property
     def lasted_s(self) -> float | None:
-        """How long it lasted, of what does; None while it lasts."""
+        """Return the duration in seconds of an event that lasts; None while it is open."""
         event = self.event
         return (event.last_at - event.at).total_seconds() if event.kind in OPENS and not event.is_open else None
 
 
 @dataclass(frozen=True)
-class Process:
-    """A process on a GPU. Its name and user are anybody's words."""
+class GpuProcessRow:
+    """A process on a GPU. Its name and user are untrusted text."""
 
     gpu: int | None
     pid: int
@@ -86,8 +86,8 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Lane:
-    """A GPU with its small charts, what it did last, and who has it."""
+class GpuLane:
+    """A GPU with its small charts, newest values and current jobs."""
 
     gpu: Gpu
     charts: list[dict[str, Any]]
@@ -98,8 +98,8 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Visit:
-    """A job that was on the machine, with all that it held there."""
+class JobVisit:
+    """A job that ran on the node, with all GPUs that it used there."""
 
     stretch: Stretch
     gpus: list[int]
@@ -108,23 +108,23 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Machine:
-    """One machine in one stretch of time, before one person."""
+class MachineView:
+    """One node in one time range, as one person may see it."""
 
     user: User
     node: Node | None
     agent: Agent
-    span: Span
+    span: TimeSpan
     now: datetime
 
     @cached_property
     def gpus(self) -> list[Gpu]:
-        """Those that it has, and had within this time."""
+        """Return its present GPUs and those that it had within this range."""
         there = Q(gone_at=None) | Q(gone_at__gt=self.span.moments[0], first_seen_at__lt=self.span.moments[1])
         return list(self.agent.gpus.filter(there).order_by("gone_at", "index"))
 
     @property
-    def has(self) -> list[Gpu]:
+    def present_gpus(self) -> list[Gpu]:
         return [gpu for gpu in self.gpus if gpu.gone_at is None]
 
     @property
@@ -138,7 +138,7 @@ class Machine:
         return sight(self.user, [gpu.pk for gpu in self.gpus], start, max(self.span.end, now))
 
     def hides(self, gpu: Gpu) -> bool:
-        """Whether what it does now is somebody else's business."""
+        """Return whether the GPU's current values are hidden from this person."""
         return self.sight.hides_newest(gpu.pk, self.now.timestamp(), self.agent.sampled_at)
 
     def newest(self, gpu: Gpu) -> dict[str, Any]:
@@ -155,40 +155,40 @@ class Machine:
 
     @cached_property
     def holders(self) -> dict[int | None, list[Stretch]]:
-        """Who has each GPU now."""
+        """Return the current jobs of each GPU."""
         found: dict[int | None, list[Stretch]] = {}
-        for one in held.stretches(self.user, self.agent, self.now, self.now):
-            found.setdefault(one.gpu_id, []).append(one)
+        for stretch in held.stretches(self.user, self.agent, self.now, self.now):
+            found.setdefault(stretch.gpu_id, []).append(stretch)
         return found
 
     @cached_property
-    def happened(self) -> list[Happened]:
-        """What happened in this time, and what lasts, the newest first."""
+    def events(self) -> list[MachineEvent]:
+        """Return events in this range and open ones, newest first."""
         start, end = self.span.moments
         rows = NodeEvent.objects.filter(agent=self.agent, at__lte=end).filter(Q(last_at__gte=start) | Q(is_open=True))
         found = list(rows.select_related("gpu").order_by("-at", "-id")[:MOST_MARKS])
         first = min((row.at.timestamp() for row in found), default=self.span.start)
-        seen = sight(self.user, {row.gpu_id for row in found if row.gpu_id}, first, max(self.span.end, first))
-        return [self._in_words(row, is_hidden=seen.hides_words(row)) for row in found]
+        visible = sight(self.user, {row.gpu_id for row in found if row.gpu_id}, first, max(self.span.end, first))
+        return [self._in_words(row, is_hidden=visible.hides_words(row)) for row in found]
 
-    def _in_words(self, row: NodeEvent, *, is_hidden: bool) -> Happened:
-        """The kernel's text names processes, which may be somebody else's."""
+    def _in_words(self, row: NodeEvent, *, is_hidden: bool) -> MachineEvent:
+        """Describe an event, hiding the kernel's text if it may name somebody else's processes."""
         text, data = ("", {}) if is_hidden else (row.text, row.data)
-        return Happened(row, events.words(row.kind, row.code, text, data), is_hidden)
+        return MachineEvent(row, events.words(row.kind, row.code, text, data), is_hidden)
 
 
-def facts_of(shown: Machine) -> machine.Facts:
-    """What its sentence is made of."""
+def facts_of(shown: MachineView) -> machine.Facts:
+    """Return the facts for the page's lead sentence."""
     node, agent = shown.node, shown.agent
     lasting = NodeEvent.objects.filter(agent=agent, is_open=True).order_by("at")
-    by_node: dict[str, Any] = {} if node is None else said_by_scheduler(node)
+    by_node: dict[str, Any] = {} if node is None else scheduler_facts(node)
     return machine.Facts(
         now=shown.now,
         is_told_of=True,
         heard_at=agent.heard_at,
         is_silent=shown.is_silent,
         driver_silent_at=next((row.at for row in lasting if row.kind == "gpu.silent"), None),
-        gpus=[gpu_facts(shown, gpu) for gpu in shown.has],
+        gpus=[gpu_facts(shown, gpu) for gpu in shown.present_gpus],
         xids=driver_errors(agent, shown.now - machine.XIDS_FOR),
         hanging=[(events.mount_of(row.data), row.at) for row in lasting if row.kind == "mount.slow"],
         cpu_percent=shown.host.get("cpu_percent"),
@@ -197,7 +197,7 @@ def facts_of(shown: Machine) -> machine.Facts:
 
 
 def driver_errors(agent: Agent, since: datetime) -> list[machine.Xid]:
-    """Return the Xids and SXids since then, one for each code and GPU, so that no flood of one hides another."""
+    """Return the Xids and SXids since then, one for each code and GPU, so that a flood of one does not hide another."""
     rows = NodeEvent.objects.filter(agent=agent, kind__in=("xid", "sxid"), last_at__gte=since).order_by()
     alike = rows.values_list("code", "gpu__index", "kind", "data__fatal").annotate(last=Max("last_at"), n=Sum("count"))
     return [
@@ -206,8 +206,8 @@ def driver_errors(agent: Agent, since: datetime) -> list[machine.Xid]:
     ]
 
 
-def said_by_scheduler(node: Node) -> dict[str, Any]:
-    """The part of the sentence that the scheduler knows."""
+def scheduler_facts(node: Node) -> dict[str, Any]:
+    """Return the facts for the lead sentence that the scheduler knows."""
     free = (node.gpus_free, node.gpus, "GPU") if node.gpus else (node.cpus_free, node.cpus, "CPU")
     return {
         "state": node.state,
@@ -219,7 +219,7 @@ def said_by_scheduler(node: Node) -> dict[str, Any]:
     }
 
 
-def gpu_facts(shown: Machine, gpu: Gpu) -> machine.Gpu:
+def gpu_facts(shown: MachineView, gpu: Gpu) -> machine.Gpu:
     newest = shown.newest(gpu)
     return machine.Gpu(
         index=gpu.index,
@@ -233,117 +233,125 @@ def gpu_facts(shown: Machine, gpu: Gpu) -> machine.Gpu:
     )
 
 
-def lanes(shown: Machine) -> list[Lane]:
-    """A row a GPU."""
+def lanes(shown: MachineView) -> list[GpuLane]:
+    """Return a row per GPU."""
     return [_lane(shown, gpu) for gpu in shown.gpus]
 
 
-def _lane(shown: Machine, gpu: Gpu) -> Lane:
+def _lane(shown: MachineView, gpu: Gpu) -> GpuLane:
     charts = figures.of_gpu(
         gpu.uuid, gpu.index, key=str(gpu.pk), memory_mib=gpu.memory_mib, slowdown_c=gpu.slowdown_c,
         cap_watts=gpu.power_cap_watts,
     )  # fmt: skip
-    told = shown.newest(gpu) if gpu.gone_at is None else {}
+    values = shown.newest(gpu) if gpu.gone_at is None else {}
     newest = [
-        (field.title, field.text(told.get(field.name)), chart)
+        (field.title, field.text(values.get(field.name)), chart)
         for field, chart in zip(figures.FIELDS, charts, strict=True)
     ]
     hot = gpu_facts(shown, gpu).is_hot and not shown.hides(gpu)
-    return Lane(gpu, charts, newest, shown.holders.get(gpu.pk, []), shown.hides(gpu), hot)
+    return GpuLane(gpu, charts, newest, shown.holders.get(gpu.pk, []), shown.hides(gpu), hot)
 
 
-def host_figures(shown: Machine) -> list[dict[str, Any]]:
-    """The charts of the machine itself."""
+def host_figures(shown: MachineView) -> list[dict[str, Any]]:
+    """Return the charts of the host itself."""
     names = read.names(host_owner(shown.agent.pk), [*shown.host])
     cpus = untrusted.count(shown.agent.facts.get("cpus"))
     memory = shown.host.get("memory_total_mib") or untrusted.count(shown.agent.facts.get("memory_mib"))
     drawn = figures.of_host([name for name in names if name not in GPU_FIELDS], cpus=cpus, memory_mib=memory)
     for line in (line for figure in drawn for line in figure["series"]):
-        told = shown.host.get(line["name"])
-        line["newest"] = formatting.measure(None if told is None else told * line["factor"])
+        value = shown.host.get(line["name"])
+        line["newest"] = formatting.measure(None if value is None else value * line["factor"])
     return drawn
 
 
-def marks(shown: Machine) -> dict[str, Any]:
-    """What charts of this time show besides curves: who held each GPU, and what happened."""
+def marks(shown: MachineView) -> dict[str, Any]:
+    """Return what charts show besides curves: which job used each GPU, and events."""
     uuids = {gpu.pk: gpu.uuid for gpu in shown.gpus}
     bands: dict[str, list[list[Any]]] = {uuid: [] for uuid in uuids.values()}
-    for one in reversed(shown.stretches):
-        if uuid := uuids.get(one.gpu_id or 0):
-            look = "mine" if one.is_mine else "busy"
-            bands[uuid].append([one.since.timestamp(), one.until and one.until.timestamp(), look, whose(one)])
-    happened = [_mark(one, uuids) for one in shown.happened if one.words.tone != "notice" or one.event.kind == "boot"]
+    for stretch in reversed(shown.stretches):
+        if uuid := uuids.get(stretch.gpu_id or 0):
+            style = "mine" if stretch.is_mine else "busy"
+            bands[uuid].append(
+                [stretch.since.timestamp(), stretch.until and stretch.until.timestamp(), style, holder_text(stretch)]
+            )
+    happened = [
+        _mark(stretch, uuids)
+        for stretch in shown.events
+        if stretch.words.tone != "notice" or stretch.event.kind == "boot"
+    ]
     span = shown.span
     times = {"seconds": RANGES[span.name]} if span.name else {"from": span.start, "to": span.end}
     return {"span": times, "bands": bands, "marks": happened}
 
 
-def _mark(one: Happened, uuids: dict[int, str]) -> list[Any]:
-    event = one.event
+def _mark(happening: MachineEvent, uuids: dict[int, str]) -> list[Any]:
+    event = happening.event
     if event.kind == "agent.gap" and (missing := _missing(event)):
-        return [*missing, None, "gap", one.words.title, True]
+        return [*missing, None, "gap", happening.words.title, True]
     until = None if event.is_open else event.last_at.timestamp()
     uuid = uuids.get(event.gpu_id) if event.gpu_id else None
-    return [event.at.timestamp(), until, uuid, one.words.tone, one.words.title, event.kind in OPENS]
+    return [event.at.timestamp(), until, uuid, happening.words.tone, happening.words.title, event.kind in OPENS]
 
 
 def _missing(event: NodeEvent) -> list[float]:
-    """From when to when samples are missing."""
-    told = [untrusted.number(event.data.get(name), untrusted.END_OF_TIME) for name in ("from", "to")]
-    return [second for second in told if second is not None] if None not in told else []
+    """Return [start, end] of missing samples."""
+    times = [untrusted.number(event.data.get(name), untrusted.END_OF_TIME) for name in ("from", "to")]
+    return [second for second in times if second is not None] if None not in times else []
 
 
-def whose(one: Stretch) -> str:
-    """A holder in a few words."""
-    if not one.is_told:
+def holder_text(stretch: Stretch) -> str:
+    """Return the job in a few words."""
+    if not stretch.is_told:
         return "in use"
-    return f"{one.name} ({one.user})" if one.user else one.name
+    return f"{stretch.name} ({stretch.user})" if stretch.user else stretch.name
 
 
-def processes(shown: Machine) -> list[Process]:
-    """What runs on its GPUs, as it told last."""
-    by_uuid = {gpu.uuid: gpu for gpu in shown.has}
+def processes(shown: MachineView) -> list[GpuProcessRow]:
+    """Return the processes on its GPUs, as last reported."""
+    by_uuid = {gpu.uuid: gpu for gpu in shown.present_gpus}
     found = []
-    for told in shown.agent.processes[:MOST_PROCESSES]:
-        gpu = by_uuid.get(told["gpu"])
+    for process in shown.agent.processes[:MOST_PROCESSES]:
+        gpu = by_uuid.get(process["gpu"])
         if gpu is not None and not shown.hides(gpu):
-            found.append(_process(shown, gpu, told))
-    return sorted(found, key=lambda one: (one.gpu or 0, one.pid))
+            found.append(_process(shown, gpu, process))
+    return sorted(found, key=lambda row: (row.gpu or 0, row.pid))
 
 
-def _process(shown: Machine, gpu: Gpu, told: dict[str, Any]) -> Process:
-    job_id = told["job"]
-    stretch = next((one for one in shown.holders.get(gpu.pk, []) if one.scheduler_id == job_id), None)
-    mib = told["memory_mib"]
+def _process(shown: MachineView, gpu: Gpu, process: dict[str, Any]) -> GpuProcessRow:
+    job_id = process["job"]
+    stretch = next((holder for holder in shown.holders.get(gpu.pk, []) if holder.scheduler_id == job_id), None)
+    mib = process["memory_mib"]
     memory = formatting.memory(None if mib is None else mib * 2**20)
-    return Process(gpu.index, told["pid"], untrusted.line(told["name"]), told["user"], memory, stretch, job_id)
+    return GpuProcessRow(
+        gpu.index, process["pid"], untrusted.line(process["name"]), process["user"], memory, stretch, job_id
+    )
 
 
-def visits(shown: Machine) -> tuple[list[Visit], int]:
-    """The jobs that were here in this time, the newest first; and how many stretches of others' were."""
-    told: dict[str, list[Stretch]] = {}
-    for one in shown.stretches:
-        if one.is_told:
-            told.setdefault(one.scheduler_id, []).append(one)
-    hidden = sum(not one.is_told for one in shown.stretches)
+def visits(shown: MachineView) -> tuple[list[JobVisit], int]:
+    """Return the jobs that ran here in this range, newest first, and how many allocations of others are hidden."""
+    by_job: dict[str, list[Stretch]] = {}
+    for stretch in shown.stretches:
+        if stretch.is_told:
+            by_job.setdefault(stretch.scheduler_id, []).append(stretch)
+    hidden = sum(not stretch.is_told for stretch in shown.stretches)
     index = {gpu.pk: gpu.index for gpu in shown.gpus}
-    found = [_visit(mine, index) for mine in told.values()]
-    others = held.without_gpus(shown.user, shown.agent.node, *shown.span.moments, told)
-    found += [Visit(one, [], one.since, one.until) for one in others]
+    found = [_visit(stretches, index) for stretches in by_job.values()]
+    others = held.without_gpus(shown.user, shown.agent.node, *shown.span.moments, by_job)
+    found += [JobVisit(stretch, [], stretch.since, stretch.until) for stretch in others]
     return sorted(found, key=lambda visit: visit.since, reverse=True)[:MOST_JOBS], hidden
 
 
-def _visit(mine: Sequence[Stretch], index: dict[int, int]) -> Visit:
-    gpus = sorted({index[one.gpu_id] for one in mine if one.gpu_id in index})
-    ends = [one.until for one in mine]
+def _visit(stretches: Sequence[Stretch], index: dict[int, int]) -> JobVisit:
+    gpus = sorted({index[stretch.gpu_id] for stretch in stretches if stretch.gpu_id in index})
+    ends = [stretch.until for stretch in stretches]
     until = None if None in ends else max(end for end in ends if end is not None)
-    return Visit(mine[0], gpus, min(one.since for one in mine), until)
+    return JobVisit(stretches[0], gpus, min(stretch.since for stretch in stretches), until)
 
 
 def topology(agent: Agent) -> list[list[str]]:
-    """How each GPU is connected to each, as it was told; nothing where that is no matrix."""
-    told = agent.facts.get("topology")
-    rows = told if isinstance(told, list) else []
+    """Return how each GPU is connected to each other; [] if what was reported is not a matrix."""
+    matrix = agent.facts.get("topology")
+    rows = matrix if isinstance(matrix, list) else []
     if not 1 < len(rows) <= MOST_MATRIX or not all(isinstance(row, list) and len(row) == len(rows) for row in rows):
         return []
     return [[untrusted.line(cell, 8) for cell in row] for row in rows]

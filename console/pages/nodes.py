@@ -1,4 +1,4 @@
-"""The list of nodes: what they have, who holds it, what is out of service."""
+"""The list of nodes: their hardware, who uses it, and what is out of service."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from console.pages import damaged_gpus
-from console.pages.cluster import is_fragment, stale, varied
+from console.pages.cluster import is_fragment, stale_text, varied
 from console.pages.damaged_gpus import MARKS, Damage
-from console.pages.free_slots import counted, free_now
+from console.pages.free_slots import countable, free_now
 from console.pages.rack_map import family, letters
 from jobs.listing import visibility
 from jobs.listing.queue import QueueSearch, unseen
@@ -29,11 +29,11 @@ MOST = 120  # nodes a page: each is drawn with its GPUs
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A GPU of a node. `look`: idle, busy, mine or out; `mark` says the same without colour."""
+class GpuCell:
+    """A GPU of a node. `state`: idle, busy, mine or out; `mark` shows the same without colour."""
 
     index: int
-    look: str
+    state: str
     mark: str
     title: str
     url: str
@@ -41,63 +41,63 @@ class Cell:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node with what one person may know of who holds it."""
+    """A node with its jobs, as far as one person may see them."""
 
     node: Node
-    held: list[Held]
+    jobs: list[Held]
     damage: Damage = field(default_factory=dict)
 
     @property
     def family(self) -> str:
-        """The family whose glyph its state has."""
+        """Return the family whose glyph its state has."""
         is_damaged = bool(self.damage) and self.node.is_in_service
         return "warn" if is_damaged else family(self.node.state, self.node.is_in_service)
 
     @property
     def damage_text(self) -> str:
-        """ "GPU 3 broken, GPU 5 lost"."""
+        """Return damaged GPUs as text: "GPU 3 broken, GPU 5 lost"."""
         return ", ".join(f"GPU {index} {state}" for index, state in self.damage.items())
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[GpuCell]:
         return [self._cell(index) for index in range(self.node.gpus)]
 
     @property
     def others(self) -> int:
-        """How many more hold something than are named."""
-        return max(0, len(self.held) - 2)
+        """Return how many more jobs it has than are named."""
+        return max(0, len(self.jobs) - 2)
 
     @property
     def memory(self) -> str:
-        """ "500 of 2,016 GiB": what is allocated."""
+        """Return allocated memory as text: "500 of 2,016 GiB"."""
         used, there = (formatting.count(round(mib / 1024)) for mib in (self.node.memory_used_mib, self.node.memory_mib))
         return f"{used} of {there}{formatting.NBSP}GiB"
 
-    def _cell(self, index: int) -> Cell:
-        holder = next((held for held in self.held if index in held.gpus), None)
+    def _cell(self, index: int) -> GpuCell:
+        holder = next((job for job in self.jobs if index in job.gpus), None)
         place = f"GPU {index}"
         if (state := self.damage.get(index)) is not None:
-            whose = f", {holder.name}, {holder.user}" if holder is not None and holder.user else ""
-            return Cell(index, state, MARKS[state], f"{place}: {state}{whose}", "")
+            owner = f", {holder.name}, {holder.user}" if holder is not None and holder.user else ""
+            return GpuCell(index, state, MARKS[state], f"{place}: {state}{owner}", "")
         if holder is not None:
             url = reverse("job", args=[holder.job]) if holder.job else ""
-            whose = f"{holder.name}, {holder.user}" if holder.user else "in use"
-            return Cell(index, "mine" if holder.is_mine else "busy", letters(holder.user), f"{place}: {whose}", url)
+            owner = f"{holder.name}, {holder.user}" if holder.user else "in use"
+            return GpuCell(index, "mine" if holder.is_mine else "busy", letters(holder.user), f"{place}: {owner}", url)
         if self._is_taken(index):
-            return Cell(index, "busy", "", f"{place}: in use", "")
+            return GpuCell(index, "busy", "", f"{place}: in use", "")
         if not self.node.takes_jobs:
-            return Cell(index, "out", "–", f"{place}: {formatting.word(self.node.state)}", "")
-        return Cell(index, "idle", "", f"{place}: free", "")
+            return GpuCell(index, "out", "–", f"{place}: {formatting.word(self.node.state)}", "")
+        return GpuCell(index, "idle", "", f"{place}: free", "")
 
     def _is_taken(self, index: int) -> bool:
-        """Whether this GPU is taken: some schedulers tell which are, others how many."""
+        """Return whether this GPU is allocated: some schedulers say which are, others only how many."""
         node = self.node
         return index in node.gpus_allocated if node.gpus_allocated else index < node.gpus_used
 
 
 @dataclass(frozen=True)
-class Group:
-    """A partition and its nodes; a node of several stands in the first of them."""
+class PartitionGroup:
+    """A partition and its nodes; a node of several partitions is listed in the first of them."""
 
     name: str
     partition: Partition | None
@@ -114,17 +114,19 @@ def index(request: HttpRequest) -> HttpResponse:
     wanted = [node for node in everything if _matches(node, partition, text, request.GET.get("state", ""))]
     first = min(_whole(request.GET.get("from")), max(0, len(wanted) - 1))
     page = wanted[first : first + MOST]
-    held = visibility.held_on(user, (node.name for node in page))
+    jobs_by_node = visibility.held_on(user, (node.name for node in page))
     jobs = QueueSearch().counts(user)
     damage = damaged_gpus.by_node()
-    lead, more = say(everything, damage)
+    lead, more = headline(everything, damage)
     context = {
         "section": "nodes",
         "fragment": is_fragment(request),
-        "stale": stale(Reading.Part.NODES, now),
+        "stale": stale_text(Reading.Part.NODES, now),
         "say": (lead, f"{more} {unseen(user).text}".strip()),
         "facts": facts(everything, jobs.get("pending", 0), jobs.get("running", 0)),
-        "groups": grouped([NodeRow(node, held[node.name], damage.get(node.name, {})) for node in page], partition),
+        "groups": grouped(
+            [NodeRow(node, jobs_by_node[node.name], damage.get(node.name, {})) for node in page], partition
+        ),
         "partitions": sorted({name for node in everything for name in node.partitions}),
         "partition": partition,
         "text": text,
@@ -143,10 +145,10 @@ def index(request: HttpRequest) -> HttpResponse:
     return varied(render(request, "nodes/_index.html" if is_fragment(request) else "nodes/index.html", context))
 
 
-def say(nodes: list[Node], damage: Mapping[str, Damage]) -> tuple[str, str]:
-    """Return the sentence that leads the page: what is out of service or broken, else that nothing is; what is free."""
+def headline(nodes: list[Node], damage: Mapping[str, Damage]) -> tuple[str, str]:
+    """Return the page's lead: what is out of service or broken, or that nothing is; then what is free."""
     if not nodes:
-        return "No node is known yet.", "The scheduler is asked within seconds of Vigil’s start."
+        return "No nodes yet.", "The scheduler is polled within seconds of Vigil’s start."
     out = [node for node in nodes if not node.is_in_service]
     broken, free = damaged_gpus.sentence(nodes, damage), f"Free now: {free_now(nodes)}"
     if len(out) == 1:
@@ -162,8 +164,8 @@ def say(nodes: list[Node], damage: Mapping[str, Damage]) -> tuple[str, str]:
 
 
 def facts(nodes: list[Node], waiting: int, running: int) -> list[tuple[str, str, str, str]]:
-    """(title, value, what it is of, where it leads)."""
-    places = counted(nodes)
+    """Return (title, value, context, link) for each key figure."""
+    places = countable(nodes)
     if not places:
         return []
     unit = places[0].unit
@@ -174,28 +176,31 @@ def facts(nodes: list[Node], waiting: int, running: int) -> list[tuple[str, str,
     return [
         ("In use", formatting.count(sum(place.used for place in places)), f"of {total}", ""),
         ("Free", *_counted(sum(place.free for place in places), unit), ""),
-        ("Takes no jobs", formatting.count(out), f"of {of_nodes}", "?state=out" if out else ""),
+        ("Not schedulable", formatting.count(out), f"of {of_nodes}", "?state=out" if out else ""),
         ("Running", *_counted(running, "job"), f"{queue}?state=running"),
-        ("Waiting", *_counted(waiting, "job"), f"{queue}?state=pending"),
+        ("Pending", *_counted(waiting, "job"), f"{queue}?state=pending"),
     ]
 
 
-def _counted(number: int, one: str) -> tuple[str, str]:
-    """("1", "job"), ("2", "jobs")."""
-    value, _, unit = formatting.plural(number, one).partition(formatting.NBSP)
+def _counted(number: int, singular: str) -> tuple[str, str]:
+    """Return the number and its noun apart: ("1", "job"), ("2", "jobs")."""
+    value, _, unit = formatting.plural(number, singular).partition(formatting.NBSP)
     return value, unit
 
 
-def grouped(shown: Iterable[NodeRow], only: str) -> list[Group]:
-    """Groups them by partition, the default one first; a node of several stands in the first of them."""
-    known = {partition.name: partition for partition in Partition.objects.all()}
-    order = {name: place for place, name in enumerate(known)}
+def grouped(shown: Iterable[NodeRow], only: str) -> list[PartitionGroup]:
+    """Group nodes by partition, the default one first; a node of several partitions is listed in the first of them."""
+    partitions = {partition.name: partition for partition in Partition.objects.all()}
+    order = {name: place for place, name in enumerate(partitions)}
     groups: dict[str, list[NodeRow]] = {}
-    for one in shown:
-        names = sorted(one.node.partitions, key=lambda name: (order.get(name, len(order)), name))
-        groups.setdefault(only or (names[0] if names else ""), []).append(one)
+    for row in shown:
+        names = sorted(row.node.partitions, key=lambda name: (order.get(name, len(order)), name))
+        groups.setdefault(only or (names[0] if names else ""), []).append(row)
     places = sorted(groups, key=lambda name: (not name, order.get(name, len(order)), name))
-    return [Group(name, known.get(name), groups[name], free_now(s.node for s in groups[name])) for name in places]
+    return [
+        PartitionGroup(name, partitions.get(name), groups[name], free_now(s.node for s in groups[name]))
+        for name in places
+    ]
 
 
 def _matches(node: Node, partition: str, text: str, state: str) -> bool:

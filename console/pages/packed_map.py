@@ -1,10 +1,10 @@
-"""A map of many nodes as a script paints it: a few characters a GPU, so that a thousand nodes are a small page."""
+"""Encode a map of many nodes for a script to paint: a few characters per GPU keep a thousand nodes a small page."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from console.pages.rack_map import HIGH_C, LOW_C, WORDS, Column, RackMap, Row
+from console.pages.rack_map import HIGH_C, LOW_C, WORDS, MapColumn, MapRow, RackMap
 
 LETTERS = {
     "busy": "b",
@@ -23,10 +23,11 @@ FULL = HEX[255]  # what is beyond the scale, too
 
 
 def packed(drawn: RackMap) -> dict[str, Any]:
-    """Columns of nodes, each `[name, limit, states, uses, temperatures, owners, trouble, indices, CPUs used, CPUs]`.
+    """Return columns of nodes.
 
-    Of a GPU: a letter of its state, and two hex digits each of what it does, how hot it is and who of `owners` holds
-    it. Indices are null where they count from 0.
+    A node is `[name, limit, states, uses, temperatures, owners, trouble, indices, CPUs used, CPUs]`.
+    Per GPU: a letter for its state, and two hex digits each for utilisation, temperature and index into `owners`.
+    Indices are null where they count from 0.
     """
     owners = drawn.owners[:MOST_OWNERS]
     places = {user: i for i, (_, user, _, _) in enumerate(owners)}
@@ -38,7 +39,7 @@ def packed(drawn: RackMap) -> dict[str, Any]:
     }
 
 
-def _column(column: Column, places: dict[str, int]) -> dict[str, Any]:
+def _column(column: MapColumn, places: dict[str, int]) -> dict[str, Any]:
     return {
         "name": column.name,
         "part": column.part,
@@ -47,7 +48,7 @@ def _column(column: Column, places: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _node(row: Row, places: dict[str, int]) -> list[Any]:
+def _node(row: MapRow, places: dict[str, int]) -> list[Any]:
     devices = row.machine.devices
     states = "".join([LETTERS[state] for state in row.states])
     uses = "".join([HEX.get(device.percent, FULL) for device in devices])
@@ -55,5 +56,14 @@ def _node(row: Row, places: dict[str, int]) -> list[Any]:
     owners = "".join([HEX[places.get(device.holder.user)] if device.holder else NOTHING for device in devices])
     indices = [device.index for device in devices]
     counted = indices == list(range(len(devices)))
-    told: list[Any] = [row.name, row.limit_c, states, uses, heats, owners, row.trouble, None if counted else indices]
-    return told if devices else [*told, row.machine.cpus_used, row.machine.cpus]
+    packed_row: list[Any] = [
+        row.name,
+        row.limit_c,
+        states,
+        uses,
+        heats,
+        owners,
+        row.trouble,
+        None if counted else indices,
+    ]
+    return packed_row if devices else [*packed_row, row.machine.cpus_used, row.machine.cpus]

@@ -1,4 +1,4 @@
-"""The page of the scheduler's queue: everybody's jobs that wait or run, Vigil's own among them."""
+"""The page of the scheduler's queue: everybody's pending and running jobs, including Vigil's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from console.pages.cluster import is_fragment, stale, varied
+from console.pages.cluster import is_fragment, stale_text, varied
 from jobs.listing import visibility
 from jobs.listing.queue import STATES, Entry, QueueSearch, described, unseen
 from nodes.cluster import sync
@@ -22,7 +22,7 @@ from vigil_core import formatting
 from vigil_core.untrusted import plain
 
 ROWS = 50
-TABS = (("", "All"), ("pending", "Waiting"), ("running", "Running"))
+TABS = (("", "All"), ("pending", "Pending"), ("running", "Running"))
 
 
 @login_required
@@ -49,8 +49,8 @@ def index(request: HttpRequest) -> HttpResponse:
         "filtered": any(request.GET.get(name) for name in ("q", "state", "partition", "user", "mine")),
         "partitions": sorted({name for row in _partitions() for name in row.split(",") if name}),
         "licenses": list(License.objects.all()),
-        "stale": stale(Reading.Part.QUEUE, now),
-        "say": say(user, read),
+        "stale": stale_text(Reading.Part.QUEUE, now),
+        "say": headline(user, read),
         "fragment": is_fragment(request),
         "read": read,
     }
@@ -58,7 +58,7 @@ def index(request: HttpRequest) -> HttpResponse:
 
 
 def search_of(params: QueryDict) -> QueueSearch:
-    """What the address asks for; what it does not understand, it leaves out."""
+    """Parse the search from the URL; unknown values are ignored."""
     return QueueSearch(
         text=plain(params.get("q", ""))[:200],
         states=[state for state in params.getlist("state") if state in STATES],
@@ -68,39 +68,41 @@ def search_of(params: QueryDict) -> QueueSearch:
     )
 
 
-def say(user: User, read: datetime | None) -> tuple[str, str]:
-    """The sentence that leads the page: how the person's own stand, then everybody's, then what it does not show."""
+def headline(user: User, read: datetime | None) -> tuple[str, str]:
+    """Return the page's lead: the person's own jobs, then everybody's, then what the queue does not show yet."""
     rows = visibility.visible_queue(user)
     counts, new = QueueSearch().counts(user), unseen(user).text
     waiting, running = counts.get("pending", 0), counts.get("running", 0)
-    everything = (
-        f"{formatting.plural(waiting, 'job waits', 'jobs wait')} in all, {formatting.plural(running, 'runs', 'run')}."
-    )
+    everything = f"{formatting.plural(waiting, 'job')} pending and {formatting.count(running)} running in total."
     if read is None:
-        return "The queue has not been read yet.", new
+        return "The queue has not been polled yet.", new
     if not waiting and not running:
-        return ("The queue was empty when it was read.", new) if new else ("Nothing waits and nothing runs.", "")
-    next_one = next(iter(_own_waiting(user)), None)
-    if next_one is None:
-        own = rows.filter(visibility.mine(user)).exclude(state="pending").count()
-        if not own:
-            return everything, new or "None of them is yours."
+        return ("The queue was empty at the last poll.", new) if new else ("The queue is empty.", "")
+    next_job = next(iter(_next_pending(user)), None)
+    if next_job is None:
+        active = rows.filter(visibility.mine(user)).exclude(state="pending").count()
+        if not active:
+            return everything, new or "None is yours."
         return (
-            f"{formatting.plural(own, 'job')} of yours {'runs' if own == 1 else 'run'}.",
+            f"{formatting.plural(active, 'job')} of yours {'is' if active == 1 else 'are'} running.",
             f"{everything} {new}".strip(),
         )
-    many = next_one.row.tasks
+    many = next_job.row.tasks
     who = (
-        f"Your {next_one.name} waits" if many == 1 else f"{formatting.plural(many, 'job')} of your {next_one.name} wait"
+        f"Your {next_job.name} is pending"
+        if many == 1
+        else f"{formatting.plural(many, 'job')} of your {next_job.name} are pending"
     )
-    place = f"{formatting.count(next_one.position)} of {formatting.count(next_one.of)}" if next_one.position else "held"
-    if many > 1 and next_one.position:
-        place = f"from place {place}"
-    starts = f", starts about {formatting.clock(next_one.row.starts_at)}" if next_one.row.starts_at else ""
-    return f"{who}, {place} in {next_one.row.partition or 'the queue'}{starts}.", f"{everything} {new}".strip()
+    place = "held"
+    if next_job.position:
+        place = f"position {formatting.count(next_job.position)} of {formatting.count(next_job.of)}"
+    if many > 1 and next_job.position:
+        place = f"from {place}"
+    starts = f", expected to start at {formatting.clock(next_job.row.starts_at)}" if next_job.row.starts_at else ""
+    return f"{who}, {place} in {next_job.row.partition or 'the queue'}{starts}.", f"{everything} {new}".strip()
 
 
-def _own_waiting(user: User) -> list[Entry]:
+def _next_pending(user: User) -> list[Entry]:
     rows = QueuedJob.objects.filter(visibility.mine(user), state="pending").order_by("-priority", "id")[:1]
     return described(user, list(rows))
 
@@ -110,9 +112,9 @@ def _count(counts: dict[str, int], state: str) -> int:
 
 
 def _tabs(state: str) -> list[tuple[str, str]]:
-    """The usual states; a rarer one that was chosen is a tab of its own."""
-    known = state in dict(TABS) or state not in STATES
-    return list(TABS) if known else [*TABS, (state, formatting.word(state).capitalize())]
+    """Return the usual states; a rarer one that was chosen gets an additional tab."""
+    is_usual = state in dict(TABS) or state not in STATES
+    return list(TABS) if is_usual else [*TABS, (state, formatting.word(state).capitalize())]
 
 
 def _partitions() -> list[str]:

@@ -1,4 +1,4 @@
-"""The map of the cluster: a rack is a column, a node a row, a GPU a cell that carries all four answers. Pure."""
+"""Lay out the map of the cluster: a rack is a column, a node a row, a GPU a cell with data for all four views. Pure."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from zlib import crc32
 
 from django.utils.functional import cached_property  # before Python 3.12, functools' takes a lock each time
 
-from console.pages.map_rows import Device, Machine
+from console.pages.map_rows import MapGpu, MapNode
 from nodes.cluster.racks import natural
 from vigil_core import formatting
 
-NEAR_LIMIT_C = 3  # below its slowdown limit a GPU is hot
-HOT_C = 86  # where no limit is told
+NEAR_LIMIT_C = 3  # a GPU is hot from so many degrees below its slowdown limit
+HOT_C = 86  # for GPUs without a reported limit
 THERMAL = 0x20 | 0x40  # NVML: slowed down by software, or by hardware, for heat
 BUSY_PERCENT = 50  # racks are compared by GPUs that work, for idle ones are cooler anyway
 WARM_C = 2.0
 LOW_C, HIGH_C = 30, 86
-FOLDS_AT, CANVAS_AT = 64, 256  # nodes beyond which detail folds, and cells are painted
+FOLDS_AT, CANVAS_AT = 64, 256  # from so many nodes details fold, and cells are painted on a canvas
 TALLEST = {"full": 12, "folded": 32, "canvas": 40}  # rows of a column of nodes that have no rack
 COLOURS = 8
 MARKS = {"busy": "", "wasted": "z", "idle": "", "drained": "–", "lost": "×", "broken": "!", "hot": "▲", "stray": "?"}
 WORDS = {
-    "busy": "in use", "wasted": "held and idle", "idle": "free", "drained": "takes no jobs", "lost": "lost",
-    "broken": "broken", "hot": "hot", "stray": "works, and nobody holds it",
+    "busy": "in use", "wasted": "allocated but idle", "idle": "free", "drained": "not schedulable", "lost": "lost",
+    "broken": "broken", "hot": "hot", "stray": "working but not allocated",
 }  # fmt: skip
 
 
 @dataclass(slots=True)
-class Cell:
-    """A GPU as the map draws it: `state` with its mark, buckets of use and heat (0 to 8, "" where nothing is told)."""
+class MapCell:
+    """A GPU on the map: `state` with its mark, buckets of utilisation and temperature (0 to 8, "" if not reported)."""
 
-    device: Device
+    device: MapGpu
     state: str
 
     @property
@@ -53,7 +53,7 @@ class Cell:
     @property
     def owner(self) -> str:
         holder = self.device.holder
-        return letters(holder.user) if holder else "··" if self.device.is_held else ""
+        return letters(holder.user) if holder else "··" if self.device.is_allocated else ""
 
     @property
     def colour(self) -> int | str:
@@ -61,29 +61,29 @@ class Cell:
         return colour(holder.user) if holder else ""
 
     @property
-    def is_mine(self) -> bool:
-        return bool(self.device.holder and self.device.holder.is_mine)
+    def is_viewers(self) -> bool:
+        return bool(self.device.holder and self.device.holder.is_viewer)
 
     @property
     def label(self) -> str:
-        """ "GPU 3: in use by mira, wren, 93 %, 61 °C"."""
+        """Return the accessible label: "GPU 3: in use by mira, wren, 93 %, 61 °C"."""
         device, holder = self.device, self.device.holder
-        said = [f"GPU {device.index}: {WORDS[self.state]}"]
+        parts = [f"GPU {device.index}: {WORDS[self.state]}"]
         if holder and holder.user:
-            said[0] += f" by {holder.user}" if self.state in {"busy", "wasted"} else f", held by {holder.user}"
-            said.append(holder.name)
+            parts[0] += f" by {holder.user}" if self.state in {"busy", "wasted"} else f", allocated to {holder.user}"
+            parts.append(holder.name)
         if device.percent is not None:
-            said.append(f"{device.percent}{formatting.NBSP}%")
+            parts.append(f"{device.percent}{formatting.NBSP}%")
         if device.temperature_c is not None:
-            said.append(f"{device.temperature_c}{formatting.NBSP}°C")
-        return ", ".join(part for part in said if part)
+            parts.append(f"{device.temperature_c}{formatting.NBSP}°C")
+        return ", ".join(part for part in parts if part)
 
 
 @dataclass
-class Row:
-    """A node as the map draws it."""
+class MapRow:
+    """A node on the map."""
 
-    machine: Machine
+    machine: MapNode
 
     @cached_property
     def name(self) -> str:
@@ -91,21 +91,23 @@ class Row:
 
     @cached_property
     def family(self) -> str:
-        """Whose glyph stands before its name: what wants somebody comes first."""
+        """Return the family of the glyph before its name: a warning if it needs attention."""
         machine = self.machine
-        return "warn" if machine.is_in_service and self.is_unwell else family(machine.state, machine.is_in_service)
+        return (
+            "warn" if machine.is_in_service and self.needs_attention else family(machine.state, machine.is_in_service)
+        )
 
     @cached_property
     def states(self) -> list[str]:
-        """Of its GPUs: all that a painted map needs of their cells, of which there would be thousands."""
+        """Return its GPUs' states: all that a painted map needs of thousands of cells."""
         return [_state(device, self.machine) for device in self.machine.devices]
 
     @cached_property
-    def cells(self) -> list[Cell]:
-        return [Cell(device, state) for device, state in zip(self.machine.devices, self.states, strict=True)]
+    def cells(self) -> list[MapCell]:
+        return [MapCell(device, state) for device, state in zip(self.machine.devices, self.states, strict=True)]
 
     @cached_property
-    def is_unwell(self) -> bool:
+    def needs_attention(self) -> bool:
         return self.machine.is_silent or bool({"lost", "broken", "hot"}.intersection(self.states))
 
     @cached_property
@@ -115,24 +117,24 @@ class Row:
 
     @cached_property
     def used(self) -> int:
-        """Return how many are allocated, counted as in the list of nodes and at home."""
+        """Return how many are allocated, counted as in the list of nodes and on the home page."""
         machine = self.machine
-        used = machine.gpus_used if machine.gpus else sum([device.is_held for device in machine.devices])
+        used = machine.gpus_used if machine.gpus else sum([device.is_allocated for device in machine.devices])
         return min(self.gpus, used)
 
     @property
     def free(self) -> int:
-        """A cell may be hot or lost and still be free to the scheduler: what counts is who would get a job there."""
+        """Return how many GPUs the scheduler would allocate: a hot or lost GPU may still count as free there."""
         return self.machine.gpus_free
 
     @cached_property
     def limit_c(self) -> int:
-        """From where on a script draws its GPUs as hot."""
-        return min([_heats_at(device) for device in self.machine.devices], default=HOT_C)
+        """Return the temperature from which a script draws its GPUs as hot."""
+        return min([_hot_limit_c(device) for device in self.machine.devices], default=HOT_C)
 
     @cached_property
     def why(self) -> str:
-        """One line on what matters most about it."""
+        """Return one line with what matters most about it."""
         return self.trouble or self.people
 
     @cached_property
@@ -151,16 +153,16 @@ class Row:
 
     @cached_property
     def people(self) -> str:
-        """Which jobs are there, and what is free: "plover, 2 free"."""
-        named = list(dict.fromkeys([held.name for held in self.machine.held if held.name]))
+        """Return its jobs and what is free: "plover, 2 free"."""
+        named = list(dict.fromkeys([job.name for job in self.machine.jobs if job.name]))
         devices = self.machine.devices
         named = named or list(dict.fromkeys(device.holder.name for device in devices if device.holder))
-        said = [*named[:2], *([f"{len(named) - 2} more"] if len(named) > 2 else [])]
+        parts = [*named[:2], *([f"{len(named) - 2} more"] if len(named) > 2 else [])]
         if devices:
-            hidden = any(device.is_held and device.holder is None for device in devices)
-            said += ["in use"] if hidden and not named else []
-            said += [self._free_text()] if self.free else []
-        return ", ".join(part for part in said if part) or formatting.word(self.machine.state)
+            hidden = any(device.is_allocated and device.holder is None for device in devices)
+            parts += ["in use"] if hidden and not named else []
+            parts += [self._free_text()] if self.free else []
+        return ", ".join(part for part in parts if part) or formatting.word(self.machine.state)
 
     def _free_text(self) -> str:
         """Return "free", "2 free", or of several types "1 a100 and 5 1g.10gb free"."""
@@ -169,8 +171,10 @@ class Row:
             return f"{formatting.listed(by_type)} free"
         return f"{self.free} free" if self.free < self.gpus else "free"
 
-    def in_state(self, state: str) -> list[Device]:
-        return [device for device, one in zip(self.machine.devices, self.states, strict=True) if one == state]
+    def in_state(self, state: str) -> list[MapGpu]:
+        return [
+            device for device, gpu_state in zip(self.machine.devices, self.states, strict=True) if gpu_state == state
+        ]
 
 
 _BROKEN = frozenset({"down", "not_responding", "fail", "failing"})
@@ -180,17 +184,17 @@ _FAMILIES = {
 
 
 @dataclass
-class Column:
-    """A rack, or nodes of a partition that stand in none."""
+class MapColumn:
+    """A rack, or nodes of a partition that are in no rack."""
 
     name: str
     is_rack: bool
-    rows: list[Row]
+    rows: list[MapRow]
     part: str = ""  # "2 of 3" of a partition that is too tall for one column
     off_c: float | None = None  # warmer than its neighbours by so much
 
     @cached_property
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[MapGpu]:
         return [device for row in self.rows for device in row.machine.devices]
 
     @cached_property
@@ -219,36 +223,36 @@ class Column:
 
     @cached_property
     def percent(self) -> float | None:
-        told = [device.percent for device in self.devices if device.percent is not None]
-        return fmean(told) if told else None
+        percents = [device.percent for device in self.devices if device.percent is not None]
+        return fmean(percents) if percents else None
 
     @cached_property
     def mean_c(self) -> float | None:
-        told = [device.temperature_c for device in self.devices if device.temperature_c is not None]
-        return fmean(told) if told else None
+        temperatures = [device.temperature_c for device in self.devices if device.temperature_c is not None]
+        return fmean(temperatures) if temperatures else None
 
     @cached_property
     def working_c(self) -> float | None:
-        """The mean temperature of its GPUs that work."""
-        told = [
+        """Return the mean temperature of its working GPUs."""
+        temperatures = [
             device.temperature_c
             for device in self.devices
             if device.temperature_c is not None and (device.percent or 0) >= BUSY_PERCENT
         ]
-        return fmean(told) if told else None
+        return fmean(temperatures) if temperatures else None
 
     @property
     def is_warm(self) -> bool:
         return self.off_c is not None and self.off_c >= WARM_C
 
     @cached_property
-    def troubles(self) -> list[Row]:
+    def troubles(self) -> list[MapRow]:
         return [row for row in self.rows if row.trouble]
 
 
 @dataclass
 class RackMap:
-    columns: list[Column]
+    columns: list[MapColumn]
     size: str  # full, folded or canvas
     owners: list[tuple[str, str, int, int]] = field(default_factory=list)  # letters, user, colour, GPUs
 
@@ -261,68 +265,68 @@ class RackMap:
         return sum(column.gpus for column in self.columns)
 
 
-def drawn(machines: Sequence[Machine], partitions: Sequence[str]) -> RackMap:
-    """The map of these machines; partitions in the order in which they stand."""
-    rows = [Row(machine) for machine in machines]
+def draw(machines: Sequence[MapNode], partitions: Sequence[str]) -> RackMap:
+    """Return the map of these machines, with partitions in their given order."""
+    rows = [MapRow(machine) for machine in machines]
     size = _size(len(rows))
     racks = _racks([row for row in rows if row.machine.rack])
     _compare(racks)
     return RackMap([*racks, *_by_partition(rows, partitions, TALLEST[size])], size, _owners(rows))
 
 
-def of_rack(drawn: RackMap, name: str) -> RackMap:
-    """One rack alone, or one partition's nodes without a rack, as large as fits it."""
+def draw_rack(drawn: RackMap, name: str) -> RackMap:
+    """Return the map of one rack, or of one partition's nodes without a rack, at its best size."""
     columns = [column for column in drawn.columns if column.name == name]
     rows = [row for column in columns for row in column.rows]
     return RackMap(columns, _size(len(rows)), _owners(rows))
 
 
-def cell_of(device: Device, machine: Machine) -> Cell:
-    return Cell(device, _state(device, machine))
+def cell_of(device: MapGpu, machine: MapNode) -> MapCell:
+    return MapCell(device, _state(device, machine))
 
 
 def _size(nodes: int) -> str:
     return "full" if nodes <= FOLDS_AT else "folded" if nodes <= CANVAS_AT else "canvas"
 
 
-def _heats_at(device: Device) -> int:
+def _hot_limit_c(device: MapGpu) -> int:
     return device.slowdown_c - NEAR_LIMIT_C if device.slowdown_c else HOT_C
 
 
-def _state(device: Device, machine: Machine) -> str:
+def _state(device: MapGpu, machine: MapNode) -> str:
     if device.is_lost:
         return "lost"
     if device.is_broken:
         return "broken"
-    if device.throttle & THERMAL or (device.temperature_c or 0) >= _heats_at(device):
+    if device.throttle & THERMAL or (device.temperature_c or 0) >= _hot_limit_c(device):
         return "hot"
-    if device.is_held:
+    if device.is_allocated:
         return "wasted" if device.is_wasted else "busy"
     if device.percent:
         return "stray"
     return "idle" if machine.takes_jobs else "drained"
 
 
-def kilowatts(devices: Iterable[Device]) -> float | None:
-    told = [device.watts for device in devices if device.watts is not None]
-    return sum(told) / 1000 if told else None
+def kilowatts(devices: Iterable[MapGpu]) -> float | None:
+    watts = [device.watts for device in devices if device.watts is not None]
+    return sum(watts) / 1000 if watts else None
 
 
 def family(state: str, is_in_service: bool) -> str:
-    """A node's state as one of the glyphs: goes well, is busy, or wants somebody."""
+    """Return the glyph family of a node's state: fine, busy, or needs attention."""
     if not is_in_service:
         return "node_fail" if state in _BROKEN else "cancelled"
     return _FAMILIES.get(state, "pending")
 
 
 def letters(user: str) -> str:
-    """Two letters that tell people apart: of first and last name where the user name has both."""
+    """Return two letters that tell people apart: initials of first and last name if the user name has both."""
     parts = [part for part in user.replace("-", ".").replace("_", ".").split(".") if part]
     return (parts[0][0] + parts[1][0] if len(parts) > 1 else user[:2]).lower()
 
 
 def colour(user: str) -> int:
-    """A person's colour, the same on every day: 1 to 8."""
+    """Return a person's colour, 1 to 8, the same every day."""
     return crc32(user.encode()) % COLOURS + 1
 
 
@@ -330,20 +334,20 @@ def heat_bucket(celsius: int) -> int:
     return max(0, min(8, (celsius - LOW_C) * 9 // (HIGH_C - LOW_C)))
 
 
-def _racks(rows: Iterable[Row]) -> list[Column]:
-    by_rack: dict[str, list[Row]] = defaultdict(list)
+def _racks(rows: Iterable[MapRow]) -> list[MapColumn]:
+    by_rack: dict[str, list[MapRow]] = defaultdict(list)
     for row in rows:
         by_rack[row.machine.rack].append(row)
     for inside in by_rack.values():
         inside.sort(key=lambda row: (row.machine.slot, natural(row.name)))
     order = sorted(by_rack, key=lambda rack: (by_rack[rack][0].machine.rack_order, natural(rack), rack))
-    return [Column(rack, True, by_rack[rack]) for rack in order]
+    return [MapColumn(rack, True, by_rack[rack]) for rack in order]
 
 
-def _by_partition(rows: Iterable[Row], partitions: Sequence[str], tallest: int) -> Iterator[Column]:
-    """Those without a rack, by the first of their partitions, in columns of at most so many."""
+def _by_partition(rows: Iterable[MapRow], partitions: Sequence[str], tallest: int) -> Iterator[MapColumn]:
+    """Yield columns of nodes without a rack, by their first partition, of at most `tallest` nodes."""
     place = {name: i for i, name in enumerate(partitions)}
-    groups: dict[str, list[Row]] = defaultdict(list)
+    groups: dict[str, list[MapRow]] = defaultdict(list)
     for row in rows:
         if not row.machine.rack:
             names = sorted(row.machine.partitions, key=lambda name: (place.get(name, len(place)), name))
@@ -353,21 +357,21 @@ def _by_partition(rows: Iterable[Row], partitions: Sequence[str], tallest: int) 
         parts = -(-len(inside) // tallest)
         height = -(-len(inside) // parts)
         for part in range(parts):
-            said = f"{part + 1} of {parts}" if parts > 1 else ""
-            yield Column(name or "In no partition", False, inside[part * height : (part + 1) * height], said)
+            part_text = f"{part + 1} of {parts}" if parts > 1 else ""
+            yield MapColumn(name or "No partition", False, inside[part * height : (part + 1) * height], part_text)
 
 
-def _compare(racks: Sequence[Column]) -> None:
-    """How much warmer each rack's working GPUs are than those of the racks beside it."""
+def _compare(racks: Sequence[MapColumn]) -> None:
+    """Set how much warmer each rack's working GPUs are than those of its neighbours."""
     means = [rack.working_c for rack in racks]
     for i, rack in enumerate(racks):
-        beside = [mean for mean in (*means[max(0, i - 1) : i], *means[i + 1 : i + 2]) if mean is not None]
+        neighbours = [mean for mean in (*means[max(0, i - 1) : i], *means[i + 1 : i + 2]) if mean is not None]
         mean = means[i]
-        if beside and mean is not None:
-            rack.off_c = mean - fmean(beside)
+        if neighbours and mean is not None:
+            rack.off_c = mean - fmean(neighbours)
 
 
-def _owners(rows: Iterable[Row]) -> list[tuple[str, str, int, int]]:
-    """Who holds most, and how many GPUs."""
-    held = Counter([device.holder.user for row in rows for device in row.machine.devices if device.holder])
-    return [(letters(user), user, colour(user), gpus) for user, gpus in held.most_common() if user]
+def _owners(rows: Iterable[MapRow]) -> list[tuple[str, str, int, int]]:
+    """Return people by the number of GPUs they use, most first."""
+    gpus_by_user = Counter([device.holder.user for row in rows for device in row.machine.devices if device.holder])
+    return [(letters(user), user, colour(user), gpus) for user, gpus in gpus_by_user.most_common() if user]

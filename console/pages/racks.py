@@ -1,4 +1,4 @@
-"""The page of racks: which node stands where; sysadmins say it node by node, or all at once by CSV."""
+"""The page of racks: which node is in which rack; sysadmins place nodes one by one, or all by CSV."""
 
 from __future__ import annotations
 
@@ -34,49 +34,51 @@ def index(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_POST
 def replace(request: HttpRequest) -> HttpResponse:
-    """All places at once, by a file or as text; a mistake changes nothing, and each is named by its line."""
-    user = sysadmin_of(request, "say where nodes stand")
-    text, problem = _given(request)
+    """Replace all places by a file or text; a mistake changes nothing, and each is reported with its line."""
+    user = sysadmin_of(request, "place nodes in racks")
+    text, problem = _uploaded_text(request)
     if problem:
         return _page(request, text=text, mistakes=[problem])
     try:
         places = racks.of_csv(text)
     except racks.WrongPlaces as error:
-        return _page(request, text=text, mistakes=[f"Line {one.line}: {one.message}" for one in error.mistakes])
+        return _page(
+            request, text=text, mistakes=[f"Line {mistake.line}: {mistake.message}" for mistake in error.mistakes]
+        )
     changed = racks.replace(user, places)
-    said = f"{formatting.plural(changed, 'place')} changed" if changed else "Nothing changed"
-    messages.success(request, f"{said}: {formatting.plural(len(places), 'node')} in racks.")
+    summary = f"{formatting.plural(changed, 'place')} changed" if changed else "Nothing changed"
+    messages.success(request, f"{summary}: {formatting.plural(len(places), 'node')} in racks.")
     return redirect("racks")
 
 
 @login_required
 @require_POST
 def put(request: HttpRequest) -> HttpResponse:
-    """One node's place; without a rack it stands in none."""
-    user = sysadmin_of(request, "say where nodes stand")
+    """Place one node; without a rack it is removed from its rack."""
+    user = sysadmin_of(request, "place nodes in racks")
     node, rack, slot = (plain(request.POST.get(name, "")).strip()[:300] for name in ("node", "rack", "slot"))
     if not rack:
         if not racks.take_out(user, node):
-            messages.error(request, f"{node[:60] or 'No node'} stands in no rack.")
+            messages.error(request, f"{node[:60] or 'No node'} is not in a rack.")
         return redirect("racks")
     try:
         racks.put(user, node, rack, slot)
     except racks.WrongPlaces as error:
-        messages.error(request, f"Not written: {error.mistakes[0].message}")
+        messages.error(request, f"Not saved: {error.mistakes[0].message}")
     return redirect("racks")
 
 
 def _page(request: HttpRequest, *, text: str = "", mistakes: list[str] | None = None) -> HttpResponse:
     rows = list(RackPlace.objects.all())
-    known = set(Node.objects.values_list("name", flat=True)) | set(Agent.objects.values_list("node", flat=True))
+    node_names = set(Node.objects.values_list("name", flat=True)) | set(Agent.objects.values_list("node", flat=True))
     placed = {row.node for row in rows}
-    free = sorted(known - placed, key=natural)
+    free = sorted(node_names - placed, key=natural)
     context = {
         "section": "cluster",
         "place": "racks",
-        "say": _say(len(rows), len({row.rack for row in rows}), len(free), len(placed - known)),
+        "say": _headline(len(rows), len({row.rack for row in rows}), len(free), len(placed - node_names)),
         "groups": _by_rack(rows),
-        "known": known,
+        "known": node_names,
         "free": free[:1_000],
         "racks": sorted({row.rack for row in rows}, key=natural),
         "may_change": can(user_of(request), "change", CLUSTER),
@@ -95,25 +97,25 @@ def _by_rack(rows: list[RackPlace]) -> list[tuple[str, list[RackPlace]]]:
     return [(rack, groups[rack]) for rack in sorted(groups, key=key)]  # type: ignore[arg-type]
 
 
-def _say(placed: int, in_racks: int, free: int, strange: int) -> tuple[str, str]:
+def _headline(placed: int, in_racks: int, free: int, strange: int) -> tuple[str, str]:
     if not placed:
-        return "No node has a place yet.", "Until they have, the map shows them by partition."
+        return "No nodes are placed in racks yet.", "Until then the map groups them by partition."
     lead = f"{formatting.plural(placed, 'node')} in {formatting.plural(in_racks, 'rack')}."
-    more = [f"{formatting.plural(free, 'node stands', 'nodes stand')} in none."] if free else []
+    more = [f"{formatting.plural(free, 'node is', 'nodes are')} in no rack."] if free else []
     if strange:
-        more.append(f"{formatting.plural(strange, 'name is', 'names are')} of no machine that anybody knows.")
+        more.append(f"{formatting.plural(strange, 'name in racks matches', 'names in racks match')} no known node.")
     return lead, " ".join(more)
 
 
-def _given(request: HttpRequest) -> tuple[str, str]:
-    """The text that was sent, and what is wrong with it as a whole."""
+def _uploaded_text(request: HttpRequest) -> tuple[str, str]:
+    """Return the submitted text, and what is wrong with it as a whole."""
     sent = request.FILES.get("file")
     if sent is None:
         text = request.POST.get("text", "")
-        return text, "" if text.strip() else "There is nothing in it. Choose a file, or write lines."
+        return text, "" if text.strip() else "It is empty. Choose a file, or enter lines."
     if isinstance(sent, list) or (sent.size or 0) > racks.MOST_BYTES:
         return "", f"The file is larger than {racks.MOST_BYTES:,} bytes."
     try:
         return sent.read().decode("utf-8-sig"), ""
     except UnicodeDecodeError:
-        return "", "The file is no UTF-8 text. Save it as CSV in UTF-8."
+        return "", "The file is not UTF-8 text. Save it as CSV in UTF-8."

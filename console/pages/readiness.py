@@ -1,7 +1,7 @@
-"""Answer /readyz, whether the whole portal works, and make the banner at home that says what does not.
+"""Answer /readyz: whether the whole portal works; and provide the home page's banner with what does not.
 
-/readyz is public, as /healthz is: load balancers and orchestrators have no token. So it names checks and what does not
-work, but no path, machine, address or person: those are on the banner and in `vigil check portal`, for sysadmins.
+/readyz is public, like /healthz: load balancers and orchestrators have no token. So it names checks and problems, but
+no path, machine, address or person: those are on the banner and in `vigil check portal`, for sysadmins.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page of reliability: how often nodes and programs fail, what it costs, and what to expect of a run to come."""
+"""The page of reliability: how often nodes and programs fail, what it costs, and a forecast for a future run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = 50
 HEADS = {
     "cause": "Cause", "node": "Node", "rack": "Rack", "partition": "Partition", "project": "Project", "week": "Week",
 }  # fmt: skip
-TITLES = {"all": "All failures", "machines": "Machines’", "programs": "Programs’"}
+TITLES = {"all": "All failures", "machines": "Hardware", "programs": "Programs"}
 
 
 @login_required
@@ -62,7 +62,7 @@ def page(request: HttpRequest) -> HttpResponse:
 
 
 def wanted_of(params: QueryDict) -> Wanted:
-    """What the address asks for; what it does not understand, it leaves out."""
+    """Parse the request from the URL; unknown values are ignored."""
     days, by, kind = whole(params.get("days"), 1000), params.get("by", ""), params.get("kind", "")
     return Wanted(
         days=days if days in WINDOWS else 30,

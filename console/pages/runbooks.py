@@ -1,4 +1,4 @@
-"""The pages of runbooks: what to do about each cause, as Vigil says it or as the site does."""
+"""The pages of runbooks: what to do about each cause, in Vigil's words or the site's."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from portal.access import CLUSTER, can, user_of
 from portal.markdown import render as render_markdown
 from portal.models import SiteRunbook, User
 
-ROOMS = {
+DOMAIN_TITLES = {
     "gpu": "GPUs", "network": "Network", "collective": "Collectives", "rendezvous": "Rendezvous", "memory": "Memory",
-    "storage": "Storage", "checkpoint": "Checkpoints", "numerics": "Numbers", "program": "The program", "data": "Data",
-    "environment": "Environment", "federated": "Federations", "scheduler": "The scheduler", "unknown": "Neither",
-    "none": "Neither",
+    "storage": "Storage", "checkpoint": "Checkpoints", "numerics": "Numerics", "program": "Program", "data": "Data",
+    "environment": "Environment", "federated": "Federated training", "scheduler": "Scheduler", "unknown": "Other",
+    "none": "Other",
 }  # fmt: skip
 
 
@@ -29,25 +29,25 @@ ROOMS = {
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
     changed = set(SiteRunbook.objects.values_list("code", flat=True))
-    rooms: dict[str, list[tuple[Cause, bool]]] = {}
+    groups: dict[str, list[tuple[Cause, bool]]] = {}
     for cause in CAUSES.values():
-        rooms.setdefault(ROOMS[cause.domain], []).append((cause, cause.code in changed))
-    return render(request, "portal/runbooks.html", {"section": "jobs", "rooms": rooms.items()})
+        groups.setdefault(DOMAIN_TITLES[cause.domain], []).append((cause, cause.code in changed))
+    return render(request, "portal/runbooks.html", {"section": "jobs", "domains": groups.items()})
 
 
 @login_required
 @require_safe
-def one(request: HttpRequest, code: str) -> HttpResponse:
-    """?own=1: Vigil's own, where the site has another."""
+def runbook_page(request: HttpRequest, code: str) -> HttpResponse:
+    """Show a runbook; `?own=1` shows the built-in one where the site has its own."""
     cause, user = _cause(code), user_of(request)
     found = runbooks.of(code)
-    shows_own = "own" in request.GET and found.site is not None
-    text = found.own if shows_own else found.text
+    shows_built_in = "own" in request.GET and found.site is not None
+    text = found.own if shows_built_in else found.text
     context = {
         "section": "jobs",
         "cause": cause,
         "site": found.site,
-        "shows_own": shows_own,
+        "shows_built_in": shows_built_in,
         "html": render_markdown(runbook.without_title(text), deeper=0, link=_address),
         "may_change": can(user, "change", CLUSTER),
     }
@@ -67,7 +67,7 @@ def edit(request: HttpRequest, code: str) -> HttpResponse:
         except ValueError as error:
             problem = str(error)
         else:
-            messages.success(request, f"Saved: this is what the site says about {code}.")
+            messages.success(request, f"Saved the site’s runbook for {code}.")
             return redirect("runbook", code)
     context = {
         "section": "jobs",
@@ -82,11 +82,11 @@ def edit(request: HttpRequest, code: str) -> HttpResponse:
 
 @login_required
 @require_POST
-def forget(request: HttpRequest, code: str) -> HttpResponse:
-    """Back to Vigil's own."""
+def restore_built_in(request: HttpRequest, code: str) -> HttpResponse:
+    """Delete the site's runbook, so that the built-in one is shown."""
     _cause(code)
     if runbooks.forget(_sysadmin(request), code):
-        messages.success(request, "Vigil’s own is shown again.")
+        messages.success(request, "The built-in runbook is shown again.")
     return redirect("runbook", code)
 
 
@@ -100,7 +100,7 @@ def _cause(code: str) -> Cause:
 def _sysadmin(request: HttpRequest) -> User:
     user = user_of(request)
     if not can(user, "change", CLUSTER):
-        raise PermissionDenied("Sysadmins change runbooks. Ask one of them.")
+        raise PermissionDenied("Only sysadmins can change runbooks. Ask one of them.")
     return user
 
 

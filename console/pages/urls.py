@@ -1,4 +1,4 @@
-"""The pages that need both jobs and nodes, and home."""
+"""The home page, and pages that need both jobs and nodes."""
 
 from django.urls import path
 
@@ -19,7 +19,7 @@ from console.pages import (
 
 urlpatterns = [
     path("", home.home, name="home"),
-    path("seen", home.seen, name="seen"),
+    path("seen", home.acknowledge, name="seen"),
     path("notices/<int:notice_id>/read", home.read_notice, name="notice_read"),
     path("theme", context.theme, name="theme"),
     path("cluster", cluster_map.index, name="cluster"),
@@ -30,7 +30,7 @@ urlpatterns = [
     path("racks/all", racks.replace, name="racks_replace"),
     path("racks/one", racks.put, name="rack_put"),
     path("nodes", nodes.index, name="nodes"),
-    path("nodes/<str:name>", node.one, name="node"),
+    path("nodes/<str:name>", node.node_page, name="node"),
     path("nodes/<str:name>/drain", node.drain, name="node_drain"),
     path("nodes/<str:name>/notes", node.add_note, name="node_notes"),
     path("nodes/<str:name>/notes/<int:note_id>/remove", node.remove_note, name="node_note_remove"),
@@ -40,8 +40,8 @@ urlpatterns = [
     path("docs", docs.index, name="docs"),
     path("docs/<str:name>", docs.page, name="doc"),
     path("runbooks", runbooks.index, name="runbooks"),
-    path("runbooks/<str:code>", runbooks.one, name="runbook"),
+    path("runbooks/<str:code>", runbooks.runbook_page, name="runbook"),
     path("runbooks/<str:code>/edit", runbooks.edit, name="runbook_edit"),
-    path("runbooks/<str:code>/own", runbooks.forget, name="runbook_forget"),
+    path("runbooks/<str:code>/own", runbooks.restore_built_in, name="runbook_forget"),
     path("reliability", reliability.page, name="reliability"),
 ]

@@ -1,4 +1,4 @@
-"""The page of waste: GPU-hours held, used and idle, and who holds idle GPUs now."""
+"""The page of waste: GPU-hours allocated, used and idle, and who has idle GPUs now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vigil_core import formatting
 from vigil_core.untrusted import whole
 
 ROWS = 50
-COLUMNS = (("held", "Held"), ("used", "Used"), ("share", "Used of held"), ("idle", "Idle"))
+COLUMNS = (("held", "Allocated"), ("used", "Used"), ("share", "Used share"), ("idle", "Idle"))
 HEADS = {"project": "Project", "person": "Person", "job": "Job"}
 
 
@@ -36,7 +36,7 @@ def page(request: HttpRequest) -> HttpResponse:
         "idle": idle,
         "windows": [(days, "Today" if days == 1 else formatting.plural(days, "day")) for days in WINDOWS],
         "groups": [(by, HEADS[by]) for by in BY],
-        "columns": [_column(wanted, "name", HEADS[wanted.by]), *(_column(wanted, *one) for one in COLUMNS)],
+        "columns": [_column(wanted, "name", HEADS[wanted.by]), *(_column(wanted, *column) for column in COLUMNS)],
         "next": None if found.is_last else skip + ROWS,
         "is_first": not skip,
         "csv": f"days={wanted.days}&by={wanted.by}&sort={wanted.sort}",
@@ -45,7 +45,7 @@ def page(request: HttpRequest) -> HttpResponse:
 
 
 def wanted_of(params: QueryDict) -> Wanted:
-    """What the address asks for; what it does not understand, it leaves out."""
+    """Parse the request from the URL; unknown values are ignored."""
     days, by, sort = whole(params.get("days"), 1000), params.get("by", ""), params.get("sort", "")
     return Wanted(
         days=days if days in WINDOWS else 7,
@@ -55,7 +55,7 @@ def wanted_of(params: QueryDict) -> Wanted:
 
 
 def _column(wanted: Wanted, key: str, title: str) -> dict[str, str]:
-    """A head that sorts by its column: the largest first, or names from a; again: the other way round."""
+    """Return a heading that sorts by its column: largest first, or names from a; again to reverse."""
     first, other = (key, f"-{key}") if key == "name" else (f"-{key}", key)
     direction = ("descending" if wanted.is_falling else "ascending") if wanted.key == key else ""
     return {"key": key, "title": title, "sort": other if wanted.sort == first else first, "direction": direction}

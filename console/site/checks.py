@@ -1,6 +1,7 @@
-"""System checks: what would make a site misbehave later is said at its start, with the remedy.
+"""Check at start for what would make a site misbehave later, and say how to fix it.
 
-`manage.py prepare` (so `vigil up` and every container) runs those tagged `vigil`; `manage.py check --deploy` all.
+`manage.py prepare` (and so `vigil up` and every container) runs the checks tagged `vigil`; `manage.py check --deploy`
+runs all.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ROOM_BYTES = 2 * 1024**3
 
 @register(TAG)
 def database_is_local(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
-    """SQLite's locks and its shared memory don't hold across machines: a network file system corrupts it."""
+    """Refuse SQLite on a network file system: its locks do not work across machines, which corrupts it."""
     database = settings.DATABASES["default"]
     if not str(database["ENGINE"]).endswith("sqlite3"):
         return []
@@ -41,64 +42,66 @@ def database_is_local(app_configs: Sequence[AppConfig] | None, **_: Any) -> list
     if kind not in NETWORK_FILE_SYSTEMS:
         return []
     hint = "Put VIGIL_HOME on a local disk (VIGIL_RUNS may stay on the shared one), or use PostgreSQL: DATABASE_URL."
-    return [Error(f"SQLite cannot be kept on {kind} ({database['NAME']}).", hint=hint, id="vigil.E001")]
+    return [Error(f"SQLite cannot be used on {kind} ({database['NAME']}).", hint=hint, id="vigil.E001")]
 
 
 @register(TAG)
 def runs_can_be_written(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
-    """Every job needs its run directory; nobody outside the group should read them."""
+    """Check that run directories can be created, and that nobody outside the group can read them."""
     runs: Path = settings.VIGIL_RUNS
     try:
         rundir.open_root()
     except OSError as error:
         if error.errno == errno.ENOTCONN:
-            hint = "Mount its file system, or make it. Jobs wait until then."
-            return [Warning(f"There is no {runs}.", hint=hint, id="vigil.W004")]
-        return [Error(f"{runs} cannot be made: {error.strerror}.", hint="Set VIGIL_RUNS.", id="vigil.E002")]
+            hint = "Mount its file system, or create it. Jobs wait until then."
+            return [Warning(f"{runs} does not exist.", hint=hint, id="vigil.W004")]
+        return [Error(f"{runs} cannot be created: {error.strerror}.", hint="Set VIGIL_RUNS.", id="vigil.E002")]
     if not os.access(runs, os.W_OK | os.X_OK):
-        hint = "Give it to the user that runs Vigil, or set VIGIL_RUNS."
-        return [Error(f"{runs} cannot be written.", hint=hint, id="vigil.E002")]
+        hint = "Change its owner to the user that runs Vigil, or set VIGIL_RUNS."
+        return [Error(f"{runs} is not writable.", hint=hint, id="vigil.E002")]
     found: list[CheckMessage] = []
     if runs.stat().st_mode & stat.S_IRWXO:
-        found.append(
-            Warning(f"Everybody on this machine may look into {runs}.", hint=f"chmod o= {runs}", id="vigil.W001")
-        )
+        found.append(Warning(f"Everybody on this machine can read {runs}.", hint=f"chmod o= {runs}", id="vigil.W001"))
     if _runs_are_shared() and not sharing.is_possible(runs):
-        hint = "Mount it with POSIX ACLs (ext4, XFS, Lustre, NFS 3 have them), or set VIGIL_RUNS to one that has."
-        message = f"The file system of {runs} keeps no access control lists: jobs of other Unix users are refused."
+        hint = "Mount it with POSIX ACLs (ext4, XFS, Lustre and NFS 3 support them), or set VIGIL_RUNS to one that has."
+        message = f"The file system of {runs} has no access control lists: jobs of other Unix users are refused."
         found.append(Warning(message, hint=hint, id="vigil.W005"))
     free = shutil.disk_usage(runs).free
     if free < ROOM_BYTES:
-        hint = "Delete jobs that nobody needs, or put VIGIL_RUNS on a larger disk."
-        found.append(Warning(f"Only {free / 1024**3:.1f} GiB are free for {runs}.", hint=hint, id="vigil.W002"))
+        hint = "Delete jobs that are no longer needed, or move VIGIL_RUNS to a larger disk."
+        found.append(
+            Warning(f"Only {free / 1024**3:.1f} GiB are free on the disk of {runs}.", hint=hint, id="vigil.W002")
+        )
     return found
 
 
 @register(TAG)
 def home_is_closed(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
-    """It holds people's password hashes and the key that signs sessions. Vigil makes it so; a folder that was there
-    before is as somebody left it."""
+    """Check that others cannot enter VIGIL_HOME: it holds password hashes and the key that signs sessions.
+
+    Vigil creates it closed; a folder that existed before keeps its mode.
+    """
     home: Path = settings.VIGIL_HOME
     if not home.stat().st_mode & stat.S_IRWXO:
         return []
-    message, hint = f"Everybody on this machine may go into {home}.", f"chmod o= {home}"
+    message, hint = f"Everybody on this machine can enter {home}.", f"chmod o= {home}"
     if settings.VIGIL_LOCAL_USER:
         return [
-            Error(f"{message} So may everybody's jobs, as {settings.VIGIL_LOCAL_USER}.", hint=hint, id="vigil.E007")
+            Error(f"{message} So can everybody's jobs, as {settings.VIGIL_LOCAL_USER}.", hint=hint, id="vigil.E007")
         ]
     return [Warning(message, hint=hint, id="vigil.W007")]
 
 
 def _runs_are_shared() -> bool:
-    """Whether jobs run as other Unix users than the portal."""
+    """Return whether jobs run as other Unix users than the portal."""
     from nodes.cluster.sync import unix_user
 
     return bool(unix_user("anybody"))
 
 
 @register(TAG)
-def scheduler_is_known(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
-    """A portal with another would start, and run no job."""
+def scheduler_is_supported(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """Refuse an unknown scheduler: the portal would start, but run no job."""
     from nodes.schedulers import choose
 
     name = settings.VIGIL_SCHEDULER
@@ -106,17 +109,17 @@ def scheduler_is_known(app_configs: Sequence[AppConfig] | None, **_: Any) -> lis
 
 
 @register(TAG)
-def slurm_is_named(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
-    """What Slurm cannot be spoken with without; nothing is asked of it here. `vigil check slurm` asks everything."""
+def slurm_is_configured(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """Check the settings that Slurm needs, without contacting it. `vigil check slurm` tests everything."""
     if settings.VIGIL_SCHEDULER != "slurm":
         return []
     from jobs.checking import here
     from jobs.checking import settings as asked
 
     site = here.settings_only()
-    found = [one for one in (asked.url(site), asked.tokens(site)) if one.level == "error"]
+    found = [finding for finding in (asked.url(site), asked.tokens(site)) if finding.level == "error"]
     if found:
-        message = " ".join(f"{one.detail}. {one.remedy}" for one in found)
+        message = " ".join(f"{finding.detail}. {finding.remedy}" for finding in found)
         return [Error(f"VIGIL_SCHEDULER=slurm, and {message}", id="vigil.E005")]
     mentioned = asked.key_mode(site) if site.key_file and not site.token_command else None
     if mentioned is None:
@@ -125,44 +128,44 @@ def slurm_is_named(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[Ch
 
 
 @register(TAG)
-def exporters_are_named(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
-    """A slip there would leave machines untold of, and only the worker's log would say so."""
+def exporters_are_valid(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """Refuse malformed exporter settings: nodes would go unmonitored, and only the worker's log would say so."""
     try:
         exporters.exporters(settings.VIGIL_DCGM_EXPORTERS)
     except ValueError as error:
-        hint = "Name each as NODE=http://HOST:9400/metrics, with commas between, or a line each in @FILE."
+        hint = "Write each as NODE=http://HOST:9400/metrics, separated by commas, or one per line in @FILE."
         return [Error(f"VIGIL_DCGM_EXPORTERS: {error}", hint=hint, id="vigil.E008")]
     return []
 
 
 @register(TAG)
 def people_can_sign_in(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
-    """Off loopback the cookies are sent over TLS only."""
+    """Refuse a public URL without TLS: beyond loopback, cookies are only sent over TLS."""
     url = urlsplit(settings.VIGIL_PUBLIC_URL)
     if settings.ON_LOOPBACK or url.scheme == "https":
         return []
-    hint = "Put a proxy with TLS before it and set VIGIL_PUBLIC_URL=https://…, VIGIL_BEHIND_PROXY=1."
-    message = f"Nobody can sign in at {settings.VIGIL_PUBLIC_URL}: its cookies travel over https only."
+    hint = "Put a TLS proxy in front of it and set VIGIL_PUBLIC_URL=https://… and VIGIL_BEHIND_PROXY=1."
+    message = f"Nobody can sign in at {settings.VIGIL_PUBLIC_URL}: its cookies are only sent over https."
     return [Error(message, hint=hint, id="vigil.E003")]
 
 
 @register(TAG)
-def rows_of_restarts_hold(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
-    """Read again at each bad end, where what does not hold would go unnoticed."""
+def restart_rules_are_valid(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """Check VIGIL_RESTART_ON at start; it is parsed again at each failure, where an error would go unnoticed."""
     try:
         restarts.parse_toml(settings.VIGIL_RESTART_ON)
     except SpecError as error:
         hint = 'Write lines such as "gpu.*" = "restart" (docs/jobspec.md).'
-        return [Error(f"VIGIL_RESTART_ON does not hold: {error}", hint=hint, id="vigil.E009")]
+        return [Error(f"VIGIL_RESTART_ON is invalid: {error}", hint=hint, id="vigil.E009")]
     return []
 
 
 @register(TAG)
-def trainer_is_there(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
-    """Jobs of the local scheduler run in this very environment, unless another is named; looked for, never imported."""
+def trainer_is_installed(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """Warn if torch is missing: jobs of the local scheduler run in this environment by default. Never imports it."""
     if settings.VIGIL_SCHEDULER != "local" or "VIGIL_JOB_PYTHON" in os.environ or importlib.util.find_spec("torch"):
         return []
-    install = "Run `make run` once more" if installation.IS_CHECKOUT else "Install it beside Vigil: pip install torch"
+    install = "Run `make run` again" if installation.IS_CHECKOUT else "Install it next to Vigil: pip install torch"
     hint = f"{install}; or name a Python that has it in VIGIL_JOB_PYTHON; or use Slurm."
     return [Warning("torch is not installed: jobs on this machine will fail.", hint=hint, id="vigil.W003")]
 

@@ -1,4 +1,4 @@
-"""What a start needs before the first request: the database's schema, static files, the first sysadmin."""
+"""Prepare a start: migrate the database, collect static files, create the first sysadmin."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from portal.accounts import actions
 from portal.http.staticfiles import UNUSED
 from portal.run.preflight import Refused
 
-# Any number that nothing else locks: two starts on one PostgreSQL take turns.
+# Any number that nothing else locks: it serialises two starts on one PostgreSQL.
 LOCK = 7_424_101
 
 
 def prepare(mark: str = "") -> list[str]:
-    """Bring the site up to date and answer what a person should read: notes, the first sysadmin's link.
+    """Bring the site up to date and return what a person should read: notes, and the first sysadmin's link.
 
-    `mark` is left in VIGIL_HOME/prepared once everything is done. Raises Refused at what would misbehave later.
+    `mark` is written to VIGIL_HOME/prepared once everything is done. Raises Refused if the site would misbehave later.
     """
-    said = _check()
+    notes = _check()
     _migrate()
     _collect_static()
     job_code.link()
     if url := actions.first_start():
-        said.append(f"Sign in: {url}")
+        notes.append(f"Sign in: {url}")
     if mark:
         this_machine.enrol()
         (settings.VIGIL_HOME / "prepared").write_text(mark)
-    return said
+    return notes
 
 
 def _check() -> list[str]:
-    """Stop at what would misbehave, mention what only might."""
+    """Run the checks: raise Refused at the first error, return the warnings."""
     notes = []
     for found in run_checks(tags=[checks.TAG]):
         text = " ".join(part for part in (str(found.msg), found.hint) if part)
@@ -50,14 +50,14 @@ def _check() -> list[str]:
 
 
 def _migrate() -> None:
-    """Apply what is missing; looking first is quicker than `migrate`, which always visits every content type."""
+    """Apply missing migrations. Checking first is quicker than `migrate`, which always visits every content type."""
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute("SELECT pg_advisory_lock(%s)", [LOCK])
         try:
             executor = MigrationExecutor(connection)
             is_behind = bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))
-            # A start that was killed after its last migration has yet to put the listing's triggers back.
+            # If a start was killed after its last migration, the listing's triggers are still missing.
             if is_behind or not keeping.is_kept(connection):
                 call_command("migrate", interactive=False, verbosity=0)
         finally:
@@ -76,7 +76,7 @@ def _collect_static() -> None:
 
 
 def _sources() -> str:
-    """A digest of every source file's name, size and time."""
+    """Return a digest of every source file's name, size and time."""
     lines = []
     for finder in get_finders():
         for path, storage in finder.list([]):

@@ -1,4 +1,4 @@
-"""The agent of the machine that `vigil up` runs on: its token, where the supervisor finds it."""
+"""Enrol the agent of the machine that `vigil up` runs on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from portal.models import digest
 
 
 def enrol() -> None:
-    """Leave a token that is good, in a file that only we read; one that is good already stays."""
+    """Store a valid token in a file that only we can read; a token that is still valid stays."""
     if not settings.VIGIL_AGENT:
         return
     node, path = node_names(1)[0], settings.VIGIL_AGENT_HOME / "token"
@@ -30,7 +30,7 @@ def _read(path: Path) -> str:
 
 
 def _write(path: Path, token: str) -> None:
-    """Whole or not at all."""
+    """Write the token file atomically."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     temporary = path.with_suffix(".new")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

@@ -1,13 +1,13 @@
 // The map of up to a few hundred nodes: each GPU is an element, and what changes is its attributes.
 const WORDS = {
   busy: "in use",
-  wasted: "held and idle",
+  wasted: "allocated but idle",
   idle: "free",
-  drained: "takes no jobs",
+  drained: "not schedulable",
   lost: "lost",
   broken: "broken",
   hot: "hot",
-  stray: "works, and nobody holds it",
+  stray: "working but not allocated",
 };
 const MARKS = { busy: "", wasted: "z", hot: "▲" };
 const STEPS = { ArrowLeft: -1, ArrowRight: 1 };

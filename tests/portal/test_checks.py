@@ -103,7 +103,7 @@ def test_torch_is_missed_where_jobs_would_run(
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: object() if there else None)
     if named:
         monkeypatch.setenv("VIGIL_JOB_PYTHON", "/another/container/bin/python")
-    assert ids(checks.trainer_is_there(None)) == expected
+    assert ids(checks.trainer_is_installed(None)) == expected
 
 
 def test_redis_that_does_not_answer_is_named(settings: Any, tmp_path: Path) -> None:
@@ -129,6 +129,6 @@ def test_a_home_that_is_open_to_others_is_told(settings: Any, tmp_path: Path) ->
 
 def test_rows_of_restarts_that_do_not_hold_are_refused(settings: Any) -> None:
     settings.VIGIL_RESTART_ON = '"gpu.*" = "explode"'
-    assert ids(checks.rows_of_restarts_hold(None)) == ["vigil.E009"]
+    assert ids(checks.restart_rules_are_valid(None)) == ["vigil.E009"]
     settings.VIGIL_RESTART_ON = '"gpu.*" = "restart"'
-    assert not checks.rows_of_restarts_hold(None)
+    assert not checks.restart_rules_are_valid(None)

@@ -32,9 +32,9 @@ def home(user: User) -> str:
 
 def test_an_empty_home_says_what_to_do(mira: User) -> None:
     html = home(mira)
-    assert "Nothing here yet." in html
+    assert "No jobs yet." in html
     assert 'href="/submit"' in html
-    assert "Since you looked" not in html
+    assert "Since your last visit" not in html
 
 
 def test_what_failed_is_the_persons_move(mira: User, project: Project) -> None:
@@ -42,7 +42,7 @@ def test_what_failed_is_the_persons_move(mira: User, project: Project) -> None:
     kept = a_job(mira, project, state="timeout", name="dunlin", attempt={"step": 120})
     a_checkpoint(kept, 100, state="verified")
     html = home(mira)
-    assert "and waits for you." in html
+    assert "and needs your attention." in html
     assert f'<a href="/jobs/{lost.pk}">siskin</a> failed at step 57.' in html
     assert "shapes differ.</span>" in html
     assert f'href="/submit?from={lost.pk}">clone it with the fix' in html
@@ -51,9 +51,9 @@ def test_what_failed_is_the_persons_move(mira: User, project: Project) -> None:
 
 def test_what_is_not_handed_over_is_not_in_the_queue(mira: User, project: Project) -> None:
     a_job(mira, project, state="pending", name="wren")
-    assert "Not handed to the scheduler yet." in home(mira)
+    assert "Not submitted to the scheduler yet." in home(mira)
     Attempt.objects.update(scheduler_id="12")
-    assert "In the queue; it starts as soon as there is room." in home(mira)
+    assert "In the queue; it starts as soon as resources are free." in home(mira)
 
 
 def test_what_does_not_fit_is_counted(mira: User, project: Project) -> None:
@@ -72,11 +72,11 @@ def test_a_sweep_that_waits_is_one_line(mira: User, project: Project) -> None:
     a_job(mira, project, name="seeds-7", sweep=last, sweep_index=7, **facts)
     a_job(mira, project, name="siskin", **facts)
     html = home(mira).replace("\N{NO-BREAK SPACE}", " ")
-    assert f'12 of sweep <a href="/sweeps/{sweep.pk}"><b>rates</b></a> wait' in html
+    assert f'12 jobs of sweep <a href="/sweeps/{sweep.pk}"><b>rates</b></a>' in html
     assert "<b>rates-" not in html
     assert html.count("Resources: what it asks for is not free yet.") == 3
     assert "<b>seeds-7</b>" in html, "what is left alone goes by its own name"
-    assert "1 job runs, 14 wait." in html
+    assert "1 job running, 14 pending." in html
     assert "more</a>" not in html
     for number in range(10):
         a_job(mira, project, name=f"wren-{number}", **facts)
@@ -97,7 +97,7 @@ def test_ends_of_a_sweep_are_one_line_for_each_state(
     assert f'href="/jobs?sweep={sweep.pk}&amp;state=completed">19 other jobs</a> of sweep rates completed.' in html
     assert html.count("of sweep rates") == 2
     assert ">wren</a> failed" in html
-    assert "waits for you. So did 10 others." in html.replace("\N{NO-BREAK SPACE}", " ")
+    assert "needs your attention. So did 10 others." in html.replace("\N{NO-BREAK SPACE}", " ")
     monkeypatch.setattr("console.pages.home.MOST_ENDED", 5)
     assert ">9 other jobs</a> of sweep rates failed." in home(mira), "all are counted, however few are looked through"
 
@@ -120,9 +120,9 @@ def test_what_recovered_needs_nobody(mira: User, project: Project) -> None:
     job.save(update_fields=["latest"])
     html = home(mira)
     assert "nightjar failed at" in html
-    assert "goes on: resumed from step 100." in html
+    assert "was continued: resumed from step 100." in html
     assert "Resumed from step 100." in html
-    assert "Your move" not in html
+    assert "What to do" not in html
 
 
 def test_what_took_several_attempts_counts_none_as_the_whole(mira: User, project: Project) -> None:
@@ -139,9 +139,9 @@ def test_what_took_several_attempts_counts_none_as_the_whole(mira: User, project
 def test_seen_means_gone_from_the_list(mira: User, project: Project) -> None:
     a_job(mira, project, state="completed", name="wren")
     client = signed_in(mira)
-    assert "Since you looked" in client.get("/").text
+    assert "Since your last visit" in client.get("/").text
     assert client.post("/seen", {"until": timezone.now().isoformat()}).status_code == 302
-    assert "Since you looked" not in client.get("/").text
+    assert "Since your last visit" not in client.get("/").text
     mira.refresh_from_db()
     before = mira.seen_at
     client.post("/seen", {"until": (timezone.now() - timedelta(days=3)).isoformat()})
@@ -172,7 +172,7 @@ def test_waiting_says_why(mira: User, project: Project) -> None:
     a_job(mira, project, state="pending", name="longctx", attempt={"reason": "Needs 4 whole nodes."})
     html = home(mira)
     assert "Needs 4 whole nodes." in html
-    assert "1 job waits." in html.replace("\N{NO-BREAK SPACE}", " ")
+    assert "1 job pending." in html.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_free_slots_leave_out_drained_nodes(mira: User) -> None:

@@ -106,8 +106,8 @@ class TestLab:
             end = int(now - days * telemetry.DAY_S)
             outline = read.gpu_curve(agent, gpu.pk, "watts", start=end - 3600, end=end).outline
             assert len(outline.first) >= 6, f"{days} days ago"
-        telemetry.tell(now)
-        telemetry.tell(now + 10)
+        telemetry.report_now(now)
+        telemetry.report_now(now + 10)
         agent.refresh_from_db()
         assert not agent.is_silent()
         assert agent.newest["gpus"][gpu.uuid]["gpu_percent"] > 0
@@ -129,7 +129,7 @@ def test_a_node_that_gets_an_agent_of_its_own_leaves_the_demonstration(
     agent = Agent.objects.get(node=name)
     assert agent.gpus.filter(gone_at=None).count() == cluster.GPUS
     token = enrolment.enroll(name, by=User.objects.create_superuser("root"))
-    telemetry.tell(now + 10)
+    telemetry.report_now(now + 10)
     agent.refresh_from_db()
     assert agent.is_made_up, "a token alone reports nothing"
     post = {
@@ -144,7 +144,7 @@ def test_a_node_that_gets_an_agent_of_its_own_leaves_the_demonstration(
     for _ in range(2):
         now += 20
         telemetry.make(now=now)
-        telemetry.tell(now)
+        telemetry.report_now(now)
     agent = Agent.objects.get(node=name)
     assert not agent.is_made_up
     assert list(agent.gpus.filter(gone_at=None).values_list("uuid", flat=True)) == ["GPU-real"]

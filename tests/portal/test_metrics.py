@@ -282,7 +282,7 @@ class TestFormat:
     @given(st.lists(st.text(st.characters(codec="utf-8")), min_size=2, max_size=2), st.floats())
     def test_any_label_and_value_comes_back(self, labels: list[str], value: float) -> None:
         family = Family("x_total", "counter", 'a "b" \\ c\nd', ("one", "two"), [(tuple(labels), value)])
-        text = exposition.written([family])
+        text = exposition.render([family])
         (mine,) = exposition.samples(text)
         assert (mine.name, list(mine.labels.values())) == ("x_total", labels)
         assert repr(mine.value) == repr(float(value))

@@ -91,7 +91,7 @@ class TestWhoIsTold:
     def test_without_one_there_is_no_section(self, oskar: User) -> None:
         html = home(oskar)
         assert "h-notices" not in html
-        assert "Nothing here yet." in html
+        assert "No jobs yet." in html
         assert "unread" not in html
 
 

@@ -56,7 +56,7 @@ def test_pages_ask_who_one_is() -> None:
 def test_error_pages_are_ours_and_keep_the_policy() -> None:
     response = Client().get("/nothing/here")
     assert response.status_code == 404
-    assert "There is nothing here" in response.text
+    assert "Page not found" in response.text
     assert "script-src 'self'" in response.headers["Content-Security-Policy"]
     assert " style=" not in response.text
 
@@ -64,13 +64,13 @@ def test_error_pages_are_ours_and_keep_the_policy() -> None:
 def test_a_page_that_breaks_says_so_with_nothing_to_lean_on() -> None:
     response = server_error(RequestFactory().get("/"))
     assert response.status_code == 500
-    assert b"Vigil stumbled" in response.content
+    assert b"Vigil failed to show" in response.content
 
 
 def test_forms_without_their_token_are_refused_kindly() -> None:
     response = Client(enforce_csrf_checks=True).post("/theme", {"theme": "dark"})
     assert response.status_code == 403
-    assert "That page was too old" in response.text
+    assert "This form has expired" in response.text
 
 
 def test_no_page_carries_inline_styles_or_scripts() -> None:

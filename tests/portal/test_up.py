@@ -36,7 +36,7 @@ def kept_up(prepared_home: Path) -> Iterator[Stack]:
 def test_starts_serves_stops_within_five_seconds_and_starts_again(make_stack: MakeStack) -> None:
     stack = make_stack(fresh=True)
     stack.start()
-    assert "Sign in: http://" in stack.said()
+    assert "Sign in: http://" in stack.output_of()
     for path in ("vigil.sqlite3", "cli.toml", "secret_key", "logs/web.log", "redis"):
         assert (stack.home / path).stat().st_mode & 0o007 == 0, f"{path} is nobody else's to read"
     assert httpx.get(f"{stack.url}/healthz", trust_env=False).status_code == 200
@@ -49,7 +49,7 @@ def test_starts_serves_stops_within_five_seconds_and_starts_again(make_stack: Ma
 
     url, secret = stack.url, (stack.home / "secret_key").read_text()
     stack.start()
-    assert "Preparing" not in stack.said(), "the second start is quick"
+    assert "Preparing" not in stack.output_of(), "the second start is quick"
     assert stack.url == url
     assert (stack.home / "secret_key").read_text() == secret
 
@@ -60,7 +60,7 @@ def test_every_child_is_restarted(kept_up: Stack) -> None:
     for name in NAMES:
         old = stack.kill(name)
         assert stack.wait_for_new(name, old) != old
-        wait_for(lambda name=name: f"{name} died of SIGKILL" in stack.said(), f"a word about {name}")
+        wait_for(lambda name=name: f"{name} died of SIGKILL" in stack.output_of(), f"a word about {name}")
     # A connection that is made while no web process lives waits for the next one.
     stack.kill("web")
     assert httpx.get(f"{stack.url}/healthz", timeout=20, trust_env=False).status_code == 200
@@ -166,7 +166,7 @@ def test_file_that_is_no_database_is_one_sentence(make_stack: MakeStack) -> None
     refused = _up(stack, "--port", "0")
     assert refused.returncode == 1
     assert refused.stderr.splitlines() == [
-        "vigil up: the database cannot be used: file is not a database. DATABASE_URL names it."
+        "vigil up: the database cannot be used: file is not a database. Check DATABASE_URL."
     ]
     assert stack.processes() == []
 

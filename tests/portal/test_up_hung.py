@@ -60,14 +60,14 @@ def test_every_part_that_hangs_is_missed_and_restarted(stack: Stack) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
     for name in names:
-        assert f"{name} has shown no sign of life for {LIMIT_S} s and is killed" in stack.said()
+        assert f"{name} has shown no sign of life for {LIMIT_S} s and is killed" in stack.output_of()
     wait_for(lambda: readyz(stack)["ready"], "the portal to be ready again", 90)
 
 
 def test_web_that_hangs_is_restarted(stack: Stack) -> None:
     wait_for(lambda: readyz(stack)["ready"], "the portal to be ready", 90)
-    before = stack.said().count("no sign of life")
+    before = stack.output_of().count("no sign of life")
     pid = stack.kill("web", signal.SIGSTOP)
     stack.wait_for_new("web", pid, 90)
     assert httpx.get(f"{stack.url}/healthz", trust_env=False, timeout=30).status_code == 200
-    assert stack.said().count("no sign of life") == before + 1, "nobody else was killed, though nothing happened"
+    assert stack.output_of().count("no sign of life") == before + 1, "nobody else was killed, though nothing happened"

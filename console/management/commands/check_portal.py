@@ -1,4 +1,4 @@
-"""`manage.py check_portal`: what `vigil check portal` runs."""
+"""Run `vigil check portal`."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ MARKS = {"unchecked": "–", "warning": "!", "error": "✗"}
 
 
 class Command(BaseCommand):
-    help = "Check whether the portal itself works, and print what to do where it does not."
+    help = "Check whether the portal itself works, and print what to do if it does not."
     requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`manage.py check_slurm`: what `vigil check slurm` runs."""
+"""Run `vigil check slurm`."""
 
 import io
 import json
@@ -17,9 +17,9 @@ MARKS = {"ok": "✓", "warn": "!", "error": "✗", "skip": "–"}
 
 
 class Command(BaseCommand):
-    help = "Say line by line whether this site and its Slurm fit together, and what is missing."
+    help = "Check line by line whether this site works with its Slurm, and what is missing."
     requires_system_checks = ()
-    last_remedy = ""  # the same one is not said line after line
+    last_remedy = ""  # a repeated remedy is printed once
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true")
@@ -29,36 +29,36 @@ class Command(BaseCommand):
         parser.add_argument("--no-jobs", action="store_true")
 
     def handle(self, *args: object, **options: object) -> None:
-        logging.getLogger("nodes").setLevel(logging.WARNING)  # the list says it all
+        logging.getLogger("nodes").setLevel(logging.WARNING)  # the list has everything
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks ✓ gets a question mark
+            if isinstance(stream, io.TextIOWrapper):  # a terminal without ✓ shows a question mark
                 stream.reconfigure(errors="replace")
-        wishes = Wishes(tuple(options["partition"]), str(options["user"]), float(str(options["wait"])))  # type: ignore[arg-type]
+        job_options = Wishes(tuple(options["partition"]), str(options["user"]), float(str(options["wait"])))  # type: ignore[arg-type]
         found: list[Finding] = []
         try:
-            for finding in run.look(here.site(), None if options["no_jobs"] else wishes, self._tell):
+            for finding in run.look(here.site(), None if options["no_jobs"] else job_options, self._show_progress):
                 found.append(finding)
                 if not options["json"]:
-                    self._say(finding)
+                    self._print(finding)
         except KeyboardInterrupt:
             sys.exit(130)
-        wrong = [one for one in found if one.level == "error"]
+        wrong = [item for item in found if item.level == "error"]
         if options["json"]:
-            self.stdout.write(json.dumps({"ok": not wrong, "findings": [asdict(one) for one in found]}, indent=2))
+            self.stdout.write(json.dumps({"ok": not wrong, "findings": [asdict(item) for item in found]}, indent=2))
         else:
-            warned = sum(one.level == "warn" for one in found)
-            self.stdout.write(f"\n{len(wrong)} to mend, {warned} to look at, {len(found)} checked.")
+            warned = sum(item.level == "warn" for item in found)
+            self.stdout.write(f"\n{len(wrong)} errors, {warned} warnings, {len(found)} checked.")
         if wrong:
             sys.exit(1)
 
-    def _say(self, finding: Finding) -> None:
+    def _print(self, finding: Finding) -> None:
         self.stdout.write(f"{MARKS[finding.level]} {finding.title}: {finding.detail}")
         if finding.remedy and finding.remedy != self.last_remedy:
             self.stdout.write(f"    → {finding.remedy}")
         self.last_remedy = finding.remedy
         self.stdout.flush()
 
-    def _tell(self, words: str) -> None:
-        """What it waits for, beside the list."""
+    def _show_progress(self, words: str) -> None:
+        """Print what the check is waiting for on stderr."""
         self.stderr.write(f"  … {words}")
         self.stderr.flush()

@@ -1,4 +1,4 @@
-"""A made-up lab to look around in."""
+"""Create a demonstration lab to explore."""
 
 import time
 from typing import Any
@@ -9,20 +9,20 @@ from console.demo import lab, telemetry
 
 
 class Command(BaseCommand):
-    help = "Add a believable lab: people, projects, jobs that ended well and badly, and one that runs."
+    help = "Add a realistic lab: people, projects, jobs that succeeded and failed, and a running one."
     requires_system_checks = ()
 
     def add_arguments(self, parser: Any) -> None:
-        parser.add_argument("--live", action="store_true", help="let its machines tell what they do, for ever")
+        parser.add_argument("--live", action="store_true", help="keep its machines reporting until stopped")
 
     def handle(self, *args: object, **options: object) -> None:
         if options["live"]:
-            _go_on()
+            _report_forever()
         made = lab.make()
-        self.stdout.write(f"Made {len(made)} jobs." if made else "The demonstration lab is there already.")
+        self.stdout.write(f"Created {len(made)} jobs." if made else "The demonstration lab exists already.")
 
 
-def _go_on() -> None:
+def _report_forever() -> None:
     while True:
         time.sleep(telemetry.PERIOD_S - time.time() % telemetry.PERIOD_S)
-        telemetry.tell()
+        telemetry.report_now()

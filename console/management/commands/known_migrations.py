@@ -1,4 +1,4 @@
-"""`manage.py known_migrations`: every migration that this code has, as JSON by app; asks no database."""
+"""Print every migration that this code has as JSON by app, without a database."""
 
 import json
 
@@ -7,11 +7,11 @@ from django.db.migrations.loader import MigrationLoader
 
 
 class Command(BaseCommand):
-    help = "Print the migrations that this code knows."
+    help = "Print the migrations in this code."
     requires_system_checks = ()
 
     def handle(self, *args: object, **options: object) -> None:
-        known: dict[str, list[str]] = {}
+        migrations: dict[str, list[str]] = {}
         for app, name in sorted(MigrationLoader(None).disk_migrations or ()):
-            known.setdefault(app, []).append(name)
-        self.stdout.write(json.dumps(known))
+            migrations.setdefault(app, []).append(name)
+        self.stdout.write(json.dumps(migrations))

@@ -1,4 +1,4 @@
-"""`manage.py login_link [USER]`: another one-time link."""
+"""Create another one-time sign-in link: `manage.py login_link [USER]`."""
 
 from argparse import ArgumentParser
 
@@ -11,7 +11,7 @@ from portal.models import User
 
 
 class Command(BaseCommand):
-    help = "Print a link that signs a person in once, within the hour; without a name, the first sysadmin."
+    help = "Print a one-time sign-in link, valid for an hour; without a name, for the first sysadmin."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("username", nargs="?")
@@ -24,7 +24,7 @@ class Command(BaseCommand):
         except (OperationalError, ProgrammingError):
             raise CommandError("Vigil has not been started here yet. Start it first: make run, or vigil up.") from None
         if user is None:
-            known = ", ".join(people.order_by("username").values_list("username", flat=True)[:20])
-            raise CommandError(f"There is no active person {username or 'with a sysadmin account'}. Known: {known}.")
+            usernames = ", ".join(people.order_by("username").values_list("username", flat=True)[:20])
+            raise CommandError(f"No active user {username or 'with a sysadmin account'}. Users: {usernames}.")
         note(None, "login_link.made", user.username)
         self.stdout.write(f"Sign in: {actions.make_link(user, at=actions.last_address())}")

@@ -1,4 +1,4 @@
-"""`manage.py prepare`: what a container runs once before web and workers start; `vigil up` does the same in web."""
+"""Prepare the site before web and workers start, once per container start; under `vigil up` web does this."""
 
 from django.core.management.base import BaseCommand, CommandError
 
@@ -7,7 +7,7 @@ from portal.run.preflight import Refused
 
 
 class Command(BaseCommand):
-    help = "Bring the database and the static files up to date; make the first sysadmin."
+    help = "Bring the database and the static files up to date; create the first sysadmin."
     requires_system_checks = ()
 
     def handle(self, *args: object, **options: object) -> None:

@@ -42,23 +42,23 @@ def test_the_command_ends_with_1_and_json(settings: Any, capsys: pytest.CaptureF
 
 
 def test_a_start_refuses_an_unknown_scheduler(settings: Any) -> None:
-    assert checks.scheduler_is_known(None) == []
+    assert checks.scheduler_is_supported(None) == []
     settings.VIGIL_SCHEDULER = "slrm"
-    (found,) = checks.scheduler_is_known(None)
+    (found,) = checks.scheduler_is_supported(None)
     assert (found.id, found.is_serious()) == ("vigil.E006", True)
     assert "VIGIL_SCHEDULER=slrm is not supported. Set it to local or slurm." in found.msg
 
 
 def test_a_start_names_what_slurm_needs(settings: Any, tmp_path: Path) -> None:
-    assert checks.slurm_is_named(None) == []
+    assert checks.slurm_is_configured(None) == []
     settings.VIGIL_SCHEDULER = "slurm"
-    (found,) = checks.slurm_is_named(None)
+    (found,) = checks.slurm_is_configured(None)
     assert (found.id, found.is_serious()) == ("vigil.E005", True)
     assert "VIGIL_SLURM_URL is not set" in found.msg
     assert "VIGIL_SLURM_KEY_FILE" in found.msg
     settings.VIGIL_SLURM_URL, settings.VIGIL_SLURM_KEY_FILE = "http://127.0.0.1:6820", str(tmp_path / "key")
-    (found,) = checks.slurm_is_named(None)
+    (found,) = checks.slurm_is_configured(None)
     assert (found.id, found.is_serious()) == ("vigil.W006", False)
     (tmp_path / "key").write_bytes(b"0123456789abcdef0123456789abcdef")
     os.chmod(tmp_path / "key", 0o600)
-    assert checks.slurm_is_named(None) == []
+    assert checks.slurm_is_configured(None) == []

@@ -52,11 +52,11 @@ def test_worst_first_and_a_sentence(mira: User) -> None:
     html = text(mira)
     assert order(html) == ["lost-early", "lost-late", "off", "gap", "new", "dgx-2", "dgx-10"]
     assert re.search(r"2 of 6 agents are silent: lost-early since [^,]+, lost-late since [^,]+\. <", html)
-    assert "The clock of off is off by −2 min 04 s; the portal’s counts." in html
-    assert "Samples of gap are missing, from the last 7 days." in html
+    assert "The clock of off is off by −2 min 04 s; portal time is used." in html
+    assert "Samples of gap are missing from the last 7 days." in html
     assert "1 in 7 d" in html
-    assert "7 batches given up" in html
-    assert "new is enrolled and has never been heard." in html
+    assert "7 batches dropped" in html
+    assert "new is enrolled but has never reported." in html
 
 
 def test_all_is_well(mira: User) -> None:
@@ -84,7 +84,7 @@ def test_one_alone_is_one(mira: User) -> None:
 
 def test_without_agents_it_says_how_to_enrol_one(mira: User) -> None:
     html = text(mira)
-    assert "No machine has an agent yet." in html
+    assert "No node has an agent yet." in html
     assert "<code>vigil agent enroll NODE</code>" in html
     assert "enrolment secret</button>" not in html, "that is for sysadmins"
     Node.objects.create(name="dgx-09")

@@ -16,8 +16,8 @@ from msgspec import structs
 
 from bench import many_machines
 from console.pages import rack_map
-from console.pages.map_rows import Device, Holder, Machine
-from console.pages.map_words import Waiting, facts, say
+from console.pages.map_rows import MapGpu, MapHolder, MapNode
+from console.pages.map_words import PendingDemand, facts, headline
 from console.pages.packed_map import packed
 from jobs.listing import visibility
 from jobs.listing.visibility import Held
@@ -32,22 +32,22 @@ NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
 NBSP = "\N{NO-BREAK SPACE}"
 
 
-def machine(name: str = "dgx-01", *devices: Device, **fields: Any) -> Machine:
-    counted = {"gpus": len(devices), "gpus_used": sum(device.is_held for device in devices)}
-    return Machine(name, **{"state": "mixed", "partitions": ["h100"], "devices": list(devices), **counted, **fields})
+def machine(name: str = "dgx-01", *devices: MapGpu, **fields: Any) -> MapNode:
+    counted = {"gpus": len(devices), "gpus_used": sum(device.is_allocated for device in devices)}
+    return MapNode(name, **{"state": "mixed", "partitions": ["h100"], "devices": list(devices), **counted, **fields})
 
 
-def busy(index: int, percent: int = 90, celsius: int = 60, **fields: Any) -> Device:
-    holder = Holder("mira", "wren")
+def busy(index: int, percent: int = 90, celsius: int = 60, **fields: Any) -> MapGpu:
+    holder = MapHolder("mira", "wren")
     told = {"percent": percent, "temperature_c": celsius, "watts": 500, "holder": holder, **fields}
-    return Device(index, pk=index + 1, is_held=True, **told)
+    return MapGpu(index, pk=index + 1, is_allocated=True, **told)
 
 
-def drawn(*machines: Machine) -> rack_map.RackMap:
-    return rack_map.drawn(machines, ["h100", "cpu"])
+def drawn(*machines: MapNode) -> rack_map.RackMap:
+    return rack_map.draw(machines, ["h100", "cpu"])
 
 
-def cells(of: Machine) -> list[rack_map.Cell]:
+def cells(of: MapNode) -> list[rack_map.MapCell]:
     return [rack_map.cell_of(device, of) for device in of.devices]
 
 
@@ -63,13 +63,13 @@ def cells(of: Machine) -> list[rack_map.Cell]:
         (busy(0, throttle=0x40), "hot", "▲"),
         (busy(0, throttle=0x04), "busy", ""),  # a power cap is no heat
         (busy(0, is_lost=True), "lost", "×"),
-        (Device(0), "idle", ""),
-        (Device(0, percent=0), "idle", ""),
-        (Device(0, percent=50), "stray", "?"),
-        (Device(0, is_held=True, is_hidden=True), "busy", ""),
+        (MapGpu(0), "idle", ""),
+        (MapGpu(0, percent=0), "idle", ""),
+        (MapGpu(0, percent=50), "stray", "?"),
+        (MapGpu(0, is_allocated=True, is_hidden=True), "busy", ""),
     ],
 )
-def test_a_cell_by_what_is_told(device: Device, state: str, mark: str) -> None:
+def test_a_cell_by_what_is_told(device: MapGpu, state: str, mark: str) -> None:
     cell = rack_map.cell_of(device, machine())
     assert (cell.state, cell.mark) == (state, mark)
 
@@ -79,17 +79,17 @@ def test_a_cell_carries_all_four_answers() -> None:
     assert (cell.use, cell.heat, cell.owner) == (8, 4, "mi")
     assert cell.colour in range(1, 9)
     assert cell.label == f"GPU 3: in use by mira, wren, 97{NBSP}%, 61{NBSP}°C"
-    (cell,) = cells(machine("dgx-01", Device(0)))
+    (cell,) = cells(machine("dgx-01", MapGpu(0)))
     assert (cell.use, cell.heat, cell.owner, cell.colour, cell.label) == ("", "", "", "", "GPU 0: free")
-    (cell,) = cells(machine("dgx-01", Device(0, is_held=True, is_hidden=True)))
+    (cell,) = cells(machine("dgx-01", MapGpu(0, is_allocated=True, is_hidden=True)))
     assert (cell.owner, cell.label) == ("··", "GPU 0: in use")
-    (cell,) = cells(machine("dgx-01", Device(0), takes_jobs=False))
+    (cell,) = cells(machine("dgx-01", MapGpu(0), takes_jobs=False))
     assert (cell.state, cell.mark) == ("drained", "–")
 
 
 def test_buckets_and_letters_at_their_ends() -> None:
     assert [rack_map.heat_bucket(c) for c in (-5, 30, 58, 86, 200)] == [0, 0, 4, 8, 8]
-    uses = [rack_map.cell_of(Device(0, percent=p), machine()).use for p in (0, 11, 12, 99, 100)]
+    uses = [rack_map.cell_of(MapGpu(0, percent=p), machine()).use for p in (0, 11, 12, 99, 100)]
     assert uses == [0, 0, 1, 8, 8]
     assert [rack_map.letters(name) for name in ("mira", "ada.lindqvist", "a", "", "x-y_z", "...")] == [
         "mi", "al", "a", "", "xy", "..",
@@ -98,29 +98,29 @@ def test_buckets_and_letters_at_their_ends() -> None:
 
 # What a row says, in one line.
 def test_a_row_says_what_matters_most() -> None:
-    def why(of: Machine) -> str:
-        return rack_map.Row(of).why.replace(NBSP, " ")
+    def why(of: MapNode) -> str:
+        return rack_map.MapRow(of).why.replace(NBSP, " ")
 
     held = [Held("7", name, "mira", None, False, (), None, 0) for name in ("wren", "plover", "heron")]
-    assert why(machine("n", busy(0), Device(1), held=held[:1])) == "wren, 1 free"
-    assert why(machine("n", busy(0), held=held)) == "wren, plover, 1 more"
-    assert why(machine("n", Device(0), Device(1))) == "free"
-    assert why(machine("n", Device(0, is_held=True, is_hidden=True), Device(1))) == "in use, 1 free"
+    assert why(machine("n", busy(0), MapGpu(1), jobs=held[:1])) == "wren, 1 free"
+    assert why(machine("n", busy(0), jobs=held)) == "wren, plover, 1 more"
+    assert why(machine("n", MapGpu(0), MapGpu(1))) == "free"
+    assert why(machine("n", MapGpu(0, is_allocated=True, is_hidden=True), MapGpu(1))) == "in use, 1 free"
     assert why(machine("n", busy(2, celsius=90), busy(3, is_lost=True))) == "GPU 3 lost"
     assert why(machine("n", busy(2, celsius=90), busy(4, celsius=91))) == "GPUs 2, 4 hot"
     out = {"state": "drained", "is_in_service": False, "takes_jobs": False}
     assert why(machine("n", busy(3, is_lost=True), reason="XID 79", **out)) == "drained, XID 79"
-    assert why(machine("n", Device(0), silent_since=NOON)).startswith("agent silent since ")
+    assert why(machine("n", MapGpu(0), silent_since=NOON)).startswith("agent silent since ")
     assert why(machine("n", cpus=8, state="idle")) == "idle"
     families = [
-        rack_map.Row(of).family
+        rack_map.MapRow(of).family
         for of in (machine("n", busy(0)), machine("n", busy(0, is_lost=True)), machine("n", **out))
     ]
     assert families == ["running", "warn", "cancelled"]
 
 
 # Racks and those that stand in none.
-def rack(name: str, celsius: int, *, order: int = 0, slot: int = 0, node: str = "") -> Machine:
+def rack(name: str, celsius: int, *, order: int = 0, slot: int = 0, node: str = "") -> MapNode:
     return machine(node or f"n-{name}-{slot}", busy(0, celsius=celsius), rack=name, rack_order=order, slot=slot)
 
 
@@ -135,7 +135,7 @@ def test_a_rack_is_compared_with_those_beside_it() -> None:
     there = drawn(rack("1", 60), rack("2", 66), rack("3", 62), rack("4", 61))
     assert [round(column.off_c or 0, 1) for column in there.columns] == [-6.0, 5.0, -1.5, -1.0]
     assert [column.is_warm for column in there.columns] == [False, True, False, False]
-    idle = machine("idle", Device(0, percent=0, temperature_c=31), rack="2")
+    idle = machine("idle", MapGpu(0, percent=0, temperature_c=31), rack="2")
     assert [column.off_c for column in drawn(rack("1", 60), idle).columns] == [None, None], (
         "idle GPUs are cooler anyway"
     )
@@ -143,16 +143,16 @@ def test_a_rack_is_compared_with_those_beside_it() -> None:
 
 
 def test_the_sums_of_a_rack() -> None:
-    (column,) = drawn(machine("n", busy(0, 80, 60), busy(1, 0, 40, is_wasted=True), Device(2), rack="R")).columns
+    (column,) = drawn(machine("n", busy(0, 80, 60), busy(1, 0, 40, is_wasted=True), MapGpu(2), rack="R")).columns
     assert (column.gpus, column.used, column.wasted, column.kilowatts) == (3, 2, 1, 1.0)
     assert (column.percent, column.mean_c) == (40, 50)
 
 
 def test_nodes_without_a_rack_stand_by_partition() -> None:
-    many = [machine(f"dgx-{i}", Device(0)) for i in range(1, 31)]
-    there = drawn(*many, machine("x", Device(0), partitions=[]), machine("c", partitions=["cpu", "h100"], cpus=4))
+    many = [machine(f"dgx-{i}", MapGpu(0)) for i in range(1, 31)]
+    there = drawn(*many, machine("x", MapGpu(0), partitions=[]), machine("c", partitions=["cpu", "h100"], cpus=4))
     assert [(column.name, column.part, len(column.rows)) for column in there.columns] == [
-        ("h100", "1 of 3", 11), ("h100", "2 of 3", 11), ("h100", "3 of 3", 9), ("In no partition", "", 1),
+        ("h100", "1 of 3", 11), ("h100", "2 of 3", 11), ("h100", "3 of 3", 9), ("No partition", "", 1),
     ]  # fmt: skip
     assert [row.name for row in there.columns[0].rows[:4]] == ["c", "dgx-1", "dgx-2", "dgx-3"]
     assert not there.has_racks
@@ -160,15 +160,15 @@ def test_nodes_without_a_rack_stand_by_partition() -> None:
 
 @pytest.mark.parametrize(("nodes", "size"), [(64, "full"), (65, "folded"), (256, "folded"), (257, "canvas")])
 def test_more_nodes_are_drawn_smaller(nodes: int, size: str) -> None:
-    there = drawn(*(machine(f"n{i}", Device(0), rack=f"R{i % 9}") for i in range(nodes)))
+    there = drawn(*(machine(f"n{i}", MapGpu(0), rack=f"R{i % 9}") for i in range(nodes)))
     assert there.size == size
-    assert rack_map.of_rack(there, "R3").size == "full"
-    assert rack_map.of_rack(there, "nowhere").columns == []
+    assert rack_map.draw_rack(there, "R3").size == "full"
+    assert rack_map.draw_rack(there, "nowhere").columns == []
 
 
 def test_a_packed_map_says_the_same() -> None:
-    of = machine("n", busy(0, 93, 61), Device(3), busy(5, is_lost=True, temperature_c=None), rack="R")
-    hidden = machine("m", Device(0, is_held=True, is_hidden=True), rack="R", slot=1)
+    of = machine("n", busy(0, 93, 61), MapGpu(3), busy(5, is_lost=True, temperature_c=None), rack="R")
+    hidden = machine("m", MapGpu(0, is_allocated=True, is_hidden=True), rack="R", slot=1)
     told = packed(drawn(of, hidden, machine("c", cpus=8, cpus_used=3, partitions=["cpu"])))
     assert told["owners"] == [["mi", "mira", rack_map.colour("mira")]]
     first, cpus = told["columns"]
@@ -178,19 +178,19 @@ def test_a_packed_map_says_the_same() -> None:
 
 
 # The sentence, and the numbers.
-def said(*machines: Machine, slow: tuple[SlowFileSystem, ...] = (), waiting: Waiting | None = None) -> str:
-    return " ".join(say(drawn(*machines), slow, waiting or Waiting(), NOON)).replace(NBSP, " ")
+def said(*machines: MapNode, slow: tuple[SlowFileSystem, ...] = (), waiting: PendingDemand | None = None) -> str:
+    return " ".join(headline(drawn(*machines), slow, waiting or PendingDemand(), NOON)).replace(NBSP, " ")
 
 
 def test_the_sentence_says_what_is_broken_first() -> None:
     out = {"state": "drained", "is_in_service": False, "takes_jobs": False, "reason": "XID 79."}
-    assert said() == "No node is known yet. The scheduler is asked within seconds of Vigil’s start."
-    assert said(machine("n", Device(0))) == "The node is in service. Nothing waits."
-    assert said(machine("a"), machine("b"), waiting=Waiting(2, 36)) == (
-        "All 2 nodes are in service. 36 GPUs are waited for in 2 jobs."
+    assert said() == "No nodes yet. The scheduler is polled within seconds of Vigil’s start."
+    assert said(machine("n", MapGpu(0))) == "The node is in service. No pending jobs."
+    assert said(machine("a"), machine("b"), waiting=PendingDemand(2, 36)) == (
+        "All 2 nodes are in service. 2 pending jobs need 36 GPUs."
     )
-    assert said(machine("a", **out), machine("b", busy(5, is_lost=True)), waiting=Waiting(1, 0)) == (
-        "a is drained (XID 79) and GPU 5 of b is lost. 1 job waits."
+    assert said(machine("a", **out), machine("b", busy(5, is_lost=True)), waiting=PendingDemand(1, 0)) == (
+        "a is drained (XID 79) and GPU 5 of b is lost. 1 pending job."
     )
     three = [machine(name, **out) for name in "abc"]
     assert said(*three).startswith("3 nodes are out of service (a, b and c).")
@@ -199,15 +199,15 @@ def test_the_sentence_says_what_is_broken_first() -> None:
     assert said(machine("a", *lost)).startswith("2 GPUs are lost on a.")
     assert said(machine("a", lost[0]), machine("b", lost[1])).startswith("2 GPUs are lost on 2 nodes.")
     silent = machine("a", silent_since=NOON)
-    assert re.match(r"The agent of a is silent since .*\d\d:\d\d\. ", said(silent))
+    assert re.match(r"The agent of a has been silent since .*\d\d:\d\d\. ", said(silent))
     assert said(silent, replace(silent, name="b")).startswith("2 agents are silent.")
 
 
 def test_the_sentence_says_what_is_idle_and_held_and_what_hangs() -> None:
     wasted = [busy(i, 0, is_wasted=True) for i in range(3)]
-    assert "3 GPUs are held and idle, by mira." in said(machine("a", *wasted))
-    noor = structs.replace(wasted[2], holder=Holder("noor", "x"))
-    assert "3 GPUs are held and idle, 2 of them by mira." in said(machine("a", *wasted[:2], noor))
+    assert "3 GPUs are allocated but idle, all mira’s." in said(machine("a", *wasted))
+    noor = structs.replace(wasted[2], holder=MapHolder("noor", "x"))
+    assert "3 GPUs are allocated but idle, 2 of them mira’s." in said(machine("a", *wasted[:2], noor))
     open_one = SlowFileSystem("nfs01:/x", ["/x"], ["a", "b"], NOON - timedelta(minutes=11), NOON, None)
     assert said(machine("a"), slow=(open_one,)).startswith("nfs01 has been slow for 11 min on 2 nodes.")
     over = replace(open_one, until=NOON)
@@ -218,18 +218,18 @@ def test_the_sentence_says_what_is_idle_and_held_and_what_hangs() -> None:
 
 def test_the_numbers_that_matter() -> None:
     there = drawn(
-        machine("a", busy(0, 80, cap_watts=700), Device(1, cap_watts=700)), machine("b", *map(Device, range(3)))
+        machine("a", busy(0, 80, cap_watts=700), MapGpu(1, cap_watts=700)), machine("b", *map(MapGpu, range(3)))
     )
-    told = {title: (value, of.replace(NBSP, " ")) for title, value, of, _ in facts(there, Waiting(3, 24))}
+    told = {title: (value, of.replace(NBSP, " ")) for title, value, of, _ in facts(there, PendingDemand(3, 24))}
     assert told == {
-        "In use": ("1", "of 5 GPUs"), "Working": ("0.8", "by utilisation"), "Free": ("4", "3 together at most"),
-        "Takes no jobs": ("0", "of 2 nodes"), "Waiting": ("24", "GPUs in 3 jobs"), "Power": ("0.5", "of 1.4 kW"),
+        "In use": ("1", "of 5 GPUs"), "Working": ("0.8", "by utilisation"), "Free": ("4", "at most 3 on one node"),
+        "Not schedulable": ("0", "of 2 nodes"), "Pending": ("24", "GPUs for 3 jobs"), "Power": ("0.5", "of 1.4 kW"),
     }  # fmt: skip
-    cpus = facts(drawn(machine("c", cpus=8, cpus_used=3)), Waiting(1, 0))
+    cpus = facts(drawn(machine("c", cpus=8, cpus_used=3)), PendingDemand(1, 0))
     assert [(title, value, of.replace(NBSP, " ")) for title, value, of, _ in cpus] == [
-        ("In use", "3", "of 8 CPUs"), ("Takes no jobs", "0", "of 1 node"), ("Waiting", "1", "job"),
+        ("In use", "3", "of 8 CPUs"), ("Not schedulable", "0", "of 1 node"), ("Pending", "1", "job"),
     ]  # fmt: skip
-    assert facts(drawn(), Waiting()) == facts(drawn(), Waiting(0, 0))
+    assert facts(drawn(), PendingDemand()) == facts(drawn(), PendingDemand(0, 0))
 
 
 # The page.
@@ -275,7 +275,7 @@ def test_the_page_with_all_four_answers(mira: User) -> None:
     a_dgx(timezone.now())
     RackPlace.objects.create(node="dgx-01", rack="A & 1")
     html = text(mira, "/cluster?by=heat")
-    assert "The node is in service. Nothing waits." in re.sub(r"<[^>]+>", "", html).replace("  ", " ")
+    assert "The node is in service. No pending jobs." in re.sub(r"<[^>]+>", "", html).replace("  ", " ")
     assert 'id="by-heat" checked' in html.replace('value="heat" ', "")
     assert "<b>A & 1</b></a> · 61 °C" in html
     assert "2 of 2 in use · 0.8 kW" in html
@@ -313,7 +313,7 @@ def test_the_card_of_a_gpu(mira: User) -> None:
         assert signed_in(mira).get(address).status_code == 404
     Agent.objects.update(heard_at=timezone.now() - timedelta(minutes=5))
     silent = text(mira, "/cluster/dgx-01/0")
-    assert "Its agent is silent since" in silent
+    assert "Its agent has been silent since" in silent
     assert "93 %" not in silent
 
 
@@ -331,7 +331,7 @@ def test_what_others_hold_stays_their_own_where_the_site_says_so(mira: User, set
     assert "secret.py" not in card
     assert "oskar" not in card
     assert "7 %" not in card
-    assert "Somebody’s job holds it." in card
+    assert "It is allocated to somebody else’s job." in card
     stranger = text(person("stranger"), "/cluster")
     assert "wren" not in stranger
     assert 'data-use="93"' not in stranger
@@ -345,13 +345,13 @@ def test_a_node_that_only_the_scheduler_knows(mira: User) -> None:
     assert html.count('data-s="busy"') == 2 + 2, "two of the key"
     assert "3 of 8 CPUs" in html
     assert '<progress value="3" max="8"' in html
-    assert "No agent tells of it." in text(mira, "/cluster/dgx-02/0")
+    assert "No agent reports on it." in text(mira, "/cluster/dgx-02/0")
 
 
 def test_an_empty_cluster(mira: User) -> None:
     html = text(mira, "/cluster")
     assert "No nodes yet" in html
-    assert "No node stands in R" in text(mira, "/cluster?rack=R")
+    assert "No nodes in R" in text(mira, "/cluster?rack=R")
     assert signed_in(mira).post("/cluster").status_code == 405
 
 

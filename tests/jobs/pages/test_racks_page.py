@@ -43,7 +43,7 @@ def test_a_file_replaces_all(ops: User) -> None:
     assert there() == {"dgx-01": ("A1", 1), "dgx-02": ("A1", 2)}
     html = text(ops)
     assert "2 nodes in 1 rack. " in html
-    assert "1 node stands in none. 1 name is of no machine that anybody knows." in html
+    assert "1 node is in no rack. 1 name in racks matches no known node." in html
     assert client.get("/racks?format=csv").text == "node,rack,slot,order\ndgx-01,A1,1,0\ndgx-02,A1,2,0\n"
     client.post("/racks/all", {"text": "dgx-01,B1"})
     assert there() == {"dgx-01": ("B1", 0)}
@@ -53,8 +53,8 @@ def test_a_file_replaces_all(ops: User) -> None:
     ("sent", "said"),
     [
         ({"text": "dgx-01,A1\n?<b>,A1"}, "Line 2: '?<b>' is no node's name."),
-        ({"text": " "}, "There is nothing in it."),
-        ({"file": upload(b"\xff\xfe\x00")}, "The file is no UTF-8 text."),
+        ({"text": " "}, "It is empty."),
+        ({"file": upload(b"\xff\xfe\x00")}, "The file is not UTF-8 text."),
         ({"file": upload(b"a,R\n" * 300_000)}, "The file is larger than 1,000,000 bytes."),
     ],
 )
@@ -95,6 +95,6 @@ def test_others_read_and_change_nothing(ops: User) -> None:
 
 
 def test_without_racks(ops: User) -> None:
-    assert "No node has a place yet." in text(person("mira"))
-    assert "Sysadmins say where nodes stand." in text(person("noor"))
+    assert "No nodes are placed in racks yet." in text(person("mira"))
+    assert "Sysadmins place nodes in racks." in text(person("noor"))
     assert "Place all by CSV" in text(ops)

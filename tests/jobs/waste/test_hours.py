@@ -274,7 +274,7 @@ class TestAsking:
         GpuUse.objects.all().delete()
         GpuHours.objects.all().delete()
         assert asked(lab["sam"], "days=1")["text"] == "Today no GPU-hours were counted. No allocated GPU is idle now."
-        assert "Nothing counted" in text(signed_in(lab["sam"]).get("/waste"))
+        assert "No GPU-hours" in text(signed_in(lab["sam"]).get("/waste"))
 
     @pytest.mark.parametrize(
         ("sort", "order"),

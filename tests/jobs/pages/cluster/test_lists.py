@@ -36,7 +36,7 @@ def test_licences_are_on_the_queue_page_where_there_are_any(mira: User, schedule
     scheduler.unreadable["licenses"] = 1
     sync.read(scheduler)
     html = text(mira, "/queue")
-    assert "Licences in use: abaqus 3 of 1,500 · matlab 1 of 2, 1 reserved" in html
+    assert "Licenses in use: abaqus 3 of 1,500 · matlab 1 of 2, 1 reserved" in html
     assert "1 licence could not be read and is left out." in html
     found = signed_in(mira).get("/api/v1/licenses").json()
     assert found["items"][1] == {

@@ -65,7 +65,7 @@ def test_nodes_are_filtered_by_the_address(mira: User, scheduler: Told) -> None:
     for query, there in (("partition=cpu", "cpu-01"), ("state=out", "dgx-02"), ("q=nvlink", "dgx-01")):
         html = text(mira, f"/nodes?{query}")
         assert [name for name in ("dgx-01", "dgx-02", "cpu-01") if f'id="node-{name}"' in html] == [there]
-    assert "No node matches" in text(mira, "/nodes?q=nowhere")
+    assert "No matching nodes" in text(mira, "/nodes?q=nowhere")
 
 
 def test_only_what_changes_is_sent_again(mira: User, scheduler: Told) -> None:
@@ -97,7 +97,7 @@ def test_sysadmins_drain_on_the_page(scheduler: Told) -> None:
     assert {(o.node, o.action, o.reason) for o in NodeOrder.objects.all()} == {
         ("dgx-01", "drain", "fan 3"), ("dgx-02", "undrain", ""),
     }  # fmt: skip
-    assert "by ops. The scheduler is asked within seconds." in text(ops, "/nodes/dgx-01")
+    assert "by ops. Sent to the scheduler within seconds." in text(ops, "/nodes/dgx-01")
     client.post("/nodes/dgx-01/drain", {"reason": ""})
     assert NodeOrder.objects.count() == 2
 
@@ -109,9 +109,9 @@ def test_a_drain_by_hand_is_not_replaced_by_a_click(scheduler: Told) -> None:
     refused = client.post("/nodes/dgx-02/drain", {"reason": "reboot"}, follow=True).content.decode()
     said = " ".join(unescape(refused).replace("\N{NO-BREAK SPACE}", " ").split())
     assert "dgx-02 is drained by ops" in said
-    assert "Nothing was changed. Its reason is replaced by: vigil drain dgx-02 --reason R --replace" in said
+    assert "Nothing was changed. To replace its reason: vigil drain dgx-02 --reason R --replace" in said
     refused = client.post("/nodes/dgx-02/undrain", follow=True).content.decode()
-    assert "Nothing was changed. Read that first; then undrain it if you mean to." in refused
+    assert "Nothing was changed. Read the reason before you undrain the node." in refused
     assert not NodeOrder.objects.exists()
 
 
@@ -138,13 +138,13 @@ def test_silence_is_said(mira: User, scheduler: Told) -> None:
     Reading.objects.update(read_at=since)
     for address in ("/nodes", "/nodes/dgx-01", "/queue"):
         html = text(mira, address)
-        assert "has not answered for 4 min; this is what it said at" in html
+        assert "has not answered for 4 min; showing its answer from" in html
         assert "Slurm did not answer for 10 s." in html
     assert "dgx-01" in text(mira, "/nodes")
     reading = signed_in(mira).get("/api/v1/nodes").json()["reading"]
     assert reading["error"] == "Slurm did not answer for 10 s."
     Reading.objects.update(error="", failing_since=None)
-    assert "was last asked 4 min ago" in text(mira, "/queue")
+    assert "was last polled 4 min ago" in text(mira, "/queue")
 
 
 def test_a_slurm_that_hangs_is_said_before_its_call_runs_out_of_time(
@@ -154,7 +154,7 @@ def test_a_slurm_that_hangs_is_said_before_its_call_runs_out_of_time(
     for seconds, is_said in ((8, False), (11, True)):
         Reading.objects.update(read_at=timezone.now() - timedelta(seconds=seconds))
         for address in ("/nodes", "/nodes/dgx-01", "/queue", "/cluster"):
-            assert ("Slurm has not answered for 11 s; this is what it said at" in text(mira, address)) is is_said
+            assert ("Slurm has not answered for 11 s; showing its answer from" in text(mira, address)) is is_said
     Reading.objects.filter(part="queue").update(read_at=timezone.now())
     assert "has not answered" not in text(mira, "/nodes"), "it answers, if more slowly"
 
@@ -177,7 +177,7 @@ def test_what_could_not_be_read_is_counted_on_the_page_and_over_rest(mira: User,
 
 def test_empty_pages_say_what_comes(mira: User) -> None:
     assert "No nodes yet" in text(mira, "/nodes")
-    assert "The queue has not been read yet." in text(mira, "/queue")
+    assert "The queue has not been polled yet." in text(mira, "/queue")
     Reading.objects.create(part="nodes", error="Connection refused")
     assert "does not answer. Connection refused." in text(mira, "/nodes")
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db
 
 def test_the_queue_in_plain_words(mira: User, scheduler: Told) -> None:
     html = text(mira, "/queue")
-    assert "Your slurm-15 waits, 1 of 2 in gpu." in html
+    assert "Your slurm-15 is pending, position 1 of 2 in gpu." in html
     assert "Resources: what it asks for is not free yet." in html
     assert "with it, its owner would run more than the QOS allows one person." in html
     order = [
@@ -79,7 +79,7 @@ def test_jobs_of_vigil_go_by_the_names_that_people_gave(mira: User, scheduler: T
     sync.read(scheduler)
     html = text(mira, "/queue")
     assert f'href="/sweeps/{sweep.pk}">rates</a>' in html
-    assert "18 jobs of your rates wait" in html
+    assert "18 jobs of your rates are pending" in html
     assert ">finch<" in html
     assert f">{past}<" in html, "what came past Vigil is called as it is"
     assert "finch, oskar9" in html or "finch" in text(mira, "/nodes/dgx-01")
@@ -102,9 +102,10 @@ def test_an_array_counts_as_the_jobs_that_it_stands_for(mira: User, scheduler: T
     sync.read(scheduler)
     html = text(mira, "/queue")
     assert (
-        '12 jobs of your rates wait, from place 1 of 13 in gpu. <span class="muted">13 jobs wait in all, 0 run.' in html
+        "12 jobs of your rates are pending, from position 1 of 13 in gpu. "
+        '<span class="muted">13 jobs pending and 0 running in total.' in html
     )
-    assert 'Waiting <span class="count">13</span>' in html
+    assert 'Pending <span class="count">13</span>' in html
     assert "stands for 12 jobs" in html
     assert "8 GPUs each" in html
     assert "13 of 13" in html, "one who comes after twelve"
@@ -167,7 +168,7 @@ def test_a_colleague_sees_the_row_of_an_array_where_each_sees_their_own(
 
 def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None:
     sync.read(Told(machines=[node("dgx-01")]))
-    assert "Nothing waits and nothing runs." in text(mira, "/queue")
+    assert "The queue is empty." in text(mira, "/queue")
     a_job(mira, a_project(), state="pending", name="siskin")
     one = "1 job of yours has not been handed to the scheduler yet."
     stranger = person("stranger")
@@ -175,7 +176,7 @@ def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None
         assert one in text(mira, address)
         assert one not in text(stranger, address)
     html = text(mira, "/queue")
-    assert "The queue was empty when it was read." in html
+    assert "The queue was empty at the last poll." in html
     assert "starts at once" not in html
     now = timezone.now()
     for task in (0, 1):
@@ -187,6 +188,6 @@ def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None
     assert client.get("/api/v1/queue").json()["unseen"] == {"kept": 1, "newer": 2, "text": f"{one} {handed}"}
     sync.read(Told(queued=[queued(17, user="mira1", tasks=2), queued(18, user="mira1", state="running")]))
     assert client.get("/api/v1/queue").json()["unseen"]["newer"] == 0
-    assert f"2 jobs wait in all, 1 runs. {one}" in text(mira, "/queue")
+    assert f"2 jobs pending and 1 running in total. {one}" in text(mira, "/queue")
     fragment = text(mira, "/queue", **{"HX-Request": "true", "HX-Target": "live"})
-    assert 'hx-swap-oob="true">everything that waits or runs on the cluster, read' in fragment
+    assert 'hx-swap-oob="true">all pending and running jobs of the cluster, polled' in fragment
