@@ -137,7 +137,7 @@ def _run(name: str, table: dict[str, Any], rounds: int, *, label: str = "", **mo
         _note(course, rounds, 0, 0)
 
     def after(rounds: Rounds) -> None:
-        told = rounds._told
+        told = rounds._report
         course.seconds += told.seconds
         _note(course, rounds, told.traffic.bytes_up, told.traffic.bytes_down)
 
@@ -147,7 +147,7 @@ def _run(name: str, table: dict[str, Any], rounds: int, *, label: str = "", **mo
 
 
 def _note(course: Course, rounds: Rounds, up: int, down: int) -> None:
-    judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
+    judged = rounds.evaluator.evaluate(rounds.server, should_continue=lambda: True)
     assert judged is not None
     import numpy as np
 

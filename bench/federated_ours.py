@@ -99,7 +99,7 @@ def turns(asked: str) -> None:
 
 
 def score(rounds: Rounds) -> dict[str, float]:
-    judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
+    judged = rounds.evaluator.evaluate(rounds.server, should_continue=lambda: True)
     assert judged is not None
     return {name: judged.means[name] for name in ("loss", "accuracy") if name in judged.means}
 
@@ -193,7 +193,7 @@ def state(asked: str) -> dict[str, Any]:
             assert rounds.checkpoints.latest is not None
             told["save_seconds"] = rounds.checkpoints.latest.seconds
             told["peak_mib"] = resident("VmHWM") / MIB
-            clients, kept = rounds.server.clients, rounds.server.kept
+            clients, kept = rounds.server.clients, rounds.server.client_state
             told["kept_mib"] = sum(v[0].nbytes * clients for v in kept.values()) / MIB
             raise Over
 
@@ -231,8 +231,8 @@ def ledger(asked: str) -> dict[str, Any]:
     told: dict[str, Any] = {}
 
     def began(rounds: Rounds) -> None:
-        for name in ("tell", "tell_judged"):
-            setattr(rounds.telling, name, _counted(getattr(rounds.telling, name), spent))
+        for name in ("report_round", "report_evaluation"):
+            setattr(rounds.round_reporter, name, _counted(getattr(rounds.round_reporter, name), spent))
 
     def after(rounds: Rounds) -> None:
         if rounds.step == found["warm"]:
@@ -286,7 +286,7 @@ def sums(asked: str) -> dict[str, Any]:
     weights = torch.linspace(1, 2, updates, dtype=torch.float64)
     ids = torch.arange(updates).numpy()
     same = torch.ones(updates, dtype=torch.int64).numpy()
-    chunks = schedule.cut(ids, same, same, numbers=numbers, alone=True)
+    chunks = schedule.cut(ids, same, same, numbers=numbers, is_unstacked=True)
     rows = torch.randn(max(len(chunk.clients) for chunk in chunks), numbers)  # more than any cache holds
 
     def mine() -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, Names, RoundTable, Split
+from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, ClientNames, RoundTable, SplitTable
 
 Event = dict[str, Any]
 SIZES = (100, 2_000)
@@ -156,11 +156,11 @@ def _round_table(i: int, now: float) -> Event:
 
 
 def _split(i: int, now: float) -> Event:
-    return Split((i * 6_000) % 90_000, ("samples",), np.full((6_000, 1), i, np.uint32)).pack()
+    return SplitTable((i * 6_000) % 90_000, ("samples",), np.full((6_000, 1), i, np.uint32)).pack()
 
 
 def _names(i: int, now: float) -> Event:
-    return Names((i * 6_000) % 90_000, tuple("ab" for _ in range(6_000))).pack()
+    return ClientNames((i * 6_000) % 90_000, tuple("ab" for _ in range(6_000))).pack()
 
 
 _JOB_EVENTS: dict[str, Callable[[int, float], Event]] = {

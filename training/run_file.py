@@ -70,7 +70,7 @@ def load(path: Path) -> RunFile:
     allocation = data.get("launch", data.get("resources", {}))
     allocation = allocation if isinstance(allocation, dict) else {}
     client = _client(path, data["client"]) if isinstance(data.get("client"), dict) else None
-    run = data["run"] if client is None else federation.beside_code(data["run"])
+    run = data["run"] if client is None else federation.with_custom_recipe(data["run"])
     hours, gpus = allocation.get("mtbf_hours"), allocation.get("gpus_per_node")
     share = allocation.get("least_share")
     return RunFile(

@@ -48,10 +48,10 @@ class FederatedIncarnation(Incarnation):
         names = tuple(owner.name for owner in owners)
         samples = np.array([owner.samples for owner in owners])
         evaluated = np.rint(samples * VALIDATION_SHARE / (1 - VALIDATION_SHARE)).astype(np.int64)
-        splits = tables.splits(np.diag(samples), names, evaluated)
+        splits = tables.split_events(np.diag(samples), names, evaluated)
         return [
             *({**self.event("clients.split"), **part.pack()} for part in splits),
-            *({**self.event("clients.named"), **part.pack()} for part in tables.named(names)),
+            *({**self.event("clients.named"), **part.pack()} for part in tables.name_events(names)),
         ]
 
     def of_steps(self, low: int, high: int, batch: int, time: float) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import torch
 
-from training.federation.parts import TooFew
+from training.federation.parts import TooFewUpdates
 
 
 def combine(rows, weights, *, trim=1, longest=2.0):
@@ -12,7 +12,8 @@ def combine(rows, weights, *, trim=1, longest=2.0):
     `trim`: values cut off at each end, of each number; `longest`: how many times the median length a row may have.
     """
     if len(rows) <= 2 * trim:
-        raise TooFew(f"{len(rows)} updates are too few to cut off {trim} at each end")  # the round is tried again
+        # The round is tried again with other clients.
+        raise TooFewUpdates(f"{len(rows)} updates are too few to cut off {trim} at each end")
     rows = rows.double()
     lengths = rows.norm(dim=1)
     most = longest * lengths.median()

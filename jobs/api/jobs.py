@@ -179,7 +179,7 @@ def check(request: ApiRequest) -> dict[str, Any]:
         "spec": spec.model_dump(mode="json"),
         "spec_toml": write_toml(spec, defaults=True),
         "findings": [{"level": f.level, "title": f.title, "text": f.text} for f in findings],
-        "split": next((f.split.told() for f in findings if f.split is not None), None),
+        "split": next((f.split.as_dict() for f in findings if f.split is not None), None),
     }
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from jobs import rounds, starts
 from jobs.models import Attempt, Client, ClientSplit, Event, PendingRoundEvent, Round
 from portal import bulk
-from training.federation.tables import STATES, Names, RoundTable, Split, TableError
+from training.federation.tables import STATES, ClientNames, RoundTable, SplitTable, TableError
 from vigil_core import untrusted
 
 ROUNDS, SPLIT, NAMED, STARTED = "round.clients", "clients.split", "clients.named", "run.started"
@@ -135,7 +135,7 @@ def _store_rounds(attempt: Attempt, event: Event, done: int) -> dict[str, int] |
 
 def _store_split(attempt: Attempt, event: Event, done: int) -> dict[str, int] | None:
     """Store some clients of a split, the packed counts of all with the first; return how many there are at the end."""
-    split = Split.unpack(event.data)
+    split = SplitTable.unpack(event.data)
     _check_clients(split.first + len(split.counts))
     if not done:
         _write_split(attempt, split)
@@ -149,7 +149,7 @@ def _store_split(attempt: Attempt, event: Event, done: int) -> dict[str, int] | 
 
 def _store_names(attempt: Attempt, event: Event, done: int) -> dict[str, int] | None:
     """Store the names of some clients; return how many there are at the end."""
-    named = Names.unpack(event.data)
+    named = ClientNames.unpack(event.data)
     _check_clients(named.first + len(named.names))
     some = slice(done * CLIENTS_AT_ONCE, (done + 1) * CLIENTS_AT_ONCE)
     _set_column(attempt, "name", named.first + some.start, named.names[some])
@@ -259,7 +259,7 @@ def _last_known(values: NDArray[Any], first: NDArray[np.int64]) -> NDArray[Any]:
     return np.where(last >= first, values[np.maximum(last, 0)], np.nan)
 
 
-def _write_split(attempt: Attempt, split: Split) -> None:
+def _write_split(attempt: Attempt, split: SplitTable) -> None:
     there = ClientSplit.objects.filter(job_id=attempt.job_id)
     if there.exclude(first=split.first).count() >= MOST_PARTS:
         there.delete()  # another split than before

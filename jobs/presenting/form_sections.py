@@ -18,7 +18,7 @@ from training.config import choices
 from training.config.asked import Asked
 from training.config.run_config import RunConfig
 from training.federation import custom
-from training.federation.config import FederationConfig, beside_code, with_split_of
+from training.federation.config import FederationConfig, with_custom_recipe, with_recipe_split
 from vigil_core import formatting
 
 # What most people set; the rest of a section waits behind "More".
@@ -181,7 +181,7 @@ def _as_read(data: Mapping[str, Any]) -> Mapping[str, Any]:
     run = data.get("run", {})
     if data.get("kind") != FederationConfig.KIND or not isinstance(run, Mapping):
         return data
-    return {**data, "run": with_split_of(beside_code(run) if "client" in data else run)}
+    return {**data, "run": with_recipe_split(with_custom_recipe(run) if "client" in data else run)}
 
 
 def _run_model(data: Mapping[str, Any]) -> type[Asked]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from jobs.client_name import called
 from jobs.presenting.federation import COLOURS, Share, first_colour, in_words, legend, shares
-from training.federation.outline import Outline
+from training.federation.outline import DataOutline
 from training.federation.tables import QUANTILES
 from vigil_core import formatting
 
@@ -58,7 +58,7 @@ class Drawn:
     spreads: list[tuple[str, list[str]]]
 
 
-def drawn(outline: Outline, says: str) -> Drawn:
+def drawn(outline: DataOutline, says: str) -> Drawn:
     """`says`: the same in a sentence, for who does not see it."""
     is_few = len(outline.counts) <= ROWS
     return Drawn(
@@ -70,7 +70,7 @@ def drawn(outline: Outline, says: str) -> Drawn:
     )
 
 
-def _row(outline: Outline, client: int) -> Row:
+def _row(outline: DataOutline, client: int) -> Row:
     counts = outline.counts[client].tolist()
     return Row(
         number=client,
@@ -83,7 +83,7 @@ def _row(outline: Outline, client: int) -> Row:
     )
 
 
-def _band(outline: Outline) -> Band:
+def _band(outline: DataOutline) -> Band:
     many = len(outline.counts)
     if many <= COLUMNS:
         chosen, caption = np.arange(many), "A column is a client"
@@ -119,7 +119,7 @@ def _paths(counts: NDArray[np.int64], most: int, *, is_uneven: bool) -> list[tup
     return found
 
 
-def _spreads(outline: Outline) -> list[tuple[str, list[str]]]:
+def _spreads(outline: DataOutline) -> list[tuple[str, list[str]]]:
     words = {"samples": "Samples", "labels": "Labels", "commonest_share": "Share of the commonest label"}
     told = []
     for what, values in outline.spreads.items():

@@ -30,7 +30,7 @@ from training.config.asked import Asked
 from training.config.run_config import RunConfig
 from training.federation import config_checks as federation
 from training.federation import custom
-from training.federation.config import FederationConfig, beside_code
+from training.federation.config import FederationConfig, with_custom_recipe
 from training.planning import checking
 
 RUNS: dict[str, type[Asked]] = {model.KIND: model for model in (RunConfig, FederationConfig)}
@@ -102,7 +102,7 @@ class JobSpec(Part):
             if data.get("kind", "distributed") in RUNS and data.get("run") is None:
                 data = {**data, "run": {}}
             if data.get("kind") == "federated" and "client" in data:
-                data = {**data, "run": beside_code(data["run"])}
+                data = {**data, "run": with_custom_recipe(data["run"])}
         return data
 
     @field_validator("run", mode="before")

@@ -21,7 +21,7 @@ from jobs.spec.part import Part
 from jobs.spec.sweep_options import is_within, unused_tables, without_code, without_tables
 from jobs.spec.toml import read_toml
 from jobs.spec.wording import problems_of
-from training.federation.data_division import EMPTY
+from training.federation.data_division import EMPTY_CLIENTS
 
 MOST = 1_000  # combinations
 MOST_PROBLEMS = 20
@@ -275,7 +275,7 @@ def _parsed(
 
 def _is_drawn(problems: list[Problem]) -> bool:
     """Return whether only the draw of the clients' data is wrong, which does not refuse the other jobs."""
-    return all(EMPTY in problem.message for problem in problems)
+    return all(EMPTY_CLIENTS in problem.message for problem in problems)
 
 
 def _told(failed: list[tuple[dict[str, Any], list[Problem]]], *, is_all: bool) -> list[Problem]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from training.config import choices
 from training.federation import custom
-from training.federation.config import beside_code
+from training.federation.config import with_custom_recipe
 
 
 def unused_tables(
@@ -43,7 +43,7 @@ def without_tables(run: Any, tables: set[str]) -> None:
 def without_code(data: Any, over: Mapping[str, list[Any]]) -> None:
     """Remove [client], in place, from a job that uses no file of it while others of the sweep do."""
     run = data.get("run") if isinstance(data, Mapping) else None
-    if not isinstance(run, Mapping) or "client" not in data or custom.chosen(beside_code(run)):
+    if not isinstance(run, Mapping) or "client" not in data or custom.chosen(with_custom_recipe(run)):
         return
     if any(part.choice in over.get(f"run.{part.field}", []) for part in custom.PARTS):
         data.pop("client")

@@ -52,73 +52,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
         "pace adapters transport filters attack attackers attacker_share finetune_steps "
         "client_lr_schedule client_momentum client_weight_decay",
     ),
-    "run.language": (
-        Power.DATA,
-        "suffixes text_field validation_percent preset layers heads kv_heads head_width hidden context tied dropout "
-        "vocabulary rope_base rope_factor rope_low_freq_factor rope_high_freq_factor rope_original_context max_context "
-        "norm_epsilon lora_rank lora_alpha lora_dropout lora_targets",
-    ),
-    "run.vision": (Power.DATA, "channels hidden dropout batch_norm"),
-    "run.ddp": (Power.DATA, "bucket_mib"),
-    "run.zero1": (Power.DATA, "bucket_mib"),
-    "run.fsdp": (Power.DATA, "reshard offload dtype"),
-    "run.pipeline": (Power.DATA, "schedule stages_per_rank"),
-    "run.tensor": (Power.DATA, "sequence_parallel loss_parallel"),
-    "run.diloco": (Power.DATA, "every outer_learning_rate outer_momentum beta1 beta2 epsilon weight_decay weights"),
-    "run.local_sgd": (Power.DATA, "every"),
-    "run.parameter_server": (Power.DATA, "staleness"),
-    "run.powersgd": (Power.DATA, "rank plain_steps"),
-    "run.topk": (Power.DATA, "density feedback"),
-    "run.tabular": (Power.DATA, "source model hidden batch_norm held_out samples features noise"),
-    "run.client": (Power.DATA, "held_out"),
-    "run.median": (Power.DATA, "f"),
-    "run.trimmed_mean": (Power.DATA, "trim"),
-    "run.krum": (Power.DATA, "f"),
-    "run.multi_krum": (Power.DATA, "f m"),
-    "run.bulyan": (Power.DATA, "f"),
-    "run.norm_clipping": (Power.DATA, "norm"),
-    "run.fltrust": (Power.DATA, "root_samples"),
-    "run.hierarchical": (Power.DATA, "groups inner outer f"),
-    "run.by_resource": (Power.DATA, "preference"),
-    "run.by_loss": (Power.DATA, "candidates drawn_by"),
-    "run.availability": (Power.DATA, "period on_share"),
-    "run.ditto": (Power.DATA, "pull"),
-    "run.fedadagrad": (Power.DATA, "learning_rate beta1 tau"),
-    "run.fedadam": (Power.DATA, "learning_rate beta1 beta2 tau"),
-    "run.fedavgm": (Power.DATA, "learning_rate momentum"),
-    "run.feddyn": (Power.DATA, "alpha"),
-    "run.fedprox": (Power.DATA, "mu"),
-    "run.fedyogi": (Power.DATA, "learning_rate beta1 beta2 tau"),
-    "run.moon": (Power.DATA, "mu temperature"),
-    "run.qfedavg": (Power.DATA, "q"),
-    "run.scaffold": (Power.DATA, "learning_rate"),
-    "run.dirichlet": (Power.DATA, "alpha min_samples"),
-    "run.dirichlet_equal": (Power.DATA, "alpha"),
-    "run.step": (Power.DATA, "every gamma"),
-    "run.exponential": (Power.DATA, "decay"),
-    "run.cosine": (Power.DATA, "over last"),
-    "run.label_flip": (Power.DATA, "source target"),
-    "run.sign_flip": (Power.DATA, "scale"),
-    "run.scaling": (Power.DATA, "factor"),
-    "run.gaussian": (Power.DATA, "deviation"),
-    "run.alie": (Power.DATA, "z source"),
-    "run.ipm": (Power.DATA, "epsilon"),
-    "run.deadline": (Power.DATA, "quantile over_selection quorum late late_exponent"),
-    "run.asynchronous": (Power.DATA, "buffer staleness_exponent"),
-    "run.fedasync": (Power.DATA, "mixing proximal"),
-    "run.fednewton": (Power.DATA, "line_search"),
-    "run.fedns": (Power.DATA, "rows sketch line_search"),
-    "run.flens": (Power.DATA, "rows sketch line_search momentum"),
-    "run.fedbuff": (Power.DATA, "learning_rate weights"),
-    "run.fedtail": (Power.DATA, "alpha rho adversarial gamma power_steps"),
-    "run.gossip": (Power.DATA, "topology degree"),
-    "run.longtail": (Power.DATA, "imbalance"),
-    "run.quantity": (Power.DATA, "exponent"),
-    "run.scl": (Power.DATA, "rank train_down_proj"),
-    "run.shards": (Power.DATA, "shards_each"),
-    "run.int8": (Power.DATA, "block rounding"),
-    "run.sketch": (Power.DATA, "rows columns estimate"),
-    "run.shift": (Power.DATA, "strength"),
+    "run.language": (Power.DATA, "suffixes text_field lora_targets"),
     "sweep": (Power.DATA, "at_once over"),  # what it goes over is judged in each specification that comes of it
 }
 POWERS: Mapping[str, Power] = {
@@ -129,7 +63,7 @@ POWERS: Mapping[str, Power] = {
     "run.language.from_weights": Power.READS,
     "run.language.shards_folder": Power.WRITES,
 }
-"""Each field by its dotted path; an option of a recipe, a parallelism or a communication as [run.<name>] has it."""
+"""Fields by dotted path. Of the options of modules, [run.<name>], it has those that take any text; see `power_of`."""
 HARMLESS = frozenset({
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "TOKENIZERS_PARALLELISM",
     "PYTHONHASHSEED", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF",
@@ -146,7 +80,7 @@ REMEDY = (
 def misuses(spec: JobSpec, roots: Sequence[str]) -> Iterator[Problem]:
     """What in it is not for somebody whose jobs run as the portal's own Unix user and may read `roots` alone."""
     for field, value in _said(spec):
-        match POWERS.get(field, Power.CODE):
+        match power_of(field):
             case Power.CODE:
                 yield Problem(field, f"Chooses what code runs, as the portal's own Unix user here. {REMEDY}")
             case Power.VARIABLES:
@@ -199,8 +133,28 @@ def _said_options(tables: Mapping[str, Mapping[str, Any]], folders: Collection[s
                     yield f"run.{table}.{name}", value
 
 
+def power_of(field: str) -> Power:
+    """Return what a field can do. An option of a module that takes numbers or a fixed set of words is data."""
+    if field in POWERS:
+        return POWERS[field]
+    options = list(_options_named(field))
+    return Power.DATA if options and all(map(_is_closed, options)) else Power.CODE
+
+
+def _options_named(field: str) -> Iterator[choices.Option]:
+    """Yield the option [run.<table>] <name> of each kind of module that has a table of this name."""
+    match field.split("."):
+        case ["run", table, name]:
+            for kind in choices.ENTRY:
+                yield from (option for option in _of_module(kind, table) if option.name == name)
+
+
+def _is_closed(option: choices.Option) -> bool:
+    return not option.is_path and (option.type != "str" or bool(option.values))
+
+
 def _is_data(field: str) -> bool:
-    return POWERS.get(field) is Power.DATA
+    return power_of(field) is Power.DATA
 
 
 def _of_module(kind: str, name: str) -> tuple[choices.Option, ...]:

@@ -34,7 +34,7 @@ from training.config import choices
 from training.federation import config_checks, custom, data_division
 from training.federation.config import FederationConfig
 from training.federation.coverage_forecast import forecast
-from training.federation.outline import Outline, outline
+from training.federation.outline import DataOutline, outline
 from vigil_core import formatting
 
 NEWEST = 200
@@ -48,7 +48,7 @@ class Finding:
     level: Literal["ok", "info", "warn", "error"]
     title: str
     text: str
-    split: Outline | None = None
+    split: DataOutline | None = None
     """Of a federation: who would have how much."""
 
 

@@ -1,8 +1,8 @@
-"""Attackers in a simulated federation: what they train on, and what they send instead of what they have learnt.
+"""Simulate attackers among the clients: the labels that they train on, and the updates that they send.
 
-Attacks that need nobody else's update are applied client by client, before filters. Those that collude need all of a
-round's: each rank then holds the updates of its clients until all are there; rank 0 forges and broadcasts, as different
-processors round differently. Running statistics, losses and what clients keep stay honest.
+Attacks that need no other client's update are applied client by client, before filters. Colluding ones need all of a
+round's updates: each rank then stores those of its clients until all are there, and rank 0 forges and broadcasts,
+because different processors round differently. Running statistics, losses and client states stay honest.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from torch import Tensor
 
 from training.config.asked import ConfigError, Problem
 from training.data import Batch, Ids, Split, Task
-from training.federated.client_tasks import Sent
-from training.federated.transport.ranks import Ranks
+from training.federated.client_tasks import ClientUpdates
+from training.federated.transport.ranks import RankExchange
 from training.federation import parts, random_streams
 from training.federation.attackers import attackers
 from training.federation.config import FederationConfig
-from training.federation.data_division import Divided
+from training.federation.data_division import DataDivision
 from training.federation.filter_order import UPDATE
 from training.runtime.distributed import World
 from training.runtime.seeds import derive_seed
 
-SCANNED = 4096
-"""Samples that are looked up at a time to find which labels there are."""
+SCAN_BATCH = 4096
+"""Samples that are read at a time to find the labels that occur."""
 
 
 @dataclass(frozen=True)
-class Knowledge:
-    """Hold what attackers know besides their own updates, which are in order of their numbers."""
+class AttackerKnowledge:
+    """The knowledge of attackers besides their own updates, which are in the order of their numbers."""
 
     clients: Ids
     """(attackers,): their numbers."""
     round: int
     seed: int
-    """The run's."""
+    """The run's seed."""
     honest: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
     """(clients, numbers) float64: the updates of all that do not attack, for attacks that COLLUDE."""
 
@@ -48,8 +48,8 @@ class Knowledge:
         return torch.Generator().manual_seed(seed)
 
 
-class Attacking:
-    """The attack of a run."""
+class AttackSimulation:
+    """Applies a run's attack to the clients' updates."""
 
     def __init__(self, config: FederationConfig) -> None:
         self._seed = config.seed
@@ -60,51 +60,59 @@ class Attacking:
     def colludes(self) -> bool:
         return self._attack.COLLUDES
 
-    def attack_alone(self, sent: Sent, round_: int) -> None:
+    def forge_independently(self, updates_of_chunk: ClientUpdates, round_: int) -> None:
         """Replace the attackers' updates of a chunk, unless they collude."""
-        if self._attack.CHANGES_UPDATES and not self.colludes and UPDATE in sent.values:
-            places = np.flatnonzero(self._attacks(sent))
+        if self._attack.CHANGES_UPDATES and not self.colludes and UPDATE in updates_of_chunk.values:
+            places = np.flatnonzero(self._is_attacker(updates_of_chunk))
             if len(places):
-                updates = sent.values[UPDATE][torch.from_numpy(places)].double()
-                known = Knowledge(sent.clients[places], round_, self._seed)
-                _put(sent, places, self._attack.forge(updates, known, **self._options))
+                updates = updates_of_chunk.values[UPDATE][torch.from_numpy(places)].double()
+                knowledge = AttackerKnowledge(updates_of_chunk.clients[places], round_, self._seed)
+                _replace_updates(updates_of_chunk, places, self._attack.forge(updates, knowledge, **self._options))
 
-    def collude(
-        self, chunks: Sequence[Sent], clients: Sequence[Ids], round_: int, exchange: Ranks, world: World
+    def forge_colluding(
+        self, chunks: Sequence[ClientUpdates], clients: Sequence[Ids], round_: int, exchange: RankExchange, world: World
     ) -> None:
-        """Replace the attackers' updates of a round. `chunks`: of this rank; `clients`: of each rank, in that order."""
-        broken = {
-            client for each in exchange.facts([_unusable(sent) for sent in chunks]) for some in each for client in some
+        """Replace the attackers' updates of a round.
+
+        `chunks`: the updates of this rank. `clients`: the clients of each rank, in the order of its chunks.
+        """
+        unusable = {
+            client
+            for each in exchange.gather_objects([_unusable(sent) for sent in chunks])
+            for some in each
+            for client in some
         }
-        numbers = exchange.facts([sent.values[UPDATE].shape[1] for sent in chunks if UPDATE in sent.values])
+        numbers = exchange.gather_objects([sent.values[UPDATE].shape[1] for sent in chunks if UPDATE in sent.values])
         size = next((found[0] for found in numbers if found), 0)
         everybody = np.concatenate([np.zeros(0, dtype=np.int64), *clients])
-        usable = ~np.isin(everybody, list(broken))
-        bad = np.sort(everybody[usable & np.isin(everybody, self._attackers)])
+        usable = ~np.isin(everybody, list(unusable))
+        attacking = np.sort(everybody[usable & np.isin(everybody, self._attackers)])
         honest = np.sort(everybody[usable & ~np.isin(everybody, self._attackers)])
-        if not len(bad) or not len(honest):
+        if not len(attacking) or not len(honest):
             return
         like = {UPDATE: torch.zeros(size, dtype=torch.float64, device=world.device)}
-        own = {UPDATE: torch.cat([_rows(sent, like[UPDATE]) for sent in chunks])} if chunks else {}
-        rows = exchange.rows(own, [len(some) for some in clients], like)[UPDATE]
+        local_rows = {UPDATE: torch.cat([_rows(sent, like[UPDATE]) for sent in chunks])} if chunks else {}
+        rows = exchange.gather_rows(local_rows, [len(some) for some in clients], like)[UPDATE]
         forged = {}
         if world.leads:
             order = {client: place for place, client in enumerate(everybody.tolist())}
-            bads, others = ([order[client] for client in some.tolist()] for some in (bad, honest))
-            known = Knowledge(bad, round_, self._seed, rows[others])
-            forged = {UPDATE: self._attack.forge(rows[bads], known, **self._options).contiguous()}
-        found = exchange.rows(forged, [len(bad), *[0] * (world.size - 1)], like)[UPDATE]
+            attacker_rows, honest_rows = ([order[client] for client in some.tolist()] for some in (attacking, honest))
+            knowledge = AttackerKnowledge(attacking, round_, self._seed, rows[honest_rows])
+            forged = {UPDATE: self._attack.forge(rows[attacker_rows], knowledge, **self._options).contiguous()}
+        found = exchange.gather_rows(forged, [len(attacking), *[0] * (world.size - 1)], like)[UPDATE]
         for sent in chunks:
-            places = np.flatnonzero(np.isin(sent.clients, bad))
+            places = np.flatnonzero(np.isin(sent.clients, attacking))
             if len(places):
-                _put(sent, places, found[torch.from_numpy(np.searchsorted(bad, sent.clients[places]))])
+                _replace_updates(
+                    sent, places, found[torch.from_numpy(np.searchsorted(attacking, sent.clients[places]))]
+                )
 
-    def _attacks(self, sent: Sent) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _is_attacker(self, sent: ClientUpdates) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return which of a chunk's clients (clients,) attack and have not failed."""
         return np.isin(sent.clients, self._attackers) & ~np.isin(sent.clients, list(sent.failed))
 
 
-def relabelled(config: FederationConfig, task: Task, divided: Divided) -> Task:
+def with_attackers_labels(config: FederationConfig, task: Task, divided: DataDivision) -> Task:
     """Return the task with the labels that attackers train on; ConfigError if samples have no class each."""
     attack, options = parts.attack(config.attack), config.options_of(config.attack)
     relabel = attack.relabel
@@ -126,8 +134,8 @@ def relabelled(config: FederationConfig, task: Task, divided: Divided) -> Task:
 def _classes(config: FederationConfig, task: Task) -> Tensor:
     """Return the labels (classes,) of the training samples, ascending."""
     found = np.zeros(0, dtype=np.int64)
-    for begin in range(0, task.samples["train"], SCANNED):
-        *inputs, labels = task.batch("train", np.arange(begin, min(begin + SCANNED, task.samples["train"])))
+    for begin in range(0, task.samples["train"], SCAN_BATCH):
+        *inputs, labels = task.batch("train", np.arange(begin, min(begin + SCAN_BATCH, task.samples["train"])))
         if not inputs or labels.dim() != 1 or labels.is_floating_point():
             text = f'is "{config.attack}", but samples of {config.recipe} have no class each. Write "sign_flip".'
             raise ConfigError([Problem("run.attack", text)])
@@ -135,7 +143,7 @@ def _classes(config: FederationConfig, task: Task) -> Tensor:
     return torch.from_numpy(found)
 
 
-def _unusable(sent: Sent) -> list[int]:
+def _unusable(sent: ClientUpdates) -> list[int]:
     """Return the clients of a chunk that have sent nothing, or something that is not finite."""
     if UPDATE not in sent.values:
         return [int(client) for client in sent.clients]
@@ -144,14 +152,14 @@ def _unusable(sent: Sent) -> list[int]:
     return [int(client) for client in sent.clients[bad]]
 
 
-def _rows(sent: Sent, like: Tensor) -> Tensor:
+def _rows(sent: ClientUpdates, like: Tensor) -> Tensor:
     """Return a chunk's updates (clients, numbers) in float64; zeros where all of its clients failed."""
     if UPDATE not in sent.values:
         return like.new_zeros(len(sent.clients), len(like))
     return sent.values[UPDATE].double()
 
 
-def _put(sent: Sent, places: Ids, forged: Tensor) -> None:
+def _replace_updates(sent: ClientUpdates, places: Ids, forged: Tensor) -> None:
     """Replace the updates at these places of a chunk, also in what a message holds."""
     rows = sent.values[UPDATE].clone()
     rows[torch.from_numpy(places)] = forged.to(rows)

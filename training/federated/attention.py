@@ -1,4 +1,4 @@
-"""Attention of stacked clients."""
+"""Compute the attention of stacked clients."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 @contextmanager
 def as_products() -> Iterator[None]:
-    """Takes attention apart into products: for fused kernels torch has no rule for stacks, and takes one client after
-    the other through them.
+    """Compute attention as plain matrix products inside the block.
 
-    In half precision the products stay in it. Brought to float32, as is torch's way, they fail on the way back where
-    autocast surrounds the way there alone (2.13).
+    vmap has no batching rule for torch's fused kernels, and would run them for one client after the other. In half
+    precision the products stay in it: converted to float32, torch's default, their backward pass fails where autocast
+    surrounds the forward pass alone (2.13).
     """
     before = cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
     cuda.allow_fp16_bf16_reduction_math_sdp(True)

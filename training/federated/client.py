@@ -1,8 +1,8 @@
-"""One client in one round, as an algorithm sees it.
+"""A client in one round, as an algorithm's `train(client)` receives it.
 
 An algorithm's functions are written for one client, with vectors and plain arithmetic, as its paper has them. The
-engine runs them for many clients at once (torch.func.vmap), so they must not ask for a tensor's value (`if loss > 1`),
-and change nothing in place.
+engine runs them for many clients at once (torch.func.vmap), so they must not branch on a tensor's value (`if loss > 1`)
+nor change anything in place.
 """
 
 from __future__ import annotations
@@ -13,37 +13,56 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value
 
-Correct = Callable[[Tensor, Tensor], Tensor]
-"""(w, gradient at w) → the direction to go against."""
-Beside = Callable[[Tensor], Tensor]
-"""What entered the model's head (samples, features) → what is added to the loss of each sample (samples,)."""
-Losses = Callable[[Tensor, Tensor, int, Beside | None], tuple[Tensor, Tensor]]
-"""(w, statistics, step, beside) → mean loss of that step's batch, and the statistics after it."""
+from training.federated.differentiation import grad, grad_and_value
+
+Correction = Callable[[Tensor, Tensor], Tensor]
+"""(w, gradient at w) → the direction to step against."""
+ExtraLoss = Callable[[Tensor], Tensor]
+"""Features that enter the model's head (samples, features) → a term added to each sample's loss (samples,)."""
+BatchLoss = Callable[[Tensor, Tensor, int, ExtraLoss | None], tuple[Tensor, Tensor]]
+"""(w, statistics, step, extra_loss) → mean loss of that step's batch, and the statistics after it."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a model makes of a step's batch, sample by sample, in training's mode."""
+class ForwardPass:
+    """A forward pass of one step's batch in training mode.
+
+    Deprecated names of its fields: `entered` (features), `answer` (outputs), `there` (is_sample).
+    """
 
     inputs: Tensor
-    """(samples, …): what it was called with."""
-    entered: Tensor
-    """(samples, features): what has entered its head."""
-    answer: Tensor
-    """(samples, classes)."""
+    """(samples, …): the model's first argument."""
+    features: Tensor
+    """(samples, features): the input of the model's head."""
+    outputs: Tensor
+    """(samples, classes): what the model returns."""
     labels: Tensor
     """(samples,): the last part of the batch."""
-    there: Tensor
-    """(samples,): 1, or 0 in places of the batch that hold none."""
+    is_sample: Tensor
+    """(samples,): 1 for a sample, 0 for padding of the batch."""
     weights: Mapping[str, Tensor]
-    """The model's, by name."""
+    """The model's parameters by name."""
+
+    @property
+    def entered(self) -> Tensor:
+        """Return `features`. Deprecated."""
+        return self.features
+
+    @property
+    def answer(self) -> Tensor:
+        """Return `outputs`. Deprecated."""
+        return self.outputs
+
+    @property
+    def there(self) -> Tensor:
+        """Return `is_sample`. Deprecated."""
+        return self.is_sample
 
 
 @dataclass(frozen=True)
 class Sgd:
-    """Describe how clients take steps of gradient descent: in the order of torch.optim.SGD."""
+    """The options of the clients' gradient steps, which are applied in the order of torch.optim.SGD."""
 
     learning_rate: float
     momentum: float = 0.0
@@ -55,167 +74,199 @@ class Sgd:
         return not self.momentum and not self.weight_decay
 
     def normalizer(self, steps: int) -> float:
-        """Return how many gradients the update of so many steps adds up, ‖a‖₁ of FedNova's paper: `steps` if plain."""
+        """Return the sum of the weights of all gradients in an update of so many steps: `steps` if the steps are plain.
+
+        It is ‖a‖₁ of FedNova's paper (Wang et al., 2020, arXiv 2007.07481).
+        """
         rho = self.momentum
         return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho) if rho else steps
 
 
 class Client:
-    """What one client has: the model that it was sent, its data, and what it kept of earlier rounds."""
+    """A client in one round: the model that it was sent, its data, and its state from earlier rounds.
+
+    Names that earlier releases used still work, and are deprecated: `kept` (now `state`), `apart` (`scratch_copy`),
+    `look` (`forward`), and the argument `beside` (`extra_loss`).
+    """
 
     def __init__(
         self,
         model: Tensor,
         *,
         statistics: Tensor,
-        losses: Losses,
+        losses: BatchLoss,
         steps: int,
         sgd: Sgd,
         samples: Tensor,
         server: Mapping[str, Tensor],
-        kept: Mapping[str, Tensor],
-        everything: Callable[[Tensor], Tensor] | None = None,
+        state: Mapping[str, Tensor],
+        whole_loss: Callable[[Tensor], Tensor] | None = None,
         number: Tensor | None = None,
-        looks: Callable[[Tensor, Tensor, int, Tensor | None], Look] | None = None,
-        own: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None,
+        forward: Callable[[Tensor, Tensor, int, Tensor | None], ForwardPass] | None = None,
+        custom_train: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None,
     ) -> None:
         self.model = model
-        """(numbers,): as the round begins; its personal part at the end."""
+        """(numbers,): the model as the round begins, its personal part last."""
         self.statistics = statistics
-        """Running means and variances, as they are after the last step that was taken."""
+        """(numbers,): running means and variances after the last step that was taken."""
         self._steps, self.sgd = steps, sgd
         self.learning_rate = sgd.learning_rate
-        """The clients' rate of this round."""
+        """The clients' learning rate in this round."""
         self.samples = samples
-        """How many it has, a scalar."""
+        """The number of its training samples, a scalar."""
         self.server = server
-        """What else the server sends, by the names in the algorithm's BROADCAST."""
-        self.kept = dict(kept)
-        """What this client keeps from round to round, by the names in the algorithm's `begin`: to be replaced."""
+        """Vectors that the server sends along with the model, by the names in the algorithm's BROADCAST."""
+        self.state = dict(state)
+        """What this client stores from round to round, by the names in the algorithm's `begin`. Replace its entries."""
         self.number = number
-        """Which it is of all clients, a scalar."""
-        self._losses, self._everything, self._looks, self._own = losses, everything, looks, own
-        self.went_own_way = False
-        """Whether it has trained as it likes to, where it has a way of its own."""
+        """The client's number, a scalar."""
+        self._losses, self._whole_loss, self._forward, self._custom_train = losses, whole_loss, forward, custom_train
+        self.used_custom_train = False
+        """Whether train() of a client.py has trained it."""
         self.took_sgd_steps = False
-        """Whether it has descended with `sgd`."""
-        self._controlled: list[str] = []
-        """Shared with `apart`, as Ditto's second model is trained there."""
-        self._seen: list[Tensor] = []
+        """Whether it has taken gradient steps with `sgd`."""
+        self._step_controls: list[str] = []
+        """What the algorithm did with single steps. Scratch copies share it: Ditto trains its second model in one."""
+        self._step_losses: list[Tensor] = []
 
     @property
     def steps(self) -> int:
-        """Return how many batches it trains on."""
-        self._controlled.append("counts the steps of clients")
+        """Return how many batches the client trains on."""
+        self._step_controls.append("counts the steps of clients")
         return self._steps
 
     @property
     def control(self) -> str:
         """Return what the algorithm did with single steps, as the end of a sentence; "" if it took only their result.
 
-        A train() of the user's own knows nothing of it, so the algorithm would not be what its name says.
+        The train() of a client.py would ignore it, and the run would not be what the algorithm's name says.
         """
         return (
             ""
-            if self.went_own_way and not self._controlled
-            else next(iter(self._controlled), "has clients take no steps")
+            if self.used_custom_train and not self._step_controls
+            else next(iter(self._step_controls), "has clients take no steps")
         )
 
-    def gradient(self, w: Tensor, step: int, *, beside: Beside | None = None) -> Tensor:
-        """Of the mean loss of a step's batch, at w. Running statistics go on with it.
+    def gradient(
+        self, w: Tensor, step: int, *, extra_loss: ExtraLoss | None = None, beside: ExtraLoss | None = None
+    ) -> Tensor:
+        """Return the gradient (numbers,) of the mean loss of a step's batch at w, and update the running statistics.
 
-        `beside` makes a further term; only for algorithms that say HEAD.
+        `extra_loss` adds a term to the loss of each sample; the algorithm must define HEAD = True. `beside` is its
+        deprecated name.
         """
+        extra_loss = extra_loss or beside
 
         def loss(w: Tensor) -> tuple[Tensor, Tensor]:
-            return self._losses(w, self.statistics, step, beside)
+            return self._losses(w, self.statistics, step, extra_loss)
 
-        self._controlled.append("takes or corrects the steps of clients itself")
+        self._step_controls.append("takes or corrects the steps of clients itself")
         gradient: Tensor
-        gradient, (value, self.statistics) = grad_and_value(loss, has_aux=True)(w)
-        self._seen.append(value)
+        gradient, (value, self.statistics) = grad_and_value(loss)(w)
+        self._step_losses.append(value)
         return gradient
 
     def descend(
         self,
-        correct: Correct | None = None,
+        correct: Correction | None = None,
         *,
         begin: Tensor | None = None,
-        beside: Callable[[int], Beside] | None = None,
+        extra_loss: Callable[[int], ExtraLoss] | None = None,
+        beside: Callable[[int], ExtraLoss] | None = None,
     ) -> Tensor:
-        """Return where all its steps of gradient descent lead: w ← w − η · correct(w, gradient).
+        """Take all steps of gradient descent, w ← w − η · correct(w, gradient), and return the last w (numbers,).
 
-        With weight decay λ the gradient is g + λw, so that what it is corrected with sees the decayed objective; with
-        momentum the corrected directions add up. Where the client has its own train(), and nothing is corrected:
-        return where that leads. `beside`: (step) → a further term of that step's loss, as `gradient` takes it.
+        With weight decay λ the gradient is g + λw, so the correction sees the gradient of the decayed objective; with
+        momentum the corrected directions accumulate. If client.py has a train() and there is nothing to correct, it
+        runs instead. `begin`: the first w, else the model that was sent. `extra_loss`: (step) → a term of that step's
+        loss, as in `gradient`; `beside` is its deprecated name.
         """
-        if self._own is not None and correct is None and begin is None and beside is None:
-            w, self.statistics, loss = self._own(self.model, self.statistics)
-            self._seen.append(loss)
-            self.went_own_way = True
+        extra_loss = extra_loss or beside
+        if self._custom_train is not None and correct is None and begin is None and extra_loss is None:
+            w, self.statistics, loss = self._custom_train(self.model, self.statistics)
+            self._step_losses.append(loss)
+            self.used_custom_train = True
             return w
         self.took_sgd_steps = True
         w = self.model if begin is None else begin
         velocity: Tensor | None = None
         for step in range(self._steps):
-            gradient = self.gradient(w, step, beside=None if beside is None else beside(step))
+            gradient = self.gradient(w, step, extra_loss=None if extra_loss is None else extra_loss(step))
             if self.sgd.weight_decay:
                 gradient = torch.add(gradient, w, alpha=self.sgd.weight_decay)
             direction = gradient if correct is None else correct(w, gradient)
             if self.sgd.momentum:
-                direction = velocity = _pushed(velocity, direction, self.sgd.momentum)
+                direction = velocity = _next_velocity(velocity, direction, self.sgd.momentum)
             w = self.step(w, direction)
         return w
 
     def step(self, w: Tensor, direction: Tensor) -> Tensor:
-        """w − η · direction, in one pass: a product by itself would be as large again for all stacked clients."""
+        """Return w − η · direction in one pass: a separate product would double the memory of all stacked clients."""
         return torch.sub(w, direction, alpha=self.learning_rate)
 
     def represent(self, w: Tensor, step: int) -> Tensor:
-        """What enters the head of the model w for a step's batch, (samples, features), in training's mode.
+        """Return the input of the model's head at w for a step's batch, (samples, features), in training mode.
 
-        Only for algorithms that say HEAD.
+        The algorithm must define HEAD = True.
         """
-        entered: list[Tensor] = []
+        features: list[Tensor] = []
 
         def take(representation: Tensor) -> Tensor:
-            entered.append(representation)
+            features.append(representation)
             return representation.new_zeros(len(representation))
 
         self._losses(w, self.statistics, step, take)
-        return entered[0]
+        return features[0]
 
-    def apart(self) -> Client:
-        """The same client, for steps beside those that count: this one's losses and statistics stay as they are."""
+    def scratch_copy(self) -> Client:
+        """Return a copy for additional steps, which do not change this client's losses and statistics."""
         other = copy.copy(self)
-        other._seen = []
+        other._step_losses = []
         return other
 
-    def look(self, w: Tensor, step: int, *, shift: Tensor | None = None) -> Look:
-        """At a step's batch through the model w. `shift` (samples, …): added to what it is called with.
+    def forward(self, w: Tensor, step: int, *, shift: Tensor | None = None) -> ForwardPass:
+        """Run a step's batch through the model at w, without changing running statistics. The model must have a head.
 
-        Only for models with a head. Running statistics stay as they are.
+        `shift` (samples, …): added to the model's inputs.
         """
-        assert self._looks is not None
-        return self._looks(w, self.statistics, step, shift)
+        assert self._forward is not None
+        return self._forward(w, self.statistics, step, shift)
 
     def loss(self, w: Tensor) -> Tensor:
-        """The mean over everything that it has. Only for algorithms that say WHOLE."""
-        assert self._everything is not None
-        return self._everything(w)
+        """Return the mean loss at w over all of the client's samples. The algorithm must define WHOLE = True."""
+        assert self._whole_loss is not None
+        return self._whole_loss(w)
 
     def whole_gradient(self, w: Tensor) -> Tensor:
-        """Of the mean loss over everything that it has. Only for algorithms that say WHOLE."""
-        assert self._everything is not None
-        gradient: Tensor = grad(self._everything)(w)
-        return gradient
+        """Return the gradient of that loss at w, (numbers,). The algorithm must define WHOLE = True."""
+        assert self._whole_loss is not None
+        return grad(self._whole_loss)(w)
 
     @property
-    def seen(self) -> Tensor:
-        """The mean loss of the batches that it has trained on, a scalar; NaN: none."""
-        return torch.stack(self._seen).mean() if self._seen else self.model.new_full((), torch.nan)
+    def mean_loss(self) -> Tensor:
+        """Return the mean loss of the batches that it trained on, a scalar; NaN if there are none."""
+        return torch.stack(self._step_losses).mean() if self._step_losses else self.model.new_full((), torch.nan)
+
+    # Names of earlier releases, which algorithm.py files may still use. Deprecated.
+
+    @property
+    def kept(self) -> dict[str, Tensor]:
+        """Return `state`. Deprecated."""
+        return self.state
+
+    @kept.setter
+    def kept(self, state: Mapping[str, Tensor]) -> None:
+        self.state = dict(state)
+
+    def apart(self) -> Client:
+        """Return `scratch_copy()`. Deprecated."""
+        return self.scratch_copy()
+
+    def look(self, w: Tensor, step: int, *, shift: Tensor | None = None) -> ForwardPass:
+        """Return `forward(w, step, shift=shift)`. Deprecated."""
+        return self.forward(w, step, shift=shift)
 
 
-def _pushed(velocity: Tensor | None, direction: Tensor, momentum: float) -> Tensor:
+def _next_velocity(velocity: Tensor | None, direction: Tensor, momentum: float) -> Tensor:
     """Return the next velocity; the first is the direction itself."""
     return direction if velocity is None else torch.add(direction, velocity, alpha=momentum)

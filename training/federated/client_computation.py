@@ -1,4 +1,5 @@
-"""One client's work on a question: what an algorithm's functions are given, and what comes of them."""
+"""Compute one client's part of a task: build the Client, call the algorithm, and separate what is sent from its
+state."""
 
 from __future__ import annotations
 
@@ -13,21 +14,21 @@ from torch.func import functional_call
 
 from training.config.asked import ConfigError, Problem
 from training.data import Batch
-from training.federated.client import Beside, Client, Look, Sgd
-from training.federated.client_tasks import Question
+from training.federated.client import Client, ExtraLoss, ForwardPass, Sgd
+from training.federated.client_tasks import ClientTask
 from training.federated.layout import Layout
 from training.federated.model import PERSONAL, STATISTICS, Model
 from training.federation.config import FederationConfig
 
 
-class One:
-    """One client's work, for vmap to make many of, or for itself."""
+class ClientComputation:
+    """The computation of one client, which vmap may turn into that of many stacked ones."""
 
     def __init__(
         self,
         config: FederationConfig,
         model: Model,
-        question: Question,
+        task: ClientTask,
         start: Tensor,
         statistics: Tensor,
         server: Mapping[str, Tensor],
@@ -35,37 +36,41 @@ class One:
         sgd: Sgd,
         round_: int,
     ) -> None:
-        self._config, self._model, self.question = config, model, question
+        self._config, self._model, self.task = config, model, task
         self._start, self._statistics, self._server = start, statistics, server
         self._steps, self._sgd, self._round = steps, sgd, round_
 
     def __call__(
         self,
-        kept: dict[str, Tensor],
-        who: Tensor,
+        state: dict[str, Tensor],
+        number: Tensor,
         samples: Tensor,
         batch: Any,
         weights: Tensor | None,
-        everything: Any,
+        all_samples: Any,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """`who`: the client's number; `batch`: (steps, width, …) each, or a list of the steps' batches; `weights`
-        (steps, width): 1 where a place holds a sample; None: all do."""
+        """Return what the client sends by name, its new state by name, and its mean loss.
+
+        `number`: the client's number. `batch`: parts of shape (steps, width, …), or a list of the steps' batches.
+        `weights` (steps, width): 1 for a sample, 0 for padding; None: no padding. `all_samples`: a batch and its
+        weights.
+        """
         model = self._model
         shared = model.weights.shared
-        start = torch.cat([self._start, kept.pop(PERSONAL)]) if PERSONAL in kept else self._start
-        statistics = kept.pop(STATISTICS, self._statistics)
+        start = torch.cat([self._start, state.pop(PERSONAL)]) if PERSONAL in state else self._start
+        statistics = state.pop(STATISTICS, self._statistics)
 
-        def losses(w: Tensor, statistics: Tensor, step: int, beside: Beside | None) -> tuple[Tensor, Tensor]:
-            mine = batch[step] if weights is None else tuple(part[step] for part in batch)
-            return self._loss(w, statistics, mine, None if weights is None else weights[step], beside)
+        def losses(w: Tensor, statistics: Tensor, step: int, extra_loss: ExtraLoss | None) -> tuple[Tensor, Tensor]:
+            step_batch = batch[step] if weights is None else tuple(part[step] for part in batch)
+            return self._loss(w, statistics, step_batch, None if weights is None else weights[step], extra_loss)
 
-        def looks(w: Tensor, statistics: Tensor, step: int, shift: Tensor | None) -> Look:
-            mine = batch[step] if weights is None else tuple(part[step] for part in batch)
-            return self._look(w, statistics, mine, None if weights is None else weights[step], shift)
+        def forward(w: Tensor, statistics: Tensor, step: int, shift: Tensor | None) -> ForwardPass:
+            step_batch = batch[step] if weights is None else tuple(part[step] for part in batch)
+            return self._forward(w, statistics, step_batch, None if weights is None else weights[step], shift)
 
-        def whole(w: Tensor) -> Tensor:
-            mine, there = everything
-            return self._loss(w, statistics, mine, there)[0]
+        def whole_loss(w: Tensor) -> Tensor:
+            samples_of_client, is_sample = all_samples
+            return self._loss(w, statistics, samples_of_client, is_sample)[0]
 
         client = Client(
             start,
@@ -75,53 +80,55 @@ class One:
             sgd=self._sgd,
             samples=samples,
             server=self._server,
-            kept=kept,
-            everything=whole if everything is not None else None,
-            number=who,
-            looks=looks,
-            own=None
+            state=state,
+            whole_loss=whole_loss if all_samples is not None else None,
+            number=number,
+            forward=forward,
+            custom_train=None
             if model.task.descend is None
-            else lambda w, statistics: self._descended(w, statistics, batch, int(who)),
+            else lambda w, statistics: self._custom_train(w, statistics, batch, int(number)),
         )
-        sent = dict(self.question.answer(client))
-        if model.task.descend is not None and self.question.trains and (control := client.control):
+        sent = dict(self.task.compute(client))
+        if model.task.descend is not None and self.task.is_training and (control := client.control):
             text = f'is "{self._config.algorithm}", which {control}, but they have a train() of their own.'
             raise ConfigError([Problem("run.algorithm", f'{text} Write "fedavg", or no train().')])
-        if self.question.trains and not self._sgd.is_plain and not client.took_sgd_steps:
-            raise _ignored(self._config, own_train=model.task.descend is not None)
-        if not self.question.trains:
-            return sent, {}, client.seen
+        if self.task.is_training and not self._sgd.is_plain and not client.took_sgd_steps:
+            raise _ignored_error(self._config, has_custom_train=model.task.descend is not None)
+        if not self.task.is_training:
+            return sent, {}, client.mean_loss
         if len(start) > shared:
-            client.kept[PERSONAL] = client.model[shared:] + sent["delta"][shared:]
+            client.state[PERSONAL] = client.model[shared:] + sent["delta"][shared:]
             sent = {name: value[:shared] if value.shape == start.shape else value for name, value in sent.items()}
         if model.statistics.shared:
-            sent[STATISTICS] = self._shared(client.statistics, samples)
+            sent[STATISTICS] = self._shared_statistics(client.statistics, samples)
         elif model.statistics.size:
-            client.kept[STATISTICS] = client.statistics
-        return sent, client.kept, client.seen if self.question.takes_steps else sent["loss"]
+            client.state[STATISTICS] = client.statistics
+        return sent, client.state, client.mean_loss if self.task.takes_steps else sent["loss"]
 
-    def _descended(
+    def _custom_train(
         self, w: Tensor, statistics: Tensor, batches: Sequence[Batch], client: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Where a way of its own leads: the weights, the running statistics, and the mean loss. Nothing else of what it
-        does to the model is looked at."""
+        """Run train() of a client.py on a copy of the model. Return its weights, running statistics and mean loss.
+
+        Only tensors that the server has declared are read back from the copy.
+        """
         task, layouts = self._model.task, (self._model.weights, self._model.statistics)
         assert task.descend is not None
         module = copy.deepcopy(task.model)
-        fill(module, {**layouts[0].tensors(w), **layouts[1].tensors(statistics)})
+        load_tensors(module, {**layouts[0].tensors(w), **layouts[1].tensors(statistics)})
         with torch.enable_grad(), _precision(self._config.dtype, self._model.device):
-            told = task.descend(module, batches, self._sgd.learning_rate, client, self._round)
+            reported_loss = task.descend(module, batches, self._sgd.learning_rate, client, self._round)
         after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        w, statistics = (layout.vector(_declared(layout, after, w.dtype)).to(w) for layout in layouts)
-        if told is None:
+        w, statistics = (layout.vector(_check_declared(layout, after, w.dtype)).to(w) for layout in layouts)
+        if reported_loss is None:
             with torch.no_grad():
                 loss = self._loss(w, statistics, batches[-1], None)[0] if batches else w.new_full((), torch.nan)
         else:
-            loss = w.new_tensor(told)
+            loss = w.new_tensor(reported_loss)
         return w, statistics, loss
 
-    def _shared(self, statistics: Tensor, samples: Tensor) -> Tensor:
-        """What is sent of the running statistics."""
+    def _shared_statistics(self, statistics: Tensor, samples: Tensor) -> Tensor:
+        """Return the running statistics that are sent."""
         model = self._model
         if model.algorithm.share is None:
             return statistics
@@ -129,28 +136,30 @@ class One:
             model.algorithm.share(model.statistics.tensors(statistics), samples, **model.options)
         )
 
-    def _look(self, w: Tensor, statistics: Tensor, batch: Batch, there: Tensor | None, shift: Tensor | None) -> Look:
+    def _forward(
+        self, w: Tensor, statistics: Tensor, batch: Batch, is_sample: Tensor | None, shift: Tensor | None
+    ) -> ForwardPass:
         task = self._model.task
-        own = self._model.weights.tensors(w)
-        tensors = {**own, **self._model.statistics.tensors(statistics.clone()), **_counters(task.model)}
-        called: list[tuple[Tensor, Tensor]] = []
-        entered: list[Tensor] = []
+        named_weights = self._model.weights.tensors(w)
+        tensors = {**named_weights, **self._model.statistics.tensors(statistics.clone()), **_counters(task.model)}
+        calls: list[tuple[Tensor, Tensor]] = []
+        features: list[Tensor] = []
 
         def model(inputs: Tensor, *more: Tensor, **named: Any) -> Tensor:
             shifted = inputs if shift is None else inputs + shift
             answer: Tensor = functional_call(task.model, tensors, (shifted, *more), named)
-            called.append((inputs, answer))
+            calls.append((inputs, answer))
             return answer
 
-        with _entering(task.model, task.head, entered), _precision(self._config.dtype, self._model.device):
+        with _capture_features(task.model, task.head, features), _precision(self._config.dtype, self._model.device):
             task.loss(model, batch)
-        ((inputs, answer),) = called
+        ((inputs, answer),) = calls
         labels = batch[-1]
-        there = torch.ones(len(labels), dtype=w.dtype, device=w.device) if there is None else there
-        return Look(inputs, entered[0].to(w.dtype), answer.to(w.dtype), labels, there, own)
+        is_sample = torch.ones(len(labels), dtype=w.dtype, device=w.device) if is_sample is None else is_sample
+        return ForwardPass(inputs, features[0].to(w.dtype), answer.to(w.dtype), labels, is_sample, named_weights)
 
     def _loss(
-        self, w: Tensor, statistics: Tensor, batch: Batch, weights: Tensor | None, beside: Beside | None = None
+        self, w: Tensor, statistics: Tensor, batch: Batch, weights: Tensor | None, extra_loss: ExtraLoss | None = None
     ) -> tuple[Tensor, Tensor]:
         task = self._model.task
         changed = statistics.clone() if self._model.statistics.size else statistics
@@ -160,39 +169,43 @@ class One:
             answer: Tensor = functional_call(task.model, tensors, inputs, named)
             return answer
 
-        entered: list[Tensor] = []
-        watched = nullcontext() if beside is None else _entering(task.model, task.head, entered)
-        with watched, _precision(self._config.dtype, self._model.device):
+        features: list[Tensor] = []
+        capture = nullcontext() if extra_loss is None else _capture_features(task.model, task.head, features)
+        with capture, _precision(self._config.dtype, self._model.device):
             if weights is None or task.each is None:
                 loss = task.loss(model, batch)
             else:
                 loss = (task.each(model, batch)["loss"] * weights).sum() / weights.sum()
-        if beside is not None:
-            more = beside(entered[0].to(w.dtype))
+        if extra_loss is not None:
+            more = extra_loss(features[0].to(w.dtype))
             loss = loss + (more.mean() if weights is None else (more * weights).sum() / weights.sum())
         if self._config.ridge:
             loss = loss + self._config.ridge / 2 * w.square().sum()
         return loss, changed
 
 
-def _ignored(config: FederationConfig, *, own_train: bool) -> ConfigError:
+def _ignored_error(config: FederationConfig, *, has_custom_train: bool) -> ConfigError:
     """Return the error of a run whose clients' steps take no momentum or weight decay, though it asks for them."""
     field = "client_momentum" if config.client_momentum else "client_weight_decay"
-    why = "clients have a train() of their own" if own_train else f"{config.algorithm} never calls client.descend()"
+    why = (
+        "clients have a train() of their own"
+        if has_custom_train
+        else f"{config.algorithm} never calls client.descend()"
+    )
     text = f"is {getattr(config, field):g}, but {why}, which would ignore it. Write 0, and apply it there."
     return ConfigError([Problem(f"run.{field}", text)])
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Puts them into the module's own, by name."""
-    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+def load_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the module's parameters and buffers of the same names."""
+    targets = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     with torch.no_grad():
         for name, value in tensors.items():
-            own[name].copy_(value)
+            targets[name].copy_(value)
 
 
-def _declared(layout: Layout, found: Mapping[str, Tensor], dtype: torch.dtype) -> Mapping[str, Tensor]:
-    """Of what a model has, that which may leave a client; ValueError where it is not what it was."""
+def _check_declared(layout: Layout, found: Mapping[str, Tensor], dtype: torch.dtype) -> Mapping[str, Tensor]:
+    """Return `found`; ValueError if a tensor that the server expects is missing, or has another shape or dtype."""
     for name, shape in layout.shapes.items():
         if name not in found:
             raise ValueError(f"train() took {name} out of the model, which the server expects")
@@ -203,16 +216,16 @@ def _declared(layout: Layout, found: Mapping[str, Tensor], dtype: torch.dtype) -
 
 
 def _counters(model: nn.Module) -> dict[str, Tensor]:
-    """Whole numbers that a model counts in, as copies: what it is called with must not be changed for all clients."""
+    """Return copies of the integer buffers: a forward pass counts in them, and must not change those of all clients."""
     return {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
 
 
 @contextmanager
-def _entering(model: nn.Module, head: str, entered: list[Tensor]) -> Iterator[None]:
-    """Notes what enters the head, call by call: (samples, features)."""
+def _capture_features(model: nn.Module, head: str, features: list[Tensor]) -> Iterator[None]:
+    """Append the head's input (samples, features) of each call to `features`."""
 
     def take(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        entered.append(inputs[0].flatten(1))
+        features.append(inputs[0].flatten(1))
 
     hook = model.get_submodule(head).register_forward_pre_hook(take)
     try:

@@ -1,4 +1,4 @@
-"""How clients fail, in words and within bounds: who dropped out, who is not asked any more, what a round lacked."""
+"""Describe and report clients that fail, within bounds: dropped and quarantined clients, and lost rounds."""
 
 from __future__ import annotations
 
@@ -11,154 +11,162 @@ from training.reporting.reporter import AnyReporter
 
 if TYPE_CHECKING:
     from training.federated.task_results import ClientOutcomes
-    from training.federation.round_plan import Plan
+    from training.federation.round_plan import RoundPlan
 
 T = TypeVar("T")
 
-TOLD = 1_000
-"""Events of a kind that one process tells at most; 50,000 of 32 KiB are all that an attempt has."""
-TOLD_A_ROUND = 5
-KEPT = 8
-"""Tracebacks that a rank passes on of one question; of further clients it is the last line."""
-FRAMES_LETTERS, RAISED_LETTERS, LINE_LETTERS = 2_400, 500, 300
+MAX_EVENTS = 1_000
+"""Events of one kind that one process sends at most. An attempt may send 50,000 events of 32 KiB in all."""
+MAX_EVENTS_PER_ROUND = 5
+MAX_TRACEBACKS = 8
+"""Tracebacks that a rank sends for one task; of further clients it sends the line of the exception."""
+FRAMES_CHARS, EXCEPTION_CHARS, LINE_CHARS = 2_400, 500, 300
 _HEAD = "Traceback (most recent call last):"
 
 
 class ClientsFailed(RuntimeError):
-    """No client could do its work; the traceback of the first says why."""
+    """Raised when no client can do its work, with the traceback of the first."""
 
     def __init__(self, message: str, traceback: str) -> None:
         super().__init__(f"{message}:\n{traceback}")
 
 
-# On the ranks that compute them.
+# On the ranks that compute the clients.
 
 
 def traceback_of(error: BaseException) -> str:
-    """A client's own; of a long one the innermost frames, and always what was raised."""
-    raised = _encodable("".join(traceback.format_exception_only(error)).strip())
-    frames = _encodable("".join(traceback.format_exception(error)).strip()).removesuffix(raised)
-    if len(frames) > FRAMES_LETTERS:
-        _, _, rest = frames[-FRAMES_LETTERS:].partition('\n  File "')
+    """Return a client's traceback: of a long one the innermost frames, and always the exception."""
+    exception = _encodable("".join(traceback.format_exception_only(error)).strip())
+    frames = _encodable("".join(traceback.format_exception(error)).strip()).removesuffix(exception)
+    if len(frames) > FRAMES_CHARS:
+        _, _, rest = frames[-FRAMES_CHARS:].partition('\n  File "')
         frames = f'{_HEAD}\n  File "{rest}'
-    return frames + raised[:RAISED_LETTERS]
+    return frames + exception[:EXCEPTION_CHARS]
 
 
 def _encodable(text: str) -> str:
-    """Half of a surrogate pair, as names of files may have, can be written nowhere."""
+    """Escape lone surrogates, which names of files may contain and UTF-8 cannot encode."""
     return text.encode(errors="backslashreplace").decode()
 
 
-def passed_on(failed: Mapping[int, str], before: int) -> dict[int, str]:
-    """What a rank tells the others of those that failed: `before` so many of them it has told of already."""
+def shorten_tracebacks(failed: Mapping[int, str], already_sent: int) -> dict[int, str]:
+    """Return the tracebacks to send to other ranks. `already_sent`: how many this rank has sent in this task."""
     return {
-        client: text if before + place < KEPT else raised_in(text)
+        client: text if already_sent + place < MAX_TRACEBACKS else exception_line(text)
         for place, (client, text) in enumerate(failed.items())
     }
 
 
-def raised_in(text: str) -> str:
-    """The line of a traceback that says what was raised."""
+def exception_line(text: str) -> str:
+    """Return the line of a traceback with the exception."""
     lines = text.splitlines()
     last = max((place for place, line in enumerate(lines) if line.startswith("  File ")), default=-1)
     found = (line for line in lines[last + 1 :] if line and not line[0].isspace())
-    return next(found, text.strip())[:LINE_LETTERS]
+    return next(found, text.strip())[:LINE_CHARS]
 
 
-# In words.
+# As sentences.
 
 
-def missing(selected: int, needed: int, facts: ClientOutcomes, plan: Plan) -> str:
-    """Why a round has too few updates."""
-    dropped = len(facts.failed)
+def describe_missing_updates(selected: int, needed: int, outcomes: ClientOutcomes, plan: RoundPlan) -> str:
+    """Return why a round has too few updates."""
+    dropped = len(outcomes.failed)
     counts = {
         "dropped out": dropped,
-        "sent no numbers": int((~facts.is_fine).sum()) - dropped,
-        "arrive later": int((facts.is_fine & ~plan.is_now(facts.clients)).sum()),
+        "sent no numbers": int((~outcomes.is_finite).sum()) - dropped,
+        "arrive later": int((outcomes.is_finite & ~plan.is_now(outcomes.clients)).sum()),
         "were too slow": len(plan.too_slow),
     }
-    asked = len(facts.clients) + len(plan.too_slow)
-    went = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    return f"{selected:,} of the {needed:,} updates that it takes; {asked:,} clients were asked{went and f', {went}'}"
+    contacted = len(outcomes.clients) + len(plan.too_slow)
+    details = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    more = f", {details}" if details else ""
+    return f"{selected:,} of the {needed:,} updates that it takes; {contacted:,} clients were asked{more}"
 
 
-def all_raised(tries: Sequence[ClientOutcomes]) -> bool:
-    """Whether each client that was asked ended with an exception."""
-    return all(len(facts.failed) == len(facts.clients) > 0 for facts in tries)
+def all_raised(attempts: Sequence[ClientOutcomes]) -> bool:
+    """Return whether every client of every attempt raised an exception."""
+    return all(len(facts.failed) == len(facts.clients) > 0 for facts in attempts)
 
 
-def no_numbers(tries: Sequence[ClientOutcomes]) -> bool:
-    """Whether all did their work, and none came to numbers."""
-    return all(len(facts.clients) > 0 and not facts.is_fine.any() and not facts.failed for facts in tries)
+def none_finite(attempts: Sequence[ClientOutcomes]) -> bool:
+    """Return whether all clients did their work, and none sent finite numbers."""
+    return all(len(facts.clients) > 0 and not facts.is_finite.any() and not facts.failed for facts in attempts)
 
 
-def first_of(tries: Sequence[ClientOutcomes]) -> tuple[int, str] | None:
-    """The first client that failed, and its traceback."""
-    return next((found for facts in tries for found in facts.failed.items()), None)
+def first_failure(attempts: Sequence[ClientOutcomes]) -> tuple[int, str] | None:
+    """Return the first client that failed, and its traceback."""
+    return next((found for facts in attempts for found in facts.failed.items()), None)
 
 
-def lost(round_: int, tries: Sequence[ClientOutcomes], why: str, *, clients: int, eligible: int) -> str:
-    """Why a round that was lost each time ends the run."""
-    said = f"round {round_} was lost {len(tries)} times: "
-    if no_numbers(tries):
-        return f"{said}none of the {len(tries[-1].clients):,} updates was made of numbers"
-    if (first := first_of(tries)) is not None:
-        why += f". Client {first[0]} was the first to drop out: {raised_in(first[1])}"
-    left = f" {left_out(clients, eligible)}" if eligible < clients else ""
-    return f"{said}{why.rstrip('.')}.{left}"
+def describe_lost_round(
+    round_: int, attempts: Sequence[ClientOutcomes], why: str, *, clients: int, eligible: int
+) -> str:
+    """Return why a round that was lost in each attempt ends the run."""
+    prefix = f"round {round_} was lost {len(attempts)} times: "
+    if none_finite(attempts):
+        return f"{prefix}none of the {len(attempts[-1].clients):,} updates was made of numbers"
+    if (first := first_failure(attempts)) is not None:
+        why += f". Client {first[0]} was the first to drop out: {exception_line(first[1])}"
+    left = f" {describe_quarantined(clients, eligible)}" if eligible < clients else ""
+    return f"{prefix}{why.rstrip('.')}.{left}"
 
 
-def left_out(clients: int, eligible: int) -> str:
+def describe_quarantined(clients: int, eligible: int) -> str:
     return (
         f"{clients - eligible:,} of {clients:,} clients are not asked any more, as their updates were not made of "
         "numbers."
     )
 
 
-class Failures:
-    """On rank 0: tells of clients that fail, in events and in the log, as often as helps anybody."""
+class FailureReporter:
+    """Reports failing clients from rank 0, in events and in the log, within the limits above."""
 
     def __init__(self, reporter: AnyReporter, names: Sequence[str] = ()) -> None:
-        """`names`: by client whose data it has, where anybody knows."""
+        """`names`: the owner of each client's data; empty if it is not known."""
         self._reporter, self._names = reporter, names
-        self._told: Counter[str] = Counter()
-        self._known: set[tuple[int, str]] = set()
+        self._event_counts: Counter[str] = Counter()
+        self._reported: set[tuple[int, str]] = set()
 
-    def tell(self, round_: int, failed: Mapping[int, str], broken: Iterable[int]) -> None:
-        """Of a round, or of a try of it. `failed`: client → its traceback, once a client and kind of error."""
-        new = [(client, text) for client, text in failed.items() if (client, _kind(text)) not in self._known]
-        for client, text in self._some("client.dropped", new):
-            self._known.add((client, _kind(text)))
+    def report(self, round_: int, failed: Mapping[int, str], broken: Iterable[int]) -> None:
+        """Report the failures of one attempt at a round, each client once for each type of exception.
+
+        `failed`: tracebacks by client. `broken`: clients with non-finite updates.
+        """
+        new = [
+            (client, text) for client, text in failed.items() if (client, _exception_type(text)) not in self._reported
+        ]
+        for client, text in self._within_limits("client.dropped", new):
+            self._reported.add((client, _exception_type(text)))
             self._reporter.event("client.dropped", step=round_, client=client, **self._name(client), traceback=text)
-            _say(f"client {client} dropped out: {raised_in(text)} (in round {round_})")
-        for client in self._some("client.broken", list(broken)):
+            _print_line(f"client {client} dropped out: {exception_line(text)} (in round {round_})")
+        for client in self._within_limits("client.broken", list(broken)):
             self._reporter.event("client.broken", step=round_, client=client, **self._name(client))
-            _say(f"client {client} sent an update that is not made of numbers (in round {round_})")
+            _print_line(f"client {client} sent an update that is not made of numbers (in round {round_})")
 
-    def tell_quarantined(self, round_: int, clients: Sequence[int], updates: int) -> None:
-        for client in self._some("client.quarantined", clients, TOLD):
+    def report_quarantined(self, round_: int, clients: Sequence[int], updates: int) -> None:
+        for client in self._within_limits("client.quarantined", clients, MAX_EVENTS):
             self._reporter.event(
                 "client.quarantined", step=round_, client=client, **self._name(client), updates=updates
             )
-            _say(f"client {client} is not asked any more: {updates} of its updates were not made of numbers")
+            _print_line(f"client {client} is not asked any more: {updates} of its updates were not made of numbers")
 
-    def tell_lost(self, round_: int, attempt: int, why: str) -> None:
-        for _ in self._some("round.lost", [round_]):
+    def report_lost_attempt(self, round_: int, attempt: int, why: str) -> None:
+        for _ in self._within_limits("round.lost", [round_]):
             self._reporter.event("round.lost", step=round_, attempt=attempt, why=why)
-            _say(f"try {attempt} of round {round_} is lost: {why}")
+            _print_line(f"try {attempt} of round {round_} is lost: {why}")
 
     def _name(self, client: int) -> dict[str, str]:
         return {"name": self._names[client]} if client < len(self._names) and self._names[client] else {}
 
-    def _some(self, kind: str, found: Sequence[T], most: int = TOLD_A_ROUND) -> Sequence[T]:
-        some = found[: min(most, TOLD - self._told[kind])]
-        self._told[kind] += len(some)
+    def _within_limits(self, kind: str, found: Sequence[T], most: int = MAX_EVENTS_PER_ROUND) -> Sequence[T]:
+        some = found[: min(most, MAX_EVENTS - self._event_counts[kind])]
+        self._event_counts[kind] += len(some)
         return some
 
 
-def _kind(text: str) -> str:
-    return raised_in(text).partition(":")[0]
+def _exception_type(text: str) -> str:
+    return exception_line(text).partition(":")[0]
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(" ".join(text.split()), flush=True)

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from training.checkpoint.rows import Rows
 from training.federated.schedule import Ids
-from training.federated.transport.ranks import Move, Ranks
+from training.federated.transport.ranks import RankExchange, RowMove
 from training.runtime.distributed import World
 
 BLOCK_BYTES = 1 << 20
-"""Brought to another rank in one message: beside the rows themselves, memory for one is all that it takes."""
+"""Sent to another rank in one message: the exchange takes memory for one message in addition to the rows."""
 
 
 class ClientState(Mapping[str, Tensor]):
@@ -38,12 +38,12 @@ class ClientState(Mapping[str, Tensor]):
         self.clients, self._world = clients, world
         self._share = -(-clients // world.size)
         """Clients of a rank, as torch.chunk and DTensor's Shard divide them; the last ones may have fewer or none."""
-        self._exchange = Ranks(world)
+        self._exchange = RankExchange(world)
         self._initial: dict[str, Tensor] = {}
         self._rows: dict[str, Rows] = {}
         self._borrowed: dict[str, Tensor] = {}
         self._lists: Sequence[Ids] = ()
-        """The clients that each rank works on."""
+        """The clients that each rank computes in this round."""
         self._order: Ids = np.zeros(0, dtype=np.int64)
         """Places of this rank's borrowed rows in order of their clients."""
         self._deferred: list[tuple[Ids, Mapping[str, Tensor]]] = []
@@ -86,7 +86,7 @@ class ClientState(Mapping[str, Tensor]):
     def whole(self, name: str) -> Tensor:
         """Return the rows of all clients on every rank. All ranks call it; it takes the memory that dividing saves."""
         counts = [len(range(self.clients)[self._share * rank :][: self._share]) for rank in range(self._world.size)]
-        return self._exchange.rows({name: self[name]}, counts, {name: self._initial[name]})[name]
+        return self._exchange.gather_rows({name: self[name]}, counts, {name: self._initial[name]})[name]
 
     # Checkpoints.
 
@@ -112,17 +112,17 @@ class ClientState(Mapping[str, Tensor]):
 
     # A round.
 
-    def borrow(self, lists: Sequence[Ids]) -> None:
+    def borrow(self, clients_by_rank: Sequence[Ids]) -> None:
         """Bring each rank the rows of the clients that it works on. All ranks call it; `lists`: of the first ranks."""
         self.release()
         if self._world.size == 1 or not self._rows:
             return
         nobody = np.zeros(0, dtype=np.int64)
-        self._lists = [*lists, *[nobody] * (self._world.size - len(lists))]
-        mine = self._lists[self._world.rank]
-        self._order = np.argsort(mine, kind="stable")
+        self._lists = [*clients_by_rank, *[nobody] * (self._world.size - len(clients_by_rank))]
+        clients = self._lists[self._world.rank]
+        self._order = np.argsort(clients, kind="stable")
         for name, rows in self._rows.items():
-            self._borrowed[name] = rows.tensor.new_empty(len(mine), *rows.shape[1:])
+            self._borrowed[name] = rows.tensor.new_empty(len(clients), *rows.shape[1:])
             self._bring(name, rows)
 
     def rows_of(self, clients: Ids) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ class ClientState(Mapping[str, Tensor]):
         self._borrowed, self._lists, self._deferred = {}, (), []
 
     def _bring(self, name: str, rows: Rows) -> None:
-        self._exchange.move(
+        self._exchange.move_rows(
             self._moves(name, outward=True),
             read=lambda clients: rows.tensor[self._at_home(clients)],
             write=lambda clients, values: self._put(name, clients, values),
@@ -162,7 +162,7 @@ class ClientState(Mapping[str, Tensor]):
         )
 
     def _bring_home(self, name: str, rows: Rows) -> None:
-        self._exchange.move(
+        self._exchange.move_rows(
             self._moves(name, outward=False),
             read=lambda clients: self._borrowed[name][self._places(clients)],
             write=lambda clients, values: rows.write(self._at_home(clients), values),
@@ -183,17 +183,17 @@ class ClientState(Mapping[str, Tensor]):
         return torch.from_numpy(clients - self.home.start)
 
     def _places(self, clients: Ids) -> Tensor:
-        mine = self._lists[self._world.rank]
-        return torch.from_numpy(self._order[np.searchsorted(mine, clients, sorter=self._order)])
+        borrowed = self._lists[self._world.rank]
+        return torch.from_numpy(self._order[np.searchsorted(borrowed, clients, sorter=self._order)])
 
-    def _moves(self, name: str, *, outward: bool) -> Iterator[Move]:
+    def _moves(self, name: str, *, outward: bool) -> Iterator[RowMove]:
         """Yield who gives whom which clients' rows, in the same order on every rank. `outward`: from home."""
         rows = self._initial[name]
         most = max(1, BLOCK_BYTES // max(1, rows.nbytes))
         for worker, clients in enumerate(self._lists):
             homes = clients // self._share
             for home in np.unique(homes).tolist():
-                theirs = clients[homes == home]
-                for begin in range(0, len(theirs), most):
+                moved = clients[homes == home]
+                for begin in range(0, len(moved), most):
                     source, target = (home, worker) if outward else (worker, home)
-                    yield Move(source, target, theirs[begin : begin + most])
+                    yield RowMove(source, target, moved[begin : begin + most])

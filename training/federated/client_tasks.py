@@ -1,4 +1,4 @@
-"""What clients are asked, and what comes back."""
+"""Tasks that the server gives to clients, and the updates that clients send back."""
 
 from __future__ import annotations
 
@@ -12,55 +12,56 @@ from training.federated.model import STATISTICS
 from training.federated.schedule import Ids
 
 SAMPLES, CLIENTS = "samples", "clients"
-"""What sums are weighted by."""
+"""Weights of a sum: the number of a client's samples, or 1 for each client."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """What clients are asked, and what comes back."""
+class ClientTask:
+    """A task for clients: what each of them computes, and how the server sums the results."""
 
     name: str
-    answer: Callable[..., Mapping[str, Tensor]]
-    """(client): what one client sends, by the names in `sent`."""
-    sent: Mapping[str, str]
-    """By what each is weighted: "samples" or "clients"."""
+    compute: Callable[..., Mapping[str, Tensor]]
+    """(client): compute what one client sends, by the names in `weighting`."""
+    weighting: Mapping[str, str]
+    """The weights of each name's sum: "samples" or "clients"."""
     vectors: Mapping[str, Tensor] = field(default_factory=dict)
-    """What is sent beside the model."""
+    """Vectors that the server sends along with the model, by name."""
     fold: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
-    """(what one client sent): what of it is added up."""
-    is_whole: bool = False
-    """Whether clients look at everything that they have."""
+    """(what one client sent): return what the server sums of it; None: what was sent."""
+    uses_all_samples: bool = False
+    """Whether clients compute the loss over all of their samples."""
     takes_steps: bool = True
-    """Whether they go through it in batches."""
+    """Whether they iterate over their samples in batches."""
     model: Tensor | None = None
-    """The shared part that clients start from; None: the server's."""
-    trains: bool = False
-    """Clients keep what they have come to."""
+    """The shared part (numbers,) of the model that clients start from; None: the server's."""
+    is_training: bool = False
+    """Whether clients store the new state that the task leaves them with."""
 
-    def weighted_by(self, name: str) -> str:
-        return SAMPLES if name == STATISTICS else self.sent[name]
+    def weights_of(self, name: str) -> str:
+        """Return SAMPLES or CLIENTS; running statistics are always weighted by samples."""
+        return SAMPLES if name == STATISTICS else self.weighting[name]
 
-    def folded(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """(clients, numbers) by name: of what they have sent, what is added up."""
+    def summands(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return what the server sums of the clients' values (clients, …): (clients, numbers) by name."""
         found = vmap(self.fold)(dict(values)) if self.fold is not None and values else values
         return {name: value.reshape(len(value), -1) for name, value in found.items()}
 
 
 @dataclass
-class Sent:
-    """What a chunk's clients have sent, in the order of its clients; and what they keep."""
+class ClientUpdates:
+    """The updates that the clients of one chunk sent, and their new state, in the order of `clients`."""
 
     clients: Ids
     values: dict[str, Tensor]
-    """(clients, …) by name, as the server has them."""
-    kept: dict[str, Tensor]
-    """(clients, …) by name."""
+    """(clients, …) by name, as the server decodes them."""
+    state: dict[str, Tensor]
+    """(clients, …) by name: what each client stores until its next round."""
     losses: Tensor
-    """(clients,): mean over the batches that each has trained on."""
+    """(clients,): mean loss of the batches that each client trained on."""
     has_losses: bool = True
     failed: dict[int, str] = field(default_factory=dict)
-    """Client → its traceback. It is among `clients`, and what stands for it counts for nothing."""
+    """Tracebacks by client. Failed clients are among `clients`; their rows are placeholders that must not be used."""
     wire: dict[str, Tensor] = field(default_factory=dict)
-    """(clients, …) by name: what a message of each holds, from which the server has `values`."""
+    """(clients, …) by name: the content of each client's message, from which the server decodes `values`."""
     seconds: list[float] = field(default_factory=list)
-    """(clients,): what each has taken; empty: they were computed together."""
+    """(clients,): compute time of each; empty where clients were computed together."""

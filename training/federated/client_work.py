@@ -1,7 +1,7 @@
-"""What clients do in a round: a chunk of them computed together by vmap, or one after the other.
+"""Compute chunks of clients: stacked by vmap, or one after the other.
 
-Which of the two is settled by rule, never by timing: their last bits differ, and a run that is resumed, or goes on with
-fewer ranks, must come to the same model.
+A rule decides which of the two, never a timing: their last bits differ, and a run that is resumed, or continues on
+fewer ranks, must arrive at the same model.
 """
 
 from __future__ import annotations
@@ -21,59 +21,58 @@ from training.config.asked import ConfigError
 from training.corpus.errors import DataError
 from training.data import Batch, Split
 from training.federated import attention, client_failures
-from training.federated.attack_simulation import Attacking
+from training.federated.attack_simulation import AttackSimulation
 from training.federated.client import Sgd
-from training.federated.client_computation import One
+from training.federated.client_computation import ClientComputation
 from training.federated.client_failures import ClientsFailed
-from training.federated.client_tasks import Question, Sent
-from training.federated.filter_chain import Chain
-from training.federated.messages import Description, Messages
+from training.federated.client_tasks import ClientTask, ClientUpdates
+from training.federated.filter_chain import FilterChain
+from training.federated.messages import MessageLayout, MessagePair
 from training.federated.model import Model
-from training.federated.plainly import differentiate_plainly
 from training.federated.schedule import Chunk, Ids, batches, widths_of
 from training.federation import parts, random_streams
 from training.federation.config import FederationConfig
-from training.federation.data_division import Divided
+from training.federation.data_division import DataDivision
 from training.federation.round_plan import steps_of
 from training.runtime.seeds import derive_seed
 
 if TYPE_CHECKING:
     from training.federated.server import Server
 
-LEAST_FACTOR = 1e-12
-"""The learning rate never falls below this part of the run's: some algorithms divide by it."""
-TRIED = 5
-"""Clients that may fail before the first round, until it is taken for the program's fault."""
+MIN_LEARNING_RATE_FACTOR = 1e-12
+"""Lower bound of the schedule's factor on the learning rate: some algorithms divide by the rate."""
+PROBED_CLIENTS = 5
+"""Number of clients that are tried before the first round. If all of them fail, the program is at fault."""
 
 
-class Work:
-    """Runs chunks of clients."""
+class ClientWork:
+    """Computes chunks of clients on one rank."""
 
     def __init__(
         self,
         config: FederationConfig,
         model: Model,
-        divided: Divided,
-        filters: Chain,
+        divided: DataDivision,
+        filters: FilterChain,
         *,
-        alone: str,
+        unstacked_reason: str,
         split: Split = "train",
     ) -> None:
-        """`alone`: why clients are computed one by one; "": they are stacked. `split`: where their samples are."""
-        differentiate_plainly()
+        """`unstacked_reason`: why clients are computed one by one; "" if they are stacked. `split`: their samples'
+        split."""
         self._config, self._model, self._divided, self._split = config, model, divided, split
-        self._filters, self.alone = filters, alone
-        self.attacking = Attacking(config)
-        self._sizes: dict[str, tuple[dict[str, int], Messages]] = {}
+        self._filters, self.unstacked_reason = filters, unstacked_reason
+        self.attack = AttackSimulation(config)
+        self._sizes: dict[str, tuple[dict[str, int], MessagePair]] = {}
         algorithm = model.algorithm
-        self.training = Question(
+        self.training_task = ClientTask(
             "train",
             lambda client: algorithm.train(client, **model.options),
             algorithm.sent(model.options),
             fold=algorithm.fold,
-            is_whole=algorithm.WHOLE,
+            uses_all_samples=algorithm.WHOLE,
             takes_steps=algorithm.STEPS,
-            trains=True,
+            is_training=True,
         )
 
     @property
@@ -85,135 +84,142 @@ class Work:
         return self._config.seed
 
     def full_steps(self, clients: Ids) -> Ids:
-        """Of a whole round of these clients."""
+        """Return how many steps each of these clients takes in a whole round."""
         config = self._config
         sizes = self._divided.sizes[clients]
         return steps_of(sizes, config.batch, epochs=config.epochs, local_steps=config.local_steps)
 
     @property
-    def numbers(self) -> int:
-        """Of the weights, also of those that are not trained: what passes through them takes memory for each client."""
+    def parameters(self) -> int:
+        """Return the number of parameters, frozen ones included: activations behind them take memory for each
+        client."""
         return self._model.numbers
 
     def samples_of(self, clients: Ids) -> NDArray[np.int64]:
-        """That these clients train on."""
+        """Return the number of training samples of each of these clients."""
         return self._divided.sizes[clients]
 
-    def sizes_of(self, question: Question, server: Server) -> dict[str, int]:
-        """How many numbers of each name are added up."""
-        return self._tried(question, server)[0]
+    def sizes_of(self, task: ClientTask, server: Server) -> dict[str, int]:
+        """Return how many numbers of each name the server sums."""
+        return self._probed(task, server)[0]
 
-    def messages_of(self, question: Question, server: Server) -> Messages:
-        """What a question to one client holds, and its answer."""
-        return self._tried(question, server)[1]
+    def messages_of(self, task: ClientTask, server: Server) -> MessagePair:
+        """Return the layouts of the message to one client and of its answer."""
+        return self._probed(task, server)[1]
 
-    def try_out(self, server: Server) -> None:
-        """One client's work, thrown away: whether stacking works at all, and what a client sends."""
-        self._tried(self.training, server)
+    def probe(self, server: Server) -> None:
+        """Compute one client and discard the result, to learn whether stacking works and what a client sends."""
+        self._probed(self.training_task, server)
 
-    def _tried(self, question: Question, server: Server) -> tuple[dict[str, int], Messages]:
-        """What one client's answer is made of: known once it has been asked, by way of trial."""
-        if question.name not in self._sizes:
-            sent = self._trial(question, server)
-            sizes = {name: value.shape[1] for name, value in question.folded(sent.values).items()}
-            self._sizes[question.name] = sizes, self._described(question, server, sent)
-        return self._sizes[question.name]
+    def _probed(self, task: ClientTask, server: Server) -> tuple[dict[str, int], MessagePair]:
+        """Return the sizes and messages of a task, which the first call learns by computing one client."""
+        if task.name not in self._sizes:
+            sent = self._probe_clients(task, server)
+            sizes = {name: value.shape[1] for name, value in task.summands(sent.values).items()}
+            self._sizes[task.name] = sizes, self._message_pair(task, server, sent)
+        return self._sizes[task.name]
 
-    def _trial(self, question: Question, server: Server) -> Sent:
-        """The first answer, of those that have least to do: a client that can't work may be alone in that."""
+    def _probe_clients(self, task: ClientTask, server: Server) -> ClientUpdates:
+        """Return the updates of the first client that works, trying those with least data first.
+
+        One broken client must not end the run; ClientsFailed if PROBED_CLIENTS of them fail.
+        """
         failed: dict[int, str] = {}
-        for client in np.argsort(self._divided.sizes, kind="stable")[:TRIED]:
-            mine = np.array([client])
-            chunk = Chunk(mine, 1, int(widths_of(self._divided.sizes[mine], self.batch)[0]))
-            sent = self._try(chunk, question, server)
+        for client in np.argsort(self._divided.sizes, kind="stable")[:PROBED_CLIENTS]:
+            client_ids = np.array([client])
+            chunk = Chunk(client_ids, 1, int(widths_of(self._divided.sizes[client_ids], self.batch)[0]))
+            sent = self._probe_client(chunk, task, server)
             if not sent.failed:
                 return sent
             failed |= sent.failed
         first, text = next(iter(failed.items()))
         raise ClientsFailed(f"all {len(failed)} clients that were tried out failed, client {first} so", text)
 
-    def _try(self, chunk: Chunk, question: Question, server: Server) -> Sent:
-        """One client's work; where stacking is at fault, and not the client, all are computed one by one from now."""
-        begun = server.kept.initial_rows(len(chunk.clients))  # any client's will do, and each rank has these
-        if self.alone or not question.trains:
-            return self.run(chunk, 0, question, server, own=begun)
+    def _probe_client(self, chunk: Chunk, task: ClientTask, server: Server) -> ClientUpdates:
+        """Compute one client. If only stacking fails, all clients are computed one by one from now on."""
+        initial = server.client_state.initial_rows(len(chunk.clients))  # every rank has these, and any client's will do
+        if self.unstacked_reason or not task.is_training:
+            return self.run(chunk, 0, task, server, state=initial)
         try:
-            return self.run(chunk, 0, question, server, own=begun, strict=True)
+            return self.run(chunk, 0, task, server, state=initial, strict=True)
         except Exception as error:
-            self.alone = f"torch can't stack it: {' '.join(str(error).split())[:200]}"
-        sent = self.run(chunk, 0, question, server, own=begun)
+            self.unstacked_reason = f"torch can't stack it: {' '.join(str(error).split())[:200]}"
+        sent = self.run(chunk, 0, task, server, state=initial)
         if sent.failed:
-            self.alone = ""
+            self.unstacked_reason = ""
         return sent
 
-    def _described(self, question: Question, server: Server, sent: Sent) -> Messages:
+    def _message_pair(self, task: ClientTask, server: Server, sent: ClientUpdates) -> MessagePair:
         model = self._model
-        shapes = {**model.weights.travelling, **model.statistics.travelling} if question.trains else {}
+        shapes = {**model.weights.travelling, **model.statistics.travelling} if task.is_training else {}
         down = {name: (tuple(shape), model.dtype) for name, shape in shapes.items()}
-        beside = self._broadcast(question, server)
-        down |= {f"server.{name}": (tuple(value.shape), value.dtype) for name, value in beside.items()}
-        return Messages(
-            up=Description.of({name: value[0] for name, value in sent.wire.items()}), down=Description(down)
+        broadcast = self._broadcast(task, server)
+        down |= {f"server.{name}": (tuple(value.shape), value.dtype) for name, value in broadcast.items()}
+        return MessagePair(
+            up=MessageLayout.of({name: value[0] for name, value in sent.wire.items()}), down=MessageLayout(down)
         )
 
-    def _broadcast(self, question: Question, server: Server) -> dict[str, Tensor]:
-        memory = {name: server.memory[name] for name in self._model.algorithm.BROADCAST} if question.trains else {}
-        return {name: value.to(self._model.dtype) for name, value in {**memory, **question.vectors}.items()}
+    def _broadcast(self, task: ClientTask, server: Server) -> dict[str, Tensor]:
+        memory = {name: server.memory[name] for name in self._model.algorithm.BROADCAST} if task.is_training else {}
+        return {name: value.to(self._model.dtype) for name, value in {**memory, **task.vectors}.items()}
 
     def run(
         self,
         chunk: Chunk,
         round_: int,
-        question: Question,
+        task: ClientTask,
         server: Server,
         *,
-        own: dict[str, Tensor] | None = None,
+        state: dict[str, Tensor] | None = None,
         strict: bool = False,
-    ) -> Sent:
-        """What these clients answer. `own`: what they keep, (clients, …) by name, where it is not what they have been
-        borrowed for; `strict`: what goes wrong with all of them together is raised."""
-        own = server.kept.rows_of(chunk.clients) if own is None else dict(own)
-        filters = {name: own.pop(name) for name in self._filters.keeps}
-        sent = self._answered(chunk, round_, question, server, own, strict=strict)
-        if question.trains and round_:  # in round 0 clients are only tried out
-            self.attacking.attack_alone(sent, round_)
-        sent.wire = dict(sent.values)
-        return self._filters.passed(sent, round_, filters) if question.trains else sent
+    ) -> ClientUpdates:
+        """Compute a chunk and return what its clients send.
 
-    def _answered(
-        self, chunk: Chunk, round_: int, question: Question, server: Server, own: Mapping[str, Tensor], *, strict: bool
-    ) -> Sent:
-        seeded(
+        `state` (clients, …) by name: their state, else the rows that the round has borrowed. `strict`: raise what fails
+        for all stacked clients together, instead of computing them one by one.
+        """
+        state = server.client_state.rows_of(chunk.clients) if state is None else dict(state)
+        filters = {name: state.pop(name) for name in self._filters.state_names}
+        sent = self._compute(chunk, round_, task, server, state, strict=strict)
+        if task.is_training and round_:  # round 0 is the probe before the first round
+            self.attack.forge_independently(sent, round_)
+        sent.wire = dict(sent.values)
+        return self._filters.apply(sent, round_, filters) if task.is_training else sent
+
+    def _compute(
+        self, chunk: Chunk, round_: int, task: ClientTask, server: Server, state: Mapping[str, Tensor], *, strict: bool
+    ) -> ClientUpdates:
+        seed_generators(
             derive_seed(self._config.seed, random_streams.DROPOUT, round_, int(chunk.clients[0])), self._model.device
         )
-        ids, there = self._batches(chunk, round_) if question.takes_steps else _no_batches(chunk)
-        one = One(
+        ids, is_sample = self._batches(chunk, round_) if task.takes_steps else _no_batches(chunk)
+        computation = ClientComputation(
             self._config,
             self._model,
-            question,
-            server.shared if question.model is None else question.model.to(self._model.dtype),
+            task,
+            server.shared if task.model is None else task.model.to(self._model.dtype),
             server.statistics,
-            self._broadcast(question, server),
+            self._broadcast(task, server),
             chunk.steps,
             self.sgd(round_),
             round_,
         )
         counts = torch.from_numpy(self._divided.sizes[chunk.clients]).to(self._model.device, self._model.dtype)
-        if not self.alone:
+        if not self.unstacked_reason:
             try:
-                return self._together(one, chunk, ids, there, own, counts)
+                return self._compute_stacked(computation, chunk, ids, is_sample, state, counts)
             except Exception:
                 if strict:
                     raise
-            # It is some client's: which, only one by one can tell.
-        return self._one_by_one(one, chunk, ids, there, own, counts)
+            # Some client is at fault. Computing them one by one finds out which.
+        return self._compute_each(computation, chunk, ids, is_sample, state, counts)
 
     def sgd(self, round_: int) -> Sgd:
-        """Return how clients that begin in this round take their steps; round 0 tries clients out."""
+        """Return the options of the steps of clients that begin in this round. Round 0 is the probe."""
         config = self._config
         schedule = parts.learning_rate(config.client_lr_schedule)
         factor = schedule.factor(max(1, round_), config.rounds, **config.options_of(config.client_lr_schedule))
-        rate = config.learning_rate * max(factor, LEAST_FACTOR)
+        rate = config.learning_rate * max(factor, MIN_LEARNING_RATE_FACTOR)
         return Sgd(rate, config.client_momentum, config.client_weight_decay)
 
     def _batches(self, chunk: Chunk, round_: int) -> tuple[Ids, NDArray[np.bool_]]:
@@ -221,71 +227,85 @@ class Work:
         seed = derive_seed(self._config.seed, random_streams.SHUFFLE)
         return batches(chunk, owned, self._config.batch, seed=seed, round_=round_)
 
-    def _together(
-        self, one: One, chunk: Chunk, ids: Ids, there: Any, own: Mapping[str, Tensor], counts: Tensor
-    ) -> Sent:
-        batch = self._look_up(ids.reshape(-1), ids.shape)
-        weights = torch.from_numpy(there).to(self._model.device, self._model.dtype)
-        everything = self._everything(chunk) if one.question.is_whole else None
-        who = torch.from_numpy(chunk.clients).to(self._model.device)
-        dims = (0, 0, 0, 0, 0, None if everything is None else 0)
-        stacked = vmap(one, in_dims=dims, randomness="different")
+    def _compute_stacked(
+        self,
+        computation: ClientComputation,
+        chunk: Chunk,
+        ids: Ids,
+        is_sample: Any,
+        state: Mapping[str, Tensor],
+        counts: Tensor,
+    ) -> ClientUpdates:
+        batch = self._load(ids.reshape(-1), ids.shape)
+        weights = torch.from_numpy(is_sample).to(self._model.device, self._model.dtype)
+        all_samples = self._all_samples(chunk) if computation.task.uses_all_samples else None
+        numbers = torch.from_numpy(chunk.clients).to(self._model.device)
+        dims = (0, 0, 0, 0, 0, None if all_samples is None else 0)
+        stacked = vmap(computation, in_dims=dims, randomness="different")
         with attention.as_products():
-            values, kept, losses = stacked(dict(own), who, counts, batch, weights, everything)
-        return Sent(chunk.clients, values, kept, losses, has_losses=one.question.trains)
+            values, new_state, losses = stacked(dict(state), numbers, counts, batch, weights, all_samples)
+        return ClientUpdates(chunk.clients, values, new_state, losses, has_losses=computation.task.is_training)
 
-    def _one_by_one(
-        self, one: One, chunk: Chunk, ids: Ids, there: Any, own: Mapping[str, Tensor], counts: Tensor
-    ) -> Sent:
-        done: list[Any] = []
+    def _compute_each(
+        self,
+        computation: ClientComputation,
+        chunk: Chunk,
+        ids: Ids,
+        is_sample: Any,
+        state: Mapping[str, Tensor],
+        counts: Tensor,
+    ) -> ClientUpdates:
+        results: list[Any] = []
         failed: dict[int, str] = {}
         seconds = []
         for place, client in enumerate(chunk.clients.tolist()):
             began = time.perf_counter()
-            mine = {name: values[place] for name, values in own.items()}
+            client_state = {name: values[place] for name, values in state.items()}
             try:
-                steps = [self._look_up(step[held], (-1,)) for step, held in zip(ids[place], there[place], strict=True)]
-                whole = None
-                if one.question.is_whole:
-                    whole = (self._look_up(self._divided.train[client], (-1,)), None)
-                who = torch.tensor(client, device=self._model.device)
-                done.append(one(mine, who, counts[place], steps, None, whole))
+                steps = [
+                    self._load(step[is_here], (-1,)) for step, is_here in zip(ids[place], is_sample[place], strict=True)
+                ]
+                all_samples = None
+                if computation.task.uses_all_samples:
+                    all_samples = (self._load(self._divided.train[client], (-1,)), None)
+                number = torch.tensor(client, device=self._model.device)
+                results.append(computation(client_state, number, counts[place], steps, None, all_samples))
             except (ConfigError, DataError):
-                raise  # of all of them
-            except (Exception, SystemExit) as error:  # a library that was made for the command line may exit
+                raise  # concerns all clients
+            except (Exception, SystemExit) as error:  # a library that was written for the command line may exit
                 failed[client] = client_failures.traceback_of(error)
-                done.append(None)
+                results.append(None)
             seconds.append(time.perf_counter() - began)
-        sent = _gathered(chunk, done, failed, own, has_losses=one.question.trains)
+        sent = _stacked_results(chunk, results, failed, state, has_losses=computation.task.is_training)
         sent.seconds = seconds
         return sent
 
-    def _look_up(self, ids: Ids, shape: Sequence[int]) -> Batch:
-        """The samples, as (*shape, …)."""
+    def _load(self, ids: Ids, shape: Sequence[int]) -> Batch:
+        """Return the samples of these ids on the device, each part of the batch as (*shape, …)."""
         device, dtype = self._model.device, self._model.dtype
         found = self._model.task.batch(self._split, ids)
         placed = (part.to(device, dtype if part.is_floating_point() else None) for part in found)
         return tuple(part.reshape(*shape, *part.shape[1:]) for part in placed)
 
-    def _everything(self, chunk: Chunk) -> tuple[Batch, Tensor]:
-        """All samples of each client, and which places hold one."""
+    def _all_samples(self, chunk: Chunk) -> tuple[Batch, Tensor]:
+        """Return all samples of each client, padded to the largest, and which places (clients, most) hold one."""
         owned = [self._divided.train[client] for client in chunk.clients]
         most = max(map(len, owned))
         ids = torch.zeros(len(owned), most, dtype=torch.int64)
         weights = torch.zeros(len(owned), most, dtype=self._model.dtype)
-        for row, weight, mine in zip(ids, weights, owned, strict=True):
-            row[: len(mine)] = torch.from_numpy(mine)
-            weight[: len(mine)] = 1
-        return self._look_up(ids.numpy().reshape(-1), ids.shape), weights.to(self._model.device)
+        for row, weight, ids_of_client in zip(ids, weights, owned, strict=True):
+            row[: len(ids_of_client)] = torch.from_numpy(ids_of_client)
+            weight[: len(ids_of_client)] = 1
+        return self._load(ids.numpy().reshape(-1), ids.shape), weights.to(self._model.device)
 
 
-def seeded(seed: int, device: torch.device) -> None:
-    """Whatever somebody's code draws from: Python, numpy, and torch on this device.
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators that users' code may draw from: Python's, numpy's, and torch's on this device.
 
-    torch.manual_seed takes a millisecond on a CPU, to note it for absent devices.
+    On a CPU it does without torch.manual_seed, which takes a millisecond to record the seed for absent devices.
     """
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 (what others' code draws from is this one)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (users' code draws from this one)
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
     else:
@@ -297,21 +317,23 @@ def _no_batches(chunk: Chunk) -> tuple[Ids, NDArray[np.bool_]]:
     return nothing, nothing.astype(bool)
 
 
-def _gathered(
-    chunk: Chunk, done: Sequence[Any], failed: dict[int, str], own: Mapping[str, Tensor], *, has_losses: bool
-) -> Sent:
-    """As many rows as clients; where one failed, nothing in place of what it would have sent."""
-    whole = next((found for found in done if found is not None), None)
-    if whole is None:
-        return Sent(chunk.clients, {}, dict(own), torch.full((len(done),), torch.nan), has_losses, failed)
-    nothing = {name: torch.zeros_like(value) for name, value in whole[0].items()}
-    values = [nothing if found is None else found[0] for found in done]
-    kept = [{name: own[name][i] for name in whole[1]} if found is None else found[1] for i, found in enumerate(done)]
-    losses = [whole[2].new_full((), torch.nan) if found is None else found[2].detach() for found in done]
-    return Sent(
+def _stacked_results(
+    chunk: Chunk, results: Sequence[Any], failed: dict[int, str], state: Mapping[str, Tensor], *, has_losses: bool
+) -> ClientUpdates:
+    """Stack the clients' results into one row each. A failed client's row has zeros and its state of before."""
+    first = next((found for found in results if found is not None), None)
+    if first is None:
+        return ClientUpdates(chunk.clients, {}, dict(state), torch.full((len(results),), torch.nan), has_losses, failed)
+    zeros = {name: torch.zeros_like(value) for name, value in first[0].items()}
+    values = [zeros if found is None else found[0] for found in results]
+    new_state = [
+        {name: state[name][i] for name in first[1]} if found is None else found[1] for i, found in enumerate(results)
+    ]
+    losses = [first[2].new_full((), torch.nan) if found is None else found[2].detach() for found in results]
+    return ClientUpdates(
         chunk.clients,
-        {name: torch.stack([value[name].detach() for value in values]) for name in nothing},
-        {name: torch.stack([value[name].detach() for value in kept]) for name in whole[1]},
+        {name: torch.stack([value[name].detach() for value in values]) for name in zeros},
+        {name: torch.stack([value[name].detach() for value in new_state]) for name in first[1]},
         torch.stack(losses),
         has_losses,
         failed,

@@ -1,7 +1,7 @@
-"""One round's exchange: the server asks those that take part, and has the sums of what they answer.
+"""Run tasks on the clients of one round, and sum what they send.
 
-An algorithm that needs more than one answer a round (a line search) asks again. Everything here happens on all ranks
-alike: each computes a share of the clients, and all of them end with the same sums.
+An algorithm that needs several exchanges in a round (a line search, say) runs several tasks. All ranks call the same
+functions in the same order: each computes a share of the clients, and all of them end with the same sums.
 """
 
 from __future__ import annotations
@@ -16,99 +16,127 @@ from torch import Tensor
 
 from training.federated import client_failures, schedule, sums
 from training.federated.client import Client
-from training.federated.client_tasks import CLIENTS, SAMPLES, Question, Sent
-from training.federated.client_work import Work, seeded
+from training.federated.client_tasks import CLIENTS, SAMPLES, ClientTask, ClientUpdates
+from training.federated.client_work import ClientWork, seed_generators
 from training.federated.messages import Traffic
 from training.federated.model import STATISTICS
-from training.federated.pending_updates import Arrivals
+from training.federated.pending_updates import ArrivingUpdates
 from training.federated.schedule import Chunk, Ids
 from training.federated.server import Round, Server
-from training.federated.task_results import Answer, ClientOutcomes, Costs
-from training.federated.transport.ranks import Ranks
-from training.federated.update_combiner import Combining
+from training.federated.task_results import ClientOutcomes, RoundCosts, TaskResult
+from training.federated.transport.ranks import RankExchange
+from training.federated.update_combiner import UpdateCombiner
 from training.federation import random_streams
-from training.federation.round_plan import Plan
+from training.federation.round_plan import RoundPlan
 from training.runtime.distributed import World
 from training.runtime.seeds import derive_seed
 
 
 class QuorumLost(RuntimeError):
-    """Too few updates of a round count."""
+    """Raised when too few updates of a round count."""
 
 
 @dataclass
-class _Mine:
-    """What this rank's clients have answered."""
+class _LocalResults:
+    """The results of this rank's clients in one task."""
 
-    facts: list[ClientOutcomes] = field(default_factory=list)
+    outcomes: list[ClientOutcomes] = field(default_factory=list)
     """By chunk."""
-    sent: list[Mapping[str, Tensor]] = field(default_factory=list)
-    """By chunk what was answered, where it is not added up."""
-    rows: list[Tensor] = field(default_factory=list)
-    """(clients, numbers): of those whose answers arrive later."""
+    updates: list[Mapping[str, Tensor]] = field(default_factory=list)
+    """What was sent, by chunk, if an aggregation needs single updates instead of a sum."""
+    late_rows: list[Tensor] = field(default_factory=list)
+    """(clients, numbers): updates that arrive in a later round, by chunk."""
 
 
 class Controller:
-    """Asks the clients of one round."""
+    """Runs tasks on the clients of one round."""
 
     def __init__(
         self,
         server: Server,
-        work: Work,
-        exchange: Ranks,
+        work: ClientWork,
+        exchange: RankExchange,
         world: World,
-        plan: Plan,
+        plan: RoundPlan,
         *,
-        combining: Combining | None = None,
+        combining: UpdateCombiner | None = None,
         round_: int,
         beat: Callable[[], None],
     ) -> None:
         self.server, self.plan, self.round = server, plan, round_
-        self.costs = Costs()
-        self.facts = ClientOutcomes.joined(())
-        """Of the question that trains."""
-        self.arrivals = Arrivals.none()
-        """Late answers to it of earlier rounds."""
+        self.costs = RoundCosts()
+        self.outcomes = ClientOutcomes.concatenate(())
+        """Outcomes of the training task."""
+        self.arrivals = ArrivingUpdates.empty()
+        """Late updates of earlier rounds that count in this one."""
         self.rejected: Ids = np.zeros(0, dtype=np.int64)
-        """Whose updates the aggregation left out."""
+        """Clients whose updates the aggregation rejected."""
         self._work, self._exchange, self._world, self._beat = work, exchange, world, beat
         self._combining = combining
-        self._asked_so_far = 0
-        self._chunks = self._cut()
+        self._tasks_run = 0
+        self._chunks = self._make_chunks()
         self._shares = schedule.shares(self._chunks, world.size)
         self._clients = [_clients_of([self._chunks[number] for number in share]) for share in self._shares]
-        """The clients that every rank computes, in this order."""
-        self._each = [len(clients) for clients in self._clients]
-        """How many clients every rank computes."""
+        """The clients that each rank computes, in this order."""
+        self._rank_counts = [len(clients) for clients in self._clients]
+        """How many clients each rank computes."""
         self._has_borrowed = False
 
-    def train(self, model: Tensor | None = None) -> Answer:
-        """The algorithm's own question, with late answers of earlier rounds; whoever keeps something keeps it.
+    def train(self, model: Tensor | None = None) -> TaskResult:
+        """Run the algorithm's training task, add late updates of earlier rounds, and store the clients' new states.
 
-        `model`: what clients are sent instead of the server's. QuorumLost if too few answers count.
+        `model` (numbers,): what clients are sent instead of the server's model. QuorumLost if too few updates count.
         """
-        question = replace(self._work.training, model=model)
+        task = replace(self._work.training_task, model=model)
         self.arrivals = arrivals = self.server.pending.arriving(self.plan)
         if not self._chunks and not arrivals.chunks:
             raise QuorumLost("there was nobody to ask")
-        answer, mine, facts = self._asked(question, arrivals)
-        self.facts = facts
-        if answer.selected < self._needed:
-            raise QuorumLost(client_failures.missing(answer.selected, self._needed, facts, self.plan))
+        result, local, outcomes = self._run_task(task, arrivals)
+        self.outcomes = outcomes
+        if result.selected < self._needed:
+            raise QuorumLost(
+                client_failures.describe_missing_updates(result.selected, self._needed, outcomes, self.plan)
+            )
         if self._combining is not None:
-            answer = self._combined(self._combining, question, answer, mine)
+            result = self._combine(self._combining, task, result, local)
         began = time.perf_counter()
-        self.server.kept.commit()
+        self.server.client_state.commit()
         self.costs.transfer_seconds += time.perf_counter() - began
-        self._hold(mine, facts)
-        return answer
+        self._record_late(local, outcomes)
+        return result
 
     def train_round(self) -> Round:
-        """The same, as an algorithm's `aggregate` sees it."""
-        answer = self.train()
-        if STATISTICS in answer.mean:
-            self.server.statistics.copy_(answer.mean[STATISTICS])
-        return self.server.round(self.round, answer)
+        """Run the training task and return the round as an algorithm's `aggregate` receives it."""
+        result = self.train()
+        if STATISTICS in result.mean:
+            self.server.statistics.copy_(result.mean[STATISTICS])
+        return self.server.round(self.round, result)
+
+    def query(
+        self,
+        name: str,
+        compute: Callable[[Client], Mapping[str, Tensor]],
+        weighting: Mapping[str, str],
+        *,
+        vectors: Mapping[str, Tensor],
+        model: Tensor | None = None,
+    ) -> TaskResult:
+        """Run another task on the same clients, over all samples of each; it does not change their state.
+
+        `compute`: (client) → values by name. `weighting`: "samples" or "clients" by name. `vectors`: what is sent
+        along, by name. `model` (numbers,): a model that the clients have received already. QuorumLost if no client
+        answers.
+        """
+        task = ClientTask(
+            name, compute, weighting, vectors=vectors, uses_all_samples=True, takes_steps=False, model=model
+        )
+        result, _, outcomes = self._run_task(task, ArrivingUpdates.empty())
+        self.outcomes.failed.update(outcomes.failed)
+        if not result.selected:  # the sums would be those of nothing
+            raise QuorumLost(
+                f"nobody answered {name!r}: {client_failures.describe_missing_updates(0, 1, outcomes, self.plan)}"
+            )
+        return result
 
     def ask(
         self,
@@ -118,96 +146,95 @@ class Controller:
         *,
         vectors: Mapping[str, Tensor],
         model: Tensor | None = None,
-    ) -> Answer:
-        """Another question, about everything that each of the same clients has; nothing of it is kept.
-
-        `sent`: what each number of the answer is weighted by; `vectors`: what is sent with it; `model`: one that they
-        have been sent already.
-        """
-        question = Question(name, answer, sent, vectors=vectors, is_whole=True, takes_steps=False, model=model)
-        answered, _, facts = self._asked(question, Arrivals.none())
-        self.facts.failed.update(facts.failed)
-        if not answered.selected:  # sums of nothing are no answer
-            raise QuorumLost(f"nobody answered {name!r}: {client_failures.missing(0, 1, facts, self.plan)}")
-        return answered
+    ) -> TaskResult:
+        """Return query(name, answer, sent, …). Deprecated."""
+        return self.query(name, answer, sent, vectors=vectors, model=model)
 
     def draw(self) -> np.random.RandomState:
-        """What the algorithm draws on the server's side in this round, the same on every rank."""
+        """Return the random numbers of the algorithm's server side in this round, equal on every rank."""
         return np.random.RandomState(derive_seed(self._work.seed, random_streams.SERVER, self.round) % 2**32)
 
     @property
     def _needed(self) -> int:
-        """Updates without which the round is lost."""
+        """Return the number of updates without which the round is lost."""
         return max(1, self.plan.quorum)
 
     @property
     def model_bytes(self) -> int:
-        """Of a message with the model."""
-        down = self._work.messages_of(self._work.training, self.server).down
+        """Return the size of a message with the model, in bytes."""
+        down = self._work.messages_of(self._work.training_task, self.server).down
         return down.size(round_=self.round, client=None, samples=None)
 
     def samples_of(self, clients: Ids) -> Ids:
         return self._work.samples_of(clients)
 
-    def _cut(self) -> list[Chunk]:
+    def _make_chunks(self) -> list[Chunk]:
         samples = self._work.samples_of(self.plan.clients)
         widths = schedule.widths_of(samples, self._work.batch)
         return schedule.cut(
-            self.plan.clients, self.plan.steps, widths, numbers=self._work.numbers, alone=bool(self._work.alone)
+            self.plan.clients,
+            self.plan.steps,
+            widths,
+            numbers=self._work.parameters,
+            is_unstacked=bool(self._work.unstacked_reason),
         )
 
-    def _asked(self, question: Question, arrivals: Arrivals) -> tuple[Answer, _Mine, ClientOutcomes]:
-        self._borrow()
+    def _run_task(
+        self, task: ClientTask, arrivals: ArrivingUpdates
+    ) -> tuple[TaskResult, _LocalResults, ClientOutcomes]:
+        self._borrow_state()
         began = time.perf_counter()
-        combining = self._combining if question.trains else None
-        sizes = self._work.sizes_of(question, self.server) if combining is None else {}
-        added = arrivals if combining is None else Arrivals.none()
+        combining = self._combining if task.is_training else None
+        sizes = self._work.sizes_of(task, self.server) if combining is None else {}
+        added = arrivals if combining is None else ArrivingUpdates.empty()
         chunks = len(self._chunks) + added.chunks
-        tree, mine = sums.Tree(chunks), _Mine()
-        for number, sent in self._answers(question):
-            tree.put_sum(number, self._parts(question, sizes, sent, mine), self._world.device)
+        tree, local = sums.Tree(chunks), _LocalResults()
+        for number, updates in self._local_updates(task):
+            tree.put_sum(number, self._partial_sums(task, sizes, updates, local), self._world.device)
             if combining is not None:
-                mine.sent.append(combining.rows(len(sent.clients), question.folded(sent.values)))
-            del sent  # a chunk's memory is there for the next one
+                local.updates.append(combining.rows(len(updates.clients), task.summands(updates.values)))
+            del updates  # so that the next chunk can use its memory
         shares = self._shares
         if added.chunks:
             shares = [*shares[:-1], range(shares[-1].start, chunks)]
             if self._world.rank == self._world.size - 1:
-                tree.put((chunks - 1, 1), added.summed(sizes, self._weights_of(question, added), self._world.device))
+                tree.put((chunks - 1, 1), added.weighted_sum(sizes, self._weights_of(task, added), self._world.device))
         computed = time.perf_counter()
-        facts = self._exchange.facts(ClientOutcomes.joined(mine.facts))
+        outcomes_by_rank = self._exchange.gather_objects(ClientOutcomes.concatenate(local.outcomes))
         waited = time.perf_counter()
-        total = self._exchange.total(tree, shares, chunks, sum(sizes.values()))
-        taken_off = self._taken_off(question, sizes, added)
-        found = ClientOutcomes.joined(facts)
+        total = self._exchange.tree_sum(tree, shares, chunks, sum(sizes.values()))
+        discounted = self._discounted(task, sizes, added)
+        outcomes = ClientOutcomes.concatenate(outcomes_by_rank)
         self.costs.compute_seconds += computed - began
         self.costs.wait_seconds += waited - computed
         self.costs.transfer_seconds += time.perf_counter() - waited
-        self.costs.traffic += self._traffic(question, found)
-        self._asked_so_far += 1
-        # Ranks have computed other clients: what the server draws must not follow from what those drew.
-        seeded(derive_seed(self._work.seed, random_streams.SERVER, self.round, self._asked_so_far), self._world.device)
-        answer = self._answer(question, sums.split(total, sizes), found, arrivals)
-        if taken_off is not None:
-            answer.sum = sums.split(total + taken_off, sizes)
-        return answer, mine, found
+        self.costs.traffic += self._traffic(task, outcomes)
+        self._tasks_run += 1
+        # Ranks have computed different clients: the server's draws must not depend on what those have drawn.
+        seed_generators(
+            derive_seed(self._work.seed, random_streams.SERVER, self.round, self._tasks_run), self._world.device
+        )
+        result = self._result(task, sums.split(total, sizes), outcomes, arrivals)
+        if discounted is not None:
+            result.sum = sums.split(total + discounted, sizes)
+        return result, local, outcomes
 
-    def _answers(self, question: Question) -> Iterator[tuple[int, Sent]]:
-        """Yield the answers of this rank's chunks, by the chunk's number."""
-        attacking, numbers = self._work.attacking, self._shares[self._world.rank]
-        if not (attacking.colludes and question.trains):
-            yield from ((number, self._answer_of(number, question)) for number in numbers)
+    def _local_updates(self, task: ClientTask) -> Iterator[tuple[int, ClientUpdates]]:
+        """Yield the number of each of this rank's chunks with its updates."""
+        attacking, numbers = self._work.attack, self._shares[self._world.rank]
+        if not (attacking.colludes and task.is_training):
+            yield from ((number, self._updates_of_chunk(number, task)) for number in numbers)
             return
-        sent = [self._answer_of(number, question) for number in numbers]
-        attacking.collude(sent, self._clients, self.round, self._exchange, self._world)
-        yield from zip(numbers, sent, strict=True)
+        updates = [self._updates_of_chunk(number, task) for number in numbers]
+        attacking.forge_colluding(updates, self._clients, self.round, self._exchange, self._world)
+        yield from zip(numbers, updates, strict=True)
 
-    def _answer_of(self, number: int, question: Question) -> Sent:
+    def _updates_of_chunk(self, number: int, task: ClientTask) -> ClientUpdates:
         self._beat()
-        return self._work.run(self._chunks[number], self.round, question, self.server)
+        return self._work.run(self._chunks[number], self.round, task, self.server)
 
-    def _taken_off(self, question: Question, sizes: Mapping[str, int], late: Arrivals) -> Tensor | None:
-        """Return what the discount of late answers takes off the sums (numbers,), or None if there is no discount.
+    def _discounted(self, task: ClientTask, sizes: Mapping[str, int], late: ArrivingUpdates) -> Tensor | None:
+        """Return what the discount of late updates takes off the sums (numbers,), or None if there is no discount.
 
         The last rank computes it, like the late part of the sums, so that all ranks have the same bits.
         """
@@ -215,140 +242,162 @@ class Controller:
             return None
         last = self._world.size - 1
         like = {"late": sums.zeros(sum(sizes.values()), self._world.device)}
-        mine = {}
+        local = {}
         if self._world.rank == last:
-            weights = self._weights_of(question, replace(late, factors=1 - late.factors))
-            mine = {"late": late.summed(sizes, weights, self._world.device)[None]}
-        return self._exchange.rows(mine, [0] * last + [1], like)["late"][0]
+            weights = self._weights_of(task, replace(late, factors=1 - late.factors))
+            local = {"late": late.weighted_sum(sizes, weights, self._world.device)[None]}
+        return self._exchange.gather_rows(local, [0] * last + [1], like)["late"][0]
 
-    def _traffic(self, question: Question, facts: ClientOutcomes) -> Traffic:
-        """Those that are given up were asked to train, too; what is no number was sent all the same."""
-        given_up = self.plan.too_slow if question.trains else self.plan.too_slow[:0]
-        clients = np.concatenate([facts.clients, given_up])
-        silent = [*facts.failed, *given_up.tolist()]
-        messages = self._work.messages_of(question, self.server)
+    def _traffic(self, task: ClientTask, outcomes: ClientOutcomes) -> Traffic:
+        """Return the bytes of a task. Clients that were given up were sent the model, too; non-finite updates count."""
+        given_up = self.plan.too_slow if task.is_training else self.plan.too_slow[:0]
+        clients = np.concatenate([outcomes.clients, given_up])
+        silent = [*outcomes.failed, *given_up.tolist()]
+        messages = self._work.messages_of(task, self.server)
         samples = self._work.samples_of(clients)
-        return messages.traffic(self.round, clients, samples, did_answer=~np.isin(clients, silent))
+        return messages.traffic(self.round, clients, samples, has_answered=~np.isin(clients, silent))
 
-    def _answer(
-        self, question: Question, total: Mapping[str, Tensor], facts: ClientOutcomes, arrivals: Arrivals
-    ) -> Answer:
-        counted = facts.is_fine & self.plan.is_now(facts.clients)
-        own = self._work.samples_of(facts.clients)[counted]
+    def _result(
+        self, task: ClientTask, total: Mapping[str, Tensor], outcomes: ClientOutcomes, arrivals: ArrivingUpdates
+    ) -> TaskResult:
+        counted = outcomes.is_finite & self.plan.is_now(outcomes.clients)
+        samples_now = self._work.samples_of(outcomes.clients)[counted]
         selected = int(counted.sum()) + len(arrivals.clients)
-        samples = float(own.sum() + arrivals.samples.sum())
+        samples = float(samples_now.sum() + arrivals.samples.sum())
         weight = {SAMPLES: samples, CLIENTS: float(selected)}
-        mean = {name: value / max(1.0, weight[question.weighted_by(name)]) for name, value in total.items()}
-        discount = float(own.sum() + arrivals.samples @ arrivals.factors) / max(1.0, samples)
+        mean = {name: value / max(1.0, weight[task.weights_of(name)]) for name, value in total.items()}
+        discount = float(samples_now.sum() + arrivals.samples @ arrivals.factors) / max(1.0, samples)
         if STATISTICS in mean and discount:
-            mean[STATISTICS] = mean[STATISTICS] / discount  # a mean of them all, not a step that may be shorter
-        return Answer(total, mean, facts, selected, samples, discount)
+            mean[STATISTICS] = mean[STATISTICS] / discount  # their mean, not a step that may be shorter
+        return TaskResult(total, mean, outcomes, selected, samples, discount)
 
-    def _combined(self, combining: Combining, question: Question, answer: Answer, mine: _Mine) -> Answer:
-        """What an aggregation that is no sum makes of the same updates."""
+    def _combine(
+        self, combining: UpdateCombiner, task: ClientTask, result: TaskResult, local: _LocalResults
+    ) -> TaskResult:
+        """Replace the sums by what a robust aggregation makes of the same updates."""
         began = time.perf_counter()
-        facts = answer.facts
-        counts = facts.is_fine & self.plan.is_now(facts.clients)
+        outcomes = result.outcomes
+        counts = outcomes.is_finite & self.plan.is_now(outcomes.clients)
         combined = combining.combine(
-            question, mine.sent, self._each, clients=facts.clients, counts=counts, late=self.arrivals, round_=self.round
+            task,
+            local.updates,
+            self._rank_counts,
+            clients=outcomes.clients,
+            counts=counts,
+            late=self.arrivals,
+            round_=self.round,
         )
         self.costs.transfer_seconds += time.perf_counter() - began
         if isinstance(combined, str):
             raise QuorumLost(combined)
         self.rejected = combined.left_out
-        kept = np.setdiff1d(np.concatenate([facts.clients[counts], self.arrivals.clients]), combined.left_out)
-        return Answer(
-            combined.sum, combined.mean, facts, len(kept), float(self._work.samples_of(kept).sum()), discount=1.0
+        counted = np.setdiff1d(np.concatenate([outcomes.clients[counts], self.arrivals.clients]), combined.left_out)
+        return TaskResult(
+            combined.sum,
+            combined.mean,
+            outcomes,
+            len(counted),
+            float(self._work.samples_of(counted).sum()),
+            discount=1.0,
         )
 
-    def _parts(self, question: Question, sizes: Mapping[str, int], sent: Sent, mine: _Mine) -> list[sums.Part]:
-        """What of a chunk's answers is added up, without those that are no numbers or arrive later."""
+    def _partial_sums(
+        self, task: ClientTask, sizes: Mapping[str, int], updates: ClientUpdates, local: _LocalResults
+    ) -> list[sums.Part]:
+        """Compute weighted partial sums of this chunk's updates, dropping non-finite and late ones.
+
+        Returns [(rows (clients, numbers), weights (clients,))], one pair for each name. Records the chunk's outcomes,
+        late rows and new client states in `local`.
+        """
         device = self._world.device
-        fine = _are_numbers(sent)
-        now = fine & torch.from_numpy(self.plan.is_now(sent.clients))
-        samples = torch.from_numpy(self._work.samples_of(sent.clients)).double()
-        folded = question.folded(sent.values)
+        is_finite = _all_finite(updates)
+        counts_now = is_finite & torch.from_numpy(self.plan.is_now(updates.clients))
+        samples = torch.from_numpy(self._work.samples_of(updates.clients)).double()
+        folded = task.summands(updates.values)
         nothing = torch.zeros(1, 1, device=device)
         parts = []
         for name, size in sizes.items():
-            value = folded[name] if folded else nothing.expand(len(sent.clients), size)  # all of them have failed
-            rows = value if bool(now.all()) else torch.where(now[:, None].to(value.device), value, 0)
-            weights = now * samples if question.weighted_by(name) == SAMPLES else now.double()
+            # Nothing is folded where all clients of the chunk have failed.
+            value = folded[name] if folded else nothing.expand(len(updates.clients), size)
+            rows = value if bool(counts_now.all()) else torch.where(counts_now[:, None].to(value.device), value, 0)
+            weights = counts_now * samples if task.weights_of(name) == SAMPLES else counts_now.double()
             parts.append((rows, weights.to(device)))
-        failed = client_failures.passed_on(sent.failed, sum(len(part.failed) for part in mine.facts))
-        seconds = dict(zip(sent.clients.tolist(), sent.seconds, strict=bool(sent.seconds)))
-        losses = sent.losses.detach().double().cpu().numpy()
-        mine.facts.append(ClientOutcomes(sent.clients, losses, fine.numpy(), failed, seconds))
-        if sent.kept and question.trains:
-            self._put(sent, fine, self._is_certain(mine))
-        if not bool(now.all()) and folded:
-            later = (fine & ~now).to(sent.losses.device)
-            mine.rows.append(torch.cat(list(folded.values()), dim=1)[later])
+        failed = client_failures.shorten_tracebacks(updates.failed, sum(len(part.failed) for part in local.outcomes))
+        seconds = dict(zip(updates.clients.tolist(), updates.seconds, strict=bool(updates.seconds)))
+        losses = updates.losses.detach().double().cpu().numpy()
+        local.outcomes.append(ClientOutcomes(updates.clients, losses, is_finite.numpy(), failed, seconds))
+        if updates.state and task.is_training:
+            self._store_state(updates, is_finite, self._is_certain(local))
+        if not bool(counts_now.all()) and folded:
+            later = (is_finite & ~counts_now).to(updates.losses.device)
+            local.late_rows.append(torch.cat(list(folded.values()), dim=1)[later])
         return parts
 
-    def _is_certain(self, mine: _Mine) -> bool:
-        """Return whether the round counts already, whatever the answers that are still to come."""
+    def _is_certain(self, local: _LocalResults) -> bool:
+        """Return whether the round is certain to count, whatever the chunks bring that are still to come."""
         if self._combining is not None:
-            return False  # an aggregation may find too few to make anything of
-        fine = sum(int((part.is_fine & self.plan.is_now(part.clients)).sum()) for part in mine.facts)
-        return fine + len(self.arrivals.clients) >= self._needed
+            return False  # an aggregation may still reject too many
+        counted = sum(int((part.is_finite & self.plan.is_now(part.clients)).sum()) for part in local.outcomes)
+        return counted + len(self.arrivals.clients) >= self._needed
 
-    def _put(self, sent: Sent, fine: Tensor, is_certain: bool) -> None:
-        """Hand over what the clients keep; those whose update is no good keep what they had."""
-        values: Mapping[str, Tensor] = sent.kept
-        if not bool(fine.all()):
-            before = self.server.kept.rows_of(sent.clients)
+    def _store_state(self, updates: ClientUpdates, is_finite: Tensor, is_certain: bool) -> None:
+        """Store the clients' new states; those with a failed or non-finite update keep their old one."""
+        values: Mapping[str, Tensor] = updates.state
+        if not bool(is_finite.all()):
+            before = self.server.client_state.rows_of(updates.clients)
             values = {
-                name: torch.where(fine.view(-1, *[1] * (value.ndim - 1)).to(value.device), value, before[name])
-                for name, value in sent.kept.items()
+                name: torch.where(is_finite.view(-1, *[1] * (value.ndim - 1)).to(value.device), value, before[name])
+                for name, value in updates.state.items()
             }
-        self.server.kept.put(sent.clients, values, is_certain=is_certain)
+        self.server.client_state.put(updates.clients, values, is_certain=is_certain)
 
-    def _borrow(self) -> None:
-        """Bring what clients keep to the ranks that compute them, once a round; it is there until the round ends."""
+    def _borrow_state(self) -> None:
+        """Bring the clients' states to the ranks that compute them, once a round; they stay until the round ends."""
         if self._has_borrowed:
             return
         began = time.perf_counter()
-        self.server.kept.borrow(self._clients)
+        self.server.client_state.borrow(self._clients)
         self._has_borrowed = True
         self.costs.transfer_seconds += time.perf_counter() - began
 
-    def _hold(self, mine: _Mine, facts: ClientOutcomes) -> None:
-        """Takes note of answers that arrive later, on every rank."""
-        later = facts.is_fine & ~self.plan.is_now(facts.clients)
-        self.server.pending.drop(self.plan.arriving)
+    def _record_late(self, local: _LocalResults, outcomes: ClientOutcomes) -> None:
+        """Record updates that arrive in a later round, on every rank."""
+        later = outcomes.is_finite & ~self.plan.is_now(outcomes.clients)
+        self.server.pending.remove(self.plan.arriving)
         if not later.any():
             return
-        ranks = np.repeat(np.arange(len(self._shares)), self._each)
+        ranks = np.repeat(np.arange(len(self._shares)), self._rank_counts)
         counts = np.bincount(ranks[later], minlength=len(self._shares)).tolist()
-        own = {"rows": torch.cat(mine.rows)} if mine.rows else {}
+        local_rows = {"rows": torch.cat(local.late_rows)} if local.late_rows else {}
         like = {
-            "rows": self.server.weights.new_empty(sum(self._work.sizes_of(self._work.training, self.server).values()))
+            "rows": self.server.weights.new_empty(
+                sum(self._work.sizes_of(self._work.training_task, self.server).values())
+            )
         }
-        rows = self._exchange.rows(own, counts, like)["rows"]
-        clients = facts.clients[later]
-        self.server.pending.hold(
-            clients, rows, started=self.round, arrives=self.plan.arrives(clients), losses=facts.losses[later]
+        rows = self._exchange.gather_rows(local_rows, counts, like)["rows"]
+        clients = outcomes.clients[later]
+        self.server.pending.add(
+            clients, rows, started=self.round, arrives=self.plan.arrives(clients), losses=outcomes.losses[later]
         )
 
-    def _weights_of(self, question: Question, arrivals: Arrivals) -> dict[str, Tensor]:
+    def _weights_of(self, task: ClientTask, arrivals: ArrivingUpdates) -> dict[str, Tensor]:
         samples = torch.from_numpy(arrivals.samples * arrivals.factors)
         ones = torch.from_numpy(arrivals.factors)
-        return {
-            name: samples if question.weighted_by(name) == SAMPLES else ones for name in [*question.sent, STATISTICS]
-        }
+        return {name: samples if task.weights_of(name) == SAMPLES else ones for name in [*task.weighting, STATISTICS]}
 
 
 def _clients_of(chunks: Sequence[Chunk]) -> Ids:
     return np.concatenate([np.zeros(0, dtype=np.int64), *(chunk.clients for chunk in chunks)])
 
 
-def _are_numbers(sent: Sent) -> Tensor:
-    """(clients,): whether each one's answer is there, and made of numbers."""
-    good = torch.isfinite(sent.losses) if sent.has_losses else torch.ones(len(sent.clients), dtype=torch.bool)
-    good = good.to(sent.losses.device)
-    for value in sent.values.values():
+def _all_finite(updates: ClientUpdates) -> Tensor:
+    """Return which clients (clients,) have sent an update, and a finite one."""
+    is_finite = (
+        torch.isfinite(updates.losses) if updates.has_losses else torch.ones(len(updates.clients), dtype=torch.bool)
+    )
+    is_finite = is_finite.to(updates.losses.device)
+    for value in updates.values.values():
         rows = value.flatten(start_dim=1) if value.ndim > 1 else value[:, None]
-        if rows.shape[1]:  # both ends take a NaN along, and unlike to look at each number they make no copies
-            good &= torch.isfinite(rows.amax(dim=1)) & torch.isfinite(rows.amin(dim=1))
-    return good.cpu() & ~torch.from_numpy(np.isin(sent.clients, list(sent.failed)))
+        if rows.shape[1]:  # max and min pass NaN on, and unlike isfinite() of all numbers they allocate nothing
+            is_finite &= torch.isfinite(rows.amax(dim=1)) & torch.isfinite(rows.amin(dim=1))
+    return is_finite.cpu() & ~torch.from_numpy(np.isin(updates.clients, list(updates.failed)))

@@ -21,13 +21,13 @@ class CoverageLog:
     def __init__(self, samples: NDArray[np.int64]) -> None:
         """`samples`: of each client."""
         self._samples = samples
-        self._asked = np.zeros(len(samples), dtype=bool)
+        self._selected = np.zeros(len(samples), dtype=bool)
         self._counted = np.zeros(len(samples), dtype=bool)
         self._is_whole = True
         """Whether all rounds are recorded: checkpoints of older versions do not have theirs."""
 
-    def note(self, asked: NDArray[np.int64], counted: NDArray[np.int64]) -> None:
-        self._asked[asked] = True
+    def record(self, selected: NDArray[np.int64], counted: NDArray[np.int64]) -> None:
+        self._selected[selected] = True
         self._counted[counted] = True
 
     @property
@@ -36,14 +36,14 @@ class CoverageLog:
         if not self._is_whole:
             return None
         never = np.flatnonzero(~self._counted)
-        foremost = never[np.argsort(-self._samples[never], kind="stable")][:COVERAGE_NAMED]
+        largest = never[np.argsort(-self._samples[never], kind="stable")][:COVERAGE_NAMED]
         return Coverage(
             clients=len(self._samples),
             never=len(never),
-            excluded=int((self._asked & ~self._counted).sum()),
+            excluded=int((self._selected & ~self._counted).sum()),
             samples=int(self._samples.sum()),
             never_samples=int(self._samples[never].sum()),
-            foremost=tuple(foremost.tolist()),
+            foremost=tuple(largest.tolist()),
         )
 
     def check(self, least_share: float) -> None:
@@ -65,4 +65,4 @@ class CoverageLog:
                 flags[:] = bits[: len(flags)].astype(bool)
 
     def _flags(self) -> dict[str, NDArray[np.bool_]]:
-        return {"asked": self._asked, "counted": self._counted}
+        return {"asked": self._selected, "counted": self._counted}

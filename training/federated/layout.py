@@ -1,7 +1,8 @@
-"""A model as one vector: where each of its tensors lies in it.
+"""The layout of a model's tensors in one flat vector.
 
-Algorithms compute with vectors, as their papers do, and messages are parts of them; only the model's own forward pass
-wants tensors, which are views. What is the client's own (`personal`) lies at the end, so that what travels is a slice.
+Algorithms compute with vectors, as their papers do, and messages are parts of them; only the model's forward pass needs
+tensors, which are views. The part that stays with each client (`personal`) is at the end, so that what travels is a
+slice.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layout:
-    """Tensors by name, one after the other."""
+    """Tensors by name, in the order in which they lie in the vector."""
 
     shapes: Mapping[str, torch.Size]
     shared: int
-    """How many numbers, from the start, are everybody's; the rest stays with each client."""
+    """How many numbers, from the start, are shared; the rest stays with each client."""
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], is_personal: Callable[[str], bool] = lambda name: False) -> Layout:
-        ordered = sorted(tensors, key=is_personal)  # stable: as the model has them within each part
+        ordered = sorted(tensors, key=is_personal)  # stable: within each part in the model's order
         shapes = {name: tensors[name].shape for name in ordered}
         return cls(shapes, sum(shapes[name].numel() for name in ordered if not is_personal(name)))
 
@@ -38,7 +39,7 @@ class Layout:
 
     @property
     def travelling(self) -> dict[str, torch.Size]:
-        """The tensors that a message of the shared part holds."""
+        """Return the shapes of the shared tensors, which a message holds, by name."""
         found, end = {}, 0
         for name, shape in self.shapes.items():
             if end >= self.shared:
@@ -47,32 +48,29 @@ class Layout:
         return found
 
     def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """(size,): a copy."""
+        """Return the tensors as one vector (size,): a copy."""
         parts = [tensors[name].detach().flatten() for name in self.shapes]
         return torch.cat(parts) if parts else torch.zeros(0)
 
     def tensors(self, vector: Tensor) -> dict[str, Tensor]:
-        """(…, size) → views of it by name, (…, *shape)."""
+        """Return views of a vector (…, size) by name, each (…, *shape)."""
         parts = zip(torch.split(vector, self.sizes, dim=-1), self.shapes.items(), strict=True)
         return {name: part.view((*vector.shape[:-1], *shape)) for part, (name, shape) in parts}
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Those that are trained, a shared one once."""
+    """Return the trained parameters by name, tied ones once."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:
-    """What changes as a model is trained and is no parameter: running means and variances.
-
-    Whole numbers are `counters`.
-    """
+    """Return the floating-point buffers, which training may change: running means and variances."""
     return {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
 
 
 def counters(model: nn.Module) -> dict[str, Tensor]:
-    """Whole numbers that may change as a model is trained: how many batches there were. Nothing that we run reads them.
+    """Return the integer buffers, which training may change: batch counters. Nothing that we run reads them.
 
-    What goes through torch.func is given copies: it may change nothing that comes from outside.
+    A forward pass under torch.func gets copies, because it must not change tensors from outside.
     """
     return {name: buffer for name, buffer in model.named_buffers() if not buffer.is_floating_point()}

@@ -1,9 +1,10 @@
-"""What travels between server and clients, as the bytes that are sent: a header, then the tensors' own memory.
+"""Messages between server and clients as bytes: a header, then the memory of the tensors.
 
     length of the header (4 bytes) · header (JSON) · tensor · tensor · …
 
-The header names round, sender and every tensor with shape and dtype, and has a digest of what follows. No pickle: what
-comes from outside is numbers of known shapes or nothing. What is counted is what `encode` would write, to the byte.
+The header names the round, the sender and every tensor with its shape and dtype, and has a digest of what follows.
+There is no pickle: a message is numbers of known shapes, or refused. Traffic is counted as what `encode` would write,
+exactly.
 """
 
 from __future__ import annotations
@@ -22,42 +23,45 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 HEADER_BYTES = 64 * 1024
-"""Of a header at most: it is read before anything is known of who sent it."""
-QUOTED_LETTERS = 60
+"""Maximum size of a header, which is read before the sender is known."""
+QUOTED_CHARS = 60
 _LENGTH = struct.Struct("<I")
 _DIGEST = "0" * 64
 _KEYS = ["round", "client", "samples", "sha256", "tensors"]
 
-Shaped = tuple[tuple[int, ...], torch.dtype]
+ShapeAndDtype = tuple[tuple[int, ...], torch.dtype]
 
 
 class MessageError(ValueError):
-    """These bytes are not the message that was asked for; says in which way."""
+    """Raised for bytes that are not the expected message; says what differs."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What was in one."""
+    """A decoded message."""
 
     tensors: dict[str, Tensor]
     samples: int | None
-    """That its sender says it has; None: the server's."""
+    """The number of training samples that the client reports; None for a message of the server."""
 
 
 @dataclass(frozen=True)
-class Description:
-    """One kind of message: its tensors by name, in the order in which they are sent."""
+class MessageLayout:
+    """The tensors of a kind of message by name, in the order in which they are sent."""
 
-    tensors: Mapping[str, Shaped]
+    tensors: Mapping[str, ShapeAndDtype]
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Description:
+    def of(cls, tensors: Mapping[str, Tensor]) -> MessageLayout:
         return cls({name: (tuple(value.shape), value.dtype) for name, value in tensors.items()})
 
     def encode(self, tensors: Mapping[str, Tensor], *, round_: int, client: int | None, samples: int | None) -> bytes:
-        """`client`: who sends it; None: the server, which has no samples."""
-        if (found := Description.of(tensors).tensors) != dict(self.tensors) or list(found) != list(self.tensors):
-            raise MessageError(_difference(_told(found), _told(self.tensors)))
+        """Return a message as bytes. `client`: its sender; None for the server, which has no samples.
+
+        MessageError if the tensors are not those of this layout.
+        """
+        if (found := MessageLayout.of(tensors).tensors) != dict(self.tensors) or list(found) != list(self.tensors):
+            raise MessageError(_difference(_tensor_entries(found), _tensor_entries(self.tensors)))
         bodies = [_memory(value) for value in tensors.values()]
         digest = hashlib.sha256()
         for body in bodies:
@@ -68,29 +72,30 @@ class Description:
         return b"".join([_LENGTH.pack(len(header)), header, *bodies])
 
     def size(self, *, round_: int, client: int | None, samples: int | None) -> int:
-        """Bytes that `encode` would write."""
+        """Return the number of bytes that `encode` would write."""
         return _LENGTH.size + len(self._header(round_, client, samples, _DIGEST)) + self.body
 
     def sizes(self, round_: int, clients: Sequence[int], samples: Sequence[int]) -> NDArray[np.int64]:
-        """(clients,): of each one's own message. Of the header only the digits of its numbers differ."""
+        """Return the size of each client's message, (clients,). Only the digits of the header's numbers differ."""
         base = self.size(round_=round_, client=0, samples=0)
         more = [len(f"{client}{count}") - 2 for client, count in zip(clients, samples, strict=True)]
         return base + np.array(more, dtype=np.int64)
 
     @property
     def body(self) -> int:
-        """Bytes of the tensors alone."""
+        """Return the number of bytes of the tensors, without the header."""
         return sum(_bytes(shaped) for shaped in self.tensors.values())
 
     def decode(self, data: bytes | memoryview, *, round_: int, client: int | None, samples: int | None) -> Message:
-        """What is in a message of this round from this client; MessageError for any other bytes.
+        """Decode a message of this round from this client; MessageError for any other bytes.
 
-        `samples`: that the client has; it may not claim more. Nothing is made room for that did not come.
+        `samples`: the client's number of samples, which it may not exceed. Memory is allocated only for bytes that
+        came.
         """
         data = memoryview(data).cast("B")
         header, begin = _read_header(data)
         _check_sender(header, round_, client, samples)
-        if header["tensors"] != (expected := _told(self.tensors)):
+        if header["tensors"] != (expected := _tensor_entries(self.tensors)):
             raise MessageError(_difference(header["tensors"], expected))
         if len(data) - begin != self.body:
             raise MessageError(f"has {len(data) - begin:,} bytes of tensors, not {self.body:,}")
@@ -107,42 +112,42 @@ class Description:
         return found
 
     def _header(self, round_: int, client: int | None, samples: int | None, digest: str) -> bytes:
-        told = {
+        header = {
             "round": round_,
             "client": client,
             "samples": samples,
             "sha256": digest,
-            "tensors": _told(self.tensors),
+            "tensors": _tensor_entries(self.tensors),
         }
-        return json.dumps(told, separators=(",", ":")).encode()
+        return json.dumps(header, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True)
-class Messages:
-    """Of a federation, each way."""
+class MessagePair:
+    """The layouts of the messages to a client and from it."""
 
-    up: Description
-    down: Description
+    up: MessageLayout
+    down: MessageLayout
 
     def traffic(
-        self, round_: int, clients: NDArray[np.int64], samples: NDArray[np.int64], *, did_answer: NDArray[np.bool_]
+        self, round_: int, clients: NDArray[np.int64], samples: NDArray[np.int64], *, has_answered: NDArray[np.bool_]
     ) -> Traffic:
-        """Of one question to these clients, and the answers of those that gave one."""
-        up = np.where(did_answer, self.up.sizes(round_, clients.tolist(), samples.tolist()), 0)
+        """Return the traffic of one task: messages to these clients, and from those that answered."""
+        up = np.where(has_answered, self.up.sizes(round_, clients.tolist(), samples.tolist()), 0)
         down = self.down.size(round_=round_, client=None, samples=None)
         return Traffic(clients, up, np.full(len(clients), down, dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of the messages of a round, both ways, by client."""
+    """The bytes of a round's messages by client, in both directions."""
 
     clients: NDArray[np.int64]
     up: NDArray[np.int64]
     down: NDArray[np.int64]
 
     @classmethod
-    def none(cls) -> Traffic:
+    def empty(cls) -> Traffic:
         nothing = np.zeros(0, dtype=np.int64)
         return cls(nothing, nothing, nothing)
 
@@ -164,14 +169,14 @@ class Traffic:
         return Traffic(clients, up, down)
 
 
-def _told(tensors: Mapping[str, Shaped]) -> list[dict[str, Any]]:
+def _tensor_entries(tensors: Mapping[str, ShapeAndDtype]) -> list[dict[str, Any]]:
     return [
         {"name": name, "shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
         for name, (shape, dtype) in tensors.items()
     ]
 
 
-def _bytes(shaped: Shaped) -> int:
+def _bytes(shaped: ShapeAndDtype) -> int:
     shape, dtype = shaped
     return math.prod(shape) * dtype.itemsize
 
@@ -181,11 +186,11 @@ def _memory(value: Tensor) -> bytes:
     return written
 
 
-# Reading what others wrote: every value is taken for anything until it was looked at.
+# Parse untrusted headers: every value may be anything until it is checked.
 
 
 def _read_header(data: memoryview) -> tuple[dict[str, Any], int]:
-    """The header, and where what follows begins."""
+    """Return the header, and the offset of the tensors."""
     if len(data) < _LENGTH.size:
         raise MessageError(f"has {len(data)} bytes, too few for a message")
     (length,) = _LENGTH.unpack_from(data)
@@ -205,7 +210,7 @@ def _read_header(data: memoryview) -> tuple[dict[str, Any], int]:
 
 def _check_sender(header: Mapping[str, Any], round_: int, client: int | None, samples: int | None) -> None:
     for key, expected in (("round", round_), ("client", client)):
-        if not _is(header[key], expected):
+        if not _is_exactly(header[key], expected):
             raise MessageError(f"is of {key} {_quoted(header[key])}, not {expected}")
     claimed = header["samples"]
     if samples is None or claimed is None:
@@ -218,29 +223,29 @@ def _check_sender(header: Mapping[str, Any], round_: int, client: int | None, sa
 
 
 def _difference(found: Any, expected: list[dict[str, Any]]) -> str:
-    """In which way the tensors that a message names are not those that were asked for."""
-    if not isinstance(found, list) or any(not isinstance(one, dict) or "name" not in one for one in found):
+    """Describe the first difference between the tensors of a message and those that were expected."""
+    if not isinstance(found, list) or any(not isinstance(entry, dict) or "name" not in entry for entry in found):
         return "does not name its tensors"
-    names, wanted = [one["name"] for one in found], [one["name"] for one in expected]
-    if lacking := [name for name in wanted if name not in names]:
-        return f"has no tensor {_quoted(lacking[0])}"
-    if strange := [name for name in names if name not in wanted]:
-        return f"has a tensor {_quoted(strange[0])}, which was not asked for"
-    for one, other in zip(found, expected, strict=False):
+    names, wanted = [entry["name"] for entry in found], [entry["name"] for entry in expected]
+    if missing := [name for name in wanted if name not in names]:
+        return f"has no tensor {_quoted(missing[0])}"
+    if unexpected := [name for name in names if name not in wanted]:
+        return f"has a tensor {_quoted(unexpected[0])}, which was not asked for"
+    for entry, expected_entry in zip(found, expected, strict=False):
         for key in ("name", "shape", "dtype"):
-            if not _is(one.get(key), other[key]):
-                what = f"tensor {_quoted(other['name'])}: its {key}"
-                return f"{what} is {_quoted(one.get(key))}, not {_quoted(other[key])}"
+            if not _is_exactly(entry.get(key), expected_entry[key]):
+                what = f"tensor {_quoted(expected_entry['name'])}: its {key}"
+                return f"{what} is {_quoted(entry.get(key))}, not {_quoted(expected_entry[key])}"
     return "names its tensors in another way than was asked for"
 
 
-def _is(found: Any, expected: Any) -> bool:
+def _is_exactly(found: Any, expected: Any) -> bool:
     return type(found) is type(expected) and found == expected
 
 
 def _quoted(value: Any) -> str:
-    """What somebody wrote, as much of it as a line has room for."""
+    """Return an untrusted value as JSON, cut to the length of a line."""
     try:
-        return json.dumps(value)[:QUOTED_LETTERS]
+        return json.dumps(value)[:QUOTED_CHARS]
     except RecursionError:
         return "something nested"

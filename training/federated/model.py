@@ -1,4 +1,4 @@
-"""What a federation trains: a recipe's task, and where the numbers of its model lie."""
+"""The model that a federation trains: a recipe's task, and the layout of its parameters and statistics."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ from training.federated.layout import Layout
 from training.federation.parts import Algorithm
 
 STATISTICS = "statistics"
-"""What is sent beside the algorithm's own: running means and variances, where the model has any."""
+"""The name under which running means and variances are sent, in addition to what the algorithm sends."""
 PERSONAL = "personal"
-"""What is kept beside the algorithm's own: the part of the model that never travels."""
+"""The name under which a client stores the part of the model that never travels, in addition to the algorithm's
+state."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained, and where its numbers lie."""
+    """A recipe's task, the algorithm, and the layout of the model as vectors."""
 
     task: Task
     weights: Layout
     statistics: Layout
     algorithm: Algorithm
     options: Mapping[str, Value]
-    """The algorithm's."""
+    """The algorithm's options."""
     device: torch.device
     dtype: torch.dtype
-    """Of the weights."""
+    """The dtype of the weights."""
     constants: Mapping[str, Tensor] = field(default_factory=dict)
-    """What is not trained, but lies in checkpoints, too."""
+    """Frozen tensors that checkpoints store nevertheless, by name."""
 
     @cached_property
     def numbers(self) -> int:
-        """Of all parameters, those that are not trained with them."""
+        """Return the number of all parameters, frozen ones included."""
         return sum(parameter.numel() for parameter in self.task.model.parameters())
 
 
-def normalises(model: nn.Module) -> list[str]:
-    """The tensors of its layers that normalise over a batch, running ones with them."""
+def batch_norm_tensors(model: nn.Module) -> list[str]:
+    """Return the names of the parameters and buffers of layers that normalise over a batch."""
     return [
-        f"{name}.{own}" if name else own
+        f"{name}.{tensor}" if name else tensor
         for name, module in model.named_modules()
         if isinstance(module, _NormBase)
-        for own in dict([*module.named_parameters(), *module.named_buffers()])
+        for tensor in dict([*module.named_parameters(), *module.named_buffers()])
     ]

@@ -1,4 +1,4 @@
-"""Updates on their way: begun from an older model, not yet arrived. Part of a checkpoint."""
+"""Updates in flight: computed from an older model and not arrived yet. Checkpoints store them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor
 
 from training.federated import sums
 from training.federated.schedule import Ids
-from training.federation.round_plan import Flight, Plan
+from training.federation.round_plan import RoundPlan, UpdatesInFlight
 
 
 @dataclass(frozen=True)
-class Arrivals:
-    """Those of them that count in this round."""
+class ArrivingUpdates:
+    """Late updates that count in this round."""
 
     clients: Ids
     rows: Tensor | None
     """(clients, numbers)."""
     samples: NDArray[np.float64]
     factors: NDArray[np.float64]
-    """By which each counts less, as it is from an older model."""
+    """(clients,): the discount of each update for its age."""
     losses: NDArray[np.float64]
 
     @classmethod
-    def none(cls) -> Arrivals:
+    def empty(cls) -> ArrivingUpdates:
         nothing = np.zeros(0)
         return cls(np.zeros(0, dtype=np.int64), None, nothing, nothing, nothing)
 
@@ -37,8 +37,8 @@ class Arrivals:
     def chunks(self) -> int:
         return int(len(self.clients) > 0)
 
-    def summed(self, sizes: Mapping[str, int], weights: Mapping[str, Tensor], device: torch.device) -> Tensor:
-        """Their weighted sum, client after client."""
+    def weighted_sum(self, sizes: Mapping[str, int], weights: Mapping[str, Tensor], device: torch.device) -> Tensor:
+        """Return the weighted sum (numbers,) of the updates, added client after client."""
         assert self.rows is not None
         total = sums.zeros(sum(sizes.values()), device)
         rows = sums.split(self.rows, sizes)
@@ -47,11 +47,11 @@ class Arrivals:
         return total
 
 
-class Pending:
-    """What is on its way, in the order of the clients' numbers: one update a client at most."""
+class PendingUpdates:
+    """The updates in flight in the order of their clients' numbers, at most one for each client."""
 
     def __init__(self, samples: NDArray[np.int64], numbers: int, like: Tensor) -> None:
-        """`samples`: of all clients; `numbers`: of an update."""
+        """`samples` (clients,): training samples of all clients; `numbers`: the numbers of an update."""
         self._samples = samples
         self.clients: Ids = np.zeros(0, dtype=np.int64)
         self.started: Ids = np.zeros(0, dtype=np.int64)
@@ -60,16 +60,16 @@ class Pending:
         self.rows = like.new_empty(0, numbers)
 
     @property
-    def flight(self) -> Flight:
-        return Flight(self.clients, self.started, self.arrives)
+    def in_flight(self) -> UpdatesInFlight:
+        return UpdatesInFlight(self.clients, self.started, self.arrives)
 
-    def arriving(self, plan: Plan) -> Arrivals:
-        """What of it counts in this round."""
+    def arriving(self, plan: RoundPlan) -> ArrivingUpdates:
+        """Return the updates that count in this round."""
         if not len(plan.arriving):
-            return Arrivals.none()
+            return ArrivingUpdates.empty()
         where = np.flatnonzero(np.isin(self.clients, plan.arriving))
         staleness = plan.round - self.started[where]
-        return Arrivals(
+        return ArrivingUpdates(
             self.clients[where],
             self.rows[torch.from_numpy(where)],
             self._samples[self.clients[where]].astype(np.float64),
@@ -77,10 +77,10 @@ class Pending:
             self.losses[where],
         )
 
-    def drop(self, clients: Ids) -> None:
-        self._take(np.flatnonzero(~np.isin(self.clients, clients)))
+    def remove(self, clients: Ids) -> None:
+        self._select(np.flatnonzero(~np.isin(self.clients, clients)))
 
-    def hold(
+    def add(
         self,
         clients: Ids,
         rows: Tensor,
@@ -102,12 +102,12 @@ class Pending:
         joined[places[len(self.clients) :]] = rows.to(joined.dtype)
         self.clients, self.rows = everybody[order], joined
 
-    def _take(self, where: Ids) -> None:
+    def _select(self, where: Ids) -> None:
         self.clients, self.started = self.clients[where], self.started[where]
         self.arrives, self.losses = self.arrives[where], self.losses[where]
         self.rows = self.rows[torch.from_numpy(where)]
 
-    # What goes on from plain values in a checkpoint (training.checkpoint.remembering). The rows lie among its tensors.
+    # Plain values that a checkpoint stores as JSON (training.checkpoint.remembering). The rows are among its tensors.
 
     def remember(self) -> dict[str, Any]:
         return {
@@ -117,10 +117,10 @@ class Pending:
             "losses": self.losses.tolist(),
         }
 
-    def recall(self, told: Mapping[str, Any]) -> None:
-        """Makes room for the rows, too, which are read after this."""
-        self.clients = np.array(told.get("clients") or [], dtype=np.int64)
-        self.started = np.array(told.get("started") or [], dtype=np.int64)
-        self.arrives = np.array(told.get("arrives") or [], dtype=np.float64)
-        self.losses = np.array(told.get("losses") or [], dtype=np.float64)
+    def recall(self, stored: Mapping[str, Any]) -> None:
+        """Restore the plain values, and allocate the rows, which are read afterwards."""
+        self.clients = np.array(stored.get("clients") or [], dtype=np.int64)
+        self.started = np.array(stored.get("started") or [], dtype=np.int64)
+        self.arrives = np.array(stored.get("arrives") or [], dtype=np.float64)
+        self.losses = np.array(stored.get("losses") or [], dtype=np.float64)
         self.rows = self.rows.new_empty(len(self.clients), self.rows.shape[1])

@@ -1,4 +1,4 @@
-"""What a federation reports: series of rank 0 by round, and who did what in it."""
+"""Report a federation's rounds from rank 0: series by round, and what each client did."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.federated.assembly import Federation
-from training.federated.client_failures import Failures
+from training.federated.client_failures import FailureReporter
 from training.federated.controller import Controller
 from training.federated.coverage import CoverageLog
-from training.federated.evaluation import Judged
+from training.federated.evaluation import Evaluation
 from training.federated.messages import Traffic
 from training.federated.schedule import Ids
 from training.federated.task_results import ClientOutcomes
@@ -23,24 +23,24 @@ from training.federation.tables import FEWEST_EVALUATED, QUANTILES, Columns
 from training.reporting.reporter import AnyReporter
 from training.units import MIB
 
-MOST_HELD = 8 * tables.NAMED
-"""Clients that are held until the next event, of whom most will not be told of."""
+MAX_BUFFERED_CLIENTS = 8 * tables.NAMED
+"""Clients that are buffered until the next event; most of them will not be in it."""
 TRAINED, LATE, DROPPED, REJECTED, BROKEN = range(len(tables.STATES))
 
 
 @dataclass
-class Told:
-    """One round, as it went."""
+class RoundReport:
+    """The outcome of one round."""
 
     clients: Ids
-    """Who took part, in the order in which they were computed."""
-    asked: Ids
-    """Who was asked, those with them whose updates arrive in a later round."""
+    """The clients that took part, in the order in which they were computed."""
+    selected: Ids
+    """The clients that were selected, including those whose updates arrive in a later round."""
     losses: NDArray[np.float64]
     states: NDArray[np.int64]
-    """Numbers of tables.STATES."""
+    """(clients,): indices into tables.STATES."""
     failed: dict[int, str]
-    """Client → its traceback."""
+    """Tracebacks by client."""
     samples: int
     loss: float
     compute_seconds: float
@@ -48,37 +48,43 @@ class Told:
     transfer_seconds: float
     traffic: Traffic
     client_seconds: NDArray[np.float64]
-    """Of each client: by the simulated clock where the pace has one, else what it took to compute; NaN: not known, as
-    it was computed together with others."""
+    """(clients,): seconds of the simulated clock where the pace has one, else of computation; NaN if the client was
+    computed together with others."""
     seconds: float = 0.0
 
     @property
     def is_counted(self) -> NDArray[np.bool_]:
+        """Return which clients' updates count in the round, (clients,)."""
         counted: NDArray[np.bool_] = (self.states == TRAINED) | (self.states == LATE)
         return counted
 
 
-def told_of(controller: Controller) -> Told:
-    """What a round came to; the late updates that counted in it after those that were begun in it."""
-    facts, plan, late, costs = controller.facts, controller.plan, controller.arrivals, controller.costs
-    sizes = controller.samples_of(facts.clients)
-    states = np.where(facts.is_fine, TRAINED, np.where(np.isin(facts.clients, list(facts.failed)), DROPPED, BROKEN))
-    states = np.where(np.isin(facts.clients, controller.rejected), REJECTED, states)
-    lates = np.where(np.isin(late.clients, controller.rejected), REJECTED, LATE)
-    now = plan.is_now(facts.clients) | ~facts.is_fine
-    clients = np.concatenate([facts.clients[now], late.clients, plan.too_slow])
-    losses = np.concatenate([facts.losses[now], late.losses, np.full(len(plan.too_slow), np.nan)])
-    good = facts.is_fine & now & (states != REJECTED)
-    counted = np.concatenate([sizes[good], late.samples[lates == LATE]])
-    seconds = plan.seconds if plan.ends is not None else facts.seconds
-    return Told(
+def report_of(controller: Controller) -> RoundReport:
+    """Return the report of a finished round: first the clients that started in it, then late ones that counted in
+    it."""
+    outcomes, plan, late, costs = controller.outcomes, controller.plan, controller.arrivals, controller.costs
+    sizes = controller.samples_of(outcomes.clients)
+    states = np.where(
+        outcomes.is_finite, TRAINED, np.where(np.isin(outcomes.clients, list(outcomes.failed)), DROPPED, BROKEN)
+    )
+    states = np.where(np.isin(outcomes.clients, controller.rejected), REJECTED, states)
+    late_states = np.where(np.isin(late.clients, controller.rejected), REJECTED, LATE)
+    counts_now = plan.is_now(outcomes.clients) | ~outcomes.is_finite
+    clients = np.concatenate([outcomes.clients[counts_now], late.clients, plan.too_slow])
+    losses = np.concatenate([outcomes.losses[counts_now], late.losses, np.full(len(plan.too_slow), np.nan)])
+    good = outcomes.is_finite & counts_now & (states != REJECTED)
+    counted = np.concatenate([sizes[good], late.samples[late_states == LATE]])
+    seconds = plan.seconds if plan.ends is not None else outcomes.seconds
+    return RoundReport(
         clients=clients,
-        asked=np.concatenate([facts.clients, plan.too_slow]),
+        selected=np.concatenate([outcomes.clients, plan.too_slow]),
         losses=losses,
-        states=np.concatenate([states[now], lates, np.full(len(plan.too_slow), DROPPED)]),
-        failed=facts.failed,
+        states=np.concatenate([states[counts_now], late_states, np.full(len(plan.too_slow), DROPPED)]),
+        failed=outcomes.failed,
         samples=int(counted.sum()),
-        loss=float(np.average(np.concatenate([facts.losses[good], late.losses[lates == LATE]]), weights=counted)),
+        loss=float(
+            np.average(np.concatenate([outcomes.losses[good], late.losses[late_states == LATE]]), weights=counted)
+        ),
         compute_seconds=costs.compute_seconds,
         wait_seconds=costs.wait_seconds,
         transfer_seconds=costs.transfer_seconds,
@@ -87,18 +93,19 @@ def told_of(controller: Controller) -> Told:
     )
 
 
-class Telling:
-    """On rank 0: numbers round by round, and once a second, ever rarer, who did what."""
+class RoundReporter:
+    """Reports from rank 0: series in each round, and events on single clients at most once a second, ever less
+    often."""
 
     def __init__(self, reporter: AnyReporter, federation: Federation, coverage: CoverageLog) -> None:
         self._reporter, self._federation, self._coverage = reporter, federation, coverage
-        self.failures = Failures(reporter, federation.divided.names)
+        self.failures = FailureReporter(reporter, federation.divided.names)
         self._rounds: list[dict[str, float]] = []
         self._clients: list[Columns] = []
-        self._began = self._told_at = time.monotonic()
+        self._began = self._reported_at = time.monotonic()
 
-    def tell_split(self) -> None:
-        """Once: how the data lie, and whose they are."""
+    def report_split(self) -> None:
+        """Report once how the data are divided, and the clients' names."""
         divided = self._federation.divided
         sizes = divided.sizes
         self._reporter.event(
@@ -108,34 +115,34 @@ class Telling:
             validation_samples=len(divided.owners["validation"]) - len(divided.root),
             clients={"least": int(sizes.min()), "median": float(np.median(sizes)), "most": int(sizes.max())},
         )
-        for part in tables.splits(divided.counts(), divided.labels.names, divided.evaluated):
+        for part in tables.split_events(divided.counts(), divided.labels.names, divided.evaluated):
             self._reporter.event("clients.split", **part.pack())
-        for some in tables.named(divided.names):
+        for some in tables.name_events(divided.names):
             self._reporter.event("clients.named", **some.pack())
 
-    def tell(self, round_: int, told: Told, judged: Judged | None) -> None:
-        """`judged`: what the validation after it has found, where there was one."""
-        count = {state: int((told.states == number).sum()) for number, state in enumerate(tables.STATES)}
+    def report_round(self, round_: int, report: RoundReport, evaluation: Evaluation | None) -> None:
+        """Report a finished round. `evaluation`: that of the validation after it, if there was one."""
+        count = {state: int((report.states == number).sum()) for number, state in enumerate(tables.STATES)}
         self._reporter.log(
             round_,
-            loss=told.loss,
-            round_seconds=told.seconds,
-            step_seconds=told.seconds,
-            compute_seconds=told.compute_seconds,
-            wait_seconds=told.wait_seconds,
-            transfer_seconds=told.transfer_seconds,
-            mib_up=told.traffic.bytes_up / MIB,
-            mib_down=told.traffic.bytes_down / MIB,
+            loss=report.loss,
+            round_seconds=report.seconds,
+            step_seconds=report.seconds,
+            compute_seconds=report.compute_seconds,
+            wait_seconds=report.wait_seconds,
+            transfer_seconds=report.transfer_seconds,
+            mib_up=report.traffic.bytes_up / MIB,
+            mib_down=report.traffic.bytes_down / MIB,
             trained=float(count["trained"]),
             late=float(count["late"]),
             dropped=float(count["dropped"]),
             rejected=float(count["rejected"] + count["broken"]),
             **self._rate(round_),
-            **_spread("client_loss", told.losses[told.is_counted]),
+            **_quantiles("client_loss", report.losses[report.is_counted]),
         )
-        self.failures.tell(round_, told.failed, told.clients[told.states == BROKEN].tolist())
-        self._note(round_, told, count, judged)
-        self._say(round_, told, judged)
+        self.failures.report(round_, report.failed, report.clients[report.states == BROKEN].tolist())
+        self._buffer(round_, report, count, evaluation)
+        self._print(round_, report, evaluation)
 
     def _rate(self, round_: int) -> dict[str, float]:
         """Return the clients' learning rate as a series, where it changes."""
@@ -143,101 +150,106 @@ class Telling:
         is_constant = federation.config.client_lr_schedule == "constant"
         return {} if is_constant else {"client_learning_rate": federation.work.sgd(round_).learning_rate}
 
-    def tell_lost(self, round_: int, attempt: int, facts: ClientOutcomes, why: str) -> None:
-        """Of a try that came to no model."""
-        self.failures.tell(round_, facts.failed, facts.broken)
-        self.failures.tell_lost(round_, attempt, why)
+    def report_lost_attempt(self, round_: int, attempt: int, outcomes: ClientOutcomes, why: str) -> None:
+        """Report an attempt at a round that made no model."""
+        self.failures.report(round_, outcomes.failed, outcomes.broken)
+        self.failures.report_lost_attempt(round_, attempt, why)
 
-    def tell_judged(self, round_: int, judged: Judged) -> None:
-        means = {f"validation_{name}" if name == "loss" else name: mean for name, mean in judged.means.items()}
-        accuracies, spreads = judged.by_client.get("accuracy"), {}
+    def report_evaluation(self, round_: int, evaluation: Evaluation) -> None:
+        """Report a validation's means, and their distribution over clients."""
+        means = {f"validation_{name}" if name == "loss" else name: mean for name, mean in evaluation.means.items()}
+        accuracies, spreads = evaluation.by_client.get("accuracy"), {}
         if accuracies is not None:
             reliable = self._reliable(accuracies)
-            spreads = _spread("client_accuracy", accuracies if np.isnan(reliable).all() else reliable)
-        tuned = {f"finetuned_{name}": mean for name, mean in judged.finetuned_means.items()}
-        if "accuracy" in judged.finetuned:
-            spreads |= _spread("finetuned_accuracy", judged.finetuned["accuracy"])
-        self._reporter.log(round_, **means, **spreads, **tuned)
+            spreads = _quantiles("client_accuracy", accuracies if np.isnan(reliable).all() else reliable)
+        finetuned = {f"finetuned_{name}": mean for name, mean in evaluation.finetuned_means.items()}
+        if "accuracy" in evaluation.finetuned:
+            spreads |= _quantiles("finetuned_accuracy", evaluation.finetuned["accuracy"])
+        self._reporter.log(round_, **means, **spreads, **finetuned)
 
     def _reliable(self, accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (clients,) with NaN for clients that too few samples evaluate."""
         return np.where(self._federation.divided.evaluated >= FEWEST_EVALUATED, accuracies, np.nan)
 
     def close(self) -> None:
-        self._tell_rounds()
+        self._send_rounds()
         self._reporter.flush()
 
-    def _note(self, round_: int, told: Told, count: dict[str, int], judged: Judged | None) -> None:
-        accuracy = judged.by_client.get("accuracy") if judged is not None else None
+    def _buffer(self, round_: int, report: RoundReport, count: dict[str, int], evaluation: Evaluation | None) -> None:
+        accuracy = evaluation.by_client.get("accuracy") if evaluation is not None else None
         reliable = self._reliable(accuracy) if accuracy is not None else None
-        self._rounds.append(_in_all(round_, told, count, judged, reliable))
-        self._clients.append(_of_each(round_, told, accuracy))
-        if len(self._clients) * len(told.clients) > MOST_HELD:
-            self._clients = [tables.foremost(_joined(self._clients))]
+        self._rounds.append(_round_row(round_, report, count, evaluation, reliable))
+        self._clients.append(_client_rows(round_, report, accuracy))
+        if len(self._clients) * len(report.clients) > MAX_BUFFERED_CLIENTS:
+            self._clients = [tables.most_notable(_concatenated(self._clients))]
         now = time.monotonic()
-        if len(self._rounds) == tables.ROUNDS or now - self._told_at >= self._interval(now):
-            self._tell_rounds()
+        if len(self._rounds) == tables.ROUNDS or now - self._reported_at >= self._interval(now):
+            self._send_rounds()
 
     def _interval(self, now: float) -> float:
-        """Seconds from one event to the next: 20,000 in a month."""
+        """Return the seconds from one event to the next, which make 20,000 events in a month."""
         return max(1.0, (now - self._began) / 2500)
 
-    def _tell_rounds(self) -> None:
+    def _send_rounds(self) -> None:
         if not self._rounds:
             return
-        rounds = {name: np.array([one[name] for one in self._rounds]) for name in tables.ROUND_COLUMNS}
-        table = tables.RoundTable(rounds, _joined(self._clients))
-        told: dict[str, Any] = {**table.pack()}
+        rounds = {name: np.array([row[name] for row in self._rounds]) for name in tables.ROUND_COLUMNS}
+        table = tables.RoundTable(rounds, _concatenated(self._clients))
+        payload: dict[str, Any] = {**table.pack()}
         if (coverage := self._coverage.coverage) is not None:
-            told["coverage"] = coverage.pack()
-        self._reporter.event("round.clients", step=int(self._rounds[-1]["round"]), **told)
-        self._rounds, self._clients, self._told_at = [], [], time.monotonic()
+            payload["coverage"] = coverage.pack()
+        self._reporter.event("round.clients", step=int(self._rounds[-1]["round"]), **payload)
+        self._rounds, self._clients, self._reported_at = [], [], time.monotonic()
 
-    def _say(self, round_: int, told: Told, judged: Judged | None) -> None:
-        means = {} if judged is None else judged.means
+    def _print(self, round_: int, report: RoundReport, evaluation: Evaluation | None) -> None:
+        means = {} if evaluation is None else evaluation.means
         found = "".join(f"  {'validation ' * (name == 'loss')}{name} {mean:.4f}" for name, mean in means.items())
-        rest = f"  {int(told.is_counted.sum()):,} of {len(told.clients):,} clients  {told.seconds:.2f} s"
-        print(f"round {round_}  loss {told.loss:.4f}{found}{rest}", flush=True)
+        rest = f"  {int(report.is_counted.sum()):,} of {len(report.clients):,} clients  {report.seconds:.2f} s"
+        print(f"round {round_}  loss {report.loss:.4f}{found}{rest}", flush=True)
 
 
-def _in_all(
-    round_: int, told: Told, count: dict[str, int], judged: Judged | None, reliable: NDArray[np.float64] | None
+def _round_row(
+    round_: int,
+    report: RoundReport,
+    count: dict[str, int],
+    evaluation: Evaluation | None,
+    reliable: NDArray[np.float64] | None,
 ) -> dict[str, float]:
     """Return a row by tables.ROUND_COLUMNS. `reliable`: accuracies of clients that enough samples evaluate."""
-    is_known = reliable is not None and not np.isnan(reliable).all()
+    has_accuracy = reliable is not None and not np.isnan(reliable).all()
     return {
         "round": round_,
         **count,
-        "seconds": told.seconds,
-        "bytes_up": told.traffic.bytes_up,
-        "bytes_down": told.traffic.bytes_down,
-        "loss": told.loss,
-        "accuracy": judged.means.get("accuracy", np.nan) if judged is not None else np.nan,
-        "worst": int(np.nanargmin(reliable)) if is_known else -1,  # type: ignore[arg-type]
+        "seconds": report.seconds,
+        "bytes_up": report.traffic.bytes_up,
+        "bytes_down": report.traffic.bytes_down,
+        "loss": report.loss,
+        "accuracy": evaluation.means.get("accuracy", np.nan) if evaluation is not None else np.nan,
+        "worst": int(np.nanargmin(reliable)) if has_accuracy else -1,  # type: ignore[arg-type]
     }
 
 
-def _of_each(round_: int, told: Told, accuracy: NDArray[np.float64] | None) -> Columns:
-    """By tables.CLIENT_COLUMNS: those who took part."""
-    many = len(told.clients)
+def _client_rows(round_: int, report: RoundReport, accuracy: NDArray[np.float64] | None) -> Columns:
+    """Return the rows of the clients that took part, by tables.CLIENT_COLUMNS."""
+    many = len(report.clients)
     return {
         "round": np.full(many, round_),
-        "client": told.clients,
-        "state": told.states,
-        "loss": told.losses,
-        "accuracy": accuracy[told.clients] if accuracy is not None else np.full(many, np.nan),
-        "seconds": told.client_seconds,
+        "client": report.clients,
+        "state": report.states,
+        "loss": report.losses,
+        "accuracy": accuracy[report.clients] if accuracy is not None else np.full(many, np.nan),
+        "seconds": report.client_seconds,
     }
 
 
-def _joined(parts: Sequence[Columns]) -> Columns:
+def _concatenated(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in tables.CLIENT_COLUMNS}
 
 
-def _spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
-    """The distribution of something over clients, as series: of thousands of clients there can't be one each."""
-    known = values[~np.isnan(values)]
-    if not len(known):
+def _quantiles(name: str, values: NDArray[np.float64]) -> dict[str, float]:
+    """Return the quantiles of a value over clients as series: thousands of clients cannot have one series each."""
+    values_present = values[~np.isnan(values)]
+    if not len(values_present):
         return {}
-    found = np.quantile(known, list(QUANTILES.values()))
+    found = np.quantile(values_present, list(QUANTILES.values()))
     return {f"{name}_{which}": float(value) for which, value in zip(QUANTILES, found, strict=True)}

@@ -1,7 +1,7 @@
-"""The loop of a federation: configure, train, update, aggregate, evaluate; and the same again.
+"""The loop of a federation: in each round configure, train, aggregate and evaluate.
 
-A round is a step to everything below: launcher, checkpoints, reports, watchdog. What decides its numbers is a function
-of the configuration and the round, or lies in the checkpoint; never of how many ranks there are.
+To everything below (launcher, checkpoints, reports, watchdog) a round is a step. Its numbers follow from the
+configuration, the round and the checkpoint, never from the number of ranks.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from training.federated.controller import Controller, QuorumLost
 from training.federated.coverage import CoverageLog
 from training.federated.custom.program import Program
 from training.federated.custom.split import DivisionRecord
-from training.federated.evaluation import Judge, Judged
+from training.federated.evaluation import Evaluation, Evaluator
 from training.federated.messages import Traffic
-from training.federated.round_report import Telling, Told, told_of
+from training.federated.round_report import RoundReport, RoundReporter, report_of
 from training.federated.schedule import Ids
 from training.federated.server import QUARANTINED_AFTER
 from training.federated.task_results import ClientOutcomes
 from training.federated.transport.ranks import exchange
-from training.federated.update_combiner import combining
+from training.federated.update_combiner import combiner_for
 from training.federation import custom, parts
 from training.federation.attackers import attackers
 from training.federation.client_selection import select
 from training.federation.config import FederationConfig
-from training.federation.round_plan import Plan, Scene
+from training.federation.round_plan import PaceContext, RoundPlan
 from training.loop import Loop, versions
 from training.manifest import Manifest
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import Agreed, World
 
-ATTEMPTS = 3
-"""How often a round is tried with other clients before the run ends."""
+MAX_ATTEMPTS = 3
+"""Attempts at a round, each with other clients, before the run ends."""
 
 
 class Rounds(Loop):
-    """One rank's part of a federation."""
+    """A rank's loop over the rounds of a federation."""
 
     federation: Federation
 
@@ -66,7 +66,7 @@ class Rounds(Loop):
         program: Program | None = None,
         least_share: float = 0.0,
     ) -> None:
-        """`program`: somebody's own files, where the configuration asks for such; `least_share`: of all samples, that
+        """`program`: the user's files, if the configuration needs them. `least_share`: the share of all samples that
         must have counted in some round for the run to complete."""
         self.validations = Validations(config, world)
         super().__init__(config, place, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=mtbf_hours)
@@ -75,7 +75,7 @@ class Rounds(Loop):
         self.exchange = exchange(world)
         self._program, self._least_share = program, least_share
 
-    # Setting up.
+    # Setup.
 
     def _prepare(self, start: Manifest | None) -> None:
         self._phase("data")
@@ -90,24 +90,24 @@ class Rounds(Loop):
         if self._program is not None and custom.SPLIT in self.config.custom:
             owners = self.federation.divided.owners["train"]
             self.remembers["split"] = DivisionRecord(self._program.split, owners)
-        self.combining = combining(self.federation, self.exchange, self.world)
-        self.judge = Judge(
+        self.combiner = combiner_for(self.federation, self.exchange, self.world)
+        self.evaluator = Evaluator(
             self.federation.model,
             self.federation.divided,
             self.world,
-            alone=bool(self.work.alone),
+            is_unstacked=bool(self.work.unstacked_reason),
             work=self.work,
             finetune_steps=self.config.finetune_steps,
         )
         self.coverage = CoverageLog(self.federation.divided.sizes)
         self.remembers["coverage"] = self.coverage
-        self.telling = Telling(self.reporter, self.federation, self.coverage)
+        self.round_reporter = RoundReporter(self.reporter, self.federation, self.coverage)
         if start is not None:
             self._phase("restore")
-            self._recall(start)  # first: it says how many updates are on their way
+            self._recall(start)  # first: it allocates the updates in flight
             self.checkpoints.restore(self.server.state(), start)
-        # What clients keep is written from where it lies: imports that begin with the save would hold up a round.
-        self._prepares_at = self.step + 1 if self.server.kept and self.config.checkpoint_every else -1
+        # Client states are saved in place, so a save that had to import its modules first would delay a round.
+        self._prepares_at = self.step + 1 if self.server.client_state and self.config.checkpoint_every else -1
 
     def _tell_started(self, start: Manifest | None) -> None:
         config, model = self.config, self.federation.model
@@ -126,22 +126,26 @@ class Rounds(Loop):
             clients=config.clients,
             per_round=config.selected,
             unit="rounds",
-            alone=self.work.alone,
+            alone=self.work.unstacked_reason,
             resumed_from=start.name if start else None,
             versions=versions(),
             **model.task.facts,
         )
-        self.telling.tell_split()
+        self.round_reporter.report_split()
         self._phase("step")
-        came = f"from {start.name}" if start else "afresh"
+        origin = f"from {start.name}" if start else "afresh"
         ranks = f"{self.world.size} rank{'s' * (self.world.size > 1)} on {self.world.device.type}"
         self._say(
             f"{config.algorithm} on {config.recipe}: {model.weights.size:,} parameters, {config.selected:,} of "
-            f"{config.clients:,} clients a round, {ranks}, {came}, {config.rounds} rounds"
+            f"{config.clients:,} clients a round, {ranks}, {origin}, {config.rounds} rounds"
         )
         if bad := len(attackers(config)):
             self._say(f"{bad:,} of {config.clients:,} clients attack: {config.attack}")
-        self._say("clients are computed together" if not self.work.alone else f"one by one: {self.work.alone}")
+        self._say(
+            "clients are computed together"
+            if not self.work.unstacked_reason
+            else f"one by one: {self.work.unstacked_reason}"
+        )
 
     # A round.
 
@@ -151,24 +155,24 @@ class Rounds(Loop):
         self.heartbeat.beat("step", self.step)
         due = self.world.leads and self.cadence.due(round_)
         self.agreement.begin(stop=self.stop.asked, saving=self.checkpoints.busy, due=due)
-        told = self._round(round_)
+        report = self._round(round_)
         self.step = round_
-        self.consumed += told.samples
+        self.consumed += report.samples
         agreed = self.agreement.end()
-        self.coverage.note(told.asked, told.clients[told.is_counted])
-        told.seconds = time.perf_counter() - began
-        self.cadence.note_step(told.seconds, saving=agreed.saving)
-        self._told = told
-        if agreed.stop and self.world.leads:  # nothing else is done at this boundary
-            self.telling.tell(round_, told, None)
+        self.coverage.record(report.selected, report.clients[report.is_counted])
+        report.seconds = time.perf_counter() - began
+        self.cadence.note_step(report.seconds, saving=agreed.saving)
+        self._report = report
+        if agreed.stop and self.world.leads:  # nothing else happens between these steps
+            self.round_reporter.report_round(round_, report, None)
         return agreed
 
-    def _round(self, round_: int) -> Told:
-        """Configure, train, aggregate: one new global model."""
-        tries: list[ClientOutcomes] = []
-        why, wasted = "", Traffic.none()
-        for attempt in range(1, ATTEMPTS + 1):
-            self._check_anybody_is_left()
+    def _round(self, round_: int) -> RoundReport:
+        """Configure, train and aggregate one round, which makes one new global model."""
+        failed_attempts: list[ClientOutcomes] = []
+        why, wasted = "", Traffic.empty()
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            self._check_clients_left()
             plan = self._configure(round_, attempt)
             self.server.last_rounds[np.concatenate([plan.clients, plan.too_slow])] = round_
             controller = Controller(
@@ -177,42 +181,44 @@ class Rounds(Loop):
                 self.exchange,
                 self.world,
                 plan,
-                combining=self.combining,
+                combining=self.combiner,
                 round_=round_,
                 beat=self._beat,
             )
             try:
-                model = self._play(controller)
+                model = self._run_algorithm(controller)
             except QuorumLost as error:
                 why, model = str(error), None
-            self.server.kept.release()
+            self.server.client_state.release()
             if model is not None:
                 self.server.shared.copy_(model)
                 self.server.clock = plan.ends if plan.ends is not None else self.server.clock
-                self._note(round_, controller.facts)
+                self._record_outcomes(round_, controller.outcomes)
                 controller.costs.traffic += wasted
-                return told_of(controller)
+                return report_of(controller)
             wasted = wasted + controller.costs.traffic
-            tries.append(controller.facts)
+            failed_attempts.append(controller.outcomes)
             if self.world.leads:
-                self.telling.tell_lost(round_, attempt, controller.facts, why)
-            self._note(round_, controller.facts)
-            self._check_anybody(round_, tries)
+                self.round_reporter.report_lost_attempt(round_, attempt, controller.outcomes, why)
+            self._record_outcomes(round_, controller.outcomes)
+            self._check_not_all_failed(round_, failed_attempts)
         server = self.server
         raise QuorumLost(
-            client_failures.lost(round_, tries, why, clients=server.clients, eligible=len(server.eligible))
+            client_failures.describe_lost_round(
+                round_, failed_attempts, why, clients=server.clients, eligible=len(server.eligible)
+            )
         )
 
-    def _play(self, controller: Controller) -> Tensor:
-        """The algorithm's own way through a round, or one question and its sums."""
+    def _run_algorithm(self, controller: Controller) -> Tensor:
+        """Return the next shared model, by the algorithm's play(), or by aggregate() after one training task."""
         model = self.federation.model
         if model.algorithm.play is not None:
             return model.algorithm.play(controller, **model.options)
         assert model.algorithm.aggregate is not None
         return model.algorithm.aggregate(controller.train_round(), **model.options)
 
-    def _configure(self, round_: int, attempt: int) -> Plan:
-        """Who takes part, and for whom is waited."""
+    def _configure(self, round_: int, attempt: int) -> RoundPlan:
+        """Plan the round: who takes part, and for whom the server waits."""
         config, server = self.config, self.server
 
         def chosen(count: int, without: Ids) -> Ids:
@@ -229,38 +235,42 @@ class Rounds(Loop):
                 selection=self.federation.selection,
             )
 
-        scene = Scene(
+        scene = PaceContext(
             seed=config.seed,
             round=round_,
             now=server.clock,
             wanted=config.selected,
             select=chosen,
             full_steps=self.work.full_steps,
-            flight=server.pending.flight,
+            flight=server.pending.in_flight,
             is_partial=self.federation.model.algorithm.PARTIAL,
         )
         return parts.pace(config.pace).schedule(scene, **config.options_of(config.pace))
 
-    def _note(self, round_: int, facts: ClientOutcomes) -> None:
-        """What is remembered of those who were asked."""
-        self.server.losses[facts.clients[facts.is_fine]] = facts.losses[facts.is_fine]
-        self.server.broken[facts.broken] += 1
-        out = [client for client in facts.broken if self.server.broken[client] == QUARANTINED_AFTER]
+    def _record_outcomes(self, round_: int, facts: ClientOutcomes) -> None:
+        """Record the losses and the non-finite updates of the clients of a round."""
+        self.server.losses[facts.clients[facts.is_finite]] = facts.losses[facts.is_finite]
+        self.server.broken_updates[facts.broken] += 1
+        out = [client for client in facts.broken if self.server.broken_updates[client] == QUARANTINED_AFTER]
         if self.world.leads:
-            self.telling.failures.tell_quarantined(round_, out, QUARANTINED_AFTER)
+            self.round_reporter.failures.report_quarantined(round_, out, QUARANTINED_AFTER)
 
-    def _check_anybody(self, round_: int, tries: Sequence[ClientOutcomes]) -> None:
-        """Where nobody can do the work it is no use to ask others: the first client's error is the run's."""
-        asked = len(tries[-1].clients)
-        is_hopeless = (round_ == 1 and asked > 1) or len(tries) == ATTEMPTS
-        if is_hopeless and client_failures.all_raised(tries) and (first := client_failures.first_of(tries)) is not None:
-            again = f", {ATTEMPTS} times in a row" if len(tries) == ATTEMPTS else ""
-            who = f"all {asked:,} clients" if asked > 1 else "the only client"
+    def _check_not_all_failed(self, round_: int, attempts: Sequence[ClientOutcomes]) -> None:
+        """Raise ClientsFailed with the first client's error if no client can do the work: others would fail, too."""
+        selected = len(attempts[-1].clients)
+        is_hopeless = (round_ == 1 and selected > 1) or len(attempts) == MAX_ATTEMPTS
+        if (
+            is_hopeless
+            and client_failures.all_raised(attempts)
+            and (first := client_failures.first_failure(attempts)) is not None
+        ):
+            again = f", {MAX_ATTEMPTS} times in a row" if len(attempts) == MAX_ATTEMPTS else ""
+            who = f"all {selected:,} clients" if selected > 1 else "the only client"
             raise ClientsFailed(f"in round {round_} {who} failed{again}, client {first[0]} so", first[1])
 
-    def _check_anybody_is_left(self) -> None:
+    def _check_clients_left(self) -> None:
         if not len(self.server.eligible):
-            raise QuorumLost(f"there is nobody to ask: {client_failures.left_out(self.server.clients, 0)}")
+            raise QuorumLost(f"there is nobody to ask: {client_failures.describe_quarantined(self.server.clients, 0)}")
 
     def _beat(self) -> None:
         self.heartbeat.beat("step", self.step)
@@ -272,11 +282,11 @@ class Rounds(Loop):
             self.checkpoints.settle()
         if self.step == self._prepares_at and not agreed.saving:
             self.checkpoints.prepare(self._state())
-        judged: Judged | None = None
+        judged: Evaluation | None = None
         if self.validations.is_due(self.step):
             judged = self._validate()
         if self.world.leads:
-            self.telling.tell(self.step, self._told, judged)
+            self.round_reporter.report_round(self.step, self._report, judged)
         if judged is None and self.validations.is_owed(self.step):
             return True
         self._save_if_due(agreed, promised=self.validations.has_best(self.step) or self._is_kept())
@@ -285,19 +295,19 @@ class Rounds(Loop):
     def _make_up(self, start: Manifest | None) -> bool:
         return start is not None and self.validations.is_owed(self.step) and self._validate() is None
 
-    def _validate(self) -> Judged | None:
-        """None if cut short by a stop."""
+    def _validate(self) -> Evaluation | None:
+        """Return the evaluation; None if a stop cut it short."""
         self.heartbeat.beat("validate", self.step)
-        judged = self.judge.judge(self.server, goes_on=self._goes_on, round_=self.step)
+        judged = self.evaluator.evaluate(self.server, should_continue=self._should_continue, round_=self.step)
         if judged is None:
             return None
         self.validations.found(self.step, judged.means)
         if self.world.leads:
-            self.telling.tell_judged(self.step, judged)
+            self.round_reporter.report_evaluation(self.step, judged)
         self.heartbeat.beat("step", self.step)
         return judged
 
-    def _goes_on(self) -> bool:
+    def _should_continue(self) -> bool:
         self.heartbeat.beat("validate", self.step)
         return not self.agreement.now(stop=self.stop.asked).stop
 
@@ -309,7 +319,7 @@ class Rounds(Loop):
 
     def _layout(self) -> dict[str, Any]:
         return {
-            "clients": "alone" if self.work.alone else "stacked",
+            "clients": "alone" if self.work.unstacked_reason else "stacked",
             "device": self.world.device.type,
             "threads": torch.get_num_threads(),
         }
@@ -324,4 +334,4 @@ class Rounds(Loop):
         self.validations.forget(state)
 
     def _close(self) -> None:
-        self.telling.close()
+        self.round_reporter.close()

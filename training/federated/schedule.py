@@ -1,6 +1,6 @@
-"""Batches of clients: in which order each goes through its data, and which of them can be computed together.
+"""Schedule a round's work: which clients are computed together, and in which order each iterates over its samples.
 
-All of it follows from numbers: the seed, the round, a client's number and how many samples it has. No torch.
+Everything follows from the seed, the round, the clients' numbers and how many samples they have. No torch.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from numpy.typing import NDArray
 from training.runtime.seeds import derive_seed
 
 STACKED_NUMBERS = 4 * 2**20
-"""Numbers of parameters in one chunk at most: more fell out of the cache and gained nothing."""
+"""Parameters of all clients in one chunk at most: more fell out of the cache and gained nothing."""
 STACKED_CLIENTS = 256
 """Clients in one chunk at most."""
-ALONE_CLIENTS = 8
-"""Of those that are computed one by one, in one chunk at most: their sum is kept once for all of them."""
-FINE = 16
-"""So many chunks at least, where there are so many clients: to spread evenly over ranks."""
+UNSTACKED_CLIENTS = 8
+"""Clients in one chunk at most if they are computed one by one: their sum takes memory once for all of them."""
+MIN_CHUNKS = 16
+"""Chunks of a round at least, if it has so many clients: they spread evenly over ranks."""
 
 Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Clients that have the same work in this round, by number; computed together, or one after the other."""
+    """Clients with the same number of steps and width in a round, computed together or one after the other."""
 
     clients: Ids
     steps: int
-    """Of each of them."""
+    """Steps of each client."""
     width: int
-    """Places in a batch; a client may leave some of them empty."""
+    """Samples in a batch, padding included."""
 
     @property
     def cost(self) -> int:
@@ -41,18 +41,18 @@ class Chunk:
 
 
 def widths_of(samples: NDArray[np.int64], batch: int) -> Ids:
-    """Places in the batches of each client: a power of two that holds all that it has, at most `batch`."""
+    """Return the width of each client's batches: the power of two that holds all its samples, at most `batch`."""
     powers = 2 ** np.ceil(np.log2(np.maximum(samples, 1))).astype(np.int64)
     return np.minimum(powers, batch)
 
 
-def cut(clients: Ids, steps: Ids, widths: Ids, *, numbers: int, alone: bool) -> list[Chunk]:
-    """The chunks of a round: a function of who takes part and what they do, never of how many ranks there are.
+def cut(clients: Ids, steps: Ids, widths: Ids, *, numbers: int, is_unstacked: bool) -> list[Chunk]:
+    """Cut a round into chunks, as a function of its clients and their work, never of the number of ranks.
 
-    Else a client would be computed beside others, and its last bits differ: of 100 small convolutional networks 82 did.
+    A client's last bits depend on those that are stacked with it: they did in 82 of 100 small convolutional networks.
     """
-    if alone:
-        largest = min(ALONE_CLIENTS, max(1, len(clients) // FINE))
+    if is_unstacked:
+        largest = min(UNSTACKED_CLIENTS, max(1, len(clients) // MIN_CHUNKS))
     else:
         largest = max(1, min(STACKED_CLIENTS, STACKED_NUMBERS // max(1, numbers)))
     order = np.lexsort((clients, widths, steps))
@@ -67,7 +67,7 @@ def cut(clients: Ids, steps: Ids, widths: Ids, *, numbers: int, alone: bool) -> 
 
 
 def shares(chunks: Sequence[Chunk], ranks: int) -> list[range]:
-    """The chunks of each rank: one range each, of about the same cost."""
+    """Return the chunks of each rank: one contiguous range for each, of about equal cost."""
     costs = np.cumsum([chunk.cost for chunk in chunks], dtype=np.float64)
     total = costs[-1] if len(costs) else 0.0
     ends = [int(np.searchsorted(costs, total * (rank + 1) / ranks - 1e-9)) + 1 for rank in range(ranks - 1)]
@@ -76,9 +76,10 @@ def shares(chunks: Sequence[Chunk], ranks: int) -> list[range]:
 
 
 def batches(chunk: Chunk, owned: Sequence[Ids], batch: int, *, seed: int, round_: int) -> tuple[Ids, NDArray[np.bool_]]:
-    """Ids of samples (clients, steps, width), and which places hold one; the others repeat the client's first.
+    """Return ids of samples (clients, steps, width), and which of these are samples; padding repeats the client's
+    first.
 
-    Each time through its data a client takes them in another order, all of them, in batches of `batch`.
+    In each epoch a client iterates over all its samples once, in another order, in batches of `batch`.
     """
     sizes = np.array([len(ids) for ids in owned], dtype=np.int64)
     most = int(sizes.max())
@@ -95,7 +96,7 @@ def batches(chunk: Chunk, owned: Sequence[Ids], batch: int, *, seed: int, round_
         shuffled = np.take_along_axis(table, order, axis=1)
         ids[:, epoch] = shuffled[:, :1]
         ids[:, epoch, :most] = shuffled
-        there[:, epoch, :most] = is_there  # the order puts what is there before what is not
+        there[:, epoch, :most] = is_there  # the order puts samples before padding
     return _as_steps(ids, there, sizes, chunk, batch)
 
 
@@ -106,7 +107,7 @@ def _as_steps(
     ids = ids.reshape(clients, epochs, -1, batch)[..., : chunk.width]
     there = there.reshape(clients, epochs, -1, batch)[..., : chunk.width]
     each = -(-sizes // batch)
-    if (each == each[0]).all():  # one look instead of one a client: thousands of small clients are alike
+    if (each == each[0]).all():  # one slice instead of one for each client: thousands of small clients are alike
         steps = int(each[0])
         shape = (clients, -1, chunk.width)
         return (
@@ -119,16 +120,16 @@ def _as_steps(
 
 
 def _keys(clients: Ids, most: int, seed: int, round_: int, epoch: int) -> NDArray[np.float64]:
-    """(clients, most) numbers from 0 to 1 to sort by: of each client its own."""
+    """Return numbers from 0 to 1 to sort by, (clients, most), different for each client."""
     return uniform(
         _derived(_derived(np.uint64(derive_seed(seed, round_)), clients.astype(np.uint64)), np.uint64(epoch)), most
     )
 
 
 def uniform(seeds: Sequence[int] | NDArray[np.uint64], many: int) -> NDArray[np.float64]:
-    """(seeds, many) numbers from 0 to 1, of each seed its own."""
+    """Return random numbers from 0 to 1, (seeds, many), that follow from each seed alone."""
     base = np.asarray(seeds, dtype=np.uint64)
-    words = _mixed(base[:, None] + np.arange(1, many + 1, dtype=np.uint64) * _STEP)
+    words = _splitmix(base[:, None] + np.arange(1, many + 1, dtype=np.uint64) * _STEP)
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -136,12 +137,13 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _derived(seeds: NDArray[np.uint64] | np.uint64, part: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
-    """derive_seed's next part, of many clients at once."""
-    return _mixed(seeds ^ np.atleast_1d(part) + _STEP)
+    """Return derive_seed() with one more part, for many clients at once."""
+    return _splitmix(seeds ^ np.atleast_1d(part) + _STEP)
 
 
-def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's (Steele, Lea & Flood, 2014, doi 10.1145/2660193.2660195); wraps around, as it should."""
+def _splitmix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return SplitMix64's output function (Steele, Lea & Flood, 2014, doi 10.1145/2660193.2660195); overflow is
+    intended."""
     value = (value ^ value >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ value >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return value ^ value >> np.uint64(31)

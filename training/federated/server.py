@@ -1,4 +1,4 @@
-"""The server's side of a federation: the model and what it remembers, the same on every rank; and what clients keep."""
+"""The server of a federation: the model and the algorithm's state, equal on every rank, and the clients' states."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from torch import Tensor
 
 from training.federated.client_state import ClientState
 from training.federated.model import PERSONAL, STATISTICS, Model
-from training.federated.pending_updates import Pending
+from training.federated.pending_updates import PendingUpdates
 from training.runtime.distributed import World
 
 if TYPE_CHECKING:
-    from training.federated.task_results import Answer
+    from training.federated.task_results import TaskResult
 
 QUARANTINED_AFTER = 3
-"""Updates that were no numbers, after which a client is not asked again."""
+"""Number of non-finite updates after which a client is never selected again."""
 
 
 @dataclass
 class Round:
-    """What an algorithm's `aggregate` sees of a round: sums in float64, and what the server remembers."""
+    """A round as an algorithm's `aggregate` receives it: sums in float64, and the server's state."""
 
     model: Tensor
-    """(numbers,) float64: the shared part, as the round began."""
+    """(numbers,) float64: the shared part of the model as the round began."""
     sum: Mapping[str, Tensor]
-    """Weighted, by the names in SENT; late updates in full. For what must equal what the clients keep."""
+    """Weighted sums by the names in SENT, late updates in full: for state that must equal the sum of the clients'
+    states."""
     mean: Mapping[str, Tensor]
-    """Late updates count less. For steps of the model."""
+    """Weighted means by the same names, late updates discounted: for steps of the model."""
     memory: dict[str, Tensor]
-    """What the server remembers: to be replaced."""
+    """The server's state by name, float64. `aggregate` replaces its entries."""
     number: int
-    """From 1."""
+    """The number of the round, from 1."""
     selected: int
-    """Clients whose updates count."""
+    """Number of clients whose updates count in this round."""
     clients: int
-    """All that there are."""
+    """Number of all clients."""
     discount: float
-    """The mean factor, over samples, by which late updates count less; 1: there are none."""
+    """Mean factor over samples by which late updates are discounted; 1 if none was late."""
 
 
 class Server:
@@ -50,71 +51,79 @@ class Server:
     def __init__(
         self, model: Model, samples: NDArray[np.int64], start: Tensor, statistics: Tensor, world: World
     ) -> None:
-        """`samples`: of each client; `start`: (numbers,) all weights as the seed gives them; `statistics`: all running
-        ones."""
+        """Start from the weights `start` (numbers,) and the running statistics `statistics` (numbers,).
+
+        `samples` (clients,): the number of training samples of each client.
+        """
         clients = len(samples)
         shared = model.weights.shared
         algorithm, options = model.algorithm, model.options
         self._model = model
         self.clients = clients
         self.weights = start.clone()
-        """(numbers,): the personal part stays what the seed gave."""
+        """(numbers,): all weights. The personal part keeps its initial values here."""
         self.statistics = statistics.clone()
         self.memory = {n: v.double().contiguous() for n, v in algorithm.memory(start[:shared], **options).items()}
-        """What the algorithm remembers, float64 by name."""
-        begun = dict(algorithm.begin(start[:shared], **options))
+        """The algorithm's server state by name, float64."""
+        initial = dict(algorithm.begin(start[:shared], **options))
         if shared < len(start):
-            begun[PERSONAL] = start[shared:]
+            initial[PERSONAL] = start[shared:]
         if len(statistics) and not model.statistics.shared:
-            begun[STATISTICS] = statistics
-        self.kept = ClientState(clients, world)
-        """(clients, …) by name: what each client keeps, this rank's share of the clients."""
-        self.kept.initialize(begun)
+            initial[STATISTICS] = statistics
+        self.client_state = ClientState(clients, world)
+        """The clients' states by name, (clients, …): this rank's share of the clients."""
+        self.client_state.initialize(initial)
         self.clock = 0.0
-        """The simulated clock, where the pace has one; seconds."""
-        self.pending = Pending(samples, 0, start)
-        """Updates on their way."""
+        """The simulated clock in seconds, where the pace has one."""
+        self.pending = PendingUpdates(samples, 0, start)
+        """Updates of earlier rounds that have not arrived yet."""
         self.losses = np.full(clients, np.nan)
-        """The mean loss of each client's batches when it last trained."""
+        """(clients,): the mean loss of each client's batches when it last trained; NaN: never."""
         self.last_rounds = np.zeros(clients, dtype=np.int64)
-        """The round in which each client was last asked to train; 0: in none yet."""
-        self.broken = np.zeros(clients, dtype=np.int64)
-        """How many of each client's updates were no numbers."""
+        """(clients,): the round in which each client was last selected; 0: never."""
+        self.broken_updates = np.zeros(clients, dtype=np.int64)
+        """(clients,): how many of each client's updates were not finite."""
+
+    @property
+    def kept(self) -> ClientState:
+        """Return `client_state`. Deprecated."""
+        return self.client_state
 
     @property
     def shared(self) -> Tensor:
+        """Return the part of the weights that is exchanged, (numbers,): a view."""
         return self.weights[: self._model.weights.shared]
 
     @property
     def broadcast(self) -> dict[str, Tensor]:
-        """What is sent with the model, by name."""
+        """Return the vectors that are sent with the model, by name, in the model's dtype."""
         return {name: self.memory[name].to(self._model.dtype) for name in self._model.algorithm.BROADCAST}
 
     @property
     def eligible(self) -> NDArray[np.int64]:
-        """The clients that may be asked."""
-        return np.flatnonzero(self.broken < QUARANTINED_AFTER)
+        """Return the numbers of the clients that may be selected, ascending."""
+        return np.flatnonzero(self.broken_updates < QUARANTINED_AFTER)
 
-    def round(self, number: int, answer: Answer) -> Round:
-        """What `aggregate` sees."""
+    def round(self, number: int, result: TaskResult) -> Round:
+        """Return what an algorithm's `aggregate` receives."""
         return Round(
             model=self.shared.double().clone(),
-            sum=answer.sum,
-            mean=answer.mean,
+            sum=result.sum,
+            mean=result.mean,
             memory=self.memory,
             number=number,
-            selected=answer.selected,
+            selected=result.selected,
             clients=self.clients,
-            discount=answer.discount,
+            discount=result.discount,
         )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: the very tensors, which it is read into."""
-        return self._state(self.kept.restored_tensors())
+        """Return the tensors that a checkpoint is read into."""
+        return self._state(self.client_state.restored_tensors())
 
     def saved_state(self) -> dict[str, Any]:
-        """The same as a save takes it: what clients keep is written without a copy."""
-        return self._state(self.kept.saved_rows())
+        """Return the same for writing a checkpoint, which stores the clients' states without copying them."""
+        return self._state(self.client_state.saved_rows())
 
     def _state(self, clients: Mapping[str, Any]) -> dict[str, Any]:
         model = {**self._model.weights.tensors(self.weights), **self._model.statistics.tensors(self.statistics)}
@@ -124,25 +133,25 @@ class Server:
             parts["pending"] = {"rows": self.pending.rows}
         return {name: part for name, part in parts.items() if part}
 
-    # What goes on from plain values in a checkpoint (training.checkpoint.remembering).
+    # Plain values that a checkpoint stores as JSON (training.checkpoint.remembering).
 
     def remember(self) -> dict[str, Any]:
-        known = np.flatnonzero(~np.isnan(self.losses))
-        broken = np.flatnonzero(self.broken)
+        has_loss = np.flatnonzero(~np.isnan(self.losses))
+        broken = np.flatnonzero(self.broken_updates)
         return {
-            "losses": dict(zip(map(str, known.tolist()), self.losses[known].tolist(), strict=True)),
-            "broken": dict(zip(map(str, broken.tolist()), self.broken[broken].tolist(), strict=True)),
+            "losses": dict(zip(map(str, has_loss.tolist()), self.losses[has_loss].tolist(), strict=True)),
+            "broken": dict(zip(map(str, broken.tolist()), self.broken_updates[broken].tolist(), strict=True)),
             "last_rounds": self.last_rounds.tolist(),
             "clock": self.clock,
             "pending": self.pending.remember(),
         }
 
-    def recall(self, told: Mapping[str, Any]) -> None:
-        for client, loss in (told.get("losses") or {}).items():
+    def recall(self, stored: Mapping[str, Any]) -> None:
+        for client, loss in (stored.get("losses") or {}).items():
             self.losses[int(client)] = loss
-        for client, count in (told.get("broken") or {}).items():
-            self.broken[int(client)] = count
-        if last_rounds := told.get("last_rounds"):  # older checkpoints have none
+        for client, count in (stored.get("broken") or {}).items():
+            self.broken_updates[int(client)] = count
+        if last_rounds := stored.get("last_rounds"):  # older checkpoints have none
             self.last_rounds[:] = last_rounds
-        self.clock = float(told.get("clock") or 0.0)
-        self.pending.recall(told.get("pending") or {})
+        self.clock = float(stored.get("clock") or 0.0)
+        self.pending.recall(stored.get("pending") or {})

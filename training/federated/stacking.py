@@ -1,4 +1,4 @@
-"""Which models' clients can be computed together, as far as that is known without trying."""
+"""Decide whether a model's clients can be stacked, as far as that is known without trying."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from training.federated.schedule import STACKED_NUMBERS
 from training.federation.config import FederationConfig
 
 STACKED_PARAMETERS = 100_000
-"""Models that train more are computed one by one: at 85,000 stacking was twice as fast on a CPU, at 814,000 it lost.
+"""Clients of models with more trained parameters are computed one by one: at 85,000 parameters stacking was twice as
+fast on a CPU, at 814,000 it was slower.
 
-What is not trained counts less: with adapters beside 870,000 frozen numbers stacking still won.
+Frozen parameters count less: with adapters and 870,000 frozen parameters stacking was still faster.
 """
 
 
-def why_alone(config: FederationConfig, model: Model) -> str:
-    """Why a model's clients can't be stacked, as far as that is known without trying; "": they can."""
+def unstacked_reason(config: FederationConfig, model: Model) -> str:
+    """Return why a model's clients cannot be stacked, as far as that is known without trying; "" if they can."""
     task = model.task
     if task.descend is not None:
-        return "its clients train in a way of their own"
+        return "its clients train with train() of client.py"
     if task.each is None:
-        return f"{config.recipe} knows no loss of a single sample, by which places without one are left out"
+        return f"{config.recipe} has no loss of single samples, so padding could not be masked"
     if (numbers := model.weights.size) > STACKED_PARAMETERS:
         return f"it trains {numbers:,} parameters, more than {STACKED_PARAMETERS:,}"
     if 2 * model.numbers > STACKED_NUMBERS:
-        return f"of its {model.numbers:,} parameters, those that are not trained with them, no two clients are stacked"
+        return f"two clients with all its {model.numbers:,} parameters, frozen ones included, are too large to stack"
     if any(isinstance(module, _NormBase) and module.training for module in task.model.modules()):
-        return "it normalises over whole batches, which places without a sample would change"
+        return "it normalises over batches, which padding would change"
     return ""

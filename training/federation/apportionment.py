@@ -1,4 +1,4 @@
-"""Whole numbers of samples by parts of one."""
+"""Apportion whole numbers of samples by shares."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def shared_out(samples: int, parts: NDArray[np.float64], *, at_least: int = 0) -> NDArray[np.int64]:
-    """(samples,) ascending owners, of each about its part of all; `at_least` so many, where there are enough."""
-    return np.repeat(np.arange(len(parts)), counts_of(samples, parts, at_least=at_least))
+def apportioned_owners(samples: int, parts: NDArray[np.float64], *, at_least: int = 0) -> NDArray[np.int64]:
+    """Return the owner of each sample (samples,), ascending, by the shares `parts`, which sum to 1.
+
+    Each has `at_least` so many samples, if there are enough.
+    """
+    return np.repeat(np.arange(len(parts)), apportion(samples, parts, at_least=at_least))
 
 
-def counts_of(samples: int, parts: NDArray[np.float64], *, at_least: int = 0) -> NDArray[np.int64]:
-    """Return how many samples each has, (parts,), whose sum is `samples`.
+def apportion(samples: int, parts: NDArray[np.float64], *, at_least: int = 0) -> NDArray[np.int64]:
+    """Return how many samples each has, (parts,), which sum to `samples`.
 
-    By largest remainders, ties to the first: whoever rounds each part alone loses or invents samples.
+    By the largest remainders, ties to the first: rounding each share by itself would lose or invent samples.
     """
     at_least = min(at_least, samples // max(1, len(parts)))
     exact = parts * (samples - at_least * len(parts))

@@ -16,7 +16,7 @@ NOBODY = "none"
 
 
 def attackers(config: FederationConfig) -> NDArray[np.int64]:
-    """Return their numbers, ascending: those that are named, else a share of all, drawn by the seed."""
+    """Return the numbers of the attackers, ascending: those that are named, else a share of all, drawn by the seed."""
     if config.attack == NOBODY:
         return np.zeros(0, dtype=np.int64)
     if config.attackers:
@@ -27,7 +27,7 @@ def attackers(config: FederationConfig) -> NDArray[np.int64]:
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:
-    """Yield what is wrong with who attacks."""
+    """Yield contradictions in the fields that name the attackers."""
     if config.attackers and config.attack == NOBODY:
         yield Misfit("attackers", 'are named, but nobody attacks. Write attack = "sign_flip", or leave them out.')
     elif len(set(config.attackers)) < len(config.attackers):

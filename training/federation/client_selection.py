@@ -1,4 +1,4 @@
-"""Who takes part in a round: a function of the seed, the round and what a checkpoint remembers. No torch."""
+"""Select the clients of a round, as a function of the seed, the round and the state in checkpoints. No torch."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from training.runtime.seeds import derive_seed
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a selection may go by."""
+class SelectionContext:
+    """The input of a selection: `round` of select(round) in a user's selection.py."""
 
     wanted: int
-    """How many, if there are so many."""
+    """Number of clients to select, if so many are eligible."""
     eligible: NDArray[np.int64]
-    """Among which, ascending."""
+    """Numbers of the clients that may be selected, ascending."""
     samples: NDArray[np.int64]
-    """That each client has, all of them by number."""
+    """(clients,): training samples of each client."""
     losses: NDArray[np.float64]
-    """The mean loss of each when it last trained; NaN: it has not yet."""
+    """(clients,): the mean loss of each client when it last trained; NaN: never."""
     last_rounds: NDArray[np.int64]
-    """(clients,): the round in which each was last asked to train; 0: in none yet."""
+    """(clients,): the round in which each client was last selected; 0: never."""
     round: int
     attempt: int
-    """From 1; more: a round that was lost is tried again."""
+    """The attempt at this round, from 1: a lost round is tried again."""
     draw: np.random.RandomState
     seed: int
-    """The run's: for what stays as it is from round to round."""
+    """The run's seed, for what does not change from round to round."""
 
     @property
     def count(self) -> int:
-        """How many there can be."""
+        """Return how many clients can be selected: `wanted`, or all eligible ones."""
         return min(self.wanted, len(self.eligible))
 
     def weighted(self, weights: NDArray[np.float64], many: int) -> NDArray[np.int64]:
-        """So many of the eligible, ascending, nobody twice: one after the other, each by its weight among those left.
+        """Return `many` of the eligible clients, ascending, drawn without replacement with probability by weight.
 
-        Whoever's clock of that rate rings first (Efraimidis and Spirakis, 2006, doi 10.1016/j.ipl.2005.11.003).
+        Each gets an exponential clock of that rate, and the first ones to ring are taken (Efraimidis and Spirakis,
+        2006, doi 10.1016/j.ipl.2005.11.003).
         """
         rings = self.draw.standard_exponential(len(self.eligible)) / weights
         return np.sort(self.eligible[np.argsort(rings, kind="stable")[:many]])
@@ -60,9 +61,9 @@ def select(
     last_rounds: NDArray[np.int64] | None = None,
     selection: Selection | None = None,
 ) -> NDArray[np.int64]:
-    """The numbers of those that are asked in this round, `count` of the `eligible`, ascending.
+    """Return the clients of this round, `count` of the `eligible` ones, ascending.
 
-    `selection`: somebody's own; None: the one that the run names.
+    `selection`: that of a user's file; None: the one that the run names.
     """
     if count <= 0 or not len(eligible):
         return eligible[:0]
@@ -70,6 +71,6 @@ def select(
         return eligible
     draw = np.random.RandomState(derive_seed(config.seed, random_streams.SELECTION, round_, attempt) % 2**32)
     last = np.zeros(len(samples), dtype=np.int64) if last_rounds is None else last_rounds
-    asked = Asked(count, eligible, samples, losses, last, round_, attempt, draw, config.seed)
+    context = SelectionContext(count, eligible, samples, losses, last, round_, attempt, draw, config.seed)
     selection = selection or parts.selection(config.selection)
-    return selection.select(asked, **config.options_of(config.selection))
+    return selection.select(context, **config.options_of(config.selection))

@@ -1,7 +1,7 @@
-"""Which choices of a federation go together, and why others don't. docs/federated.md is made of this.
+"""Refuse choices of a federation that contradict each other, before anything is allocated.
 
-What stands here is refused before anything is allocated. It goes by what modules say of themselves (SENT, IS_SUM, …),
-so that one of somebody's own is judged like ours.
+The rules depend on the constants of modules (SENT, IS_SUM, …), so that they apply to users' modules as well. The table
+in docs/federated.md is generated from them.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from training.federation.config import FOLDERS, FederationConfig
 
 
 @dataclass(frozen=True)
-class Fact:
-    """What may be true of one of a run's choices."""
+class ChoiceProperty:
+    """A property that one of a run's choices may have."""
 
     field: str
-    words: str
-    """It …"""
+    phrase: str
+    """The property as a predicate: "looks at each update"."""
     holds: Callable[[FederationConfig], bool]
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """Two choices that don't go together. The first is the one to change."""
+    """Two properties that exclude each other. The message is about the first one's field."""
 
-    one: Fact
-    other: Fact
+    first: ChoiceProperty
+    second: ChoiceProperty
     why: str
     remedy: str
 
 
-def _says(field: str, config: FederationConfig, constant: str) -> object:
-    """A constant of what is chosen, read without importing anything; None: it says nothing."""
+def _constant(field: str, config: FederationConfig, constant: str) -> object:
+    """Return a constant of the chosen module, read without importing it; None if it does not define it."""
     return choices.get(FOLDERS[field], getattr(config, field)).constants.get(constant)
 
 
 def _sends_other(config: FederationConfig) -> bool:
-    sent = _says("algorithm", config, "SENT")
+    sent = _constant("algorithm", config, "SENT")
     return isinstance(sent, dict) and set(sent) != {filter_order.UPDATE}
 
 
 def _paces(config: FederationConfig) -> tuple[str, ...]:
-    """Those that the algorithm is for; empty: any."""
-    paces = _says("algorithm", config, "PACES")
+    """Return the paces that the algorithm supports; empty: all."""
+    paces = _constant("algorithm", config, "PACES")
     return paces if isinstance(paces, tuple) else ()
 
 
@@ -55,61 +55,67 @@ def _hides(config: FederationConfig) -> bool:
     return any(choices.get(FOLDERS["filters"], name).constants.get("SUM_ONLY") for name in config.filters)
 
 
-SEES_EACH = Fact(
-    "aggregation", "looks at each update by itself", lambda config: not _says("aggregation", config, "IS_SUM")
+SEES_EACH = ChoiceProperty(
+    "aggregation", "looks at each update by itself", lambda config: not _constant("aggregation", config, "IS_SUM")
 )
-TRUSTS_ITSELF = Fact(
+TRUSTS_ITSELF = ChoiceProperty(
     "aggregation",
     "has the server train as a client would",
-    lambda config: bool(_says("aggregation", config, "TRUSTED")),
+    lambda config: bool(_constant("aggregation", config, "TRUSTED")),
 )
-SENDS_OTHER = Fact("algorithm", "sends something beside an update, or in its place", _sends_other)
-KEEPS = Fact(
+SENDS_OTHER = ChoiceProperty("algorithm", "sends something beside an update, or in its place", _sends_other)
+KEEPS = ChoiceProperty(
     "algorithm",
     "keeps something with each client from round to round",
     lambda config: parts.algorithm(config.algorithm).keeps,
 )
-ADDS_UP_KEPT = Fact(
+SUMS_CLIENT_STATE = ChoiceProperty(
     "algorithm",
     "has the server add up the very updates by which clients change what they keep",
-    lambda config: bool(_says("algorithm", config, "ADDS_UP_KEPT")),
+    lambda config: bool(_constant("algorithm", config, "SUMS_CLIENT_STATE")),
 )
-CHANGES_UPDATES = Fact("filters", "change an update on its way", lambda config: bool(config.filters))
-HIDES = Fact("filters", "show the server nothing but the sum of all updates", _hides)
-NEVER_WAITS = Fact("pace", "makes a model of the next few updates", lambda config: config.pace == "asynchronous")
-IS_PARTICULAR = Fact("algorithm", "works at one pace only", lambda config: bool(_paces(config)))
-IS_ANOTHER = Fact("pace", "has updates come in another way", lambda config: config.pace not in _paces(config))
+CHANGES_UPDATES = ChoiceProperty("filters", "change an update on its way", lambda config: bool(config.filters))
+HIDES = ChoiceProperty("filters", "show the server nothing but the sum of all updates", _hides)
+NEVER_WAITS = ChoiceProperty(
+    "pace", "makes a model of the next few updates", lambda config: config.pace == "asynchronous"
+)
+NEEDS_A_PACE = ChoiceProperty("algorithm", "works at one pace only", lambda config: bool(_paces(config)))
+IS_OTHER_PACE = ChoiceProperty(
+    "pace", "has updates come in another way", lambda config: config.pace not in _paces(config)
+)
 
-HAS_MOMENTUM = Fact(
+HAS_MOMENTUM = ChoiceProperty(
     "client_momentum",
     "lets each step of a client depend on its earlier ones",
     lambda config: config.client_momentum > 0,
 )
-TAKES_MEAN_GRADIENT = Fact(
+TAKES_MEAN_GRADIENT = ChoiceProperty(
     "algorithm",
     "takes an update for its steps' gradients, or has steps of its own kind",
-    lambda config: _says("algorithm", config, "MOMENTUM") is False,
+    lambda config: _constant("algorithm", config, "MOMENTUM") is False,
 )
-DECAYS = Fact("client_weight_decay", "is for steps of gradient descent", lambda config: config.client_weight_decay > 0)
-STEPS_DIFFERENTLY = Fact(
+DECAYS = ChoiceProperty(
+    "client_weight_decay", "is for steps of gradient descent", lambda config: config.client_weight_decay > 0
+)
+STEPS_DIFFERENTLY = ChoiceProperty(
     "algorithm",
     "has clients take steps of another kind, or none",
-    lambda config: _says("algorithm", config, "WEIGHT_DECAY") is False,
+    lambda config: _constant("algorithm", config, "WEIGHT_DECAY") is False,
 )
 
-FORGES = Fact(
+FORGES = ChoiceProperty(
     "attack",
     "replaces the updates of some clients",
-    lambda config: _says("attack", config, "CHANGES_UPDATES") is not False,
+    lambda config: _constant("attack", config, "CHANGES_UPDATES") is not False,
 )
-COLLUDES = Fact(
-    "attack", "is made of the other clients' updates", lambda config: bool(_says("attack", config, "COLLUDES"))
+COLLUDES = ChoiceProperty(
+    "attack", "is made of the other clients' updates", lambda config: bool(_constant("attack", config, "COLLUDES"))
 )
 
 CONTRADICTIONS = (
     Contradiction(
-        IS_ANOTHER,
-        IS_PARTICULAR,
+        IS_OTHER_PACE,
+        NEEDS_A_PACE,
         "It counts on when updates come, and from which model.",
         'Write pace = "{pace}".',
     ),
@@ -133,13 +139,13 @@ CONTRADICTIONS = (
     ),
     Contradiction(
         SEES_EACH,
-        ADDS_UP_KEPT,
+        SUMS_CLIENT_STATE,
         "Left out of the sum, a client would still have changed what it keeps.",
         'Write aggregation = "mean", or algorithm = "fedavg".',
     ),
     Contradiction(
         CHANGES_UPDATES,
-        ADDS_UP_KEPT,
+        SUMS_CLIENT_STATE,
         "The server's sum and what the clients keep would drift apart.",
         'Write filters = [], or algorithm = "scaffold".',
     ),
@@ -177,23 +183,23 @@ CONTRADICTIONS = (
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:
-    """What of the run's choices contradicts another one: of each field the first that there is."""
-    told = set()
+    """Yield the contradictions between the run's choices, at most one for each field."""
+    reported = set()
     for row in CONTRADICTIONS:
-        field = row.one.field
-        if field not in told and row.one.holds(config) and row.other.holds(config):
-            told.add(field)
+        field = row.first.field
+        if field not in reported and row.first.holds(config) and row.second.holds(config):
+            reported.add(field)
             yield Misfit(field, _message(row, config))
     yield from filter_order.check(config)
 
 
 def _message(row: Contradiction, config: FederationConfig) -> str:
-    one, other = (_named(fact, config) for fact in (row.one, row.other))
+    first, second = (_named(fact, config) for fact in (row.first, row.second))
     remedy = row.remedy.format(pace=next(iter(_paces(config)), ""))
-    return f"{one} {row.one.words}, but {other} {row.other.words}. {row.why} {remedy}"
+    return f"{first} {row.first.phrase}, but {second} {row.second.phrase}. {row.why} {remedy}"
 
 
-def _named(fact: Fact, config: FederationConfig) -> str:
+def _named(fact: ChoiceProperty, config: FederationConfig) -> str:
     value = getattr(config, fact.field)
     if not isinstance(value, str | list):
         return f"{fact.field} = {value:g}"
@@ -201,9 +207,10 @@ def _named(fact: Fact, config: FederationConfig) -> str:
 
 
 def table() -> Iterator[str]:
-    """Lines of Markdown."""
+    """Yield the lines of the Markdown table in docs/federated.md."""
     yield "| what | goes not with | because | instead |"
     yield "| --- | --- | --- | --- |"
     for row in CONTRADICTIONS:
         remedy = row.remedy.format(pace="…")
-        yield f"| {row.one.field}: {row.one.words} | {row.other.field}: {row.other.words} | {row.why} | {remedy} |"
+        cells = [f"{part.field}: {part.phrase}" for part in (row.first, row.second)]
+        yield f"| {' | '.join([*cells, row.why, remedy])} |"

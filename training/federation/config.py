@@ -1,4 +1,4 @@
-"""What a federated run is: validated before anything is allocated, by the portal and by the ranks alike; no torch.
+"""The configuration of a federated run. Portal and ranks validate it before anything is allocated; no torch.
 
 [run]
 recipe = "tabular"
@@ -6,7 +6,7 @@ rounds = 30
 clients = 10
 algorithm = "fedavg"
 split = "dirichlet"
-[run.dirichlet]       # the options of what is chosen (see training.config.choices)
+[run.dirichlet]       # the options of a chosen module (see training.config.choices)
 alpha = 0.3
 """
 
@@ -24,16 +24,16 @@ from training.federation import custom
 from training.federation.custom import CustomPart
 
 FOLDERS = choices.CHOSEN["federated"]
-MOST_FILTERS = 4
+MAX_FILTERS = 4
 
 
 def _filter_names(schema: dict[str, Any]) -> None:
-    """Puts the filters that there are into the JSON schema, so that a form can offer them."""
+    """Add the names of all filters to the JSON schema, so that a form can offer them."""
     schema["items"]["enum"] = choices.names(FOLDERS["filters"])
 
 
 class FederationConfig(Asked):
-    """A federation's own configuration. A round is to it what a step is to the trainer."""
+    """The [run] table of kind "federated". A round corresponds to a step of the trainer."""
 
     KIND: ClassVar[str] = "federated"
 
@@ -121,7 +121,7 @@ class FederationConfig(Asked):
     )
     filters: list[str] = Field(
         default_factory=list,
-        max_length=MOST_FILTERS,
+        max_length=MAX_FILTERS,
         json_schema_extra=_filter_names,
         description="What is done to an update before it is sent, in this order.",
     )
@@ -152,12 +152,12 @@ class FederationConfig(Asked):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_clients_have_them(cls, data: Any) -> Any:
-        return with_split_of(data) if isinstance(data, Mapping) else data
+    def _default_split(cls, data: Any) -> Any:
+        return with_recipe_split(data) if isinstance(data, Mapping) else data
 
     @model_validator(mode="before")
     @classmethod
-    def _once_through(cls, data: Any) -> Any:
+    def _default_epochs(cls, data: Any) -> Any:
         if isinstance(data, Mapping) and data.get("epochs") is None and data.get("local_steps") is None:
             return {**data, "epochs": 1}
         return data
@@ -187,11 +187,11 @@ class FederationConfig(Asked):
         return names
 
     @model_validator(mode="after")
-    def _one_measure(self) -> Self:
+    def _check_epochs_or_steps(self) -> Self:
         if self.epochs is not None and self.local_steps is not None:
             raise ValidationError.from_exception_data(
                 type(self).__name__,
-                [asked.line(("local_steps",), "is given beside epochs. Keep one of them.", self.local_steps)],
+                [asked.line(("local_steps",), "is given as well as epochs. Keep one of them.", self.local_steps)],
             )
         return self
 
@@ -207,7 +207,7 @@ class FederationConfig(Asked):
 
     @property
     def custom(self) -> tuple[CustomPart, ...]:
-        """The parts that come from files of somebody's own."""
+        """Return the parts that come from the user's files."""
         return custom.chosen(dict(self))
 
     @property
@@ -216,41 +216,42 @@ class FederationConfig(Asked):
 
     @property
     def selected(self) -> int:
-        """Clients that are asked in a round."""
+        """Return the number of clients that are selected in a round."""
         return self.clients if self.per_round is None else self.per_round
 
 
-def beside_code(run: Any) -> Any:
-    """A table [run] beside somebody's own code: that brings the recipe, unless another is named or it brings the
-    algorithm or the split."""
+def with_custom_recipe(run: Any) -> Any:
+    """Return [run] of a job with a [client] table: its recipe is "client", unless another one is named, or [client]
+    brings the algorithm or the split."""
     if not isinstance(run, Mapping) or "recipe" in run or {custom.ALGORITHM, custom.SPLIT} & {*custom.chosen(run)}:
         return run
     return {**run, "recipe": custom.CLIENT.choice}
 
 
-def with_split_of(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """[run] with the split of its recipe where none is named: who has what is what somebody's own data(client) says."""
-    is_own = custom.CLIENT in custom.chosen(run) and run.get("split") is None
-    return {**run, "split": "column"} if is_own else run
+def with_recipe_split(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return [run] with split = "column" if client.py brings the recipe and no split is named: data(client) is the
+    split."""
+    is_custom = custom.CLIENT in custom.chosen(run) and run.get("split") is None
+    return {**run, "split": "column"} if is_custom else run
 
 
 def parse(table: Mapping[str, Any]) -> FederationConfig:
-    """A [run] table of this kind; ConfigError names every field that is wrong, as `run.<field>`."""
+    """Return the configuration of a [run] table; ConfigError names every wrong field as `run.<field>`."""
     try:
         return FederationConfig.model_validate(table)
     except ValidationError as error:
         raise ConfigError(asked.problems(error, FederationConfig)) from error
 
 
-def listed(field: str) -> Iterator[str]:
-    """Lines of Markdown: what there is to choose for a field, and the options of each with their defaults."""
+def markdown_table(field: str) -> Iterator[str]:
+    """Yield the lines of a Markdown table: the choices of a field, and the options of each with their defaults."""
     yield f"| `{field}` | | options |"
     yield "| --- | --- | --- |"
     for name, choice in choices.describe(FOLDERS[field]).items():
-        options = ", ".join(f"`{option.name}` {_written(option.default)}" for option in choice.options)
+        options = ", ".join(f"`{option.name}` {_as_toml(option.default)}" for option in choice.options)
         yield f"| `{name}` | {choice.description.rstrip('.')} | {options} |"
 
 
-def _written(value: object) -> str:
-    """As TOML has it."""
+def _as_toml(value: object) -> str:
+    """Return a default as TOML writes it."""
     return str(value).lower() if isinstance(value, bool) else "left out" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""What can't work of a federation, before anything is allocated, with the nearest that can; no torch."""
+"""Find what cannot work in a federation's configuration, before anything is allocated; no torch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from training.federation.parts import DataSplit
 
 NOWHERE = Path(os.devnull)
 EVEN = DataSplit(lambda labels, clients, draw, **options: np.arange(len(labels.of["train"])) % clients)
-"""Stands for a split that only the ranks know, so that what is wrong with any split is found here, too."""
+"""Stands in for a split that only the ranks can read, so that problems of every split are found here, too."""
 
 
 def problems(config: FederationConfig, ranks: int) -> Iterator[Problem]:
-    """Each by its field below [run]."""
+    """Yield each problem with its field below [run], and the nearest setting that works."""
     for misfit in _misfits(config, ranks):
         yield Problem(misfit.field, str(misfit))
 
@@ -59,7 +59,7 @@ def _misfits(config: FederationConfig, ranks: int) -> Iterator[Misfit]:
 
 
 def shipped_labels(config: FederationConfig) -> Labels | None:
-    """Of data that come with the recipe; None: what the data are, only the allocation will tell."""
+    """Return the labels of data that come with the recipe; None if the data are known only inside the allocation."""
     recipe = contracts.recipe(config.recipe)
     if not recipe.SHIPPED:
         return None

@@ -1,7 +1,7 @@
-"""Forecast whom a pace leaves out, before anything runs, from the plans that the simulated clock makes.
+"""Forecast which clients a pace leaves out, before anything runs, by planning rounds with the simulated clock.
 
 Selection, speeds and sizes follow from the seed, so the forecast is exact unless clients fail. Only
-selection = "by_loss" depends on losses that are not known yet; clients count there as not trained yet.
+selection = "by_loss" depends on losses that are not known yet: there all clients count as not trained yet.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from numpy.typing import NDArray
 from training.federation import parts
 from training.federation.client_selection import select
 from training.federation.config import FederationConfig
-from training.federation.round_plan import Flight, Ids, Plan, Scene, steps_of
+from training.federation.round_plan import Ids, PaceContext, RoundPlan, UpdatesInFlight, steps_of
 
-MOST_ROUNDS = 1_000
-MOST_SECONDS = 0.5
+MAX_ROUNDS = 1_000
+MAX_SECONDS = 0.5
 """Time limit of a forecast: enough to plan 1,000 rounds of 1,000 clients."""
 
 
 @dataclass(frozen=True)
-class Forecast:
+class CoverageForecast:
     """Clients that are selected in some of these rounds and count in none."""
 
     rounds: int
-    """Rounds that were planned: all of the run, or as many as there was time for."""
+    """Number of planned rounds: all rounds of the run, or as many as the time limit allowed."""
     excluded: Ids
-    """Ascending."""
-    never_asked: int
+    """Their numbers, ascending."""
+    never_selected: int
 
 
-def forecast(config: FederationConfig, sizes: NDArray[np.int64]) -> Forecast:
+def forecast(config: FederationConfig, sizes: NDArray[np.int64]) -> CoverageForecast:
     """Return whom the run leaves out. `sizes`: samples of each client."""
     is_partial = parts.algorithm(config.algorithm).PARTIAL
     everybody = np.arange(len(sizes))
     losses = np.full(len(sizes), np.nan)
-    asked, counted = np.zeros(len(sizes), dtype=bool), np.zeros(len(sizes), dtype=bool)
-    flight = Flight(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0))
-    now, round_, until = 0.0, 0, time.monotonic() + MOST_SECONDS
-    while round_ < min(config.rounds, MOST_ROUNDS) and time.monotonic() < until and not counted.all():
+    selected, counted = np.zeros(len(sizes), dtype=bool), np.zeros(len(sizes), dtype=bool)
+    flight = UpdatesInFlight(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0))
+    now, round_, until = 0.0, 0, time.monotonic() + MAX_SECONDS
+    while round_ < min(config.rounds, MAX_ROUNDS) and time.monotonic() < until and not counted.all():
         round_ += 1
 
         def chosen(count: int, without: Ids, round_: int = round_) -> Ids:
@@ -49,7 +49,7 @@ def forecast(config: FederationConfig, sizes: NDArray[np.int64]) -> Forecast:
             return select(config, count, eligible=eligible, samples=sizes, losses=losses, round_=round_)
 
         plan = parts.pace(config.pace).schedule(
-            Scene(
+            PaceContext(
                 seed=config.seed,
                 round=round_,
                 now=now,
@@ -63,16 +63,16 @@ def forecast(config: FederationConfig, sizes: NDArray[np.int64]) -> Forecast:
             ),
             **config.options_of(config.pace),
         )
-        asked[plan.clients] = asked[plan.too_slow] = True
+        selected[plan.clients] = selected[plan.too_slow] = True
         counted[plan.clients[plan.is_now(plan.clients)]] = counted[plan.arriving] = True
-        flight, now = _flown(flight, plan), plan.ends if plan.ends is not None else now
-    return Forecast(round_, np.flatnonzero(asked & ~counted), int((~asked).sum()))
+        flight, now = _in_flight_after(flight, plan), plan.ends if plan.ends is not None else now
+    return CoverageForecast(round_, np.flatnonzero(selected & ~counted), int((~selected).sum()))
 
 
-def _flown(flight: Flight, plan: Plan) -> Flight:
+def _in_flight_after(flight: UpdatesInFlight, plan: RoundPlan) -> UpdatesInFlight:
     """Return the updates that are still under way after the round."""
     stays = ~np.isin(flight.clients, plan.arriving)
-    return Flight(
+    return UpdatesInFlight(
         np.concatenate([flight.clients[stays], plan.later]),
         np.concatenate([flight.started[stays], np.full(len(plan.later), plan.round)]),
         np.concatenate([flight.arrives[stays], plan.later_at]),

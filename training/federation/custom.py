@@ -1,6 +1,6 @@
-"""The parts of a federation that somebody may bring as a file of their own, named in the table [client].
+"""The parts of a federation that users may define in files of their own, named in the table [client].
 
-The portal reads none of these files: their options are open, and what they define is checked on the ranks
+The portal reads none of these files: any option is accepted, and what they define is checked on the ranks
 (training.federated.custom).
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CustomPart:
-    """Says which field of [run] chooses such a part, and which file defines it."""
+    """The field of [run] that chooses such a part, and the file that defines it."""
 
     field: str
     """The field of [run] that chooses it."""
@@ -40,5 +40,5 @@ PARTS = (CLIENT, ALGORITHM, AGGREGATION, SELECTION, SPLIT)
 
 
 def chosen(run: Mapping[str, object]) -> tuple[CustomPart, ...]:
-    """Return the parts that [run] takes from files of somebody's own."""
+    """Return the parts that [run] takes from the user's files."""
     return tuple(part for part in PARTS if run.get(part.field) == part.choice)

@@ -1,4 +1,4 @@
-"""Which client has which samples: by the chosen split, to train on, and alike to be judged by. No torch."""
+"""Divide training and validation samples among clients by the chosen split. No torch."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from training.config.asked import ConfigError, Problem
 from training.config.shape import Misfit
 from training.data import Ids, Labels, Split
 from training.federation import parts, random_streams
-from training.federation.apportionment import shared_out
+from training.federation.apportionment import apportioned_owners
 from training.federation.config import FederationConfig
 from training.federation.parts import DataSplit
 from training.federation.tables import NAME_LETTERS, readable
 from training.runtime.seeds import derive_seed
 
-EMPTY = "without a sample"
-"""Said of clients where a division is refused by how it was drawn: with another seed it may well be taken."""
+EMPTY_CLIENTS = "without a sample"
+"""In the message about a division that leaves clients empty: another seed may well work, so sweeps accept it."""
 
 
 @dataclass(frozen=True)
-class Divided:
-    """The samples of each client."""
+class DataDivision:
+    """A division of the samples among clients."""
 
     labels: Labels
     owners: dict[Split, NDArray[np.int64]]
-    """The client of each sample; -1: nobody's."""
+    """By split, the client of each sample; -1: no client."""
     clients: int
     root: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Of those kept for validation, the samples that the server trains on itself; nobody is judged by them."""
+    """The validation samples that the server trains on itself; they are not used for evaluation."""
     names: tuple[str, ...] = ()
-    """By client, whose samples it has by nature; empty: clients go by their numbers."""
+    """By client, the owner of its samples; empty if clients have no names."""
 
     @cached_property
     def train(self) -> Sequence[Ids]:
-        """By client, its samples' ids, ascending."""
+        """Return the ids of each client's training samples, ascending."""
         return self._by_client("train")
 
     @cached_property
@@ -53,12 +53,12 @@ class Divided:
 
     @cached_property
     def evaluated(self) -> NDArray[np.int64]:
-        """(clients,): samples that each is evaluated on."""
+        """Return how many samples each client is evaluated on, (clients,)."""
         owners = self.owners["validation"]
         return np.bincount(owners[owners >= 0], minlength=self.clients)
 
     def counts(self) -> NDArray[np.int64]:
-        """(clients, labels): how many of each a client trains on. The picture."""
+        """Return how many samples of each label a client trains on, (clients, labels)."""
         names, owners = max(1, len(self.labels.names)), self.owners["train"]
         pairs = (owners * names + self.labels.of["train"])[owners >= 0]
         return np.bincount(pairs, minlength=self.clients * names).reshape(self.clients, names)
@@ -72,7 +72,7 @@ class Divided:
 
 
 class _Slices(Sequence[Ids]):
-    """Parts of one array, one after the other: tens of thousands of views would take more memory than it does."""
+    """Consecutive parts of one array. Tens of thousands of views would take more memory than the array."""
 
     def __init__(self, whole: Ids, bounds: NDArray[np.int64]) -> None:
         self._whole, self._bounds = whole, bounds
@@ -93,58 +93,58 @@ class _Slices(Sequence[Ids]):
         return self._whole[self._bounds[place] : self._bounds[place + 1]]
 
 
-def divide(config: FederationConfig, labels: Labels, split: DataSplit | None = None) -> Divided:
-    """The same for the same seed, wherever it is asked. ConfigError if it goes by owners whom nobody knows.
+def divide(config: FederationConfig, labels: Labels, split: DataSplit | None = None) -> DataDivision:
+    """Divide the samples, equally on every machine. ConfigError if the split needs owners that the data do not name.
 
-    `split`: somebody's own; None: the one that the run names.
+    `split`: that of a user's file; None: the one that the run names.
     """
     draw = np.random.RandomState(derive_seed(config.seed, random_streams.SPLIT) % 2**32)
     split = split or parts.split(config.split)
     if split.NATURAL and labels.owners is None:
-        why = labels.unowned or 'nobody knows whose the samples are. Write "dirichlet".'
+        why = labels.unowned or 'the data do not name the owners of samples. Write "dirichlet".'
         raise ConfigError([Problem("run.split", f'is "{config.split}", but {why}')])
-    used = _used(config, labels)
+    used = _imbalanced_samples(config, labels)
     owners = np.full(len(labels.of["train"]), -1, dtype=np.int64)
-    if len(used):  # else nobody has any, and `check` says so
-        some = _only(labels, used)
-        owners[used] = split.divide(some, config.clients, draw, **config.options_of(config.split))
-    alike = _of_their_owners(labels, owners) if split.NATURAL else _alike(labels, owners, config.clients, draw)
-    root = _root(config, len(alike))
-    alike[root] = -1
-    names = _names(labels, owners, config.clients) if split.NATURAL else ()
-    return Divided(labels, {"train": owners, "validation": alike}, config.clients, root, names)
+    if len(used):  # else no client has any, and `check` reports it
+        subset = _training_subset(labels, used)
+        owners[used] = split.divide(subset, config.clients, draw, **config.options_of(config.split))
+    validation = (
+        _clients_of_owners(labels, owners) if split.NATURAL else _clients_by_label(labels, owners, config.clients, draw)
+    )
+    root = _root_ids(config, len(validation))
+    validation[root] = -1
+    names = _client_names(labels, owners, config.clients) if split.NATURAL else ()
+    return DataDivision(labels, {"train": owners, "validation": validation}, config.clients, root, names)
 
 
-def check(config: FederationConfig, divided: Divided) -> Iterator[Misfit]:
-    """What of a division can't be worked with, and the nearest that can."""
-    kept, root = len(divided.owners["validation"]), root_samples(config)
-    if root and kept < 2:
+def check(config: FederationConfig, divided: DataDivision) -> Iterator[Misfit]:
+    """Yield what makes a division unusable, with the nearest setting that works."""
+    validation, root = len(divided.owners["validation"]), root_samples(config)
+    if root and validation < 2:
+        yield Misfit("aggregation", f'"{config.aggregation}" needs validation samples. Keep some, or write "median".')
+    elif root and root >= validation:
+        text = f"are {root:,}, but there are {validation:,} validation samples, and some must remain for evaluation."
         yield Misfit(
-            "aggregation", f'"{config.aggregation}" needs samples kept for validation. Keep some, or "median".'
+            f"{config.aggregation}.root_samples", f"{text} Write at most {validation - 1:,}, better half of them."
         )
-    elif root and root >= kept:
-        text = f"are {root:,}, but {kept:,} are kept for validation, and some must stay to judge by."
-        yield Misfit(f"{config.aggregation}.root_samples", f"{text} Write at most {kept - 1:,}, better half of them.")
     empty = np.flatnonzero(divided.sizes == 0)
     samples = int(divided.sizes.sum())
     if config.class_imbalance > 1 and len(np.unique(divided.labels.of["train"])) < 2:
         yield Misfit("class_imbalance", f"is {config.class_imbalance:g}, but the samples have no classes. Write 1.")
     if not samples:
-        yield Misfit(
-            "recipe", f'is "{config.recipe}", but its data leave nothing to train on. Keep less of them apart.'
-        )
+        yield Misfit("recipe", f'is "{config.recipe}", but its data leave nothing to train on. Hold out fewer of them.')
     elif samples < config.clients:
         yield Misfit("clients", f"are {config.clients:,}, but there are {samples:,} samples. Write at most {samples}.")
     elif len(empty):
         some = ", ".join(map(str, empty[:3])) + (", …" if len(empty) > 3 else "")
-        message = f"leaves {len(empty):,} of {config.clients:,} clients {EMPTY} ({some})."
+        message = f"leaves {len(empty):,} of {config.clients:,} clients {EMPTY_CLIENTS} ({some})."
         yield Misfit("split", f'"{config.split}" {message} Write fewer clients.')
 
 
-def _used(config: FederationConfig, labels: Labels) -> Ids:
-    """Return the samples that are trained on, ascending: of each class geometrically fewer than of the one before.
+def _imbalanced_samples(config: FederationConfig, labels: Labels) -> Ids:
+    """Return the ids of the samples to train on, ascending: of each class geometrically fewer than of the one before.
 
-    As CIFAR-LT is made (Cui et al., 2019, arXiv 1901.05555); what is kept for validation stays as it is.
+    CIFAR-LT is made like this (Cui et al., 2019, arXiv 1901.05555). Validation samples are not changed.
     """
     of = labels.of["train"]
     classes, counts = np.unique(of, return_counts=True)
@@ -160,60 +160,63 @@ def _used(config: FederationConfig, labels: Labels) -> Ids:
     return np.sort(np.concatenate(rows))
 
 
-def _only(labels: Labels, train: Ids) -> Labels:
-    """Return the labels of these training samples, and of all that are kept for validation."""
+def _training_subset(labels: Labels, train: Ids) -> Labels:
+    """Return the labels of these training samples, and of all validation samples."""
     owners = labels.owners and {**labels.owners, "train": labels.owners["train"][train]}
     return replace(labels, of={**labels.of, "train": labels.of["train"][train]}, owners=owners)
 
 
-def _root(config: FederationConfig, validation: int) -> Ids:
-    """What the server trains on itself, of so many samples that are kept for validation."""
-    asked = root_samples(config)
+def _root_ids(config: FederationConfig, validation: int) -> Ids:
+    """Return the validation samples that the server trains on, of `validation` in all."""
+    wanted = root_samples(config)
     draw = np.random.RandomState(derive_seed(config.seed, random_streams.ROOT) % 2**32)
-    return np.sort(draw.permutation(validation)[:asked]) if asked else np.zeros(0, dtype=np.int64)
+    return np.sort(draw.permutation(validation)[:wanted]) if wanted else np.zeros(0, dtype=np.int64)
 
 
 def root_samples(config: FederationConfig) -> int:
-    """How many the run's aggregation wants the server to train on; 0: it trusts no such update."""
+    """Return how many samples the server trains on for the run's aggregation; 0 if it needs no update of the server."""
     trusted = parts.aggregation(config.aggregation).TRUSTED
     return int(config.options_of(config.aggregation)["root_samples"] or 0) if trusted else 0
 
 
-def _of_their_owners(labels: Labels, owners: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The client of each sample that is kept for validation: whoever has its owner's others."""
+def _clients_of_owners(labels: Labels, owners: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the client of each validation sample: the one that has its owner's training samples."""
     assert labels.owners is not None
     has = owners >= 0
     client_of = dict(zip(labels.owners["train"][has].tolist(), owners[has].tolist(), strict=True))
-    own = [client_of.get(owner, -1) for owner in labels.owners["validation"].tolist()]
-    return np.array(own, dtype=np.int64)
+    clients = [client_of.get(owner, -1) for owner in labels.owners["validation"].tolist()]
+    return np.array(clients, dtype=np.int64)
 
 
-def _names(labels: Labels, clients_of: NDArray[np.int64], clients: int) -> tuple[str, ...]:
-    """By client its owner; of several the one with most samples, and how many more there are."""
+def _client_names(labels: Labels, clients_of: NDArray[np.int64], clients: int) -> tuple[str, ...]:
+    """Return each client's name: its owner; of several the one with most samples, and how many more there are."""
     assert labels.owners is not None
     if not labels.owner_names:
         return ()
     has = clients_of >= 0
-    whose, clients_of = labels.owners["train"][has], clients_of[has]
-    owners, first, counts = np.unique(whose, return_index=True, return_counts=True)
-    held: list[list[str]] = [[] for _ in range(clients)]
+    owner_of_sample, clients_of = labels.owners["train"][has], clients_of[has]
+    owners, first, counts = np.unique(owner_of_sample, return_index=True, return_counts=True)
+    names_by_client: list[list[str]] = [[] for _ in range(clients)]
     for place in np.argsort(-counts, kind="stable").tolist():
-        held[clients_of[first[place]]].append(labels.owner_names[owners[place]])
-    return tuple(_together(names) for names in held)
+        names_by_client[clients_of[first[place]]].append(labels.owner_names[owners[place]])
+    return tuple(_joined_names(names) for names in names_by_client)
 
 
-def _together(names: list[str]) -> str:
+def _joined_names(names: list[str]) -> str:
     more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
     return readable(names[0])[: NAME_LETTERS - len(more)].strip() + more if names else ""
 
 
-def _alike(labels: Labels, owners: NDArray[np.int64], clients: int, draw: np.random.RandomState) -> NDArray[np.int64]:
-    """The client of each sample that is kept for validation: of each label as many as of those that it trains on."""
+def _clients_by_label(
+    labels: Labels, owners: NDArray[np.int64], clients: int, draw: np.random.RandomState
+) -> NDArray[np.int64]:
+    """Return the client of each validation sample: clients get the labels in the proportions of their training
+    samples."""
     train, validation = labels.of["train"], labels.of["validation"]
     found = np.zeros(len(validation), dtype=np.int64)
     for label in np.unique(validation):
         rows = draw.permutation(np.flatnonzero(validation == label))
         counts = np.bincount(owners[(train == label) & (owners >= 0)], minlength=clients).astype(np.float64)
         shares = counts / counts.sum() if counts.sum() else np.full(clients, 1 / clients)
-        found[rows] = shared_out(len(rows), shares)
+        found[rows] = apportioned_owners(len(rows), shares)
     return found

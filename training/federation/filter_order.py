@@ -1,4 +1,4 @@
-"""Which filters go together, and in which order; no torch. Whatever is sent beside an update travels as it is."""
+"""Check which filters go together, and in which order; no torch. Filters change nothing but the update."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from training.config.shape import Misfit
 from training.federation.config import FOLDERS, FederationConfig
 
 STAGES = ("difference", "part", "width")
-"""What a filter may make of an update, in the order in which that can be done: a difference to what was sent before,
-a part of its numbers, numbers of fewer bits."""
+"""What a filter may do with an update, in the only order that works: take the difference to the last one, send a part
+of the numbers, send fewer bits."""
 UPDATE = "delta"
-"""What filters work on, and aggregations that are no sum; whatever else an algorithm sends is added up as it is."""
+"""The name of the vector that filters and robust aggregations work on. All else that an algorithm sends is summed as it
+is."""
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:
-    """What of the filters contradicts another one, or the algorithm."""
+    """Yield the contradictions among the filters, and between them and the algorithm."""
     sent = choices.get(FOLDERS["algorithm"], config.algorithm).constants.get("SENT")
     stages = {
         name: choices.get(FOLDERS["filters"], name).constants.get("STAGE", "") for name in config.filters
-    }  # of what somebody has dropped into the folder nothing is known
+    }  # a user's module may not define STAGE
     judged = [name for name in config.filters if stages[name] in STAGES]
     in_order = sorted(judged, key=lambda name: STAGES.index(str(stages[name])))
     if config.filters and isinstance(sent, dict) and UPDATE not in sent:
@@ -42,7 +43,7 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
 
 
 def _differences(config: FederationConfig) -> Iterator[Misfit]:
-    """What doesn't go with a filter that sends again whatever those after it have lost."""
+    """Yield what does not go with a filter that sends again whatever later filters have lost."""
     if "delta" not in config.filters:
         return
     if "sketch" in config.filters:

@@ -1,4 +1,4 @@
-"""Who would have how much, before anything runs: some clients one by one, of all of them a summary. No torch."""
+"""Outline how a split would divide the data, before anything runs: a summary, and the first clients. No torch."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.federation import tables
-from training.federation.data_division import Divided
+from training.federation.data_division import DataDivision
 from training.federation.tables import QUANTILES
 
 NAMED = 1000
-"""Clients that are told of one by one; the others are summed."""
+"""Clients that are listed one by one; the others are summed."""
 
 
 @dataclass(frozen=True, eq=False)
-class Outline:
-    """How a division's training samples lie."""
+class DataOutline:
+    """An outline of how a split divides the training samples."""
 
     labels: tuple[str, ...]
     counts: NDArray[np.int64]
     """(clients, labels)."""
     names: tuple[str, ...]
-    """By client; empty: they have none."""
+    """By client; empty if clients have no names."""
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -34,19 +34,19 @@ class Outline:
 
     @cached_property
     def commonest(self) -> NDArray[np.int64]:
-        """By client the label that it has most of."""
+        """Return each client's most frequent label, (clients,)."""
         found: NDArray[np.int64] = self.counts.argmax(axis=1)
         return found
 
     @cached_property
     def commonest_shares(self) -> NDArray[np.float64]:
-        """The part of each client's samples that is of that label."""
+        """Return the share of that label in each client's samples, (clients,)."""
         found: NDArray[np.float64] = self.counts.max(axis=1) / np.maximum(self.sizes, 1)
         return found
 
     @cached_property
     def spreads(self) -> dict[str, dict[str, float]]:
-        """Of samples, of labels that a client has at all, and of the share of its commonest: the distribution."""
+        """Return the quantiles over clients of samples, number of labels, and share of the most frequent label."""
         found = {
             "samples": self.sizes,
             "labels": (self.counts > 0).sum(axis=1),
@@ -61,8 +61,8 @@ class Outline:
     def name(self, client: int) -> str:
         return self.names[client] if self.names else ""
 
-    def told(self) -> dict[str, Any]:
-        """As data: of at most NAMED clients each, of the others their sums."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return the outline for the REST API: the first NAMED clients one by one, the others as sums."""
         counts, rest = self.counts[:NAMED].tolist(), self.counts[NAMED:]
         sizes = self.sizes[:NAMED].tolist()
         return {
@@ -80,7 +80,7 @@ class Outline:
         }
 
 
-def outline(divided: Divided) -> Outline:
-    """Of no more labels than a picture tells apart."""
-    counts, labels = tables.few(divided.counts(), divided.labels.names)
-    return Outline(labels, counts, divided.names)
+def outline(divided: DataDivision) -> DataOutline:
+    """Return the outline of a division, with at most as many labels as a chart can distinguish."""
+    counts, labels = tables.limited_labels(divided.counts(), divided.labels.names)
+    return DataOutline(labels, counts, divided.names)

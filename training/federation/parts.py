@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from training.config.choices import Value
     from training.config.shape import Misfit
     from training.data import Batch, Task
-    from training.federated.filter_chain import Passing
+    from training.federated.filter_chain import FilterContext
     from training.federation.config import FederationConfig
-    from training.federation.round_plan import Plan
+    from training.federation.round_plan import RoundPlan
 
 
 def algorithm(name: str) -> Algorithm:
@@ -63,8 +63,12 @@ def filter_(name: str) -> Filter:
     return taken("federated.filters", name, Filter)
 
 
-class TooFew(ValueError):
+class TooFewUpdates(ValueError):
     """Fewer updates are left than an aggregation can work with: the round is tried again with other clients."""
+
+
+TooFew = TooFewUpdates
+"""Deprecated name of TooFewUpdates, which aggregation.py files may still import."""
 
 
 # Defaults for what a module leaves out.
@@ -78,7 +82,7 @@ def _keeps_nothing(model: Tensor, **options: object) -> Mapping[str, Tensor]:
     return {}
 
 
-def _keeps_no_more(given: Tensor, received: Tensor, passing: Passing, **options: object) -> Mapping[str, Tensor]:
+def _keeps_no_more(given: Tensor, received: Tensor, passing: FilterContext, **options: object) -> Mapping[str, Tensor]:
     return {}
 
 
@@ -90,7 +94,7 @@ def _nobody(model: nn.Module, **options: object) -> Collection[str]:
     return ()
 
 
-def _the_same(model: Tensor, kept: Mapping[str, Tensor], **options: object) -> Tensor:
+def _same_model(model: Tensor, state: Mapping[str, Tensor], **options: object) -> Tensor:
     return model
 
 
@@ -122,15 +126,15 @@ class Algorithm:
     """(model, head=…, **options): return the names of tensors that stay with each client. `head`: see data.Task."""
     share: Callable[..., Mapping[str, Tensor]] | None = None
     """(running statistics by name, samples, **options): return those that a client sends. None: it sends them all."""
-    own: Callable[..., Tensor] = _the_same
-    """(model, kept, **options): return the model that a client uses in the end, and is evaluated with."""
+    personalized_model: Callable[..., Tensor] = _same_model
+    """(model, state, **options): return the model that a client uses in the end, and is evaluated with."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
     """(config): yield the settings that it does not work with, without torch."""
     BROADCAST: tuple[str, ...] = ()
     """Names of the server state that is sent with the model, in the model's dtype."""
     CHOOSES_WEIGHTS: bool = False
     """Whether its option `weights` chooses the weights of sums: "samples", as in SENT, or "equal"."""
-    ADDS_UP_KEPT: bool = False
+    SUMS_CLIENT_STATE: bool = False
     """Whether the server has to sum exactly the updates that clients apply to their own state (control variates): none
     may then be rejected, or changed on its way."""
     JUDGES_BOTH: bool = False
@@ -169,8 +173,8 @@ class Aggregation:
     """(rows (clients, numbers), weights (clients,), **options): return one row, and the indices of those rejected.
 
     Rows are in the order of the clients' numbers, in the model's dtype and finite; weights and the returned row are
-    float64. Never all rows are rejected. Raises TooFew where there are too few to decide: the round is repeated. No
-    array of shape (clients, clients, numbers) may be built."""
+    float64. Never all rows are rejected. Raises TooFewUpdates where there are too few to decide: the round is repeated.
+    No array of shape (clients, clients, numbers) may be built."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
     """(config): yield the settings that it does not work with, without torch."""
     IS_SUM: bool = False
@@ -208,7 +212,7 @@ class DataSplit:
 class Pace:
     """A rule for which clients the server waits, and for how long, without torch."""
 
-    schedule: Callable[..., Plan]
+    schedule: Callable[..., RoundPlan]
     """(scene, **options): plan who starts, how far each client gets, and whose updates count in this round."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
 
@@ -250,7 +254,7 @@ class Adapters:
     """(config): yield the settings that it does not work with, without torch."""
     constants: Callable[[nn.Module], Collection[str]] = _nobody
     """(model): return the names of frozen tensors that checkpoints contain nevertheless."""
-    BESIDE: bool = False
+    KEEPS_BASE: bool = False
     """Whether frozen weights are stored once, next to the checkpoints, instead of in each."""
 
 

@@ -1,7 +1,7 @@
-"""For whom the server waits: who starts in a round, how far each comes, and whose updates count in it. No torch.
+"""Plan rounds: which clients start, how far each of them gets, and whose updates count. No torch.
 
-Virtual clients have no clock of their own, so theirs is simulated: what a client takes follows from the seed, the round
-and its number, and the same run comes to the same rounds wherever it is computed.
+Virtual clients have no clock, so it is simulated: a client's time follows from the seed, the round and its number, and
+a run has the same rounds on any machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ids = NDArray[np.int64]
 
 
 def steps_of(samples: NDArray[np.int64], batch: int, *, epochs: int | None, local_steps: int | None) -> Ids:
-    """How many steps each client takes: so many, or `epochs` times through what it has."""
+    """Return how many steps each client takes in a round: `local_steps`, or `epochs` times its number of batches."""
     if local_steps is not None:
         return np.full(len(samples), local_steps, dtype=np.int64)
     assert epochs is not None
@@ -26,45 +26,45 @@ def steps_of(samples: NDArray[np.int64], batch: int, *, epochs: int | None, loca
 
 
 @dataclass(frozen=True)
-class Flight:
-    """Updates that were begun in earlier rounds and have not arrived."""
+class UpdatesInFlight:
+    """Updates that were started in earlier rounds and have not arrived."""
 
     clients: Ids
     started: Ids
     """The round in which each began."""
     arrives: NDArray[np.float64]
-    """By the simulated clock."""
+    """When each arrives, by the simulated clock in seconds."""
 
     def arriving_by(self, ends: float) -> Ids:
-        """Whose updates are there by then, ascending."""
+        """Return the clients whose updates have arrived by then, ascending."""
         found: Ids = np.sort(self.clients[self.arrives <= ends])
         return found
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What a pace may go by."""
+class PaceContext:
+    """The input of a pace: the round, the clock, and the updates in flight."""
 
     seed: int
     round: int
     now: float
-    """The simulated clock as the round begins, seconds."""
+    """The simulated clock as the round begins, in seconds."""
     wanted: int
-    """Clients a round."""
+    """Clients of a round."""
     select: Callable[[int, Ids], Ids]
-    """(how many, whom not) → who is asked, ascending."""
+    """(how many, clients to leave out) → the selected clients, ascending."""
     full_steps: Callable[[Ids], Ids]
     """Steps of a whole round of these clients."""
-    flight: Flight
+    flight: UpdatesInFlight
     is_partial: bool
-    """Whether the algorithm takes what a slow client has come to."""
+    """Whether the algorithm accepts the finished steps of a slow client."""
 
     def seconds(self, clients: Ids) -> NDArray[np.float64]:
-        """What each takes for all its steps in this round."""
+        """Return the time of each client for all its steps in this round, in seconds."""
         return seconds_of(self.seed, self.round, clients, self.full_steps(clients))
 
     def usual_seconds(self, clients: Ids) -> NDArray[np.float64]:
-        """What each is expected to take."""
+        """Return the expected time of each client for all its steps, in seconds."""
         found: NDArray[np.float64] = (
             self.full_steps(clients) / speeds(self.seed, int(clients.max(initial=0)) + 1)[clients]
         )
@@ -72,33 +72,33 @@ class Scene:
 
 
 @dataclass
-class Plan:
-    """One round: who starts, and whose updates count."""
+class RoundPlan:
+    """The plan of one round: which clients start, and whose updates count."""
 
     round: int
     clients: Ids
-    """Those that start from the model as it is, and compute something; ascending."""
+    """The clients that start from the current model and compute something, ascending."""
     steps: Ids
-    """Of each."""
+    """Steps of each client."""
     later: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Of them, those whose updates arrive in a later round."""
+    """Those of them whose updates arrive in a later round."""
     later_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """When, by the simulated clock."""
+    """When these arrive, by the simulated clock in seconds."""
     arriving: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Clients whose updates of earlier rounds count in this one, ascending."""
     staleness_exponent: float = 0.0
     """An update that is τ rounds old counts (1 + τ)^-exponent."""
     too_slow: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Asked, and given up: nothing is computed for them."""
+    """Clients that were selected and given up: nothing is computed for them."""
     ends: float | None = None
-    """The simulated clock as the round ends; None: this pace has none."""
+    """The simulated clock as the round ends, in seconds; None if the pace has no clock."""
     seconds: dict[int, float] = field(default_factory=dict)
-    """What each client takes, by the simulated clock."""
+    """The time of each client by the simulated clock, in seconds."""
     quorum: int = 1
-    """Updates without which there is no new model."""
+    """Number of updates without which there is no new model."""
 
     def is_now(self, clients: Ids) -> NDArray[np.bool_]:
-        """Whether the update of each, begun in this round, counts in it."""
+        """Return whether the update of each client, started in this round, counts in it."""
         return ~np.isin(clients, self.later)
 
     def arrives(self, clients: Ids) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""How fast each virtual client is: by seed, the same wherever it is asked. No torch."""
+"""Simulate how fast each virtual client is, by the seed. No torch."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from training.federation import random_streams
 from training.runtime.seeds import derive_seed
 
 SECONDS_A_STEP = 0.1
-"""Of the client in the middle."""
+"""Seconds of a step of the median client."""
 SPREAD = 0.8
-"""Of the logarithm of speeds: the slowest of a hundred takes some six times as long as the one in the middle."""
+"""Standard deviation of the logarithm of speeds: the slowest of a hundred takes about six times as long as the
+median."""
 VARIES = 0.1
-"""Of the logarithm, from round to round."""
+"""Standard deviation of the logarithm from round to round."""
 
 
 def speeds(seed: int, clients: int) -> NDArray[np.float64]:
-    """Steps a second of clients 0 to `clients` - 1, log-normal."""
+    """Return the steps per second of clients 0 to `clients` - 1, which are log-normal."""
     draw = np.random.RandomState(derive_seed(seed, random_streams.SPEED) % 2**32)
     return np.exp(SPREAD * draw.standard_normal(clients)) / SECONDS_A_STEP
 
 
 def seconds_of(seed: int, round_: int, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What each of these clients takes for so many steps in this round."""
+    """Return how many seconds each of these clients takes for its steps in this round."""
     most = int(clients.max(initial=0)) + 1
     draw = np.random.RandomState(derive_seed(seed, random_streams.JITTER, round_) % 2**32)
     varies = np.exp(VARIES * draw.standard_normal(most))[clients]

@@ -1,8 +1,9 @@
-"""Who did what in which round, and who has which data: packed for an event, and read again without trust. No torch.
+"""Pack what clients did in rounds, and which data they have, into events; unpack events without trusting them. No
+torch.
 
-An attempt may tell 50,000 events of 32 KiB, and a federation has rounds of 50 ms with thousands of clients. So an event
-holds all rounds since the one before it: of each its counts, which are whole, and of at most NAMED clients what each
-did; those with whom something was the matter first.
+An attempt may send 50,000 events of 32 KiB, and a federation may have rounds of 50 ms with thousands of clients. So an
+event covers all rounds since the last one: exact totals of each round, and what at most NAMED single clients did, those
+with problems first.
 """
 
 from __future__ import annotations
@@ -18,62 +19,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 NAMED = 1000
-"""Clients that one event tells of, over all its rounds."""
+"""Rows of single clients in one event, over all its rounds."""
 ROUNDS = 400
-"""Rounds that one event tells of."""
+"""Rounds in one event."""
 LETTERS = 31_000
-"""Of both tables in an event; 400 rounds take at most 26,100, whatever their numbers are."""
+"""Characters of both tables in an event; 400 rounds take at most 26,100, whatever their numbers are."""
 STATES = ("trained", "late", "dropped", "rejected", "broken")
-"""late: its update came after its round, and was used. dropped: it sent nothing, or too late. rejected: the aggregation
-left its update out. broken: its update was no numbers."""
+"""late: its update arrived after its round and was used. dropped: it sent nothing, or too late. rejected: the
+aggregation left its update out. broken: its update was not finite."""
 State = Literal["trained", "late", "dropped", "rejected", "broken"]
 ROUND_COLUMNS = {
     "round": "<u4", "trained": "<u4", "late": "<u4", "dropped": "<u4", "rejected": "<u4", "broken": "<u4",
     "seconds": "<f4", "bytes_up": "<u8", "bytes_down": "<u8", "loss": "<f4", "accuracy": "<f4", "worst": "<i4",
 }  # fmt: skip
-"""Of a round. `accuracy`: NaN where there was no validation; `worst`: the client with the lowest, -1: none is known."""
+"""Columns of a round. `accuracy`: NaN without a validation; `worst`: the client with the lowest accuracy, -1:
+unknown."""
 CLIENT_COLUMNS = {
     "round": "<u4", "client": "<u4", "state": "<u1", "loss": "<f4", "accuracy": "<f4", "seconds": "<f4",
 }  # fmt: skip
-"""Of one client in one round; NaN: not known."""
+"""Columns of one client in one round; NaN: unknown."""
 QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
-"""By which a distribution over clients is told."""
+"""Quantiles that describe a distribution over clients."""
 SPLIT_NUMBERS = 6000
 """Counts in one event: clients times labels."""
 SPLIT_LABELS = 64
-"""Labels that are told apart; what is beyond is added to the last."""
+"""Labels that are reported separately; further ones are added to the last."""
 FEWEST_EVALUATED = 10
-"""Evaluation samples from which on a client may be named as the one that a model serves worst. Of three rows chance
-alone makes an accuracy of 0; ten tell 0 from a half in 999 of 1,000 cases."""
+"""Evaluation samples that a client needs to be named as the one with the lowest accuracy. Three samples make an
+accuracy of 0 by chance; ten distinguish 0 from a half in 999 of 1,000 cases."""
 NAME_LETTERS = 80
-"""Of a client's name; and bytes of the names in one event:"""
+"""Characters of a client's name. The next one: bytes of all names in one event."""
 NAMES_BYTES = 20_000
 
 Columns = dict[str, NDArray[Any]]
 
 
 class TableError(ValueError):
-    """What somebody packed can't be what we pack."""
+    """Raised for an event that `pack` would never have made."""
 
 
 @dataclass
 class RoundTable:
-    """Rounds, and what is known of clients in them: columns of equal length."""
+    """Rounds, and single clients in them, as columns of equal length."""
 
     rounds: Columns = field(default_factory=lambda: empty(ROUND_COLUMNS))
     clients: Columns = field(default_factory=lambda: empty(CLIENT_COLUMNS))
 
     def pack(self) -> dict[str, str]:
-        """The fields of an event: whole rounds, and as many of the clients as there is room for."""
+        """Return the fields of an event: all rounds, and as many rows of clients as fit."""
         rounds = _pack(self.rounds, ROUND_COLUMNS)
-        named, room = foremost(self.clients), LETTERS - len(rounds)
+        named, room = most_notable(self.clients), LETTERS - len(rounds)
         while len(packed := _pack(named, CLIENT_COLUMNS)) > room:
-            named = foremost(named, len(named["round"]) * room // len(packed))
+            named = most_notable(named, len(named["round"]) * room // len(packed))
         return {"rounds": rounds, "clients": packed}
 
     @classmethod
     def unpack(cls, event: Mapping[str, object]) -> RoundTable:
-        """TableError for what `pack` would never make."""
+        """Return the content of an event; TableError for what `pack` would never have made."""
         rounds = _unpack(event.get("rounds"), ROUND_COLUMNS, most=ROUNDS)
         clients = _unpack(event.get("clients"), CLIENT_COLUMNS, most=NAMED)
         if (clients["state"] >= len(STATES)).any():
@@ -84,23 +86,23 @@ class RoundTable:
 
 
 @dataclass(frozen=True)
-class Split:
-    """The data of some clients: `first` and those after it."""
+class SplitTable:
+    """The data of consecutive clients, from number `first` on."""
 
     first: int
     labels: tuple[str, ...]
     counts: NDArray[np.uint32]
-    """(clients, labels): samples that each trains on."""
+    """(clients, labels): training samples of each client."""
     evaluated: NDArray[np.uint32] | None = None
-    """(clients,): samples that each is evaluated on; None: runs of older versions do not report it."""
+    """(clients,): evaluation samples of each client; None: runs of older versions do not report it."""
 
     def pack(self) -> dict[str, object]:
         packed = {"first": self.first, "labels": list(self.labels), "counts": _pack_counts(self.counts)}
         return packed if self.evaluated is None else {**packed, "evaluated": _pack_counts(self.evaluated)}
 
     @classmethod
-    def unpack(cls, event: Mapping[str, object]) -> Split:
-        """TableError for what `pack` would never make."""
+    def unpack(cls, event: Mapping[str, object]) -> SplitTable:
+        """Return the content of an event; TableError for what `pack` would never have made."""
         first, labels = event.get("first"), event.get("labels")
         if type(first) is not int or not 0 <= first < 2**32 or not isinstance(labels, list):
             raise TableError("no clients, or no labels")
@@ -118,20 +120,20 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Names:
-    """What some clients are called, `first` and those after it: by whose their data are; "": nobody knows."""
+class ClientNames:
+    """The names of consecutive clients, from number `first` on: the owners of their data; "": unknown."""
 
     first: int
     names: tuple[str, ...]
 
     def pack(self) -> dict[str, object]:
-        """The names without what would end a line or turn it, whoever wrote them."""
+        """Return the fields of an event, with names made `readable`."""
         body = base64.b85encode(zlib.compress("\n".join(map(readable, self.names)).encode())).decode()
         return {"first": self.first, "names": body}
 
     @classmethod
-    def unpack(cls, event: Mapping[str, object]) -> Names:
-        """TableError for what `pack` would never make."""
+    def unpack(cls, event: Mapping[str, object]) -> ClientNames:
+        """Return the content of an event; TableError for what `pack` would never have made."""
         first = event.get("first")
         if type(first) is not int or not 0 <= first < 2**32:
             raise TableError("no clients")
@@ -146,17 +148,17 @@ class Names:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many of a federation's clients, and how much of their data, have counted in no round so far."""
+    """The number of clients, and of their samples, that have counted in no round so far."""
 
     clients: int
     never: int
-    """That never counted."""
+    """Clients that never counted."""
     excluded: int
-    """Of these, those that were asked."""
+    """Those of them that were selected."""
     samples: int
     never_samples: int
     foremost: tuple[int, ...]
-    """The numbers of some that never counted, those with most samples first."""
+    """The numbers of some of them, those with most samples first."""
 
     @property
     def never_share(self) -> float:
@@ -164,7 +166,7 @@ class Coverage:
 
     @property
     def text(self) -> str:
-        """ "3 of 7 clients never counted, 54 % of samples."; "" where all have."""
+        """Return a sentence: "3 of 7 clients never counted, 54 % of samples."; "" if all have counted."""
         if not self.never:
             return ""
         percent = 100 * self.never_share
@@ -177,12 +179,12 @@ class Coverage:
         return {**{name: getattr(self, name) for name in COVERAGE}, "foremost": list(self.foremost)}
 
     @classmethod
-    def unpack(cls, told: object) -> Coverage | None:
-        """None for what `pack` would never make."""
-        if not isinstance(told, Mapping) or not isinstance(told.get("foremost"), list):
+    def unpack(cls, payload: object) -> Coverage | None:
+        """Return the coverage of an event; None for what `pack` would never have made."""
+        if not isinstance(payload, Mapping) or not isinstance(payload.get("foremost"), list):
             return None
-        counts = {name: told.get(name) for name in COVERAGE}
-        foremost = told["foremost"][:COVERAGE_NAMED]
+        counts = {name: payload.get(name) for name in COVERAGE}
+        foremost = payload["foremost"][:COVERAGE_NAMED]
         if any(type(value) is not int or not 0 <= value < 2**53 for value in [*counts.values(), *foremost]):
             return None
         found = cls(**counts, foremost=tuple(foremost))  # type: ignore[arg-type]
@@ -192,44 +194,46 @@ class Coverage:
 
 COVERAGE = ("clients", "never", "excluded", "samples", "never_samples")
 COVERAGE_NAMED = 8
-"""Clients that never counted which a report names."""
+"""Clients in `foremost` at most."""
 
 
-def named(names: Sequence[str]) -> list[Names]:
-    """What all clients are called, as many events as it takes."""
-    found: list[Names] = []
+def name_events(names: Sequence[str]) -> list[ClientNames]:
+    """Return the names of all clients, in as many events as they need."""
+    found: list[ClientNames] = []
     first, size, some = 0, 0, list[str]()
     for number, name in enumerate(map(readable, names)):
         taken = len(name.encode()) + 1
         if size + taken > NAMES_BYTES:
-            found.append(Names(first, tuple(some)))
+            found.append(ClientNames(first, tuple(some)))
             first, size, some = number, 0, []
         some.append(name)
         size += taken
-    return [*found, Names(first, tuple(some))] if some else found
+    return [*found, ClientNames(first, tuple(some))] if some else found
 
 
 def readable(name: str) -> str:
-    """Without line breaks, control characters and what turns the direction of a line."""
+    """Return a name without line breaks, control characters and characters that change the direction of text."""
     return "".join(letter for letter in name[: 2 * NAME_LETTERS] if letter.isprintable())[:NAME_LETTERS].strip()
 
 
-def few(counts: NDArray[np.int64], labels: Sequence[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Counts of (clients, labels) and the labels' names, of no more labels than are told apart."""
+def limited_labels(counts: NDArray[np.int64], labels: Sequence[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return counts (clients, labels) and names of at most SPLIT_LABELS labels; further ones are summed as "others"."""
     names = tuple(name[:100] for name in labels) or ("samples",)
     if len(names) <= SPLIT_LABELS:
         return counts, names
-    kept = SPLIT_LABELS - 1
-    counts = np.concatenate([counts[:, :kept], counts[:, kept:].sum(axis=1, keepdims=True)], axis=1)
-    return counts, (*names[:kept], "others")
+    shown = SPLIT_LABELS - 1
+    counts = np.concatenate([counts[:, :shown], counts[:, shown:].sum(axis=1, keepdims=True)], axis=1)
+    return counts, (*names[:shown], "others")
 
 
-def splits(counts: NDArray[np.int64], labels: Sequence[str], evaluated: NDArray[np.int64] | None = None) -> list[Split]:
-    """The data of all clients, (clients, labels), as many events as they take. `evaluated`: see Split."""
-    counts, names = few(counts, labels)
+def split_events(
+    counts: NDArray[np.int64], labels: Sequence[str], evaluated: NDArray[np.int64] | None = None
+) -> list[SplitTable]:
+    """Return the data of all clients, in as many events as they need. `counts`: (clients, labels); see SplitTable."""
+    counts, names = limited_labels(counts, labels)
     each = SPLIT_NUMBERS // (len(names) + 1)
     return [
-        Split(
+        SplitTable(
             first,
             names,
             counts[first : first + each].astype(np.uint32),
@@ -243,8 +247,8 @@ def empty(columns: Mapping[str, str]) -> Columns:
     return {name: np.zeros(0, dtype=kind) for name, kind in columns.items()}
 
 
-def foremost(clients: Columns, most: int = NAMED) -> Columns:
-    """So many rows: those with whom something was the matter first, then of the newest round."""
+def most_notable(clients: Columns, most: int = NAMED) -> Columns:
+    """Return at most so many rows: clients with problems first, then those of the newest round."""
     if len(clients["round"]) <= most:
         return clients
     order = np.lexsort((clients["client"], -clients["round"].astype(np.int64), clients["state"] == 0))[:most]

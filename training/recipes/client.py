@@ -14,7 +14,7 @@ from training.data import Labels, Prepared, Task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from training.federated.custom.client import OwnClient
+    from training.federated.custom.client import CustomClient
 
 KIND = "federated"
 OPEN = True
@@ -27,7 +27,7 @@ def has_owners(**options: object) -> bool:
 
 
 def prepare(
-    own: OwnClient,
+    own: CustomClient,
     cache: Path,
     identity: str | None = None,
     tell: Callable[..., None] = lambda *said: None,
@@ -36,12 +36,12 @@ def prepare(
         int, "0..1000", "Where data() keeps nothing for validation: each of so many samples is; 0: none."
     ] = 6,
 ) -> Prepared:
-    return own.prepare(identity, held_out=held_out, tell=tell)
+    return own.prepare(identity, holdout_interval=held_out, report=tell)
 
 
-def labels(own: OwnClient, data: Path) -> Labels:
+def labels(own: CustomClient, data: Path) -> Labels:
     return own.labels(data)
 
 
-def build(own: OwnClient, data: Path) -> Task:
+def build(own: CustomClient, data: Path) -> Task:
     return own.task(data)

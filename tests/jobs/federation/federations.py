@@ -13,7 +13,7 @@ from jobs.spec import JobSpec, write_toml
 from portal.models import Project, User
 from tests.jobs.reporting import Spooled, post
 from tests.lab import a_job
-from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, STATES, RoundTable, named, splits
+from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, STATES, RoundTable, name_events, split_events
 
 RUN = {"recipe": "tabular", "rounds": 30, "clients": 10, "split": "dirichlet", "dirichlet": {"alpha": 0.3}}
 Did = tuple[int, str, float, float, float]
@@ -62,13 +62,13 @@ def split(
     counts: list[list[int]], labels: tuple[str, ...] = ("no", "yes"), *, evaluated: list[int] | None = None
 ) -> list[dict[str, object]]:
     """The fields of `clients.split` events."""
-    parts = splits(np.array(counts), labels, None if evaluated is None else np.array(evaluated))
+    parts = split_events(np.array(counts), labels, None if evaluated is None else np.array(evaluated))
     return [part.pack() for part in parts]
 
 
 def names(*called: str) -> list[dict[str, object]]:
     """The fields of `clients.named` events."""
-    return [part.pack() for part in named(called)]
+    return [part.pack() for part in name_events(called)]
 
 
 def tell(job: Job, stream: Spooled) -> None:

@@ -17,7 +17,7 @@ from portal.models import User
 from tests.jobs.federation.federations import spec_of
 from tests.jobs.pages.reading import text
 from tests.lab import bearer, signed_in
-from training.federation.outline import NAMED, Outline
+from training.federation.outline import NAMED, DataOutline
 from vigil_cli import main as commands
 from vigil_cli import outline as pictured
 
@@ -101,7 +101,7 @@ def test_what_is_not_there_yet_is_one_sentence(mira: User) -> None:
 def test_a_band_holds_every_sample_of_those_it_shows(clients: int) -> None:
     counts = np.random.RandomState(7).randint(0, 50, size=(clients, 12))
     names = tuple(f"<owner {number}>" for number in range(clients))
-    band = drawn(Outline(tuple("abcdefghijkl"), counts, names), "said").band
+    band = drawn(DataOutline(tuple("abcdefghijkl"), counts, names), "said").band
     assert band is not None
     tall = np.zeros(band.columns)
     for _, path in band.paths:

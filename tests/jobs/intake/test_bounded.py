@@ -20,7 +20,7 @@ from jobs.intake import parts, reports, rounds
 from jobs.models import Attempt, Checkpoint, Client, Event, Incident, Job, PendingRoundEvent, Round
 from portal.models import Series
 from tests.jobs.reporting import Batch, Spooled, attempt_of, frame, job_of, post, send, stored
-from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, Names, RoundTable, Split
+from training.federation.tables import CLIENT_COLUMNS, ROUND_COLUMNS, ClientNames, RoundTable, SplitTable
 from training.reporting import lines
 
 pytestmark = pytest.mark.django_db
@@ -234,9 +234,9 @@ def test_many_clients_are_stored_in_short_transactions(
 ) -> None:
     monkeypatch.setattr(rounds, "CLIENTS_AT_ONCE", 2)
     counts = np.arange(1, 6, dtype=np.uint32)
-    split = Split(10, ("samples",), counts[:, None], counts + 1)
+    split = SplitTable(10, ("samples",), counts[:, None], counts + 1)
     spooled = Spooled()
-    packed: dict[str, Any] = {"clients.split": split.pack(), "clients.named": Names(10, tuple("abcde")).pack()}
+    packed: dict[str, Any] = {"clients.split": split.pack(), "clients.named": ClientNames(10, tuple("abcde")).pack()}
     for kind, fields in packed.items():
         spooled.tell(kind, **fields)
     for take in [partial(reports.take, federated.pk, post(spooled)), apply_all, apply_all][:kills]:

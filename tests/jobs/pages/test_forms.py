@@ -77,7 +77,7 @@ def test_what_is_chosen_is_said_in_a_line_and_has_its_options_behind_it() -> Non
     form, run = fields(text), next(one for one in sections(read_toml(text)) if one.title == "Run")
     assert form["run.algorithm"].hint.startswith("FedProx: ")
     assert "arXiv" not in form["run.algorithm"].hint
-    assert form["run.selection"].hint == "So many, each as likely as any other"
+    assert form["run.selection"].hint == "Uniform: clients are selected with equal probability"
     order = [field.path for field in run.fields]
     for chooser, option in (("run.algorithm", "run.fedprox.mu"), ("run.pace", "run.deadline.quorum")):
         assert order.index(chooser) < order.index(option) < order.index(chooser) + 8

@@ -189,7 +189,7 @@ def test_a_federations_table_is_another_than_the_trainers() -> None:
     assert 'has no "rounds"' in problems({"name": "x", "kind": "distributed", "run": {"rounds": 5}})["run.rounds"]
     assert 'Did you mean "fedavg"?' in problems({**federated, "run": {"algorithm": "fedavgg"}})["run.algorithm"]
     told = problems({**federated, "run": {"epochs": 1, "local_steps": 2, "dirichlet": {}}})
-    assert told["run.local_steps"] == "is given beside epochs. Keep one of them."
+    assert told["run.local_steps"] == "is given as well as epochs. Keep one of them."
     assert 'write split = "dirichlet"' in problems({**federated, "run": {"dirichlet": {}}})["run.dirichlet"]
 
 

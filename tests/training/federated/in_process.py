@@ -16,8 +16,8 @@ from training.attempt.stopping import StopRequest
 from training.checkpoint import storage
 from training.checkpoint.staging import tree
 from training.federated.custom.program import Program
-from training.federated.messages import Messages
-from training.federated.round_report import Told
+from training.federated.messages import MessagePair
+from training.federated.round_report import RoundReport
 from training.federated.rounds import Rounds
 from training.federation.config import parse
 from training.manifest import committed
@@ -107,7 +107,7 @@ def ready(folder: Path, run: dict[str, Any], *, world: World | None = None) -> R
     return rounds
 
 
-def train(rounds: Rounds, count: int = 1) -> list[Told]:
+def train(rounds: Rounds, count: int = 1) -> list[RoundReport]:
     """So many more rounds, of which nothing is saved."""
     told = []
     for _ in range(count):
@@ -117,7 +117,7 @@ def train(rounds: Rounds, count: int = 1) -> list[Told]:
 
 
 def accuracy(rounds: Rounds) -> float:
-    judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
+    judged = rounds.evaluator.evaluate(rounds.server, should_continue=lambda: True)
     assert judged is not None
     return judged.means["accuracy"]
 
@@ -146,13 +146,13 @@ class Federation:
         train(self.loop, rounds)
         return self.model
 
-    def round(self) -> Told:
+    def round(self) -> RoundReport:
         return train(self.loop)[0]
 
     @property
-    def messages(self) -> Messages:
+    def messages(self) -> MessagePair:
         """Of the question that trains, and of its answer."""
-        return self.work.messages_of(self.work.training, self.server)
+        return self.work.messages_of(self.work.training_task, self.server)
 
     @property
     def model(self) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.training.federated.in_process import Telling, start
 from training.federated.rounds import Rounds
-from training.federation.config import beside_code
+from training.federation.config import with_custom_recipe
 from training.runtime.distributed import World
 
 NOTHING: Mapping[str, str] = {}
@@ -59,7 +59,7 @@ def started(
     for name, text in {"client.py": client, "algorithm.py": algorithm, **files}.items():
         (code / name).write_text(text)
         sys.modules.pop(Path(name).stem, None)  # a process has one run, but this one has many
-    return start(folder / "run", beside_code({**RUN, **run}), reporter=telling, code=code, world=world)
+    return start(folder / "run", with_custom_recipe({**RUN, **run}), reporter=telling, code=code, world=world)
 
 
 def ready(folder: Path, *files: str, **run: Any) -> Rounds:

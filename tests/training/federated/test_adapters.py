@@ -59,8 +59,8 @@ def asked(kind: str, texts: Path, weights: Path, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "field", "words"),
     [
-        ({"recipe": "tabular", "adapters": "lora"}, "adapters", "tabular has no place for it"),
-        ({"recipe": "tabular", "adapters": "scl"}, "adapters", "tabular has no place for it"),
+        ({"recipe": "tabular", "adapters": "lora"}, "adapters", "the model of tabular does not support it"),
+        ({"recipe": "tabular", "adapters": "scl"}, "adapters", "the model of tabular does not support it"),
         ({"adapters": "lora", "language": {"from_weights": "/w"}}, "language.lora_rank", 'is 0, but adapters = "lora"'),
         ({"language": {"from_weights": "/w", "lora_rank": 4}}, "adapters", 'Write "lora" or "ffa_lora"'),
         ({"adapters": "scl", "language": {"from_weights": "/w", "lora_rank": 4}}, "adapters", "lora_rank asks"),
@@ -84,10 +84,10 @@ def test_a_message_is_what_was_declared(kind: str, texts: Path, weights: Path, t
     """4 bytes a number, and the header; so in the counted bytes of a round."""
     rounds = rounds_of(tmp_path, asked(kind, texts, weights))
     federation, work = rounds.federation, rounds.work
-    assert work.alone == "", "attention and adapters go through vmap"
+    assert work.unstacked_reason == "", "attention and adapters go through vmap"
     numbers = NUMBERS[kind]
     assert (federation.model.weights.size, federation.model.weights.shared) == (numbers, numbers)
-    described = work.messages_of(work.training, rounds.server)
+    described = work.messages_of(work.training_task, rounds.server)
     delta = rounds.server.weights.clone()
     about = {"round_": rounds.config.rounds, "client": 3, "samples": int(federation.divided.sizes.max())}
     sent = described.up.encode({"delta": delta}, **about)
@@ -120,7 +120,7 @@ def test_it_begins_at_the_weights_and_only_what_is_declared_changes(
 
 def _loss(rounds: Rounds) -> float:
     """Of the server's model."""
-    judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
+    judged = rounds.evaluator.evaluate(rounds.server, should_continue=lambda: True)
     assert judged is not None
     return judged.means["loss"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.training.federated.built_in import built_in
 from training.config import choices
 from training.federated.aggregation import _robust
-from training.federated.aggregation._robust import TooFew, distances
+from training.federated.aggregation._robust import TooFewUpdates, distances
 from training.federation import config_checks, parts
 from training.federation.config import FOLDERS, FederationConfig
 
@@ -204,18 +204,18 @@ def test_updates_too_far_apart_for_float64_are_infinitely_far() -> None:
 @pytest.mark.parametrize("name", sorted(LEAST))
 def test_with_one_update_too_few_it_can_not_tell(name: str) -> None:
     each, more = LEAST[name]
-    with pytest.raises(TooFew, match="are left"):
+    with pytest.raises(TooFewUpdates, match="are left"):
         combine(name, torch.zeros(each * 2 + more - 1, 3), **{BEARS.get(name, "f"): 2})
 
 
 def test_multi_krum_wants_as_many_as_it_keeps() -> None:
-    with pytest.raises(TooFew):
+    with pytest.raises(TooFewUpdates):
         combine("multi_krum", torch.zeros(6, 2), f=1, m=6)
 
 
 def test_fltrust_can_not_tell_when_all_point_away() -> None:
     for trusted in ([1.0, 0.0], [0.0, 0.0]):
-        with pytest.raises(TooFew):
+        with pytest.raises(TooFewUpdates):
             parts.aggregation("fltrust").combine(torch.tensor([[-1.0, 0.0]]), WEIGHTS[:1], torch.tensor(trusted))
 
 
@@ -248,7 +248,7 @@ class TestChecks:
     def test_so_few_that_no_f_helps(self) -> None:
         ((field, message),) = self.of("krum", 2)
         assert field == "clients"
-        assert "at least 3 updates a round, and 2 are waited for. Write clients = 3." in message
+        assert "at least 3 updates a round, and 2 are expected. Write clients = 3." in message
 
     def test_of_a_deadline_only_the_quorum_is_sure(self) -> None:
         def of(quorum: float) -> list[tuple[str, str]]:
@@ -258,7 +258,7 @@ class TestChecks:
 
         ((field, message),) = of(0.5)
         assert field == "bulyan.f"
-        assert message.endswith("and 5 are waited for. Write 0, or quorum = 0.7 in [run.deadline].")
+        assert message.endswith("and 5 are expected. Write 0, or quorum = 0.7 in [run.deadline].")
         assert of(0.7) == []
 
     def test_more_kept_than_may_be_good(self) -> None:

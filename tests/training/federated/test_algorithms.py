@@ -43,7 +43,7 @@ def test_each_learns_digits(name: str, tmp_path: Path) -> None:
     before = federation.accuracy()
     federation.go(3)
     assert federation.accuracy() > before + 0.1
-    assert bool(federation.work.alone) == (name == "fedbn"), federation.work.alone
+    assert bool(federation.work.unstacked_reason) == (name == "fedbn"), federation.work.unstacked_reason
 
 
 class TestFedAvg:
@@ -113,7 +113,7 @@ class TestFedNova:
         deltas = []
         for client, size in enumerate(sizes.tolist()):
             chunk = Chunk(np.array([client]), steps=size, width=1)
-            sent = plain.work.run(chunk, 1, plain.work.training, plain.server)
+            sent = plain.work.run(chunk, 1, plain.work.training_task, plain.server)
             deltas.append(sent.values["delta"][0])
         steps = mean([torch.tensor(float(size)).double() for size in sizes], sizes)
         expected = start + steps * mean([delta / size for delta, size in zip(deltas, sizes, strict=True)], sizes)
@@ -195,7 +195,9 @@ class TestMoon:
                 ends.append(v)
             previous, w = ends, mean(ends, federation.divided.sizes)
         torch.testing.assert_close(federation.go(2), w, rtol=0, atol=1e-12)
-        torch.testing.assert_close(federation.server.kept["previous"], torch.stack(previous), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            federation.server.client_state["previous"], torch.stack(previous), rtol=0, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize(("name", "run"), [("moon", REGRESSION), ("fedper", REGRESSION), ("fedbn", DIGITS_FP64)])

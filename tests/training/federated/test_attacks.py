@@ -15,7 +15,7 @@ from tests.training.federated.in_process import accuracy, ready, train
 from tests.training.federated.test_update_combiner import BAD, BEARS, did
 from tests.training.federated.texts import rounds_of, table, write_texts, write_weights
 from training.config import choices
-from training.federated.client_tasks import Sent
+from training.federated.client_tasks import ClientUpdates
 from training.federated.model import STATISTICS
 from training.federated.round_report import REJECTED
 from training.federated.rounds import Rounds
@@ -61,7 +61,7 @@ def attack(rounds: Rounds, tensor: str, *, bad: tuple[int, ...] = BAD) -> None:
 
     run = rounds.work.run
 
-    def sent(*arguments: Any, **options: Any) -> Sent:
+    def sent(*arguments: Any, **options: Any) -> ClientUpdates:
         found = run(*arguments, **options)
         if tensor in found.values and not (tensor == UPDATE and rounds.config.filters):
             is_bad = torch.from_numpy(np.isin(found.clients, bad)).view(-1, 1)
@@ -87,7 +87,7 @@ def watch(rounds: Rounds) -> dict[str, dict[int, Tensor]]:
     found: dict[str, dict[int, Tensor]] = {}
     run = rounds.work.run
 
-    def seen(*arguments: Any, **options: Any) -> Sent:
+    def seen(*arguments: Any, **options: Any) -> ClientUpdates:
         sent = run(*arguments, **options)
         for name, rows in sent.values.items():
             found.setdefault(name, {}).update(zip(sent.clients.tolist(), rows.double().clone(), strict=True))
@@ -117,7 +117,7 @@ def test_no_tensor_of_a_client_leads_the_model_astray(
     aggregation: str, setup: str, tensor: str, tmp_path: Path
 ) -> None:
     rounds = rounds_with(tmp_path, aggregation, setup)
-    messages = rounds.work.messages_of(rounds.work.training, rounds.server)
+    messages = rounds.work.messages_of(rounds.work.training_task, rounds.server)
     assert set(messages.up.tensors) == TENSORS[setup], "a new tensor must be attacked here, too"
     before, running = rounds.server.weights.double(), rounds.server.statistics.double()
     attack(rounds, tensor)
@@ -147,7 +147,7 @@ def test_adapters_are_no_way_in(adapters: str, aggregation: str, tmp_path: Path)
     texts = write_texts(tmp_path / "texts")
     run = table(texts, adapters=adapters, aggregation=aggregation, language=options, local_steps=1)
     rounds = rounds_of(tmp_path / "run", run)
-    assert set(rounds.work.messages_of(rounds.work.training, rounds.server).up.tensors) == {UPDATE}
+    assert set(rounds.work.messages_of(rounds.work.training_task, rounds.server).up.tensors) == {UPDATE}
     before = rounds.server.weights.double()
     attack(rounds, UPDATE, bad=(3,))
     sent = watch(rounds)
@@ -158,8 +158,8 @@ def test_adapters_are_no_way_in(adapters: str, aggregation: str, tmp_path: Path)
 @pytest.mark.parametrize("aggregation", ROBUST)
 def test_a_client_s_count_of_samples_is_bounded(aggregation: str, tmp_path: Path) -> None:
     rounds = rounds_with(tmp_path, aggregation, "batch_norm")
-    assert rounds.combining is not None
-    rounds.combining._samples = np.where(np.isin(np.arange(11), BAD[:1]), 10**15, rounds.combining._samples)
+    assert rounds.combiner is not None
+    rounds.combiner._samples = np.where(np.isin(np.arange(11), BAD[:1]), 10**15, rounds.combiner._samples)
     before = rounds.server.weights.double()
     attack(rounds, UPDATE, bad=BAD[:1])
     sent = watch(rounds)
@@ -172,7 +172,7 @@ def test_a_client_s_loss_changes_no_model(aggregation: str, tmp_path: Path) -> N
     honest, lied = (rounds_with(tmp_path / name, aggregation, "plain") for name in ("honest", "lied"))
     run = lied.work.run
 
-    def claimed(*arguments: Any, **options: Any) -> Sent:
+    def claimed(*arguments: Any, **options: Any) -> ClientUpdates:
         sent = run(*arguments, **options)
         sent.losses[torch.from_numpy(np.isin(sent.clients, BAD))] = 1e30
         return sent

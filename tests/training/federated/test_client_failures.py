@@ -13,7 +13,7 @@ from tests.training.federated.planted import CLIENTS, planted_clients
 from tests.training.ranks import Incarnation, Run
 from training.federated import client_failures
 from training.federated.task_results import ClientOutcomes
-from training.federation.round_plan import Plan
+from training.federation.round_plan import RoundPlan
 
 EVERYBODY = ",".join(map(str, range(CLIENTS)))
 
@@ -31,9 +31,9 @@ class Spy:
         return [event for event in self.events if event["kind"] == kind]
 
 
-def _told(*names: str) -> tuple[client_failures.Failures, Spy]:
+def _told(*names: str) -> tuple[client_failures.FailureReporter, Spy]:
     spy = Spy()
-    return client_failures.Failures(spy, names), spy  # type: ignore[arg-type]
+    return client_failures.FailureReporter(spy, names), spy  # type: ignore[arg-type]
 
 
 def _facts(clients: int, *, dropped: int = 0, broken: int = 0) -> ClientOutcomes:
@@ -64,29 +64,33 @@ class TestWords:
         assert "_deep" in text
         assert "ValueError: wrong" in text
         assert len(json.dumps(text)) < 32 * 1024
-        assert client_failures.raised_in(text).startswith("ValueError: wrong")
+        assert client_failures.exception_line(text).startswith("ValueError: wrong")
 
     def test_of_many_tracebacks_most_are_one_line(self) -> None:
         text = client_failures.traceback_of(_error())
-        told = client_failures.passed_on(dict.fromkeys(range(100), text), 3)
-        assert [client for client, one in told.items() if "\n" in one] == list(range(client_failures.KEPT - 3))
-        assert told[99] == client_failures.raised_in(text)
+        told = client_failures.shorten_tracebacks(dict.fromkeys(range(100), text), 3)
+        assert [client for client, one in told.items() if "\n" in one] == list(
+            range(client_failures.MAX_TRACEBACKS - 3)
+        )
+        assert told[99] == client_failures.exception_line(text)
 
     def test_what_a_round_lacked(self) -> None:
-        plan = Plan(3, np.arange(6), np.ones(6, dtype=np.int64), too_slow=np.arange(6, 8))
-        assert client_failures.missing(3, 5, _facts(6, dropped=2, broken=1), plan) == (
+        plan = RoundPlan(3, np.arange(6), np.ones(6, dtype=np.int64), too_slow=np.arange(6, 8))
+        assert client_failures.describe_missing_updates(3, 5, _facts(6, dropped=2, broken=1), plan) == (
             "3 of the 5 updates that it takes; 8 clients were asked, 2 dropped out, 1 sent no numbers, 2 were too slow"
         )
 
     def test_who_was_first_and_who_is_left(self) -> None:
-        said = client_failures.lost(5, [_facts(6, dropped=4)] * 3, "2 of the 5 updates", clients=8, eligible=6)
+        said = client_failures.describe_lost_round(
+            5, [_facts(6, dropped=4)] * 3, "2 of the 5 updates", clients=8, eligible=6
+        )
         assert said == (
             "round 5 was lost 3 times: 2 of the 5 updates. Client 0 was the first to drop out: KeyError: 'x'. "
             "2 of 8 clients are not asked any more, as their updates were not made of numbers."
         )
 
     def test_nobody_whose_update_is_a_number(self) -> None:
-        said = client_failures.lost(1, [_facts(6, broken=6)] * 3, "0 of the 1", clients=6, eligible=0)
+        said = client_failures.describe_lost_round(1, [_facts(6, broken=6)] * 3, "0 of the 1", clients=6, eligible=0)
         assert said == "round 1 was lost 3 times: none of the 6 updates was made of numbers"
 
 
@@ -94,19 +98,19 @@ class TestBounds:
     def test_fifty_thousand_rounds_in_which_all_fail_stay_within_what_an_attempt_may_tell(self) -> None:
         told, spy = _told()
         for round_ in range(1, 50_001):
-            told.tell(round_, dict.fromkeys(range(20), f"E{round_ % 500}: {round_}"), range(20, 40))
-            told.tell_quarantined(round_, [round_], 3)
-            told.tell_lost(round_, 1, "too few")
+            told.report(round_, dict.fromkeys(range(20), f"E{round_ % 500}: {round_}"), range(20, 40))
+            told.report_quarantined(round_, [round_], 3)
+            told.report_lost_attempt(round_, 1, "too few")
         assert {event["kind"] for event in spy.events} == {
             "client.dropped", "client.broken", "client.quarantined", "round.lost",
         }  # fmt: skip
-        assert len(spy.events) == 4 * client_failures.TOLD
+        assert len(spy.events) == 4 * client_failures.MAX_EVENTS
 
     def test_a_client_is_told_of_once_a_kind_of_error(self, capsys: pytest.CaptureFixture[str]) -> None:
         told, spy = _told()
         for round_ in range(1, 9):
             kind = "KeyError" if round_ < 5 else "OSError"
-            told.tell(round_, {7: f'Traceback:\n  File "a"\n    x\n{kind}: {round_}'}, ())
+            told.report(round_, {7: f'Traceback:\n  File "a"\n    x\n{kind}: {round_}'}, ())
         assert [event["step"] for event in spy.of("client.dropped")] == [1, 5]
         assert capsys.readouterr().out.splitlines() == [
             "client 7 dropped out: KeyError: 1 (in round 1)",
@@ -115,16 +119,16 @@ class TestBounds:
 
     def test_events_tell_whose_data_a_client_has_where_that_is_known(self) -> None:
         told, spy = _told("ada", "")
-        told.tell(1, {0: "KeyError: 1", 1: "KeyError: 1"}, [0, 2])
-        told.tell_quarantined(2, [0], 3)
+        told.report(1, {0: "KeyError: 1", 1: "KeyError: 1"}, [0, 2])
+        told.report_quarantined(2, [0], 3)
         assert [event.get("name") for event in spy.events] == ["ada", None, "ada", None, "ada"]
 
     def test_at_most_a_few_a_round(self) -> None:
         told, spy = _told()
-        told.tell(1, dict.fromkeys(range(100), "KeyError: 1"), range(100, 200))
-        told.tell(2, dict.fromkeys(range(100), "KeyError: 1"), ())
+        told.report(1, dict.fromkeys(range(100), "KeyError: 1"), range(100, 200))
+        told.report(2, dict.fromkeys(range(100), "KeyError: 1"), ())
         assert [event["client"] for event in spy.of("client.dropped")] == list(range(10))
-        assert len(spy.of("client.broken")) == client_failures.TOLD_A_ROUND
+        assert len(spy.of("client.broken")) == client_failures.MAX_EVENTS_PER_ROUND
 
 
 def _failed(run: Run, world: int = 1) -> tuple[Incarnation, dict[str, Any]]:
@@ -176,7 +180,7 @@ class TestRuns:
         assert told["exception"] == "ClientsFailed"
         assert told["error"].startswith("in round 1 all 8 clients failed, client 0 so:\nTraceback")
         assert told["error"].endswith("LookupError: the disk of owner 0 is gone")
-        assert len(run.events("client.dropped")) == client_failures.TOLD_A_ROUND
+        assert len(run.events("client.dropped")) == client_failures.MAX_EVENTS_PER_ROUND
         assert len(run.events("round.lost")) == 1, "others would fail, too"
         assert incarnation.output().rstrip().endswith("LookupError: the disk of owner 0 is gone")
         assert not run.series("loss"), "no round came to anything"

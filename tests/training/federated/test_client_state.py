@@ -18,7 +18,7 @@ from tests.training.ranks import fork
 from training.attempt import place
 from training.attempt.place import Place
 from training.federated.client_state import ClientState
-from training.federated.client_tasks import Sent
+from training.federated.client_tasks import ClientUpdates
 from training.federated.controller import QuorumLost
 from training.federated.rounds import Rounds
 from training.federated.server import Server
@@ -47,9 +47,9 @@ def _rank(where: Place, rank: int, size: int, table: dict[str, Any]) -> None:
     store = FileStore(str(where.attempt_dir / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     rounds = run(where.run_dir, table, world=World(rank, size, torch.device("cpu")), where=where)
-    home = rounds.server.kept.home
+    home = rounds.server.client_state.home
     assert len(home) <= -(-23 // size)
-    for values in rounds.server.kept.values():
+    for values in rounds.server.client_state.values():
         assert len(values) == len(home)
     dist.destroy_process_group()
 
@@ -97,14 +97,14 @@ def test_a_save_takes_no_copy_of_it_while_rounds_go_on(tmp_path: Path) -> None:
     rounds._prepare(None)
     rounds._config_hash, rounds._numerics = rounds.asked.hash(), rounds.asked.numerics()
     train(rounds, 2)
-    before = {name: values.clone() for name, values in rounds.server.kept.items()}
+    before = {name: values.clone() for name, values in rounds.server.client_state.items()}
     rounds._save()
     train(rounds, 2)
     rounds.checkpoints.wait()
     assert digest(tmp_path / "saved") == digest(tmp_path / "whole")
     own = sum(values.nbytes for values in before.values())
     assert rounds.checkpoints.staging.bytes < own
-    assert all(not torch.equal(rounds.server.kept[name], values) for name, values in before.items())
+    assert all(not torch.equal(rounds.server.client_state[name], values) for name, values in before.items())
 
 
 def _deferred(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -133,16 +133,16 @@ def test_rows_are_deferred_only_until_the_round_is_certain(tmp_path: Path, monke
 def test_a_round_without_a_quorum_changes_nothing(more: dict[str, Any], tmp_path: Path) -> None:
     rounds = ready(tmp_path, {**SCAFFOLD, **more, "pace": "deadline", "deadline": {"quantile": 1.0, "quorum": 0.9}})
     train(rounds)
-    before = {name: values.clone() for name, values in rounds.server.kept.items()}
-    answered = rounds.work._answered
+    before = {name: values.clone() for name, values in rounds.server.client_state.items()}
+    answered = rounds.work._compute
 
-    def breaking(*arguments: Any, **options: Any) -> Sent:
+    def breaking(*arguments: Any, **options: Any) -> ClientUpdates:
         sent = answered(*arguments, **options)
         sent.values["delta"][np.flatnonzero(sent.clients % 3 == 0)] = torch.nan
         return sent
 
-    rounds.work._answered = breaking  # type: ignore[method-assign]
+    rounds.work._compute = breaking  # type: ignore[method-assign]
     with pytest.raises(QuorumLost):
         train(rounds)
     for name, values in before.items():
-        assert torch.equal(rounds.server.kept[name], values)
+        assert torch.equal(rounds.server.client_state[name], values)

@@ -125,7 +125,7 @@ class TestMomentum:
         ends = []
         for alone in ("", "forced"):
             federation = Federation(tmp_path, name, DIGITS_FP64, **SGD)
-            federation.work.alone = alone
+            federation.work.unstacked_reason = alone
             ends.append(federation.go(2))
         torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-10)
 

@@ -19,7 +19,7 @@ from tests.training.federated.in_process import REGRESSION, ready, train
 from training.config import choices
 from training.federated import sums
 from training.federated.client_failures import ClientsFailed
-from training.federated.client_tasks import Sent
+from training.federated.client_tasks import ClientUpdates
 from training.federated.controller import QuorumLost
 from training.federated.rounds import Rounds
 from training.federation import config_checks
@@ -43,16 +43,16 @@ def drift(rounds: Rounds) -> Tensor:
     """Return the server's control less the mean of the clients', which are ahead of it by what is on its way."""
     kept, part, factor = KEPT[rounds.config.algorithm]
     server = rounds.server
-    sizes = rounds.work.sizes_of(rounds.work.training, server)
+    sizes = rounds.work.sizes_of(rounds.work.training_task, server)
     coming = factor * sums.split(server.pending.rows, sizes)[part].sum(dim=0) / CLIENTS
-    return server.memory[kept] + coming - server.kept[kept].mean(dim=0)
+    return server.memory[kept] + coming - server.client_state[kept].mean(dim=0)
 
 
 def with_faults(rounds: Rounds, seed: int) -> None:
     """In each round a third of the clients raise, and as many send no numbers."""
     run = rounds.work.run
 
-    def faulty(chunk: Any, round_: int, *arguments: Any, **options: Any) -> Sent:
+    def faulty(chunk: Any, round_: int, *arguments: Any, **options: Any) -> ClientUpdates:
         sent = run(chunk, round_, *arguments, **options)
         draw = np.random.RandomState(seed + round_).random_sample(CLIENTS)[chunk.clients]
         sent.failed |= dict.fromkeys(chunk.clients[draw < 1 / 3].tolist(), "Traceback")

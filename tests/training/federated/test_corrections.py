@@ -25,10 +25,10 @@ def test_scaffolds_control_is_the_mean_of_all_clients(tmp_path: Path) -> None:
     federation = Federation(tmp_path, "scaffold", REGRESSION, epochs=3, per_round=2)
     everybody: set[int] = set()
     for _ in range(6):
-        before = federation.server.kept["control"].clone()
+        before = federation.server.client_state["control"].clone()
         asked = federation.round().clients.tolist()
         everybody |= set(asked)
-        own, control = federation.server.kept["control"], federation.server.memory["control"]
+        own, control = federation.server.client_state["control"], federation.server.memory["control"]
         torch.testing.assert_close(own.mean(dim=0), control, rtol=0, atol=1e-14)
         rest = [client for client in range(4) if client not in asked]
         assert torch.equal(own[rest], before[rest])
@@ -80,7 +80,7 @@ def test_feddyn_finds_what_is_best_for_all(tmp_path: Path) -> None:
     federation = Federation(tmp_path, "feddyn", FAR, per_round=3, options={"alpha": 0.5})
     for _ in range(40):
         federation.round()
-        own, h = federation.server.kept["gradient"], federation.server.memory["gradient"]
+        own, h = federation.server.client_state["gradient"], federation.server.memory["gradient"]
         torch.testing.assert_close(own.mean(dim=0), h, rtol=0, atol=1e-13)
     torch.testing.assert_close(federation.model, best(federation), rtol=0, atol=1e-4)
 
@@ -100,4 +100,4 @@ def test_feddyns_term_is_each_clients_gradient(tmp_path: Path) -> None:
         h = h - alpha * (ends - x).mean(dim=0)
         x = ends.mean(dim=0) - h / alpha
     torch.testing.assert_close(federation.go(3), x, rtol=0, atol=1e-11)
-    torch.testing.assert_close(federation.server.kept["gradient"], own, rtol=0, atol=1e-11)
+    torch.testing.assert_close(federation.server.client_state["gradient"], own, rtol=0, atol=1e-11)

@@ -12,7 +12,7 @@ from tests.training.federated.in_process import Telling, run, start
 from training.federated.coverage import CoverageError, CoverageLog
 from training.federation import config_checks, data_division
 from training.federation.config import parse
-from training.federation.coverage_forecast import Forecast, forecast
+from training.federation.coverage_forecast import CoverageForecast, forecast
 from training.federation.tables import Coverage
 from training.manifest import committed
 
@@ -30,7 +30,7 @@ SUBSET: dict[str, Any] = {
 }
 
 
-def foreseen(table: dict[str, Any]) -> Forecast:
+def foreseen(table: dict[str, Any]) -> CoverageForecast:
     config = parse(table)
     labels = config_checks.shipped_labels(config)
     assert labels is not None
@@ -68,8 +68,8 @@ def test_the_forecast_is_what_happens(change: dict[str, Any], tmp_path: Path) ->
     table = {name: value for name, value in {**SUBSET, "validate_every": 0, **change}.items() if value is not None}
     loop = run(tmp_path, table)
     counted = loop.coverage._counted
-    assert foreseen(table).excluded.tolist() == np.flatnonzero(loop.coverage._asked & ~counted).tolist()
-    assert foreseen(table).never_asked == int((~loop.coverage._asked).sum())
+    assert foreseen(table).excluded.tolist() == np.flatnonzero(loop.coverage._selected & ~counted).tolist()
+    assert foreseen(table).never_selected == int((~loop.coverage._selected).sum())
 
 
 def test_it_goes_on_over_a_resume(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_it_goes_on_over_a_resume(tmp_path: Path) -> None:
 def test_what_a_checkpoint_says_nothing_of_is_not_guessed() -> None:
     log = CoverageLog(np.array([5, 6, 7]))
     log.recall({})
-    log.note(np.array([1]), np.array([1]))
+    log.record(np.array([1]), np.array([1]))
     assert log.coverage is None
     log.check(1.0)
     assert log.remember() == {}

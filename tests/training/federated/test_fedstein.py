@@ -94,12 +94,12 @@ class TestRounds:
         assert set(model.statistics.travelling) == {"norm.running_mean", "norm.running_var"}
         before = server.weights[model.weights.shared :].clone()
         train(rounds)
-        assert rounds.work.sizes_of(rounds.work.training, server) == {
+        assert rounds.work.sizes_of(rounds.work.training_task, server) == {
             "delta": 64 * 64 + 64 + 10 * 64 + 10,
             "statistics": 2 * 64,
         }
         assert torch.equal(server.weights[model.weights.shared :], before)
-        assert (server.kept["personal"].std(0) > 0).all(), "each client has its own γ and β"
+        assert (server.client_state["personal"].std(0) > 0).all(), "each client has its own γ and β"
 
     def test_the_server_has_the_mean_of_the_estimates(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sent, run = [], {**RUN, "split": "quantity", "options": {"tabular": {"batch_norm": True}}}

@@ -48,7 +48,7 @@ class Seen:
             clients.append(client)
             return {"delta": client.gradient(client.model, 0)}
 
-        self.rounds.work.alone = "to be looked at"
+        self.rounds.work.unstacked_reason = "to be looked at"
         object.__setattr__(self.rounds.federation.model.algorithm, "train", kept)
         train(self.rounds)
         (self.client,) = [client for client in clients if client.number == 2]
@@ -59,7 +59,7 @@ class Seen:
         )
         for name, value in self.layout.tensors(self.w).items():
             self.model.get_parameter(name).data.copy_(value)
-        look = self.client.look(self.w, 0)
+        look = self.client.forward(self.w, 0)
         self.rows, self.labels = look.inputs, look.labels
 
     def terms(self, *, alpha: float = 0.1, adversarial: float = 0.1) -> Terms:
@@ -190,7 +190,7 @@ class TestTerms:
         shift = terms.shift(seen.w, 0.25)
         parts = [weights @ terms.by_class(seen.w), terms.sharpness(seen.w, shift), terms.coherence(seen.w)]
         parts += [terms.adversary(seen.w), terms.discrimination(seen.w)]
-        assert float(terms.beside(seen.w, weights, shift)) == pytest.approx(float(sum(parts)))
+        assert float(terms.regularization(seen.w, weights, shift)) == pytest.approx(float(sum(parts)))
         assert parts[3] == -parts[4] != 0
 
 
@@ -216,8 +216,8 @@ class TestRounds:
         together, alone = (
             ready(tmp_path / name, {**RUN, "dtype": "fp64", "learning_rate": 0.02}) for name in ("together", "alone")
         )
-        alone.work.alone = "for once"
-        assert not together.work.alone
+        alone.work.unstacked_reason = "for once"
+        assert not together.work.unstacked_reason
         for rounds in (together, alone):
             train(rounds)
         assert torch.allclose(together.server.weights, alone.server.weights, rtol=1e-8, atol=1e-10)

@@ -15,10 +15,10 @@ from tests.training.federated.in_process import DIGITS, Telling, digest, run, st
 from tests.training.ranks import fork
 from training.attempt import place
 from training.attempt.place import Place
-from training.federated.client_tasks import Sent
-from training.federated.client_work import Work
+from training.federated.client_tasks import ClientUpdates
+from training.federated.client_work import ClientWork
 from training.federated.controller import Controller
-from training.federated.round_report import BROKEN, DROPPED, TRAINED, Told
+from training.federated.round_report import BROKEN, DROPPED, TRAINED, RoundReport
 from training.federated.rounds import Rounds
 from training.runtime.distributed import World
 
@@ -37,24 +37,24 @@ def test_hex_equal_after_a_kill(table: dict[str, Any], tmp_path: Path, monkeypat
     table = {**table, "per_round": 6, "checkpoint_every": 2}
     whole = run(tmp_path / "whole", table)
     with monkeypatch.context() as patched:
-        real = Work.run
+        real = ClientWork.run
 
-        def dies(work: Work, chunk: Any, round_: int, *arguments: Any, **options: Any) -> Sent:
+        def dies(work: ClientWork, chunk: Any, round_: int, *arguments: Any, **options: Any) -> ClientUpdates:
             if round_ == 5:
                 raise Killed
             return real(work, chunk, round_, *arguments, **options)
 
-        patched.setattr(Work, "run", dies)
+        patched.setattr(ClientWork, "run", dies)
         loop = start(tmp_path / "killed", table)
         with pytest.raises(Killed):
             loop.run()
         loop.checkpoints.finish_flight()
     again = run(tmp_path / "killed", table)
     assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
-    assert {"topk_residual", "delta_last"} & again.server.kept.keys()
-    for name, values in whole.server.kept.items():
+    assert {"topk_residual", "delta_last"} & again.server.client_state.keys()
+    for name, values in whole.server.client_state.items():
         assert (values != 0).any()
-        assert torch.equal(again.server.kept[name], values)
+        assert torch.equal(again.server.client_state[name], values)
 
 
 @pytest.mark.slow
@@ -82,15 +82,15 @@ class TestAClientWhoseUpdateDoesNotCount:
 
     def test_that_failed(self, tmp_path: Path) -> None:
         def fail(loop: Rounds) -> None:
-            look_up, owners = loop.work._look_up, loop.federation.divided.owners["train"]
+            look_up, owners = loop.work._load, loop.federation.divided.owners["train"]
 
             def failing(ids: Any, shape: Any) -> Any:
                 if loop.step == 1 and (owners[ids] == 3).any():
                     raise ValueError("no such sample")
                 return look_up(ids, shape)
 
-            loop.work._look_up = failing  # type: ignore[method-assign]
-            loop.work.alone = "so that a chunk is of one client, and all of it fails"
+            loop.work._load = failing  # type: ignore[method-assign]
+            loop.work.unstacked_reason = "so that a chunk is of one client, and all of it fails"
 
         told, changed = _second_round(tmp_path, fail)
         assert told.states.tolist() == [DROPPED if client == 3 else TRAINED for client in told.clients]
@@ -100,15 +100,15 @@ class TestAClientWhoseUpdateDoesNotCount:
 
     def test_that_sent_what_is_no_number(self, tmp_path: Path) -> None:
         def break_(loop: Rounds) -> None:
-            answered = loop.work._answered
+            answered = loop.work._compute
 
-            def breaking(*arguments: Any, **options: Any) -> Sent:
+            def breaking(*arguments: Any, **options: Any) -> ClientUpdates:
                 sent = answered(*arguments, **options)
                 if loop.step == 1:
                     sent.values["delta"][np.flatnonzero(sent.clients == 3), 5] = torch.nan
                 return sent
 
-            loop.work._answered = breaking  # type: ignore[method-assign]
+            loop.work._compute = breaking  # type: ignore[method-assign]
 
         told, changed = _second_round(tmp_path, break_)
         assert told.states.tolist() == [BROKEN if client == 3 else TRAINED for client in told.clients]
@@ -121,18 +121,18 @@ def test_what_was_sent_in_vain_is_counted(tmp_path: Path) -> None:
     loop = start(tmp_path, {**TOPK_INT8, "rounds": 1, "per_round": 3})
     loop.checkpoints.start_from(None)
     loop._prepare(None)
-    answered, asked = loop.work._answered, []
+    answered, asked = loop.work._compute, []
 
-    def breaking(*arguments: Any, **options: Any) -> Sent:
+    def breaking(*arguments: Any, **options: Any) -> ClientUpdates:
         sent = answered(*arguments, **options)
         asked.extend(sent.clients.tolist())
         if len(asked) <= 3:
             sent.values["delta"][:] = torch.nan
         return sent
 
-    loop.work._answered = breaking  # type: ignore[method-assign]
+    loop.work._compute = breaking  # type: ignore[method-assign]
     loop._one_step()
-    traffic = loop._told.traffic
+    traffic = loop._report.traffic
     assert len(asked) == 6
     assert traffic.clients.tolist() == sorted(set(asked))
     assert (traffic.down // traffic.down.min()).tolist() == [asked.count(client) for client in traffic.clients]
@@ -141,7 +141,7 @@ def test_what_was_sent_in_vain_is_counted(tmp_path: Path) -> None:
 
 def test_whoever_was_given_up_has_been_asked(tmp_path: Path) -> None:
     loop = run(tmp_path, {**LATE, "rounds": 1, "deadline": {"quantile": 0.5, "late": "drop"}})
-    told = loop._told
+    told = loop._report
     slow = sorted(told.clients[told.states == DROPPED].tolist())
     assert slow
     assert told.traffic.clients[told.traffic.up == 0].tolist() == slow
@@ -149,40 +149,40 @@ def test_whoever_was_given_up_has_been_asked(tmp_path: Path) -> None:
     assert len(told.traffic.down) == 12
 
 
-def _second_round(folder: Path, sabotage: Any) -> tuple[Told, list[bool]]:
+def _second_round(folder: Path, sabotage: Any) -> tuple[RoundReport, list[bool]]:
     """What was told of it, and of whom it has changed what is kept."""
     loop = start(folder, {**TOPK_INT8, "rounds": 2})
     loop.checkpoints.start_from(None)
     loop._prepare(None)
     sabotage(loop)
     loop._one_step()
-    before = loop.server.kept["topk_residual"].clone()
+    before = loop.server.client_state["topk_residual"].clone()
     loop._one_step()
-    return loop._told, (before != loop.server.kept["topk_residual"]).any(dim=1).tolist()
+    return loop._report, (before != loop.server.client_state["topk_residual"]).any(dim=1).tolist()
 
 
 def test_what_is_asked_beside_training_is_not_filtered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line search asks for losses, and counts its bytes as they are."""
     table = {**TOPK_INT8, "rounds": 1}
-    seen: list[Sent] = []
-    summed = Controller._parts
+    seen: list[ClientUpdates] = []
+    summed = Controller._partial_sums
 
-    def watched(controller: Controller, question: Any, sizes: Any, sent: Sent, mine: Any) -> Any:
+    def watched(controller: Controller, question: Any, sizes: Any, sent: ClientUpdates, mine: Any) -> Any:
         seen.append(sent)
-        if question.trains:
+        if question.is_training:
             model = controller.server.weights
-            controller.ask(
+            controller.query(
                 "norm", lambda client: {"norm": client.model.norm()}, {"norm": "clients"}, vectors={}, model=model
             )
         return summed(controller, question, sizes, sent, mine)
 
-    monkeypatch.setattr(Controller, "_parts", watched)
+    monkeypatch.setattr(Controller, "_partial_sums", watched)
     loop = run(tmp_path, table)
     assert {frozenset(sent.wire) for sent in seen} == {
         frozenset({"delta", "delta.topk.places", "delta.int8.scale"}),
         frozenset({"norm"}),
     }
-    assert loop._told.traffic.bytes_up > 0
+    assert loop._report.traffic.bytes_up > 0
 
 
 def test_digits_are_learnt_from_a_seventh_of_the_bytes(tmp_path: Path) -> None:
@@ -191,6 +191,6 @@ def test_digits_are_learnt_from_a_seventh_of_the_bytes(tmp_path: Path) -> None:
     table = {**TOPK_INT8, "clients": 10, "rounds": 30, "dirichlet": {"alpha": 0.3}, "tabular": {"hidden": 64}}
     loop = run(tmp_path, table, reporter=told)
     assert told.series["accuracy"][30] >= 0.85
-    messages = loop.work.messages_of(loop.work.training, loop.server)
+    messages = loop.work.messages_of(loop.work.training_task, loop.server)
     assert (messages.up.body, messages.down.body) == (481 + 481 * 4 + 2 * 4, 4810 * 4)
     assert told.series["mib_up"][30] < told.series["mib_down"][30] / 7

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from training.config import choices
-from training.federated.filter_chain import Chain, Passed
+from training.federated.filter_chain import FilterChain, FilteredUpdates
 from training.federation import config, config_checks
 from training.federation.config import FOLDERS
 
@@ -39,21 +39,21 @@ CHAINS: dict[str, tuple[list[str], dict[str, Any]]] = {
 }
 
 
-def chain(filters: list[str], numbers: int, *, dtype: torch.dtype = torch.float32, **options: Any) -> Chain:
-    return Chain(config.parse({"filters": filters, **options}), numbers, dtype)
+def chain(filters: list[str], numbers: int, *, dtype: torch.dtype = torch.float32, **options: Any) -> FilterChain:
+    return FilterChain(config.parse({"filters": filters, **options}), numbers, dtype)
 
 
-def named(name: str, numbers: int) -> Chain:
+def named(name: str, numbers: int) -> FilterChain:
     filters, options = CHAINS[name]
     return chain(filters, numbers, **options)
 
 
 def through(
-    made: Chain, rows: Tensor, round_: int = 1, kept: dict[str, Tensor] | None = None, first: int = 0
-) -> Passed:
+    made: FilterChain, rows: Tensor, round_: int = 1, kept: dict[str, Tensor] | None = None, first: int = 0
+) -> FilteredUpdates:
     """`first`: the number of the first client."""
     clients = np.arange(first, first + len(rows))
-    return made.through(rows, clients, round_, made.begin(len(rows)) if kept is None else kept)
+    return made.transform(rows, clients, round_, made.begin(len(rows)) if kept is None else kept)
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -70,15 +70,15 @@ class TestEachChain:
             assert (passed.rows.shape, passed.rows.dtype) == (rows.shape, rows.dtype)
             received = made.receive(passed.wire, np.arange(3), round_, kept)
             assert torch.equal(received, passed.rows)
-            assert passed.kept.keys() == kept.keys() == made.keeps
-            kept = passed.kept
+            assert passed.state.keys() == kept.keys() == made.state_names
+            kept = passed.state
 
     def test_makes_the_same_of_a_client_whoever_is_beside_it(self, name: str) -> None:
         made, rows = named(name, 50), drawn(6, 50)
         together, kept = through(made, rows), made.begin(1)
         for client in range(6):
             alone = through(made, rows[client : client + 1], kept=kept, first=client)
-            for part, whole in ((alone.wire, together.wire), (alone.kept, together.kept)):
+            for part, whole in ((alone.wire, together.wire), (alone.state, together.state)):
                 assert all(torch.equal(part[which], whole[which][client : client + 1]) for which in whole)
             assert torch.equal(alone.rows[0], together.rows[client])
 
@@ -115,11 +115,11 @@ class TestTopk:
     def test_sent_and_residual_are_what_was_given_exactly(self) -> None:
         rows = drawn(4, 100)
         passed = through(chain(["topk"], 100), rows)
-        assert torch.equal(passed.rows + passed.kept["topk_residual"], rows)
-        assert ((passed.rows == 0) | (passed.kept["topk_residual"] == 0)).all()
+        assert torch.equal(passed.rows + passed.state["topk_residual"], rows)
+        assert ((passed.rows == 0) | (passed.state["topk_residual"] == 0)).all()
         assert (passed.rows != 0).sum(dim=1).tolist() == [10] * 4
         least = passed.wire["delta"].abs().amin(dim=1)
-        assert (passed.kept["topk_residual"].abs().amax(dim=1) <= least).all()
+        assert (passed.state["topk_residual"].abs().amax(dim=1) <= least).all()
 
     def test_over_rounds_nothing_is_lost(self) -> None:
         """Whole numbers, whose sums are exact."""
@@ -128,7 +128,7 @@ class TestTopk:
         for round_ in range(1, 41):
             rows = drawn(3, 60, seed=round_).mul(100).round()
             passed = through(made, rows, round_, kept)
-            kept, given_, received = passed.kept, given_ + rows, received + passed.rows
+            kept, given_, received = passed.state, given_ + rows, received + passed.rows
             assert torch.equal(received + kept["topk_residual"], given_)
 
     @pytest.mark.parametrize("width", ["int8", "fp16"])
@@ -137,7 +137,7 @@ class TestTopk:
         rows = drawn(3, 100, dtype=torch.float64)
         made = chain(["topk", width], 100, dtype=torch.float64)
         passed = through(made, rows)
-        residual = passed.kept["topk_residual"]
+        residual = passed.state["topk_residual"]
         torch.testing.assert_close(passed.rows + residual, rows, rtol=1e-15, atol=1e-15)
         assert residual.gather(1, passed.wire["delta.topk.places"].long()).abs().max() > 0
 
@@ -231,7 +231,7 @@ class TestDelta:
         kept, off = made.begin(2), []
         for round_ in range(1, 4):
             passed = through(made, rows, round_, kept)
-            kept = passed.kept
+            kept = passed.state
             off.append(float((passed.rows - rows).abs().max()))
         assert torch.equal(kept["delta_last"], passed.rows)
         assert off[1] < off[0] / 100

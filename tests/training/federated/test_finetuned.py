@@ -20,12 +20,12 @@ from tests.training.federated.in_process import (
 )
 from tests.training.federated.own import LINEAR, ready
 from tests.training.federated.quadratic import quadratics
-from training.federated.evaluation import Judged
+from training.federated.evaluation import Evaluation
 from training.federated.rounds import Rounds
 
 
-def judged(loop: Rounds) -> Judged:
-    found = loop.judge.judge(loop.server, goes_on=lambda: True, round_=loop.step)
+def judged(loop: Rounds) -> Evaluation:
+    found = loop.evaluator.evaluate(loop.server, should_continue=lambda: True, round_=loop.step)
     assert found is not None
     return found
 
@@ -35,7 +35,7 @@ def test_each_client_is_judged_where_its_own_steps_lead(alone: str, tmp_path: Pa
     tabular = {**REGRESSION["tabular"], "held_out": 4}
     chosen: dict[str, Any] = {"tabular": tabular, "finetune_steps": 3, "client_lr_schedule": "exponential"}
     federation = Federation(tmp_path, "fedavg", REGRESSION, exponential={"decay": 0.5}, **chosen)
-    federation.work.alone, federation.loop.judge._alone = alone, bool(alone)
+    federation.work.unstacked_reason, federation.loop.evaluator._is_unstacked = alone, bool(alone)
     federation.go(2)
     found, task = judged(federation.loop), federation.loop.federation.model.task
     for client, quadratic in enumerate(quadratics(federation)):
@@ -52,7 +52,7 @@ def test_stacked_and_one_by_one_agree_whatever_clients_keep(name: str, tmp_path:
     federation = Federation(tmp_path, name, DIGITS_FP64, finetune_steps=5)
     federation.go(2)
     first = judged(federation.loop)
-    federation.work.alone, federation.loop.judge._alone = "forced", True
+    federation.work.unstacked_reason, federation.loop.evaluator._is_unstacked = "forced", True
     second = judged(federation.loop)
     torch.testing.assert_close(first.finetuned["loss"], second.finetuned["loss"], rtol=0, atol=1e-10)
     assert first.finetuned_means["loss"] < first.means["loss"]

@@ -96,7 +96,7 @@ class TestRounds:
         """W (x - η g), g of each client's own model and batch."""
         rounds = ready(tmp_path, {**REGRESSION, "algorithm": "gossip", "batch": 1000})
         server, divided, task = rounds.server, rounds.federation.divided, rounds.federation.model.task
-        server.kept["model"] = before = models(10)[:, :17].clone()
+        server.client_state["model"] = before = models(10)[:, :17].clone()
         expected = before.clone()
         for client, ids in enumerate(divided.train):
             rows, values = task.batch("train", ids)
@@ -104,16 +104,16 @@ class TestRounds:
             expected[client] -= 0.1 * rows.T @ (rows @ before[client] - values) / len(rows)
         train(rounds)
         expected = torch.from_numpy(matrix("ring", 10)) @ expected
-        assert torch.allclose(server.kept["model"], expected, rtol=0, atol=1e-12)
+        assert torch.allclose(server.client_state["model"], expected, rtol=0, atol=1e-12)
         assert torch.allclose(server.weights, expected.mean(0), rtol=0, atol=1e-12)
 
     def test_the_mean_stays_where_nobody_moves(self, tmp_path: Path) -> None:
         rounds = ready(tmp_path, {**REGRESSION, "algorithm": "gossip", "learning_rate": 1e-30})
-        rounds.server.kept["model"] = models(10)[:, :17].clone()
-        mean = rounds.server.kept["model"].mean(0)
+        rounds.server.client_state["model"] = models(10)[:, :17].clone()
+        mean = rounds.server.client_state["model"].mean(0)
         train(rounds, 3)
         assert float((rounds.server.weights - mean).abs().max()) < 1e-12
-        assert float((rounds.server.kept["model"].mean(0) - mean).abs().max()) < 1e-12
+        assert float((rounds.server.client_state["model"].mean(0) - mean).abs().max()) < 1e-12
 
     def test_all_with_all_is_fedavg(self, tmp_path: Path) -> None:
         complete = {"gossip": {"topology": "complete"}, **REGRESSION["options"]}
@@ -138,7 +138,7 @@ class TestRounds:
         rounds = ready(tmp_path, {**RUN, "options": options})
         found = accuracies(rounds, 5)
         assert found[5] > 0.7 > 0.3 > found[0]
-        judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
+        judged = rounds.evaluator.evaluate(rounds.server, should_continue=lambda: True)
         assert judged is not None
         own = float(np.nanmean(judged.by_client["accuracy"]))
         assert own > 0.7

@@ -46,11 +46,11 @@ def test_clients_are_packages_and_learn(texts: Path, tmp_path: Path) -> None:
         assert federation.divided.names[client] == labels.owner_names[own]
         kept = federation.divided.validation[client]
         assert set(labels.of["validation"][kept].tolist()) <= {own}
-    assert rounds.work.alone == "", "attention goes through vmap"
+    assert rounds.work.unstacked_reason == "", "attention goes through vmap"
     losses = mean_losses(rounds, 3)
     assert losses == sorted(losses, reverse=True)
     assert losses[0] - losses[-1] > 0.3
-    judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
+    judged = rounds.evaluator.evaluate(rounds.server, should_continue=lambda: True)
     assert judged is not None
     assert judged.means["loss"] < losses[0]
     assert not np.isnan(judged.by_client["loss"]).all()
@@ -63,7 +63,7 @@ def test_stacked_clients_come_to_what_each_comes_to_alone(
     losses = mean_losses(together, 2)
     monkeypatch.setattr("training.federated.stacking.STACKED_PARAMETERS", 100)
     alone = rounds_of(tmp_path / "alone", table(texts, dtype="fp64"))
-    assert "more than 100" in alone.work.alone
+    assert "more than 100" in alone.work.unstacked_reason
     assert together.federation.model.weights.size < STACKED_PARAMETERS
     assert mean_losses(alone, 2) == pytest.approx(losses, rel=1e-12)
     torch.testing.assert_close(alone.server.weights, together.server.weights, rtol=1e-9, atol=1e-12)
@@ -72,7 +72,7 @@ def test_stacked_clients_come_to_what_each_comes_to_alone(
 @pytest.mark.filterwarnings("error")  # torch says where it has no rule for stacks
 def test_attention_is_stacked_in_half_precision_too(texts: Path, tmp_path: Path) -> None:
     half = rounds_of(tmp_path / "half", table(texts, dtype="bf16"))
-    assert half.work.alone == ""
+    assert half.work.unstacked_reason == ""
     assert half.server.weights.dtype == torch.float32
     whole = rounds_of(tmp_path / "whole", table(texts))
     assert mean_losses(half, 2) == pytest.approx(mean_losses(whole, 2), rel=0.02)

@@ -17,10 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.training.federated.in_process import DIGITS, Telling, run
-from training.federated.client_tasks import Question, Sent
+from training.federated.client_tasks import ClientTask, ClientUpdates
 from training.federated.controller import Controller
-from training.federated.messages import HEADER_BYTES, Description, MessageError, Traffic
-from training.federated.round_report import Told
+from training.federated.messages import HEADER_BYTES, MessageError, MessageLayout, Traffic
+from training.federated.round_report import RoundReport
 from training.federated.rounds import Rounds
 
 TENSORS = {
@@ -30,7 +30,7 @@ TENSORS = {
     "steps": torch.tensor(3.0, dtype=torch.float64),
     "none": torch.zeros(0, 5, dtype=torch.int8),
 }
-DESCRIPTION = Description.of(TENSORS)
+DESCRIPTION = MessageLayout.of(TENSORS)
 SENDER: dict[str, Any] = {"round_": 12, "client": 345, "samples": 67}
 ENCODED = DESCRIPTION.encode(TENSORS, **SENDER)
 
@@ -68,7 +68,7 @@ class TestTheSame:
 
     def test_from_memory_that_lies_otherwise(self) -> None:
         rows = torch.arange(12.0).view(3, 4).t()
-        description = Description.of({"rows": rows})
+        description = MessageLayout.of({"rows": rows})
         encoded = description.encode({"rows": rows}, round_=1, client=0, samples=1)
         decoded = description.decode(memoryview(encoded), round_=1, client=0, samples=1)
         assert torch.equal(decoded.tensors["rows"], rows)
@@ -135,7 +135,7 @@ class TestRefused:
             DESCRIPTION.encode({**TENSORS, "delta": torch.zeros(2)}, **SENDER)
         many = {f"layers.{n}.attention.weight": torch.zeros(1) for n in range(2000)}
         with pytest.raises(MessageError, match="too many tensors"):
-            Description.of(many).encode(many, **SENDER)
+            MessageLayout.of(many).encode(many, **SENDER)
 
 
 HEADERS = st.recursive(
@@ -169,7 +169,7 @@ class TestWild:
 
     def test_nothing_is_made_room_for_that_did_not_come(self) -> None:
         """A description of 4 GB, and a header that promises them."""
-        large = Description({"delta": ((2**30,), torch.float32)})
+        large = MessageLayout({"delta": ((2**30,), torch.float32)})
         header = large._header(1, 0, 1, "0" * 64)
         tracemalloc.start()
         with pytest.raises(MessageError, match=r"has 0 bytes of tensors, not 4,294,967,296"):
@@ -185,10 +185,10 @@ def test_counted_is_what_each_client_s_message_takes(
     """Three rounds: every message that would be sent is encoded, and decoded again."""
     up: dict[tuple[int, int], int] = {}
     down: list[int] = []
-    told: list[Told] = []
-    summed, one_round = Controller._parts, Rounds._round
+    told: list[RoundReport] = []
+    summed, one_round = Controller._partial_sums, Rounds._round
 
-    def encoded(controller: Controller, question: Question, sizes: Any, sent: Sent, mine: Any) -> Any:
+    def encoded(controller: Controller, question: ClientTask, sizes: Any, sent: ClientUpdates, mine: Any) -> Any:
         described = controller._work.messages_of(question, controller.server).up
         samples = controller.samples_of(sent.clients).tolist()
         for place, client in enumerate(sent.clients.tolist()):
@@ -200,14 +200,14 @@ def test_counted_is_what_each_client_s_message_takes(
             assert all(torch.equal(decoded[name], value) for name, value in tensors.items())
         return summed(controller, question, sizes, sent, mine)
 
-    def played(loop: Rounds, round_: int) -> Told:
+    def played(loop: Rounds, round_: int) -> RoundReport:
         model = loop.federation.model.weights.tensors(loop.server.weights)
-        described = loop.work.messages_of(loop.work.training, loop.server).down
+        described = loop.work.messages_of(loop.work.training_task, loop.server).down
         down.append(len(described.encode(model, round_=round_, client=None, samples=None)))
         told.append(one_round(loop, round_))
         return told[-1]
 
-    monkeypatch.setattr(Controller, "_parts", encoded)
+    monkeypatch.setattr(Controller, "_partial_sums", encoded)
     monkeypatch.setattr(Rounds, "_round", played)
     series = Telling()
     run(tmp_path, {**DIGITS, "rounds": 3, "per_round": 9, "filters": filters}, reporter=series)
@@ -221,6 +221,6 @@ def test_counted_is_what_each_client_s_message_takes(
 
 def test_traffic_of_several_questions_is_added_up_by_client() -> None:
     first = Traffic(np.array([5, 2]), np.array([10, 20]), np.array([1, 1]))
-    both = Traffic.none() + first + Traffic(np.array([2, 9]), np.array([3, 4]), np.array([2, 2]))
+    both = Traffic.empty() + first + Traffic(np.array([2, 9]), np.array([3, 4]), np.array([2, 2]))
     assert (both.clients.tolist(), both.up.tolist(), both.down.tolist()) == ([2, 5, 9], [23, 10, 4], [3, 1, 2])
     assert (both.bytes_up, both.bytes_down) == (37, 6)

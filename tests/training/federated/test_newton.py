@@ -92,10 +92,10 @@ def test_safeguarded_the_loss_never_rises_from_a_small_sketch(tmp_path: Path) ->
 
 def test_a_client_sends_its_sketch_its_gradient_and_a_loss(tmp_path: Path) -> None:
     loop = ready(tmp_path, {**CONVEX, "algorithm": "fedns", "fedns": {"rows": 8}})
-    sent = loop.work.messages_of(loop.work.training, loop.server).up.body
+    sent = loop.work.messages_of(loop.work.training_task, loop.server).up.body
     assert sent == 8 * (8 * NUMBERS + NUMBERS + 1)
     loop = ready(tmp_path / "newton", {**CONVEX, "algorithm": "fednewton"})
-    sent = loop.work.messages_of(loop.work.training, loop.server).up.body
+    sent = loop.work.messages_of(loop.work.training_task, loop.server).up.body
     assert sent == 8 * (NUMBERS * (NUMBERS + 1) // 2 + NUMBERS + 1)
 
 

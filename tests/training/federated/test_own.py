@@ -20,7 +20,7 @@ from training.config.asked import ConfigError
 from training.corpus.errors import DataError
 from training.federated.client_failures import ClientsFailed
 from training.federated.custom import part_loader
-from training.federated.custom.client import TOLD
+from training.federated.custom.client import RESERVED_SERIES
 from training.federated.custom.program import Program
 from training.federation.config import parse
 
@@ -67,14 +67,14 @@ def test_training_in_its_own_way_is_what_the_server_takes_the_mean_of(tmp_path: 
         mean = (1 * 5 + 2 * 10 + 3 * 15) / 30
         weights = loop.server.weights.double()
         assert torch.allclose(weights, torch.tensor([mean] * 12 + [-mean] * 3, dtype=torch.float64))
-    assert loop.work.alone == "its clients train in a way of their own"
+    assert loop.work.unstacked_reason == "its clients train with train() of client.py"
     assert loop.server.losses.tolist() == [1.0, 2.0, 3.0] if not training else (loop.server.losses > 0).all()
 
 
 def test_clients_are_judged_in_their_own_way(tmp_path: Path) -> None:
     evaluate = "\n\ndef evaluate(model, x, y):\n    assert not model.training\n"
     evaluate += "    return {'accuracy': len(x), 'f1': torch.tensor([0.5])}\n"
-    judged = (loop := ready(tmp_path, LINEAR + evaluate)).judge.judge(loop.server, goes_on=lambda: True)
+    judged = (loop := ready(tmp_path, LINEAR + evaluate)).evaluator.evaluate(loop.server, should_continue=lambda: True)
     assert judged is not None
     assert judged.by_client["accuracy"].tolist() == [1, 2, 3]
     assert judged.means["accuracy"] == pytest.approx((1 * 1 + 2 * 2 + 3 * 3) / 6)
@@ -87,7 +87,7 @@ def test_a_loss_of_its_own_is_minimised(tmp_path: Path) -> None:
     loop = ready(tmp_path, LINEAR + loss, learning_rate=0.05, epochs=50, client={"towards": 2.0})
     loop._round(1)
     loop._round(2)
-    assert loop.work.alone == ""
+    assert loop.work.unstacked_reason == ""
     assert torch.allclose(loop.server.weights[12:], torch.full((3,), 2.0), atol=0.1)
 
 
@@ -134,7 +134,7 @@ def test_nothing_but_declared_tensors_leaves_a_client(tmp_path: Path, leak: str,
         return
     loop = started(tmp_path, client, telling=telling, batch=5)
     assert loop.run()
-    up = loop.work.messages_of(loop.work.training, loop.server).up
+    up = loop.work.messages_of(loop.work.training_task, loop.server).up
     assert {name: shape for name, (shape, _) in up.tensors.items()} == {"delta": (15,)}
     written = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and "data" not in path.parts]
     assert written
@@ -263,7 +263,7 @@ def test_what_the_file_raises_is_told_as_it_is(tmp_path: Path) -> None:
 def test_what_is_judged_wrongly_names_the_client(tmp_path: Path) -> None:
     evaluate = "\n\ndef evaluate(model, x, y):\n    return {'rows': x}\n"
     with pytest.raises(
-        ClientsFailed, match=r"client \d can't be judged:[\s\S]*TypeError: evaluate\(\) gives as rows 4 numbers"
+        ClientsFailed, match=r"client \d can't be evaluated:[\s\S]*TypeError: evaluate\(\) gives as rows 4 numbers"
     ):
         started(tmp_path, LINEAR + evaluate).run()
 
@@ -328,7 +328,7 @@ def test_scores_have_names_that_nobody_else_has(tmp_path: Path) -> None:
     """All that a federation tells by itself is refused as a name, but for the accuracy and the loss."""
     telling = Telling()
     assert started(tmp_path, telling=telling, rounds=1).run()
-    assert telling.series.keys() - {"loss", "accuracy"} <= TOLD
+    assert telling.series.keys() - {"loss", "accuracy"} <= RESERVED_SERIES
     evaluate = "\n\ndef evaluate(model, x, y):\n    return {'dropped': 1}\n"
     with pytest.raises(ClientsFailed, match=r"a score called 'dropped', which is Vigil's own"):
         started(tmp_path / "taken", LINEAR + evaluate).run()
@@ -349,7 +349,10 @@ def test_odd_files_beside_it_do_no_harm(tmp_path: Path) -> None:
         "return x,", "x = torch.from_numpy(x.numpy()[:, ::-1].copy()).numpy()[:, ::-1]\n    return x,"
     )
     assert (
-        ready(tmp_path, client.replace("(x[:, 0] > 0).long() + (x[:, 1] > 0).long()", "x[:, 0] > 0")).work.alone == ""
+        ready(
+            tmp_path, client.replace("(x[:, 0] > 0).long() + (x[:, 1] > 0).long()", "x[:, 0] > 0")
+        ).work.unstacked_reason
+        == ""
     )
 
 
@@ -359,7 +362,7 @@ def test_a_file_that_is_called_as_a_module_of_others_takes_nobodys_place(tmp_pat
     (tmp_path / "code" / "torch.py").write_text(ALGORITHM)
     program = Program(tmp_path / "code", loop.place.job_dir, "random.py", "torch.py")
     config = parse({**RUN, "recipe": "client", "algorithm": "own"})
-    part_loader.recipe(config, program)
-    part_loader.algorithm(config, program)
+    part_loader.load_recipe(config, program)
+    part_loader.load_algorithm(config, program)
     assert sys.modules["random"] is random
     assert sys.modules["torch"] is torch

@@ -39,10 +39,10 @@ class TestAPart:
         after = federation.go(2)
         assert torch.equal(after[layout.shared :], before[layout.shared :])
         assert not torch.equal(after[: layout.shared], before[: layout.shared])
-        for kept in federation.server.kept.values():
+        for kept in federation.server.client_state.values():
             assert len(kept.unique(dim=0)) == 5  # type: ignore[no-untyped-call]
         expected = {PERSONAL, STATISTICS} if name == "fedbn" else {PERSONAL}
-        assert federation.server.kept.keys() == expected
+        assert federation.server.client_state.keys() == expected
 
     def test_of_one_client_is_as_if_it_travelled(self, name: str, tmp_path: Path) -> None:
         _, run = PARTS[name]
@@ -50,12 +50,14 @@ class TestAPart:
         own.go(2)
         plain.go(2)
         layouts = [one.loop.federation.model.weights for one in (own, plain)]
-        whole = torch.cat([own.server.shared, own.server.kept[PERSONAL][0]])
+        whole = torch.cat([own.server.shared, own.server.client_state[PERSONAL][0]])
         tensors, expected = layouts[0].tensors(whole), layouts[1].tensors(plain.server.weights)
         for tensor, value in expected.items():
             torch.testing.assert_close(tensors[tensor], value, rtol=0, atol=1e-12)
         if name == "fedbn":
-            torch.testing.assert_close(own.server.kept[STATISTICS][0], plain.server.statistics, rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                own.server.client_state[STATISTICS][0], plain.server.statistics, rtol=0, atol=1e-12
+            )
 
 
 def test_who_fails_keeps_what_it_had(tmp_path: Path) -> None:
@@ -63,9 +65,9 @@ def test_who_fails_keeps_what_it_had(tmp_path: Path) -> None:
     _, run = PARTS["fedbn"]
     federation = Federation(tmp_path, "fedbn", DIGITS_FP64, clients=4, split="iid", batch=374, **run)
     assert federation.divided.sizes.tolist() == [375, 374, 374, 374]
-    before = {name: values.clone() for name, values in federation.server.kept.items()}
+    before = {name: values.clone() for name, values in federation.server.client_state.items()}
     assert federation.round().failed.keys() == {0}
-    for name, values in federation.server.kept.items():
+    for name, values in federation.server.client_state.items():
         assert torch.equal(values[0], before[name][0])
         assert not torch.equal(values[1], before[name][1])
 
@@ -89,17 +91,17 @@ class TestDitto:
                 for _ in range(3):
                     held = parts[client].gradient(own[client]) + pull * (own[client] - sent)
                     own[client] -= rate * held
-            torch.testing.assert_close(federation.server.kept["personal_model"], own, rtol=0, atol=1e-12)
+            torch.testing.assert_close(federation.server.client_state["personal_model"], own, rtol=0, atol=1e-12)
         assert len(own.unique(dim=0)) == 4  # type: ignore[no-untyped-call]
 
     def test_clients_are_judged_by_their_own(self, tmp_path: Path) -> None:
         federation = Federation(tmp_path, "ditto", DIGITS_FP64)
         federation.go(2)
-        judged = federation.loop.judge.judge(federation.server, goes_on=lambda: True)
+        judged = federation.loop.evaluator.evaluate(federation.server, should_continue=lambda: True)
         assert judged is not None
         model = federation.loop.federation.model
         for client, ids in enumerate(federation.divided.validation):
             rows, labels = model.task.batch("validation", ids)
-            tensors = model.weights.tensors(federation.server.kept["personal_model"][client])
+            tensors = model.weights.tensors(federation.server.client_state["personal_model"][client])
             logits = torch.func.functional_call(model.task.model, tensors, (rows,))
             assert judged.by_client["loss"][client] == pytest.approx(float(cross_entropy(logits, labels)), abs=1e-12)

@@ -17,9 +17,9 @@ import vigil_report
 from tests.training.federated.in_process import Telling as Reporter
 from training.federated import client_failures, round_report
 from training.federated.coverage import CoverageLog
-from training.federated.evaluation import Judged
+from training.federated.evaluation import Evaluation
 from training.federated.messages import Traffic
-from training.federated.round_report import BROKEN, DROPPED, LATE, REJECTED, TRAINED, Telling, Told
+from training.federated.round_report import BROKEN, DROPPED, LATE, REJECTED, TRAINED, RoundReport, RoundReporter
 from training.federation.tables import CLIENT_COLUMNS, NAMED, ROUND_COLUMNS, ROUNDS, Columns, RoundTable
 from training.reporting.spool import read_spool
 
@@ -58,15 +58,15 @@ def coverage() -> CoverageLog:
     return CoverageLog(np.full(CLIENTS, 2**31))
 
 
-def a_round(draw: np.random.Generator, asked: int) -> Told:
+def a_round(draw: np.random.Generator, asked: int) -> RoundReport:
     """Numbers that nothing makes shorter, and clients in every kind of trouble."""
     clients = draw.choice(CLIENTS, asked, replace=False)
     states = draw.choice([TRAINED, LATE, DROPPED, REJECTED, BROKEN], asked, p=[0.8, 0.05, 0.05, 0.05, 0.05])
     dropped = clients[states == DROPPED].tolist()
     sizes = draw.integers(10**5, 10**6, asked)
-    return Told(
+    return RoundReport(
         clients=clients,
-        asked=clients,
+        selected=clients,
         losses=draw.lognormal(size=asked),
         states=states,
         failed={client: ERRORS[client % 2] for client in dropped},
@@ -81,21 +81,21 @@ def a_round(draw: np.random.Generator, asked: int) -> Told:
     )
 
 
-def judged(draw: np.random.Generator, accuracies: NDArray[np.float64]) -> Judged:
+def judged(draw: np.random.Generator, accuracies: NDArray[np.float64]) -> Evaluation:
     """By others' accuracies, but that it is worst for another client."""
     by_client = accuracies.copy()
     by_client[draw.integers(CLIENTS)] = 0.0
-    return Judged({"loss": draw.lognormal(), "accuracy": draw.random()}, {"accuracy": by_client})
+    return Evaluation({"loss": draw.lognormal(), "accuracy": draw.random()}, {"accuracy": by_client})
 
 
 def test_the_fullest_event_is_told_whole(clock: Clock, tmp_path: Path) -> None:
     """As many rounds as one tells of, the last few of 10,000 clients: there is room for it, and it can be read."""
     reporter = vigil_report.Stream(tmp_path, rank=0, incarnation=0)
-    told, draw = Telling(reporter, NAMELESS, coverage()), np.random.default_rng(0)
+    told, draw = RoundReporter(reporter, NAMELESS, coverage()), np.random.default_rng(0)
     rounds = [a_round(draw, 10_000 if number > ROUNDS - 3 else 400) for number in range(1, ROUNDS + 1)]
     accuracies = draw.random(CLIENTS)
     for number, one in enumerate(rounds, start=1):
-        told.tell(number, one, judged(draw, accuracies))
+        told.report_round(number, one, judged(draw, accuracies))
     told.close()
     reporter.close()
     (file,) = (tmp_path / "spool").iterdir()
@@ -116,12 +116,12 @@ def test_a_client_that_few_samples_evaluate_is_not_the_worst(clock: Clock) -> No
     def found(*evaluated: int) -> tuple[int, float]:
         reporter, divided = Reporter(), SimpleNamespace(names=(), evaluated=np.array(evaluated))
         federation: Any = SimpleNamespace(**{**vars(NAMELESS), "divided": divided})
-        told = Telling(reporter, federation, coverage())
-        accuracies = Judged({"accuracy": 0.5}, {"accuracy": np.array([0.0, 0.4, 0.9])})
+        told = RoundReporter(reporter, federation, coverage())
+        accuracies = Evaluation({"accuracy": 0.5}, {"accuracy": np.array([0.0, 0.4, 0.9])})
         draw = np.random.default_rng(0)
-        one = replace(a_round(draw, 3), clients=np.arange(3), asked=np.arange(3))
-        told.tell(1, one, accuracies)
-        told.tell_judged(1, accuracies)
+        one = replace(a_round(draw, 3), clients=np.arange(3), selected=np.arange(3))
+        told.report_round(1, one, accuracies)
+        told.report_evaluation(1, accuracies)
         told.close()
         (event,) = reporter.of("round.clients")
         return int(RoundTable.unpack(event).rounds["worst"][0]), reporter.series["client_accuracy_min"][1]
@@ -150,29 +150,29 @@ def test_whatever_numbers_there_are_rounds_are_whole() -> None:
 @pytest.mark.parametrize("rounds", [3_000, pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.whole])])
 def test_however_long_it_is_events_are_few(rounds: int, clock: Clock) -> None:
     """A second a round, of which the most events come: one each at first, then ever fewer."""
-    told, draw = Telling(reporter := Reporter(), NAMELESS, coverage()), np.random.default_rng(0)
+    told, draw = RoundReporter(reporter := Reporter(), NAMELESS, coverage()), np.random.default_rng(0)
     some = [a_round(draw, 10) for _ in range(50)]
     for number in range(1, rounds + 1):
         clock.now += 1.0
-        told.tell(number, some[number % 50], None)
+        told.report_round(number, some[number % 50], None)
     told.close()
     tables = [RoundTable.unpack(event) for event in reporter.of("round.clients")]
     assert np.concatenate([table.rounds["round"] for table in tables]).tolist() == list(range(1, rounds + 1))
     assert 2_500 <= len(tables) <= 2_501 + 2_500 * math.log(rounds / 2_500)
     assert 2_500 * (1 + math.log(1_000_000 / 2_500)) < MOST_TOLD, "of the longest run that can be asked for"
     for kind in ("client.dropped", "client.broken"):
-        assert len(reporter.of(kind)) <= client_failures.TOLD
+        assert len(reporter.of(kind)) <= client_failures.MAX_EVENTS
     assert len(reporter.events) < EVENTS / 2
     assert len(reporter.series) < SERIES / 10
 
 
 def test_rounds_of_milliseconds_wait_for_each_other(clock: Clock) -> None:
     """No more than so many at once, however rare the events have become."""
-    told, draw = Telling(reporter := Reporter(), NAMELESS, coverage()), np.random.default_rng(0)
+    told, draw = RoundReporter(reporter := Reporter(), NAMELESS, coverage()), np.random.default_rng(0)
     clock.now = 30 * 86_400.0
     one: Any = a_round(draw, 10)
     for number in range(1, 2 * ROUNDS + 2):
         clock.now += 0.01
-        told.tell(number, one, None)
+        told.report_round(number, one, None)
     tables = [RoundTable.unpack(event) for event in reporter.of("round.clients")]
     assert [len(table.rounds["round"]) for table in tables] == [1, ROUNDS, ROUNDS]

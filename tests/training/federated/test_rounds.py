@@ -12,7 +12,7 @@ import torch
 from tests.training.federated.in_process import CONVEX, DIGITS, Telling, digest, ready, run, start, train
 from training.attempt import stopping
 from training.config.asked import ConfigError
-from training.federated.client_work import Work
+from training.federated.client_work import ClientWork
 from training.federated.controller import Controller
 from training.federation import tables
 
@@ -42,15 +42,15 @@ def test_a_run_killed_within_a_round_goes_on_to_the_same_bits(
     table = {**KINDS[kind], "checkpoint_every": 2}
     run(tmp_path / "whole", table)
     with monkeypatch.context() as patched:
-        real, asked = Work.run, []
+        real, asked = ClientWork.run, []
 
-        def dies(work: Work, chunk: Any, round_: int, *arguments: Any, **options: Any) -> Any:
+        def dies(work: ClientWork, chunk: Any, round_: int, *arguments: Any, **options: Any) -> Any:
             asked.append(round_)
             if round_ == 4 and asked.count(4) == 2 or round_ == 5:
                 raise Killed
             return real(work, chunk, round_, *arguments, **options)
 
-        patched.setattr(Work, "run", dies)
+        patched.setattr(ClientWork, "run", dies)
         loop = start(tmp_path / "killed", table)
         with pytest.raises(Killed):
             loop.run()
@@ -72,14 +72,14 @@ def test_a_stop_within_a_round_waits_for_its_end_and_goes_on_to_the_same_bits(
     loop.stop.watch(loop.place.attempt_dir)
     with monkeypatch.context() as patched:
         patched.setattr(stopping, "LOOK_SECONDS", 0.0)
-        real = Work.run
+        real = ClientWork.run
 
-        def asks(work: Work, chunk: Any, round_: int, *arguments: Any, **options: Any) -> Any:
+        def asks(work: ClientWork, chunk: Any, round_: int, *arguments: Any, **options: Any) -> Any:
             if round_ == 3:
                 (loop.place.attempt_dir / stopping.REQUESTED).touch()
             return real(work, chunk, round_, *arguments, **options)
 
-        patched.setattr(Work, "run", asks)
+        patched.setattr(ClientWork, "run", asks)
         assert not loop.run()
     assert loop.step == ends
     assert digest(tmp_path / "stopped").startswith(f"step-{ends} ")
@@ -131,7 +131,7 @@ def test_series_and_rows_of_rounds_tell_the_same(tmp_path: Path, capsys: pytest.
     for name in ("trained", "dropped", "late"):
         assert np.concatenate([row.rounds[name] for row in rows]).tolist() == list(told.series[name].values())
     assert sum(len(row.clients["client"]) for row in rows) == 30
-    counts = np.concatenate([tables.Split.unpack(event).counts for event in told.of("clients.split")])
+    counts = np.concatenate([tables.SplitTable.unpack(event).counts for event in told.of("clients.split")])
     assert counts.shape == (12, 10)
     assert counts.sum() == 1497
     assert {"accuracy", "loss", "validation_loss", "client_accuracy_min", "client_loss_q75"} <= told.series.keys()
@@ -153,7 +153,7 @@ def test_a_model_that_normalises_is_computed_one_by_one_and_says_so(tmp_path: Pa
     told = Telling()
     table = {**DIGITS, "rounds": 2, "tabular": {"hidden": 8, "batch_norm": True}}
     run(tmp_path, table, reporter=told)
-    assert "normalises over whole batches" in told.of("run.started")[0]["alone"]
+    assert "normalises over batches" in told.of("run.started")[0]["alone"]
     rows = [tables.RoundTable.unpack(event) for event in told.of("round.clients")]
     assert all((row.clients["seconds"] > 0).all() for row in rows), "each is timed by itself"
 
@@ -183,7 +183,7 @@ def test_a_fixed_schedule_mixes_models_as_by_hand(buffer: int, tmp_path: Path) -
         for chunk in Controller(
             loop.server, loop.work, loop.exchange, loop.world, plan, combining=None, round_=round_, beat=lambda: None
         )._chunks:
-            sent = loop.work.run(chunk, round_, loop.work.training, loop.server)
+            sent = loop.work.run(chunk, round_, loop.work.training_task, loop.server)
             rows = zip(sent.clients.tolist(), sent.values["model"], strict=True)
             began |= {client: (round_, row.clone()) for client, row in rows}
         there = [*plan.arriving.tolist(), *plan.clients[plan.is_now(plan.clients)].tolist()]

@@ -221,5 +221,5 @@ class TestAvailability:
             config.parse(table if per_round is None else {**table, "per_round": per_round}), 1
         )
         assert problem.field == "per_round"
-        assert problem.message.endswith("but about 7 are there at a time. Write 7.")
+        assert problem.message.endswith("but about 7 are available at a time. Write 7.")
         assert not list(config_checks.problems(config.parse({**table, "per_round": 7}), 1))

@@ -23,7 +23,7 @@ from training.data import Labels
 from training.federated.split import dirichlet
 from training.federated.split.shift import drawn, view
 from training.federation import config, config_checks, data_division, parts, random_streams, tables
-from training.federation.apportionment import shared_out
+from training.federation.apportionment import apportioned_owners
 from training.federation.config import FederationConfig
 from training.runtime.seeds import derive_seed
 
@@ -49,7 +49,7 @@ def asked(split: str, clients: int, *, seed: int = 0, **options: Any) -> Federat
     return config.parse({"split": split, "clients": clients, "seed": seed, split: options})
 
 
-def divide(split: str, labels: Labels, clients: int, *, seed: int = 0, **options: Any) -> data_division.Divided:
+def divide(split: str, labels: Labels, clients: int, *, seed: int = 0, **options: Any) -> data_division.DataDivision:
     labels = labels if split == "column" else without_owners(labels)
     return data_division.divide(asked(split, clients, seed=seed, **options), labels)
 
@@ -149,7 +149,7 @@ def as_before(labels: Labels, clients: int, seed: int, alpha: float) -> Ids:
     owners = np.empty(len(of), dtype=np.int64)
     for label in np.unique(of):
         rows = draw.permutation(np.flatnonzero(of == label))
-        owners[rows] = shared_out(len(rows), dirichlet._parts(clients, alpha, draw))
+        owners[rows] = apportioned_owners(len(rows), dirichlet._parts(clients, alpha, draw))
     return owners
 
 
@@ -294,20 +294,20 @@ def test_columns_keep_owners_together_and_join_the_smallest() -> None:
 
 def test_names_are_packed_in_as_many_events_as_they_take() -> None:
     names = ["ada", "", "hôpital nº 9", "two\nlines \u202eback\udc80", "x" * 200, *(f"owner {n}" for n in range(5000))]
-    parts = [tables.Names.unpack(part.pack()) for part in tables.named(names)]
+    parts = [tables.ClientNames.unpack(part.pack()) for part in tables.name_events(names)]
     assert len(parts) > 1
     assert max(len(str(part.pack())) for part in parts) < 32_768
     assert [part.first for part in parts] == [0, len(parts[0].names), len(parts[0].names) + len(parts[1].names)]
     found = [name for part in parts for name in part.names]
     assert found == [*names[:3], "twolines back", "x" * tables.NAME_LETTERS, *names[5:]]
-    assert tables.named([]) == []
+    assert tables.name_events([]) == []
 
 
 @pytest.mark.parametrize("names", ["no table", 7, base64.b85encode(zlib.compress(b"a\x1b[2J")).decode()])
 def test_names_that_we_never_pack_are_refused(names: object) -> None:
-    for event in ({"first": 0, "names": names}, tables.named(["ada"])[0].pack() | {"first": True}):
+    for event in ({"first": 0, "names": names}, tables.name_events(["ada"])[0].pack() | {"first": True}):
         with pytest.raises(tables.TableError):
-            tables.Names.unpack(event)
+            tables.ClientNames.unpack(event)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,7 @@ from tests.training.federated.in_process import accuracy, train
 from tests.training.federated.texts import rounds_of
 from training import contracts
 from training.federated.layout import parameters, statistics
-from training.federated.model import normalises
+from training.federated.model import batch_norm_tensors
 from training.federation import config_checks
 from training.federation.config import parse
 from training.recipes import vision
@@ -46,7 +46,7 @@ def test_losses_of_samples_have_the_mean_that_it_trains_by(batch_norm: bool) -> 
 
 def test_what_normalises_is_known_by_name() -> None:
     model = task(batch_norm=True).model
-    assert {name for name in parameters(model) if name in normalises(model)} == {
+    assert {name for name in parameters(model) if name in batch_norm_tensors(model)} == {
         f"convolutions.{layer}.{part}" for layer in (1, 4) for part in ("weight", "bias")
     }
     assert set(statistics(model)) == {
@@ -69,6 +69,6 @@ def test_the_portal_sees_how_its_data_would_be_divided() -> None:
 def test_a_federation_on_images_learns(tmp_path: Path) -> None:
     table = {"recipe": "vision", "clients": 6, "split": "dirichlet", "learning_rate": 0.3, "vision": {"channels": 8}}
     rounds = rounds_of(tmp_path, table)
-    assert rounds.work.alone == ""
+    assert rounds.work.unstacked_reason == ""
     train(rounds, 8)
     assert accuracy(rounds) > 0.5

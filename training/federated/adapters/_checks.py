@@ -1,4 +1,4 @@
-"""What adapters can't work with, known without opening a file."""
+"""Check the settings of adapters, without opening a file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from training.federation.config import FederationConfig
 
 
 def check_place(config: FederationConfig) -> Iterator[Misfit]:
-    """The recipe's model must have a place for them."""
-    known = choices.get("recipes", config.recipe).constants.get("ADAPTERS", ())
-    if not isinstance(known, tuple) or config.adapters not in known:
-        message = f'is "{config.adapters}", but the model of {config.recipe} has no place for it. Write "none".'
+    """Yield a misfit if the recipe's model does not support these adapters."""
+    supported = choices.get("recipes", config.recipe).constants.get("ADAPTERS", ())
+    if not isinstance(supported, tuple) or config.adapters not in supported:
+        message = f'is "{config.adapters}", but the model of {config.recipe} does not support it. Write "none".'
         yield Misfit("adapters", message)
 
 
 def check_lora(config: FederationConfig) -> Iterator[Misfit]:
-    """What they are is said by the recipe's options, which are checked there."""
+    """Yield what is wrong with LoRA adapters. Their own options are the recipe's, which checks them."""
     found = list(check_place(config))
     yield from found
     if not found and not config.recipe_options().get("lora_rank"):

@@ -1,7 +1,7 @@
-"""FFA-LoRA: LoRA whose A stays as the seed gives it; B alone is trained and travels (Sun et al., 2024, 2403.12313).
+"""FFA-LoRA: LoRA with a fixed random A; only B is trained and travels (Sun et al., 2024, arXiv 2403.12313).
 
-With A the same everywhere the mean of products BA is the product of the means: the server's model is the mean of the
-clients' models; and of square matrices it sends half of what LoRA does.
+With the same A everywhere the mean of products BA is the product of the means: the server's model is the mean of the
+clients' models. For square matrices it sends half of what LoRA does.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from training.federated.adapters._checks import check_lora as check
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["BESIDE", "adapt", "check", "constants"]
-BESIDE = True
+__all__ = ["KEEPS_BASE", "adapt", "check", "constants"]
+KEEPS_BASE = True
 
 
 def adapt(task: Task) -> Task:
@@ -26,7 +26,7 @@ def adapt(task: Task) -> Task:
 
 
 def constants(model: nn.Module) -> Collection[str]:
-    """Each A, without which a checkpoint would be no adapter to anybody."""
+    """Return the names of all A, without which a checkpoint would be no complete adapter."""
     from training.weights.lora import PART
 
     return [name for name, _ in model.named_parameters() if (part := PART.search(name)) and part["side"] == "A"]

@@ -1,4 +1,4 @@
-"""All weights are trained, and travel."""
+"""No adapters: all weights are trained and sent."""
 
 from __future__ import annotations
 

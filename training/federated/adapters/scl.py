@@ -1,8 +1,8 @@
-"""SCL: small layers between up_proj and down_proj of each gated network are trained and travel (2024, 2412.07021).
+"""SCL: small layers before down_proj of each gated network are trained and sent (2024, arXiv 2412.07021).
 
-**The residual, φ and the zero start are ours**: the paper's repository has no code of them, and its text does not say.
-What enters down_proj, h, becomes h + C2 φ(C1 h), φ being SiLU as in the network itself. C2 begins as zeros, so that a
-run begins exactly at the weights it starts from.
+**The residual, φ and the zero initialisation are ours**: the paper's text and repository do not define them. The input
+h of down_proj becomes h + C2 φ(C1 h), φ being SiLU as in the network itself. C2 is initialised with zeros, so that a
+run starts exactly from the pretrained weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-BESIDE = True
+KEEPS_BASE = True
 
 
 def adapt(
@@ -28,7 +28,7 @@ def adapt(
     *,
     rank: Annotated[int, "1..65536", "Rows of C1."] = 8,
     train_down_proj: Annotated[
-        bool, "down_proj is trained and travels, too, as in the paper: some hundred times as many numbers."
+        bool, "Train and send down_proj, too, as in the paper: some hundred times as many numbers."
     ] = False,
 ) -> Task:
     from training.models import compression
@@ -61,6 +61,5 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
     if options.get("from_weights") == "none":
         yield Misfit(
             f"{config.recipe}.from_weights",
-            'is "none", but adapters are beside weights that are already trained. Name some, or write adapters = '
-            '"none".',
+            'is "none", but adapters need pretrained weights. Name some, or write adapters = "none".',
         )

@@ -1,7 +1,7 @@
-"""FLTrust: updates count by how they agree with one of the server's own (Cao et al., 2021, arXiv 2012.13995).
+"""FLTrust: updates are weighted by their agreement with the server's own (Cao et al., 2021, arXiv 2012.13995).
 
-The server trains on rows of its own as a client would. They are taken, once and for all by the seed, from what is kept
-for validation, and no longer judged by: else the score would be of rows that the model was steered with.
+The server trains as a client would, on samples that the seed takes from the validation data. These are not used for
+evaluation any more: otherwise scores would include samples that steered the model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from training.federated.aggregation._robust import blocks
 from training.federated.aggregation.norm_clipping import norms
-from training.federation.parts import TooFew
+from training.federation.parts import TooFewUpdates
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,9 +24,13 @@ def combine(
     weights: Tensor,
     trusted: Tensor,
     *,
-    root_samples: Annotated[int, "1..1000000", "Rows kept for validation that the server trains on instead."] = 100,
+    root_samples: Annotated[int, "1..1000000", "Validation samples that the server trains on instead."] = 100,
 ) -> tuple[Tensor, Sequence[int]]:
-    """Each as long as the trusted one, by the cosine of their angle; what points away is left out."""
+    """Return the mean of the updates, scaled to the length of the trusted one, and weighted by the cosine of their
+    angle.
+
+    Updates with a negative cosine are rejected.
+    """
     import torch
 
     from training.federated import sums
@@ -39,7 +43,7 @@ def combine(
     cosines = torch.where(lengths > 0, products / (lengths * length), 0.0)
     scores = cosines.nan_to_num(nan=0.0).clamp(min=0)
     if not scores.any():
-        raise TooFew("no update points where the server's own does")
+        raise TooFewUpdates("no update points where the server's own does")
     total = sums.zeros(rows.shape[1], rows.device)
     sums.add_weighted(total, rows, torch.where(scores > 0, scores * length / lengths, 0.0))
     return total / scores.sum(), (scores == 0).nonzero().flatten().tolist()

@@ -1,4 +1,4 @@
-"""The mean, weighted as the algorithm says: taken as a sum, wherever the clients are."""
+"""Mean, weighted as the algorithm says: each rank sums the updates of its clients."""
 
 from __future__ import annotations
 

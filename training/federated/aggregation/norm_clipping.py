@@ -1,4 +1,4 @@
-"""The mean of updates none of which is longer than the others (Sun et al., 2019, arXiv 1911.07963)."""
+"""Norm clipping: the mean of updates of bounded length (Sun et al., 2019, arXiv 1911.07963)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def combine(
     rows: Tensor,
     weights: Tensor,
     *,
-    norm: Annotated[float | None, "1e-9..1e9", "Longest that an update may be; left out: the round's median."] = None,
+    norm: Annotated[float | None, "1e-9..1e9", "Maximum length of an update; default: the round's median."] = None,
 ) -> tuple[Tensor, Sequence[int]]:
-    """What is longer is shortened, not left out; then the mean, weighted as the algorithm says."""
+    """Shorten longer updates, reject none, and return the mean, weighted as the algorithm says."""
     import torch
 
     from training.federated import sums
@@ -31,7 +31,7 @@ def combine(
 
 
 def norms(rows: Tensor) -> Tensor:
-    """(clients,) float64."""
+    """Return the length of each row, (clients,) float64."""
     return sum(
         (block.square().sum(dim=1) for _, block in blocks(rows)), start=rows.new_zeros(len(rows)).double()
     ).sqrt()

@@ -1,6 +1,6 @@
-"""A rule of your own: a file aggregation.py with combine(rows, weights).
+"""Your own rule: a file aggregation.py with combine(rows, weights).
 
-The file is read on the ranks (training.federated.custom); this module stands for it where nothing of it is known.
+The ranks read the file (training.federated.custom); this module stands in for it elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Newton-type algorithms share: a client's Hessian and its sketch, the server's step and its line search."""
+"""Share what Newton-type algorithms need: clients' Hessians and sketches, the server's step and its line search."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ if TYPE_CHECKING:
 
     from training.federated.client import Client
     from training.federated.controller import Controller
-    from training.federated.task_results import Answer
+    from training.federated.task_results import TaskResult
     from training.federation.config import FederationConfig
 
 HALVINGS = 20
-"""Step lengths that a line search asks for in one exchange: 1, 1/2, 1/4, …"""
+"""Step lengths that a line search tries in one exchange: 1, 1/2, 1/4, …"""
 DECREASE = 1e-4
-"""Part of the decrease that the gradient promises which a step must bring (Armijo's rule)."""
+"""Fraction of the decrease predicted by the gradient that a step must achieve (Armijo's rule)."""
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:
-    """The whole Hessian of each client is computed: only small convex models."""
+    """Yield settings without small convex models: the whole Hessian of each client is computed."""
     if config.recipe != "tabular" or config.recipe_options().get("model") == "mlp":
         message = f'"{config.algorithm}" is for convex models. Write recipe = "tabular", and model = "logistic" there.'
         yield Misfit("algorithm", message)
     if config.pace != "rounds":
-        yield Misfit("pace", f'is "{config.pace}", but {config.algorithm} asks all clients several times a round.')
+        yield Misfit(
+            "pace", f'is "{config.pace}", but {config.algorithm} needs several exchanges with all clients in a round.'
+        )
 
 
 def hessian(client: Client, w: Tensor) -> Tensor:
-    """(numbers, numbers): of the mean loss over everything that the client has."""
-    from torch.func import grad, jacrev  # forward mode would import the old compiler first
+    """Return the Hessian (numbers, numbers) of the mean loss over all samples of the client."""
+    from training.federated.differentiation import grad, jacrev
 
-    found: Tensor = jacrev(grad(client.loss))(w)
-    return found
+    return jacrev(grad(client.loss))(w)
 
 
 def root(matrix: Tensor) -> Tensor:
-    """A square root of a positive semi-definite matrix: (numbers, numbers), its transpose times it is the matrix."""
+    """Return a square root R (numbers, numbers) of a positive semi-definite matrix RᵀR."""
     import torch
 
     values, vectors = torch.linalg.eigh(matrix)
@@ -49,7 +50,10 @@ def root(matrix: Tensor) -> Tensor:
 
 
 def sketch(rows: int, like: Tensor, *, kind: str) -> Tensor:
-    """(rows, numbers), S with E SᵀS = 1. orthogonal: √(d/k) times orthonormal rows; gaussian: independent numbers."""
+    """Return a random S (rows, numbers) with E SᵀS = 1.
+
+    orthogonal: √(d/k) times orthonormal rows; gaussian: independent numbers.
+    """
     import torch
 
     numbers = like.shape[-1]
@@ -60,21 +64,23 @@ def sketch(rows: int, like: Tensor, *, kind: str) -> Tensor:
     return basis.T * math.sqrt(numbers / rows)
 
 
-def sketched(client: Client, rows: int, kind: str) -> Mapping[str, Tensor]:
-    """Loss, gradient, and the sketched root of the Hessian at the model that it was sent."""
+def sketched_hessian(client: Client, rows: int, kind: str) -> Mapping[str, Tensor]:
+    """Return loss, gradient, and the sketched root of the Hessian at the model that the client was sent."""
     w = client.model
     half = root(hessian(client, w))
     part = sketch(min(rows, len(w)), w, kind=kind) @ half
     return {"loss": client.loss(w), "gradient": client.whole_gradient(w), "root": part}
 
 
-def squared(sent: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The server adds up what the roots stand for."""
+def squared_root(sent: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return what the server sums: the matrix RᵀR in place of its root R."""
     return {**sent, "root": sent["root"].mT @ sent["root"]}
 
 
-def stepped(controller: Controller, start: Tensor, answer: Answer, matrix: Tensor, *, line_search: bool) -> Tensor:
-    """start - μ H⁻¹ g; μ by Armijo's rule, which takes one more exchange, or 1."""
+def newton_step(
+    controller: Controller, start: Tensor, answer: TaskResult, matrix: Tensor, *, line_search: bool
+) -> Tensor:
+    """Return start - μ H⁻¹ g, with μ by Armijo's rule, which takes one more exchange, or 1."""
     gradient = answer.mean["gradient"]
     direction = _solved(matrix, gradient)
     if not line_search:
@@ -83,9 +89,9 @@ def stepped(controller: Controller, start: Tensor, answer: Answer, matrix: Tenso
 
 
 def _solved(matrix: Tensor, right: Tensor) -> Tensor:
-    """The least of the solutions, of a symmetric matrix that may be singular: few small sketches leave it so.
+    """Return the solution of least norm for a symmetric matrix, which is singular if sketches are few and small.
 
-    By its eigenvalues: LAPACK's least squares gave other last bits from call to call.
+    It uses eigenvalues: LAPACK's least squares gave different last bits from call to call.
     """
     import torch
 
@@ -96,7 +102,7 @@ def _solved(matrix: Tensor, right: Tensor) -> Tensor:
 
 
 def _length(controller: Controller, start: Tensor, loss: Tensor, gradient: Tensor, direction: Tensor) -> float:
-    """The longest of 1, 1/2, 1/4, … that decreases the loss enough; 0 if none does."""
+    """Return the largest of 1, 1/2, 1/4, … that decreases the loss enough; 0 if none does."""
     import torch
 
     lengths = 0.5 ** torch.arange(HALVINGS, dtype=start.dtype, device=start.device)
@@ -106,6 +112,6 @@ def _length(controller: Controller, start: Tensor, loss: Tensor, gradient: Tenso
         found = [client.loss(client.model - length * towards) for length in lengths.to(towards.dtype)]
         return {"losses": torch.stack(found)}
 
-    found = controller.ask("line", along, {"losses": "samples"}, vectors={"direction": direction}, model=start)
+    found = controller.query("line", along, {"losses": "samples"}, vectors={"direction": direction}, model=start)
     enough = found.mean["losses"] <= loss - DECREASE * lengths * (gradient @ direction)
     return float(lengths[enough.nonzero()[0, 0]]) if bool(enough.any()) else 0.0

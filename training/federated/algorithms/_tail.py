@@ -1,4 +1,4 @@
-"""The terms of FEDTAIL's loss for one batch of one client, as functions of its weights (algorithms.fedtail)."""
+"""Compute the terms of FEDTAIL's loss for one batch of one client, as functions of its weights (algorithms.fedtail)."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.func import grad, jacrev, vjp, vmap
+from torch.func import vmap
 from torch.nn import functional
 
-from training.federated.client import Client, Look
+from training.federated.client import Client, ForwardPass
+from training.federated.differentiation import grad, jacrev, vjp
 
 SMALLEST = 1e-12
-"""What is divided by is at least this."""
+"""Lower bound of divisors."""
 
 
 class Terms:
-    """Each is a scalar, (classes,) or the inputs' shape, at the weights w."""
+    """The terms at weights w: scalars, (classes,), or of the inputs' shape."""
 
     def __init__(self, client: Client, step: int, *, alpha: float, adversarial: float) -> None:
         self._client, self._step = client, step
         self._alpha, self._adversarial = alpha, adversarial
 
-    def beside(self, w: Tensor, weights: Tensor, shift: Tensor | None) -> Tensor:
-        """All but L_cls. `weights`: γ of each class; `shift`: ε of each sample; None: 0."""
+    def regularization(self, w: Tensor, weights: Tensor, shift: Tensor | None) -> Tensor:
+        """Return the sum of all terms but L_cls. `weights`: γ of each class; `shift`: ε of each sample, None: 0."""
         total = weights @ self.by_class(w)
         if shift is not None:
             total = total + self.sharpness(w, shift)
@@ -34,71 +35,72 @@ class Terms:
         return total
 
     def classification(self, w: Tensor) -> Tensor:
-        """L_cls: the mean over the batch."""
-        look = self._look(w)
-        return _mean(_cross_entropies(look), look)
+        """Return L_cls: the mean cross entropy of the batch."""
+        forward = self._forward(w)
+        return _mean(_cross_entropies(forward), forward)
 
     def by_class(self, w: Tensor, shift: Tensor | None = None) -> Tensor:
-        """(classes,), L_c: the mean over those of the batch that are of class c; 0: there are none."""
-        look = self._look(w, shift)
-        members = _members(look)
-        return (_cross_entropies(look) @ members) / members.sum(dim=0).clamp(min=1)
+        """Return L_c (classes,): the mean cross entropy of the batch's samples of class c; 0 if there are none."""
+        forward = self._forward(w, shift)
+        members = _members(forward)
+        return (_cross_entropies(forward) @ members) / members.sum(dim=0).clamp(min=1)
 
     def shift(self, w: Tensor, rho: float) -> Tensor:
-        """(samples, …), ε_c = ρ ∇L_c / |∇L_c| for the samples of class c, by the inputs."""
-        look = self._look(w)
-        members = _members(look)
-        slope: Tensor = grad(lambda shift: self.by_class(w, shift).sum())(torch.zeros_like(look.inputs))
+        """Return ε_c = ρ ∇L_c / |∇L_c| for the samples of class c, by the inputs: (samples, …)."""
+        forward = self._forward(w)
+        members = _members(forward)
+        slope = grad(lambda shift: self.by_class(w, shift).sum())(torch.zeros_like(forward.inputs))
         lengths = (slope.flatten(1).square().sum(dim=1) @ members).sqrt()
         return rho * slope / (members @ lengths).clamp(min=SMALLEST).view(-1, *[1] * (slope.ndim - 1))
 
     def sharpness(self, w: Tensor, shift: Tensor) -> Tensor:
-        """L_sharp: KL of what the model says of the inputs from what it says of them shifted."""
-        look, beside = self._look(w), self._look(w, shift)
-        said, said_beside = look.answer.log_softmax(dim=-1), beside.answer.log_softmax(dim=-1)
-        return _mean((said.exp() * (said - said_beside)).sum(dim=-1), look)
+        """Return L_sharp: the KL divergence of the predictions for inputs from those for shifted inputs."""
+        plain, shifted = self._forward(w), self._forward(w, shift)
+        log_p, log_q = plain.outputs.log_softmax(dim=-1), shifted.outputs.log_softmax(dim=-1)
+        return _mean((log_p.exp() * (log_p - log_q)).sum(dim=-1), plain)
 
     def adversary(self, w: Tensor) -> Tensor:
-        """L_adv: minus how badly the client is told, by a discriminator that is held."""
-        look = self._look(w)
-        return -self._told(look, look.entered, *(part.detach() for part in _discriminator(look)))
+        """Return L_adv: minus the loss of the discriminator, whose weights are constant here."""
+        forward = self._forward(w)
+        return -self._domain_loss(forward, forward.features, *(part.detach() for part in _discriminator(forward)))
 
     def discrimination(self, w: Tensor) -> Tensor:
-        """The discriminator's own loss, of a representation that is held."""
-        look = self._look(w)
-        return self._told(look, look.entered.detach(), *_discriminator(look))
+        """Return the discriminator's loss, with the representation constant."""
+        forward = self._forward(w)
+        return self._domain_loss(forward, forward.features.detach(), *_discriminator(forward))
 
     def coherence(self, w: Tensor) -> Tensor:
-        """L_coh: -α ⟨∇L_cls, ∇L_adv⟩."""
-        together: Tensor = grad(self.classification)(w) @ grad(self.adversary)(w)
+        """Return L_coh = -α ⟨∇L_cls, ∇L_adv⟩."""
+        together = grad(self.classification)(w) @ grad(self.adversary)(w)
         return -self._alpha * together
 
-    def _told(self, look: Look, entered: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """λ times the cross-entropy of the client's number."""
+    def _domain_loss(self, forward: ForwardPass, entered: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return λ times the cross entropy of the client's number."""
         assert self._client.number is not None
-        said = functional.linear(entered, weight, bias).log_softmax(dim=-1)
-        is_own = torch.arange(len(bias), device=bias.device) == self._client.number
-        return -self._adversarial * _mean(said @ is_own.to(said.dtype), look)
+        log_probabilities = functional.linear(entered, weight, bias).log_softmax(dim=-1)
+        is_client = torch.arange(len(bias), device=bias.device) == self._client.number
+        return -self._adversarial * _mean(log_probabilities @ is_client.to(log_probabilities.dtype), forward)
 
-    def _look(self, w: Tensor, shift: Tensor | None = None) -> Look:
-        return self._client.look(w, self._step, shift=shift)
+    def _forward(self, w: Tensor, shift: Tensor | None = None) -> ForwardPass:
+        return self._client.forward(w, self._step, shift=shift)
 
 
 def curvatures(losses: Callable[[Tensor], Tensor], w: Tensor, steps: int) -> Tensor:
-    """(classes,): of each loss the largest singular value of its Hessian at w, by power iteration from its gradient."""
+    """Return the largest singular value of each loss's Hessian at w, (classes,), by power iteration from its
+    gradient."""
 
-    def one(picked: Tensor, start: Tensor) -> Tensor:
+    def power_iteration(class_weights: Tensor, start: Tensor) -> Tensor:
         def loss(w: Tensor) -> Tensor:
-            return losses(w) @ picked
+            return losses(w) @ class_weights
 
-        times = vjp(grad(loss), w)[1]  # the Hessian is its own transpose
+        times = vjp(grad(loss), w)[1]  # the Hessian is symmetric
         vector = _unit(start)
         for _ in range(steps):
-            vector = _unit(times(vector)[0])
-        return _length(times(vector)[0])
+            vector = _unit(times(vector))
+        return _length(times(vector))
 
     starts = jacrev(losses)(w)
-    found: Tensor = vmap(one)(torch.eye(len(starts), dtype=w.dtype, device=w.device), starts)
+    found: Tensor = vmap(power_iteration)(torch.eye(len(starts), dtype=w.dtype, device=w.device), starts)
     return found
 
 
@@ -110,21 +112,20 @@ def _length(vector: Tensor) -> Tensor:
     return vector.square().sum().sqrt()
 
 
-def _discriminator(look: Look) -> tuple[Tensor, Tensor]:
-    """(clients, features), (clients,)."""
-    return look.weights["discriminator.weight"], look.weights["discriminator.bias"]
+def _discriminator(forward: ForwardPass) -> tuple[Tensor, Tensor]:
+    """Return its weight (clients, features) and bias (clients,)."""
+    return forward.weights["discriminator.weight"], forward.weights["discriminator.bias"]
 
 
-def _cross_entropies(look: Look) -> Tensor:
-    """(samples,)"""
-    return functional.cross_entropy(look.answer, look.labels, reduction="none")
+def _cross_entropies(forward: ForwardPass) -> Tensor:
+    return functional.cross_entropy(forward.outputs, forward.labels, reduction="none")
 
 
-def _members(look: Look) -> Tensor:
-    """(samples, classes): 1 for a sample's class."""
-    classes = torch.arange(look.answer.shape[-1], device=look.labels.device)
-    return (look.labels[:, None] == classes).to(look.there.dtype) * look.there[:, None]
+def _members(forward: ForwardPass) -> Tensor:
+    """Return (samples, classes): 1 for a sample's class, 0 elsewhere and for padding."""
+    classes = torch.arange(forward.outputs.shape[-1], device=forward.labels.device)
+    return (forward.labels[:, None] == classes).to(forward.is_sample.dtype) * forward.is_sample[:, None]
 
 
-def _mean(values: Tensor, look: Look) -> Tensor:
-    return (values * look.there).sum() / look.there.sum()
+def _mean(values: Tensor, forward: ForwardPass) -> Tensor:
+    return (values * forward.is_sample).sum() / forward.is_sample.sum()

@@ -1,10 +1,10 @@
-"""DiLoCo: AdamW inside, Nesterov outside, for long rounds; by samples, in the paper equally (2023, arXiv 2311.08105).
+"""DiLoCo: AdamW on clients, Nesterov on the server; by samples, in the paper equally (2023, arXiv 2311.08105).
 
-**It differs from the paper** (Douillard et al.), where each worker counts one: `weights = "equal"` is that. The paper's
-workers all have as much, ours have not.
+**It differs from the paper**, which weights all workers equally: `weights = "equal"` does that. The paper's workers all
+have equally many samples, ours do not.
 
-Each client keeps the moments of its AdamW from round to round, as each of the paper's workers does; they never travel.
-`learning_rate` of the run is AdamW's.
+Each client stores the moments of its AdamW from round to round, as the paper's workers do; they never travel. The run's
+`learning_rate` is AdamW's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SENT = {"delta": "samples"}
 CHOOSES_WEIGHTS = True
 MOMENTUM = False
-WEIGHT_DECAY = False  # it has an option of that name: AdamW's
+WEIGHT_DECAY = False  # AdamW's weight decay is an option of this module
 
 
 def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:
@@ -36,14 +36,14 @@ def memory(model: Tensor, **options: object) -> Mapping[str, Tensor]:
 def train(
     client: Client,
     *,
-    beta1: Annotated[float, "0..0.999999", "AdamW's, of the first moment."] = 0.9,
-    beta2: Annotated[float, "0..0.999999", "AdamW's, of the second moment."] = 0.999,
-    epsilon: Annotated[float, "1e-12..1", "AdamW's, added to the root of the second moment."] = 1e-8,
-    weight_decay: Annotated[float, "0..1", "AdamW's."] = 0.1,
+    beta1: Annotated[float, "0..0.999999", "AdamW's decay of the first moment."] = 0.9,
+    beta2: Annotated[float, "0..0.999999", "AdamW's decay of the second moment."] = 0.999,
+    epsilon: Annotated[float, "1e-12..1", "AdamW's ε, added to the root of the second moment."] = 1e-8,
+    weight_decay: Annotated[float, "0..1", "AdamW's weight decay."] = 0.1,
     **options: object,
 ) -> Mapping[str, Tensor]:
     w, rate = client.model, client.learning_rate
-    first, second, steps = (client.kept[name] for name in ("first", "second", "steps"))
+    first, second, steps = (client.state[name] for name in ("first", "second", "steps"))
     for step in range(client.steps):
         gradient = client.gradient(w, step)
         steps = steps + 1
@@ -51,18 +51,16 @@ def train(
         second = beta2 * second + (1 - beta2) * gradient.square()
         root = (second / (1 - beta2**steps)).sqrt() + epsilon
         w = w - rate * (weight_decay * w + first / (1 - beta1**steps) / root)
-    client.kept.update(first=first, second=second, steps=steps)
+    client.state.update(first=first, second=second, steps=steps)
     return {"delta": w - client.model}
 
 
 def aggregate(
     server: Round,
     *,
-    outer_learning_rate: Annotated[float, "0.000001..10", "How far along the clients' mean way."] = 0.7,
-    outer_momentum: Annotated[float, "0..0.999", "Nesterov's; 0: plain SGD."] = 0.9,
-    weights: Annotated[
-        Literal["samples", "equal"], "What an update counts by; equal, as in the paper: each counts one."
-    ] = "samples",
+    outer_learning_rate: Annotated[float, "0.000001..10", "The server's learning rate along the mean update."] = 0.7,
+    outer_momentum: Annotated[float, "0..0.999", "Nesterov momentum of the server; 0: plain SGD."] = 0.9,
+    weights: Annotated[Literal["samples", "equal"], "Weights of the updates; equal is the paper's."] = "samples",
     **options: object,
 ) -> Tensor:
     delta = server.mean["delta"]

@@ -1,6 +1,6 @@
-"""Ditto: each client has a model of its own, held near the global one (Li et al., 2020, arXiv 2012.04221).
+"""Ditto: each client also trains a personal model, pulled towards the global one (Li et al., 2020, arXiv 2012.04221).
 
-The global one is FedAvg's; the own one takes as many steps on the same batches, and never travels.
+The global model is FedAvg's; the personal one takes as many steps on the same batches, and never travels.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:
 def train(
     client: Client,
     *,
-    pull: Annotated[float, "0..1000", "λ: how strongly; 0: clients learn alone."] = 0.1,
+    pull: Annotated[float, "0..1000", "λ, the strength of the pull; 0: clients learn alone."] = 0.1,
 ) -> Mapping[str, Tensor]:
-    def held(v: Tensor, gradient: Tensor) -> Tensor:
+    def pulled(v: Tensor, gradient: Tensor) -> Tensor:
         return gradient + pull * (v - client.model)
 
     delta = client.descend() - client.model
-    client.kept["personal_model"] = client.apart().descend(held, begin=client.kept["personal_model"])
+    client.state["personal_model"] = client.scratch_copy().descend(pulled, begin=client.state["personal_model"])
     return {"delta": delta}
 
 
@@ -38,5 +38,5 @@ def aggregate(server: Round, **options: object) -> Tensor:
     return server.model + server.mean["delta"]
 
 
-def own(model: Tensor, kept: Mapping[str, Tensor], **options: object) -> Tensor:
-    return kept["personal_model"]
+def personalized_model(model: Tensor, state: Mapping[str, Tensor], **options: object) -> Tensor:
+    return state["personal_model"]

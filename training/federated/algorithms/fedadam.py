@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
-from training.federated.algorithms._adaptive import begun, stepped
+from training.federated.algorithms._adaptive import adaptive_step, initial_moments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ SENT = {"delta": "samples"}
 
 
 def memory(model: Tensor, *, tau: float, **options: object) -> Mapping[str, Tensor]:
-    return begun(model, tau=tau)
+    return initial_moments(model, tau=tau)
 
 
 def train(client: Client, **options: object) -> Mapping[str, Tensor]:
@@ -27,9 +27,9 @@ def train(client: Client, **options: object) -> Mapping[str, Tensor]:
 def aggregate(
     server: Round,
     *,
-    learning_rate: Annotated[float, "0.000001..100", "Of the server's steps."] = 0.03,
-    beta1: Annotated[float, "0..0.999999", "Of the first moment: what is left of it each round."] = 0.9,
-    beta2: Annotated[float, "0..0.999999", "Of the second moment: what is left of it each round."] = 0.99,
+    learning_rate: Annotated[float, "0.000001..100", "Learning rate of the server's steps."] = 0.03,
+    beta1: Annotated[float, "0..0.999999", "Decay of the first moment in each round."] = 0.9,
+    beta2: Annotated[float, "0..0.999999", "Decay of the second moment in each round."] = 0.99,
     tau: Annotated[
         float, "0.00000001..1", "Added to the root of the second moment: the larger, the less adaptive."
     ] = 0.001,
@@ -37,4 +37,4 @@ def aggregate(
     def second(before: Tensor, square: Tensor) -> Tensor:
         return beta2 * before + (1 - beta2) * square
 
-    return stepped(server, second, learning_rate=learning_rate, beta1=beta1, tau=tau)
+    return adaptive_step(server, second, learning_rate=learning_rate, beta1=beta1, tau=tau)

@@ -1,7 +1,7 @@
-"""FedAsync: models are mixed in as they arrive, old ones less; no proximal term unless asked (2019, arXiv 1903.03934).
+"""FedAsync: models are mixed in as they arrive, old ones less; no proximal term by default (2019, arXiv 1903.03934).
 
-**It differs from the paper** (Xie et al.), whose clients descend f(w) + ρ/2 ‖w - x‖², x being the model that they were
-sent: `proximal` is ρ, 0 here if nothing is said. The paper offers several factors for age; here it is the polynomial.
+**It differs from the paper**, whose clients minimise f(w) + ρ/2 ‖w - x‖², x being the model that they were sent:
+`proximal` is ρ, here 0 by default. The paper offers several discounts for age; this is the polynomial one.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ def train(
     client: Client,
     *,
     proximal: Annotated[
-        float, "0..1000", "ρ: how strongly clients are held near the model that they were sent; 0: not at all."
+        float, "0..1000", "ρ, the strength of the pull towards the model that clients were sent; 0: none."
     ] = 0.0,
     **options: object,
 ) -> Mapping[str, Tensor]:
-    def held(w: Tensor, gradient: Tensor) -> Tensor:
+    def proximal_direction(w: Tensor, gradient: Tensor) -> Tensor:
         return gradient + proximal * (w - client.model)
 
-    return {"model": client.descend(held) if proximal else client.descend()}
+    return {"model": client.descend(proximal_direction) if proximal else client.descend()}
 
 
 def aggregate(
     server: Round,
     *,
-    mixing: Annotated[float, "0.001..1", "α: the part of a fresh update in the new model."] = 0.6,
+    mixing: Annotated[float, "0.001..1", "α, the share of a fresh update in the new model."] = 0.6,
     **options: object,
 ) -> Tensor:
-    """x ← (1 - α s) x + α s x_new, s by its age; the pace has weighted both by it."""
+    """Return (1 - α s) x + α s x_new; the discount s for age is in server.discount and server.mean already."""
     return (1 - mixing * server.discount) * server.model + mixing * server.mean["model"]

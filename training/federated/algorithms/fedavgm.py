@@ -1,4 +1,4 @@
-"""FedAvgM: the server goes on along its earlier ways, too (Hsu et al., 2019, arXiv 1909.06335)."""
+"""FedAvgM: the server takes the mean update with momentum (Hsu et al., 2019, arXiv 1909.06335)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def train(client: Client, **options: object) -> Mapping[str, Tensor]:
 def aggregate(
     server: Round,
     *,
-    learning_rate: Annotated[float, "0.000001..100", "How far the server goes along its velocity."] = 1.0,
-    momentum: Annotated[float, "0..0.9999", "What is left of the velocity each round; 0: FedAvg."] = 0.9,
+    learning_rate: Annotated[float, "0.000001..100", "The server's learning rate along its velocity."] = 1.0,
+    momentum: Annotated[float, "0..0.9999", "Decay of the velocity in each round; 0: FedAvg."] = 0.9,
 ) -> Tensor:
     server.memory["velocity"] = momentum * server.memory["velocity"] + server.mean["delta"]
     return server.model + learning_rate * server.memory["velocity"]

@@ -1,4 +1,4 @@
-"""FedBN: layers that normalise over a batch stay with each client (Li et al., 2021, arXiv 2102.07623)."""
+"""FedBN: batch normalisation layers stay with each client (Li et al., 2021, arXiv 2102.07623)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SENT = {"delta": "samples"}
 
 
 def personal(model: nn.Module, **options: object) -> Collection[str]:
-    """Their weights, and their running means and variances."""
-    from training.federated.model import normalises
+    """Return the names of their weights, and of their running means and variances."""
+    from training.federated.model import batch_norm_tensors
 
-    return normalises(model)
+    return batch_norm_tensors(model)
 
 
 def train(client: Client) -> Mapping[str, Tensor]:

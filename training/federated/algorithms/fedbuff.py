@@ -1,7 +1,7 @@
 """FedBuff: each full buffer makes a new model; by samples, in the paper equally (Nguyen, 2021, arXiv 2106.06639).
 
-**It differs from the paper**, where each update of a buffer counts one: `weights = "equal"` is that. By samples is the
-default so that a buffer of all clients is FedAvg.
+**It differs from the paper**, which weights all updates of a buffer equally: `weights = "equal"` does that. By samples
+is the default, so that a buffer of all clients is FedAvg.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ def train(client: Client, **options: object) -> Mapping[str, Tensor]:
 def aggregate(
     server: Round,
     *,
-    learning_rate: Annotated[float, "0.001..100", "How far the server goes along the mean update."] = 1.0,
-    weights: Annotated[
-        Literal["samples", "equal"], "What an update counts by; equal, as in the paper: each counts one."
-    ] = "samples",
+    learning_rate: Annotated[float, "0.001..100", "The server's learning rate along the mean update."] = 1.0,
+    weights: Annotated[Literal["samples", "equal"], "Weights of the updates; equal is the paper's."] = "samples",
     **options: object,
 ) -> Tensor:
     return server.model + learning_rate * server.mean["delta"]

@@ -1,6 +1,6 @@
-"""FedDyn: each client learns what leads it to what is best for all (Acar et al., 2021, arXiv 2111.04263).
+"""FedDyn: a dynamic regulariser aligns clients with the global optimum (Acar et al., 2021, arXiv 2111.04263).
 
-A client keeps its gradient where it ended last. Each client counts one, however many samples it has, as in the paper.
+A client stores its gradient at the end of its last round. As in the paper, all clients have equal weight.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from training.federated.server import Round
 
 SENT = {"delta": "clients"}
-ADDS_UP_KEPT = True
+SUMS_CLIENT_STATE = True
 
 
 def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:
@@ -30,23 +30,23 @@ def train(
     client: Client,
     *,
     alpha: Annotated[
-        float, "0.000001..1000", "How strongly clients are held near the model that they were sent."
+        float, "0.000001..1000", "α, the strength of the pull towards the model that clients were sent."
     ] = 0.1,
 ) -> Mapping[str, Tensor]:
-    own = client.kept["gradient"]
+    gradient_of_client = client.state["gradient"]
 
-    def held(w: Tensor, gradient: Tensor) -> Tensor:
-        return gradient - own + alpha * (w - client.model)
+    def dynamic_direction(w: Tensor, gradient: Tensor) -> Tensor:
+        return gradient - gradient_of_client + alpha * (w - client.model)
 
-    delta = client.descend(held) - client.model
-    client.kept["gradient"] = own - alpha * delta
+    delta = client.descend(dynamic_direction) - client.model
+    client.state["gradient"] = gradient_of_client - alpha * delta
     return {"delta": delta}
 
 
 def aggregate(server: Round, **options: float) -> Tensor:
-    """The paper's h is the mean of the gradients that clients keep, also those that were not asked.
+    """Return the next model. The paper's h is the mean of the gradients that all clients store, selected or not.
 
-    So it takes late updates in full (`sum`); only the model's step counts them less (`mean`).
+    So late updates enter it in full (`sum`); only the model's step discounts them (`mean`).
     """
     alpha = options["alpha"]
     server.memory["gradient"] = server.memory["gradient"] - alpha * server.sum["delta"] / server.clients

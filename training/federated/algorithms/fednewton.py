@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
-from training.federated.algorithms._newton import check, hessian, stepped
+from training.federated.algorithms._newton import check, hessian, newton_step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ WEIGHT_DECAY = False
 
 
 def train(client: Client, **options: object) -> Mapping[str, Tensor]:
-    """The Hessian as its upper triangle: d (d + 1) / 2 numbers."""
+    """Return loss, gradient, and the Hessian's upper triangle, d (d + 1) / 2 numbers."""
     import torch
 
     matrix = hessian(client, client.model)
@@ -37,7 +37,7 @@ def train(client: Client, **options: object) -> Mapping[str, Tensor]:
 def play(
     controller: Controller,
     *,
-    line_search: Annotated[bool, "The step's length by Armijo's rule, which takes one more exchange; else 1."] = True,
+    line_search: Annotated[bool, "Step length by Armijo's rule, which takes one more exchange; else 1."] = True,
 ) -> Tensor:
     import torch
 
@@ -47,4 +47,4 @@ def play(
     upper = torch.triu_indices(numbers, numbers, device=start.device)
     matrix = start.new_zeros(numbers, numbers)
     matrix[upper[0], upper[1]] = answer.mean["hessian"]
-    return stepped(controller, start, answer, matrix + matrix.triu(1).mT, line_search=line_search)
+    return newton_step(controller, start, answer, matrix + matrix.triu(1).mT, line_search=line_search)

@@ -1,7 +1,7 @@
-"""FedNova: updates count by step, so who takes more steps pulls no harder (Wang et al., 2020, arXiv 2007.07481).
+"""FedNova: updates are normalised by their number of steps (Wang et al., 2020, arXiv 2007.07481).
 
-An update is divided by its steps, the mean is multiplied by their mean number. With momentum ρ the paper's ‖a‖₁ stands
-for the number of steps: the sum of the weights with which the gradients enter the update.
+An update is divided by its steps, and the mean is multiplied by their mean number. With momentum the paper's ‖a‖₁ takes
+the place of the number of steps: the sum of the weights with which the gradients enter the update.
 """
 
 from __future__ import annotations

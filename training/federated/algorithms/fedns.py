@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from training.federated.algorithms._newton import check, sketched, squared, stepped
+from training.federated.algorithms._newton import check, newton_step, sketched_hessian, squared_root
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,28 +19,29 @@ WHOLE = True
 STEPS = False
 MOMENTUM = False
 WEIGHT_DECAY = False
-fold = squared
+fold = squared_root
 
 
 def train(
     client: Client,
     *,
-    rows: Annotated[int, "1..2000", "Of each sketch: a client sends rows × numbers, beside its gradient."] = 15,
+    rows: Annotated[int, "1..2000", "Rows of each sketch: a client sends rows × numbers, and its gradient."] = 15,
     sketch: Annotated[
-        Literal["orthogonal", "gaussian"], "orthogonal rows halve the rounds where there are half as many as numbers."
+        Literal["orthogonal", "gaussian"],
+        "Orthogonal rows halve the rounds with half as many rows as parameters.",
     ] = "orthogonal",
     **options: object,
 ) -> Mapping[str, Tensor]:
-    return sketched(client, rows, sketch)
+    return sketched_hessian(client, rows, sketch)
 
 
 def play(
     controller: Controller,
     *,
-    line_search: Annotated[bool, "The step's length by Armijo's rule, which takes one more exchange; else 1."] = True,
+    line_search: Annotated[bool, "Step length by Armijo's rule, which takes one more exchange; else 1."] = True,
     **options: object,
 ) -> Tensor:
     answer = controller.train()
     start = controller.server.shared.double()
     matrix = answer.mean["root"].view(len(start), len(start))
-    return stepped(controller, start, answer, matrix, line_search=line_search)
+    return newton_step(controller, start, answer, matrix, line_search=line_search)

@@ -1,4 +1,4 @@
-"""FedPer: the head stays with each client, the rest is everybody's (Arivazhagan et al., 2019, arXiv 1912.00818)."""
+"""FedPer: the head stays with each client, the rest is shared (Arivazhagan et al., 2019, arXiv 1912.00818)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedProx: clients are held near the model that they were sent (Li et al., 2018, arXiv 1812.06127)."""
+"""FedProx: a proximal term pulls clients towards the global model (Li et al., 2018, arXiv 1812.06127)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PARTIAL = True
 def train(
     client: Client,
     *,
-    mu: Annotated[float, "0..1000", "How strongly; 0: not at all, as in FedAvg."] = 0.01,
+    mu: Annotated[float, "0..1000", "μ, the strength of the pull; 0: FedAvg."] = 0.01,
 ) -> Mapping[str, Tensor]:
-    def held(w: Tensor, gradient: Tensor) -> Tensor:
+    def proximal_direction(w: Tensor, gradient: Tensor) -> Tensor:
         return gradient + mu * (w - client.model)
 
-    return {"delta": client.descend(held) - client.model}
+    return {"delta": client.descend(proximal_direction) - client.model}
 
 
 def aggregate(server: Round, **options: object) -> Tensor:

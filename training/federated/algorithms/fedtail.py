@@ -1,17 +1,17 @@
-"""FEDTAIL: clients look for flat, domain-free and class-balanced models, the server averages (2025, arXiv 2506.08518).
+"""FEDTAIL: sharpness-aware, domain-adversarial and class-balanced training (2025, arXiv 2506.08518).
 
-A client descends L_cls + L_adv + L_sharp + Σ γ_c L_c + L_coh (algorithms._tail has each). What the paper leaves open,
-and how it is read here:
+A client minimises L_cls + L_adv + L_sharp + Σ γ_c L_c + L_coh (see algorithms._tail). What the paper leaves open, and
+our reading:
 
-- Domains are clients. The discriminator is a linear layer on what enters the head, with an output a client; as no
-  client sees another's domain, it is part of the model: it travels and is averaged like the rest. It descends its own
-  loss, λ times the cross-entropy of the client's number; the model before it descends L_adv, minus the same.
-- L_coh = -α ⟨∇L_cls, ∇L_adv⟩ is over all weights, with λ in L_adv and the discriminator held; only those that both
-  terms depend on count.
+- Domains are clients. The discriminator is a linear layer on the head's input, with one output for each client. No
+  client sees another domain, so it is part of the model: it travels and is averaged like the rest. It minimises its own
+  loss, λ times the cross entropy of the client's number; the model before it minimises L_adv, minus the same.
+- L_coh = -α ⟨∇L_cls, ∇L_adv⟩ is over all weights, with λ in L_adv and the discriminator constant; only
+  weights that both terms depend on contribute.
 - Classes are those of the batch: L_c is the mean over its samples of class c, 0 where there is none.
-- γ_c and ε_c are numbers, found anew at each step, and not differentiated. ∇L_c in ε_c is by the inputs. KL is
-  differentiated on both sides.
-- γ_c is 1 / (1 + σ) by the formula; the text has the sharper classes weigh more: σ / (1 + σ).
+- γ_c and ε_c are computed at each step, and not differentiated. ∇L_c in ε_c is by the inputs. KL is differentiated on
+  both sides.
+- γ_c is 1 / (1 + σ) in the formula; by the text sharper classes have larger weights: σ / (1 + σ).
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ WEIGHT_DECAY = False
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:
-    """It is for classes, and for a head on a representation."""
+    """Yield settings without classes, or without a head on a representation."""
     options = config.recipe_options()
     if config.recipe == "language" or options.get("source") == "synthetic":
-        yield Misfit("algorithm", f'is "fedtail", for samples with a class each. {config.recipe} has none so.')
+        yield Misfit("algorithm", f'is "fedtail", which needs samples with classes, and {config.recipe} has none.')
     elif config.recipe == "tabular" and options.get("model") != "mlp":
-        yield Misfit("tabular.model", 'is one layer, but fedtail looks at what enters the last one. Write "mlp".')
+        yield Misfit("tabular.model", 'has one layer, but fedtail needs features before the last one. Write "mlp".')
 
 
 def equip(task: Task, clients: int, *, adversarial: float, **options: object) -> None:
-    """The discriminator, where it has a say. From zero: all domains are alike."""
+    """Add the discriminator to the model, initialised with zeros, unless `adversarial` is 0."""
     from torch import nn
 
     if not task.head:
-        text = 'is "fedtail", but the recipe does not tell which part of its model is the head. Write "fedavg".'
+        text = 'is "fedtail", but the recipe does not name the head of its model. Write "fedavg".'
         raise ConfigError([Problem("run.algorithm", text)])
     if not adversarial:
         return
@@ -64,26 +64,27 @@ def equip(task: Task, clients: int, *, adversarial: float, **options: object) ->
 def train(
     client: Client,
     *,
-    alpha: Annotated[float, "0..100", "Of the coherence of gradients of classification and adversary; 0: none."] = 0.1,
-    rho: Annotated[float, "0..100", "How far the inputs of a class are moved, all together; 0: not at all."] = 0.05,
-    adversarial: Annotated[float, "0..100", "λ: of the adversary that tells clients apart; 0: there is none."] = 0.1,
+    alpha: Annotated[
+        float, "0..100", "Weight of the coherence of the classification and adversary gradients; 0: none."
+    ] = 0.1,
+    rho: Annotated[float, "0..100", "Norm of the shift of a class's inputs; 0: none."] = 0.05,
+    adversarial: Annotated[float, "0..100", "λ, weight of the adversary that distinguishes clients; 0: none."] = 0.1,
     gamma: Annotated[
         Literal["formula", "inverse"],
-        "formula: a class counts 1 / (1 + σ), σ the curvature of its loss; inverse: σ / (1 + σ), the sharper the more.",
+        "Weight of a class: formula: 1 / (1 + σ), σ being the curvature of its loss; inverse: σ / (1 + σ).",
     ] = "formula",
-    power_steps: Annotated[int, "1..1000", "Of the power iteration that finds the curvature."] = 3,
+    power_steps: Annotated[int, "1..1000", "Steps of the power iteration that estimates the curvature."] = 3,
 ) -> Mapping[str, Tensor]:
-    from torch.func import grad
-
     from training.federated.algorithms._tail import Terms, curvatures
+    from training.federated.differentiation import grad
 
     w = client.model
     for step in range(client.steps):
         terms = Terms(client, step, alpha=alpha, adversarial=adversarial)
         sigma = curvatures(terms.by_class, w, power_steps)
         weights = 1 / (1 + sigma) if gamma == "formula" else sigma / (1 + sigma)
-        beside = grad(terms.beside)(w, weights, terms.shift(w, rho) if rho else None)
-        w = client.step(w, client.gradient(w, step) + beside)
+        regularization = grad(terms.regularization)(w, weights, terms.shift(w, rho) if rho else None)
+        w = client.step(w, client.gradient(w, step) + regularization)
     return {"delta": w - client.model}
 
 

@@ -1,8 +1,8 @@
-"""FLeNS: sketched Newton steps from a point that Nesterov's momentum looks ahead to (2024, arXiv 2409.15216).
+"""FLeNS: sketched Newton steps from the look-ahead point of Nesterov's momentum (2024, arXiv 2409.15216).
 
-The published text's shapes do not match, and the published code never uses its momentum point, so that at equal size of
-the sketch it is FedNS. This is our reading: v = w + β (w - w₋), β = (t - 1)/(t + 2), the step is taken from v; β is 0
-wherever the loss at v is above that at w, without which it diverges.
+The shapes in the published text do not match, and the published code never uses its momentum point, so with equal
+sketch sizes it is FedNS. Our reading: v = w + β (w - w₋), β = (t - 1)/(t + 2), and the step starts from v; β is 0 where
+the loss at v is above that at w, otherwise it diverges.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from training.federated.algorithms._newton import check, sketched, squared, stepped
+from training.federated.algorithms._newton import check, newton_step, sketched_hessian, squared_root
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,35 +24,36 @@ WHOLE = True
 STEPS = False
 MOMENTUM = False
 WEIGHT_DECAY = False
-fold = squared
+fold = squared_root
 
 
 def memory(model: Tensor, **options: object) -> Mapping[str, Tensor]:
-    """The model before."""
+    """Return the previous model."""
     return {"previous": model.clone()}
 
 
 def train(
     client: Client,
     *,
-    rows: Annotated[int, "1..2000", "Of each sketch: a client sends rows × numbers, beside its gradient."] = 15,
+    rows: Annotated[int, "1..2000", "Rows of each sketch: a client sends rows × numbers, and its gradient."] = 15,
     sketch: Annotated[
-        Literal["orthogonal", "gaussian"], "orthogonal rows halve the rounds where there are half as many as numbers."
+        Literal["orthogonal", "gaussian"],
+        "Orthogonal rows halve the rounds with half as many rows as parameters.",
     ] = "orthogonal",
     **options: object,
 ) -> Mapping[str, Tensor]:
-    return sketched(client, rows, sketch)
+    return sketched_hessian(client, rows, sketch)
 
 
 def play(
     controller: Controller,
     *,
-    line_search: Annotated[bool, "The step's length by Armijo's rule, which takes one more exchange; else 1."] = True,
-    momentum: Annotated[bool, "Look ahead; without it is FedNS."] = True,
+    line_search: Annotated[bool, "Step length by Armijo's rule, which takes one more exchange; else 1."] = True,
+    momentum: Annotated[bool, "Start from the look-ahead point; false: FedNS."] = True,
     **options: object,
 ) -> Tensor:
     server = controller.server
-    here = server.shared.double().clone()  # which is the next one before long
+    here = server.shared.double().clone()  # a copy: server.shared becomes the next model
     start = here
     if momentum and controller.round > 1:
         ahead = here + (controller.round - 1) / (controller.round + 2) * (here - server.memory["previous"])
@@ -60,15 +61,15 @@ def play(
     answer = controller.train(model=start)
     server.memory["previous"] = here
     matrix = answer.mean["root"].view(len(start), len(start))
-    return stepped(controller, start, answer, matrix, line_search=line_search)
+    return newton_step(controller, start, answer, matrix, line_search=line_search)
 
 
 def _is_lower(controller: Controller, ahead: Tensor, here: Tensor) -> bool:
-    """Whether the loss there is not above that here: one more exchange, of two numbers a client."""
+    """Return whether the loss at `ahead` is at most that at `here`, by one more exchange of two numbers per client."""
 
     def losses(client: Client) -> Mapping[str, Tensor]:
         return {"ahead": client.loss(client.server["ahead"]), "here": client.loss(client.server["here"])}
 
     weights = {"ahead": "samples", "here": "samples"}
-    found = controller.ask("ahead", losses, weights, vectors={"ahead": ahead, "here": here})
+    found = controller.query("ahead", losses, weights, vectors={"ahead": ahead, "here": here})
     return bool(found.mean["ahead"] <= found.mean["here"])

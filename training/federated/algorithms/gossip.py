@@ -1,7 +1,7 @@
-"""Gossip: no server; clients train models of their own and mix them with their neighbours' (2017, arXiv 1705.09056).
+"""Gossip: no server; clients mix their models with those of neighbours (Lian et al., 2017, arXiv 1705.09056).
 
-Lian et al.'s D-PSGD in the order that they allow beside the first: X ← (X - η G) W, one row or column a client, W
-symmetric, its rows and columns with sum 1. Their mean is what a server would hold; nobody does, it is for judging.
+D-PSGD in the second order that the paper allows: X ← (X - η G) W, one column for each client, W symmetric with rows and
+columns that sum to 1. No client has the mean of all models; it is computed for evaluation alone.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PACES = ("rounds",)
 JUDGES_BOTH = True
 MODEL = "model"
 MOST_CLIENTS = 4000
-"""Of whom each may mix with each, by a matrix."""
+"""Clients at most: the mixing matrix has their number squared."""
 MIXED_NUMBERS = 2**21
-"""Brought to float64 at a time: 16 MB, where all models at once would take twice the memory that they lie in."""
+"""Numbers that are converted to float64 at a time: 16 MB, where all models at once would take twice their memory."""
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:
-    """Everybody takes part, and nothing is between neighbours."""
+    """Yield settings that leave clients out, or change what neighbours exchange."""
     options, clients = config.options_of("gossip"), config.clients
     topology, degree = options["topology"], options["degree"]
     if not 2 <= clients <= MOST_CLIENTS:
@@ -45,9 +45,9 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
     if config.selected != clients:
         yield Misfit("per_round", "is for some of the clients, but in gossip all take part. Leave it out.")
     if config.aggregation != "mean":
-        yield Misfit("aggregation", f'is "{config.aggregation}", but neighbours mix. Write "mean".')
+        yield Misfit("aggregation", f'is "{config.aggregation}", but gossip has no server to aggregate. Write "mean".')
     if config.filters:
-        yield Misfit("filters", "stand between clients and a server; gossip has none. Leave them out.")
+        yield Misfit("filters", "are between clients and a server, and gossip has none. Leave them out.")
 
 
 def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:
@@ -55,16 +55,16 @@ def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:
 
 
 def personal(model: nn.Module, **options: object) -> Collection[str]:
-    """Running statistics are each client's own."""
+    """Return the names of the running statistics, which stay with each client."""
     return [name for name, _ in model.named_buffers()]
 
 
-def own(model: Tensor, kept: Mapping[str, Tensor], **options: object) -> Tensor:
-    return kept[MODEL]
+def personalized_model(model: Tensor, state: Mapping[str, Tensor], **options: object) -> Tensor:
+    return state[MODEL]
 
 
 def train(client: Client, **options: object) -> Mapping[str, Tensor]:
-    client.kept[MODEL] = client.descend(begin=client.kept[MODEL])
+    client.state[MODEL] = client.descend(begin=client.state[MODEL])
     return {}
 
 
@@ -73,10 +73,10 @@ def play(
     *,
     topology: Annotated[
         Literal["ring", "torus", "complete", "random"],
-        "With whom each mixes: ring: two; torus: four on a grid that is closed at its ends; complete: all; random: as "
-        "many as `degree` says, drawn anew each round.",
+        "Neighbours of a client: ring: two; torus: four on a grid with joined edges; complete: all; random: `degree` "
+        "others, drawn in each round.",
     ] = "ring",
-    degree: Annotated[int, "2..1000", "Neighbours of each in a random topology; an even number."] = 4,
+    degree: Annotated[int, "2..1000", "Neighbours of each client in a random topology; an even number."] = 4,
 ) -> Tensor:
     import numpy as np
     import torch
@@ -87,13 +87,13 @@ def play(
     controller.train()
     server = controller.server
     neighbours = graph(topology, server.clients, degree, controller.draw())
-    matrix = torch.from_numpy(mixing(neighbours)).to(server.kept[MODEL].device)
-    models = mixed(server.kept.whole(MODEL), matrix)
-    home = server.kept.home
-    server.kept[MODEL] = models[home.start : home.stop].clone() if len(home) < len(models) else models
-    if STATISTICS in server.kept:
-        server.statistics.copy_(server.kept.whole(STATISTICS).double().mean(dim=0))
-    # Each sends its model to each neighbour; no server sends any.
+    matrix = torch.from_numpy(mixing(neighbours)).to(server.client_state[MODEL].device)
+    models = mixed(server.client_state.whole(MODEL), matrix)
+    home = server.client_state.home
+    server.client_state[MODEL] = models[home.start : home.stop].clone() if len(home) < len(models) else models
+    if STATISTICS in server.client_state:
+        server.statistics.copy_(server.client_state.whole(STATISTICS).double().mean(dim=0))
+    # Each client sends its model to each neighbour; no server sends any.
     sent = neighbours.sum(axis=1).astype(np.int64) * controller.model_bytes
     controller.costs.traffic = Traffic(np.arange(server.clients), sent, np.zeros_like(sent))
     return torch.cat([block.double().mean(dim=0) for block in _blocks(models)])
@@ -116,7 +116,7 @@ def _blocks(models: Tensor) -> Sequence[Tensor]:
 
 
 def mixing(neighbours: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(clients, clients) float64: as much of its own model as of each neighbour's; all have equally many."""
+    """Return the mixing matrix (clients, clients): equal shares of a client's own model and of each neighbour's."""
     import numpy as np
 
     chosen = neighbours + np.eye(len(neighbours))
@@ -125,7 +125,7 @@ def mixing(neighbours: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def graph(topology: str, clients: int, degree: int, draw: np.random.RandomState) -> NDArray[np.float64]:
-    """(clients, clients): 1 for neighbours, 0 for others, and for each with itself."""
+    """Return the adjacency matrix (clients, clients): 1 for neighbours, 0 elsewhere and on the diagonal."""
     import numpy as np
 
     if topology == "complete":
@@ -143,7 +143,7 @@ def graph(topology: str, clients: int, degree: int, draw: np.random.RandomState)
 
 
 def _circle(places: int, reach: int) -> NDArray[np.float64]:
-    """Neighbours are those at most so far away, either way around."""
+    """Return the adjacency matrix of a circle whose places at most `reach` apart are neighbours."""
     import numpy as np
 
     apart = np.abs(np.subtract.outer(np.arange(places), np.arange(places)))
@@ -153,5 +153,5 @@ def _circle(places: int, reach: int) -> NDArray[np.float64]:
 
 
 def _rows(clients: int) -> int:
-    """Of the grid that is most nearly square."""
+    """Return the rows of the grid that is nearest to a square."""
     return next(rows for rows in range(math.isqrt(clients), 0, -1) if clients % rows == 0)

@@ -1,6 +1,6 @@
-"""MOON: a client's model must see samples as the global one does (Li et al., 2021, arXiv 2103.16257).
+"""MOON: a contrastive loss pulls clients' features towards the global model's (Li et al., 2021, arXiv 2103.16257).
 
-And not as its own did when it was last sent: a contrast of cosines. How a model sees a sample is what enters its head.
+And away from those of the client's own last model, by cosine similarity. Features are the input of the model's head.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.client import Beside, Client
+    from training.federated.client import Client, ExtraLoss
     from training.federated.server import Round
 
 SENT = {"delta": "samples"}
@@ -26,16 +26,16 @@ def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:
 def train(
     client: Client,
     *,
-    mu: Annotated[float, "0..1000", "How strongly; 0: not at all, as in FedAvg."] = 1.0,
-    temperature: Annotated[float, "0.001..100", "The lower, the more the nearer of the two decides."] = 0.5,
+    mu: Annotated[float, "0..1000", "μ, weight of the contrastive loss; 0: FedAvg."] = 1.0,
+    temperature: Annotated[float, "0.001..100", "Temperature of the contrastive loss."] = 0.5,
 ) -> Mapping[str, Tensor]:
-    def beside(step: int) -> Beside:
+    def contrast(step: int) -> ExtraLoss:
         towards = client.represent(client.model, step)
-        away = client.represent(client.kept["previous"], step)
+        away = client.represent(client.state["previous"], step)
         return partial(_contrast, towards=towards, away=away, mu=mu, temperature=temperature)
 
-    w = client.descend(beside=beside)
-    client.kept["previous"] = w
+    w = client.descend(extra_loss=contrast)
+    client.state["previous"] = w
     return {"delta": w - client.model}
 
 
@@ -43,9 +43,9 @@ def aggregate(server: Round, **options: object) -> Tensor:
     return server.model + server.mean["delta"]
 
 
-def _contrast(own: Tensor, *, towards: Tensor, away: Tensor, mu: float, temperature: float) -> Tensor:
-    """−μ log (e^a / (e^a + e^b)), a and b the cosines over the temperature; of each sample."""
+def _contrast(features: Tensor, *, towards: Tensor, away: Tensor, mu: float, temperature: float) -> Tensor:
+    """Return −μ log (e^a / (e^a + e^b)) of each sample, (samples,), a and b being the cosines over the temperature."""
     from torch.nn.functional import cosine_similarity, softplus
 
-    apart = cosine_similarity(own, away, dim=1) - cosine_similarity(own, towards, dim=1)
+    apart = cosine_similarity(features, away, dim=1) - cosine_similarity(features, towards, dim=1)
     return mu * softplus(apart / temperature)

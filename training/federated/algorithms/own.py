@@ -1,6 +1,6 @@
-"""An algorithm of your own: a file algorithm.py with aggregate(server), and train(client) unless clients are FedAvg's.
+"""Your own algorithm: a file algorithm.py with aggregate(server), and train(client) unless clients train as in FedAvg.
 
-What it may define is training.federation.parts.Algorithm. What stands here holds where it says nothing.
+It may define the fields of training.federation.parts.Algorithm. This module has their defaults.
 """
 
 from __future__ import annotations

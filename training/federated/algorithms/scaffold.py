@@ -1,8 +1,8 @@
 """SCAFFOLD: clients' steps are corrected by control variates (Karimireddy et al., 2019, arXiv 1910.06378).
 
-A client's is what option II of the paper makes it: the mean gradient along its way. The server's is the mean over all
-clients, also those that were not asked; late changes count in full in it, while the model's step counts late updates
-less. Each client counts one, however many samples it has, as in the paper.
+A client's control variate is that of option II of the paper: its mean gradient in the round. The server's is the mean
+over all clients, selected or not; late changes enter it in full, while the model's step discounts late updates. As in
+the paper, all clients have equal weight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from training.federated.server import Round
 
 SENT = {"delta": "clients", "change": "clients"}
-MOMENTUM = False  # option II takes delta / (K · η) for the mean gradient along the way
+MOMENTUM = False  # option II takes delta / (K · η) as the mean gradient of the round
 BROADCAST = ("control",)
 
 
@@ -30,16 +30,16 @@ def memory(model: Tensor, **options: object) -> Mapping[str, Tensor]:
 
 
 def train(client: Client, **options: object) -> Mapping[str, Tensor]:
-    own, everybodys = client.kept["control"], client.server["control"]
-    delta = client.descend(lambda w, gradient: gradient - own + everybodys) - client.model
-    client.kept["control"] = own - everybodys - delta / (client.steps * client.learning_rate)
-    return {"delta": delta, "change": client.kept["control"] - own}
+    control, server_control = client.state["control"], client.server["control"]
+    delta = client.descend(lambda w, gradient: gradient - control + server_control) - client.model
+    client.state["control"] = control - server_control - delta / (client.steps * client.learning_rate)
+    return {"delta": delta, "change": client.state["control"] - control}
 
 
 def aggregate(
     server: Round,
     *,
-    learning_rate: Annotated[float, "0.000001..100", "How far the server goes along the mean update."] = 1.0,
+    learning_rate: Annotated[float, "0.000001..100", "The server's learning rate along the mean update."] = 1.0,
 ) -> Tensor:
     server.memory["control"] = server.memory["control"] + server.sum["change"] / server.clients
     return server.model + learning_rate * server.mean["delta"]

@@ -8,36 +8,34 @@ from typing import TYPE_CHECKING, Annotated, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.attack_simulation import Knowledge
+    from training.federated.attack_simulation import AttackerKnowledge
 
 COLLUDES = True
 
 
 def forge(
     updates: Tensor,
-    known: Knowledge,
+    knowledge: AttackerKnowledge,
     *,
-    z: Annotated[
-        float | None, "0..1000", "Deviations from the mean; left out: the most that passes for honest, by the paper."
-    ] = None,
+    z: Annotated[float | None, "0..1000", "Standard deviations from the mean; default: the paper's z_max."] = None,
     source: Annotated[
         Literal["honest", "attackers"],
-        "Whose updates mean and deviation are of: the honest clients', which attackers see, or the attackers' own "
-        "before they attack, as in the paper; one attacker alone then sends its own.",
+        "Updates that mean and deviation are estimated from: the honest clients', which attackers see, or the "
+        "attackers' own before they attack, as in the paper; a single attacker then sends its own.",
     ] = "honest",
 ) -> Tensor:
-    rows = known.honest if source == "honest" else updates
+    rows = knowledge.honest if source == "honest" else updates
     attackers = len(updates)
     if z is None:
-        z = largest_z(len(known.honest) + attackers, attackers)
+        z = largest_z(len(knowledge.honest) + attackers, attackers)
     forged = rows.mean(dim=0) - z * rows.std(dim=0, correction=0)
     return forged.expand_as(updates)
 
 
 def largest_z(clients: int, attackers: int) -> float:
-    """Return the paper's z_max: Φ(z) = (n − m − s) / (n − m), with s = ⌊n/2 + 1⌋ − m honest clients to win over.
+    """Return the paper's z_max: Φ(z) = (n − m − s) / (n − m), with s = ⌊n/2 + 1⌋ − m supporters among honest clients.
 
-    Attackers that are the majority need nobody: then z is that of one more to win over.
+    If attackers are the majority, s is 1.
     """
     honest = clients - attackers
     needed = max(1, clients // 2 + 1 - attackers)

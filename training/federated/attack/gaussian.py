@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.attack_simulation import Knowledge
+    from training.federated.attack_simulation import AttackerKnowledge
 
 
 def forge(
     updates: Tensor,
-    known: Knowledge,
+    knowledge: AttackerKnowledge,
     *,
     deviation: Annotated[float, "0.000001..1000000", "Standard deviation of each number; the paper has 200."] = 1.0,
 ) -> Tensor:
     import torch
 
     attackers, numbers = updates.shape
-    draws = [torch.randn(numbers, generator=known.generator(place)) for place in range(attackers)]
+    draws = [torch.randn(numbers, generator=knowledge.generator(place)) for place in range(attackers)]
     return deviation * torch.stack(draws).to(updates)

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.attack_simulation import Knowledge
+    from training.federated.attack_simulation import AttackerKnowledge
 
 COLLUDES = True
 
 
 def forge(
     updates: Tensor,
-    known: Knowledge,
+    knowledge: AttackerKnowledge,
     *,
     epsilon: Annotated[
-        float, "0.000001..1000000", "ε: small ones hide among honest updates, large ones reverse the mean."
+        float, "0.000001..1000000", "ε: small values hide among honest updates, large ones reverse the mean."
     ] = 0.5,
 ) -> Tensor:
-    return (-epsilon * known.honest.mean(dim=0)).expand_as(updates)
+    return (-epsilon * knowledge.honest.mean(dim=0)).expand_as(updates)

@@ -1,4 +1,4 @@
-"""Leave all clients honest."""
+"""No attack: all clients are honest."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.attack_simulation import Knowledge
+    from training.federated.attack_simulation import AttackerKnowledge
 
 CHANGES_UPDATES = False
 
 
-def forge(updates: Tensor, known: Knowledge) -> Tensor:
+def forge(updates: Tensor, knowledge: AttackerKnowledge) -> Tensor:
     return updates

@@ -1,4 +1,4 @@
-"""Scaling: attackers send their update many times over, to replace the model (Bagdasaryan et al., 2018, 1807.00459)."""
+"""Scaling: attackers multiply their update to replace the model (Bagdasaryan et al., 2018, arXiv 1807.00459)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.attack_simulation import Knowledge
+    from training.federated.attack_simulation import AttackerKnowledge
 
 
 def forge(
     updates: Tensor,
-    known: Knowledge,
+    knowledge: AttackerKnowledge,
     *,
     factor: Annotated[
-        float, "0.000001..1000000", "How many times; the paper's replaces the model: all clients."
+        float,
+        "0.000001..1000000",
+        "Factor of the update; the number of clients replaces the model, as in the paper.",
     ] = 10.0,
 ) -> Tensor:
     return factor * updates

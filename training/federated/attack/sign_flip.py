@@ -1,4 +1,4 @@
-"""Sign flipping: attackers send the opposite of what they have learnt (Li et al., 2019, arXiv 1811.03761)."""
+"""Sign flipping: attackers send the negative of their update (Li et al., 2019, arXiv 1811.03761)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.attack_simulation import Knowledge
+    from training.federated.attack_simulation import AttackerKnowledge
 
 
 def forge(
     updates: Tensor,
-    known: Knowledge,
+    knowledge: AttackerKnowledge,
     *,
-    scale: Annotated[float, "0.000001..1000000", "How many times as long as their own update it is."] = 1.0,
+    scale: Annotated[float, "0.000001..1000000", "Length relative to their own update."] = 1.0,
 ) -> Tensor:
     return -scale * updates

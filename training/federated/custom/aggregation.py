@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from training.federated.custom.isolated_rng import isolated_draws
-from training.federated.custom.program import Functions, Program
+from training.federated.custom.program import Program, UserFunctions
 from training.federation import custom
 from training.federation.config import FederationConfig
 from training.federation.parts import Aggregation
@@ -24,7 +24,7 @@ from training.federation.parts import Aggregation
 def load(config: FederationConfig, program: Program) -> Aggregation:
     """Return the rule that the file defines; ConfigError if it lacks combine() or takes other options."""
     options = config.options_of(custom.AGGREGATION.choice)
-    functions = Functions(program, custom.AGGREGATION.key, names=["combine"], needed=["combine"], options=options)
+    functions = UserFunctions(program, custom.AGGREGATION.key, names=["combine"], required=["combine"], options=options)
 
     def combine(rows: Tensor, weights: Tensor, **_: object) -> tuple[Tensor, list[int]]:
         clients, numbers = rows.shape
@@ -70,8 +70,8 @@ def _checked_places(what: str, places: Any, clients: int) -> list[int]:
         raise ValueError(f"{what} names a place twice among those left out. Return each once")
     if len(found) == clients:
         raise ValueError(
-            f"{what} leaves out all {clients} rows. Keep one, or raise training.federation.parts.TooFew: the round is "
-            "then tried again with other clients"
+            f"{what} leaves out all {clients} rows. Keep one, or raise training.federation.parts.TooFewUpdates: the "
+            "round is then tried again with other clients"
         )
     return sorted(found)
 

@@ -1,7 +1,7 @@
-"""What data(client) gives, asked once for each client and kept on disk: every rank and every attempt maps the same.
+"""Store what data(client) returns on disk, once for each client: all ranks and attempts of a run map the same files.
 
-A folder holds one file for each part of a sample and split, the clients' samples one after the other, and INDEX, which
-is written last. It belongs to one run: nobody else's data are taken for its own.
+A folder has one file for each part of a sample and split, with the clients' samples one after the other, and INDEX,
+which is written last. It belongs to one run.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from training.data import Split
 
 INDEX = "index.json"
 SPLITS: tuple[Split, ...] = get_args(Split)
-PARTS, DIMS = 16, 8  # of a sample, and of a part
+MAX_PARTS, MAX_DIMS = 16, 8  # of a sample, and of a part of it
 
 
 @dataclass(frozen=True)
-class Part:
-    """One of the tensors that a sample is made of."""
+class SamplePart:
+    """The dtype and shape of one of the tensors that a sample consists of."""
 
     dtype: str
     shape: tuple[int, ...]
-    """Without the samples."""
+    """Without the first dim, the samples."""
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Part:
+    def of(cls, tensor: Tensor) -> SamplePart:
         return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape[1:]))
 
     def __str__(self) -> str:
@@ -45,19 +45,19 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A folder of samples."""
+class StoredClientData:
+    """A folder with the samples of all clients."""
 
     folder: Path
-    parts: tuple[Part, ...]
+    parts: tuple[SamplePart, ...]
     sizes: Mapping[Split, Sequence[int]]
-    """Of each client."""
+    """By split, the number of samples of each client."""
     names: tuple[str, ...]
-    """The clients', where it is told."""
+    """The names of the clients; empty if client.py does not define name()."""
     identity: str
 
     def tensors(self, split: Split) -> tuple[Tensor, ...]:
-        """(samples, …) each, mapped."""
+        """Return the parts (samples, …) of a split, mapped from disk."""
         rows = sum(self.sizes[split])
         return tuple(
             torch.from_file(
@@ -72,13 +72,13 @@ class Kept:
         )
 
     def owners(self, split: Split) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The client of each sample."""
+        """Return the client of each sample, (samples,)."""
         return np.repeat(np.arange(len(self.sizes[split])), np.array(self.sizes[split], dtype=np.int64))
 
 
 @dataclass
-class Asking:
-    """How far it is: told as progress."""
+class DataProgress:
+    """The progress of calling data() for each client."""
 
     clients: int
     done: int = 0
@@ -91,31 +91,35 @@ class Asking:
         return asdict(self)
 
 
-def load(folder: Path) -> Kept | None:
-    """What is kept there; None: nothing whole."""
+def load(folder: Path) -> StoredClientData | None:
+    """Return the data stored in a folder; None if it has no index."""
     try:
         found = json.loads((folder / INDEX).read_text())
     except (OSError, ValueError):
         return None
-    parts = tuple(Part(one["dtype"], tuple(one["shape"])) for one in found["parts"])
-    return Kept(folder, parts, found["sizes"], tuple(found["names"]), found["identity"])
+    parts = tuple(SamplePart(part["dtype"], tuple(part["shape"])) for part in found["parts"])
+    return StoredClientData(folder, parts, found["sizes"], tuple(found["names"]), found["identity"])
 
 
-def make(
+def store(
     folder: Path,
     data: Callable[[int], Any],
     name: Callable[[int], str] | None,
     *,
     clients: int,
-    held_out: int,
-    tell: Callable[..., None],
-) -> Kept:
-    """Asks `data` for each client; the folder is there whole or not at all. DataError for what can't be trained on."""
+    holdout_interval: int,
+    report: Callable[..., None],
+) -> StoredClientData:
+    """Call `data` for each client and store the results. The folder appears complete or not at all.
+
+    `holdout_interval`: every so many samples one is used for validation, if `data` names none; 0: none. DataError for
+    data that cannot be trained on.
+    """
     staging = folder.with_name(f".{folder.name}.{os.getpid()}.{os.urandom(4).hex()}")
     staging.mkdir(parents=True)
     try:
         with ExitStack() as files:
-            _write(staging, files, _asked(data, clients, held_out), name, Asking(clients), tell)
+            _write(staging, files, _fetched(data, clients, holdout_interval), name, DataProgress(clients), report)
         if load(folder) is None:
             shutil.rmtree(folder, ignore_errors=True)
             os.rename(staging, folder)
@@ -126,24 +130,24 @@ def make(
     return found
 
 
-Divided = dict[Split, tuple[Tensor, ...]]
+SplitTensors = dict[Split, tuple[Tensor, ...]]
 
 
 def _write(
     folder: Path,
     files: ExitStack,
-    asked: Iterator[Divided],
+    splits: Iterator[SplitTensors],
     name: Callable[[int], str] | None,
-    asking: Asking,
-    tell: Callable[..., None],
+    progress: DataProgress,
+    report: Callable[..., None],
 ) -> None:
     digest = hashlib.sha256()
-    parts: list[Part] = []
+    parts: list[SamplePart] = []
     opened: dict[tuple[Split, int], IO[bytes]] = {}
     sizes: dict[Split, list[int]] = {split: [] for split in SPLITS}
-    for client, divided in enumerate(asked):
+    for client, divided in enumerate(splits):
         for split, tensors in divided.items():
-            _check_alike(client, parts, [Part.of(tensor) for tensor in tensors])
+            _check_alike(client, parts, [SamplePart.of(tensor) for tensor in tensors])
             sizes[split].append(len(tensors[0]))
             for place, tensor in enumerate(tensors):
                 file = opened.get((split, place))
@@ -153,9 +157,9 @@ def _write(
                 memory = tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().data
                 digest.update(memory)
                 file.write(memory)
-                asking.bytes += len(memory)
-        asking.done = client + 1
-        tell(asking)
+                progress.bytes += len(memory)
+        progress.done = client + 1
+        report(progress)
     for file in opened.values():
         file.flush()
         os.fsync(file.fileno())
@@ -163,22 +167,22 @@ def _write(
     index = {
         "parts": [asdict(part) for part in parts],
         "sizes": sizes,
-        "names": [_named(name, client) for client in range(asking.clients)] if name is not None else [],
+        "names": [_client_name(name, client) for client in range(progress.clients)] if name is not None else [],
         "identity": f"client-{digest.hexdigest()[:16]}",
     }
     (folder / INDEX).write_text(json.dumps(index))
 
 
-def _asked(data: Callable[[int], Any], clients: int, held_out: int) -> Iterator[Divided]:
+def _fetched(data: Callable[[int], Any], clients: int, holdout_interval: int) -> Iterator[SplitTensors]:
     for client in range(clients):
         found = data(client)
-        divided = _by_split(client, found) if isinstance(found, Mapping) else _kept_apart(client, found, held_out)
+        divided = _by_split(client, found) if isinstance(found, Mapping) else _hold_out(client, found, holdout_interval)
         if not len(divided["train"][0]):
             raise DataError(f"data({client}) gives no sample to train on. Give each client some, or ask for fewer.")
         yield divided
 
 
-def _by_split(client: int, found: Mapping[Any, Any]) -> Divided:
+def _by_split(client: int, found: Mapping[Any, Any]) -> SplitTensors:
     if "train" not in found or not found.keys() <= set(SPLITS):
         keys = ", ".join(map(repr, found)) or "nothing"
         raise DataError(f'data({client}) gives a dict of {keys}. Its keys are "train" and, if you like, "validation".')
@@ -188,19 +192,23 @@ def _by_split(client: int, found: Mapping[Any, Any]) -> Divided:
     return {"train": train, "validation": _tensors(client, found["validation"])}
 
 
-def _kept_apart(client: int, found: object, held_out: int) -> Divided:
-    """The last of each so many samples is kept for validation."""
+def _hold_out(client: int, found: object, holdout_interval: int) -> SplitTensors:
+    """Use every `holdout_interval`-th sample for validation."""
     tensors = _tensors(client, found)
     rows = torch.arange(len(tensors[0]))
-    is_kept = rows % held_out == held_out - 1 if held_out else torch.zeros(len(rows), dtype=torch.bool)
+    is_validation = (
+        rows % holdout_interval == holdout_interval - 1
+        if holdout_interval
+        else torch.zeros(len(rows), dtype=torch.bool)
+    )
     return {
-        "train": tuple(tensor[~is_kept] for tensor in tensors),
-        "validation": tuple(tensor[is_kept] for tensor in tensors),
+        "train": tuple(tensor[~is_validation] for tensor in tensors),
+        "validation": tuple(tensor[is_validation] for tensor in tensors),
     }
 
 
 def _tensors(client: int, found: object) -> tuple[Tensor, ...]:
-    if not isinstance(found, tuple | list) or not 1 <= len(found) <= PARTS:
+    if not isinstance(found, tuple | list) or not 1 <= len(found) <= MAX_PARTS:
         raise DataError(
             f"data({client}) gives a {type(found).__name__}, not a tuple of tensors such as (inputs, labels), each with"
             " the samples as its first dim."
@@ -209,7 +217,7 @@ def _tensors(client: int, found: object) -> tuple[Tensor, ...]:
         tensors = tuple(_tensor(part).detach().cpu() for part in found)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"data({client}) gives what is no tensor: {error}") from None
-    if any(not 1 <= one.dim() <= DIMS or one.is_complex() or one.layout is not torch.strided for one in tensors):
+    if any(not 1 <= one.dim() <= MAX_DIMS or one.is_complex() or one.layout is not torch.strided for one in tensors):
         shapes = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors)
         raise DataError(f"data({client}) gives {shapes}. Give dense, real numbers, with the samples as the first dim.")
     if len({len(tensor) for tensor in tensors}) > 1:
@@ -219,11 +227,11 @@ def _tensors(client: int, found: object) -> tuple[Tensor, ...]:
 
 
 def _tensor(part: Any) -> Tensor:
-    """An array may be a view that torch has none like, a reversed one say."""
+    """Return a tensor; arrays may be views that torch does not support, such as reversed ones."""
     return torch.as_tensor(np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part)
 
 
-def _check_alike(client: int, parts: list[Part], found: list[Part]) -> None:
+def _check_alike(client: int, parts: list[SamplePart], found: list[SamplePart]) -> None:
     if not parts:
         parts += found
     elif parts != found:
@@ -231,14 +239,14 @@ def _check_alike(client: int, parts: list[Part], found: list[Part]) -> None:
         raise DataError(f"data({client}) gives {is_}, but the clients before it {was}. Give all of them alike.")
 
 
-def _named(name: Callable[[int], str], client: int) -> str:
+def _client_name(name: Callable[[int], str], client: int) -> str:
     found = name(client)
     if not isinstance(found, str):
         raise DataError(f"name({client}) gives a {type(found).__name__}, not a string.")
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in found[:NAME_LETTERS])
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in found[:MAX_NAME_CHARS])
 
 
-NAME_LETTERS = 100
+MAX_NAME_CHARS = 100
 
 
 def _file(split: Split, place: int) -> str:

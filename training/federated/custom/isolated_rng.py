@@ -1,4 +1,4 @@
-"""Random numbers of somebody's own code that rank 0 alone runs: they follow from the seed and disturb no other draw."""
+"""Isolate the random numbers of users' code that rank 0 alone runs from all other random numbers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 
 @contextmanager
 def isolated_draws(seed: int | None = None) -> Iterator[None]:
-    """Restore the generators of Python, numpy and torch afterwards: else rank 0 would go on with other draws.
+    """Restore the generators of Python, numpy and torch afterwards: rank 0 must go on with the same numbers as others.
 
-    `seed`: what they begin with inside; None: where they stand.
+    `seed`: the seed inside the block; None: the generators continue from their current state.
     """
-    before = random.getstate(), np.random.get_state()  # noqa: NPY002 (what others' code draws from is this one)
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002 (users' code draws from this one)
     is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = [torch.cuda.current_device()] if is_on_gpu else []
     with torch.random.fork_rng(devices=devices):

@@ -1,4 +1,4 @@
-"""A federation's recipe, algorithm, aggregation, selection and split: Vigil's, or somebody's own files instead."""
+"""Load a federation's recipe, algorithm, aggregation, selection and split: Vigil's, or a user's files instead."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from training.contracts import Recipe
 from training.federated.custom import aggregation as own_aggregation
 from training.federated.custom import selection as own_selection
 from training.federated.custom import split as own_split
-from training.federated.custom.client import OwnClient
-from training.federated.custom.program import Functions, Program
+from training.federated.custom.client import CustomClient
+from training.federated.custom.program import Program, UserFunctions
 from training.federation import custom, parts
 from training.federation.config import FederationConfig
 from training.federation.filter_order import UPDATE
@@ -26,57 +26,67 @@ if TYPE_CHECKING:
     from training.federated.server import Round
 
 
-def recipe(config: FederationConfig, program: Program | None) -> Recipe:
+DEPRECATED = {"own": "personalized_model"}
+"""Names of functions of algorithm.py that earlier releases used, with those that replace them."""
+
+
+def load_recipe(config: FederationConfig, program: Program | None) -> Recipe:
     found = contracts.recipe(config.recipe)
     if not found.OWN:
         return found
-    return found.of(OwnClient(_needed(program), clients=config.clients, options=config.recipe_options()))
+    return found.of(CustomClient(_required_program(program), clients=config.clients, options=config.recipe_options()))
 
 
-def algorithm(config: FederationConfig, program: Program | None) -> Algorithm:
-    """Where a file of one's own says nothing of what clients do, they do and send as FedAvg's."""
-    usual = parts.algorithm(config.algorithm)
+def load_algorithm(config: FederationConfig, program: Program | None) -> Algorithm:
+    """Return the run's algorithm. What a user's file does not define is FedAvg's: clients train and send as there."""
+    defaults = parts.algorithm(config.algorithm)
     if custom.ALGORITHM not in config.custom:
-        return usual
-    names = [field.name for field in fields(Algorithm)]
+        return defaults
+    names = [*(field.name for field in fields(Algorithm)), *DEPRECATED]
     options = config.options_of(custom.ALGORITHM.choice)
-    functions = Functions(_needed(program), "algorithm", names=names, needed=("aggregate",), options=options)
-    own = {name: _given_options(functions, name) for name in names if name in functions}
-    said = {name: getattr(functions.module, name) for name in names if hasattr(functions.module, name)}
-    sent = said.get("SENT", usual.SENT)
+    functions = UserFunctions(
+        _required_program(program), "algorithm", names=names, required=("aggregate",), options=options
+    )
+    functions_by_name = {_current(name): _with_options(functions, name) for name in names if name in functions}
+    constants = {_current(name): getattr(functions.module, name) for name in names if hasattr(functions.module, name)}
+    sent = constants.get("SENT", defaults.SENT)
     if not isinstance(sent, Mapping) or not set(sent.values()) <= {"samples", "clients"}:
         text = f'{functions.file} has SENT = {sent!r:.100}. Write what is sent by name, each "samples" or "clients".'
         raise ConfigError([Problem("client.algorithm", text)])
-    if "train" in said and "SENT" not in said:
+    if "train" in constants and "SENT" not in constants:
         text = f'{functions.file} has train(), but does not say what it sends: SENT = {{"delta": "samples"}}.'
         raise ConfigError([Problem("client.algorithm", text)])
     _check_sent(config, sent)
-    return replace(usual, **{**said, **own})
+    return replace(defaults, **{**constants, **functions_by_name})
 
 
-def aggregation(config: FederationConfig, program: Program | None) -> Aggregation:
-    """Return the rule of the run."""
+def load_aggregation(config: FederationConfig, program: Program | None) -> Aggregation:
+    """Return the run's aggregation rule."""
     if custom.AGGREGATION not in config.custom:
         return parts.aggregation(config.aggregation)
-    return own_aggregation.load(config, _needed(program))
+    return own_aggregation.load(config, _required_program(program))
 
 
-def selection(config: FederationConfig, program: Program | None, world: World) -> Selection:
-    """Return the selection of the run."""
+def load_selection(config: FederationConfig, program: Program | None, world: World) -> Selection:
+    """Return the run's selection."""
     if custom.SELECTION not in config.custom:
         return parts.selection(config.selection)
-    return own_selection.load(config, _needed(program), world)
+    return own_selection.load(config, _required_program(program), world)
 
 
-def split(config: FederationConfig, program: Program | None, world: World) -> DataSplit:
-    """Return the split of the run."""
+def load_split(config: FederationConfig, program: Program | None, world: World) -> DataSplit:
+    """Return the run's split."""
     if custom.SPLIT not in config.custom:
         return parts.split(config.split)
-    return own_split.load(config, _needed(program), world)
+    return own_split.load(config, _required_program(program), world)
+
+
+def _current(name: str) -> str:
+    return DEPRECATED.get(name, name)
 
 
 def _check_sent(config: FederationConfig, sent: Mapping[str, str]) -> None:
-    """What federation.combinations asks of every algorithm, where what it sends is only known here."""
+    """Check what federation.combinations checks of other algorithms: what this one sends is known only here."""
     names = ", ".join(sent)
     if config.filters and UPDATE not in sent:
         text = f"work on an update called {UPDATE}, but {custom.ALGORITHM.choice} sends {names}. Write filters = []."
@@ -90,9 +100,9 @@ def _check_sent(config: FederationConfig, sent: Mapping[str, str]) -> None:
         raise ConfigError([Problem("run.aggregation", text)])
 
 
-def _given_options(functions: Functions, name: str) -> Any:
-    """The function with its options, its answer looked at where it is the server's, or becomes part of its state."""
-    check = _ANSWERS.get(name)
+def _with_options(functions: UserFunctions, name: str) -> Any:
+    """Return the function with its options bound, and its result checked if it becomes part of a model or a state."""
+    check = _RESULT_CHECKS.get(name)
 
     def called(*given: Any, **options: object) -> Any:
         found = functions.call(name, *given)
@@ -104,7 +114,7 @@ def _given_options(functions: Functions, name: str) -> Any:
         before = {what: value.shape for what, value in server.memory.items()}
         found: Tensor = called(server)
         _check_memory(functions.file, server.memory, before)
-        # What expand() has made has one place for several numbers, and can't be written to.
+        # A tensor from expand() has one place for several numbers, and cannot be written to.
         server.memory.update({what: value.contiguous() for what, value in server.memory.items()})
         return found.to(server.model)
 
@@ -122,18 +132,18 @@ def _check_tensors(what: str, found: Any, *given: Any) -> None:
         raise TypeError(f"{what} gives a {type(found).__name__}, not a dict of tensors by name")
 
 
-_ANSWERS = {"aggregate": _check_model, "train": _check_tensors, "begin": _check_tensors, "memory": _check_tensors}
+_RESULT_CHECKS = {"aggregate": _check_model, "train": _check_tensors, "begin": _check_tensors, "memory": _check_tensors}
 
 
 def _check_memory(file: str, memory: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """What lies in checkpoints has its place there from the first round on."""
+    """Raise TypeError if aggregate() adds, removes or reshapes an entry: checkpoints have room for the first ones."""
     after = {what: value.shape if isinstance(value, Tensor) else type(value).__name__ for what, value in memory.items()}
     if wrong := [what for what in {**before, **after} if before.get(what) != after.get(what)]:
         was, is_ = before.get(wrong[0], "not there"), after.get(wrong[0], "not there")
         raise TypeError(f"aggregate() of {file} left server.memory[{wrong[0]!r}] as {is_}, and it was {was}")
 
 
-def _needed(program: Program | None) -> Program:
+def _required_program(program: Program | None) -> Program:
     if program is None:
         raise ConfigError([Problem("client", 'is missing. Write a table [client] with directory = ".".')])
     return program

@@ -1,7 +1,7 @@
-"""Somebody's own files of a federation: where they are, and what is in them.
+"""A user's files of a federation: where they are, and which functions they define.
 
-They are run inside the allocation, as the job's user, like a script's (training.launch.snapshot); the portal never
-opens them. What they define is checked here by name, before anything is trained.
+They run inside the allocation as the job's user, like those of a script (training.launch.snapshot); the portal never
+opens them. What they define is checked by name before anything is trained.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from training.config.asked import ConfigError, Problem
 from training.config.choices import Value
 from training.federation import custom
 
-TABLES = {part.key: part.choice for part in custom.PARTS}
-"""By the field of [client] that names a file, the table of [run] with its options."""
+OPTION_TABLES = {part.key: part.choice for part in custom.PARTS}
+"""The table of [run] with a file's options, by the field of [client] that names the file."""
 
-NOTHING: Mapping[str, Sequence[str]] = {}
+NO_ARGUMENTS: Mapping[str, Sequence[str]] = {}
 
 
 @dataclass(frozen=True)
 class Program:
-    """The files, and where what comes of them is kept."""
+    """The user's files, and the folder of the job."""
 
     folder: Path
     job_dir: Path
@@ -40,16 +40,16 @@ class Program:
     selection: str = custom.SELECTION.file
     split: str = custom.SPLIT.file
 
-    def data_folder(self, *told: object) -> Path:
-        """Where the clients' data are kept: another place once the files, or what they are told, are others."""
-        digest = hashlib.sha256(repr(told).encode())
+    def data_folder(self, *key: object) -> Path:
+        """Return the folder for the clients' data, which depends on the content of the files and on `key`."""
+        digest = hashlib.sha256(repr(key).encode())
         for path in sorted(self.folder.rglob("*.py")):
-            if path.is_file():  # an editor's lock is a link to nowhere
+            if path.is_file():  # an editor's lock file is a dangling link
                 digest.update(f"{path.relative_to(self.folder)}\0".encode() + path.read_bytes())
         return self.job_dir / "data" / digest.hexdigest()[:16]
 
 
-class Functions:
+class UserFunctions:
     """The functions of one file, each called with those of the run's options that it declares as keyword-only."""
 
     def __init__(
@@ -58,56 +58,64 @@ class Functions:
         field: str,
         *,
         names: Iterable[str],
-        needed: Iterable[str],
+        required: Iterable[str],
         options: Mapping[str, Value],
-        provided: Mapping[str, Sequence[str]] = NOTHING,
+        provided: Mapping[str, Sequence[str]] = NO_ARGUMENTS,
     ) -> None:
-        """`field`: that of [client] which names the file; `options`: its table of [run]; `provided`: by function the
-        names of arguments that Vigil passes to it if it has such parameters, and no option has that name.
+        """Import the file that [client] names in `field`, and bind the options of its table of [run].
 
-        ConfigError where it lacks what it needs, or knows no such option. What the file itself raises is passed on.
+        `provided`: by function, the arguments that Vigil passes if the function has such parameters and no option has
+        that name. ConfigError if a required function is missing, or an option unknown. What the file raises is passed
+        on.
         """
         self.file, self._field = getattr(program, field), field
         self._module = _imported(program.folder, self.file, field)
         functions = {name: getattr(self._module, name, None) for name in names}
         self._functions = {name: found for name, found in functions.items() if callable(found)}
-        if lacking := [name for name in needed if name not in self._functions]:
+        if missing := [name for name in required if name not in self._functions]:
             there = ", ".join(f"{name}()" for name in self._functions) or "none that Vigil knows"
             raise ConfigError(
-                [Problem(f"client.{field}", f"{self.file} has no function {lacking[0]}(), but {there}. Write one.")]
+                [Problem(f"client.{field}", f"{self.file} has no function {missing[0]}(), but {there}. Write one.")]
             )
         self._provided = {
-            name: [one for one in provided.get(name, ()) if one not in options and one in _parameters(found)]
+            name: [
+                argument
+                for argument in provided.get(name, ())
+                if argument not in options and argument in _parameters(found)
+            ]
             for name, found in self._functions.items()
         }
-        self._options = {name: _declared(found, options) for name, found in self._functions.items()}
-        self._check_known(options)
-        self._check_needed(options)
+        self._options = {name: _declared_options(found, options) for name, found in self._functions.items()}
+        self._check_option_names(options)
+        self._check_required_options(options)
 
-    def _check_known(self, options: Mapping[str, Value]) -> None:
+    def _check_option_names(self, options: Mapping[str, Value]) -> None:
         keywords = [_keywords(found) for found in self._functions.values()]
         if None in keywords:
             return
-        known = sorted({name for found in keywords if found for name in found})
-        wrong = [
-            Problem(f"run.{TABLES[self._field]}.{name}", f"{self.file} has no such option. {_nearest(name, known)}")
+        accepted = sorted({name for found in keywords if found for name in found})
+        problems = [
+            Problem(
+                f"run.{OPTION_TABLES[self._field]}.{name}",
+                f"{self.file} has no such option. {_suggestion(name, accepted)}",
+            )
             for name in options
-            if name not in known
+            if name not in accepted
         ]
-        if wrong:
-            raise ConfigError(wrong)
+        if problems:
+            raise ConfigError(problems)
 
-    def _check_needed(self, options: Mapping[str, Value]) -> None:
-        table = f"run.{TABLES[self._field]}"
-        wrong = [
-            Problem(f"{table}.{one.name}", f"is missing, and {name}() of {self.file} has no default for it.")
+    def _check_required_options(self, options: Mapping[str, Value]) -> None:
+        table = f"run.{OPTION_TABLES[self._field]}"
+        problems = [
+            Problem(f"{table}.{parameter.name}", f"is missing, and {name}() of {self.file} has no default for it.")
             for name, function in self._functions.items()
-            for one in inspect.signature(function).parameters.values()
-            if one.kind is one.KEYWORD_ONLY and one.default is one.empty
-            if one.name not in options and one.name not in self._provided[name]
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+            if parameter.name not in options and parameter.name not in self._provided[name]
         ]
-        if wrong:
-            raise ConfigError(wrong)
+        if problems:
+            raise ConfigError(problems)
 
     def __contains__(self, name: str) -> bool:
         return name in self._functions
@@ -118,14 +126,14 @@ class Functions:
 
     def call(self, name: str, *arguments: Any, **provided: Any) -> Any:
         """Call the function with these arguments, its options, and those of `provided` that it has parameters for."""
-        more = {one: provided[one] for one in self._provided[name]}
+        more = {argument: provided[argument] for argument in self._provided[name]}
         with _exits_are_errors(f"{name}() of {self.file}"):
             return self._functions[name](*arguments, **self._options[name], **more)
 
 
 @contextmanager
 def _exits_are_errors(what: str) -> Iterator[None]:
-    """Raise RuntimeError for sys.exit(): exit code 0 would end the rank without a word, as if it had finished."""
+    """Raise RuntimeError for sys.exit(): exit code 0 would end the rank silently, as if it had finished."""
     try:
         yield
     except SystemExit as error:
@@ -133,18 +141,19 @@ def _exits_are_errors(what: str) -> Iterator[None]:
 
 
 def _imported(folder: Path, file: str, field: str) -> ModuleType:
-    """The file as a module by its own name, once a process; it finds those beside it and those at the top."""
+    """Import the file once per process, under its own name. It can import modules from its folder and the top
+    folder."""
     root = folder.resolve()
     path = (folder / file).resolve()
     if not path.is_relative_to(root) or not path.is_file():
-        there = ", ".join(sorted(one.name for one in root.glob("*.py"))[:5]) or "no Python file"
+        there = ", ".join(sorted(path_of_file.name for path_of_file in root.glob("*.py"))[:5]) or "no Python file"
         raise ConfigError([Problem(f"client.{field}", f"{file} is not in the directory. It has {there}.")])
-    name, known = path.stem, sys.modules.get(path.stem)
-    if name in sys.stdlib_module_names or (known is not None and getattr(known, "__file__", None) != str(path)):
-        name = f"own_{name}"  # a file called random.py, or torch.py, takes nobody's place
-        known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(path):
-        return known
+    name, imported = path.stem, sys.modules.get(path.stem)
+    if name in sys.stdlib_module_names or (imported is not None and getattr(imported, "__file__", None) != str(path)):
+        name = f"own_{name}"  # a file called random.py, or torch.py, must not replace that module
+        imported = sys.modules.get(name)
+    if imported is not None and getattr(imported, "__file__", None) == str(path):
+        return imported
     for place in (str(root), str(path.parent)):
         if place not in sys.path:
             sys.path.insert(0, place)
@@ -152,7 +161,7 @@ def _imported(folder: Path, file: str, field: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # as for any import: what is pickled, or imports it in turn, finds it
+    sys.modules[name] = module  # as for any import: pickles, and modules that import it in turn, find it
     try:
         with _exits_are_errors(file):
             spec.loader.exec_module(module)
@@ -163,25 +172,25 @@ def _imported(folder: Path, file: str, field: str) -> ModuleType:
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
-    """Return the names by which it may be given something: not `**options`, which are the run's."""
+    """Return the names of its parameters, without `*args` and `**options`."""
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, one in inspect.signature(function).parameters.items() if one.kind in kinds]
+    return [name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind in kinds]
 
 
 def _keywords(function: Callable[..., Any]) -> tuple[str, ...] | None:
-    """The names of its keyword-only arguments; None: it takes any."""
+    """Return the names of its keyword-only parameters; None if it takes **options."""
     parameters = inspect.signature(function).parameters.values()
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return tuple(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
+    return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
 
-def _declared(function: Callable[..., Any], options: Mapping[str, Value]) -> dict[str, Value]:
+def _declared_options(function: Callable[..., Any], options: Mapping[str, Value]) -> dict[str, Value]:
     names = _keywords(function)
     return {name: value for name, value in options.items() if names is None or name in names}
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    if known:
-        return choices.suggest(name, known)
+def _suggestion(name: str, accepted: list[str]) -> str:
+    if accepted:
+        return choices.suggest(name, accepted)
     return f"Options are keyword-only arguments of its functions: write `*, {name}=…`, or take it out."

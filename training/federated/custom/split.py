@@ -1,6 +1,6 @@
-"""Somebody's split.py: which client has which samples, and how it sees them.
+"""Load a user's split.py: which client has which samples, and how it sees them.
 
-Rank 0 runs divide(), checks the answer and gives it to the others, so that all have the same division.
+Rank 0 runs divide(), checks the result and broadcasts it, so that all ranks have the same division.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from training.config.asked import ConfigError, Problem
 from training.data import Batch, Labels
 from training.federated.custom.isolated_rng import isolated_draws
-from training.federated.custom.program import Functions, Program
+from training.federated.custom.program import Program, UserFunctions
 from training.federation import custom, random_streams
 from training.federation.config import FederationConfig
 from training.federation.parts import DataSplit
@@ -31,7 +31,7 @@ Ids = NDArray[np.int64]
 def load(config: FederationConfig, program: Program, world: World) -> DataSplit:
     """Return the split that the file defines; ConfigError if it lacks divide() or takes other options."""
     options = config.options_of(custom.SPLIT.choice)
-    functions = Functions(program, custom.SPLIT.key, names=["divide", "view"], needed=["divide"], options=options)
+    functions = UserFunctions(program, custom.SPLIT.key, names=["divide", "view"], required=["divide"], options=options)
 
     def first(labels: Labels, clients: int, draw: np.random.RandomState) -> Ids:
         samples = len(labels.of["train"])
@@ -40,7 +40,7 @@ def load(config: FederationConfig, program: Program, world: World) -> DataSplit:
         return _checked(f"divide() of {functions.file}", answer, samples, clients)
 
     def divide(labels: Labels, clients: int, draw: np.random.RandomState, **_: object) -> Ids:
-        # A copy: what follows draws the same on every rank, however much the file has drawn on the first.
+        # A copy, so that later draws are equal on every rank, however many numbers the file draws on rank 0.
         return from_first(world, lambda: first(labels, clients, copy.deepcopy(draw)))
 
     def view(batch: Batch, owners: Ids, seed: int, **_: object) -> Batch:
@@ -51,7 +51,7 @@ def load(config: FederationConfig, program: Program, world: World) -> DataSplit:
 
 
 class DivisionRecord:
-    """Refuses a checkpoint that was trained on another division: files that are run by hand may have changed."""
+    """Refuses a checkpoint that was trained with another division: in a run by hand the file may have changed."""
 
     def __init__(self, file: str, owners: Ids) -> None:
         """`owners`: the client of each training sample."""
@@ -60,23 +60,21 @@ class DivisionRecord:
     def remember(self) -> dict[str, Any]:
         return {"digest": self._digest}
 
-    def recall(self, told: Mapping[str, Any]) -> None:
-        if told.get("digest", self._digest) != self._digest:
-            text = (
-                f"{self._file} divides the samples in another way than for the checkpoint. Bring the earlier file back"
-            )
-            raise ConfigError([Problem(f"client.{custom.SPLIT.key}", f"{text}, or begin anew with --resume none.")])
+    def recall(self, stored: Mapping[str, Any]) -> None:
+        if stored.get("digest", self._digest) != self._digest:
+            text = f"{self._file} divides the samples differently than for the checkpoint. Restore the earlier file"
+            raise ConfigError([Problem(f"client.{custom.SPLIT.key}", f"{text}, or start over with --resume none.")])
 
 
 def _copied(labels: Labels) -> Labels:
-    """Return what the file may change without changing what others read."""
+    """Return a copy that the file may change."""
     owners = labels.owners and {name: values.copy() for name, values in labels.owners.items()}
     return replace(labels, of={name: values.copy() for name, values in labels.of.items()}, owners=owners)
 
 
 def _checked(what: str, answer: Any, samples: int, clients: int) -> Ids:
     """Return the client of each sample (samples,)."""
-    wanted = (
+    expected = (
         f"Return {samples:,} whole numbers from 0 to {clients - 1}: the client of each sample of labels.of['train']"
     )
     try:
@@ -85,10 +83,10 @@ def _checked(what: str, answer: Any, samples: int, clients: int) -> Ids:
         found = np.asarray(None)
     if found.shape != (samples,) or found.dtype.kind not in "iu":
         given = f"an array of {found.dtype} of shape {found.shape}" if found.ndim else f"a {type(answer).__name__}"
-        raise TypeError(f"{what} returns {given}. {wanted}")
+        raise TypeError(f"{what} returns {given}. {expected}")
     if samples and not (found.min() >= 0 and found.max() < clients):
         wrong = found[(found < 0) | (found >= clients)][0]
-        raise ValueError(f"{what} gives a sample to client {wrong}. {wanted}")
+        raise ValueError(f"{what} gives a sample to client {wrong}. {expected}")
     empty = np.flatnonzero(np.bincount(found.astype(np.int64), minlength=clients) == 0)
     if len(empty) and samples >= clients:
         some = ", ".join(map(str, empty[:3].tolist())) + (", …" if len(empty) > 3 else "")
@@ -99,10 +97,10 @@ def _checked(what: str, answer: Any, samples: int, clients: int) -> Ids:
 
 
 def _checked_view(what: str, answer: Any, batch: Batch) -> Batch:
-    """Return the samples as their clients see them: as many parts, of as many samples."""
-    wanted = f"Return a tuple of {len(batch)} tensors of {len(batch[0])} samples each, as batch is"
+    """Return the result of view() if it has as many parts, of as many samples, as `batch`; else raise."""
+    expected = f"Return a tuple of {len(batch)} tensors of {len(batch[0])} samples each, as batch is"
     if not isinstance(answer, tuple | list) or not all(isinstance(part, Tensor) and part.dim() for part in answer):
-        raise TypeError(f"{what} returns a {type(answer).__name__}. {wanted}")
+        raise TypeError(f"{what} returns a {type(answer).__name__}. {expected}")
     if [len(part) for part in answer] != [len(part) for part in batch]:
-        raise ValueError(f"{what} returns parts of {', '.join(str(len(part)) for part in answer)} samples. {wanted}")
+        raise ValueError(f"{what} returns parts of {', '.join(str(len(part)) for part in answer)} samples. {expected}")
     return tuple(answer)

@@ -1,6 +1,6 @@
-"""The difference to what the server has of the client's last one (EF21: Richtárik et al., 2021, arXiv 2106.05203).
+"""The difference to the client's last update as the server has it (EF21: Richtárik et al., 2021, arXiv 2106.05203).
 
-For filters after it: what they lose of a difference is in the next one again. Both sides keep what the server has.
+For filters after it: what they lose of a difference is in the next one again. Both sides store the server's copy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.filter_chain import Passing
+    from training.federated.filter_chain import FilterContext
 
 STAGE = "difference"
 LAST = "last"
@@ -21,13 +21,13 @@ def begin(row: Tensor) -> Mapping[str, Tensor]:
     return {LAST: row.new_zeros(row.shape)}
 
 
-def send(given: Tensor, passing: Passing) -> tuple[Tensor, Mapping[str, Tensor]]:
-    return given - passing.kept[LAST], {}
+def send(given: Tensor, context: FilterContext) -> tuple[Tensor, Mapping[str, Tensor]]:
+    return given - context.state[LAST], {}
 
 
-def receive(values: Tensor, beside: Mapping[str, Tensor], passing: Passing) -> Tensor:
-    return passing.kept[LAST] + values
+def receive(values: Tensor, extras: Mapping[str, Tensor], context: FilterContext) -> Tensor:
+    return context.state[LAST] + values
 
 
-def keep(given: Tensor, received: Tensor, passing: Passing) -> Mapping[str, Tensor]:
+def keep(given: Tensor, received: Tensor, context: FilterContext) -> Mapping[str, Tensor]:
     return {LAST: received}

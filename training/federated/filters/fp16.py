@@ -1,4 +1,4 @@
-"""Numbers of 16 bits: 11 of precision, up to 65,504; larger ones are sent as that."""
+"""Floats of 16 bits: 11 bits of precision, clipped to 65,504."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.filter_chain import Passing
+    from training.federated.filter_chain import FilterContext
 
 STAGE = "width"
 LARGEST = 65504.0
 
 
-def send(given: Tensor, passing: Passing) -> tuple[Tensor, Mapping[str, Tensor]]:
-    # What is no number stays none: the server is to see it.
+def send(given: Tensor, context: FilterContext) -> tuple[Tensor, Mapping[str, Tensor]]:
+    # NaN and infinity are sent as they are: the server has to see them.
     return given.clamp(-LARGEST, LARGEST).where(given.isfinite(), given).half(), {}
 
 
-def receive(values: Tensor, beside: Mapping[str, Tensor], passing: Passing) -> Tensor:
-    return values.to(passing.dtype)
+def receive(values: Tensor, extras: Mapping[str, Tensor], context: FilterContext) -> Tensor:
+    return values.to(context.dtype)

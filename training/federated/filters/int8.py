@@ -1,8 +1,8 @@
-"""Numbers of 8 bits, with a scale for each block of them (after QSGD, Alistarh et al., 2017, arXiv 1610.02132).
+"""Integers of 8 bits with a scale for each block (after QSGD, Alistarh et al., 2017, arXiv 1610.02132).
 
-Stochastic rounding is right on average. The nearest is closer, at most half a step off, but loses for good whatever
-never gets to half a step of its block's largest, unless a filter before it sends that later: topk and delta do. So the
-former is the default, and the latter for those two.
+Stochastic rounding is unbiased. Rounding to the nearest is closer, at most half a step off, but loses for good whatever
+never reaches half a step of its block's largest, unless a filter before it sends that later, as topk and delta do. So
+stochastic rounding is the default, and nearest is for those two.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.filter_chain import Passing
+    from training.federated.filter_chain import FilterContext
 
 STAGE = "width"
 LARGEST = 127
@@ -21,38 +21,39 @@ LARGEST = 127
 
 def send(
     given: Tensor,
-    passing: Passing,
+    context: FilterContext,
     *,
-    block: Annotated[int, "1..1048576", "Numbers that share a scale, the largest of them by 127."] = 256,
+    block: Annotated[int, "1..1048576", "Numbers that share a scale: their largest divided by 127."] = 256,
     rounding: Annotated[
         Literal["stochastic", "nearest"],
-        "stochastic: up or down by chance, from the seed, the round and the client, right on average; nearest: closer, "
-        "for filters before it that send later what is lost.",
+        "stochastic: up or down at random, unbiased; nearest: closer, for use after filters that resend what is lost.",
     ] = "stochastic",
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     import torch
     from torch.nn.functional import pad
 
-    blocks = pad(given, (0, -passing.numbers % block)).view(len(given), -1, block)
+    blocks = pad(given, (0, -context.numbers % block)).view(len(given), -1, block)
     scale = blocks.abs().amax(dim=2) / LARGEST
-    steps = (blocks / torch.where(scale == 0, 1, scale)[..., None]).flatten(1)[:, : passing.numbers]
-    steps = steps.round() if rounding == "nearest" else (steps + _drawn(given, passing)).floor()
-    # A scale that is no number says so for its whole block.
+    steps = (blocks / torch.where(scale == 0, 1, scale)[..., None]).flatten(1)[:, : context.numbers]
+    steps = steps.round() if rounding == "nearest" else (steps + _drawn(given, context)).floor()
+    # A scale that is not finite stands for its whole block.
     values = steps.nan_to_num(0).clamp(-LARGEST, LARGEST).to(torch.int8)
     return values, {"scale": scale}
 
 
-def receive(values: Tensor, beside: Mapping[str, Tensor], passing: Passing, *, block: int, **options: object) -> Tensor:
-    scale = beside["scale"].repeat_interleave(block, dim=1)[:, : passing.numbers]
-    return values.to(passing.dtype) * scale
+def receive(
+    values: Tensor, extras: Mapping[str, Tensor], context: FilterContext, *, block: int, **options: object
+) -> Tensor:
+    scale = extras["scale"].repeat_interleave(block, dim=1)[:, : context.numbers]
+    return values.to(context.dtype) * scale
 
 
-def _drawn(given: Tensor, passing: Passing) -> Tensor:
-    """(clients, numbers) from 0 to 1: of each client its own, whoever is beside it."""
+def _drawn(given: Tensor, context: FilterContext) -> Tensor:
+    """Return random numbers from 0 to 1, (clients, numbers), for each client from its own generator."""
     import torch
 
     drawn = [
-        torch.rand(passing.numbers, dtype=given.dtype, generator=passing.generator(client))
-        for client in passing.clients.tolist()
+        torch.rand(context.numbers, dtype=given.dtype, generator=context.generator(client))
+        for client in context.clients.tolist()
     ]
     return torch.stack(drawn).to(given.device)

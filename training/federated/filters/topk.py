@@ -1,8 +1,7 @@
-"""The largest numbers and their places; what is left out waits for later rounds (Stich et al., 2018, arXiv 1809.07599).
+"""The largest numbers and their places; the others wait for later rounds (Stich et al., 2018, arXiv 1809.07599).
 
-With error feedback, without which a biased choice need not come to the optimum (Karimireddy et al., 2019, arXiv
-1901.09847): a client adds to its next update all that the server has not had of earlier ones, whatever later filters
-made of them.
+Error feedback adds what the server did not receive of earlier updates, after all filters, to the client's next one.
+Without it a biased compression need not converge to the optimum (Karimireddy et al., 2019, arXiv 1901.09847).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.filter_chain import Passing
+    from training.federated.filter_chain import FilterContext
 
 STAGE = "part"
 RESIDUAL = "residual"
@@ -25,35 +24,35 @@ def begin(row: Tensor, *, feedback: bool, **options: object) -> Mapping[str, Ten
 
 def send(
     given: Tensor,
-    passing: Passing,
+    context: FilterContext,
     *,
-    density: Annotated[float, "0.00001..1", "The part of an update's numbers that is sent, with their places."] = 0.1,
-    feedback: Annotated[bool, "What is left out is added to the client's next update."] = True,
+    density: Annotated[float, "0.00001..1", "Share of an update's numbers that is sent, with their places."] = 0.1,
+    feedback: Annotated[bool, "Whether what is left out is added to the client's next update."] = True,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    whole = _with_residual(given, passing)
-    places = _largest(whole, max(1, round(density * passing.numbers)))
+    whole = _with_residual(given, context)
+    places = _largest(whole, max(1, round(density * context.numbers)))
     return whole.gather(1, places), {"places": places.int()}
 
 
-def receive(values: Tensor, beside: Mapping[str, Tensor], passing: Passing, **options: object) -> Tensor:
-    places = beside["places"].long()
-    if (places[:, 0] < 0).any() or (places[:, -1] >= passing.numbers).any() or (places.diff() <= 0).any():
-        raise ValueError(f"the places of the largest must ascend, from 0 to {passing.numbers - 1}")
-    return values.new_zeros(len(values), passing.numbers).scatter_(1, places, values)
+def receive(values: Tensor, extras: Mapping[str, Tensor], context: FilterContext, **options: object) -> Tensor:
+    places = extras["places"].long()
+    if (places[:, 0] < 0).any() or (places[:, -1] >= context.numbers).any() or (places.diff() <= 0).any():
+        raise ValueError(f"the places of the largest must ascend, from 0 to {context.numbers - 1}")
+    return values.new_zeros(len(values), context.numbers).scatter_(1, places, values)
 
 
-def keep(given: Tensor, received: Tensor, passing: Passing, **options: object) -> Mapping[str, Tensor]:
-    return {name: _with_residual(given, passing) - received for name in passing.kept}
+def keep(given: Tensor, received: Tensor, context: FilterContext, **options: object) -> Mapping[str, Tensor]:
+    return {name: _with_residual(given, context) - received for name in context.state}
 
 
-def _with_residual(given: Tensor, passing: Passing) -> Tensor:
-    return given + passing.kept[RESIDUAL] if passing.kept else given
+def _with_residual(given: Tensor, context: FilterContext) -> Tensor:
+    return given + context.state[RESIDUAL] if context.state else given
 
 
 def _largest(whole: Tensor, count: int) -> Tensor:
-    """(clients, count) places, ascending; of equal numbers the first ones, on any device.
+    """Return the places of the largest numbers, (clients, count), ascending; of equal ones the first, on any device.
 
-    What is no number counts as the largest, so that the server sees it.
+    NaN and infinity count as the largest, so that the server sees them.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Half a cosine from the full rate to its last part, without restarts (Loshchilov & Hutter, 2016, arXiv 1608.03983)."""
+"""Half a cosine from the full rate to a share of it, without restarts (Loshchilov & Hutter, 2016, arXiv 1608.03983)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def factor(
     round_: int,
     rounds: int,
     *,
-    over: Annotated[int | None, "1..1000000", "Rounds until the last part is reached; left out: the run's."] = None,
-    last: Annotated[float, "0.000001..1", "The part of the rate that is left then."] = 0.01,
+    over: Annotated[int | None, "1..1000000", "Rounds until the lowest rate; default: those of the run."] = None,
+    last: Annotated[float, "0.000001..1", "The lowest rate relative to the full one."] = 0.01,
 ) -> float:
     """Return 1 in the first round, and `last` from round `over` + 1 on.
 

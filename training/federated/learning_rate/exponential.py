@@ -9,6 +9,6 @@ def factor(
     round_: int,
     rounds: int,
     *,
-    decay: Annotated[float, "0.000001..1", "What the rate is multiplied by after each round."] = 0.99,
+    decay: Annotated[float, "0.000001..1", "Factor of the rate after each round."] = 0.99,
 ) -> float:
     return float(decay ** (round_ - 1))

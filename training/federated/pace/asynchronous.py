@@ -1,6 +1,6 @@
-"""Nobody waits: clients train all the time, and each few updates that arrive make a new model (Xie et al., 2019).
+"""Clients train without waiting, and each few updates that arrive make a new model (Xie et al., 2019).
 
-arXiv 1903.03934 takes them one by one; with a buffer it is Nguyen et al., 2021, arXiv 2106.06639.
+arXiv 1903.03934 takes updates one by one; with a buffer it is Nguyen et al., 2021, arXiv 2106.06639.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import numpy as np
 
 from training.config.shape import Misfit
 from training.federation.config import FederationConfig
-from training.federation.round_plan import Plan, Scene
+from training.federation.round_plan import PaceContext, RoundPlan
 
 
 def schedule(
-    scene: Scene,
+    scene: PaceContext,
     *,
     buffer: Annotated[int, "1..100000", "Updates that make a new model."] = 1,
-    staleness_exponent: Annotated[float, "0..10", "An update that is τ models old counts (1 + τ)^-exponent."] = 0.5,
-) -> Plan:
-    """`wanted` clients are under way at any time; a round ends with the arrival that fills the buffer."""
+    staleness_exponent: Annotated[float, "0..10", "Weight (1 + τ)^-exponent of an update that is τ models old."] = 0.5,
+) -> RoundPlan:
+    """Keep `wanted` clients in flight; the round ends with the arrival that fills the buffer."""
     flight = scene.flight
     clients = scene.select(scene.wanted - len(flight.clients), flight.clients)
     takes = scene.seconds(clients)
@@ -31,7 +31,7 @@ def schedule(
     ends = float(at[order].max(initial=scene.now))
     counted = np.sort(everybody[order])
     later = ~np.isin(clients, counted)
-    return Plan(
+    return RoundPlan(
         scene.round,
         clients,
         scene.full_steps(clients),
@@ -48,5 +48,5 @@ def schedule(
 def check(config: FederationConfig) -> Iterator[Misfit]:
     buffer = config.options_of("asynchronous")["buffer"]
     if isinstance(buffer, int) and buffer > config.selected:
-        message = f"waits for {buffer} updates, but {config.selected} clients are under way. Write at most that."
+        message = f"waits for {buffer} updates, but {config.selected} clients are in flight. Write at most that."
         yield Misfit("asynchronous.buffer", message)

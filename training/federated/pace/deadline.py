@@ -1,6 +1,6 @@
-"""The server waits for a time that it settles anew each round, and for a quorum; whoever is slower is late.
+"""The server waits until a deadline that it sets in each round, and for a quorum; slower clients are late.
 
-Semi-synchronous rounds with more clients than are wanted, as Bonawitz et al. describe them (2019, arXiv 1902.01046).
+Semi-synchronous rounds with over-selection, as Bonawitz et al. describe them (2019, arXiv 1902.01046).
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ import numpy as np
 
 from training.config.shape import Misfit
 from training.federation.config import FederationConfig
-from training.federation.round_plan import Plan, Scene
+from training.federation.round_plan import PaceContext, RoundPlan
 
 
 def schedule(
-    scene: Scene,
+    scene: PaceContext,
     *,
     quantile: Annotated[
-        float, "0.05..1", "The deadline: by when this part of those asked is expected to be done."
+        float, "0.05..1", "The deadline: when this share of the selected clients is expected to be done."
     ] = 0.8,
-    over_selection: Annotated[float, "1..10", "How many times as many are asked as are wanted."] = 1.0,
-    quorum: Annotated[float, "0.01..1", "Part of those wanted without whom there is no new model."] = 0.5,
+    over_selection: Annotated[float, "1..10", "Selected clients relative to those that are wanted."] = 1.0,
+    quorum: Annotated[float, "0.01..1", "Share of the wanted clients without whom there is no new model."] = 0.5,
     late: Annotated[
         Literal["use", "drop"],
-        "What becomes of an update that comes after its round: it counts in a later one, or not.",
+        "What happens to an update that arrives after its round: it counts in a later one, or is dropped.",
     ] = "use",
-    late_exponent: Annotated[float, "0..10", "A late update that is τ rounds old counts (1 + τ)^-exponent."] = 0.5,
-) -> Plan:
+    late_exponent: Annotated[float, "0..10", "Weight (1 + τ)^-exponent of an update that is τ rounds late."] = 0.5,
+) -> RoundPlan:
     needed = max(1, int(np.ceil(quorum * scene.wanted)))
     clients = scene.select(int(np.ceil(scene.wanted * over_selection)), scene.flight.clients)
     full, takes = scene.full_steps(clients), scene.seconds(clients)
-    # Whoever is expected by whom: as fast as it usually is. What the round brings differs from that.
+    # The deadline follows from usual speeds; actual times in the round differ.
     ends = scene.now + float(np.quantile(scene.usual_seconds(clients), quantile)) if len(clients) else scene.now
     arriving = scene.flight.arriving_by(ends)
     missing = needed - len(arriving) - int((scene.now + takes <= ends).sum())
-    if missing > 0 and len(clients):  # the quorum-th is waited for
+    if missing > 0 and len(clients):  # wait for the client that completes the quorum
         slower = np.sort(scene.now + takes[scene.now + takes > ends])
         ends = float(slower[min(missing, len(slower)) - 1])
         arriving = scene.flight.arriving_by(ends)
@@ -45,7 +45,7 @@ def schedule(
     steps = np.where(on_time, full, np.floor(full * share).astype(np.int64)) if scene.is_partial else full
     works = steps > 0 if scene.is_partial else on_time | (late == "use")
     later = works & ~on_time & (not scene.is_partial)
-    return Plan(
+    return RoundPlan(
         scene.round,
         clients[works],
         steps[works],
@@ -62,9 +62,9 @@ def schedule(
 
 def check(config: FederationConfig) -> Iterator[Misfit]:
     options = config.options_of("deadline")
-    asked = int(np.ceil(config.selected * float(options["over_selection"] or 1)))
-    if asked > config.clients and config.per_round is not None:
+    selected = int(np.ceil(config.selected * float(options["over_selection"] or 1)))
+    if selected > config.clients and config.per_round is not None:
         message = (
-            f"asks {asked} clients a round of {config.clients}. Write at most {config.clients / config.selected:g}."
+            f"asks {selected} clients a round of {config.clients}. Write at most {config.clients / config.selected:g}."
         )
         yield Misfit("deadline.over_selection", message)

@@ -1,15 +1,18 @@
-"""The server waits for everybody whom it has asked."""
+"""The server waits for all selected clients."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from training.federation.round_plan import Plan, Scene
+from training.federation.round_plan import PaceContext, RoundPlan
 
 
-def schedule(scene: Scene) -> Plan:
-    """Updates that a run with another pace left under way when it was resumed with this one count in the first round:
-    the clients have already changed what they keep."""
+def schedule(scene: PaceContext) -> RoundPlan:
+    """Plan a round with all selected clients.
+
+    Updates in flight, in a run that was resumed from another pace, count in its first round: their clients have already
+    changed their state.
+    """
     flight = np.sort(scene.flight.clients)
     clients = scene.select(scene.wanted, flight)
-    return Plan(scene.round, clients, scene.full_steps(clients), arriving=flight)
+    return RoundPlan(scene.round, clients, scene.full_steps(clients), arriving=flight)

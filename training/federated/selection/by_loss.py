@@ -1,4 +1,4 @@
-"""Power of choice: of some candidates those with the highest loss; weighs twice (Cho et al., 2020, arXiv 2010.01243).
+"""Power of choice: candidates with the highest loss; weights twice by samples (Cho et al., 2020, arXiv 2010.01243).
 
 **It weights by samples twice**: candidates are drawn by their samples, and most algorithms weight their updates by
 samples again. The paper draws by samples and takes the plain mean. `drawn_by = "equal"` draws all alike: samples
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from training.config.shape import Misfit
 
 if TYPE_CHECKING:
-    from training.federation.client_selection import Asked
+    from training.federation.client_selection import SelectionContext
     from training.federation.config import FederationConfig
 
 FENCE = 1.5
@@ -24,36 +24,40 @@ FENCE = 1.5
 
 
 def select(
-    asked: Asked,
+    context: SelectionContext,
     *,
     candidates: Annotated[
         int | None,
         "1..100000",
-        "Of whom those with the highest loss take part; left out: twice as many as are asked in a round.",
+        "Candidates, of whom those with the highest loss take part; default: twice as many as take part.",
     ] = None,
     drawn_by: Annotated[
-        Literal["samples", "equal"], "What candidates are drawn by; equal: each as likely as any other."
+        Literal["samples", "equal"], "How candidates are drawn: by their samples, or all with equal probability."
     ] = "samples",
 ) -> NDArray[np.int64]:
-    """The paper's rpow-d: by the loss of a client's last training, which costs no message. None yet: the highest."""
-    many = max(asked.count, 2 * asked.count if candidates is None else candidates)
-    sizes = asked.samples[asked.eligible].astype(np.float64)
-    drawn = asked.draw.permutation(asked.weighted(np.ones_like(sizes) if drawn_by == "equal" else sizes, many))
-    losses = np.minimum(asked.losses[drawn], _highest(asked.losses))
+    """Select by the loss of each client's last training, the paper's rpow-d, which costs no message.
+
+    Clients that have never trained count as having the highest loss.
+    """
+    many = max(context.count, 2 * context.count if candidates is None else candidates)
+    sizes = context.samples[context.eligible].astype(np.float64)
+    drawn = context.draw.permutation(context.weighted(np.ones_like(sizes) if drawn_by == "equal" else sizes, many))
+    losses = np.minimum(context.losses[drawn], _highest(context.losses))
     order = np.argsort(np.where(np.isnan(losses), -np.inf, -losses), kind="stable")
-    return np.sort(drawn[order[: asked.count]])
+    return np.sort(drawn[order[: context.count]])
 
 
 def _highest(losses: NDArray[np.float64]) -> float:
-    """Return the largest loss that counts: whoever reports more is drawn by lot among those that do.
+    """Return the upper bound of losses; clients that report more are drawn at random among each other.
 
-    A loss is the client's own word, and one that claims 1e30 would come before everybody else for ever. The bound is
-    Tukey's fence above the losses that are known.
+    Clients report their losses themselves, and one that claims 1e30 would be selected for ever. The bound is Tukey's
+    fence above the reported losses.
     """
-    known = losses[~np.isnan(losses)]
-    if not len(known):
+    reported = losses[~np.isnan(losses)]
+    if not len(reported):
         return np.inf
-    low, high = np.quantile(known, [0.25, 0.75], method="lower")  # never between an honest one and a liar
+    # "lower": a reported loss, never a mean of an honest and a false one.
+    low, high = np.quantile(reported, [0.25, 0.75], method="lower")
     return float(high + FENCE * (high - low))
 
 

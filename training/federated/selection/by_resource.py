@@ -1,4 +1,4 @@
-"""The faster a client is, the rather it is asked: rounds are short, and the slow ones' data count less."""
+"""Faster clients are selected more often: rounds are short, and the data of slow ones count less."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from training.federation.speeds import speeds
 
 if TYPE_CHECKING:
-    from training.federation.client_selection import Asked
+    from training.federation.client_selection import SelectionContext
 
 
 def select(
-    asked: Asked,
+    context: SelectionContext,
     *,
-    preference: Annotated[float, "0..20", "0: as likely as the slow ones; larger: the rather the fast ones."] = 2.0,
+    preference: Annotated[float, "0..20", "0: all clients with equal probability; larger: fast ones more often."] = 2.0,
 ) -> NDArray[np.int64]:
-    fast = speeds(asked.seed, len(asked.samples))[asked.eligible]
-    return asked.weighted(fast**preference, asked.count)
+    fast = speeds(context.seed, len(context.samples))[context.eligible]
+    return context.weighted(fast**preference, context.count)

@@ -1,6 +1,6 @@
-"""A selection of your own: a file selection.py with select(round).
+"""Your own selection: a file selection.py with select(round).
 
-The file is read on the ranks (training.federated.custom); this module stands for it where nothing of it is known.
+The ranks read the file (training.federated.custom); this module stands in for it elsewhere.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from training.federation.client_selection import Asked
+    from training.federation.client_selection import SelectionContext
 
 OPEN = True
 
 
-def select(asked: Asked, **options: object) -> NDArray[np.int64]:
+def select(context: SelectionContext, **options: object) -> NDArray[np.int64]:
     raise NotImplementedError("selection.py is read on the ranks")

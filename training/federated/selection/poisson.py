@@ -1,4 +1,4 @@
-"""Each by a draw of its own, so many on average: what the accounts of differential privacy suppose."""
+"""Poisson sampling: clients are selected independently of each other, as differential privacy assumes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from training.federation.client_selection import Asked
+    from training.federation.client_selection import SelectionContext
 
 
-def select(asked: Asked) -> NDArray[np.int64]:
-    """A round of nobody is drawn again: it would teach nothing. With per_round = 10 it is one in 22,000."""
-    chance = asked.wanted / len(asked.samples)
-    while len(asked.eligible):
-        found = asked.eligible[asked.draw.random_sample(len(asked.eligible)) < chance]
+def select(context: SelectionContext) -> NDArray[np.int64]:
+    """Select each client with probability wanted / clients. An empty round, one in 22,000 for 10 of many, is
+    redrawn."""
+    chance = context.wanted / len(context.samples)
+    while len(context.eligible):
+        found = context.eligible[context.draw.random_sample(len(context.eligible)) < chance]
         if len(found):
             return found
-    return asked.eligible
+    return context.eligible

@@ -1,4 +1,4 @@
-"""So many, each as likely as any other."""
+"""Uniform: clients are selected with equal probability."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from training.federation.client_selection import Asked
+    from training.federation.client_selection import SelectionContext
 
 
-def select(asked: Asked) -> NDArray[np.int64]:
-    return np.sort(asked.draw.permutation(asked.eligible)[: asked.count])
+def select(context: SelectionContext) -> NDArray[np.int64]:
+    return np.sort(context.draw.permutation(context.eligible)[: context.count])

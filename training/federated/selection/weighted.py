@@ -1,4 +1,4 @@
-"""The more samples a client has, the rather it is asked; nobody twice."""
+"""Clients with more samples are selected more often, without replacement."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from training.federation.client_selection import Asked
+    from training.federation.client_selection import SelectionContext
 
 
-def select(asked: Asked) -> NDArray[np.int64]:
-    return asked.weighted(asked.samples[asked.eligible].astype(np.float64), asked.count)
+def select(context: SelectionContext) -> NDArray[np.int64]:
+    return context.weighted(context.samples[context.eligible].astype(np.float64), context.count)

@@ -1,4 +1,4 @@
-"""As the data say: an author, a hospital, a package each."""
+"""Natural: samples go by the owners that the data name, such as authors, hospitals or packages."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ NATURAL = True
 
 
 def divide(labels: Labels, clients: int, draw: np.random.RandomState) -> NDArray[np.int64]:
-    """Of as many owners as clients each is one, in their order. Else the largest are clients of their own; what the
-    others have goes to them in turn, the smallest first."""
+    """Make each owner a client if there are as many owners as clients.
+
+    Otherwise assign owners, the largest first, to the client with the fewest samples so far.
+    """
     assert labels.owners is not None
     owners = labels.owners["train"]
     names, places, counts = np.unique(owners, return_inverse=True, return_counts=True)
     if len(names) == clients:
         return places.astype(np.int64)
     order = names[np.argsort(-counts, kind="stable")]
-    held = [(0, client) for client in range(clients)]  # a heap: who has least, and of those the first
+    loads = [(0, client) for client in range(clients)]  # a heap: fewest samples first, then the lowest number
     client_of = {}
     for name, count in zip(order.tolist(), np.sort(counts)[::-1].tolist(), strict=True):
-        has, client_of[name] = held[0]
-        heapq.heapreplace(held, (has + count, client_of[name]))
+        load, client_of[name] = loads[0]
+        heapq.heapreplace(loads, (load + count, client_of[name]))
     return np.array([client_of[name] for name in owners.tolist()], dtype=np.int64)
 
 
@@ -37,4 +39,4 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
 
     recipe = contracts.recipe(config.recipe)
     if not recipe.has_owners(**config.recipe_options()):
-        yield Misfit("split", f'is "column", but nobody owns samples of {config.recipe} by nature. Write "dirichlet".')
+        yield Misfit("split", f'is "column", but samples of {config.recipe} have no owners. Write "dirichlet".')

@@ -1,11 +1,10 @@
-"""Each class is shared out by a Dirichlet draw of its own, drawn again until all have some (arXiv 1905.12022).
+"""A Dirichlet draw for each class, repeated until all clients have samples (Yurochkin et al., 2019, arXiv 1905.12022).
 
-Yurochkin et al., 2019. Clients differ in how much they have, too. Where each shall have as much as any other:
-dirichlet_equal.
+Clients differ in their number of samples, too; dirichlet_equal gives all of them equally many.
 
-1. All classes are drawn; that is done again while a client has fewer than `min_samples`, at most TRIES times.
-2. Clients that are short even then get what they lack from whoever has most, of its commonest class. With 100 clients
-   and alpha = 0.05 no draw of ten classes reaches everybody.
+1. All classes are drawn, again and again while a client has fewer than `min_samples`, at most TRIES times. 2. Clients
+that are short even then get what they lack from the client with most samples, of its most frequent class. With 100
+clients and alpha = 0.05 no draw of ten classes reaches all clients.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.data import Labels
-from training.federation.apportionment import counts_of
+from training.federation.apportionment import apportion
 
 TRIES = 100
-"""Draws at most: where one in nine is good (20 clients, alpha = 0.1, digits) all but one of 100,000 seeds find one."""
+"""Draws at most: where one in nine succeeds (20 clients, alpha = 0.1, digits) all but one of 100,000 seeds succeed."""
 DRAWN_NUMBERS = 2_000_000
-"""And numbers drawn at most, of all draws together: 10,000 clients of ten classes are drawn 20 times, in 0.2 s."""
+"""Numbers drawn at most in all draws together: 10,000 clients with ten classes are drawn 20 times, in 0.2 s."""
 FORMER = (("min_samples", 1),)
-"""What runs had that are older than the option: the first draw, whatever it was."""
+"""The meaning of the option in runs that are older than it: they took the first draw."""
 
 
 def divide(
@@ -34,20 +33,20 @@ def divide(
     *,
     alpha: Annotated[float, "0.001..1000", "Small: a client has few of the classes; large: all have the same."] = 0.3,
     min_samples: Annotated[
-        int, "1..1000000", "A client has at least so many; half of an equal share, where that is less."
+        int, "1..1000000", "Samples of a client at least; half of an equal share, if that is less."
     ] = 10,
 ) -> NDArray[np.int64]:
     of = labels.of["train"]
     least = max(1, min(min_samples, len(of) // (2 * clients)))
     rows, counts = [], []
-    for label in np.unique(of):  # rows first: the first draw is the same as before there was a second
+    for label in np.unique(of):  # rows first, so that the first draw is that of older versions
         rows.append(draw.permutation(np.flatnonzero(of == label)))
-        counts.append(counts_of(len(rows[-1]), _parts(clients, alpha, draw)))
+        counts.append(apportion(len(rows[-1]), _parts(clients, alpha, draw)))
     found = np.stack(counts)
     for _ in range(min(TRIES, DRAWN_NUMBERS // found.size) - 1):
         if found.sum(axis=0).min() >= least:
             break
-        found = np.stack([counts_of(len(some), _parts(clients, alpha, draw)) for some in rows])
+        found = np.stack([apportion(len(some), _parts(clients, alpha, draw)) for some in rows])
     if len(of) >= clients:
         _fill_up(found, least)
     owners = np.empty(len(of), dtype=np.int64)
@@ -57,7 +56,8 @@ def divide(
 
 
 def _parts(clients: int, alpha: float, draw: np.random.RandomState) -> NDArray[np.float64]:
-    """(clients,): whose sum is 1. Of a tiny alpha all numbers may be 0 to a float: then one client has everything."""
+    """Return shares (clients,) that sum to 1. With a tiny alpha all may underflow to 0: then one client has
+    everything."""
     with np.errstate(invalid="ignore"):
         parts: NDArray[np.float64] = draw.dirichlet(np.full(clients, alpha))
     if not np.isfinite(parts).all():

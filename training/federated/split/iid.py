@@ -1,4 +1,4 @@
-"""Everybody has the same mixture, and as much of it."""
+"""IID: all clients have the same mixture, and equally many samples."""
 
 from __future__ import annotations
 

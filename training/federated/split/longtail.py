@@ -1,4 +1,4 @@
-"""Each client has another head: its classes fall off geometrically, from one that it has most of."""
+"""Long tail: each client's classes decrease geometrically, from a different most frequent one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.data import Labels
-from training.federation.apportionment import shared_out
+from training.federation.apportionment import apportioned_owners
 
 
 def divide(
@@ -16,7 +16,9 @@ def divide(
     clients: int,
     draw: np.random.RandomState,
     *,
-    imbalance: Annotated[float, "1..10000", "How many times more it has of its first class than of its last."] = 100.0,
+    imbalance: Annotated[
+        float, "1..10000", "Samples of a client's most frequent class per sample of its rarest."
+    ] = 100.0,
 ) -> NDArray[np.int64]:
     of = labels.of["train"]
     classes = np.unique(of)
@@ -26,5 +28,5 @@ def divide(
         away = (place - heads) % len(classes)
         weights = imbalance ** -(away / max(1, len(classes) - 1))
         rows = draw.permutation(np.flatnonzero(of == label))
-        owners[rows] = shared_out(len(rows), weights / weights.sum())
+        owners[rows] = apportioned_owners(len(rows), weights / weights.sum())
     return owners

@@ -1,6 +1,6 @@
-"""A split of your own: a file split.py with divide(labels, clients, draw), and view() where samples look different.
+"""Your own split: a file split.py with divide(labels, clients, draw), and view() if clients see samples differently.
 
-The file is read on the ranks (training.federated.custom); this module stands for it where nothing of it is known.
+The ranks read the file (training.federated.custom); this module stands in for it elsewhere.
 """
 
 from __future__ import annotations

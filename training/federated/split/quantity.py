@@ -1,4 +1,4 @@
-"""The same mixture for everybody, but more for some than for others: sizes by a power law."""
+"""The same mixture for all clients, with sizes by a power law."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.data import Labels
-from training.federation.apportionment import shared_out
+from training.federation.apportionment import apportioned_owners
 
 
 def divide(
@@ -16,8 +16,8 @@ def divide(
     clients: int,
     draw: np.random.RandomState,
     *,
-    exponent: Annotated[float, "0..4", "Client k of N has k^-exponent as much as the first; 0: all the same."] = 1.0,
+    exponent: Annotated[float, "0..4", "Client k has k^-exponent as many samples as client 1; 0: all the same."] = 1.0,
 ) -> NDArray[np.int64]:
     weights = np.arange(1, clients + 1, dtype=np.float64) ** -exponent
     samples = len(labels.of["train"])
-    return draw.permutation(shared_out(samples, weights / weights.sum(), at_least=1))
+    return draw.permutation(apportioned_owners(samples, weights / weights.sum(), at_least=1))

@@ -1,4 +1,4 @@
-"""Sorted by class, cut into shards, a few for each client (McMahan et al., 2017, arXiv 1602.05629)."""
+"""Samples sorted by class and cut into shards, a few for each client (McMahan et al., 2017, arXiv 1602.05629)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def divide(
     clients: int,
     draw: np.random.RandomState,
     *,
-    shards_each: Annotated[int, "1..1000", "Shards of a client: about so many classes it has."] = 2,
+    shards_each: Annotated[int, "1..1000", "Shards of a client, which is about its number of classes."] = 2,
 ) -> NDArray[np.int64]:
-    """Fewer shards where there aren't samples for all: else some clients would have nothing but empty ones."""
+    """Return the client of each sample. With few samples there are fewer shards, so that no client has only empty
+    ones."""
     of = labels.of["train"]
     by_class = np.argsort(of, kind="stable")
     shards = clients * max(1, min(shards_each, len(of) // clients))

@@ -1,6 +1,6 @@
-"""The same mixture for everybody, in another light: features scaled and moved (see Li et al., 2021, arXiv 2102.07623).
+"""The same mixture for all clients, with features scaled and shifted for each (see Li et al., 2021, arXiv 2102.07623).
 
-Like scanners or sites that measure differently: what is to be told is the same, what it looks like is not.
+Like scanners or sites that measure differently: labels mean the same, features do not look the same.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def view(
     owners: NDArray[np.int64],
     seed: int,
     *,
-    strength: Annotated[float, "0..10", "Features times 1 / (1 + strength) to 1 + strength, plus or minus it."] = 0.5,
+    strength: Annotated[float, "0..10", "Scales from 1 / (1 + strength) to 1 + strength, shifts to ± strength."] = 0.5,
 ) -> Batch:
-    """Each feature, or channel of an image, is scaled and moved by a draw of the client's own.
+    """Scale and shift each feature, or channel of an image, by random numbers of the client.
 
-    Nobody's samples (-1) stay as they are. Only the first part, what goes into the model, is changed.
+    Samples without a client (-1) are not changed. Only the first part of the batch, the model's input, is changed.
     """
     import torch
 
@@ -48,7 +48,7 @@ def divide(labels: Labels, clients: int, draw: np.random.RandomState, **options:
 def drawn(
     owners: NDArray[np.int64], features: int, seed: int, strength: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Scales and moves, (samples, features) each."""
+    """Return scales and shifts, (samples, features) each."""
     clients, place = np.unique(owners, return_inverse=True)
     numbers = (
         2 * uniform([derive_seed(seed, random_streams.VIEW, client) for client in clients.tolist()], 2 * features) - 1

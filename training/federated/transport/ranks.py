@@ -1,4 +1,4 @@
-"""Clients are shared out over the ranks of one allocation; what they send is added up where they are."""
+"""Exchange between the ranks of one allocation, over which the clients are divided."""
 
 from __future__ import annotations
 
@@ -17,68 +17,73 @@ from training.runtime.distributed import World, gather
 
 
 @dataclass(frozen=True)
-class Move:
-    """Rows of some clients that one rank gives another, or itself."""
+class RowMove:
+    """Rows of some clients that one rank sends to another, or to itself."""
 
     source: int
     target: int
     clients: Ids
 
 
-def exchange(world: World) -> Ranks:
-    return Ranks(world)
+def exchange(world: World) -> RankExchange:
+    return RankExchange(world)
 
 
-class Ranks:
-    """What one rank gives the others, and has from them. All call each of its functions, in the same order."""
+class RankExchange:
+    """Sends values between ranks. All ranks call the same methods in the same order."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def total(self, tree: Tree, shares: Sequence[range], chunks: int, numbers: int) -> Tensor:
-        """The sum over all chunks, (numbers,) float64, the same on every rank. `shares`: the chunks of each."""
+    def tree_sum(self, tree: Tree, shares: Sequence[range], chunks: int, numbers: int) -> Tensor:
+        """Return the sum over all chunks, (numbers,) float64, equal on every rank. `shares`: the chunks of each
+        rank."""
         if self._world.size == 1:
             return tree.root
-        mine = dict(tree.nodes())
+        local = dict(tree.nodes())
         whole = sums.zeros(numbers, self._world.device)
         if self._world.leads:
-            parts = dict(mine)
+            parts = dict(local)
             for rank, share in enumerate(shares[1:], start=1):
                 for node in sums.subtrees(share, chunks):
                     parts[node] = sums.zeros(numbers, self._world.device)
                     dist.recv(parts[node], src=rank)
-            whole = sums.whole(chunks, parts)
+            whole = sums.root_of(chunks, parts)
         else:
-            for value in mine.values():
+            for value in local.values():
                 dist.send(value, dst=0)
         dist.broadcast(whole, src=0)
         return whole
 
-    def facts(self, mine: Any) -> list[Any]:
-        """What each rank has to tell of its clients, small plain things, by rank."""
-        return gather(self._world, mine)
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the small plain value of each rank, by rank."""
+        return gather(self._world, value)
 
-    def rows(self, mine: Mapping[str, Tensor], counts: Sequence[int], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """(clients of all ranks, …) by name, in the order of the ranks. `counts`: of the rows of each.
+    def gather_rows(
+        self, local: Mapping[str, Tensor], counts: Sequence[int], like: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return the rows of all ranks, (clients, …) by name, in the order of the ranks.
 
-        `like`: (…,) by name, where this rank has none of its own.
+        `counts`: the number of rows of each rank. `like`: one row (…,) by name, for the dtype and device.
         """
         if self._world.size == 1:
-            return dict(mine)
-        return {name: torch.cat(list(self._each(mine.get(name), counts, value))) for name, value in like.items()}
+            return dict(local)
+        return {
+            name: torch.cat(list(self._rows_by_rank(local.get(name), counts, value))) for name, value in like.items()
+        }
 
-    def move(
+    def move_rows(
         self,
-        moves: Iterable[Move],
+        moves: Iterable[RowMove],
         *,
         read: Callable[[Ids], Tensor],
         write: Callable[[Ids, Tensor], None],
         like: Tensor,
     ) -> None:
-        """Bring rows from rank to rank, one message after the other, so that memory for one is all that it takes.
+        """Send rows from rank to rank, one message after the other, so that it takes memory for one message.
 
-        `moves`: the same on every rank; their order, too, is what keeps two ranks from waiting for each other.
-        `read`: (clients) → their rows (clients, …) on the source; `write`: takes them on the target; `like`: (…,).
+        `moves`: equal on every rank, in the same order: otherwise two ranks could wait for each other. `read`:
+        (clients) → their rows (clients, …) on the source. `write`: stores them on the target. `like`: one row (…,).
         """
         rank = self._world.rank
         for move in moves:
@@ -91,13 +96,13 @@ class Ranks:
                 dist.recv(rows, src=move.source)
                 write(move.clients, rows)
 
-    def _each(self, mine: Tensor | None, counts: Sequence[int], like: Tensor) -> Iterable[Tensor]:
+    def _rows_by_rank(self, local: Tensor | None, counts: Sequence[int], like: Tensor) -> Iterable[Tensor]:
         for rank, count in enumerate(counts):
             if count == 0:
                 continue
             if rank == self._world.rank:
-                assert mine is not None
-                rows = mine.contiguous()
+                assert local is not None
+                rows = local.contiguous()
             else:
                 rows = like.new_empty(count, *like.shape)
             dist.broadcast(rows, src=rank)

@@ -1,0 +1,59 @@
+"""Names of earlier releases that an algorithm.py or aggregation.py may still use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.training.federated.in_process import accuracy, train
+from tests.training.federated.own import LINEAR, ready
+from training.federation import parts
+
+OLD_DITTO = """
+from training.federation.parts import TooFew
+
+SENT = {"delta": "samples"}
+
+
+def begin(model):
+    return {"personal_model": model}
+
+
+def train(client):
+    def pulled(v, gradient):
+        return gradient + 0.1 * (v - client.model)
+
+    delta = client.descend(beside=None) - client.model
+    client.kept["personal_model"] = client.apart().descend(pulled, begin=client.kept["personal_model"])
+    return {"delta": delta}
+
+
+def play(controller):
+    answer = controller.train()
+    start = controller.server.shared.double()
+    found = controller.ask("loss", lambda client: {"loss": client.loss(client.model)}, {"loss": "samples"}, vectors={})
+    assert found.mean["loss"] > 0
+    assert set(controller.server.kept) == {"personal_model"}
+    return start + answer.mean["delta"]
+
+
+def aggregate(server):
+    raise TooFew("play() takes its place")
+
+
+def own(model, kept):
+    return kept["personal_model"]
+"""
+
+
+def test_old_names_mean_what_they_meant(tmp_path: Path) -> None:
+    assert parts.TooFew is parts.TooFewUpdates
+    table = {"recipe": "tabular", "tabular": {"hidden": 8}, "split": "dirichlet"}
+    old = ready(tmp_path / "old", LINEAR, OLD_DITTO, **table, algorithm="own")
+    new = ready(tmp_path / "new", **table, algorithm="ditto")
+    for loop in (old, new):
+        train(loop, 2)
+    assert torch.equal(old.server.weights, new.server.weights)
+    assert torch.equal(old.server.client_state["personal_model"], new.server.client_state["personal_model"])
+    assert accuracy(old) == accuracy(new)
