@@ -12,7 +12,7 @@ from jobs.models import Attempt, Event
 from jobs.models.attempt import AttemptQuerySet
 from nodes.models import Holding
 from nodes.telemetry import holdings
-from nodes.telemetry.claims import MOST_NAMED, Word
+from nodes.telemetry.claims import MAX_REPORTED_GPUS, LauncherReport
 from vigil_core import untrusted
 
 TOLD = "gpus"  # the launcher's event
@@ -27,7 +27,7 @@ def hold() -> None:
     holdings.update(_words())
 
 
-def _words() -> Iterator[Word]:
+def _words() -> Iterator[LauncherReport]:
     """The last word of each launcher of what runs, in the order in which they came."""
     told = Event.objects.filter(kind=TOLD, rank__lt=0, attempt__ended_at=None).exclude(attempt__scheduler_id="")
     last = told.values("attempt", "attempt__scheduler_id", "rank").annotate(last=Max("pk"), at=Max("time"))
@@ -37,7 +37,7 @@ def _words() -> Iterator[Word]:
     _read([key for key in whose if key not in _known])
     for key, scheduler_id in whose.items():
         if key in _known:
-            yield Word(scheduler_id, _known[key])
+            yield LauncherReport(scheduler_id, _known[key])
 
 
 def _read(keys: Sequence[_Told]) -> None:
@@ -51,7 +51,7 @@ def _uuids(data: dict[str, object]) -> list[str]:
     """The whole GPUs that are named: of a slice (MIG) the one that it is cut from."""
     gpus = data.get("gpus")
     named = [one for one in gpus if isinstance(one, dict)] if isinstance(gpus, list) else []
-    found = (untrusted.name(one.get("parent") or one.get("uuid"), 96) for one in named[:MOST_NAMED])
+    found = (untrusted.name(one.get("parent") or one.get("uuid"), 96) for one in named[:MAX_REPORTED_GPUS])
     return list(dict.fromkeys(uuid for uuid in found if uuid))
 
 

@@ -24,9 +24,9 @@ def alert() -> None:
 @shared_task(name="nodes.tasks.pull", expires=10)
 def pull() -> None:
     """Ask the dcgm-exporters that the site names, in place of agents."""
-    from nodes.telemetry.dcgm import pull
+    from nodes.telemetry.dcgm import poll
 
-    pull()
+    poll()
 
 
 @shared_task(name="nodes.tasks.thin", expires=600)

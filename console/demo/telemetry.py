@@ -22,7 +22,7 @@ from jobs.waste import adding
 from nodes.models import Agent, Gpu, GpuUse, Holding, QueuedJob, RackPlace
 from nodes.telemetry import events, intake, machines, thin
 from nodes.telemetry.fields import GPU_FIELDS, WINDOW_S, gpu_owner, host_owner
-from nodes.telemetry.wire import MISSING, Batch, Happening, Post
+from nodes.telemetry.wire import MISSING, MachineEvent, SampleBatch, TelemetryPost
 from portal.series import store
 from portal.series.codec import Floats, Integers, Points
 from portal.series.store import Owner
@@ -109,12 +109,12 @@ def report_now(now: float | None = None) -> None:
         second = np.arange(at, at + PERIOD_S, dtype=np.int64)
         there = _present_gpus(agent)
         values = np.stack([_gpu_values(agent, gpu, second) for gpu in there], axis=1)
-        batch = Batch(at, 1, [gpu.uuid for gpu in there], values, _host(agent, at), _processes(agent, there), [])
+        batch = SampleBatch(at, 1, [gpu.uuid for gpu in there], values, _host(agent, at), _processes(agent, there), [])
         stream = agent.streams.filter(uid=_STREAM).first()
         first = stream.next_seq if stream else 0
         if not Agent.objects.filter(pk=agent.pk, is_made_up=True).exists():
             continue  # its own agent has just reported
-        intake.take(agent.pk, Post(_STREAM, first, 0, f"demo-{agent.pk}", "demo", now, [batch]), now=now)
+        intake.take(agent.pk, TelemetryPost(_STREAM, first, 0, f"demo-{agent.pk}", "demo", now, [batch]), now=now)
 
 
 def allocate_gpus(now: float) -> None:
@@ -249,7 +249,7 @@ def _lose(agent: Agent, at: int) -> None:
     text = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
     xid = {"xid": 79, "text": text, "seq": 4_711, "bus": gpu.bus, "confirmed": True}
     both = (("xid", xid), ("gpu.lost", {"index": gpu.index}))
-    events.store(agent, [Happening(kind, float(at), gpu.uuid, more) for kind, more in both], f"demo-{agent.pk}")
+    events.store(agent, [MachineEvent(kind, float(at), gpu.uuid, more) for kind, more in both], f"demo-{agent.pk}")
 
 
 def _host(agent: Agent, at: int) -> dict[str, float]:
@@ -282,14 +282,16 @@ def _host_columns(agent: Agent, names: Sequence[str], second: Integers) -> NDArr
 
 
 def _processes(agent: Agent, there: Sequence[Gpu]) -> list[Any]:
-    from nodes.telemetry.wire import Process
+    from nodes.telemetry.wire import ReportedProcess
 
     found = []
     for gpu in there:
         for holding in gpu.holdings.filter(until=None):
             is_idle = (agent.node, gpu.index) == IDLE
             name, memory = ("jupyter-lab", 3_096) if is_idle else ("python", 71_700)
-            found.append(Process(gpu.uuid, 20_000 + gpu.pk, holding.user[:64], name, memory, holding.scheduler_id))
+            found.append(
+                ReportedProcess(gpu.uuid, 20_000 + gpu.pk, holding.user[:64], name, memory, holding.scheduler_id)
+            )
     return found
 
 

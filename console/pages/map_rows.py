@@ -22,7 +22,7 @@ from nodes.models import Agent, Gpu, Holding, Node, RackPlace
 from nodes.models.json_text import json_text
 from nodes.models.telemetry import SILENT
 from nodes.scheduling import capacity
-from nodes.telemetry.newest import UNTOLD, Newest, newest_of
+from nodes.telemetry.newest import NO_VALUES, NewestValues, newest_of
 from nodes.telemetry.use import IDLE_AFTER
 from portal.models import User
 
@@ -175,12 +175,13 @@ def _set_gpus(machine: MapNode, node: tuple[Any, ...] | None, agent_data: _Agent
     newest = {} if machine.is_silent or agent is None else newest_of(agent[3])
     holders = {job.scheduler_id: _to_holder(job) for job in machine.jobs if job.user}
     machine.devices = [
-        _device(row, newest.get(row[2], UNTOLD), agent_data, holders, idle_from) for row in sorted(rows, key=_BY_INDEX)
+        _device(row, newest.get(row[2], NO_VALUES), agent_data, holders, idle_from)
+        for row in sorted(rows, key=_BY_INDEX)
     ]
 
 
 def _device(
-    row: tuple[Any, ...], newest: Newest, agent_data: _AgentData, holders: dict[str, MapHolder], idle_from: float
+    row: tuple[Any, ...], newest: NewestValues, agent_data: _AgentData, holders: dict[str, MapHolder], idle_from: float
 ) -> MapGpu:
     _, pk, _, index, lost_at, slowdown_c, cap_watts, fault = row
     holding, is_wasted, holder = agent_data.holdings.get(pk), False, None

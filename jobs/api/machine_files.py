@@ -18,7 +18,7 @@ from nodes.models import Agent, Gpu
 from nodes.telemetry import read
 from nodes.telemetry.fields import GPU_FIELDS, gpu_owner, host_owner
 from nodes.telemetry.intake import AHEAD_S
-from nodes.telemetry.thin import FORGOTTEN_S, TENS
+from nodes.telemetry.thin import RETENTION_S, TENS
 from portal.http import parquet
 from portal.http.api import ApiRequest, stream
 from portal.http.openapi import described
@@ -80,7 +80,7 @@ def _pieces(user: User, agent: Agent, wanted: WantedMachineSeries) -> Iterator[_
     """What is asked for, checked now and read later. Raises Problem."""
     (start, end), gpus = span(wanted), chosen(agent, wanted.gpu)
     now = int(time.time())  # what nobody has told yet, or is kept no more, would be looked for piece by piece
-    start, end = max(start, now - FORGOTTEN_S - TENS.block_s), min(end, now + int(AHEAD_S))
+    start, end = max(start, now - RETENTION_S - TENS.block_s), min(end, now + int(AHEAD_S))
     seen = sight(user, [gpu.pk for gpu in gpus], start, end + TENS.seconds)
     return _read(agent, gpus, wanted.name, start, end, seen)
 

@@ -123,7 +123,7 @@ def _row(attempt: Attempt, held: Sequence[Holding], found: Grid, place: int) -> 
     mine = np.zeros(len(begins), np.bool_)
     for since, until in _stretches(attempt, held):
         mine |= (begins + found.width > since) & (begins < until)
-    mean, most = (np.where(mine, part[place], np.nan) for part in (found.mean, found.most))
+    mean, most = (np.where(mine, part[place], np.nan) for part in (found.mean, found.maximum))
     first, last = held[0], held[-1]
     over = last.until or attempt.ended_at
     return Row(attempt.number, first.agent.node, first.gpu.index, first.gpu.uuid, first.since, over, mean, most)

@@ -65,7 +65,7 @@ class Sight:
         for row, gpu_id in enumerate(gpu_ids):
             for since, until in self.hidden.get(gpu_id, ()):
                 mine = (begin + grid.width > since) & (begin < until)
-                grid.mean[row, mine] = grid.most[row, mine] = np.nan
+                grid.mean[row, mine] = grid.maximum[row, mine] = np.nan
         return grid
 
 

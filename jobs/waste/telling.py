@@ -16,7 +16,7 @@ from jobs.models import Attempt
 from nodes.models import Gpu, Holding, QueuedJob
 from nodes.models.telemetry import SILENT
 from nodes.telemetry import use
-from nodes.telemetry.use import Idle
+from nodes.telemetry.use import IdleGpu
 from portal import notify
 from portal.models import Notice, User
 from portal.notify import SYSADMINS
@@ -37,7 +37,7 @@ class IdleJob:
     """A job of the scheduler that holds GPUs which have done nothing for too long."""
 
     scheduler_id: str
-    idle: Sequence[Idle]
+    idle: Sequence[IdleGpu]
     held: int  # GPUs that it holds in all
     key: str
     name: str
@@ -74,7 +74,7 @@ def tell(now: datetime | None = None) -> None:
 
 def idle_jobs(now: datetime | None = None) -> list[IdleJob]:
     """The jobs that hold idle GPUs, the longest idle first."""
-    by_job: dict[str, list[Idle]] = defaultdict(list)
+    by_job: dict[str, list[IdleGpu]] = defaultdict(list)
     for one in use.idle_now(now):
         by_job[one.holding.scheduler_id].append(one)
     if not by_job:
@@ -107,7 +107,7 @@ class _Known:
         began = self.started.get(scheduler_id) or min(one.since for one in self.by_job[scheduler_id])
         return f"{IDLE}:{line(scheduler_id, 64)}:{int(began.timestamp())}"
 
-    def not_spared(self, scheduler_id: str, idle: Sequence[Idle]) -> Sequence[Idle]:
+    def not_spared(self, scheduler_id: str, idle: Sequence[IdleGpu]) -> Sequence[IdleGpu]:
         """Those that do not just stand by for others to fail, as was asked for (resources.spares)."""
         attempt = self.attempts.get(scheduler_id)
         spares = (attempt.job.spec.get("resources") or {}).get("spares") if attempt else 0
@@ -116,7 +116,7 @@ class _Known:
         spared = incarnations.standing_by(attempt, spares)
         return [one for one in idle if one.holding.agent.node not in spared]
 
-    def job(self, scheduler_id: str, idle: Sequence[Idle]) -> IdleJob:
+    def job(self, scheduler_id: str, idle: Sequence[IdleGpu]) -> IdleJob:
         held, attempt = self.by_job[scheduler_id], self.attempts.get(scheduler_id)
         owner = attempt.job.owner if attempt else self.people.get(idle[0].holding.user)
         name = attempt.job.name if attempt else next((one.name for one in held if one.name), "") or scheduler_id
@@ -183,7 +183,7 @@ def spoken(seconds: float) -> str:
 
 def _tell_unheld(now: datetime) -> None:
     by_node: dict[str, list[tuple[Gpu, dict[str, object]]]] = defaultdict(list)
-    for gpu, process in _lasting(use.unheld(now), now):
+    for gpu, process in _lasting(use.processes_on_free_gpus(now), now):
         by_node[gpu.agent.node].append((gpu, process))
     keys = {node: f"{UNHELD}:{node}"[: notify.MOST_KEY] for node in by_node}
     for node, found in by_node.items():

@@ -1,7 +1,7 @@
-"""Who is said to hold which GPU: by the scheduler's indices, by processes, by the jobs' launchers.
+"""Collect claims about which job has which GPU: from the scheduler's indices, from processes, from launchers.
 
-The launcher knows best: it asks NVML for what it was given. Processes are seen only while there are some, so they alone
-tell of jobs whose scheduler says no indices.
+The launcher knows best: it queries NVML for its GPUs. Processes are visible only while they run, so they decide only
+for jobs whose scheduler reports no indices.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nodes.schedulers.cluster import ALLOCATED_STATES
 
 Source = Holding.Source
 Key = tuple[int, str]  # of a GPU and of a job
-Told = dict[tuple[int, str], list["Place"]]  # GPUs by machine and job
-MOST_NAMED = 64  # GPUs by one word of a launcher's
+LauncherGpus = dict[tuple[int, str], list["GpuPosition"]]  # GPUs by machine and job
+MAX_REPORTED_GPUS = 64  # in one report of a launcher
 
 
-class Claim(NamedTuple):
-    """A job that is said to hold a GPU."""
+class GpuClaim(NamedTuple):
+    """A claim that a job has a GPU allocated."""
 
     gpu_id: int
     agent_id: int
@@ -37,15 +37,15 @@ class Claim(NamedTuple):
     since: datetime
 
 
-class Word(NamedTuple):
-    """What a launcher has told: the GPUs that it was given on its node."""
+class LauncherReport(NamedTuple):
+    """A launcher's report: the GPUs that it was given on its node."""
 
     scheduler_id: str
     uuids: Sequence[str]
 
 
-class Place(NamedTuple):
-    """A GPU where it sits; `number` is NVML's, `minor` N of /dev/nvidiaN."""
+class GpuPosition(NamedTuple):
+    """A GPU in its slot; `number` is NVML's index, `minor` is N of /dev/nvidiaN."""
 
     pk: int
     uuid: str
@@ -55,7 +55,7 @@ class Place(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A job that has its nodes, as the scheduler's queue tells of it."""
+    """A job that has its nodes, from the scheduler's queue."""
 
     scheduler_id: str
     user: str
@@ -67,32 +67,35 @@ class Running(NamedTuple):
 
 
 @dataclass
-class Machine:
-    """One with an agent; `told` is how many GPUs the scheduler says it has, None where it does not know the machine."""
+class ReportingMachine:
+    """A machine with an agent.
+
+    `told` is its number of GPUs according to the scheduler; None if the scheduler does not know the machine.
+    """
 
     pk: int
     node: str
     processes: Sequence[Mapping[str, Any]]
-    told: int | None
-    is_cut: bool = False
-    gpus: list[Place] = field(default_factory=list)
+    scheduler_gpus: int | None
+    has_mig: bool = False
+    gpus: list[GpuPosition] = field(default_factory=list)
 
     @cached_property
-    def by_place(self) -> dict[int, Place]:
-        """By the number that the scheduler has for each; empty where its numbers are not of whole GPUs.
+    def by_scheduler_index(self) -> dict[int, GpuPosition]:
+        """Return its GPUs by the scheduler's index; empty if the indices are not of whole GPUs.
 
-        Slurm counts the device files that gres.conf names for the node, from 0 whatever their own numbers are. Where
-        it names as many as there are, that is their order; else the file's own number is the best guess.
+        Slurm numbers the device files in the node's gres.conf from 0, whatever their own numbers. If it lists as many
+        as there are, the index is the position in that order; else the file's own number is the best guess.
         """
         if settings.VIGIL_SCHEDULER == "local":
             return {gpu.number: gpu for gpu in self.gpus}
-        if self.told == len(self.gpus):
-            return dict(enumerate(sorted(self.gpus, key=_file)))
-        return {} if self.is_cut else {_file(gpu): gpu for gpu in self.gpus}
+        if self.scheduler_gpus == len(self.gpus):
+            return dict(enumerate(sorted(self.gpus, key=_device_number)))
+        return {} if self.has_mig else {_device_number(gpu): gpu for gpu in self.gpus}
 
     @cached_property
-    def jobs_on(self) -> dict[str, list[Mapping[str, Any]]]:
-        """The processes that name a job, by GPU."""
+    def job_processes(self) -> dict[str, list[Mapping[str, Any]]]:
+        """Return the processes that name a job, by GPU."""
         found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
         for process in self.processes:
             if process["job"]:
@@ -101,91 +104,97 @@ class Machine:
 
 
 @dataclass
-class Seen:
-    """What agents and the scheduler say at one moment."""
+class ClusterSnapshot:
+    """The reports of agents and scheduler at one moment."""
 
-    machines: dict[str, Machine]
+    machines: dict[str, ReportingMachine]
     running: dict[str, Running]
     now: datetime
 
     @classmethod
     def read(cls, now: datetime) -> Self:
-        """All of it, in five queries."""
-        told = dict(Node.objects.told().values_list("name", "gpus"))
+        """Read everything in five queries."""
+        gpus_by_node = dict(Node.objects.told().values_list("name", "gpus"))
         agents = Agent.objects.filter(is_made_up=False, heard_at__isnull=False)
         machines = {
-            pk: Machine(pk, node, processes if heard_at and heard_at >= now - SILENT else (), told.get(node))
-            for pk, node, heard_at, processes in agents.values_list("pk", "node", "heard_at", "processes")
+            pk: ReportingMachine(
+                pk, node, processes if last_report_at and last_report_at >= now - SILENT else (), gpus_by_node.get(node)
+            )
+            for pk, node, last_report_at, processes in agents.values_list("pk", "node", "heard_at", "processes")
         }
-        there = Gpu.objects.filter(gone_at=None).order_by()
-        for row in there.values_list("pk", "uuid", "agent_id", "index", "minor"):
+        present = Gpu.objects.filter(gone_at=None).order_by()
+        for row in present.values_list("pk", "uuid", "agent_id", "index", "minor"):
             if machine := machines.get(row[2]):
-                machine.gpus.append(Place(*row))
-        for pk in there.filter(facts__mig=True).values_list("agent_id", flat=True):
+                machine.gpus.append(GpuPosition(*row))
+        for pk in present.filter(facts__mig=True).values_list("agent_id", flat=True):
             if machine := machines.get(pk):
-                machine.is_cut = True
+                machine.has_mig = True
         queue = QueuedJob.objects.filter(state__in=ALLOCATED_STATES, is_made_up=False).order_by()
         rows = (Running(*row) for row in queue.values_list(*Running._fields))
-        return cls({one.node: one for one in machines.values()}, {job.scheduler_id: job for job in rows}, now)
+        return cls(
+            {machine.node: machine for machine in machines.values()}, {job.scheduler_id: job for job in rows}, now
+        )
 
-    def claim(self, gpu: Place, job: Running, source: str) -> Claim:
+    def claim(self, gpu: GpuPosition, job: Running, source: str) -> GpuClaim:
         since = job.started_at or self.now
-        return Claim(gpu.pk, gpu.agent_id, job.scheduler_id, job.user, job.name, source, since)
+        return GpuClaim(gpu.pk, gpu.agent_id, job.scheduler_id, job.user, job.name, source, since)
 
     @cached_property
-    def by_scheduler(self) -> dict[Key, Claim]:
-        """What the scheduler's indices say."""
+    def by_scheduler(self) -> dict[Key, GpuClaim]:
+        """Return the claims from the scheduler's indices."""
         found = {}
         for job in self.running.values():
             for node, indices in job.gpu_indices.items():
-                places = machine.by_place if (machine := self.machines.get(node)) else {}
+                places = machine.by_scheduler_index if (machine := self.machines.get(node)) else {}
                 for gpu in filter(None, map(places.get, indices)):
                     found[gpu.pk, job.scheduler_id] = self.claim(gpu, job, Source.SCHEDULER)
         return found
 
     @cached_property
-    def given(self) -> dict[int, list[str]]:
-        """The jobs that the scheduler's indices give each GPU to."""
+    def assigned(self) -> dict[int, list[str]]:
+        """Return the jobs to which the scheduler's indices assign each GPU."""
         found = defaultdict(list)
         for gpu_id, scheduler_id in self.by_scheduler:
             found[gpu_id].append(scheduler_id)
         return found
 
     @cached_property
-    def by_processes(self) -> dict[Key, Claim]:
-        """What processes say of jobs whose scheduler tells no indices there."""
+    def by_processes(self) -> dict[Key, GpuClaim]:
+        """Return the claims from processes, for jobs whose scheduler reports no indices there."""
         found = {}
         for machine in self.machines.values():
-            gpus = {gpu.uuid: gpu for gpu in machine.gpus} if machine.jobs_on else {}
-            for uuid, processes in machine.jobs_on.items():
+            gpus = {gpu.uuid: gpu for gpu in machine.gpus} if machine.job_processes else {}
+            for uuid, processes in machine.job_processes.items():
                 for process in processes if uuid in gpus else ():
                     if claim := self._by_process(machine, gpus[uuid], process):
                         found[claim.gpu_id, claim.scheduler_id] = claim
         return found
 
-    def _by_process(self, machine: Machine, gpu: Place, process: Mapping[str, Any]) -> Claim | None:
+    def _by_process(self, machine: ReportingMachine, gpu: GpuPosition, process: Mapping[str, Any]) -> GpuClaim | None:
         job = self.job_of(machine, gpu, process)
         if job is None:
-            if gpu.pk in self.given:  # by a number that the queue does not have, as of one task of an array
+            if gpu.pk in self.assigned:  # an id that the queue lacks, such as an array task's
                 return None
             user, name = process["user"], process["job"]
-            return Claim(gpu.pk, machine.pk, name, user, "", Source.PROCESSES, self.now)
-        if (job.gpu_indices.get(machine.node) and machine.by_place) or not _may_be(job, machine, process):
+            return GpuClaim(gpu.pk, machine.pk, name, user, "", Source.PROCESSES, self.now)
+        if (job.gpu_indices.get(machine.node) and machine.by_scheduler_index) or not _may_belong(job, machine, process):
             return None
         return self.claim(gpu, job, Source.PROCESSES)
 
-    def job_of(self, machine: Machine, gpu: Place, process: Mapping[str, Any]) -> Running | None:
-        """The job that a process is of. A task of an array is "<array>_<task>" in the queue, but a number here."""
+    def job_of(self, machine: ReportingMachine, gpu: GpuPosition, process: Mapping[str, Any]) -> Running | None:
+        """Return a process's job. An array task is "<array>_<task>" in the queue, but a plain number here."""
         number, user = process["job"], process["user"]
         if job := self.running.get(number):
             return job
-        there = [one for one in self._tasks.get((machine.node, user), ()) if _may_be_task(number, one.scheduler_id)]
-        given = [one for one in there if one.scheduler_id in self.given.get(gpu.pk, ())]
-        return next(iter(given), None) or (there[0] if len(there) == 1 else None)
+        candidates = [
+            task for task in self._tasks.get((machine.node, user), ()) if _may_be_task_id(number, task.scheduler_id)
+        ]
+        assigned_jobs = [task for task in candidates if task.scheduler_id in self.assigned.get(gpu.pk, ())]
+        return next(iter(assigned_jobs), None) or (candidates[0] if len(candidates) == 1 else None)
 
     @cached_property
     def _tasks(self) -> dict[tuple[str, str], list[Running]]:
-        """Running tasks of arrays, by node and user."""
+        """Return running array tasks, by node and user."""
         found = defaultdict(list)
         for job in self.running.values():
             if "_" in job.scheduler_id:
@@ -193,56 +202,58 @@ class Seen:
                     found[node, job.user].append(job)
         return found
 
-    def by_launchers(self, words: Iterable[Word], standing: Told) -> Told:
-        """What launchers say: what stands, but for the last word on a machine that can be believed."""
+    def by_launchers(self, reports: Iterable[LauncherReport], standing: LauncherGpus) -> LauncherGpus:
+        """Return the GPUs by launcher report: the standing ones, replaced by the last credible report per machine."""
         places = {gpu.uuid: (machine, gpu) for machine in self.machines.values() for gpu in machine.gpus}
         found = {**standing}
-        for word in words:
-            if job := self.running.get(word.scheduler_id):
-                named: dict[str, list[Place]] = {}
-                for uuid in word.uuids:
+        for report in reports:
+            if job := self.running.get(report.scheduler_id):
+                reported: dict[str, list[GpuPosition]] = {}
+                for uuid in report.uuids:
                     machine, gpu = places.get(uuid, (None, None))
                     if machine and gpu and machine.node in job.nodes:
-                        named.setdefault(machine.node, []).append(gpu)
-                for node, gpus in named.items():
+                        reported.setdefault(machine.node, []).append(gpu)
+                for node, gpus in reported.items():
                     key = (self.machines[node].pk, job.scheduler_id)
-                    if set(found.get(key, ())) != set(gpus) and self.believes(job, self.machines[node], gpus):
+                    if set(found.get(key, ())) != set(gpus) and self.is_credible(job, self.machines[node], gpus):
                         found[key] = gpus
         return found
 
-    def believes(self, job: Running, machine: Machine, gpus: Sequence[Place]) -> bool:
-        """Whether a job may hold these of a machine's GPUs, by its own program's word.
+    def is_credible(self, job: Running, machine: ReportingMachine, gpus: Sequence[GpuPosition]) -> bool:
+        """Return whether a job can have these GPUs of a machine, as its own program reports.
 
-        Of no more than the scheduler gave it there, of none on which another job's process is seen, and of one that the
-        scheduler gave to somebody else only where a process of its own is seen.
+        No more than the scheduler gave it there; none with another job's process; and one that the scheduler assigned
+        to another job only if a process of this job runs on it.
         """
-        given = job.gpu_indices.get(machine.node) or range(-(-job.gpus // max(1, len(job.nodes))))
-        return len(gpus) <= len(given) and (machine.is_cut or all(self._may_hold(job, machine, gpu) for gpu in gpus))
+        allotted = job.gpu_indices.get(machine.node) or range(-(-job.gpus // max(1, len(job.nodes))))
+        return len(gpus) <= len(allotted) and (
+            machine.has_mig or all(self._can_have(job, machine, gpu) for gpu in gpus)
+        )
 
-    def is_refuted(self, job: Running, machine: Machine, gpu: Place) -> bool:
-        """Whether another job's process is seen on it."""
-        processes = machine.jobs_on.get(gpu.uuid, ())
-        return not machine.is_cut and any(self.job_of(machine, gpu, one) is not job for one in processes)
+    def is_refuted(self, job: Running, machine: ReportingMachine, gpu: GpuPosition) -> bool:
+        """Return whether another job's process runs on the GPU."""
+        processes = machine.job_processes.get(gpu.uuid, ())
+        return not machine.has_mig and any(self.job_of(machine, gpu, process) is not job for process in processes)
 
-    def _may_hold(self, job: Running, machine: Machine, gpu: Place) -> bool:
-        processes = machine.jobs_on.get(gpu.uuid, ())
-        mine = [self.job_of(machine, gpu, one) is job for one in processes]
-        is_others = job.scheduler_id not in self.given.get(gpu.pk, (job.scheduler_id,))
-        return all(mine) and (bool(mine) or not is_others)
+    def _can_have(self, job: Running, machine: ReportingMachine, gpu: GpuPosition) -> bool:
+        processes = machine.job_processes.get(gpu.uuid, ())
+        is_of_job = [self.job_of(machine, gpu, process) is job for process in processes]
+        is_assigned_elsewhere = job.scheduler_id not in self.assigned.get(gpu.pk, (job.scheduler_id,))
+        return all(is_of_job) and (bool(is_of_job) or not is_assigned_elsewhere)
 
 
-def _file(gpu: Place) -> int:
-    """N of /dev/nvidiaN, where the agent tells that, else NVML's index."""
+def _device_number(gpu: GpuPosition) -> int:
+    """Return N of /dev/nvidiaN if the agent reports it, else NVML's index."""
     return gpu.number if gpu.minor is None else gpu.minor
 
 
-def _may_be(job: Running, machine: Machine, process: Mapping[str, Any]) -> bool:
-    """Whether a process may be this job's: where no control group tells, its own environment does, and may lie."""
-    is_there = machine.told is None or machine.node in job.nodes
+def _may_belong(job: Running, machine: ReportingMachine, process: Mapping[str, Any]) -> bool:
+    """Return whether a process can be this job's. Without a control group its environment decides, which may lie."""
+    is_there = machine.scheduler_gpus is None or machine.node in job.nodes
     return is_there and (process["user"] == job.user or not process["user"] or process["user"].isdigit())
 
 
-def _may_be_task(number: str, scheduler_id: str) -> bool:
-    """Slurm numbers the tasks of an array from the array's own number on."""
+def _may_be_task_id(number: str, scheduler_id: str) -> bool:
+    """Return whether a job id can be a task of an array: Slurm numbers tasks from the array's id upwards."""
     array = scheduler_id.partition("_")[0]
     return number.isdecimal() and array.isdecimal() and int(number) >= int(array)

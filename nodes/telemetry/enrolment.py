@@ -1,4 +1,4 @@
-"""Who may report for a machine: tokens, each for one node, and secrets with which agents get theirs by themselves."""
+"""Manage who may report for a machine: a token per node, and secrets with which agents obtain theirs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET_LIFE = timedelta(days=30)
 
 
 def enroll(node: str, *, by: User) -> str:
-    """A token for this machine; the one that it had is good no more. Returns what nobody can read again."""
+    """Issue a token for this machine, replacing the previous one. The token cannot be read again later."""
     check_name(node)
     with transaction.atomic():
         agent, _ = Agent.objects.select_for_update().get_or_create(node=node)
@@ -30,22 +30,22 @@ def enroll(node: str, *, by: User) -> str:
 
 
 def enroll_by_secret(node: str, secret: str) -> str:
-    """A token for a machine whose agent has the lab's secret: each name once. Raises Problem."""
-    known = EnrolmentSecret.objects.filter(digest=digest(secret), revoked_at=None, expires_at__gt=timezone.now())
-    found = known.first()
+    """Issue a token for a machine whose agent has the site's secret, once per name. Raises Problem."""
+    valid = EnrolmentSecret.objects.filter(digest=digest(secret), revoked_at=None, expires_at__gt=timezone.now())
+    found = valid.first()
     if found is None:
         raise Problem(401, "This enrolment secret is unknown, revoked or expired.", kind="unauthorized")
     check_name(node)
     with transaction.atomic():
         agent, _ = Agent.objects.select_for_update().get_or_create(node=node)
         if agent.token_digest:
-            remedy = f"If its disk was wiped, a sysadmin makes a new token with `vigil agent enroll {node}`."
-            raise Problem(409, f"{node} is enrolled already, and a secret enrols each name once. {remedy}")
+            remedy = f"If its disk was wiped, a sysadmin creates a new token with `vigil agent enroll {node}`."
+            raise Problem(409, f"{node} is already enrolled, and a secret enrols each name only once. {remedy}")
         return _issue(agent, found.hint)
 
 
 def make_secret(by: User) -> tuple[EnrolmentSecret, str]:
-    """A secret for many machines, and its row."""
+    """Create a secret for many machines; return its row and the secret."""
     secret = f"{SECRET}{secrets.token_urlsafe(32)}"
     row = EnrolmentSecret.objects.create(
         hint=secret[:8], digest=digest(secret), made_by=by, expires_at=timezone.now() + SECRET_LIFE
@@ -55,7 +55,7 @@ def make_secret(by: User) -> tuple[EnrolmentSecret, str]:
 
 
 def enroll_here(node: str) -> str:
-    """A token for the portal's own machine, made by whoever starts it."""
+    """Issue a token for the portal's own machine, for whoever starts the portal."""
     agent, _ = Agent.objects.get_or_create(node=node)
     return _issue(agent, "vigil up")
 
@@ -68,8 +68,8 @@ def _issue(agent: Agent, by: str) -> str:
 
 
 def check_name(node: str) -> None:
-    """Refuse what is no machine's name. The scheduler need not know it: a login node may have an agent, too."""
+    """Raise Problem for an invalid name. The scheduler need not know it: a login node may have an agent too."""
     if not NAME.fullmatch(node):
         raise Problem(
-            422, f"{node!r} is no machine's name.", errors=[{"field": "name", "message": "Use its host name."}]
+            422, f"{node!r} is not a valid machine name.", errors=[{"field": "name", "message": "Use its host name."}]
         )

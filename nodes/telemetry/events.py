@@ -22,13 +22,13 @@ from django.utils import timezone
 from nodes.models import Agent, Gpu, NodeEvent
 from nodes.telemetry import warn
 from nodes.telemetry.machines import bounded
-from nodes.telemetry.wire import Happening
+from nodes.telemetry.wire import MachineEvent
 from portal import bulk
 from vigil_core import untrusted
 
-MOST_A_DAY = 5_000  # rows of one machine
-MOST_OLD = 20 * MOST_A_DAY  # of them by what is reported of days gone by
-MOST_COUNT = 10**6  # by one report: sums of them fit a column
+MAX_PER_DAY = 5_000  # rows of one machine
+MAX_OLD = 20 * MAX_PER_DAY  # rows for events of past days
+MAX_COUNT = 10**6  # in one report, so that sums fit the column
 NEAR = timedelta(minutes=10)  # equal events further apart are two
 OPENS = {"gpu.lost": "gpu.back", "gpu.silent": "gpu.answers", "mount.slow": "mount.well"}
 CLOSES = {closing: opening for opening, closing in OPENS.items()}
@@ -41,7 +41,7 @@ _CHANGED = ("count", "at", "last_at", "is_open", "is_confirmed", "first_seq", "l
 Key = tuple[str, str]  # fingerprint and boot
 
 
-def store(agent: Agent, happenings: Sequence[Happening], boot_id: str) -> bool:
+def store(agent: Agent, happenings: Sequence[MachineEvent], boot_id: str) -> bool:
     """Store a post's events in their order; return whether the agent's place in the kernel log has moved.
 
     The caller holds the agent's row lock.
@@ -49,15 +49,15 @@ def store(agent: Agent, happenings: Sequence[Happening], boot_id: str) -> bool:
     if not happenings:
         return False
     before = agent.kernel_seq
-    folding = _Folding.read(agent, [_Report.of(event, boot_id) for event in happenings])
+    folding = _Folding.read(agent, [_EventReport.of(event, boot_id) for event in happenings])
     folding.fold()
     folding.write()
     return agent.kernel_seq != before
 
 
 @dataclass(frozen=True)
-class _Report:
-    """What an event says, in the types of its row."""
+class _EventReport:
+    """An event in the types of its row."""
 
     gpu: str
     kind: str
@@ -67,24 +67,24 @@ class _Report:
     since: datetime | None
     last_at: datetime | None
     count: int
-    first_seq: int | None  # of the kernel log; None: it is not from there
+    first_seq: int | None  # in the kernel log; None: not from there
     last_seq: int | None
     boot_id: str
-    is_again: bool  # the batch that had it was given up
+    is_again: bool  # sent again: its original batch was discarded
     is_confirmed: bool
     mount: str
     fingerprint: str
     data: dict[str, Any]
 
     @classmethod
-    def of(cls, event: Happening, boot_id: str) -> Self:
+    def of(cls, event: MachineEvent, boot_id: str) -> Self:
         more, of_kernel = event.more, event.kind in FROM_KERNEL
         code = untrusted.count(more.get("xid", more.get("sxid")), 2**31)
         text, mount = untrusted.line(more.get("text"), 1_000), untrusted.line(more.get("mount"), 300)
         first = untrusted.count(more.get("seq")) if of_kernel else None
         last = untrusted.count(more.get("last_seq", more.get("seq"))) if of_kernel else None
         is_again, opening = more.get("again") is True, CLOSES.get(event.kind)
-        about = mount if opening else mount or text  # what ends says nothing but what it is about
+        about = mount if opening else mount or text  # an end only names what it is about
         since, last_at = (untrusted.number(more.get(name), untrusted.END_OF_TIME) for name in ("since", "last_at"))
         return cls(
             gpu=event.gpu or "",
@@ -94,7 +94,7 @@ class _Report:
             at=_moment(event.at),
             since=_moment(since) if since else None,
             last_at=_moment(last_at) if last_at else None,
-            count=min(untrusted.count(more.get("count")) or 1, MOST_COUNT),
+            count=min(untrusted.count(more.get("count")) or 1, MAX_COUNT),
             first_seq=first if last is not None else None,
             last_seq=last if first is not None else None,
             boot_id=untrusted.name(more.get("boot_id"), 64) or boot_id if is_again else boot_id,
@@ -119,9 +119,10 @@ class _Report:
 
 
 class _Rows:
-    """Rows of one fingerprint and boot, found by time and by their place in the kernel log.
+    """Rows of one fingerprint and boot, found by time and by position in the kernel log.
 
-    Rows of a key lie apart, as what is near joins one, so the last that begins before a moment is the one to ask.
+    Rows of a key are apart, because close events join one row: the last row that begins before a moment is the
+    candidate.
     """
 
     def __init__(self) -> None:
@@ -137,7 +138,7 @@ class _Rows:
             insort(self.by_seq, row, key=_first_seq)
 
     def remove(self, row: NodeEvent) -> None:
-        """Take out a row that is about to change its place."""
+        """Remove a row whose position is about to change."""
         _remove(self.by_time, row, _at)
         if row.first_seq is not None and row.last_seq is not None:
             _remove(self.by_seq, row, _first_seq)
@@ -149,7 +150,7 @@ class _Rows:
         return found if found is not None and found.last_at >= at - NEAR else None
 
     def with_records(self, first: int, last: int) -> NodeEvent | None:
-        """Return the row that counts these records of the kernel log already."""
+        """Return the row that already counts these kernel log records."""
         place = bisect_right(self.by_seq, first, key=_first_seq)
         found = self.by_seq[place - 1] if place else None
         return found if found is not None and (found.last_seq or 0) >= last else None
@@ -160,17 +161,17 @@ class _Folding:
     """A post's events and the rows that they may belong to."""
 
     agent: Agent
-    reports: Sequence[_Report]
+    reports: Sequence[_EventReport]
     rows: dict[Key, _Rows]
     gpus: dict[str, Gpu]
     lost: dict[str, Gpu] = field(default_factory=dict)
-    """GPUs that were lost, or came back."""
+    """GPUs that were lost or came back."""
     new: list[NodeEvent] = field(default_factory=list)
     changed: dict[int, NodeEvent] = field(default_factory=dict)
     left_out: int = 0
 
     @classmethod
-    def read(cls, agent: Agent, reports: Sequence[_Report]) -> Self:
+    def read(cls, agent: Agent, reports: Sequence[_EventReport]) -> Self:
         names = {report.gpu for report in reports if report.gpu}
         gpus = Gpu.objects.filter(agent=agent, uuid__in=names).only("uuid", "lost_at", "gone_at") if names else ()
         rows: dict[Key, _Rows] = defaultdict(_Rows)
@@ -194,13 +195,13 @@ class _Folding:
         bulk.update_rows(list(self.lost.values()), ("lost_at",))
         if self.left_out:
             text = "%s: more than %d different events within a day: %d of a post are left out (logged once an hour)"
-            warn.once(("events", self.agent.pk), text, self.agent, MOST_A_DAY, self.left_out)
+            warn.once(("events", self.agent.pk), text, self.agent, MAX_PER_DAY, self.left_out)
 
-    def _is_counted(self, report: _Report) -> bool:
-        """Return whether these records of the kernel log count already: then only NVML's word may be new.
+    def _is_counted(self, report: _EventReport) -> bool:
+        """Return whether these kernel log records are counted already: then only NVML's confirmation may be new.
 
-        An agent that has lost its own memory reads the log from its beginning. What it gave up and sends again may have
-        been stored or not: its row says so.
+        An agent that lost its state reads the log from its beginning. Events of discarded batches that it sends again
+        may have been stored or not: the row tells.
         """
         assert report.first_seq is not None
         assert report.last_seq is not None
@@ -213,7 +214,7 @@ class _Folding:
             self._note_changed(row)
         return row is not None or not report.is_again
 
-    def _open_or_add(self, report: _Report) -> None:
+    def _open_or_add(self, report: _EventReport) -> None:
         rows, at = self.rows[report.key], report.begins_at
         last_at = max(at, report.last_at or report.at)
         before = rows.near(at, is_open=report.lasts)
@@ -233,12 +234,12 @@ class _Folding:
             gpu.lost_at = at
             self.lost[gpu.uuid] = gpu
 
-    def _open(self, report: _Report, at: datetime, last_at: datetime) -> None:
+    def _open(self, report: _EventReport, at: datetime, last_at: datetime) -> None:
         if not self._has_room(at):
             self.left_out += 1
             return
         gpu = self.gpus.get(report.gpu)
-        # The same post may say, later on, that the GPU is there no more: nobody will report that it is back.
+        # The same post may report that the GPU was removed: nobody will then report that it is back.
         gone_at = gpu.gone_at if gpu is not None and gpu.gone_at is not None and gpu.gone_at >= at else None
         row = NodeEvent(
             agent=self.agent, gpu=gpu, kind=report.kind, code=report.code, text=report.text, at=at,
@@ -250,7 +251,7 @@ class _Folding:
         self.new.append(row)
         self.rows[report.key].add(row)
 
-    def _close(self, report: _Report) -> None:
+    def _close(self, report: _EventReport) -> None:
         for boot in self._boots:  # also what an earlier boot had opened
             rows = self.rows[report.fingerprint, boot]
             for row in rows.open:
@@ -287,37 +288,37 @@ class _Folding:
         """Return how many rows there may yet be, of the last day (True) and of days before."""
         rows = NodeEvent.objects.filter(agent=self.agent)
         new, old = rows.filter(at__gt=self._day_ago).count(), rows.filter(at__lte=self._day_ago).count()
-        return {True: MOST_A_DAY - new, False: MOST_OLD - old}
+        return {True: MAX_PER_DAY - new, False: MAX_OLD - old}
 
-    def _mounted(self, report: _Report) -> dict[str, str]:
-        """Return what is mounted there: by that, file systems of several machines are known to be one."""
+    def _mounted(self, report: _EventReport) -> dict[str, str]:
+        """Return the source mounted there, which identifies a file system across machines."""
         return {"source": self._sources[report.mount]} if report.mount in self._sources else {}
 
     @cached_property
     def _sources(self) -> dict[str, str]:
-        """Return what the machine's facts say is mounted, by path."""
+        """Return the mounts in the machine's facts: source by path."""
         mounts = self.agent.facts.get("mounts")
-        found = [one for one in mounts if isinstance(one, dict)] if isinstance(mounts, list) else []
-        return {str(one.get("mount")): untrusted.line(one.get("source"), 300) for one in reversed(found)}
+        found = [mount for mount in mounts if isinstance(mount, dict)] if isinstance(mounts, list) else []
+        return {str(mount.get("mount")): untrusted.line(mount.get("source"), 300) for mount in reversed(found)}
 
 
-def _candidates(agent: Agent, reports: Sequence[_Report]) -> Iterator[NodeEvent]:
+def _candidates(agent: Agent, reports: Sequence[_EventReport]) -> Iterator[NodeEvent]:
     """Yield the rows that reports may belong to: near ones, open ones to close, and those of the same records."""
-    mine = NodeEvent.objects.filter(agent=agent).only("fingerprint", "boot_id", *_CHANGED)
+    agent_rows = NodeEvent.objects.filter(agent=agent).only("fingerprint", "boot_id", *_CHANGED)
     adding = [report for report in reports if report.kind not in CLOSES]
     if adding:
         first = min(report.begins_at for report in adding) - NEAR
         last = max(report.begins_at for report in adding) + NEAR
-        yield from _of(mine.filter(last_at__gte=first, at__lte=last), adding)
+        yield from _with_fingerprints(agent_rows.filter(last_at__gte=first, at__lte=last), adding)
     if closing := [report for report in reports if report.kind in CLOSES]:
-        yield from _of(mine.filter(is_open=True), closing)
+        yield from _with_fingerprints(agent_rows.filter(is_open=True), closing)
     if of_kernel := [report for report in adding if report.first_seq is not None and report.last_seq is not None]:
         lowest = min(report.first_seq or 0 for report in of_kernel)
         highest = max(report.last_seq or 0 for report in of_kernel)
-        yield from _of(mine.filter(last_seq__gte=lowest, first_seq__lte=highest), of_kernel)
+        yield from _with_fingerprints(agent_rows.filter(last_seq__gte=lowest, first_seq__lte=highest), of_kernel)
 
 
-def _of(rows: QuerySet[NodeEvent], reports: Iterable[_Report]) -> QuerySet[NodeEvent]:
+def _with_fingerprints(rows: QuerySet[NodeEvent], reports: Iterable[_EventReport]) -> QuerySet[NodeEvent]:
     marks = {report.fingerprint for report in reports}
     return rows.filter(fingerprint__in=marks).order_by("-last_at")[:CANDIDATES]
 
@@ -337,14 +338,14 @@ def _first_seq(row: NodeEvent) -> int:
     return row.first_seq or 0
 
 
-def _extreme(pick: Callable[[int, int], int], one: int | None, other: int | None) -> int | None:
-    return other if one is None else one if other is None else pick(one, other)
+def _extreme(pick: Callable[[int, int], int], first: int | None, second: int | None) -> int | None:
+    return second if first is None else first if second is None else pick(first, second)
 
 
 def fingerprint(kind: str, gpu: str, code: int | None, text: str) -> str:
-    """Return the same for events that differ in nothing but numbers of their text."""
-    told = "\n".join((kind, gpu, str(code), _DIGITS.sub("#", text)))
-    return blake2b(told.encode(errors="replace"), digest_size=12).hexdigest()
+    """Return the same value for events that differ only in numbers in their text."""
+    identity = "\n".join((kind, gpu, str(code), _DIGITS.sub("#", text)))
+    return blake2b(identity.encode(errors="replace"), digest_size=12).hexdigest()
 
 
 def _moment(at: float) -> datetime:

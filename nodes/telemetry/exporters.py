@@ -1,4 +1,4 @@
-"""Which dcgm-exporters are asked: what VIGIL_DCGM_EXPORTERS says."""
+"""Parse VIGIL_DCGM_EXPORTERS, the list of dcgm-exporters to poll."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 from nodes.telemetry.enrolment import NAME
 
-MOST_NODES = 2_000
+MAX_NODES = 2_000
 
 
 def exporters(setting: str) -> dict[str, str]:
-    """Addresses by node, of `node=http://host:9400/metrics` with commas between or, in @FILE, a line each.
+    """Return URLs by node, from `node=http://host:9400/metrics` separated by commas or, in @FILE, one per line.
 
-    Raises ValueError where that is something else.
+    Raises ValueError for anything else.
     """
     entries = setting.split(",")
     if setting.startswith("@"):
@@ -27,7 +27,7 @@ def exporters(setting: str) -> dict[str, str]:
         node, _, url = entry.partition("=")
         if not NAME.fullmatch(node) or not re.fullmatch(r"https?://[^\s/]+\S*", url):
             raise ValueError(f"{entry[:100]!r} is not NODE=http://HOST:9400/metrics.")
-        if node in found or len(found) >= MOST_NODES:
-            raise ValueError(f"{node} is there twice, or more than {MOST_NODES:,} are.")
+        if node in found or len(found) >= MAX_NODES:
+            raise ValueError(f"{node} is listed twice, or there are more than {MAX_NODES:,} nodes.")
         found[node] = url
     return found

@@ -1,4 +1,4 @@
-"""What is sampled, and whose series it becomes: a GPU's twelve fields, and what its machine tells of itself."""
+"""Define what is sampled, and the owners of the series: a GPU's twelve fields, and its host's values."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ GPU_FIELDS = (
 )
 PLACE = {name: place for place, name in enumerate(GPU_FIELDS)}
 NEWEST = ("gpu_percent", "memory_mib", "temperature_c", "watts", "throttle")
-"""What is kept of each GPU's newest sample beside the machine's row, for maps of the whole cluster."""
+"""The newest values of each GPU that are stored in the machine's row, for maps of the whole cluster."""
 
-LONGEST_S = 36_000
-"""What a frame may span at most: 600 samples, a minute apart."""
+MAX_SPAN_S = 36_000
+"""The longest span of a frame: 600 samples, a minute apart."""
 
 WINDOW_S = POINTS
-"""Seconds of a machine that become chunks together, aligned to its multiples."""
+"""Seconds of a machine that are merged into chunks together, aligned to multiples."""
 
 
 def gpu_owner(gpu_id: int) -> Owner:
-    """The owner under which a GPU's series are kept; a step is a Unix second."""
+    """Return the owner of a GPU's series; a step is a Unix second."""
     return ("gpu", gpu_id)
 
 
 def host_owner(agent_id: int) -> Owner:
-    """The owner of what a machine tells of itself besides its GPUs."""
+    """Return the owner of a machine's other series."""
     return ("node", agent_id)

@@ -1,8 +1,8 @@
-"""The bytes of a frame: one batch of a machine, all its GPUs and fields together.
+"""Encode a frame: one batch of a machine with all its GPUs and fields.
 
-A msgpack array (at, period, n, the GPUs' ids, what the host told), its length before it as a little-endian u32; then
-the values, fields × GPUs × seconds, as differences in time, i32, byte-shuffled and deflated. It is written at every
-post, so it must be quick.
+The length (u32, little-endian) of a msgpack array (at, period, n, the GPUs' ids, host values), the array, then the
+values, fields × GPUs × seconds, as differences in time, i32, byte-shuffled and deflated. It is written at every post,
+so it must be fast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEVEL = 1
 _LENGTH = struct.Struct("<I")
 
 
-class _About(msgspec.Struct, array_like=True):
+class _FrameHeader(msgspec.Struct, array_like=True):
     at: int
     period: int
     n: int
@@ -31,12 +31,12 @@ class _About(msgspec.Struct, array_like=True):
     host: dict[str, float]
 
 
-_abouts = msgspec.msgpack.Decoder(_About)
+_abouts = msgspec.msgpack.Decoder(_FrameHeader)
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """A frame, opened: `values` are fields × GPUs × seconds, `gpus` the rows' ids."""
+class DecodedFrame:
+    """A decoded frame: `values` are fields × GPUs × seconds, `gpus` the rows' ids."""
 
     at: int
     period: int
@@ -46,29 +46,29 @@ class Sampled:
 
     @property
     def seconds(self) -> Integers:
-        """The Unix second of each sample."""
+        """Return the Unix second of each sample."""
         return self.at + self.period * np.arange(self.values.shape[2], dtype=np.int64)
 
     @property
     def until(self) -> int:
-        """The second after the last one; at least one, for what the host told."""
+        """Return the second after the last one; at least one second long, for the host's values."""
         return self.at + self.period * max(1, int(self.values.shape[2]))
 
 
 def encode(at: int, period: int, gpus: Sequence[int], host: Mapping[str, float], values: Values) -> bytes:
-    about = msgspec.msgpack.encode(_About(at, period, values.shape[2], list(gpus), dict(host)))
+    header = msgspec.msgpack.encode(_FrameHeader(at, period, values.shape[2], list(gpus), dict(host)))
     steps = values.astype("<i4").reshape(values.shape[0] * values.shape[1], values.shape[2])
     with np.errstate(over="ignore"):
-        steps[:, 1:] = np.diff(steps, axis=1)  # wraps around, and back when it is added up
+        steps[:, 1:] = np.diff(steps, axis=1)  # wraps around here, and back in the cumulative sum
     shuffled = steps.reshape(-1).view(np.uint8).reshape(-1, 4).T.tobytes() if steps.size else b""
-    return b"".join((_LENGTH.pack(len(about)), about, zlib.compress(shuffled, LEVEL)))
+    return b"".join((_LENGTH.pack(len(header)), header, zlib.compress(shuffled, LEVEL)))
 
 
-def decode(data: bytes) -> Sampled:
+def decode(data: bytes) -> DecodedFrame:
     (length,) = _LENGTH.unpack_from(data)
     end = _LENGTH.size + length
-    about = _abouts.decode(data[_LENGTH.size : end])
+    header = _abouts.decode(data[_LENGTH.size : end])
     flat = np.frombuffer(zlib.decompress(data[end:]), np.uint8).reshape(4, -1).T
-    steps = np.ascontiguousarray(flat).view("<i4").reshape(len(GPU_FIELDS), len(about.gpus), about.n)
+    steps = np.ascontiguousarray(flat).view("<i4").reshape(len(GPU_FIELDS), len(header.gpus), header.n)
     values = np.cumsum(steps, axis=2, dtype=np.int32)
-    return Sampled(about.at, about.period, about.gpus, about.host, values)
+    return DecodedFrame(header.at, header.period, header.gpus, header.host, values)

@@ -1,4 +1,4 @@
-"""One field of many GPUs over one stretch of time, as a grid of GPUs × columns: what heat maps and maps of use draw."""
+"""Read one field of many GPUs over a time span as a grid of GPUs × columns, for heat maps and usage maps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nodes.models import Agent, Frame
 from nodes.telemetry import frames
-from nodes.telemetry.fields import LONGEST_S, PLACE, gpu_owner
+from nodes.telemetry.fields import MAX_SPAN_S, PLACE, gpu_owner
 from nodes.telemetry.thin import LEVELS, thinned
 from nodes.telemetry.wire import MISSING, Values
 from portal.models import Series
@@ -25,12 +25,12 @@ Stretch = tuple[float, float]  # Unix seconds
 
 @dataclass
 class Grid:
-    """Means and maxima, GPUs × columns; NaN where nothing is told. Column i begins at `start + i × width`."""
+    """Means and maxima, GPUs × columns; NaN where there is no data. Column i begins at `start + i × width`."""
 
     start: int
     width: int
     mean: Floats
-    most: Floats
+    maximum: Floats
 
 
 def grid(
@@ -42,37 +42,37 @@ def grid(
     columns: int,
     within: Mapping[int, Sequence[Stretch]] | None = None,
 ) -> Grid:
-    """The field of these GPUs from `start` to `end` (Unix seconds), in at most so many columns of whole seconds.
+    """Return the field of these GPUs from `start` to `end` (Unix seconds), in at most `columns` of whole seconds.
 
-    With `within` a GPU counts in its stretches alone, however long a column is.
+    With `within`, a GPU counts only in its stretches, however long a column is.
     """
     width = max(1, -(-(end - start) // max(1, columns)))
-    gathering = _Gathering(len(gpu_ids), start, width, -(-(end - start) // width))
+    builder = _GridBuilder(len(gpu_ids), start, width, -(-(end - start) // width))
     place = {gpu_id: row for row, gpu_id in enumerate(gpu_ids)}
     if within is not None:
-        gathering.within = {place[gpu_id]: list(stretches) for gpu_id, stretches in within.items()}
+        builder.within = {place[gpu_id]: list(stretches) for gpu_id, stretches in within.items()}
     for seconds in (level.seconds for level in reversed(LEVELS)):
-        _add_chunks(gathering, place, thinned(name, seconds), seconds, start, end)
-    _add_chunks(gathering, place, name, 1, start, end)
-    _add_frames(gathering, place, name, start, end)
-    return gathering.grid()
+        _add_chunks(builder, place, thinned(name, seconds), seconds, start, end)
+    _add_chunks(builder, place, name, 1, start, end)
+    _add_frames(builder, place, name, start, end)
+    return builder.grid()
 
 
-class _Gathering:
+class _GridBuilder:
     def __init__(self, rows: int, start: int, width: int, columns: int) -> None:
         self.start, self.width, self.columns = start, width, columns
         self.total, self.count = np.zeros((rows, columns)), np.zeros((rows, columns))
-        self.most = np.full((rows, columns), -np.inf)
+        self.maximum = np.full((rows, columns), -np.inf)
         self.within: dict[int, list[Stretch]] | None = None
 
     def add(self, row: int, step: Integers, value: Floats, seconds: int) -> None:
-        """Points of one GPU in any order, each of which stands for so many seconds."""
-        if not (step[1:] >= step[:-1]).all():  # what came late lies within what was there
+        """Add points of one GPU in any order, each of which stands for `seconds`."""
+        if not (step[1:] >= step[:-1]).all():  # late points lie between earlier ones
             order = np.argsort(step, kind="stable")
             step, value = step[order], value[order]
         if self.within is not None:
-            mine = _inside(step, seconds, self.within.get(row, ()))
-            step, value = _picked(step, mine), _picked(value, mine)
+            slices = _inside(step, seconds, self.within.get(row, ()))
+            step, value = _picked(step, slices), _picked(value, slices)
         if not (finite := np.isfinite(value)).all():
             step, value = step[finite], value[finite]
         self._add(row, *_spread(step, value, seconds, self.width))
@@ -82,20 +82,20 @@ class _Gathering:
         where = np.flatnonzero(edges[1:] > edges[:-1])
         if not len(where):
             return
-        # A stretch that reduceat adds up ends where the next begins, and what lies beyond the last column is cut off.
+        # reduceat sums from one start to the next; values beyond the last column are cut off.
         begins, value = edges[where], value[: edges[-1]]
         self.total[row, where] += np.add.reduceat(value, begins) * weight
         self.count[row, where] += (edges[where + 1] - begins) * weight
-        self.most[row, where] = np.maximum(self.most[row, where], np.maximum.reduceat(value, begins))
+        self.maximum[row, where] = np.maximum(self.maximum[row, where], np.maximum.reduceat(value, begins))
 
     def grid(self) -> Grid:
         with np.errstate(invalid="ignore"):
             mean = self.total / self.count
-        return Grid(self.start, self.width, mean, np.where(self.count > 0, self.most, np.nan))
+        return Grid(self.start, self.width, mean, np.where(self.count > 0, self.maximum, np.nan))
 
 
 def _inside(step: Integers, seconds: int, stretches: Sequence[Stretch]) -> list[slice]:
-    """Where the points are of which the middle is within a stretch."""
+    """Return the slices of points whose middle is within a stretch."""
     first_steps = np.ceil(np.array(stretches, np.float64).reshape(-1, 2) - seconds / 2)
     edges = np.searchsorted(step, np.clip(first_steps, 0, LAST_STEP).astype(np.int64))
     found: list[slice] = []
@@ -109,19 +109,19 @@ def _inside(step: Integers, seconds: int, stretches: Sequence[Stretch]) -> list[
 
 def _picked(column: NDArray[Any], which: Sequence[slice]) -> NDArray[Any]:
     if len(which) == 1:
-        return column[which[0]]  # nothing copied: as it is of most
-    return np.concatenate([column[:0], *(column[one] for one in which)])
+        return column[which[0]]  # a view, without copying: the usual case
+    return np.concatenate([column[:0], *(column[part] for part in which)])
 
 
-def _add_chunks(gathering: _Gathering, place: dict[int, int], name: str, seconds: int, start: int, end: int) -> None:
+def _add_chunks(builder: _GridBuilder, place: dict[int, int], name: str, seconds: int, start: int, end: int) -> None:
     owners = [gpu_owner(gpu_id) for gpu_id in place]
     rows = {series_id: place[owners[i][1]] for series_id, i in ids_of(owners, name, Series.Column.VALUE).items()}
     for series_id, step, value in joined(merged_of(list(rows), 0, start, end - 1)):
-        gathering.add(rows[series_id], step, value, seconds)
+        builder.add(rows[series_id], step, value, seconds)
 
 
 def _spread(step: Integers, value: Floats, seconds: int, width: int) -> tuple[Integers, Floats, int]:
-    """Stretches that are longer than a column, cut into pieces that are not; and how long a piece is."""
+    """Cut stretches longer than a column into pieces; return them with the length of a piece."""
     pieces = -(-seconds // width)
     if pieces == 1:
         return step, value, seconds
@@ -129,17 +129,17 @@ def _spread(step: Integers, value: Floats, seconds: int, width: int) -> tuple[In
     return (step[:, None] + length * np.arange(pieces)).reshape(-1), np.repeat(value, pieces), length
 
 
-def _add_frames(gathering: _Gathering, place: dict[int, int], name: str, start: int, end: int) -> None:
-    """What is not merged yet."""
+def _add_frames(builder: _GridBuilder, place: dict[int, int], name: str, start: int, end: int) -> None:
+    """Add what is not merged into chunks yet."""
     agents = Agent.objects.filter(gpus__in=list(place)).distinct().values_list("pk", flat=True)
-    fresh = Frame.objects.filter(agent__in=list(agents), at__gt=start - LONGEST_S, at__lt=end, until__gt=start)
+    fresh = Frame.objects.filter(agent__in=list(agents), at__gt=start - MAX_SPAN_S, at__lt=end, until__gt=start)
     parts: dict[int, list[tuple[Integers, Values]]] = defaultdict(list)
     for data in fresh.order_by("at").values_list("data", flat=True):
-        one = frames.decode(bytes(data))
-        step, values = one.seconds, one.values[PLACE[name]]
-        for gpu_id, value in zip(one.gpus, values, strict=True):
+        frame = frames.decode(bytes(data))
+        step, values = frame.seconds, frame.values[PLACE[name]]
+        for gpu_id, value in zip(frame.gpus, values, strict=True):
             if gpu_id in place:
                 parts[gpu_id].append((step, value))
-    for gpu_id, mine in parts.items():
-        step, value = np.concatenate([step for step, _ in mine]), np.concatenate([value for _, value in mine])
-        gathering.add(place[gpu_id], step, np.where(value == MISSING, np.nan, value), 1)
+    for gpu_id, points in parts.items():
+        step, value = np.concatenate([step for step, _ in points]), np.concatenate([value for _, value in points])
+        builder.add(place[gpu_id], step, np.where(value == MISSING, np.nan, value), 1)

@@ -1,4 +1,4 @@
-"""Who holds which GPU, and since when: intervals of time, in step with what is claimed (`nodes.telemetry.claims`)."""
+"""Keep the intervals in which jobs have GPUs in step with what is claimed (`nodes.telemetry.claims`)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from django.db import transaction
 from django.utils import timezone
 
 from nodes.models import Holding
-from nodes.telemetry.claims import Claim, Key, Running, Seen, Source, Told, Word
+from nodes.telemetry.claims import ClusterSnapshot, GpuClaim, Key, LauncherGpus, LauncherReport, Running, Source
 
-_BETTER = (Source.PROCESSES, Source.SCHEDULER, Source.LAUNCHER)
-ROUNDED = timedelta(seconds=2)  # between two clocks, of which one tells whole seconds
+_BY_RELIABILITY = (Source.PROCESSES, Source.SCHEDULER, Source.LAUNCHER)
+TOLERANCE = timedelta(seconds=2)  # between two clocks, one of which reports whole seconds
 
 
-class Open(NamedTuple):
-    """A holding that is not over, as far as we know."""
+class OpenAllocation(NamedTuple):
+    """An allocation that has not ended, as far as we know."""
 
     pk: int
     gpu_id: int
@@ -35,125 +35,134 @@ class Open(NamedTuple):
         return self.gpu_id, self.scheduler_id
 
 
-def update(words: Iterable[Word] = (), now: datetime | None = None) -> int:
-    """Bring the open holdings in step with queue, processes and launchers; answers how many began, ended or changed.
+def update(reports: Iterable[LauncherReport] = (), now: datetime | None = None) -> int:
+    """Bring open allocations in step with queue, processes and launchers; return how many began, ended or changed.
 
-    What a launcher has told stands for as long as its job holds its nodes. Of `words` the last counts.
+    A launcher's report stands for as long as its job has its nodes; of several `words` the last counts.
     """
     now = now or timezone.now()
     rows = Holding.objects.filter(until=None, is_made_up=False).order_by()
-    open_ones = [Open(*row) for row in rows.values_list(*Open._fields)]
-    seen = Seen.read(now)
-    if not open_ones and not any(machine.gpus for machine in seen.machines.values()):
+    allocations = [OpenAllocation(*row) for row in rows.values_list(*OpenAllocation._fields)]
+    snapshot = ClusterSnapshot.read(now)
+    if not allocations and not any(machine.gpus for machine in snapshot.machines.values()):
         return 0
-    going_on = [one for one in open_ones if not _is_of_an_earlier_run(one, seen.running.get(one.scheduler_id))]
-    return _Changes(seen, _claims(seen, words, going_on)).write(open_ones)
+    continuing = [
+        allocation
+        for allocation in allocations
+        if not _is_of_earlier_run(allocation, snapshot.running.get(allocation.scheduler_id))
+    ]
+    return _AllocationChanges(snapshot, _claims(snapshot, reports, continuing)).write(allocations)
 
 
-def _claims(seen: Seen, words: Iterable[Word], open_ones: Iterable[Open]) -> dict[Key, Claim]:
-    """Whoever knows best of each job and machine."""
-    told = seen.by_launchers(words, _standing(seen, open_ones))
-    claims = seen.by_processes | seen.by_scheduler
-    claims = {key: claim for key, claim in claims.items() if (claim.agent_id, claim.scheduler_id) not in told}
-    for (_, scheduler_id), gpus in told.items():
-        job = seen.running[scheduler_id]
-        claims |= {(gpu.pk, scheduler_id): seen.claim(gpu, job, Source.LAUNCHER) for gpu in gpus}
+def _claims(
+    snapshot: ClusterSnapshot, reports: Iterable[LauncherReport], allocations: Iterable[OpenAllocation]
+) -> dict[Key, GpuClaim]:
+    """Return the claims of the most reliable source per job and machine."""
+    by_launcher = snapshot.by_launchers(reports, _standing(snapshot, allocations))
+    claims = snapshot.by_processes | snapshot.by_scheduler
+    claims = {key: claim for key, claim in claims.items() if (claim.agent_id, claim.scheduler_id) not in by_launcher}
+    for (_, scheduler_id), gpus in by_launcher.items():
+        job = snapshot.running[scheduler_id]
+        claims |= {(gpu.pk, scheduler_id): snapshot.claim(gpu, job, Source.LAUNCHER) for gpu in gpus}
     return claims
 
 
-def _standing(seen: Seen, open_ones: Iterable[Open]) -> Told:
-    """What launchers had told before, unless a process refutes it."""
-    there = {gpu.pk: (machine, gpu) for machine in seen.machines.values() for gpu in machine.gpus}
-    found: Told = defaultdict(list)
+def _standing(snapshot: ClusterSnapshot, allocations: Iterable[OpenAllocation]) -> LauncherGpus:
+    """Return what launchers reported before, unless a process refutes it."""
+    present = {gpu.pk: (machine, gpu) for machine in snapshot.machines.values() for gpu in machine.gpus}
+    found: LauncherGpus = defaultdict(list)
     refuted = set()
-    for one in open_ones:
-        job = seen.running.get(one.scheduler_id)
-        if one.source == Source.LAUNCHER and job is not None and one.gpu_id in there:
-            machine, gpu = there[one.gpu_id]
-            found[machine.pk, one.scheduler_id].append(gpu)
-            if seen.is_refuted(job, machine, gpu):
-                refuted.add((machine.pk, one.scheduler_id))
+    for allocation in allocations:
+        job = snapshot.running.get(allocation.scheduler_id)
+        if allocation.source == Source.LAUNCHER and job is not None and allocation.gpu_id in present:
+            machine, gpu = present[allocation.gpu_id]
+            found[machine.pk, allocation.scheduler_id].append(gpu)
+            if snapshot.is_refuted(job, machine, gpu):
+                refuted.add((machine.pk, allocation.scheduler_id))
     return {key: gpus for key, gpus in found.items() if key not in refuted}
 
 
-def _is_of_an_earlier_run(one: Open, job: Running | None) -> bool:
-    """Whether the job has been queued again since, and runs anew: by the same number."""
-    return job is not None and job.started_at is not None and one.since < job.started_at - ROUNDED
+def _is_of_earlier_run(allocation: OpenAllocation, job: Running | None) -> bool:
+    """Return whether the job has been requeued since, and runs again with the same id."""
+    return job is not None and job.started_at is not None and allocation.since < job.started_at - TOLERANCE
 
 
 @dataclass
-class _Changes:
-    """What is to be written."""
+class _AllocationChanges:
+    """The changes to write."""
 
-    seen: Seen
-    claims: Mapping[Key, Claim]
-    over: list[tuple[Open, datetime]] = field(default_factory=list)
-    wrong: list[int] = field(default_factory=list)
-    better: dict[tuple[str, str, str], list[int]] = field(default_factory=lambda: defaultdict(list))
-    kept: set[Key] = field(default_factory=set)
+    snapshot: ClusterSnapshot
+    claims: Mapping[Key, GpuClaim]
+    ended: list[tuple[OpenAllocation, datetime]] = field(default_factory=list)
+    mistaken: list[int] = field(default_factory=list)
+    upgraded: dict[tuple[str, str, str], list[int]] = field(default_factory=lambda: defaultdict(list))
+    confirmed: set[Key] = field(default_factory=set)
 
-    def write(self, open_ones: Iterable[Open]) -> int:
-        """Brings these in step; answers how many rows that took."""
-        for one in open_ones:
-            self._judge(one)
-        new = [claim for key, claim in self.claims.items() if key not in self.kept]
-        if not (new or self.over or self.wrong or self.better):
+    def write(self, allocations: Iterable[OpenAllocation]) -> int:
+        """Apply the changes; return how many rows changed."""
+        for allocation in allocations:
+            self._classify(allocation)
+        new = [claim for key, claim in self.claims.items() if key not in self.confirmed]
+        if not (new or self.ended or self.mistaken or self.upgraded):
             return 0
-        begun = _begun(new)
+        begun = _new_rows(new)
         with transaction.atomic():
-            Holding.objects.filter(pk__in=self.wrong, until=None).delete()
-            for until, pks in self._ends(new).items():
+            Holding.objects.filter(pk__in=self.mistaken, until=None).delete()
+            for until, pks in self._end_times(new).items():
                 Holding.objects.filter(pk__in=pks, until=None).update(until=until)
-            for (source, user, name), pks in self.better.items():
-                told = {"user": user, "name": name[:255]} if name else {}
-                Holding.objects.filter(pk__in=pks, until=None).update(source=source, **told)
+            for (source, user, name), pks in self.upgraded.items():
+                names = {"user": user, "name": name[:255]} if name else {}
+                Holding.objects.filter(pk__in=pks, until=None).update(source=source, **names)
             Holding.objects.bulk_create(begun, batch_size=500, ignore_conflicts=True)
-        return len(new) + len(self.over) + len(self.wrong) + sum(map(len, self.better.values()))
+        return len(new) + len(self.ended) + len(self.mistaken) + sum(map(len, self.upgraded.values()))
 
-    def _judge(self, one: Open) -> None:
-        """Whether it goes on, and by whose word."""
-        job, claim = self.seen.running.get(one.scheduler_id), self.claims.get(one.key)
-        if job is not None and job.started_at is not None and _is_of_an_earlier_run(one, job):
-            self.over.append((one, job.started_at))
+    def _classify(self, allocation: OpenAllocation) -> None:
+        """Decide whether the allocation continues, and by which source."""
+        job, claim = self.snapshot.running.get(allocation.scheduler_id), self.claims.get(allocation.key)
+        if job is not None and job.started_at is not None and _is_of_earlier_run(allocation, job):
+            self.ended.append((allocation, job.started_at))
         elif claim is not None:
-            self.kept.add(one.key)
-            self._note_word(one, claim)
-        elif one.source == Source.SCHEDULER and self._told.get((one.agent_id, one.scheduler_id)) == Source.LAUNCHER:
-            self.wrong.append(one.pk)  # the scheduler counts otherwise
-        elif one.source == Source.PROCESSES and job is not None and not self._is_told(one):
-            self.kept.add(one.key)  # between two steps a job has no process, and holds what it holds
+            self.confirmed.add(allocation.key)
+            self._upgrade_source(allocation, claim)
+        elif (
+            allocation.source == Source.SCHEDULER
+            and self._sources.get((allocation.agent_id, allocation.scheduler_id)) == Source.LAUNCHER
+        ):
+            self.mistaken.append(allocation.pk)  # the scheduler's index was not this GPU
+        elif allocation.source == Source.PROCESSES and job is not None and not self._has_better_source(allocation):
+            self.confirmed.add(allocation.key)  # between two steps a job has no process, but keeps its GPUs
         else:
-            self.over.append((one, self.seen.now))
+            self.ended.append((allocation, self.snapshot.now))
 
-    def _note_word(self, one: Open, claim: Claim) -> None:
-        if not one.name and claim.name:
-            self.better[claim.source, claim.user, claim.name].append(one.pk)
-        elif _BETTER.index(claim.source) > _BETTER.index(one.source):
-            self.better[claim.source, "", ""].append(one.pk)
+    def _upgrade_source(self, allocation: OpenAllocation, claim: GpuClaim) -> None:
+        if not allocation.name and claim.name:
+            self.upgraded[claim.source, claim.user, claim.name].append(allocation.pk)
+        elif _BY_RELIABILITY.index(claim.source) > _BY_RELIABILITY.index(allocation.source):
+            self.upgraded[claim.source, "", ""].append(allocation.pk)
 
     @cached_property
-    def _told(self) -> dict[tuple[int, str], str]:
-        """Who says what each job holds on each machine."""
+    def _sources(self) -> dict[tuple[int, str], str]:
+        """Return the source of each job's claims on each machine."""
         return {(claim.agent_id, claim.scheduler_id): claim.source for claim in self.claims.values()}
 
-    def _is_told(self, one: Open) -> bool:
-        return self._told.get((one.agent_id, one.scheduler_id), one.source) != Source.PROCESSES
+    def _has_better_source(self, allocation: OpenAllocation) -> bool:
+        return self._sources.get((allocation.agent_id, allocation.scheduler_id), allocation.source) != Source.PROCESSES
 
-    def _ends(self, new: Iterable[Claim]) -> dict[datetime, list[int]]:
-        """When each was over: the queue is read now and then, but where another job began, this one had ended."""
+    def _end_times(self, new: Iterable[GpuClaim]) -> dict[datetime, list[int]]:
+        """Return the allocations by end time. The queue is polled, but another job's start marks the end exactly."""
         begins: dict[int, datetime] = {}
         for claim in new:
             if claim.source != Source.PROCESSES:
                 begins[claim.gpu_id] = min(claim.since, begins.get(claim.gpu_id, claim.since))
         found = defaultdict(list)
-        for one, until in self.over:
-            begin = begins.get(one.gpu_id, until)
-            found[max(one.since, min(until, begin) if begin > one.since else until)].append(one.pk)
+        for allocation, until in self.ended:
+            begin = begins.get(allocation.gpu_id, until)
+            found[max(allocation.since, min(until, begin) if begin > allocation.since else until)].append(allocation.pk)
         return found
 
 
-def _begun(new: Iterable[Claim]) -> list[Holding]:
-    """Rows of these, none of which lies over one that has ended: what comes back after a break holds from then on."""
+def _new_rows(new: Iterable[GpuClaim]) -> list[Holding]:
+    """Return rows for new claims; one that resumes after a gap begins where its previous interval ended."""
     since = min((claim.since for claim in new), default=timezone.now())
     ended = Holding.objects.filter(until__gt=since, scheduler_id__in={claim.scheduler_id for claim in new}).order_by()
     latest: dict[Key, datetime] = {}

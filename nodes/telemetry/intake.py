@@ -1,4 +1,4 @@
-"""Taking in what agents tell: exactly once, however often it is sent (docs/protocols.md §11)."""
+"""Take in agents' posts exactly once, however often they are sent (docs/protocols.md §11)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from nodes.models import Agent, AgentStream, Frame
 from nodes.telemetry import events, frames, live, machines, made_up, warn, wire
 from nodes.telemetry.fields import NEWEST, PLACE, WINDOW_S
 from nodes.telemetry.use import BUSY_PERCENT
-from nodes.telemetry.wire import MISSING, Batch, Happening, Post
+from nodes.telemetry.wire import MISSING, MachineEvent, SampleBatch, TelemetryPost
 from portal import bulk, counted
 from portal.http.posts import Malformed, inflate
 from portal.http.problems import Problem
 from portal.models import digest
 from vigil_core import untrusted
 
-STREAMS = 1_000  # of a machine: buffers that were lost
-CLOCK_S = 60.0  # a clock further off does not count
+MAX_STREAMS = 1_000  # of a machine: each lost buffer begins another
+CLOCK_S = 60.0  # beyond this offset an agent's times are corrected
 EARLIEST = 10**9  # in Unix seconds
 AHEAD_S = 3_600.0
-# Of a part of a post, which is stored by one transaction while all other writers wait.
+# Limits of a part of a post, which one transaction stores while all other writers wait.
 PART_EVENTS, PART_VALUES = 200, 130_000
 
 _ADVANCE = (
@@ -39,7 +39,7 @@ _ADVANCE = (
 
 
 def receive(node: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> int:
-    """The whole of POST /nodes/<name>/telemetry; answers the number to go on with. Raises Problem."""
+    """Handle POST /nodes/<name>/telemetry; return the batch number to continue with. Raises Problem."""
     agent_id = admit(node, authorization)
     made_up.end(agent_id, timezone.now())
     try:
@@ -49,7 +49,7 @@ def receive(node: str, authorization: str, encoding: str, chunks: Iterable[bytes
 
 
 def admit(node: str, authorization: str) -> int:
-    """Return whose token it is, by the agent's key; raises Problem where it is not this machine's."""
+    """Return the agent id if the token belongs to this machine; raise Problem otherwise."""
     scheme, _, secret = authorization.partition(" ")
     agent = Agent.objects.filter(node=node).exclude(token_digest="").only("pk", "token_digest").first()
     if agent is None or scheme.lower() != "bearer" or agent.token_digest != digest(secret):
@@ -57,7 +57,7 @@ def admit(node: str, authorization: str) -> int:
     return int(agent.pk)
 
 
-def take(agent_id: int, post: Post, *, now: float | None = None, seconds: float = bulk.POST_S) -> int:
+def take(agent_id: int, post: TelemetryPost, *, now: float | None = None, seconds: float = bulk.POST_S) -> int:
     """Store what is new in a post, once, in a few short transactions: cursor, frames, events and the machine's state.
 
     A post that does not continue at the stream's cursor changes nothing. Return the cursor, also if `seconds` were not
@@ -65,7 +65,7 @@ def take(agent_id: int, post: Post, *, now: float | None = None, seconds: float 
     """
     until = time.monotonic() + seconds
     cursor, began = 0, None
-    for part in _cut(post):
+    for part in _parts(post):
         if began is not None:
             bulk.give_way(began)
         began = time.monotonic()
@@ -75,7 +75,7 @@ def take(agent_id: int, post: Post, *, now: float | None = None, seconds: float 
     return cursor
 
 
-def _cut(post: Post) -> Iterator[Post]:
+def _parts(post: TelemetryPost) -> Iterator[TelemetryPost]:
     """Yield the post in parts that are stored in one transaction each; other writers get their turn in between."""
     _keep_last_facts(post)
     first, events, values = 0, 0, 0
@@ -87,67 +87,67 @@ def _cut(post: Post) -> Iterator[Post]:
     yield _part(post, first, len(post.batches))
 
 
-def _part(post: Post, first: int, stop: int) -> Post:
+def _part(post: TelemetryPost, first: int, stop: int) -> TelemetryPost:
     given_up = 0 if first else post.given_up
     return msgspec.structs.replace(post, first=post.first + first, given_up=given_up, batches=post.batches[first:stop])
 
 
-def _keep_last_facts(post: Post) -> None:
+def _keep_last_facts(post: TelemetryPost) -> None:
     """Keep only the last `facts` of a post: each describes the whole machine."""
-    all_of_them = [(batch, event) for batch in post.batches for event in batch.events if event.kind == "facts"]
-    for batch, event in all_of_them[:-1]:
+    facts_events = [(batch, event) for batch in post.batches for event in batch.events if event.kind == "facts"]
+    for batch, event in facts_events[:-1]:
         batch.events = [other for other in batch.events if other is not event]
 
 
-def _take_part(agent_id: int, post: Post, now: float) -> int:
+def _take_part(agent_id: int, post: TelemetryPost, now: float) -> int:
     with transaction.atomic():
         agent = Agent.objects.select_for_update(no_key=True).defer("facts", "processes").get(pk=agent_id)
         stream = _stream(agent, post)
-        cursor, after = stream.next_seq, post.first + len(post.batches)
-        taking = _Taking(agent, post, now)
-        if post.first - post.given_up <= cursor <= post.first and after > cursor:
+        cursor, end = stream.next_seq, post.first + len(post.batches)
+        intake = _PostIntake(agent, post, now)
+        if post.first - post.given_up <= cursor <= post.first and end > cursor:
             with connection.cursor() as database:
                 lost = post.first - cursor
-                database.execute(_ADVANCE, [after, lost, stream.pk, post.first - post.given_up, post.first])
+                database.execute(_ADVANCE, [end, lost, stream.pk, post.first - post.given_up, post.first])
                 if database.rowcount != 1:
                     raise RuntimeError(f"{agent}: a cursor moved under the lock")
-            taking.store()
-            cursor = after
+            intake.store()
+            cursor = end
             values = sum(int(np.count_nonzero(batch.values != MISSING)) for batch in post.batches)
             transaction.on_commit(partial(counted.taken, "telemetry", len(post.batches), values))
-        taking.note_heard()
+        intake.note_received()
         return cursor
 
 
-def _stream(agent: Agent, post: Post) -> AgentStream:
+def _stream(agent: Agent, post: TelemetryPost) -> AgentStream:
     found = AgentStream.objects.filter(agent=agent, uid=post.stream).first()
     if found is not None:
         return found
-    if AgentStream.objects.filter(agent=agent).count() >= STREAMS:
+    if AgentStream.objects.filter(agent=agent).count() >= MAX_STREAMS:
         raise Malformed(
-            "stream", f"more than {STREAMS} streams of one machine: its agent loses its folder again and again"
+            "stream", f"more than {MAX_STREAMS} streams of one machine: its agent keeps losing its state folder"
         )
-    # What an unknown stream begins with may have been given up before we ever heard of it.
+    # An unknown stream may not begin at 0: batches may have been discarded before the first post.
     return AgentStream.objects.create(agent=agent, uid=post.stream)
 
 
 @dataclass
-class _Taking:
-    """One post on its way in; the machine's row is locked."""
+class _PostIntake:
+    """A post that is being stored; the machine's row is locked."""
 
     agent: Agent
-    post: Post
+    post: TelemetryPost
     now: float
     changed: set[str] = field(default_factory=set)
 
     @property
     def offset(self) -> float:
-        """The agent's clock less ours, as far as a post's way is short."""
+        """Return the agent's clock minus ours; the post's transit time is neglected."""
         return self.post.sent_at - self.now
 
     @property
     def shift(self) -> int:
-        """What is taken off the agent's times."""
+        """Return the seconds to subtract from the agent's times."""
         return round(self.offset) if abs(self.offset) > CLOCK_S else 0
 
     def store(self) -> None:
@@ -157,7 +157,7 @@ class _Taking:
             batch.at -= self.shift
             for event in batch.events:
                 self._correct(event)
-            if (batch.n or batch.host) and self._is_of_now(batch):
+            if (batch.n or batch.host) and self._has_plausible_time(batch):
                 sampled.append(batch)
         ids = self._note_gpus(sampled)
         self._store_events()
@@ -167,35 +167,35 @@ class _Taking:
             self._note_newest(max(sampled, key=lambda batch: batch.at))
             live.after_commit(self.agent, sampled, self.now)
         if kinds := sorted({event.kind for batch in self.post.batches for event in batch.events}):
-            live.happened(self.agent, kinds)
+            live.publish_events(self.agent, kinds)
 
-    def note_heard(self) -> None:
+    def note_received(self) -> None:
         agent = self.agent
         agent.heard_at, agent.version, agent.stream = timezone.now(), self.post.agent, self.post.stream
         agent.clock_offset_s = round(self.offset, 1)
         agent.save(update_fields=["heard_at", "version", "stream", "clock_offset_s", *sorted(self.changed)])
 
-    def _is_of_now(self, batch: Batch) -> bool:
-        """Whether its time can be right, as the post's own was; what is of another age would be found by nobody."""
-        is_right = EARLIEST <= batch.at <= self.now + AHEAD_S
-        if not is_right:
-            text = "%s: samples of second %d are left out: no clock says that (logged once an hour)"
+    def _has_plausible_time(self, batch: SampleBatch) -> bool:
+        """Return whether the batch's time is plausible; samples of another age would never be found."""
+        is_plausible = EARLIEST <= batch.at <= self.now + AHEAD_S
+        if not is_plausible:
+            text = "%s: samples of second %d are left out: implausible time (logged once an hour)"
             warn.once(("samples", self.agent.pk), text, self.agent, batch.at)
-        return is_right
+        return is_plausible
 
     def _note_boot(self) -> None:
         if self.post.boot_id and self.post.boot_id != self.agent.boot_id:
             self.agent.boot_id, self.agent.kernel_seq = self.post.boot_id, -1
             self.changed |= {"boot_id", "kernel_seq"}
 
-    def _correct(self, event: Happening) -> None:
-        """Turn an event's times into the portal's."""
-        event.at = self._right(event.at)
+    def _correct(self, event: MachineEvent) -> None:
+        """Convert an event's times to the portal's clock."""
+        event.at = self._to_portal_time(event.at)
         for name in ("since", "last_at"):
-            if (told := untrusted.number(event.more.get(name), untrusted.END_OF_TIME)) is not None:
-                event.more[name] = self._right(told)
+            if (time_value := untrusted.number(event.more.get(name), untrusted.END_OF_TIME)) is not None:
+                event.more[name] = self._to_portal_time(time_value)
 
-    def _note_gpus(self, sampled: Sequence[Batch]) -> dict[str, int]:
+    def _note_gpus(self, sampled: Sequence[SampleBatch]) -> dict[str, int]:
         """Bring the machine's GPUs in step with facts and samples; return the row ids of those that are its own."""
         uuids = {uuid for batch in sampled for uuid in batch.gpus}
         facts = next((event for batch in self.post.batches for event in batch.events if event.kind == "facts"), None)
@@ -206,7 +206,7 @@ class _Taking:
             if facts is not None and any(event is facts for event in batch.events):
                 gpus.note_facts(facts.more, self._moment(facts.at))
                 self.changed.add("facts")
-            if any(batch is one for one in sampled):
+            if any(batch is other for other in sampled):
                 gpus.note_sampled(batch.gpus, self._moment(batch.at))
         gpus.write()
         return gpus.ids()
@@ -223,57 +223,57 @@ class _Taking:
         if events.store(self.agent, others, self.post.boot_id):
             self.changed.add("kernel_seq")
 
-    def _right(self, at: float) -> float:
-        """An event's time by the portal's clock, and not far ahead of it: else it would stand first for ever."""
+    def _to_portal_time(self, at: float) -> float:
+        """Return an event's time by the portal's clock, at most AHEAD_S ahead: else it would stay the newest."""
         return min(at - self.shift, self.now + AHEAD_S)
 
-    def _frame(self, batch: Batch, ids: Mapping[str, int]) -> Frame:
-        mine = [row for row, uuid in enumerate(batch.gpus) if uuid in ids]
-        values = batch.values if len(mine) == len(batch.gpus) else batch.values[:, mine]
-        data = frames.encode(batch.at, batch.period, [ids[batch.gpus[row]] for row in mine], batch.host, values)
+    def _frame(self, batch: SampleBatch, ids: Mapping[str, int]) -> Frame:
+        row_indices = [row for row, uuid in enumerate(batch.gpus) if uuid in ids]
+        values = batch.values if len(row_indices) == len(batch.gpus) else batch.values[:, row_indices]
+        data = frames.encode(batch.at, batch.period, [ids[batch.gpus[row]] for row in row_indices], batch.host, values)
         return Frame(agent=self.agent, at=batch.at, until=batch.at + batch.period * max(1, batch.n), data=data)
 
     def _note_unmerged(self, first: int) -> None:
-        """What comes late, or first of all, is still to be merged."""
+        """Move the merge position back for late samples, or set it for the first ones."""
         window = first // WINDOW_S * WINDOW_S
         if window < self.agent.merged_to or not self.agent.merged_to:
             self.agent.merged_to = window
             self.changed.add("merged_to")
 
-    def _note_newest(self, batch: Batch) -> None:
+    def _note_newest(self, batch: SampleBatch) -> None:
         last = batch.at + batch.period * max(0, batch.n - 1)
         if self.agent.sampled_at is not None and last < self.agent.sampled_at and last > self.agent.sampled_at - 3600:
-            return  # a backlog of another stream
-        before = self.agent.newest.get("gpus", {})
-        gpus = {uuid: _newest_of(batch, row, before.get(uuid, {})) for row, uuid in enumerate(batch.gpus)}
+            return  # another stream's backlog
+        previous = self.agent.newest.get("gpus", {})
+        gpus = {uuid: _newest_of(batch, row, previous.get(uuid, {})) for row, uuid in enumerate(batch.gpus)}
         host = {name: value for name, value in batch.host.items() if value == value}
         self.agent.sampled_at, self.agent.newest = last, {"at": last, "host": host, "gpus": gpus}
-        self.agent.processes = [msgspec.to_builtins(one) for one in batch.processes or ()]
+        self.agent.processes = [msgspec.to_builtins(process) for process in batch.processes or ()]
         self.changed |= {"sampled_at", "newest", "processes"}
 
     def _moment(self, at: float) -> datetime:
         return datetime.fromtimestamp(max(0.0, at), UTC)
 
 
-def _newest_of(batch: Batch, row: int, before: dict[str, Any]) -> dict[str, Any]:
-    """The last second's values of a GPU, and since when it has done nothing."""
+def _newest_of(batch: SampleBatch, row: int, previous: dict[str, Any]) -> dict[str, Any]:
+    """Return the last second's values of a GPU, and since when it has been idle."""
     if not batch.n:
-        return before
+        return previous
     last = batch.values[:, row, -1].tolist()
-    told = {name: last[PLACE[name]] for name in NEWEST if last[PLACE[name]] != MISSING}
+    values = {name: last[PLACE[name]] for name in NEWEST if last[PLACE[name]] != MISSING}
     busy = np.flatnonzero(batch.values[PLACE["gpu_percent"], row] >= BUSY_PERCENT)
-    if "gpu_percent" in told:
+    if "gpu_percent" in values:
         quiet_since = (
-            batch.at + batch.period * (int(busy[-1]) + 1) if len(busy) else before.get("quiet_since", batch.at)
+            batch.at + batch.period * (int(busy[-1]) + 1) if len(busy) else previous.get("quiet_since", batch.at)
         )
-        told["quiet_since"] = quiet_since
-    return told
+        values["quiet_since"] = quiet_since
+    return values
 
 
 def _not_its_token(node: str) -> Problem:
     return Problem(
         401,
-        f"{node} does not report with this token. A sysadmin makes one with `vigil agent enroll {node}`.",
+        f"{node} does not report with this token. A sysadmin creates one with `vigil agent enroll {node}`.",
         kind="unauthorized",
         headers={"WWW-Authenticate": 'Bearer realm="Vigil"'},
     )

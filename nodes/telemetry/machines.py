@@ -1,6 +1,6 @@
-"""Store what a machine is: its facts, its GPUs by UUID, where each sits and since when, and their slow counters.
+"""Store what a machine is: its facts, its GPUs by UUID, their slots over time, and their slow counters.
 
-GPUs are read once a post, changed in memory and written by a few statements, however many a post names.
+GPUs are read once per post, changed in memory and written by a few statements, however many a post names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nodes.telemetry import warn
 from portal import bulk
 from vigil_core import untrusted
 
-MOST_GPUS = 1_024  # that one machine ever reported
+MAX_GPUS = 1_024  # that one machine ever reported
 FACTS_GPUS = 64  # of one `facts`
 
 _FIELDS = (
@@ -34,7 +34,7 @@ def note_facts(agent: Agent, facts: dict[str, Any], at: datetime) -> None:
 
 
 def note_counters(agent: Agent, counters: Mapping[str, tuple[dict[str, Any], datetime]]) -> None:
-    """Store the slow counters of GPUs as they are now, by UUID, and what they say is broken."""
+    """Store the current slow counters of GPUs, by UUID, and what is broken according to them."""
     if not counters:
         return
     rows = list(Gpu.objects.filter(agent=agent, uuid__in=list(counters)).only("uuid"))
@@ -51,27 +51,27 @@ def uuids_of(facts: Mapping[str, Any]) -> list[str]:
 
 
 def present(agent: Agent, uuids: Iterable[str]) -> dict[str, int]:
-    """Return the row ids of those of these GPUs that the machine is known to have."""
-    there = Gpu.objects.filter(agent=agent, uuid__in=list(uuids), gone_at=None)
-    return dict(there.values_list("uuid", "pk"))
+    """Return the row ids of the given GPUs that the machine is known to have."""
+    rows = Gpu.objects.filter(agent=agent, uuid__in=list(uuids), gone_at=None)
+    return dict(rows.values_list("uuid", "pk"))
 
 
 @dataclass
 class MachineGpus:
-    """The GPUs of one machine, and those that a post says it has, while the machine's row is locked."""
+    """The GPUs of one machine, and those that a post reports, while the machine's row is locked."""
 
     agent: Agent
     rows: dict[str, Gpu]
     places: dict[str, GpuPlace]
-    """By UUID the open interval of where it sits."""
+    """The open slot interval by UUID."""
     ever: int
-    """GPUs that the machine ever reported."""
+    """How many GPUs the machine has ever reported."""
     changed: dict[str, Gpu] = field(default_factory=dict)
     left: dict[str, datetime] = field(default_factory=dict)
     ended: list[GpuPlace] = field(default_factory=list)
     begun: list[GpuPlace] = field(default_factory=list)
     by_index: dict[int, dict[str, Gpu]] = field(default_factory=lambda: defaultdict(dict))
-    """By slot the GPUs that may sit there, also those that have left it meanwhile."""
+    """By slot the GPUs that may be in it, also those that have left it meanwhile."""
 
     def __post_init__(self) -> None:
         for gpu in self.rows.values():
@@ -79,9 +79,9 @@ class MachineGpus:
 
     @classmethod
     def read(cls, agent: Agent, uuids: Iterable[str]) -> MachineGpus:
-        known = Gpu.objects.select_related("agent").defer("agent__facts", "agent__newest", "agent__processes")
-        rows = {gpu.uuid: gpu for gpu in known.filter(agent=agent, gone_at=None)}
-        rows |= {gpu.uuid: gpu for gpu in known.filter(uuid__in=set(uuids) - rows.keys())}
+        rows_with_agent = Gpu.objects.select_related("agent").defer("agent__facts", "agent__newest", "agent__processes")
+        rows = {gpu.uuid: gpu for gpu in rows_with_agent.filter(agent=agent, gone_at=None)}
+        rows |= {gpu.uuid: gpu for gpu in rows_with_agent.filter(uuid__in=set(uuids) - rows.keys())}
         open_places = GpuPlace.objects.filter(gpu__in=list(rows.values()), until=None)
         by_id = {place.gpu_id: place for place in open_places}
         places = {gpu.uuid: by_id[gpu.pk] for gpu in rows.values() if gpu.pk in by_id}
@@ -94,21 +94,21 @@ class MachineGpus:
     def note_facts(self, facts: dict[str, Any], at: datetime) -> None:
         """Note the machine's facts: new GPUs, moved ones, and those that it no longer reports."""
         self.agent.facts = cleaned(facts)
-        there = set()
-        for place, about in enumerate(_dicts(facts.get("gpus"))[:FACTS_GPUS]):
+        listed = set()
+        for index, about in enumerate(_dicts(facts.get("gpus"))[:FACTS_GPUS]):
             uuid = untrusted.name(about.get("uuid"), 96)
-            if uuid and self._note(uuid, place, about, at):
-                there.add(uuid)
-        for gpu in self._here():
-            if gpu.uuid not in there:
+            if uuid and self._note_gpu(uuid, index, about, at):
+                listed.add(uuid)
+        for gpu in self._present():
+            if gpu.uuid not in listed:
                 self._leave(gpu, at)
 
     def note_sampled(self, uuids: Sequence[str], at: datetime) -> None:
-        """Note the GPUs of a batch; one that no facts have named gets a row."""
-        for place, uuid in enumerate(uuids):
+        """Note the GPUs of a batch; one that no facts have listed gets a row."""
+        for index, uuid in enumerate(uuids):
             gpu = self.rows.get(uuid)
-            if gpu is None or not self._is_here(gpu):
-                self._note(uuid, place, {}, at)
+            if gpu is None or not self._is_present(gpu):
+                self._note_gpu(uuid, index, {}, at)
 
     def write(self) -> None:
         new = [gpu for gpu in self.changed.values() if gpu.pk is None]
@@ -119,44 +119,45 @@ class MachineGpus:
         GpuPlace.objects.bulk_create(self.begun)
         self._end_events()
 
-    def _note(self, uuid: str, place: int, about: dict[str, Any], at: datetime) -> bool:
+    def _note_gpu(self, uuid: str, index: int, about: dict[str, Any], at: datetime) -> bool:
         """Note one GPU; return whether it can be this machine's.
 
-        A GPU that moves has left the other machine, or that one is off: while it reports it, nobody else is believed.
+        A GPU that was moved has left the other machine, or that machine is off: while that one still reports it, it is
+        not accepted from here.
         """
         gpu = self.rows.get(uuid)
         if gpu is None:
-            if self.ever >= MOST_GPUS:
+            if self.ever >= MAX_GPUS:
                 return False
-            gpu = self.rows[uuid] = self.changed[uuid] = Gpu(uuid=uuid, first_seen_at=at, agent=self.agent, index=place)
+            gpu = self.rows[uuid] = self.changed[uuid] = Gpu(uuid=uuid, first_seen_at=at, agent=self.agent, index=index)
             self.ever += 1
-            self._set(gpu, _described(about, place))
+            self._set(gpu, _described(about, index))
         elif gpu.agent_id != self.agent.pk and gpu.gone_at is None and not gpu.agent.is_silent():
             warn.once(("gpu", self.agent.pk), "%s reports %s, which %s has", self.agent, uuid, gpu.agent)
             return False
         elif about:
-            self._set(gpu, _described(about, place))
-        elif gpu.agent_id != self.agent.pk:  # nothing but that it is there
-            self._set(gpu, {"index": place})
+            self._set(gpu, _described(about, index))
+        elif gpu.agent_id != self.agent.pk:  # only its presence is known
+            self._set(gpu, {"index": index})
         self._set(gpu, {"agent": self.agent, "gone_at": None})
         self.left.pop(uuid, None)
         self._place(gpu, at)
         return True
 
     def _set(self, gpu: Gpu, values: Mapping[str, Any]) -> None:
-        """Set what differs: `facts` that say nothing new write nothing."""
+        """Set what differs: unchanged `facts` cause no write."""
         for name, value in values.items():
             if getattr(gpu, name) != value:
                 setattr(gpu, name, value)
                 self.changed[gpu.uuid] = gpu
 
     def _place(self, gpu: Gpu, at: datetime) -> None:
-        """Open the interval of where it sits; what sat in that slot before sits there no more."""
-        now = self.places.get(gpu.uuid)
-        if now is not None and (now.agent_id, now.index) == (gpu.agent_id, gpu.index):
+        """Open the slot interval; the GPU that was in that slot has left."""
+        current = self.places.get(gpu.uuid)
+        if current is not None and (current.agent_id, current.index) == (gpu.agent_id, gpu.index):
             return
         for other in self.by_index[gpu.index].values():
-            if other.index == gpu.index and other is not gpu and self._is_here(other):
+            if other.index == gpu.index and other is not gpu and self._is_present(other):
                 self._leave(other, at)
         self.by_index[gpu.index][gpu.uuid] = gpu
         self._end(gpu.uuid, at)
@@ -176,7 +177,7 @@ class MachineGpus:
                 self.ended.append(place)
 
     def _end_events(self) -> None:
-        """Close what lasted of GPUs that left: nobody will report that they are back."""
+        """Close lasting events of GPUs that left: nobody will report that they are back."""
         if not self.left:
             return
         at = {gpu.pk: self.left[uuid] for uuid, gpu in self.rows.items() if uuid in self.left}
@@ -185,18 +186,18 @@ class MachineGpus:
             row.is_open, row.last_at = False, at[row.gpu_id or 0]
         bulk.update_rows(rows, ("is_open", "last_at"))
 
-    def _here(self) -> list[Gpu]:
-        return [gpu for gpu in self.rows.values() if self._is_here(gpu)]
+    def _present(self) -> list[Gpu]:
+        return [gpu for gpu in self.rows.values() if self._is_present(gpu)]
 
-    def _is_here(self, gpu: Gpu) -> bool:
+    def _is_present(self, gpu: Gpu) -> bool:
         return gpu.agent_id == self.agent.pk and gpu.gone_at is None
 
 
-def _described(about: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """Return what facts say of a GPU, as its row has it."""
+def _described(about: Mapping[str, Any], position: int) -> dict[str, Any]:
+    """Return the columns of a GPU's row from its facts."""
     index = untrusted.count(about.get("index"), 1024)
     return {
-        "index": place if index is None else index,
+        "index": position if index is None else index,
         "minor": untrusted.count(about.get("minor"), 1024),
         "bus": untrusted.name(about.get("bus"), 32),
         "model": untrusted.name(about.get("name"), 128),
@@ -213,7 +214,7 @@ def bounded(value: dict[str, Any]) -> Any:
 
 
 def cleaned(value: Any, *, room: int = 6, left: list[int] | None = None) -> Any:
-    """Return what an agent sent as it may be kept and shown: bounded, and without what no database takes.
+    """Return an agent's value as it can be stored and shown: bounded, and without what databases reject.
 
     `left` counts down values and letters; what comes after they are used up is null.
     """
@@ -244,4 +245,4 @@ def _rounded(value: object) -> int | None:
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

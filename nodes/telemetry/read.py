@@ -1,6 +1,6 @@
-"""Reading what machines did: each second of the last two days, minutes before, ten minutes before that, as one curve.
+"""Read a machine's history as one curve: seconds for two days, then minutes, then ten minutes.
 
-What has only just come lies in frames, which hold all of a machine's series together: they are opened once a look.
+The newest values are in frames, which contain all of a machine's series: each is decoded once per call.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 
 from nodes.models import Agent, Frame
 from nodes.telemetry import frames
-from nodes.telemetry.fields import LONGEST_S, PLACE, gpu_owner, host_owner
-from nodes.telemetry.thin import LEVELS, Level, thinned
+from nodes.telemetry.fields import MAX_SPAN_S, PLACE, gpu_owner, host_owner
+from nodes.telemetry.thin import LEVELS, ThinningLevel, thinned
 from nodes.telemetry.wire import MISSING, Values
 from portal.models import Series
 from portal.series.codec import EMPTY, Integers, Points
@@ -25,15 +25,17 @@ Key = tuple[Owner, str]
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A series between two moments, in at most about so many stretches: see Outline for what a stretch has."""
+class TelemetryCurve:
+    """A series between two moments, in about so many stretches at most; see Outline for their content."""
 
     name: str
     outline: Outline
 
 
-def curves(agent: Agent, wanted: Sequence[Key], *, start: int, end: int, points: int | None) -> dict[Key, Curve]:
-    """These series of one machine and its GPUs, from `start` to `end` (Unix seconds, both included)."""
+def curves(
+    agent: Agent, wanted: Sequence[Key], *, start: int, end: int, points: int | None
+) -> dict[Key, TelemetryCurve]:
+    """Return these series of one machine and its GPUs, from `start` to `end` (Unix seconds, inclusive)."""
     tails = _tails(agent, wanted, start, end)
     found = {}
     for owner, name in wanted:
@@ -42,30 +44,32 @@ def curves(agent: Agent, wanted: Sequence[Key], *, start: int, end: int, points:
         newer = tail.step > (outline.last.max() if len(outline.last) else -1)
         pieces = [outline, of_points(tail.take(newer), np.zeros(int(newer.sum()), np.int64))]
         outline = concatenate(pieces)
-        found[owner, name] = Curve(name, outline if points is None else thin(outline, points))
+        found[owner, name] = TelemetryCurve(name, outline if points is None else thin(outline, points))
     return found
 
 
-def gpu_curve(agent: Agent, gpu_id: int, name: str, *, start: int, end: int, points: int | None = 1_000) -> Curve:
+def gpu_curve(
+    agent: Agent, gpu_id: int, name: str, *, start: int, end: int, points: int | None = 1_000
+) -> TelemetryCurve:
     key = (gpu_owner(gpu_id), name)
     return curves(agent, [key], start=start, end=end, points=points)[key]
 
 
-def host_curve(agent: Agent, name: str, *, start: int, end: int, points: int | None = 1_000) -> Curve:
+def host_curve(agent: Agent, name: str, *, start: int, end: int, points: int | None = 1_000) -> TelemetryCurve:
     key = (host_owner(agent.pk), name)
     return curves(agent, [key], start=start, end=end, points=points)[key]
 
 
 def names(owner: Owner, newest: Sequence[str] = ()) -> list[str]:
-    """What is known of an owner, whatever it is kept in; `newest`: what frames alone may have."""
+    """Return the names of an owner's series at any resolution; `newest` adds those that only frames may have."""
     kind, number = owner
-    there = Series.objects.filter(owner_kind=kind, owner_id=number, column="").order_by("name")
-    told = {name.partition("@")[0] for name in there.values_list("name", flat=True)}
-    return sorted(told | set(newest))
+    rows = Series.objects.filter(owner_kind=kind, owner_id=number, column="").order_by("name")
+    stored = {name.partition("@")[0] for name in rows.values_list("name", flat=True)}
+    return sorted(stored | set(newest))
 
 
 def _outline(agent: Agent, owner: Owner, name: str, start: int, end: int, points: int | None) -> Outline:
-    """What chunks have of it: the thinned stretches first, then the seconds."""
+    """Return the series from chunks: downsampled stretches first, then seconds."""
     pieces = [_thinned(level, owner, name, start, end) for level in reversed(LEVELS)]
     reading = Reading([owner], name, ids_of([owner], name), start=start, end=end, times=False)
     reading.look()
@@ -77,8 +81,8 @@ def _outline(agent: Agent, owner: Owner, name: str, start: int, end: int, points
     return concatenate([piece for piece in pieces if len(piece.first)] or pieces[-1:])
 
 
-def _thinned(level: Level, owner: Owner, name: str, start: int, end: int) -> Outline:
-    """Stretches of a level as an outline; nothing where there are none."""
+def _thinned(level: ThinningLevel, owner: Owner, name: str, start: int, end: int) -> Outline:
+    """Return a level's stretches as an outline; empty if there are none."""
     source = thinned(name, level.seconds)
     columns = {}
     for column in (Series.Column.VALUE, Series.Column.MIN, Series.Column.MAX):
@@ -89,7 +93,7 @@ def _thinned(level: Level, owner: Owner, name: str, start: int, end: int) -> Out
         reading.look()
         columns[column], _ = reading.exact()
     mean, low, high = columns.values()
-    if not len(mean) == len(low) == len(high):  # a thinning came in between
+    if not len(mean) == len(low) == len(high):  # downsampling ran in between
         low = high = mean
     n = np.full(len(mean), level.seconds, np.int64)
     finite = np.where(np.isfinite(mean.value), n, 0)
@@ -100,32 +104,32 @@ def _thinned(level: Level, owner: Owner, name: str, start: int, end: int) -> Out
 
 
 def _tails(agent: Agent, wanted: Sequence[Key], start: int, end: int) -> Mapping[Key, Points]:
-    """These series' points in frames, between these moments."""
-    rows = Frame.objects.filter(agent=agent, at__gte=start - LONGEST_S, at__lte=end, until__gt=start)
+    """Return the points of these series in frames, between these moments."""
+    rows = Frame.objects.filter(agent=agent, at__gte=start - MAX_SPAN_S, at__lte=end, until__gt=start)
     tails: dict[Key, list[Points]] = {}
     for data in rows.order_by("at", "id").values_list("data", flat=True):
-        one = frames.decode(bytes(data))
-        second = one.seconds
-        place = {gpu_owner(gpu): row for row, gpu in enumerate(one.gpus)}
+        frame = frames.decode(bytes(data))
+        second = frame.seconds
+        row_of = {gpu_owner(gpu): row for row, gpu in enumerate(frame.gpus)}
         for key in wanted:
             owner, name = key
-            if owner in place and name in PLACE:
-                _add(tails, key, second, one.values[PLACE[name], place[owner]], start, end)
-            elif owner == host_owner(agent.pk) and name in one.host and start <= one.at <= end:
-                step = np.array([one.at], np.int64)
-                tails.setdefault(key, []).append(Points(step, step.astype(np.float64), np.array([one.host[name]])))
+            if owner in row_of and name in PLACE:
+                _add(tails, key, second, frame.values[PLACE[name], row_of[owner]], start, end)
+            elif owner == host_owner(agent.pk) and name in frame.host and start <= frame.at <= end:
+                step = np.array([frame.at], np.int64)
+                tails.setdefault(key, []).append(Points(step, step.astype(np.float64), np.array([frame.host[name]])))
     return {key: _joined(parts) for key, parts in tails.items()}
 
 
 def _add(tails: dict[Key, list[Points]], key: Key, second: Integers, values: Values, start: int, end: int) -> None:
-    told = (values != MISSING) & (second >= start) & (second <= end)
-    if told.any():
-        step = second[told]
-        tails.setdefault(key, []).append(Points(step, step.astype(np.float64), values[told].astype(np.float64)))
+    is_wanted = (values != MISSING) & (second >= start) & (second <= end)
+    if is_wanted.any():
+        step = second[is_wanted]
+        tails.setdefault(key, []).append(Points(step, step.astype(np.float64), values[is_wanted].astype(np.float64)))
 
 
 def _joined(parts: Sequence[Points]) -> Points:
     step, value = np.concatenate([p.step for p in parts]), np.concatenate([p.value for p in parts])
-    step, first = np.unique(step[::-1], return_index=True)  # of the same second, what came last
+    step, first = np.unique(step[::-1], return_index=True)  # the last value of each second
     value = value[::-1][first]
     return Points(step, step.astype(np.float64), value)

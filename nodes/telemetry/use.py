@@ -1,4 +1,4 @@
-"""What held GPUs did: added up by job and day as samples are merged, and which of them do nothing just now."""
+"""Account for allocated GPUs: sum their use by job and day as samples are merged, and find idle ones."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from portal.series.store import Owner
 IDLE_AFTER = timedelta(minutes=15)
 DAY_S = 86_400
 BUSY_PERCENT = 1
-MOST_PERIOD_S = 60
+MAX_PERIOD_S = 60
 
 
 @dataclass
-class _Sum:
+class _UseTotal:
     """GPU-seconds of one job and day."""
 
     user: str
     is_made_up: bool
-    held: float = 0.0
+    allocated: float = 0.0
     used: float = 0.0
     idle: float = 0.0
 
 
 @dataclass(frozen=True)
-class Idle:
-    """A GPU that a job holds, and that has done nothing since then."""
+class IdleGpu:
+    """A GPU that a job has allocated and that has been idle since then."""
 
     holding: Holding
     since: datetime
@@ -43,86 +43,86 @@ class Idle:
 
 
 def add_up(columns: Sequence[tuple[Owner, str, Points]]) -> None:
-    """Count a window's utilisation for whoever held the GPUs; part of the caller's transaction, once a window."""
+    """Add a window's utilisation to the jobs that had the GPUs; part of the caller's transaction, once per window."""
     percents = {owner: points for owner, name, points in columns if name == "gpu_percent"}
     if not percents:
         return
     first = min(int(points.step[0]) for points in percents.values())
     last = max(int(points.step[-1]) for points in percents.values())
-    held = Holding.objects.between(_moment(first), _moment(last + 1))
-    sums: dict[tuple[date, str], _Sum] = {}
-    for holding in held.filter(gpu__in=[number for _, number in percents]):
+    allocations = Holding.objects.between(_moment(first), _moment(last + 1))
+    sums: dict[tuple[date, str], _UseTotal] = {}
+    for holding in allocations.filter(gpu__in=[number for _, number in percents]):
         _add(sums, holding, percents[gpu_owner(holding.gpu_id)])
     for (day, scheduler_id), total in sums.items():
         row, _ = GpuUse.objects.get_or_create(
             day=day, scheduler_id=scheduler_id, defaults={"user": total.user, "is_made_up": total.is_made_up}
         )
         GpuUse.objects.filter(pk=row.pk).update(
-            held_s=F("held_s") + total.held,
+            held_s=F("held_s") + total.allocated,
             used_s=F("used_s") + total.used,
             idle_s=F("idle_s") + total.idle,
             is_added=False,
         )
 
 
-def _add(sums: dict[tuple[date, str], _Sum], holding: Holding, points: Points) -> None:
+def _add(sums: dict[tuple[date, str], _UseTotal], holding: Holding, points: Points) -> None:
     until = holding.until.timestamp() if holding.until else np.inf
     period = _period(points)
-    mine = points.take((points.step >= holding.since.timestamp()) & (points.step < until))
-    for day in np.unique(mine.step // DAY_S).tolist():
-        of_day = mine.value[mine.step // DAY_S == day].clip(0, 100)  # a machine may tell anything
+    of_holding = points.take((points.step >= holding.since.timestamp()) & (points.step < until))
+    for day in np.unique(of_holding.step // DAY_S).tolist():
+        of_day = of_holding.value[of_holding.step // DAY_S == day].clip(0, 100)  # machines' values are untrusted
         key = (_moment(day * DAY_S).date(), holding.scheduler_id)
-        total = sums.setdefault(key, _Sum(holding.user, holding.is_made_up))
-        total.held += len(of_day) * period
+        total = sums.setdefault(key, _UseTotal(holding.user, holding.is_made_up))
+        total.allocated += len(of_day) * period
         total.used += float(of_day.sum()) / 100 * period
         total.idle += int((of_day < BUSY_PERCENT).sum()) * period
 
 
 def _period(points: Points) -> int:
-    """Seconds that each sample stands for: an agent tells one each, a dcgm-exporter one in ten."""
-    return min(MOST_PERIOD_S, int(np.diff(points.step).min())) if len(points) > 1 else 1
+    """Return the seconds per sample: one for an agent, ten for a dcgm-exporter."""
+    return min(MAX_PERIOD_S, int(np.diff(points.step).min())) if len(points) > 1 else 1
 
 
-def idle_now(now: datetime | None = None) -> list[Idle]:
-    """GPUs that are held and have done nothing for `IDLE_AFTER`, with or without a process; the longest first.
+def idle_now(now: datetime | None = None) -> list[IdleGpu]:
+    """Return GPUs that are allocated and have been idle for `IDLE_AFTER`, process or not; the longest first.
 
-    Nothing is said of a machine that is silent, or of a GPU whose utilisation nobody tells (a slice by MIG).
+    Silent machines and GPUs without utilisation (MIG slices) are left out.
     """
     now = now or timezone.now()
-    open_ones = Holding.objects.filter(until=None, since__lte=now - IDLE_AFTER)
+    allocations = Holding.objects.filter(until=None, since__lte=now - IDLE_AFTER)
     by_agent: dict[int, list[Holding]] = defaultdict(list)
-    for holding in open_ones.select_related("gpu").defer("gpu__facts", "gpu__counters"):
+    for holding in allocations.select_related("gpu").defer("gpu__facts", "gpu__counters"):
         by_agent[holding.agent_id].append(holding)
-    found: list[Idle] = []
+    found: list[IdleGpu] = []
     for agent in Agent.objects.filter(pk__in=by_agent).defer("facts"):
         if not agent.is_silent(now):
             found += _idle_of(agent, by_agent[agent.pk], now)
-    return sorted(found, key=lambda one: one.since)
+    return sorted(found, key=lambda gpu: gpu.since)
 
 
-def _idle_of(agent: Agent, held: Sequence[Holding], now: datetime) -> Iterator[Idle]:
+def _idle_of(agent: Agent, allocations: Sequence[Holding], now: datetime) -> Iterator[IdleGpu]:
     newest = agent.newest.get("gpus", {})
     with_process = {process["gpu"] for process in agent.processes}
-    for holding in held:
-        told = newest.get(holding.gpu.uuid, {})
-        if "gpu_percent" not in told or "quiet_since" not in told:
+    for holding in allocations:
+        values = newest.get(holding.gpu.uuid, {})
+        if "gpu_percent" not in values or "quiet_since" not in values:
             continue
-        since = max(holding.since, _moment(told["quiet_since"]))
+        since = max(holding.since, _moment(values["quiet_since"]))
         if now - since >= IDLE_AFTER:
             holding.agent = agent
-            yield Idle(holding, since, holding.gpu.uuid in with_process)
+            yield IdleGpu(holding, since, holding.gpu.uuid in with_process)
 
 
-def unheld(now: datetime | None = None) -> list[tuple[Gpu, dict[str, object]]]:
-    """Processes on GPUs that nobody holds, as agents told them last."""
+def processes_on_free_gpus(now: datetime | None = None) -> list[tuple[Gpu, dict[str, object]]]:
+    """Return processes on GPUs that are not allocated, as agents last reported them."""
     now = now or timezone.now()
-    held = Holding.objects.filter(gpu=OuterRef("pk"), until=None)
-    free = Gpu.objects.filter(~Exists(held), gone_at=None).defer("facts", "counters")
+    allocations = Holding.objects.filter(gpu=OuterRef("pk"), until=None)
+    free = Gpu.objects.filter(~Exists(allocations), gone_at=None).defer("facts", "counters")
     found: list[tuple[Gpu, dict[str, object]]] = []
     for agent in Agent.objects.defer("facts", "newest").prefetch_related(Prefetch("gpus", free)):
         if agent.processes and not agent.is_silent(now):
             gpus = {gpu.uuid: gpu for gpu in agent.gpus.all()}
-            found += [(gpus[one["gpu"]], one) for one in agent.processes if one["gpu"] in gpus]
+            found += [(gpus[process["gpu"]], process) for process in agent.processes if process["gpu"] in gpus]
     return found
 
 

@@ -1,6 +1,6 @@
-"""Agents' posts (docs/protocols.md §11), from bytes to clean columns. What is malformed is refused whole.
+"""Parse agents' posts (docs/protocols.md §11) into clean columns. A malformed post is rejected as a whole.
 
-An agent is a machine's word, and process names and kernel log lines are anybody's: everything is bounded here.
+Agents' data is untrusted, and process names and kernel log lines contain anything: everything is bounded here.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ BATCHES = 60
 GPUS = 64
 SAMPLES = 600  # of a batch
 VALUES = 1_000_000  # of a post
-HOST = 200
+HOST = 200  # host values of a batch
 PROCESSES = 500
-EVENTS = 2_000  # of a post, and of a batch, which is stored by one transaction:
+EVENTS = 2_000  # of a post; fewer per batch, which one transaction stores
 EVENTS_A_BATCH = 200
 NAMED_GPUS = 128  # of a post: twice what a machine may have, as GPUs are replaced
 EVENT_BYTES = 32 * 1024
-# All values of a post, and as many again for its events. What else there is in 16 MiB could be 360 MB of empty lists.
+# Twice a post's values, to include its events. Without a limit 16 MiB of JSON could be 360 MB of empty lists.
 ITEMS = 2 * VALUES
-BOUNDS = Bounds(depth=ITEMS, items=ITEMS)  # the types say how deep
-MISSING = -(2**31)  # of a column's value: not told
+BOUNDS = Bounds(depth=ITEMS, items=ITEMS)  # the types limit the depth
+MISSING = -(2**31)  # marks a missing value in a column
 LATEST = 32_503_680_000  # the year 3000, in Unix seconds
 
 Values = NDArray[np.int32]
@@ -46,8 +46,8 @@ _Time = Annotated[float, Meta(ge=0, lt=LATEST)]
 _Value = Annotated[int, Meta(ge=-(2**31) + 1, le=2**31 - 1)]
 
 
-class Process(msgspec.Struct):
-    """A process that holds memory of a GPU."""
+class ReportedProcess(msgspec.Struct):
+    """A process that uses a GPU."""
 
     gpu: _Uuid
     pid: Annotated[int, Meta(ge=0, lt=2**31)]
@@ -57,13 +57,13 @@ class Process(msgspec.Struct):
     job: Annotated[str, Meta(max_length=64)] = ""
 
     def __post_init__(self) -> None:
-        """Leaves out what no page and no database takes: a process names itself, by any letters."""
+        """Drop characters that pages and databases reject: processes choose their own names."""
         self.user, self.name = untrusted.line(self.user, 64), untrusted.line(self.name, 128)
         self.job = untrusted.name(self.job, 64)
 
 
-class Happening(msgspec.Struct):
-    """What every event has; the rest is in `more`."""
+class MachineEvent(msgspec.Struct):
+    """The fields that every event has; the rest is in `more`."""
 
     kind: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_.]{0,31}\Z")]
     at: _Time
@@ -78,7 +78,7 @@ class _Batch(msgspec.Struct):
     gpus: Annotated[list[_Uuid], Meta(max_length=GPUS)] = []
     columns: dict[str, list[list[_Value | None]]] = {}
     host: dict[_Name, float | None] = {}
-    processes: Annotated[list[Process], Meta(max_length=PROCESSES)] | None = None
+    processes: Annotated[list[ReportedProcess], Meta(max_length=PROCESSES)] | None = None
     events: list[msgspec.Raw] = []
 
 
@@ -93,23 +93,23 @@ class _Post(msgspec.Struct):
     agent: _Short = ""
 
 
-class Batch(msgspec.Struct):
-    """Samples of some seconds: `values` are fields × GPUs × seconds, `host` one each, NaN where it is not told."""
+class SampleBatch(msgspec.Struct):
+    """Samples of some seconds: `values` are fields × GPUs × seconds, `host` a value each, NaN if missing."""
 
     at: int
     period: int
     gpus: list[str]
     values: Values
     host: dict[str, float]
-    processes: list[Process] | None
-    events: list[Happening]
+    processes: list[ReportedProcess] | None
+    events: list[MachineEvent]
 
     @property
     def n(self) -> int:
         return int(self.values.shape[2])
 
 
-class Post(msgspec.Struct):
+class TelemetryPost(msgspec.Struct):
     """A well-formed post."""
 
     stream: str
@@ -118,16 +118,16 @@ class Post(msgspec.Struct):
     boot_id: str
     agent: str
     sent_at: float
-    batches: list[Batch]
+    batches: list[SampleBatch]
 
 
 _posts = msgspec.json.Decoder(_Post)
 _objects = msgspec.json.Decoder(dict[str, Any])
-_happenings = msgspec.json.Decoder(Happening)
+_happenings = msgspec.json.Decoder(MachineEvent)
 
 
-def parse(body: bytes) -> Post:
-    """The post in a body. Raises Malformed."""
+def parse(body: bytes) -> TelemetryPost:
+    """Return the post in a request body. Raises Malformed."""
     check_text(body, BOUNDS)
     try:
         sent = _posts.decode(body)
@@ -143,10 +143,12 @@ def parse(body: bytes) -> Post:
     if len({uuid for batch in sent.batches for uuid in batch.gpus}) > NAMED_GPUS:
         raise Malformed("batches", f"more than {NAMED_GPUS} different GPUs; send fewer at once", status=413)
     batches = [_batch(f"batches.{i}", batch) for i, batch in enumerate(sent.batches)]
-    return Post(sent.stream, sent.first, sent.given_up, sent.boot_id, untrusted.line(sent.agent), sent.sent_at, batches)
+    return TelemetryPost(
+        sent.stream, sent.first, sent.given_up, sent.boot_id, untrusted.line(sent.agent), sent.sent_at, batches
+    )
 
 
-def _batch(place: str, sent: _Batch) -> Batch:
+def _batch(place: str, sent: _Batch) -> SampleBatch:
     if len(set(sent.gpus)) < len(sent.gpus):
         raise Malformed(f"{place}.gpus", "the same GPU twice")
     if len(sent.host) > HOST:
@@ -155,21 +157,21 @@ def _batch(place: str, sent: _Batch) -> Batch:
     for name, rows in sent.columns.items():
         if len(rows) != len(sent.gpus) or any(len(row) != sent.n for row in rows):
             raise Malformed(f"{place}.columns.{name[:48]}", f"not {sent.n} values for each of {len(sent.gpus)} GPUs")
-        if (field := PLACE.get(name)) is not None and sent.gpus and sent.n:  # a newer agent may tell more
-            values[field] = _whole(rows)
+        if (field := PLACE.get(name)) is not None and sent.gpus and sent.n:  # a newer agent may send further columns
+            values[field] = _column_values(rows)
     host = {untrusted.line(name): float("nan") if value is None else value for name, value in sent.host.items()}
     events = [_event(f"{place}.events.{i}", raw) for i, raw in enumerate(sent.events)]
-    return Batch(sent.at, sent.period, sent.gpus, values, host, sent.processes, events)
+    return SampleBatch(sent.at, sent.period, sent.gpus, values, host, sent.processes, events)
 
 
-def _whole(rows: Sequence[Sequence[int | None]]) -> Values:
+def _column_values(rows: Sequence[Sequence[int | None]]) -> Values:
     try:
         return np.array(rows, np.int32)
     except TypeError:  # None among them
         return np.array([[MISSING if value is None else value for value in row] for row in rows], np.int32)
 
 
-def _event(place: str, raw: msgspec.Raw) -> Happening:
+def _event(place: str, raw: msgspec.Raw) -> MachineEvent:
     if len(bytes(raw)) > EVENT_BYTES:
         raise Malformed(place, f"more than {EVENT_BYTES} bytes")
     try:

@@ -17,7 +17,7 @@ from jobs.postmortem.evidence.collected import AROUND, Evidence, some
 from nodes.models import Agent, Gpu, Holding, NodeEvent
 from nodes.telemetry import read
 from nodes.telemetry.fields import gpu_owner, host_owner
-from nodes.telemetry.read import Curve, Key
+from nodes.telemetry.read import Key, TelemetryCurve
 
 MOST_EVENTS = 200
 MOST_AGENTS = 16  # whose curves are read
@@ -139,7 +139,7 @@ def _of_agent(agent: Agent, gpus: Sequence[Gpu], end: int) -> list[Sign]:
     return signs
 
 
-def _most(curve: Curve, since: int) -> float | None:
+def _most(curve: TelemetryCurve, since: int) -> float | None:
     """The highest value from a moment on."""
     values = curve.outline.max[curve.outline.last >= since]
     values = values[np.isfinite(values)]

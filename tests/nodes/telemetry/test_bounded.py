@@ -90,7 +90,7 @@ def test_a_post_names_no_more_gpus_than_a_machine_can_have() -> None:
 def test_what_is_left_out_is_logged_once_an_hour(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(events, "MOST_A_DAY", 10)
+    monkeypatch.setattr(events, "MAX_PER_DAY", 10)
     monkeypatch.setattr(warn, "_last", {})
     machine = Machine()
     for _ in range(3):

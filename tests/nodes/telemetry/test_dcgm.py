@@ -116,13 +116,13 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("spoil", "said"),
         [
-            ({"body": b""}, "it tells of no GPU"),
-            ({"body": b"<html>\xff\x00 DCGM_FI_DEV_GPU_UTIL 5" * 100}, "it tells of no GPU"),
-            ({"body": b'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 5\nDCGM_FI_DEV_GPU_UTIL{gpu="x",UUID="GPU-1"} 5'}, "of no GPU"),
-            ({"status": 500}, "it answers 500"),
-            ({"status": 302, "headers": {"Location": "http://169.254.169.254/"}}, "it answers 302"),
-            ({"headers": {"Content-Encoding": "gzip"}}, "it answers 200 gzip"),
-            ({"body": b"# " + b"x" * dcgm.MOST_BYTES}, "it answers more than 8 MiB"),
+            ({"body": b""}, "it lists no GPU"),
+            ({"body": b"<html>\xff\x00 DCGM_FI_DEV_GPU_UTIL 5" * 100}, "it lists no GPU"),
+            ({"body": b'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 5\nDCGM_FI_DEV_GPU_UTIL{gpu="x",UUID="GPU-1"} 5'}, "no GPU"),
+            ({"status": 500}, "HTTP 500"),
+            ({"status": 302, "headers": {"Location": "http://169.254.169.254/"}}, "HTTP 302"),
+            ({"headers": {"Content-Encoding": "gzip"}}, "HTTP 200 gzip"),
+            ({"body": b"# " + b"x" * dcgm.MAX_BYTES}, "the response exceeds 8 MiB"),
         ],
     )
     def test_is_told_once_and_takes_nothing(
@@ -133,7 +133,7 @@ class TestFaults:
         pull()
         pull()
         (warning,) = self.warned(caplog)
-        assert "dgx-03: its dcgm-exporter tells nothing" in warning
+        assert "dgx-03: its dcgm-exporter does not report" in warning
         assert said in warning
         assert not Frame.objects.exists()
 
@@ -143,7 +143,7 @@ class TestFaults:
         monkeypatch.setattr(dcgm, "EACH_S", 0.3)
         exporter.write = exporter.drip
         pull()
-        assert "it does not come to an end" in self.warned(caplog)[0]
+        assert "the response does not end" in self.warned(caplog)[0]
 
     def test_one_that_is_not_there_keeps_no_other_waiting(
         self, exporter: Exporter, settings: Any, caplog: pytest.LogCaptureFixture
@@ -156,13 +156,13 @@ class TestFaults:
     def test_all_that_do_not_answer_in_time_are_left_to_the_next_turn(
         self, exporter: Exporter, settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(dcgm, "AT_ONCE", 1)
+        monkeypatch.setattr(dcgm, "MAX_PARALLEL", 1)
         exporter.write = exporter.drip
         settings.VIGIL_DCGM_EXPORTERS = ",".join(f"n{i}={exporter.url}" for i in range(5))
         began = time.monotonic()
-        assert dcgm.pull(budget_s=0.4) == 0
+        assert dcgm.poll(budget_s=0.4) == 0
         assert time.monotonic() - began < 30
-        assert any("were not asked in time" in one for one in self.warned(caplog))
+        assert any("were not polled in time" in one for one in self.warned(caplog))
 
     def test_an_agent_of_its_own_goes_first(self, exporter: Exporter, caplog: pytest.LogCaptureFixture) -> None:
         one = Machine(node="dgx-03")

@@ -12,7 +12,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from nodes.models import Gpu, Holding, Node, QueuedJob
 from nodes.telemetry import holdings
-from nodes.telemetry.claims import Word
+from nodes.telemetry.claims import LauncherReport
 from tests.nodes.telemetry.holding import four, moment, process, queued
 from tests.nodes.telemetry.reporting import UUIDS, Machine
 
@@ -89,7 +89,7 @@ class TestHowSlurmCounts:
         holdings.update()
         assert held() == {}
         machine.post(process(machine, 0, "7"))
-        words = [Word("7", [UUIDS[0]]), Word("8", [UUIDS[0]])]
+        words = [LauncherReport("7", [UUIDS[0]]), LauncherReport("8", [UUIDS[0]])]
         holdings.update(words)
         assert held() == {"7": ["0"], "8": ["0"]}, "two slices of one"
 
@@ -135,12 +135,12 @@ def test_a_launcher_knows_better_than_the_scheduler() -> None:
     four()
     job = queued("7", indices=[0, 1])
     holdings.update()
-    holdings.update([Word("7", [UUIDS[2], UUIDS[3]])])
+    holdings.update([LauncherReport("7", [UUIDS[2], UUIDS[3]])])
     assert held() == {"7": ["2", "3"]}
     assert Holding.objects.filter(scheduler_id="7").count() == 2, "what the scheduler counted otherwise never was"
     assert holdings.update() == 0
     assert held() == {"7": ["2", "3"]}
-    holdings.update([Word("7", [UUIDS[2], UUIDS[3]]), Word("7", [UUIDS[1], UUIDS[2]])])
+    holdings.update([LauncherReport("7", [UUIDS[2], UUIDS[3]]), LauncherReport("7", [UUIDS[1], UUIDS[2]])])
     assert held() == {"7": ["1", "2"]}
     job.delete()
     holdings.update()
@@ -164,7 +164,7 @@ def test_a_launcher_that_lies_is_not_believed(claimed: list[int], why: str) -> N
     queued("9", indices=[3])
     queued("7", indices=[0])
     machine.post(process(machine, 1, "8"))
-    holdings.update([Word("7", [UUIDS[i] for i in claimed])])
+    holdings.update([LauncherReport("7", [UUIDS[i] for i in claimed])])
     assert held() == {"7": ["0"], "8": ["1"], "9": ["3"]}, why
 
 
@@ -172,7 +172,7 @@ def test_jobs_that_the_scheduler_counts_crosswise() -> None:
     machine = four()
     queued("7", indices=[0])
     queued("8", indices=[1])
-    words = [Word("7", [UUIDS[1]]), Word("8", [UUIDS[0]])]
+    words = [LauncherReport("7", [UUIDS[1]]), LauncherReport("8", [UUIDS[0]])]
     holdings.update(words)
     assert held() == {"7": ["0"], "8": ["1"]}, "which of them is right nobody knows yet"
     batch = process(machine, 1, "7")
@@ -184,7 +184,7 @@ def test_jobs_that_the_scheduler_counts_crosswise() -> None:
 def test_what_a_launcher_told_ends_when_anothers_process_is_there() -> None:
     machine = four()
     queued("7", indices=[0])
-    word = Word("7", [UUIDS[1]])
+    word = LauncherReport("7", [UUIDS[1]])
     holdings.update([word])
     assert held() == {"7": ["1"]}
     queued("8", indices=[1])
@@ -195,14 +195,14 @@ def test_what_a_launcher_told_ends_when_anothers_process_is_there() -> None:
 
 def test_a_word_about_a_job_that_nobody_knows() -> None:
     four()
-    holdings.update([Word("7", list(UUIDS))])
+    holdings.update([LauncherReport("7", list(UUIDS))])
     assert held() == {}
 
 
 def test_a_job_with_no_gpu_holds_none() -> None:
     four()
     queued("7")
-    holdings.update([Word("7", [UUIDS[0]])])
+    holdings.update([LauncherReport("7", [UUIDS[0]])])
     assert held() == {}
 
 
@@ -215,7 +215,7 @@ class TestProcesses:
         queued("17_1", indices=[1])
         queued("30_1", gpus=1, user="noor")
         machine.post(process(machine, 0, "18"))  # Slurm's own number of the task
-        holdings.update([Word("17_0", [UUIDS[0]])])
+        holdings.update([LauncherReport("17_0", [UUIDS[0]])])
         assert held() == {"17_0": ["0"], "17_1": ["1"]}
         assert Holding.objects.get(scheduler_id="17_0").source == "launcher"
         machine.post(process(machine, 2, "31", user="noor"))  # which the scheduler gave no indices
@@ -256,7 +256,7 @@ class TestInTime:
         now = moment(int(time.time()))
         first = now - timedelta(hours=1)
         job = queued("7", indices=[0, 1], started_at=first)
-        holdings.update([Word("7", [UUIDS[0], UUIDS[2]])], now - timedelta(minutes=1))
+        holdings.update([LauncherReport("7", [UUIDS[0], UUIDS[2]])], now - timedelta(minutes=1))
         QueuedJob.objects.filter(pk=job.pk).update(
             gpu_indices={"dgx-01": [0, 3]}, started_at=now - timedelta(seconds=20), restart_count=1
         )
@@ -285,7 +285,7 @@ class TestInTime:
         queued("7", nodes=["dgx-01", "dgx-02"], gpus=4, gpu_indices={"dgx-01": [0, 1], "dgx-02": [2, 3]})
         holdings.update()
         assert held() == {"7": ["0", "1", "2", "3"]}
-        holdings.update([Word("7", [UUIDS[4], UUIDS[5]])])
+        holdings.update([LauncherReport("7", [UUIDS[4], UUIDS[5]])])
         assert held() == {"7": ["0", "0", "1", "1"]}, "a word about one node says nothing of the other"
 
     def test_an_agent_that_comes_later(self) -> None:
@@ -303,7 +303,7 @@ class TestInTime:
         machine.post(machine.facts(time.time()))
         Node.objects.create(name="dgx-01", gpus=4)
         queued("7", indices=[0])
-        holdings.update([Word("7", [UUIDS[0]])])
+        holdings.update([LauncherReport("7", [UUIDS[0]])])
         assert held() == {}
         machine.post(process(machine, 0, "7"))
         holdings.update()
@@ -347,7 +347,7 @@ def test_many_machines_take_no_more_queries_than_one(django_assert_max_num_queri
         machine = Machine(f"dgx-{node}", gpus=tuple(f"GPU-{node}-{i}" for i in range(4)))
         machine.post(machine.facts(time.time()))
         queued(f"{node}", node=machine.node, indices=[0, 1])
-    words = [Word(f"{node}", [f"GPU-{node}-{i}" for i in (0, 1)]) for node in range(5)]
+    words = [LauncherReport(f"{node}", [f"GPU-{node}-{i}" for i in (0, 1)]) for node in range(5)]
     with django_assert_max_num_queries(10):
         assert holdings.update(words) == 10
     with django_assert_max_num_queries(6):

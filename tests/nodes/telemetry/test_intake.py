@@ -171,7 +171,7 @@ def test_samples_of_another_age_are_left_out_and_passed(at: int) -> None:
 
 
 def test_a_machine_that_tells_of_ever_other_things_fills_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MOST_A_DAY", 10)
+    monkeypatch.setattr(events, "MAX_PER_DAY", 10)
     machine, now = Machine(), time.time()
     for letter in "abcdefghijklmnopqrstuvwxyz":
         assert machine.post(machine.event("xid", now, xid=13, text=letter)).status_code == 200

@@ -189,7 +189,7 @@ def test_minutes_fill_the_columns_that_they_last() -> None:
     assert (across.width, np.isnan(across.mean).any()) == (30, False)
     coarse = grid([gpu_id(machine)], "watts", start=ALIGNED, end=ALIGNED + 2 * block, columns=16)
     assert set(coarse.mean[0].round(6)) == {29.5}
-    assert set(coarse.most[0]) == {29.5, 59.0}
+    assert set(coarse.maximum[0]) == {29.5, 59.0}
 
 
 def test_a_grid_is_of_chunks_and_frames_in_whatever_order_they_came() -> None:
@@ -204,7 +204,7 @@ def test_a_grid_is_of_chunks_and_frames_in_whatever_order_they_came() -> None:
     ids = sorted(gpu.pk for gpu in machine.agent.gpus.all())
     found = grid(ids, "watts", start=ALIGNED, end=end, columns=WINDOW_S // 50)
     assert (found.width, found.mean.shape) == (103, (2, 20))
-    assert found.most.tolist() == [[1.0] * 3 + [4.0] * 3 + [1.0] * 14] * 2
+    assert found.maximum.tolist() == [[1.0] * 3 + [4.0] * 3 + [1.0] * 14] * 2
     assert found.mean[0, 3:6].round(3).tolist() == [round((91 + 12 * 4) / 103, 3), 4.0, round((85 * 4 + 18) / 103, 3)]
 
 

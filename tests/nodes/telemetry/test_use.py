@@ -74,6 +74,6 @@ def test_a_process_on_a_gpu_that_nobody_holds() -> None:
     queued("7", indices=[0])
     holdings.update()
     machine.post(process(machine, 2, "", name="<script>"))
-    assert [(gpu.index, one["name"]) for gpu, one in use.unheld()] == [(2, "<script>")]
+    assert [(gpu.index, one["name"]) for gpu, one in use.processes_on_free_gpus()] == [(2, "<script>")]
     machine.post(process(machine, 0, "7"))
-    assert use.unheld() == []
+    assert use.processes_on_free_gpus() == []
