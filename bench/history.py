@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from bench import bulk, traces
 from jobs.disk import sums
-from jobs.listing import keeping
+from jobs.listing import triggers
 from jobs.models import Attempt, Job
 from jobs.models.job import Tag
 from jobs.models.listing import Listing
@@ -66,17 +66,17 @@ def make(jobs: int) -> tuple[Lab, dict[str, float]]:
         took[part], began = time.perf_counter() - began, time.perf_counter()
 
     with bulk.writing(connection, (Job, Attempt, Tag, Listing, *traces.KINDS)) as cursor:
-        keeping.let_go(connection)
+        triggers.drop_triggers(connection)
         _differences(cursor, _lines(chance, [one.pk for one in projects], [one.pk for one in people], jobs))
         done("what differs")
         _rows(cursor, jobs)
-        keeping.bring_in_step(connection)
+        triggers.rebuild(connection)
         done("rows")
         traces.write(cursor, jobs, BLOCK)
         cursor.execute("DROP TABLE history")
         done("traces")
     done("indexes")
-    keeping.keep(connection)
+    triggers.create_triggers(connection)
     done("listing")
     bulk.settle(connection)
     sums.keep()  # as the worker would within a minute

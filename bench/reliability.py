@@ -146,7 +146,7 @@ def _count() -> float:
 def _make_sums(projects: list[Any]) -> None:
     """Days and weeks are written as they would be; sums of several days stand for seven."""
     from jobs.models import Failure, NodeHeld, ProjectHeld, ProjectNodeHeld
-    from jobs.reliability.held import WEEK, monday
+    from jobs.reliability.allocations import WEEK, monday
 
     chance, today = random.Random(14), datetime.now(UTC).date()
     day_s = 86_400.0

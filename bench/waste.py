@@ -146,7 +146,7 @@ def _p95(user: Any) -> dict[str, float]:
 
 def _add() -> float:
     """Milliseconds to bring a day in step of which every job has been counted anew."""
-    from jobs.waste import adding
+    from jobs.waste import aggregation
     from nodes.models import GpuUse
 
     today: date = datetime.now(UTC).date()
@@ -154,7 +154,7 @@ def _add() -> float:
     for _ in range(5):
         GpuUse.objects.filter(day=today).update(is_added=False)
         began = time.perf_counter()
-        adding.add()
+        aggregation.add()
         taken.append((time.perf_counter() - began) * 1000)
         # What attributed them is not there: they would be nobody's from here on, and cost no second writing.
     return min(taken)

@@ -12,7 +12,7 @@ from django.shortcuts import redirect, render
 from unfold.admin import ModelAdmin
 
 from jobs.errors import SpecError
-from jobs.listing.jobs import Search
+from jobs.listing.jobs import JobSearch
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import Environment, restarts
 from portal.access import note, user_of
@@ -69,8 +69,8 @@ class ProjectAdmin(Audited, ModelAdmin):
     @admin.action(permissions=["delete"], description="Delete selected projects")
     def delete_selected(self, request: HttpRequest, queryset: QuerySet[Project]) -> Any:
         """Ask before deleting several projects; delete none where one must stay, and say which and why."""
-        if kept := _reasons_to_keep(queryset):
-            messages.error(request, f"Nothing was deleted. {' '.join(kept)}")
+        if reasons := _reasons_to_keep(queryset):
+            messages.error(request, f"Nothing was deleted. {' '.join(reasons)}")
             return None
         return actions.delete_selected(self, request, queryset)
 
@@ -113,10 +113,12 @@ def _reasons_to_keep(chosen: QuerySet[Project]) -> list[str]:
     """Return why these projects cannot be deleted together, as sentences; empty if they can."""
     counted = Job.objects.filter(project__in=chosen).values_list("project__slug").annotate(Count("pk"))
     jobs = [f"{slug} has {formatting.plural(many, 'job')}" for slug, many in counted.order_by("project__slug")]
-    kept = [f"{formatting.listed(_first(jobs))}. {BEFORE_DELETION}"] if jobs else []
+    reasons = [f"{formatting.listed(_first(jobs))}. {BEFORE_DELETION}"] if jobs else []
     if default := chosen.filter(is_default=True).first():
-        kept.append(f"{default} is the default project: delete it by itself, and choose the one that takes its place.")
-    return kept
+        reasons.append(
+            f"{default} is the default project: delete it by itself, and choose the one that takes its place."
+        )
+    return reasons
 
 
 def _first(names: list[str]) -> list[str]:
@@ -126,7 +128,7 @@ def _first(names: list[str]) -> list[str]:
 
 def _found(request: HttpRequest, term: str) -> list[int]:
     """Numbers of the newest jobs that the page of jobs would show."""
-    page = Search(text=plain(term)[:200]).finder(user_of(request)).page(None, FOUND)
+    page = JobSearch(text=plain(term)[:200]).finder(user_of(request)).page(None, FOUND)
     return [pk for _, pk in page.places]
 
 
@@ -161,10 +163,10 @@ class AttemptAdmin(History):
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         if word := plain(search_term).strip():
-            known = Q(scheduler_id=word) | Q(key=word)
+            condition = Q(scheduler_id=word) | Q(key=word)
             if (number := whole(word.removeprefix("#"))) is not None:
-                known |= Q(job=number)
-            queryset = queryset.filter(known)
+                condition |= Q(job=number)
+            queryset = queryset.filter(condition)
         return queryset, False
 
 

@@ -7,7 +7,7 @@ class JobsConfig(AppConfig):
     verbose_name = "Jobs"
 
     def ready(self) -> None:
-        from jobs.listing import keeping
+        from jobs.listing import triggers
 
-        pre_migrate.connect(keeping.before_migrations, sender=self)
-        post_migrate.connect(keeping.after_migrations, sender=self)
+        pre_migrate.connect(triggers.before_migrations, sender=self)
+        post_migrate.connect(triggers.after_migrations, sender=self)

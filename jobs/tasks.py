@@ -131,11 +131,11 @@ def empty_trash() -> None:
 @shared_task(name="jobs.tasks.waste")
 def waste() -> None:
     """Add up the use of allocated GPUs, and notify owners of idle GPUs and of processes on unallocated ones."""
-    from jobs.waste import adding, telling
+    from jobs.waste import aggregation, notices
 
-    adding.trim()
-    adding.add()
-    telling.tell()
+    aggregation.trim()
+    aggregation.add()
+    notices.raise_notices()
 
 
 @shared_task(name="jobs.tasks.reliability")

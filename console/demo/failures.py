@@ -13,7 +13,7 @@ from jobs import lease
 from jobs.failures import sums
 from jobs.lease import Held
 from jobs.models import Failure
-from jobs.reliability.held import Holding
+from jobs.reliability.allocations import AttemptAllocation
 from portal.models import Project
 
 DAYS, DAY_S, GPUS = 90, 86_400.0, 8
@@ -56,11 +56,11 @@ def _make(counter_lease: Held) -> None:
             project = projects[number % len(projects)]
             begin = datetime.combine(day, time(), UTC)
             until = begin + timedelta(seconds=DAY_S * float(chance.beta(8, 2)))
-            holdings.append(Holding(0, 0, project.pk, PARTITION, [node], GPUS, begin, until))
+            holdings.append(AttemptAllocation(0, 0, project.pk, PARTITION, [node], GPUS, begin, until))
             rate = 0.34 if node == BAD_NODE and back < BAD_SINCE else 0.007
             failures += [_failure(chance, day, node, project, MACHINES) for _ in range(chance.poisson(rate))]
             failures += [_failure(chance, day, node, project, PROGRAMS) for _ in range(chance.poisson(0.03))]
-    added = sums.added(holdings, [])
+    added = sums.prepare(holdings, [])
     with counter_lease.writing():
         added.write()
         Failure.objects.bulk_create(failures)

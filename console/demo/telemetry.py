@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from console.demo.cluster import GPUS
 from console.demo.scenarios import NODES
 from jobs.models import Attempt
-from jobs.waste import adding
+from jobs.waste import aggregation
 from nodes.models import Agent, Gpu, GpuUse, Holding, QueuedJob, RackPlace
 from nodes.telemetry import events, intake, machines, thin
 from nodes.telemetry.fields import GPU_FIELDS, WINDOW_S, gpu_owner, host_owner
@@ -95,7 +95,7 @@ def make(past: Iterable[Attempt] = (), *, now: float | None = None) -> None:
     if new:
         Holding.objects.bulk_create([use for attempt in past for use in _past_holdings(attempt)])
         GpuUse.objects.bulk_create(_gpu_use(now), ignore_conflicts=True)
-        adding.add()
+        aggregation.add()
     for agent in new:
         _write_past(agent, int(now))
 

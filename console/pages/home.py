@@ -18,11 +18,11 @@ from console.pages.free_slots import FreeSlots, free_now
 from console.pages.readiness import banner
 from jobs.gathering import verdicts
 from jobs.gathering.sparklines import sparks
-from jobs.listing.jobs import Search
+from jobs.listing.jobs import JobSearch
 from jobs.models import Attempt, Checkpoint, Incident, Job, Sweep
 from jobs.models.job import JobQuerySet
 from jobs.presenting.header import number
-from jobs.presenting.job_row import Row
+from jobs.presenting.job_row import JobRow
 from jobs.why.reasons import reason_of
 from nodes.models import Node
 from portal import notify
@@ -75,7 +75,7 @@ class EndedAttempt:
 class PendingLine:
     """A line of pending work: a job, or the pending jobs of a sweep, of which `row` is the first."""
 
-    row: Row
+    row: JobRow
     jobs: int
 
     @property
@@ -215,7 +215,7 @@ def _line(attempt: Attempt, checkpoint: int | None, following: Attempt | None, d
         )
     elif attempt.state in Attempt.ENDED_BADLY:
         move = "resume" if checkpoint is not None else "clone"
-    why = (verdicts.says(died) if died is not None else "") or _sentence(reason_of(attempt))
+    why = (verdicts.summary(died) if died is not None else "") or _sentence(reason_of(attempt))
     return EndedAttempt(attempt, job, why, after, move, checkpoint, died is not None)
 
 
@@ -223,7 +223,7 @@ def _sentence(text: str) -> str:
     return text if not text or text[-1] in ".!?…" else f"{text}."
 
 
-def _rows(user: User, states: tuple[str, ...], now: datetime) -> tuple[list[Row], int]:
+def _rows(user: User, states: tuple[str, ...], now: datetime) -> tuple[list[JobRow], int]:
     """Return the person's own jobs in these states first, then their projects'; and how many more there are."""
     found, many = _in_states(user, states)
     rows = _first(user, found, now)
@@ -232,7 +232,7 @@ def _rows(user: User, states: tuple[str, ...], now: datetime) -> tuple[list[Row]
 
 def _in_states(user: User, states: tuple[str, ...]) -> tuple[JobQuerySet, int]:
     """Return visible jobs in these states and their number, by the listing's index, as few of all jobs are alive."""
-    numbers = [pk for _, pk in Search(states=[*states]).finder(user).page(None, MOST_ALIVE).places]
+    numbers = [pk for _, pk in JobSearch(states=[*states]).finder(user).page(None, MOST_ALIVE).places]
     return Job.objects.filter(pk__in=numbers), len(numbers)
 
 
@@ -247,10 +247,10 @@ def _waiting(user: User, now: datetime) -> tuple[list[PendingLine], int]:
     return lines, (all_of_them - sum(line.jobs for line in lines)) if len(lines) == MOST_ROWS else 0
 
 
-def _first(user: User, found: JobQuerySet, now: datetime) -> list[Row]:
+def _first(user: User, found: JobQuerySet, now: datetime) -> list[JobRow]:
     ordered = found.with_latest_attempt().order_by("-id")
     owned = list(ordered.filter(owner=user)[:MOST_ROWS])
-    return [Row(job, now) for job in (*owned, *ordered.exclude(owner=user)[: MOST_ROWS - len(owned)])]
+    return [JobRow(job, now) for job in (*owned, *ordered.exclude(owner=user)[: MOST_ROWS - len(owned)])]
 
 
 def headline(news: list[EndedAttempt], running: int, waiting: int, notices: int, now: datetime) -> tuple[str, str, str]:

@@ -16,8 +16,8 @@ import msgspec
 from django.db.models import BooleanField, Case, ExpressionWrapper, Q, When
 
 from jobs.listing import visibility
-from jobs.listing.sight import sees_all, visible_holdings
-from jobs.listing.visibility import Held
+from jobs.listing.telemetry_access import sees_all, visible_holdings
+from jobs.listing.visibility import NodeAllocation
 from nodes.models import Agent, Gpu, Holding, Node, RackPlace
 from nodes.models.json_text import json_text
 from nodes.models.telemetry import SILENT
@@ -89,7 +89,7 @@ class MapNode:
     slot: int = 0
     rack_order: int = 0
     devices: list[MapGpu] = field(default_factory=list)
-    jobs: list[Held] = field(default_factory=list)
+    jobs: list[NodeAllocation] = field(default_factory=list)
 
     @property
     def is_silent(self) -> bool:
@@ -120,7 +120,7 @@ def machines(user: User, now: datetime, *, names: Iterable[str] | None = None) -
     for name in agent_data.agents:
         if agent_data.gpus.get(agent_data.agents[name][0]) and name not in found:
             found[name] = MapNode(name, state="unknown")
-    jobs = visibility.held_on(user, found)
+    jobs = visibility.allocations_on(user, found)
     idle_from = (now - IDLE_AFTER).timestamp()
     for name, rack, slot, order in RackPlace.objects.order_by().values_list("node", "rack", "slot", "order"):
         if name in found:
@@ -218,5 +218,5 @@ def _scheduler_gpus(machine: MapNode, node: tuple[Any, ...]) -> Iterable[MapGpu]
         yield MapGpu(index, is_allocated=is_allocated, is_hidden=is_allocated and visible_job is None, holder=holder)
 
 
-def _to_holder(job: Held) -> MapHolder:
+def _to_holder(job: NodeAllocation) -> MapHolder:
     return MapHolder(job.user, job.name, job.is_mine)

@@ -84,7 +84,7 @@ def _sentence_facts(node: Node | None, shown: MachineView | None, now: Any) -> m
 
 def _scheduler_context(user: User, node: Node) -> dict[str, Any]:
     return {
-        "shown": NodeRow(node, visibility.held_on(user, [node.name])[node.name]),
+        "shown": NodeRow(node, visibility.allocations_on(user, [node.name])[node.name]),
         "orders": NodeOrder.objects.filter(node=node.name).select_related("asked_by")[:5],
     }
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from django.db.models import Max, Q, Sum
 
-from jobs.listing import held
-from jobs.listing.held import Stretch
-from jobs.listing.sight import Sight, earliest, sight
+from jobs.listing import gpu_allocations
+from jobs.listing.gpu_allocations import AllocationSpan
+from jobs.listing.telemetry_access import TelemetryAccess, access_of, earliest_report
 from nodes.models import Agent, Gpu, Node, NodeEvent
 from nodes.presenting import events, figures, machine
 from nodes.presenting.events import Words
@@ -81,7 +81,7 @@ class GpuProcessRow:
     name: str
     user: str
     memory: str
-    stretch: Stretch | None
+    stretch: AllocationSpan | None
     scheduler_id: str
 
 
@@ -92,7 +92,7 @@ class GpuLane:
     gpu: Gpu
     charts: list[dict[str, Any]]
     newest: list[tuple[str, str, dict[str, Any]]]  # title, value, chart
-    holders: list[Stretch]
+    holders: list[AllocationSpan]
     is_hidden: bool
     is_hot: bool
 
@@ -101,7 +101,7 @@ class GpuLane:
 class JobVisit:
     """A job that ran on the node, with all GPUs that it used there."""
 
-    stretch: Stretch
+    stretch: AllocationSpan
     gpus: list[int]
     since: datetime
     until: datetime | None
@@ -132,10 +132,10 @@ class MachineView:
         return not self.agent.is_made_up and self.agent.is_silent(self.now)
 
     @cached_property
-    def sight(self) -> Sight:
+    def sight(self) -> TelemetryAccess:
         now = self.now.timestamp()
-        start = min(self.span.start, earliest(now, [self.agent]))
-        return sight(self.user, [gpu.pk for gpu in self.gpus], start, max(self.span.end, now))
+        start = min(self.span.start, earliest_report(now, [self.agent]))
+        return access_of(self.user, [gpu.pk for gpu in self.gpus], start, max(self.span.end, now))
 
     def hides(self, gpu: Gpu) -> bool:
         """Return whether the GPU's current values are hidden from this person."""
@@ -150,14 +150,14 @@ class MachineView:
         return host
 
     @cached_property
-    def stretches(self) -> list[Stretch]:
-        return held.stretches(self.user, self.agent, *self.span.moments)
+    def stretches(self) -> list[AllocationSpan]:
+        return gpu_allocations.allocation_spans(self.user, self.agent, *self.span.moments)
 
     @cached_property
-    def holders(self) -> dict[int | None, list[Stretch]]:
+    def holders(self) -> dict[int | None, list[AllocationSpan]]:
         """Return the current jobs of each GPU."""
-        found: dict[int | None, list[Stretch]] = {}
-        for stretch in held.stretches(self.user, self.agent, self.now, self.now):
+        found: dict[int | None, list[AllocationSpan]] = {}
+        for stretch in gpu_allocations.allocation_spans(self.user, self.agent, self.now, self.now):
             found.setdefault(stretch.gpu_id, []).append(stretch)
         return found
 
@@ -168,8 +168,8 @@ class MachineView:
         rows = NodeEvent.objects.filter(agent=self.agent, at__lte=end).filter(Q(last_at__gte=start) | Q(is_open=True))
         found = list(rows.select_related("gpu").order_by("-at", "-id")[:MOST_MARKS])
         first = min((row.at.timestamp() for row in found), default=self.span.start)
-        visible = sight(self.user, {row.gpu_id for row in found if row.gpu_id}, first, max(self.span.end, first))
-        return [self._in_words(row, is_hidden=visible.hides_words(row)) for row in found]
+        visible = access_of(self.user, {row.gpu_id for row in found if row.gpu_id}, first, max(self.span.end, first))
+        return [self._in_words(row, is_hidden=visible.hides_text(row)) for row in found]
 
     def _in_words(self, row: NodeEvent, *, is_hidden: bool) -> MachineEvent:
         """Describe an event, hiding the kernel's text if it may name somebody else's processes."""
@@ -299,9 +299,9 @@ def _missing(event: NodeEvent) -> list[float]:
     return [second for second in times if second is not None] if None not in times else []
 
 
-def holder_text(stretch: Stretch) -> str:
+def holder_text(stretch: AllocationSpan) -> str:
     """Return the job in a few words."""
-    if not stretch.is_told:
+    if not stretch.is_visible:
         return "in use"
     return f"{stretch.name} ({stretch.user})" if stretch.user else stretch.name
 
@@ -329,19 +329,19 @@ def _process(shown: MachineView, gpu: Gpu, process: dict[str, Any]) -> GpuProces
 
 def visits(shown: MachineView) -> tuple[list[JobVisit], int]:
     """Return the jobs that ran here in this range, newest first, and how many allocations of others are hidden."""
-    by_job: dict[str, list[Stretch]] = {}
+    by_job: dict[str, list[AllocationSpan]] = {}
     for stretch in shown.stretches:
-        if stretch.is_told:
+        if stretch.is_visible:
             by_job.setdefault(stretch.scheduler_id, []).append(stretch)
-    hidden = sum(not stretch.is_told for stretch in shown.stretches)
+    hidden = sum(not stretch.is_visible for stretch in shown.stretches)
     index = {gpu.pk: gpu.index for gpu in shown.gpus}
     found = [_visit(stretches, index) for stretches in by_job.values()]
-    others = held.without_gpus(shown.user, shown.agent.node, *shown.span.moments, by_job)
+    others = gpu_allocations.jobs_without_gpus(shown.user, shown.agent.node, *shown.span.moments, by_job)
     found += [JobVisit(stretch, [], stretch.since, stretch.until) for stretch in others]
     return sorted(found, key=lambda visit: visit.since, reverse=True)[:MOST_JOBS], hidden
 
 
-def _visit(stretches: Sequence[Stretch], index: dict[int, int]) -> JobVisit:
+def _visit(stretches: Sequence[AllocationSpan], index: dict[int, int]) -> JobVisit:
     gpus = sorted({index[stretch.gpu_id] for stretch in stretches if stretch.gpu_id in index})
     ends = [stretch.until for stretch in stretches]
     until = None if None in ends else max(end for end in ends if end is not None)

@@ -19,7 +19,7 @@ from console.pages.free_slots import countable, free_now
 from console.pages.rack_map import family, letters
 from jobs.listing import visibility
 from jobs.listing.queue import QueueSearch, unseen
-from jobs.listing.visibility import Held
+from jobs.listing.visibility import NodeAllocation
 from nodes.models import Node, Partition, Reading
 from portal.access import user_of
 from vigil_core import formatting
@@ -44,7 +44,7 @@ class NodeRow:
     """A node with its jobs, as far as one person may see them."""
 
     node: Node
-    jobs: list[Held]
+    jobs: list[NodeAllocation]
     damage: Damage = field(default_factory=dict)
 
     @property
@@ -114,7 +114,7 @@ def index(request: HttpRequest) -> HttpResponse:
     wanted = [node for node in everything if _matches(node, partition, text, request.GET.get("state", ""))]
     first = min(_whole(request.GET.get("from")), max(0, len(wanted) - 1))
     page = wanted[first : first + MOST]
-    jobs_by_node = visibility.held_on(user, (node.name for node in page))
+    jobs_by_node = visibility.allocations_on(user, (node.name for node in page))
     jobs = QueueSearch().counts(user)
     damage = damaged_gpus.by_node()
     lead, more = headline(everything, damage)

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 
 from console.pages.cluster import is_fragment, stale_text, varied
 from jobs.listing import visibility
-from jobs.listing.queue import STATES, Entry, QueueSearch, described, unseen
+from jobs.listing.queue import STATES, QueueEntry, QueueSearch, describe_rows, unseen
 from nodes.cluster import sync
 from nodes.models import License, QueuedJob, Reading
 from portal.access import user_of
@@ -38,7 +38,7 @@ def index(request: HttpRequest) -> HttpResponse:
     state = request.GET.get("state", "")
     context = {
         "section": "queue",
-        "entries": described(user, page.items),
+        "entries": describe_rows(user, page.items),
         "next": page.next,
         "search": search,
         "tabs": [
@@ -80,7 +80,7 @@ def headline(user: User, read: datetime | None) -> tuple[str, str]:
         return ("The queue was empty at the last poll.", new) if new else ("The queue is empty.", "")
     next_job = next(iter(_next_pending(user)), None)
     if next_job is None:
-        active = rows.filter(visibility.mine(user)).exclude(state="pending").count()
+        active = rows.filter(visibility.submitted_by(user)).exclude(state="pending").count()
         if not active:
             return everything, new or "None is yours."
         return (
@@ -102,9 +102,9 @@ def headline(user: User, read: datetime | None) -> tuple[str, str]:
     return f"{who}, {place} in {next_job.row.partition or 'the queue'}{starts}.", f"{everything} {new}".strip()
 
 
-def _next_pending(user: User) -> list[Entry]:
-    rows = QueuedJob.objects.filter(visibility.mine(user), state="pending").order_by("-priority", "id")[:1]
-    return described(user, list(rows))
+def _next_pending(user: User) -> list[QueueEntry]:
+    rows = QueuedJob.objects.filter(visibility.submitted_by(user), state="pending").order_by("-priority", "id")[:1]
+    return describe_rows(user, list(rows))
 
 
 def _count(counts: dict[str, int], state: str) -> int:

@@ -10,9 +10,9 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from jobs.failures import drawing, forecasting, reading, saying
-from jobs.failures.counted import KINDS
-from jobs.failures.reading import BY, WINDOWS, Row, Wanted
+from jobs.failures import charts, forecasting, report, sentences
+from jobs.failures.kinds import KINDS
+from jobs.failures.report import BY, WINDOWS, FailureFilter, FailureRow
 from jobs.reliability.published import PUBLISHED
 from portal.access import user_of
 from vigil_core import formatting
@@ -29,8 +29,8 @@ TITLES = {"all": "All failures", "machines": "Hardware", "programs": "Programs"}
 @require_safe
 def page(request: HttpRequest) -> HttpResponse:
     user, now, wanted = user_of(request), timezone.now(), wanted_of(request.GET)
-    found = reading.find(user, wanted, now)
-    forecast = forecasting.of_page(request.GET, found)
+    found = report.find(user, wanted, now)
+    forecast = forecasting.from_form(request.GET, found)
     skip = whole(request.GET.get("after"), 2**31) or 0
     rows = found.rows if wanted.by != "week" else found.rows[::-1]
     context = {
@@ -39,7 +39,7 @@ def page(request: HttpRequest) -> HttpResponse:
         "wanted": wanted,
         "since": wanted.since(now),
         "found": found,
-        "say": saying.say(found, wanted),
+        "say": sentences.summary(found, wanted),
         "lines": [_line(row, wanted) for row in rows[skip : skip + ROWS]],
         "head": HEADS[wanted.by],
         "windows": [(days, formatting.plural(days, "day")) for days in WINDOWS],
@@ -47,24 +47,24 @@ def page(request: HttpRequest) -> HttpResponse:
         "groups": [(by, HEADS[by]) for by in BY],
         "next": skip + ROWS if len(rows) > skip + ROWS else None,
         "is_first": not skip,
-        "weeks": drawing.weeks(found.weeks),
+        "weeks": charts.weeks(found.weeks),
         "forecast": forecast,
-        "expects": saying.expect(forecast),
-        "curve": drawing.curve(forecast),
+        "expects": sentences.forecast_text(forecast),
+        "curve": charts.curve(forecast),
         "published": PUBLISHED,
         "csv": urlencode({"days": wanted.days, "by": wanted.by, "kind": wanted.kind, "project": wanted.project}),
-        "mttf": saying.mttf(found.total.rate),
-        "rate": saying.per_thousand(found.total.rate),
-        "lost": saying.lost(found.total.lost_gpu_hours),
+        "mttf": sentences.mttf(found.total.rate),
+        "rate": sentences.per_thousand(found.total.rate),
+        "lost": sentences.lost(found.total.lost_gpu_hours),
         "offenders": found.offenders[:ROWS],
     }
     return render(request, "portal/reliability.html", context)
 
 
-def wanted_of(params: QueryDict) -> Wanted:
+def wanted_of(params: QueryDict) -> FailureFilter:
     """Parse the request from the URL; unknown values are ignored."""
     days, by, kind = whole(params.get("days"), 1000), params.get("by", ""), params.get("kind", "")
-    return Wanted(
+    return FailureFilter(
         days=days if days in WINDOWS else 30,
         by=by if by in BY else "cause",
         kind=kind if kind in KINDS else "all",
@@ -72,12 +72,12 @@ def wanted_of(params: QueryDict) -> Wanted:
     )
 
 
-def _line(row: Row, wanted: Wanted) -> dict[str, object]:
+def _line(row: FailureRow, wanted: FailureFilter) -> dict[str, object]:
     """A row's cells."""
     return {
         "row": row,
         "name": f"{formatting.NBSP}".join((f"{row.since.day}", f"{row.since:%b}")) if row.since else row.name,
-        "rate": saying.per_thousand(row.rate),
-        "mttf": saying.mttf(row.rate),
+        "rate": sentences.per_thousand(row.rate),
+        "mttf": sentences.mttf(row.rate),
         "is_code": wanted.by == "cause",
     }

@@ -40,9 +40,9 @@ def index(request: HttpRequest) -> HttpResponse:
 def runbook_page(request: HttpRequest, code: str) -> HttpResponse:
     """Show a runbook; `?own=1` shows the built-in one where the site has its own."""
     cause, user = _cause(code), user_of(request)
-    found = runbooks.of(code)
+    found = runbooks.find(code)
     shows_built_in = "own" in request.GET and found.site is not None
-    text = found.own if shows_built_in else found.text
+    text = found.builtin if shows_built_in else found.text
     context = {
         "section": "jobs",
         "cause": cause,
@@ -58,7 +58,7 @@ def runbook_page(request: HttpRequest, code: str) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def edit(request: HttpRequest, code: str) -> HttpResponse:
     cause, user = _cause(code), _sysadmin(request)
-    found = runbooks.of(code)
+    found = runbooks.find(code)
     text, problem = found.text, ""
     if request.method == "POST":
         text = request.POST.get("text", "")
@@ -85,7 +85,7 @@ def edit(request: HttpRequest, code: str) -> HttpResponse:
 def restore_built_in(request: HttpRequest, code: str) -> HttpResponse:
     """Delete the site's runbook, so that the built-in one is shown."""
     _cause(code)
-    if runbooks.forget(_sysadmin(request), code):
+    if runbooks.reset(_sysadmin(request), code):
         messages.success(request, "The built-in runbook is shown again.")
     return redirect("runbook", code)
 

@@ -8,8 +8,8 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from jobs.waste import reading, saying
-from jobs.waste.reading import BY, SORTS, WINDOWS, Wanted
+from jobs.waste import report, sentences
+from jobs.waste.report import BY, SORTS, WINDOWS, WasteFilter
 from portal.access import user_of
 from vigil_core import formatting
 from vigil_core.untrusted import whole
@@ -24,15 +24,15 @@ HEADS = {"project": "Project", "person": "Person", "job": "Job"}
 def page(request: HttpRequest) -> HttpResponse:
     user, now, wanted = user_of(request), timezone.now(), wanted_of(request.GET)
     skip = whole(request.GET.get("after"), 2**31) or 0
-    found = reading.find(user, wanted, now, limit=ROWS, skip=skip)
-    idle = reading.idle_now(user, now)
+    found = report.find(user, wanted, now, limit=ROWS, skip=skip)
+    idle = report.idle_now(user, now)
     context = {
         "section": "cluster",
         "place": "waste",
         "wanted": wanted,
         "since": wanted.since(now),
-        "lines": [(row, saying.cells(row.hours)) for row in found.rows],
-        "say": saying.say(found, wanted, sum(len(job.idle) for job, _ in idle)),
+        "lines": [(row, sentences.cells(row.hours)) for row in found.rows],
+        "say": sentences.summary(found, wanted, sum(len(job.idle) for job, _ in idle)),
         "idle": idle,
         "windows": [(days, "Today" if days == 1 else formatting.plural(days, "day")) for days in WINDOWS],
         "groups": [(by, HEADS[by]) for by in BY],
@@ -44,17 +44,17 @@ def page(request: HttpRequest) -> HttpResponse:
     return render(request, "portal/waste.html", context)
 
 
-def wanted_of(params: QueryDict) -> Wanted:
+def wanted_of(params: QueryDict) -> WasteFilter:
     """Parse the request from the URL; unknown values are ignored."""
     days, by, sort = whole(params.get("days"), 1000), params.get("by", ""), params.get("sort", "")
-    return Wanted(
+    return WasteFilter(
         days=days if days in WINDOWS else 7,
         by=by if by in BY else "project",
         sort=sort if sort.removeprefix("-") in SORTS else "-idle",
     )
 
 
-def _column(wanted: Wanted, key: str, title: str) -> dict[str, str]:
+def _column(wanted: WasteFilter, key: str, title: str) -> dict[str, str]:
     """Return a heading that sorts by its column: largest first, or names from a; again to reverse."""
     first, other = (key, f"-{key}") if key == "name" else (f"-{key}", key)
     direction = ("descending" if wanted.is_falling else "ascending") if wanted.key == key else ""

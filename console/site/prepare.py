@@ -12,7 +12,7 @@ from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
 from console.site import checks, job_code, this_machine
-from jobs.listing import keeping
+from jobs.listing import triggers
 from portal.accounts import actions
 from portal.http.staticfiles import UNUSED
 from portal.run.preflight import Refused
@@ -58,7 +58,7 @@ def _migrate() -> None:
             executor = MigrationExecutor(connection)
             is_behind = bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))
             # If a start was killed after its last migration, the listing's triggers are still missing.
-            if is_behind or not keeping.is_kept(connection):
+            if is_behind or not triggers.has_triggers(connection):
                 call_command("migrate", interactive=False, verbosity=0)
         finally:
             if connection.vendor == "postgresql":

@@ -1,4 +1,4 @@
-"""REST: having what was handed to Slurm past Vigil followed. Thin: authorise, call one function, answer."""
+"""REST: follow a job that was submitted to Slurm outside Vigil."""
 
 from typing import Annotated, Any
 
@@ -16,11 +16,11 @@ from portal.http.openapi import described
 
 router = Router(tags=["jobs"])
 Number = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,9}(_[0-9]{1,9})?$")]
-OneLine = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00-\x1f]*$")]
+SingleLine = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00-\x1f]*$")]
 
 
 class WantedAttachment(Schema):
-    """A job of Slurm that somebody wants followed, and what it shall be called here."""
+    """A Slurm job to follow, and its name and labels in Vigil."""
 
     model_config = {"extra": "forbid", "strict": True}
     scheduler_id: Number = Field(description="Slurm's number of it, of a task in an array such as 17_3.")
@@ -32,12 +32,12 @@ class WantedAttachment(Schema):
     project: str = Field("", max_length=64, pattern=r"^[^\x00]*$", description="Default: `default`, or your only one.")
     tags: list[TagName] = Field([], max_length=50)
     notes: LongText = ""
-    directory: OneLine = Field("", description="Where it runs, for people to read.")
-    command: OneLine = Field("", description="What it runs, for people to read.")
+    directory: SingleLine = Field("", description="Where it runs, for people to read.")
+    command: SingleLine = Field("", description="What it runs, for people to read.")
 
 
 class Reporting(Schema):
-    """How the run reports: what its shipper needs to know."""
+    """What the run needs in order to report."""
 
     attempt: int
     number: int
@@ -46,14 +46,14 @@ class Reporting(Schema):
     token: str = Field(description="Of this attempt alone. Asked again, it is the same; dead once the attempt closes.")
 
 
-class Attached(Schema):
+class AttachedShape(Schema):
     job: JobShape
     reports: Reporting | None
 
 
 @router.post(
     "/attach",
-    response={200: Attached, 201: Attached},
+    response={200: AttachedShape, 201: AttachedShape},
     summary="Follow a job of Slurm's that is yours",
     openapi_extra=described(
         errors={
@@ -63,11 +63,14 @@ class Attached(Schema):
     ),
 )
 def attach(request: ApiRequest, response: HttpResponse, wanted: WantedAttachment) -> Status[dict[str, Any]]:
-    """Follows what sbatch started. 200: it is followed already. That it is yours is checked with Slurm within seconds;
-    if it is not, the attempt ends as failed and says so. 409: Vigil has not heard yet that it was requeued; ask again.
+    """Follow a job that was started by sbatch. 200 means that it is already followed.
+
+    Whether it is yours is checked with Slurm within seconds; if not, the attempt ends as failed with that reason.
+    409 means
+    that Vigil does not know yet that the job was requeued; try again.
     """
-    told = wanted.model_dump(exclude={"reports", "tags", "name"})
-    found = attaching.attach(request.auth, attaching.Claim(**told, name=wanted.name or "", tags=tuple(wanted.tags)))
+    claim = wanted.model_dump(exclude={"reports", "tags", "name"})
+    found = attaching.attach(request.auth, attaching.Claim(**claim, name=wanted.name or "", tags=tuple(wanted.tags)))
     attempt = found.attempt
     reports = None
     if wanted.reports:

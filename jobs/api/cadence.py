@@ -10,8 +10,8 @@ from pydantic import Field
 
 from jobs.api.request import NOT_YOURS, job_of
 from jobs.gathering import cadence as gathering
-from jobs.gathering import life as lives
-from jobs.gathering.cadence import Cadence
+from jobs.gathering import job_life as lives
+from jobs.gathering.cadence import SaveCadence
 from jobs.presenting import cadence as words
 from jobs.submitting import cadence as ordering
 from portal.http.api import ApiRequest
@@ -23,7 +23,7 @@ router = Router(tags=["jobs"])
 
 
 class CadenceOrderShape(Schema):
-    """What attempts do that are handed over after it was asked for, whatever the specification says."""
+    """A change that applies to attempts submitted after it was made, whatever the specification says."""
 
     every: int = Field(description="Steps, of a federated job rounds, from one save to the next.")
     from_attempt: int = Field(description="The first one that does.")
@@ -32,7 +32,7 @@ class CadenceOrderShape(Schema):
 
 
 class CadenceShape(Schema):
-    """Seconds are from the beginning of one save to that of the next."""
+    """Intervals are in seconds, from the start of one save to the start of the next."""
 
     is_automatic: bool = Field(description="checkpoint_every = auto: it goes to the best interval by itself.")
     cost_seconds: float = Field(description="That a save costs, as measured, all its consequences counted.")
@@ -48,7 +48,7 @@ class CadenceShape(Schema):
     text: str
 
 
-class CadenceAsked(Schema):
+class CadenceChange(Schema):
     model_config = {"extra": "forbid", "strict": True}
     every: Annotated[int, Field(ge=1, le=ordering.MOST)] | None = Field(
         description="Steps, or rounds, from one save to the next, of attempts that are yet to be handed over to the "
@@ -63,12 +63,12 @@ class CadenceAsked(Schema):
     openapi_extra=described(errors={404: "There is no such job that you can see, or it has not measured a save yet."}),
 )
 def cadence(request: ApiRequest, job_id: int) -> dict[str, Any]:
-    """By what its trainer measured of its saves, and how often its nodes are interrupted, as seen here."""
+    """Return the cadence, from the trainer's measurements of its saves and the observed failure rate of its nodes."""
     job = job_of(request, job_id)
-    found = gathering.of(lives.tell(job))
+    found = gathering.measure(lives.load(job))
     if found is None:
         raise Problem(404, f"#{job.pk} has not measured a save yet. Its trainer tells after the first ones.")
-    return _told(found)
+    return _cadence_shape(found)
 
 
 @router.put(
@@ -77,13 +77,13 @@ def cadence(request: ApiRequest, job_id: int) -> dict[str, Any]:
     summary="Save more or less often from the next attempt on",
     openapi_extra=described(errors={403: NOT_YOURS, 409: "It runs a program of its own, which saves when it likes."}),
 )
-def order_cadence(request: ApiRequest, job_id: int, asked: CadenceAsked) -> Status[None]:
-    """What runs now, or is in the scheduler's queue, goes on as it is."""
-    ordering.order(request.auth, job_of(request, job_id), asked.every)
+def order_cadence(request: ApiRequest, job_id: int, change: CadenceChange) -> Status[None]:
+    """Change the interval for future attempts. Running and queued attempts keep theirs."""
+    ordering.order(request.auth, job_of(request, job_id), change.every)
     return Status(204, None)
 
 
-def _told(found: Cadence) -> dict[str, Any]:
+def _cadence_shape(found: SaveCadence) -> dict[str, Any]:
     return {
         "is_automatic": found.is_automatic,
         "cost_seconds": found.cost_s,
@@ -95,15 +95,15 @@ def _told(found: Cadence) -> dict[str, Any]:
         "gain": found.gain,
         "gpu_hours_a_day": found.gpu_hours_a_day,
         "gpu_hours_left": found.gpu_hours_left,
-        "order": _order(found),
-        "text": " ".join(words.say(found)).replace(formatting.NBSP, " "),
+        "order": _order_shape(found),
+        "text": " ".join(words.summary(found)).replace(formatting.NBSP, " "),
     }
 
 
-def _order(found: Cadence) -> dict[str, Any] | None:
+def _order_shape(found: SaveCadence) -> dict[str, Any] | None:
     order = found.order
     if order is None:
         return None
-    asked_by = order.asked_by.username if order.asked_by else None
-    told = {"asked_by": asked_by, "asked_at": order.asked_at}
-    return {"every": order.every, "from_attempt": found.from_attempt, **told}
+    username = order.asked_by.username if order.asked_by else None
+    origin = {"asked_by": username, "asked_at": order.asked_at}
+    return {"every": order.every, "from_attempt": found.from_attempt, **origin}

@@ -1,4 +1,4 @@
-"""REST: what this site adds to the catalogue of failures, what an entry would change, and cases to score it by."""
+"""REST: this site's entries in the failure catalogue, what an entry would change, and labelled cases for evaluation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Word = Annotated[str, StringConstraints(max_length=64, pattern=r"^[^\x00]*$")]
 
 
 class CatalogueEntry(Schema):
-    """An entry, in the words of the catalogue's own files (docs/postmortems.md)."""
+    """An entry, with the fields of the catalogue's own files (docs/postmortems.md)."""
 
     model_config = {"extra": "forbid"}
     name: Word = Field(description="Small letters, digits, - and _, in parts with dots.")
@@ -74,7 +74,7 @@ class TrialFinding(Schema):
 
 
 class TrialShape(Schema):
-    """How an entry did on its own lines and on a long log."""
+    """How an entry performed on its own example lines and on a long log."""
 
     is_fit: bool
     findings: list[TrialFinding]
@@ -88,7 +88,7 @@ class WantedReplay(CatalogueEntry):
 
 
 class ReplayChange(Schema):
-    """A verdict that would be another."""
+    """A verdict that would change."""
 
     incident: int
     job: int
@@ -103,7 +103,7 @@ class ReplayChange(Schema):
 
 
 class ReplayShape(Schema):
-    """How far it is, and what it has found."""
+    """The progress and results of a replay."""
 
     id: int
     state: Literal["going", "done", "stopped"]
@@ -127,7 +127,7 @@ class WantedExamples(Schema):
     openapi_extra=described(errors={403: ONLY}),
 )
 def entries(request: ApiRequest) -> dict[str, Any]:
-    """Answers every entry that sysadmins of this site added, those that do not count too, by name."""
+    """Return every entry that sysadmins of this site added, including disabled ones, by name."""
     only_sysadmins(request, WHAT)
     return {"items": [_shape(row) for row in SiteEntry.objects.select_related("made_by", "changed_by")]}
 
@@ -139,7 +139,7 @@ def entries(request: ApiRequest) -> dict[str, Any]:
     openapi_extra=described(errors={403: ONLY, 409: "The site has an entry of this name, or too many.", 422: UNFIT}),
 )
 def add(request: ApiRequest, entry: CatalogueEntry) -> Status[dict[str, Any]]:
-    """It counts from the next diagnosis on; verdicts that there are stay as they are. It is tried first."""
+    """Add an entry. It is tried first, and used from the next diagnosis on; existing verdicts do not change."""
     only_sysadmins(request, WHAT)
     return Status(201, _shape(site_catalogue.add(request.auth, entry.model_dump())))
 
@@ -151,7 +151,7 @@ def add(request: ApiRequest, entry: CatalogueEntry) -> Status[dict[str, Any]]:
     openapi_extra=described(errors={403: ONLY}),
 )
 def entry(request: ApiRequest, name: str) -> dict[str, Any]:
-    """Answers one entry of the site by its name."""
+    """Return one of the site's entries by name."""
     only_sysadmins(request, WHAT)
     return _shape(_row(name))
 
@@ -163,7 +163,7 @@ def entry(request: ApiRequest, name: str) -> dict[str, Any]:
     openapi_extra=described(errors={403: ONLY, 409: TAKEN, 422: UNFIT}),
 )
 def change(request: ApiRequest, name: str, entry: CatalogueEntry) -> dict[str, Any]:
-    """The whole entry is sent; it may get another name. It is tried like a new one."""
+    """Replace an entry. Send it whole; it may have a new name. It is tried like a new one."""
     only_sysadmins(request, WHAT)
     return _shape(site_catalogue.change(request.auth, _row(name), entry.model_dump()))
 
@@ -174,10 +174,10 @@ def change(request: ApiRequest, name: str, entry: CatalogueEntry) -> dict[str, A
     summary="Let an entry count, or no longer (sysadmins)",
     openapi_extra=described(errors={403: ONLY}),
 )
-def enable(request: ApiRequest, name: str, asked: Enabling) -> dict[str, Any]:
-    """An entry that does not count is kept with everything it has."""
+def enable(request: ApiRequest, name: str, change: Enabling) -> dict[str, Any]:
+    """Enable or disable an entry. A disabled entry is stored unchanged."""
     only_sysadmins(request, WHAT)
-    return _shape(site_catalogue.enable(request.auth, _row(name), asked.is_enabled))
+    return _shape(site_catalogue.enable(request.auth, _row(name), change.is_enabled))
 
 
 @router.delete(
@@ -187,7 +187,7 @@ def enable(request: ApiRequest, name: str, asked: Enabling) -> dict[str, Any]:
     openapi_extra=described(errors={403: ONLY}),
 )
 def remove(request: ApiRequest, name: str) -> Status[None]:
-    """Verdicts that name it keep its name."""
+    """Delete an entry. Verdicts that name it keep its name."""
     only_sysadmins(request, WHAT)
     site_catalogue.remove(request.auth, _row(name))
     return Status(204, None)
@@ -197,9 +197,10 @@ def remove(request: ApiRequest, name: str) -> Status[None]:
     "/check", response=TrialShape, summary="Try an entry (sysadmins)", openapi_extra=described(errors={403: ONLY})
 )
 def check(request: ApiRequest, entry: CatalogueEntry) -> dict[str, Any]:
-    """Nothing is kept. Its example and look-alike, the time that it takes for 5 MB of a log, whose lines it finds too.
+    """Try an entry without storing it: its example and look-alike, its time for 5 MB of log, and overlaps with other
+    entries.
 
-    Patterns are tried in a process of their own, which ends after a few seconds whatever they are.
+    Patterns run in a separate process, which is stopped after a few seconds.
     """
     only_sysadmins(request, WHAT)
     return site_catalogue.check(entry.model_dump()).as_json()
@@ -212,9 +213,9 @@ def check(request: ApiRequest, entry: CatalogueEntry) -> dict[str, Any]:
     openapi_extra=described(errors={403: ONLY, 422: UNFIT}),
 )
 def begin(request: ApiRequest, wanted: WantedReplay) -> Status[dict[str, Any]]:
-    """Reads the logs of past incidents once more, as if the entry were there; no verdict is changed.
+    """Start reading the logs of past incidents again as if the entry existed. No verdict is changed.
 
-    Ask for its result every few seconds: after a minute without anybody asking it stops.
+    Poll the result every few seconds: a replay stops after a minute without polling.
     """
     only_sysadmins(request, WHAT)
     raw = wanted.model_dump()
@@ -228,8 +229,8 @@ def begin(request: ApiRequest, wanted: WantedReplay) -> Status[dict[str, Any]]:
     summary="How far a replay is (sysadmins)",
     openapi_extra=described(errors={403: ONLY}),
 )
-def look(request: ApiRequest, replay_id: int) -> dict[str, Any]:
-    """Answers what it has found by now. It is kept for a day."""
+def show_replay(request: ApiRequest, replay_id: int) -> dict[str, Any]:
+    """Return the replay's progress and results so far. They are stored for a day."""
     only_sysadmins(request, WHAT)
     return _replayed(replay.look(_replay(replay_id)))
 
@@ -241,7 +242,7 @@ def look(request: ApiRequest, replay_id: int) -> dict[str, Any]:
     openapi_extra=described(errors={403: ONLY}),
 )
 def stop(request: ApiRequest, replay_id: int) -> Status[None]:
-    """What it has found is gone with it."""
+    """Stop a replay and delete its results."""
     only_sysadmins(request, WHAT)
     _replay(replay_id).delete()
     return Status(204, None)
@@ -263,9 +264,9 @@ def stop(request: ApiRequest, replay_id: int) -> Status[None]:
     ),
 )
 def cases(request: ApiRequest, wanted: Query[WantedExamples]) -> StreamingHttpResponse:
-    """A case for each incident whose cause a person gave, confirming the verdict or not; secrets are masked.
+    """Return a case for each incident whose cause a person confirmed or corrected; secrets are masked.
 
-    Of each log there are the head, the lines around the evidence, and the tail.
+    Each log is reduced to its head, the lines around the evidence, and its tail.
     """
     only_sysadmins(request, "export what people judged")
     return stream(request, _lines(wanted.limit), "application/x-ndjson")
@@ -273,8 +274,8 @@ def cases(request: ApiRequest, wanted: Query[WantedExamples]) -> StreamingHttpRe
 
 def _lines(limit: int) -> Iterator[str]:
     yield ""  # of none, too, an answer
-    for one in examples.examples(limit):
-        yield json.dumps(one) + "\n"
+    for case in examples.examples(limit):
+        yield json.dumps(case) + "\n"
 
 
 def _row(name: str) -> SiteEntry:
@@ -293,8 +294,8 @@ def _replay(replay_id: int) -> Replay:
 
 def _shape(row: SiteEntry) -> dict[str, Any]:
     who = {name: person.username if (person := getattr(row, name)) else "" for name in ("made_by", "changed_by")}
-    own = {name: getattr(row, name) for name in (*FIELDS, "is_enabled", "made_at", "changed_at")}
-    return own | who
+    fields = {name: getattr(row, name) for name in (*FIELDS, "is_enabled", "made_at", "changed_at")}
+    return fields | who
 
 
 def _replayed(row: Replay) -> dict[str, Any]:

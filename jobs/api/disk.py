@@ -1,4 +1,4 @@
-"""REST: how much disk the projects use, and how long they keep checkpoints."""
+"""REST: disk use of projects, and how long they keep checkpoints."""
 
 from datetime import datetime
 from typing import Annotated
@@ -45,7 +45,7 @@ class Uses(Schema):
 
 @router.get("/disk", response=Uses, summary="Disk use of projects that you lead, the largest first")
 def use(request: ApiRequest) -> dict[str, object]:
-    """Sizes of run directories as last measured; sysadmins see every project."""
+    """Return sizes of run directories as last measured; sysadmins see every project."""
     names = [name for name in UseShape.model_fields if name != "project"]
     found = usage.use_of(request.auth)
     return {"items": [{"project": u.project.slug, **{name: getattr(u, name) for name in names}} for u in found]}
@@ -62,12 +62,12 @@ def use(request: ApiRequest) -> dict[str, object]:
         }
     ),
 )
-def change(request: ApiRequest, slug: Slug, asked: Retention) -> Project:
-    """Days after a job's end from which only its last checkpoint stays, and those that are pinned."""
+def change(request: ApiRequest, slug: Slug, wanted: Retention) -> Project:
+    """Set after how many days a job that has ended keeps only its last checkpoint and pinned ones."""
     project = Project.objects.visible_to(request.auth).filter(slug=slug).first()
     if project is None:
         raise Problem(404, f"There is no project {slug} that you can see.")
     if not can(request.auth, "manage", project):
         raise Problem(403, f"{slug} is for its leads to change. Ask one of them.", kind="refused")
-    retention.set_keep(request.auth, project, asked.keep_checkpoints_days)
+    retention.set_keep(request.auth, project, wanted.keep_checkpoints_days)
     return Project.objects.get(pk=project.pk)

@@ -1,4 +1,4 @@
-"""REST: what an attempt ran with."""
+"""REST: the environment that an attempt ran in."""
 
 from dataclasses import asdict
 from datetime import datetime
@@ -29,7 +29,7 @@ class ChangeShape(Schema):
 
 
 class EnvironmentShape(Schema):
-    """An attempt's environment as the launcher on the first node saw it; text is empty where nothing is known."""
+    """An attempt's environment as captured by the launcher on the first node; text is empty if unknown."""
 
     attempt: int = Field(description="The attempt's number.")
     captured_at: datetime | None
@@ -73,7 +73,7 @@ class EnvironmentShape(Schema):
     ),
 )
 def attempt_environment(request: ApiRequest, job_id: int, number: int) -> dict[str, Any]:
-    """Python, packages, driver, GPUs and commits as its first launcher found them."""
+    """Return Python, packages, driver, GPUs and commits as captured by the attempt's first launcher."""
     job = job_of(request, job_id)
     attempt = Attempt.objects.filter(job=job, number=number).select_related("job").first()
     if attempt is None:
@@ -82,5 +82,5 @@ def attempt_environment(request: ApiRequest, job_id: int, number: int) -> dict[s
     if ran is None:
         when = "It is captured once its ranks have started." if attempt.is_alive else "Its launcher left none."
         raise Problem(404, f"Attempt {number} of #{job_id} has no captured environment. {when}")
-    told = {**asdict(ran.environment), "since": ran.since, "changes": [asdict(change) for change in ran.changes]}
-    return {"attempt": number, **told}
+    shape = {**asdict(ran.environment), "since": ran.since, "changes": [asdict(change) for change in ran.changes]}
+    return {"attempt": number, **shape}

@@ -1,4 +1,4 @@
-"""REST: what a job's GPUs did."""
+"""REST: the GPU use of a job."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class WantedHeat(Schema):
     digits: int = Field(4, ge=3, le=15, description="Round to so many significant digits.")
 
 
-class HeatRow(Schema):
-    """A GPU while an attempt held it; by the launcher's word all of a node's GPUs together, and `gpu` is null."""
+class HeatRowShape(Schema):
+    """A GPU while allocated to an attempt; if only launchers report, all GPUs of a node together, with `gpu` null."""
 
     attempt: int
     node: str
@@ -45,7 +45,7 @@ class HeatRow(Schema):
 
 
 class HeatShape(Schema):
-    items: list[HeatRow]
+    items: list[HeatRowShape]
     next: str | None = None
     source: str = Field(
         description="agent: of each GPU, by its machine; launcher: of each node; empty: nothing is known."
@@ -59,7 +59,7 @@ class HeatShape(Schema):
 
 @router.get("/{int:job_id}/gpus", response=HeatShape, summary="What a job's GPUs did, over all its nodes and attempts")
 def gpus(request: ApiRequest, job_id: int, wanted: Query[WantedHeat]) -> HttpResponse:
-    """Answers one field, a row a GPU and attempt, by the agents of its nodes; else by what its launchers logged."""
+    """Return one field, a row per GPU and attempt, from the node agents or else from what the launchers logged."""
     job = job_of(request, job_id)
     if wanted.start is not None and wanted.end is not None and wanted.start > wanted.end:
         raise bad_field("from", f"{wanted.start} lies after to = {wanted.end}. Swap them.")
@@ -71,7 +71,7 @@ def gpus(request: ApiRequest, job_id: int, wanted: Query[WantedHeat]) -> HttpRes
     return answer({"items": items, "next": None, **{name: getattr(found, name) for name in same}})
 
 
-def _row(row: gathered.Row, digits: int) -> dict[str, Any]:
+def _row(row: gathered.GpuUseRow, digits: int) -> dict[str, Any]:
     same = ("attempt", "node", "gpu", "uuid", "since", "until")
     columns = {name: short(np.asarray(getattr(row, name)), digits) for name in ("mean", "most")}
     return {name: getattr(row, name) for name in same} | columns

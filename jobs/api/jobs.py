@@ -1,4 +1,4 @@
-"""REST: jobs. Thin: authorise, call one function, answer."""
+"""REST: jobs."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -14,18 +14,18 @@ from jobs.api.request import (
     NOT_YOURS,
     SUBMISSION,
     TYPES,
-    AskedSweep,
-    asked,
-    asked_either,
+    SweepRequest,
     job_of,
+    job_or_sweep_request,
+    job_request,
     key_of,
 )
 from jobs.api.shapes import (
     Attempts,
     AttemptShape,
-    Check,
-    Checkpoints,
+    CheckpointPage,
     CheckpointShape,
+    CheckShape,
     Events,
     JobDetail,
     Jobs,
@@ -38,7 +38,7 @@ from jobs.api.shapes import (
     job_detail,
     job_shape,
 )
-from jobs.listing.jobs import DEFAULT_SORT, SORTS, STATE_WORDS, Search
+from jobs.listing.jobs import DEFAULT_SORT, SORTS, STATE_WORDS, JobSearch
 from jobs.models import Attempt, Event, Job
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import clone
@@ -79,8 +79,8 @@ class WantedJobs(Schema):
     limit: Limit
     cursor: Cursor
 
-    def search(self) -> Search:
-        return Search(
+    def search(self) -> JobSearch:
+        return JobSearch(
             text=self.q,
             states=self.state,
             projects=self.project,
@@ -105,7 +105,7 @@ class WantedSpec(Schema):
 
 
 class Changes(Schema):
-    """What may change of a job; what is left out stays."""
+    """What may change in a job; omitted fields stay as they are."""
 
     model_config = {"extra": "forbid"}
     name: Name | None = None
@@ -119,9 +119,9 @@ class Pinning(Schema):
 
 
 class Resumption(Schema):
-    """The checkpoint that a job goes on from, and how far it runs.
+    """The checkpoint that a job resumes from, and how far it runs.
 
-    Without `step` it goes on from the newest checkpoint on the line of the last attempt.
+    Without `step` it resumes from the newest checkpoint on the last attempt's parent chain.
     """
 
     model_config = {"extra": "forbid", "strict": True}
@@ -133,7 +133,10 @@ class Resumption(Schema):
 
 @router.get("", response=Jobs, summary="Jobs you can see")
 def jobs(request: ApiRequest, wanted: Query[WantedJobs]) -> HttpResponse:
-    """Newest first unless `sort` says otherwise, a page at a time: `next` is the `cursor` of the page after."""
+    """Return a page of jobs, newest first unless `sort` says otherwise.
+
+    Pass `next` as `cursor` to get the next page.
+    """
     found = wanted.search().page(request.auth, cursor=wanted.cursor, limit=wanted.limit, without=("spec",))
     return answer({"items": [job_shape(job) for job in found.items], "next": found.next})
 
@@ -145,12 +148,13 @@ def jobs(request: ApiRequest, wanted: Query[WantedJobs]) -> HttpResponse:
     openapi_extra=described(SUBMISSION),
 )
 def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]]:
-    """A spec as JSON, as TOML text, or as a form with a script's packed folder. It answers as soon as the job is kept;
-    the scheduler gets it within seconds. 200: the same Idempotency-Key and body came before, and this is the job of
-    then.
+    """Submit a spec as JSON, as TOML text, or as a form with a code archive.
+
+    The response is sent once the job is stored; it reaches the scheduler within seconds. 200 means that the same
+    Idempotency-Key and body were sent before, and returns that job.
     """
     key = key_of(request)
-    wanted = asked(request)
+    wanted = job_request(request)
     parent = None if wanted.parent is None else _parent(request, wanted.parent)
     job, created = lifecycle.submit(
         request.auth, wanted.spec, spec_toml=wanted.spec_toml, key=key, parent=parent, code=wanted.code
@@ -161,17 +165,17 @@ def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]
 
 @router.post(
     "/check",
-    response=Check,
+    response=CheckShape,
     summary="Check a spec without submitting it",
     openapi_extra=described(BODY, errors={415: TYPES}),
 )
 def check(request: ApiRequest) -> dict[str, Any]:
-    """Tells what stops a specification, and what it would do.
+    """Return what prevents a specification from being submitted, and what it would do.
 
-    Of one with [sweep] it answers for the first of its jobs, as all ask for the same.
+    For a specification with [sweep], the answer is for its first job, as all jobs request the same resources.
     """
-    wanted = asked_either(request)
-    if isinstance(wanted, AskedSweep):
+    wanted = job_or_sweep_request(request)
+    if isinstance(wanted, SweepRequest):
         spec, findings = wanted.spec.first, sweep_run(request.auth, wanted.spec)
     else:
         spec, findings = wanted.spec, dry_run(request.auth, wanted.spec)
@@ -185,7 +189,7 @@ def check(request: ApiRequest) -> dict[str, Any]:
 
 @router.get("/{int:job_id}", response=JobDetail, summary="One job")
 def job(request: ApiRequest, job_id: int) -> dict[str, Any]:
-    """All that Vigil knows of it: its spec, its latest attempt, how far it is and the newest values."""
+    """Return everything about a job: its spec, latest attempt, progress and newest values."""
     return job_detail(job_of(request, job_id))
 
 
@@ -201,13 +205,13 @@ def job(request: ApiRequest, job_id: int) -> dict[str, Any]:
     ),
 )
 def change(request: ApiRequest, job_id: int, changes: Changes) -> dict[str, Any]:
-    """What is left out stays as it is."""
+    """Change a job. Omitted fields stay as they are."""
     found = job_of(request, job_id, "change")
-    asked_for = changes.model_dump(exclude_unset=True)
-    for name, value in asked_for.items():
+    given = changes.model_dump(exclude_unset=True)
+    for name, value in given.items():
         if value is None:
             raise bad_field(name, "Leave it out to keep it; null is no value for it.")
-    lifecycle.change(request.auth, found, **asked_for)
+    lifecycle.change(request.auth, found, **given)
     return job_detail(job_of(request, job_id))
 
 
@@ -223,7 +227,7 @@ def change(request: ApiRequest, job_id: int, changes: Changes) -> dict[str, Any]
     ),
 )
 def delete(request: ApiRequest, job_id: int) -> Status[None]:
-    """Its run directory goes, too, with logs and checkpoints. There is no way back."""
+    """Delete a job and its run directory, including logs and checkpoints. This cannot be undone."""
     found = job_of(request, job_id, "change", doing="deleted")
     lifecycle.delete(request.auth, found)
     return Status(204, None)
@@ -241,9 +245,9 @@ def delete(request: ApiRequest, job_id: int) -> Status[None]:
     ),
 )
 def cancel(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
-    """Its ranks save a last checkpoint and stop; `state` follows within seconds.
+    """Cancel a job: its ranks save a last checkpoint and stop. `state` follows within seconds.
 
-    Sent again, 10 s or more after the first, it kills the job as `/kill` does.
+    Sending it again 10 s or more after the first time kills the job as `/kill` does.
     """
     found = job_of(request, job_id, "change", doing="cancelled")
     lifecycle.cancel(request.auth, found)
@@ -262,7 +266,10 @@ def cancel(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
     ),
 )
 def release(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
-    """Release it within seconds, as `scontrol release` does. `release_outcome` of the attempt says if that failed."""
+    """Release a held job within seconds, as `scontrol release` does.
+
+    If that fails, the attempt's `release_outcome` says why.
+    """
     found = job_of(request, job_id, "change", doing="released")
     releasing.release(request.auth, found)
     return Status(202, job_shape(job_of(request, job_id)))
@@ -280,7 +287,7 @@ def release(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
     ),
 )
 def kill(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
-    """Use it for jobs that do not stop when cancelled. Work since the newest checkpoint is lost. Kills are audited."""
+    """Kill a job that does not stop when cancelled. Work since its newest checkpoint is lost. Kills are audited."""
     found = job_of(request, job_id, "kill", doing="killed")
     lifecycle.kill(request.auth, found)
     return Status(202, job_shape(job_of(request, job_id)))
@@ -299,7 +306,7 @@ def kill(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
     ),
 )
 def resume(request: ApiRequest, job_id: int, wanted: Resumption | None = None) -> Status[dict[str, Any]]:
-    """Starts a new attempt of the job, from the newest checkpoint or from `step`."""
+    """Start a new attempt of the job, from the newest checkpoint or from `step`."""
     found = job_of(request, job_id, "change", doing="resumed")
     wanted = wanted or Resumption()
     attempt = lifecycle.resume(request.auth, found, step=wanted.step, steps=wanted.steps, key=key_of(request))
@@ -313,7 +320,7 @@ def resume(request: ApiRequest, job_id: int, wanted: Resumption | None = None) -
     openapi_extra=described(errors={409: "`pinned`: its code has not been fetched yet, or came from no repository."}),
 )
 def spec(request: ApiRequest, job_id: int, wanted: Query[WantedSpec]) -> dict[str, Any]:
-    """Answers the spec as it was written, comments included, and as JSON with every default."""
+    """Return the spec as it was written, with comments, and as JSON with every default."""
     found = job_of(request, job_id)
     if not wanted.pinned:
         return {"spec": found.spec, "spec_toml": found.spec_toml, "parent": found.parent_id}
@@ -323,14 +330,14 @@ def spec(request: ApiRequest, job_id: int, wanted: Query[WantedSpec]) -> dict[st
 
 @router.get("/{int:job_id}/attempts", response=Attempts, summary="Its attempts, oldest first")
 def attempts(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> dict[str, Any]:
-    """Each submission to the scheduler is one; restarts in place stay within theirs."""
+    """Return the job's attempts. Each submission to the scheduler is one; restarts in place belong to their attempt."""
     found = Attempt.objects.filter(job=job_of(request, job_id))
     return _page(found, Order("number"), wanted, attempt_detail)
 
 
-@router.get("/{int:job_id}/checkpoints", response=Checkpoints, summary="Its checkpoints, newest step first")
+@router.get("/{int:job_id}/checkpoints", response=CheckpointPage, summary="Its checkpoints, newest step first")
 def checkpoints(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> dict[str, Any]:
-    """Answers the checkpoints on disk and those that were, with what became of each."""
+    """Return the checkpoints on disk and past ones, each with its state."""
     found = job_of(request, job_id).checkpoints.select_related("attempt")
     return _page(found, Order("step", descending=True), wanted, checkpoint_shape)
 
@@ -348,9 +355,9 @@ def checkpoints(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> 
     ),
 )
 def pin(request: ApiRequest, job_id: int, name: str, wanted: Pinning) -> dict[str, Any]:
-    """`name` is as the list says, such as step-400; step-400.g2 is always the one that generation 2 wrote.
+    """Pin or unpin a checkpoint. A pinned checkpoint stays until the job is deleted.
 
-    A pinned checkpoint stays until the job is deleted. 409: it is already gone.
+    `name` is as in the list, such as step-400; step-400.g2 always means the one that generation 2 wrote.
     """
     found = job_of(request, job_id, "change")
     checkpoint = found.checkpoints.called(plain(name)).first()
@@ -362,7 +369,7 @@ def pin(request: ApiRequest, job_id: int, name: str, wanted: Pinning) -> dict[st
 
 @router.get("/{int:job_id}/events", response=Events, summary="What happened, in the order in which Vigil learned of it")
 def events(request: ApiRequest, job_id: int, wanted: Query[WantedEvents]) -> dict[str, Any]:
-    """Phases, checkpoints, warnings, restarts: what ranks, launchers and Vigil itself told of it."""
+    """Return phases, checkpoints, warnings and restarts, as reported by ranks, launchers and Vigil."""
     found = Event.objects.filter(attempt__job=job_of(request, job_id)).select_related("attempt")
     if wanted.kind:
         found = found.filter(kind=wanted.kind)
@@ -373,7 +380,7 @@ def events(request: ApiRequest, job_id: int, wanted: Query[WantedEvents]) -> dic
 
 @spec_router.get("/schema", response=dict[str, Any], summary="JSON Schema of a job's spec")
 def spec_schema(request: ApiRequest) -> dict[str, Any]:
-    """Tells editors and generators what a spec may hold, with each field's meaning."""
+    """Return the JSON Schema of a spec, with the meaning of each field, for editors and generators."""
     return JobSpec.model_json_schema()
 
 

@@ -1,4 +1,4 @@
-"""REST: what ranks, launchers and the batch script wrote."""
+"""REST: the output of ranks, launchers and batch scripts."""
 
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ Rank = int | Literal["batch"]
 
 
 class WantedFile(Schema):
-    """The log that is meant, by attempt, rank and incarnation."""
+    """A log, selected by attempt, rank and incarnation."""
 
     attempt: int | None = Field(None, ge=1, lt=2**31, description="Its number; default: the latest.")
     rank: Rank = Field(0, description="Negative: the launcher of node −rank−1. `batch`: the batch script's output.")
@@ -28,7 +28,7 @@ class WantedFile(Schema):
 
 
 class WantedLog(WantedFile):
-    """A log and the part of it that is wanted: the last lines, unless `after` or `before` says where."""
+    """A log and the part of it to return: the last lines, unless `after` or `before` is given."""
 
     after: int | None = Field(None, ge=0, lt=2**62, description="An offset: lines from there on.")
     before: int | None = Field(None, ge=0, lt=2**62, description="An offset: lines that end there.")
@@ -45,7 +45,7 @@ class LogLineShape(Schema):
     text: str
 
 
-class LogPage(Schema):
+class LogPageShape(Schema):
     items: list[LogLineShape]
     start: int = Field(description="`before` this is what comes before.")
     end: int = Field(description="`after` this is what follows, also what is written later.")
@@ -67,14 +67,12 @@ class LogFiles(Schema):
 
 @router.get(
     "/{int:job_id}/logs",
-    response=LogPage,
+    response=LogPageShape,
     summary="Lines of a log",
     openapi_extra=described(errors={404: NO_LOG}),
 )
 def lines(request: ApiRequest, job_id: int, wanted: Query[WantedLog]) -> dict[str, Any]:
-    """The last ones, or those after or before an offset: `end` of one answer is `after` of the next, so that a log can
-    be followed.
-    """
+    """Return the last lines, or those after or before an offset. To follow a log, send `end` as the next `after`."""
     job = job_of(request, job_id)
     attempt = _attempt(job, wanted.attempt)
     rank = _rank(wanted.rank)
@@ -105,7 +103,7 @@ def lines(request: ApiRequest, job_id: int, wanted: Query[WantedLog]) -> dict[st
     openapi_extra=described(errors={404: NO_LOG}),
 )
 def files(request: ApiRequest, job_id: int, wanted: Query[WantedAttempt]) -> dict[str, Any]:
-    """One for each rank and incarnation, the launchers' and the batch script's."""
+    """Return the logs that exist: one per rank and incarnation, the launchers' and the batch script's."""
     found = logs.available(_attempt(job_of(request, job_id), wanted.attempt))
     items = [
         {"rank": "batch" if log.rank is None else log.rank, "incarnation": log.incarnation, "bytes": log.bytes}
@@ -123,11 +121,11 @@ def files(request: ApiRequest, job_id: int, wanted: Query[WantedAttempt]) -> dic
     ),
 )
 def file(request: ApiRequest, job_id: int, wanted: Query[WantedFile]) -> StreamingHttpResponse:
-    """All of it as it is now, terminal colours included."""
+    """Download the log as it is now, terminal colours included."""
     job = job_of(request, job_id)
-    kept = logs.download(job, _attempt(job, wanted.attempt), _rank(wanted.rank), wanted.incarnation)
-    response = stream(request, kept.pieces, "text/plain; charset=utf-8")
-    response.headers["Content-Disposition"] = f'attachment; filename="{kept.name}"'
+    download = logs.download(job, _attempt(job, wanted.attempt), _rank(wanted.rank), wanted.incarnation)
+    response = stream(request, download.pieces, "text/plain; charset=utf-8")
+    response.headers["Content-Disposition"] = f'attachment; filename="{download.name}"'
     return response
 
 

@@ -1,4 +1,4 @@
-"""REST: every sample of a machine's curves as a file, CSV or Parquet."""
+"""REST: every sample of a node's curves as a CSV or Parquet file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ninja import Query
 from numpy.typing import NDArray
 
 from jobs.api.machines import NO_AGENT, WantedMachineSeries, agent_of, chosen, span
-from jobs.listing.sight import Sight, sight
+from jobs.listing.telemetry_access import TelemetryAccess, access_of
 from nodes.api import agents
 from nodes.models import Agent, Gpu
 from nodes.telemetry import read
@@ -46,7 +46,7 @@ COLUMNS: dict[str, parquet.Kind] = {
     ),
 )
 def csv(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -> StreamingHttpResponse:
-    """Nothing is left out; what has become minutes is told as their mean. `points` is ignored."""
+    """Download every sample; those already merged into minutes are their means. `points` is ignored."""
     lines = _lines(_pieces(request.auth, agent_of(name), wanted))
     return _download(stream(request, lines, "text/csv; charset=utf-8"), "telemetry.csv")
 
@@ -57,14 +57,14 @@ def csv(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -> S
     openapi_extra=parquet.openapi(COLUMNS, NO_AGENT),
 )
 def as_parquet(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -> StreamingHttpResponse:
-    """The same as series.csv. `gpu` is null where a curve is the machine's own; `time` is in Unix seconds."""
+    """Download the same as series.csv. `gpu` is null if a curve belongs to the node; `time` is in Unix seconds."""
     rows = (piece.columns() for piece in _pieces(request.auth, agent_of(name), wanted))
     return _download(stream(request, parquet.pieces(COLUMNS, rows), parquet.MEDIA_TYPE), "telemetry.parquet")
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """Neighbouring samples of one curve; NaN is what stands where none is finite."""
+class _MachineSamples:
+    """Neighbouring samples of one curve; NaN where none is finite."""
 
     node: str
     gpu: int | None
@@ -76,17 +76,19 @@ class _Piece:
         return {"node": self.node, "gpu": self.gpu, "name": self.name, "time": self.time, "value": self.value}
 
 
-def _pieces(user: User, agent: Agent, wanted: WantedMachineSeries) -> Iterator[_Piece]:
-    """What is asked for, checked now and read later. Raises Problem."""
+def _pieces(user: User, agent: Agent, wanted: WantedMachineSeries) -> Iterator[_MachineSamples]:
+    """Check the request now and read the samples later. Raises Problem."""
     (start, end), gpus = span(wanted), chosen(agent, wanted.gpu)
     now = int(time.time())  # what nobody has told yet, or is kept no more, would be looked for piece by piece
     start, end = max(start, now - RETENTION_S - TENS.block_s), min(end, now + int(AHEAD_S))
-    seen = sight(user, [gpu.pk for gpu in gpus], start, end + TENS.seconds)
-    return _read(agent, gpus, wanted.name, start, end, seen)
+    access = access_of(user, [gpu.pk for gpu in gpus], start, end + TENS.seconds)
+    return _read(agent, gpus, wanted.name, start, end, access)
 
 
-def _read(agent: Agent, gpus: list[Gpu], names: list[str], start: int, end: int, seen: Sight) -> Iterator[_Piece]:
-    """The points in pieces of some days, so that no answer is held in memory."""
+def _read(
+    agent: Agent, gpus: list[Gpu], names: list[str], start: int, end: int, access: TelemetryAccess
+) -> Iterator[_MachineSamples]:
+    """Yield the points a few days at a time, so that no response is held in memory."""
     for name in dict.fromkeys(names):
         owners: list[Gpu | None] = [*gpus] if name in GPU_FIELDS else [None]
         for gpu in owners:
@@ -94,12 +96,12 @@ def _read(agent: Agent, gpus: list[Gpu], names: list[str], start: int, end: int,
             for at in range(start, end + 1, POINTS):
                 until = min(end, at + POINTS - 1)
                 outline = read.curves(agent, [(owner, name)], start=at, end=until, points=None)[owner, name].outline
-                outline = seen.outline(gpu.pk, outline) if gpu else outline
+                outline = access.outline(gpu.pk, outline) if gpu else outline
                 values = np.where(outline.n == 1, outline.min, outline.mean())
-                yield _Piece(agent.node, gpu.index if gpu else None, name, outline.first, values)
+                yield _MachineSamples(agent.node, gpu.index if gpu else None, name, outline.first, values)
 
 
-def _lines(pieces: Iterator[_Piece]) -> Iterator[str]:
+def _lines(pieces: Iterator[_MachineSamples]) -> Iterator[str]:
     yield CSV_HEADER
     for piece in pieces:
         head = csv_text.write([[piece.node, piece.gpu, piece.name, ""]]).removesuffix("\n")

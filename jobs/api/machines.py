@@ -1,4 +1,4 @@
-"""REST of what machines did: newest values, GPUs with who holds them, curves, events; as each person may see it."""
+"""REST: node telemetry: newest values, GPUs and their allocations, curves, events, as each person may see them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ninja import Query, Schema
 from pydantic import Field
 
 from jobs.api.series import short
-from jobs.listing.sight import earliest, sight, visible_holdings
+from jobs.listing.telemetry_access import access_of, earliest_report, visible_holdings
 from jobs.listing.visibility import jobs_of
 from nodes.api import agents
 from nodes.models import Agent, Gpu, Holding, NodeEvent
@@ -30,7 +30,7 @@ HOUR_S = 3600
 
 
 class HolderShape(Schema):
-    """A job that holds a GPU, as far as you may know whose it is."""
+    """A job that a GPU is allocated to, as far as you may see it."""
 
     scheduler_id: str
     job: int | None = Field(description="Vigil's number, where it is a job of Vigil's that you can see.")
@@ -67,13 +67,13 @@ class MachineGpu(Schema):
     processes: list[ProcessShape]
 
 
-class MachineGpus(Schema):
+class MachineGpuList(Schema):
     items: list[MachineGpu]
     next: str | None = None
 
 
 class Telemetry(Schema):
-    """What a machine's agent last told."""
+    """The newest report of a node's agent."""
 
     node: str
     heard_at: datetime | None
@@ -85,7 +85,7 @@ class Telemetry(Schema):
 
 
 class WantedMachineSeries(Schema):
-    """Curves of a machine or its GPUs."""
+    """Curves of a node or its GPUs."""
 
     name: list[Text] = Field(
         ["gpu_percent"], max_length=32, description=f"{', '.join(GPU_FIELDS)}; or what the host tells, as cpu_percent."
@@ -98,7 +98,7 @@ class WantedMachineSeries(Schema):
 
 
 class MachineLine(Schema):
-    """One curve; `value` where each point is one sample, else `min`, `max` and `mean` of stretches."""
+    """One curve: `value` if each point is a single sample, else `min`, `max` and `mean` of intervals."""
 
     name: str
     gpu: int | None = Field(None, description="The GPU's index; null: it is the machine's own.")
@@ -116,7 +116,7 @@ class MachineLines(Schema):
 
 
 class MachineEventShape(Schema):
-    """Something that happened to a machine; equal ones near each other are one, with a count."""
+    """Something that happened on a node; equal events close together are one, with a count."""
 
     id: int
     kind: str
@@ -148,7 +148,7 @@ class WantedMachineEvents(WantedPage):
     openapi_extra=described(errors=NO_AGENT),
 )
 def telemetry(request: ApiRequest, name: str) -> dict[str, Any]:
-    """Answers its newest values, its GPUs with who holds them, and the facts that its agent told."""
+    """Return the node's newest values, its GPUs with their allocations, and the facts that its agent reported."""
     agent = agent_of(name)
     return {
         "node": agent.node,
@@ -163,12 +163,12 @@ def telemetry(request: ApiRequest, name: str) -> dict[str, Any]:
 
 @router.get(
     "/{str:name}/gpus",
-    response=MachineGpus,
+    response=MachineGpuList,
     summary="A machine's GPUs, and who holds them",
     openapi_extra=described(errors=NO_AGENT),
 )
 def gpus(request: ApiRequest, name: str) -> dict[str, Any]:
-    """Answers those that it has now, in NVML's order."""
+    """Return the node's current GPUs, in NVML's order."""
     return {"items": gpu_shapes(request.auth, agent_of(name))}
 
 
@@ -179,25 +179,27 @@ def gpus(request: ApiRequest, name: str) -> dict[str, Any]:
     openapi_extra=described(errors=NO_AGENT),
 )
 def series(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -> HttpResponse:
-    """Answers each second of the last two days, minutes of 90, ten minutes of two years, no longer than asked for.
+    """Return each second of the last two days, minutes for 90 days, ten minutes for two years, as far as requested.
 
-    A stretch in which somebody else's job held the GPU is left out, where the site hides other people's jobs.
+    Times when a GPU was allocated to somebody else's job are left out if the site hides other people's jobs.
     """
     agent, (start, end) = agent_of(name), span(wanted)
     rows = [(gpu, field) for field in wanted.name if field in GPU_FIELDS for gpu in chosen(agent, wanted.gpu)]
-    own = [field for field in dict.fromkeys(wanted.name) if field not in GPU_FIELDS]
-    keys = [(gpu_owner(gpu.pk), field) for gpu, field in rows] + [(host_owner(agent.pk), field) for field in own]
+    host_fields = [field for field in dict.fromkeys(wanted.name) if field not in GPU_FIELDS]
+    keys = [(gpu_owner(gpu.pk), field) for gpu, field in rows] + [
+        (host_owner(agent.pk), field) for field in host_fields
+    ]
     found = read.curves(agent, keys, start=start, end=end, points=wanted.points)
     outlines = [found[key].outline for key in keys[: len(rows)]]
     # A stretch may begin before what was asked for, and end after it.
-    first = min((int(one.first.min()) for one in outlines if len(one.first)), default=start)
-    last = max((int(one.last.max()) for one in outlines if len(one.last)), default=end)
-    seen = sight(request.auth, [gpu.pk for gpu, _ in rows], min(start, first), max(end, last))
+    first = min((int(outline.first.min()) for outline in outlines if len(outline.first)), default=start)
+    last = max((int(outline.last.max()) for outline in outlines if len(outline.last)), default=end)
+    access = access_of(request.auth, [gpu.pk for gpu, _ in rows], min(start, first), max(end, last))
     items = [
-        line(field, seen.outline(gpu.pk, found[gpu_owner(gpu.pk), field].outline), wanted.digits, gpu=gpu)
+        line(field, access.outline(gpu.pk, found[gpu_owner(gpu.pk), field].outline), wanted.digits, gpu=gpu)
         for gpu, field in rows
     ]
-    items += [line(field, found[host_owner(agent.pk), field].outline, wanted.digits) for field in own]
+    items += [line(field, found[host_owner(agent.pk), field].outline, wanted.digits) for field in host_fields]
     return answer({"items": items, "next": None})
 
 
@@ -208,7 +210,7 @@ def series(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -
     openapi_extra=described(errors=NO_AGENT),
 )
 def events(request: ApiRequest, name: str, wanted: Query[WantedMachineEvents]) -> dict[str, Any]:
-    """Xids, lost GPUs, silent drivers, slow mounts, gaps of the agent."""
+    """Return Xids, lost GPUs, silent drivers, slow mounts and gaps in the agent's reports."""
     rows = NodeEvent.objects.filter(agent=agent_of(name)).select_related("gpu")
     if wanted.kind:
         rows = rows.filter(kind=wanted.kind)
@@ -224,7 +226,7 @@ def agent_of(name: str) -> Agent:
 
 
 def span(wanted: WantedMachineSeries) -> tuple[int, int]:
-    """From when to when. Raises Problem."""
+    """Return the requested time range in Unix seconds. Raises Problem."""
     end = wanted.end if wanted.end is not None else int(time.time())
     start = wanted.start if wanted.start is not None else end - HOUR_S
     if start > end:
@@ -233,7 +235,7 @@ def span(wanted: WantedMachineSeries) -> tuple[int, int]:
 
 
 def chosen(agent: Agent, wanted: list[str]) -> list[Gpu]:
-    """The GPUs asked for, by index or UUID; gone ones by UUID alone."""
+    """Return the requested GPUs, by index or UUID; removed ones by UUID only."""
     rows = list(agent.gpus.all())
     if not wanted:
         return [gpu for gpu in rows if gpu.gone_at is None]
@@ -245,26 +247,26 @@ def chosen(agent: Agent, wanted: list[str]) -> list[Gpu]:
 
 
 def gpu_shapes(user: User, agent: Agent) -> list[dict[str, Any]]:
-    """A machine's GPUs as one person may see them."""
-    there = list(agent.gpus.filter(gone_at=None))
+    """Return a node's GPUs as one person may see them."""
+    gpus = list(agent.gpus.filter(gone_at=None))
     now = time.time()
-    seen = sight(user, [gpu.pk for gpu in there], earliest(now, [agent]), now)
-    holders = holders_of(user, there)
+    access = access_of(user, [gpu.pk for gpu in gpus], earliest_report(now, [agent]), now)
+    holders = holders_of(user, gpus)
     return [
         gpu_shape(
-            agent, gpu, holders.get(gpu.pk, []), is_hidden=seen.hides_newest(gpu.pk, now, agent.sampled_at)
+            agent, gpu, holders.get(gpu.pk, []), is_hidden=access.hides_newest(gpu.pk, now, agent.sampled_at)
         )
-        for gpu in there
+        for gpu in gpus
     ]  # fmt: skip
 
 
 def holders_of(user: User, gpus: list[Gpu]) -> dict[int, list[dict[str, Any]]]:
-    """Who holds these GPUs now, by GPU, as far as this person may know."""
-    held = list(visible_holdings(user).filter(gpu__in=gpus, until=None))
-    known = jobs_of(user, (one.scheduler_id for one in held))
+    """Return the current allocations of these GPUs, by GPU, as far as this person may see them."""
+    holdings = list(visible_holdings(user).filter(gpu__in=gpus, until=None))
+    jobs = jobs_of(user, (holding.scheduler_id for holding in holdings))
     found: dict[int, list[dict[str, Any]]] = {}
-    for one in held:
-        found.setdefault(one.gpu_id, []).append(_holder_shape(one, known.get(one.scheduler_id)))
+    for holding in holdings:
+        found.setdefault(holding.gpu_id, []).append(_holder_shape(holding, jobs.get(holding.scheduler_id)))
     return found
 
 
@@ -280,7 +282,7 @@ def _holder_shape(holding: Holding, job: Any) -> dict[str, Any]:
 
 
 def gpu_shape(agent: Agent, gpu: Gpu, holders: list[dict[str, Any]], *, is_hidden: bool) -> dict[str, Any]:
-    """One GPU with what its machine's agent told of it last."""
+    """Return one GPU with the newest report of its node's agent."""
     same = (
         "uuid",
         "index",
@@ -295,7 +297,7 @@ def gpu_shape(agent: Agent, gpu: Gpu, holders: list[dict[str, Any]], *, is_hidde
         "counted_at",
     )
     newest = {} if is_hidden else agent.newest.get("gpus", {}).get(gpu.uuid, {})
-    processes = [] if is_hidden else [one for one in agent.processes if one["gpu"] == gpu.uuid]
+    processes = [] if is_hidden else [process for process in agent.processes if process["gpu"] == gpu.uuid]
     return {name: getattr(gpu, name) for name in same} | {
         "is_lost": gpu.lost_at is not None,
         "newest": {name: value for name, value in newest.items() if name in GPU_FIELDS},
@@ -306,7 +308,7 @@ def gpu_shape(agent: Agent, gpu: Gpu, holders: list[dict[str, Any]], *, is_hidde
 
 
 def line(name: str, outline: Outline, digits: int | None, *, gpu: Gpu | None = None) -> dict[str, Any]:
-    """A curve as JSON has it."""
+    """Return a curve as JSON."""
     about = {"name": name, "gpu": gpu.index if gpu else None, "uuid": gpu.uuid if gpu else None}
     columns = {"value": outline.min} if bool((outline.n == 1).all()) else {
         "min": outline.min, "max": outline.max, "mean": outline.mean()
@@ -315,11 +317,11 @@ def line(name: str, outline: Outline, digits: int | None, *, gpu: Gpu | None = N
 
 
 def event_shapes(user: User, found: list[NodeEvent]) -> list[dict[str, Any]]:
-    """MachineEvents as one person may see them: the kernel's text names processes, which may be somebody else's."""
+    """Return events as one person may see them: kernel messages may name other people's processes."""
     start = min((event.at.timestamp() for event in found), default=0)
     end = max((event.last_at.timestamp() for event in found), default=0)
-    seen = sight(user, {event.gpu_id for event in found if event.gpu_id}, start, end)
-    return [_event_shape(event, is_hidden=seen.hides_words(event)) for event in found]
+    access = access_of(user, {event.gpu_id for event in found if event.gpu_id}, start, end)
+    return [_event_shape(event, is_hidden=access.hides_text(event)) for event in found]
 
 
 def _event_shape(event: NodeEvent, *, is_hidden: bool) -> dict[str, Any]:

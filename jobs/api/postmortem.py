@@ -1,4 +1,4 @@
-"""REST: why a job's attempt ended badly, what it cost, and what people wrote of it."""
+"""REST: why a job's attempt failed, what it cost, and what people wrote about it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class OtherShape(Schema):
 
 
 class PostMortemFigures(Schema):
-    """What it cost. Lost = work since the kept checkpoint + time held until training again."""
+    """The cost: work since the last checkpoint, plus allocated time until training resumed."""
 
     bad_at: datetime | None = Field(description="The first sign of it.")
     noticed_at: datetime = Field(description="The end of the attempt.")
@@ -145,7 +145,7 @@ class WantedVerdict(Schema):
 
 
 class FollowUpChange(Schema):
-    """An action as it is to be. With `id` it changes that one, without it is a new one."""
+    """An action. With `id` it replaces that one; without, it is new."""
 
     model_config = {"extra": "forbid"}
     id: int | None = Field(None, ge=1, lt=2**63)
@@ -162,7 +162,7 @@ class OverruleChange(Schema):
 
 
 class PostMortemChanges(Schema):
-    """What may change; what is left out stays. `overrule: null` takes an overrule back."""
+    """What may change; omitted fields stay as they are. `overrule: null` withdraws an overrule."""
 
     model_config = {"extra": "forbid"}
     narrative: Narrative | None = None
@@ -182,11 +182,11 @@ class PostMortemChanges(Schema):
     openapi_extra=described(errors={404: NONE_YET}),
 )
 def postmortem(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) -> dict[str, Any]:
-    """Answers the newest verdict on an attempt's bad end: one cause, how sure, who must act, and the lines for it; what
-    it cost, what Vigil did, and what people wrote.
+    """Return the newest verdict on a failed attempt: one cause, its confidence, who must act, and the evidence.
 
-    It is made from the logs of all ranks, the scheduler's and the launcher's word and what machines told, within
-    seconds of the end, and anew while evidence comes.
+    It includes the cost, what Vigil did, and what people wrote.
+    The verdict is based on the logs of all ranks, the reports
+    of scheduler and launcher, and node telemetry; it is made within seconds and revised while evidence arrives.
     """
     return _shape(_document(job_of(request, job_id), wanted.attempt))
 
@@ -204,7 +204,7 @@ def postmortem(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) -
     ),
 )
 def as_markdown(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) -> HttpResponse:
-    """For a ticket or a repository. What logs say stands in fences that nothing in them can close; HTML is text."""
+    """Return the post-mortem for a ticket or a repository. Log text is safely fenced; HTML is escaped."""
     text = markdown.write(_document(job_of(request, job_id), wanted.attempt))
     return HttpResponse(text, content_type="text/markdown; charset=utf-8")
 
@@ -220,7 +220,7 @@ def as_markdown(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) 
 def change(
     request: ApiRequest, job_id: int, wanted: Query[WantedVerdict], changes: PostMortemChanges
 ) -> dict[str, Any]:
-    """Its owner, the project's leads and sysadmins write it. What is left out stays as it is."""
+    """Edit the post-mortem. Its owner, the project's leads and sysadmins may. Omitted fields stay as they are."""
     document = _document(job_of(request, job_id, "change"), wanted.attempt)
     user, incident, given = request.auth, document.incident, changes.model_fields_set
     for name in given - {"overrule", "revision"}:
@@ -233,7 +233,7 @@ def change(
                 incident,
                 narrative=changes.narrative,
                 factors=changes.factors,
-                actions=None if changes.actions is None else [Action(**one.dict()) for one in changes.actions],
+                actions=None if changes.actions is None else [Action(**action.dict()) for action in changes.actions],
                 revision=changes.revision,
             )
         if changes.overrule is not None:
@@ -246,8 +246,8 @@ def change(
 
 
 def _document(job: Job, number: int | None) -> Document:
-    document = documents.of(job, number)
-    if document is None or not document.told:
+    document = documents.load(job, number)
+    if document is None or not document.verdict:
         which = f"Attempt {number} of it" if number is not None else "It"
         where = ""
         if (attempt := verdicts.restarted_in_place(job, number)) is not None:
@@ -257,8 +257,8 @@ def _document(job: Job, number: int | None) -> Document:
 
 
 def _shape(document: Document) -> dict[str, Any]:
-    incident, cost, told, written = document.incident, document.cost, document.told, document.written
-    kept, head = document.kept, document.headline
+    incident, cost, verdict, written = document.incident, document.cost, document.verdict, document.written
+    resume_point, head = document.resume_point, document.headline
     overruled = {
         "cause": incident.overruled_cause,
         "by": incident.overruled_by.username if incident.overruled_by else "",
@@ -266,7 +266,7 @@ def _shape(document: Document) -> dict[str, Any]:
         "why": incident.overruled_why,
     }
     return {
-        **told,
+        **verdict,
         "job": document.job.pk,
         "attempt": document.attempt.number,
         "at": incident.at,
@@ -283,8 +283,13 @@ def _shape(document: Document) -> dict[str, Any]:
         "is_final": incident.is_final,
         "made_at": document.versions[-1].made_at,
         "versions": [
-            {"version": one.number, "made_at": one.made_at, "cause": one.cause, "confidence": one.confidence}
-            for one in document.versions
+            {
+                "version": version.number,
+                "made_at": version.made_at,
+                "cause": version.cause,
+                "confidence": version.confidence,
+            }
+            for version in document.versions
         ],
         "next_attempt": document.following.number if document.following else None,
         "decision": document.attempt.decision,
@@ -292,7 +297,7 @@ def _shape(document: Document) -> dict[str, Any]:
         "figures": {
             "bad_at": document.bad_at,
             "noticed_at": incident.at,
-            "kept_step": kept.step if kept else 0,
+            "kept_step": resume_point.step if resume_point else 0,
             "steps_lost": cost.steps,
             "lost_seconds": cost.lost_seconds,
             "gpu_hours": cost.gpu_hours,
@@ -306,12 +311,18 @@ def _shape(document: Document) -> dict[str, Any]:
         "overruled": overruled if incident.is_overruled else None,
         "narrative": written.narrative if written else "",
         "factors": written.factors if written else [],
-        "actions": [_action(one) for one in document.follow_ups],
+        "actions": [_action(follow_up) for follow_up in document.follow_ups],
         "revision": written.revision if written else 0,
         "url": f"{settings.VIGIL_PUBLIC_URL}/jobs/{document.job.pk}/postmortem?attempt={document.attempt.number}",
     }
 
 
-def _action(one: FollowUp) -> dict[str, Any]:
-    owner = one.owner.username if one.owner else ""
-    return {"id": one.pk, "text": one.text, "owner": owner, "due": one.due, "done_at": one.done_at}
+def _action(follow_up: FollowUp) -> dict[str, Any]:
+    owner = follow_up.owner.username if follow_up.owner else ""
+    return {
+        "id": follow_up.pk,
+        "text": follow_up.text,
+        "owner": owner,
+        "due": follow_up.due,
+        "done_at": follow_up.done_at,
+    }

@@ -1,4 +1,4 @@
-"""REST: everything that went wrong, newest first."""
+"""REST: all incidents, newest first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from diagnosis.causes import CAUSES
 from jobs.gathering import verdicts
-from jobs.listing.incidents import Search
+from jobs.listing.incidents import IncidentSearch
 from jobs.models import Incident
 from portal.http.api import ApiRequest, Moment, Text, WantedPage, among, answer
 
@@ -61,8 +61,8 @@ class WantedIncidents(WantedPage):
 
 @router.get("/postmortems", response=Incidents, summary="What went wrong, newest first")
 def postmortems(request: ApiRequest, wanted: Query[WantedIncidents]) -> HttpResponse:
-    """Bad ends of attempts, each with a post-mortem at its job, and ranks that were started again in place."""
-    search = Search(
+    """Return failed attempts, each with a post-mortem at its job, and restarts in place."""
+    search = IncidentSearch(
         projects=wanted.project,
         causes=wanted.cause,
         owner=wanted.owner,
@@ -71,7 +71,7 @@ def postmortems(request: ApiRequest, wanted: Query[WantedIncidents]) -> HttpResp
         since=wanted.since,
     )
     found = search.page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
-    return answer({"items": [incident_row(one) for one in found.items], "next": found.next})
+    return answer({"items": [incident_row(incident) for incident in found.items], "next": found.next})
 
 
 def incident_row(incident: Incident) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def incident_row(incident: Incident) -> dict[str, Any]:
         "cause": incident.cause,
         "confidence": incident.confidence,
         "owner": CAUSES[incident.cause].owner if incident.cause in CAUSES else "",
-        "says": verdicts.says(incident),
+        "says": verdicts.summary(incident),
         "node": incident.node,
         "rank": incident.rank,
         "version": incident.version,

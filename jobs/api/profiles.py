@@ -1,4 +1,4 @@
-"""REST: profiles of steps: ask for one, list them, fetch one."""
+"""REST: profiles of training steps: request, list and download them."""
 
 from datetime import datetime
 from typing import Any
@@ -20,15 +20,15 @@ router = Router(tags=["profiles"])
 GZIP = {"type": "string", "format": "binary"}
 
 
-class Asking(Schema):
-    """The next steps of a rank, to be recorded."""
+class ProfileRequest(Schema):
+    """The steps of a rank to record, starting with the next one."""
 
     model_config = {"extra": "forbid", "strict": True}
     steps: int = Field(profiling.STEPS, ge=1, le=profiling.MOST_STEPS)
     rank: int = Field(0, ge=0, lt=10**6, description="The rank that records its own steps.")
 
 
-class Asked(Schema):
+class RequestedProfile(Schema):
     id: str = Field(description="The profile's, as in the list.")
 
 
@@ -53,7 +53,7 @@ class Profiles(Schema):
 
 @router.post(
     "/{int:job_id}/profile",
-    response={202: Asked},
+    response={202: RequestedProfile},
     summary="Profile the next steps of a running job",
     openapi_extra=described(
         errors={
@@ -63,16 +63,16 @@ class Profiles(Schema):
         }
     ),
 )
-def ask(request: ApiRequest, job_id: int, wanted: Asking | None = None) -> Status[dict[str, Any]]:
-    """torch.profiler records them on one rank; the trace then is in the list of profiles."""
+def profile_job(request: ApiRequest, job_id: int, wanted: ProfileRequest | None = None) -> Status[dict[str, Any]]:
+    """Record the next steps of one rank with torch.profiler. The trace then appears in the list of profiles."""
     job = job_of(request, job_id, "change", doing="profiled")
-    wanted = wanted or Asking.model_validate({})
+    wanted = wanted or ProfileRequest.model_validate({})
     return Status(202, {"id": profiling.ask(request.auth, job, steps=wanted.steps, rank=wanted.rank)})
 
 
 @router.get("/{int:job_id}/profiles", response=Profiles, summary="Its profiles, newest first")
 def listed(request: ApiRequest, job_id: int) -> dict[str, Any]:
-    """Answers, too, those that were asked for and are not written yet, and those that went wrong, with why."""
+    """Return profiles, including requested ones that are not written yet and failed ones with the reason."""
     job = job_of(request, job_id)
     return {"items": profiles(job.attempts.all())}
 
@@ -86,12 +86,12 @@ def listed(request: ApiRequest, job_id: int) -> dict[str, Any]:
     ),
 )
 def file(request: ApiRequest, job_id: int, number: int, name: str) -> StreamingHttpResponse:
-    """`number` is the attempt's."""
+    """Download a trace. `number` is the attempt's."""
     job = job_of(request, job_id)
     attempt = Attempt.objects.filter(job=job, number=number).select_related("job").first()
     if attempt is None:
         raise Problem(404, f"#{job_id} has no attempt {number}.")
-    kept = files.download(attempt, name)
-    response = stream(request, kept.pieces, "application/gzip")
-    response.headers["Content-Disposition"] = f'attachment; filename="{kept.name}"'
+    download = files.download(attempt, name)
+    response = stream(request, download.pieces, "application/gzip")
+    response.headers["Content-Disposition"] = f'attachment; filename="{download.name}"'
     return response

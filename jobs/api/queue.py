@@ -1,4 +1,4 @@
-"""REST: the scheduler's queue, with Vigil's own jobs in it."""
+"""REST: the scheduler's queue, including Vigil's jobs."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from jobs.listing.queue import STATES, Entry, QueueSearch, described, unseen
+from jobs.listing.queue import STATES, QueueEntry, QueueSearch, describe_rows, unseen
 from nodes.api.nodes import ReadingShape
 from nodes.cluster import sync
 from nodes.models import Reading
@@ -16,7 +16,7 @@ router = Router(tags=["cluster"])
 
 
 class QueuedShape(Schema):
-    """A job of the scheduler that waits or runs, whoever's it is."""
+    """A pending or running job of the scheduler, of any user."""
 
     scheduler_id: str
     component: str = Field(description='"85+1" of heterogeneous job 85, as Slurm writes it; empty of every other job.')
@@ -86,13 +86,13 @@ class WantedQueue(Schema):
 
 @router.get("/queue", response=Queue, summary="The scheduler's queue: your own first, then by priority")
 def queue(request: ApiRequest, wanted: Query[WantedQueue]) -> dict[str, Any]:
-    """Answers the queue as the scheduler last told it, everybody's jobs included where the site lets them be seen."""
+    """Return the queue as the scheduler last reported it, with everybody's jobs if the site shows them."""
     search = QueueSearch(
         text=wanted.q, states=wanted.state, partition=wanted.partition, user=wanted.user, mine=wanted.mine
     )
     found = search.page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
     return {
-        "items": [queued_shape(entry) for entry in described(request.auth, found.items)],
+        "items": [queued_shape(entry) for entry in describe_rows(request.auth, found.items)],
         "next": found.next,
         "counts": search.counts(request.auth),
         "reading": sync.readings()[Reading.Part.QUEUE],
@@ -107,7 +107,7 @@ _SAME = tuple(
 )
 
 
-def queued_shape(entry: Entry) -> dict[str, Any]:
+def queued_shape(entry: QueueEntry) -> dict[str, Any]:
     return {name: getattr(entry.row, name) for name in _SAME} | {
         "job": entry.job.pk if entry.job else None,
         "sweep": entry.sweep.pk if entry.sweep else None,

@@ -11,10 +11,10 @@ from django.utils import timezone
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from jobs.failures import forecasting, reading, saying
-from jobs.failures.counted import KINDS
+from jobs.failures import forecasting, report, sentences
 from jobs.failures.forecasting import MOST_DAYS, MOST_NODES, MOST_SECONDS
-from jobs.failures.reading import BY, Row, Wanted
+from jobs.failures.kinds import KINDS
+from jobs.failures.report import BY, FailureFilter, FailureRow
 from jobs.reliability.offenders import Offender
 from jobs.reliability.published import PUBLISHED, Published
 from jobs.reliability.rate import Assumed, Rate
@@ -35,7 +35,7 @@ MOST_WINDOW = 366
 
 
 class WantedReliability(Schema):
-    """Over which days, by what, of whom."""
+    """The days, grouping and project of the report."""
 
     days: int = Field(
         30, ge=1, le=MOST_WINDOW, description="Days of UTC; the last one is today, as far as it has come."
@@ -53,7 +53,7 @@ class WantedReliabilityPage(WantedReliability):
 
 
 class WantedForecast(Schema):
-    """The run to come."""
+    """The planned run."""
 
     nodes: int = Field(ge=1, le=MOST_NODES)
     days: float = Field(gt=0, le=MOST_DAYS)
@@ -67,7 +67,7 @@ class WantedForecast(Schema):
 
 
 class RateShape(Schema):
-    """Failures over node-days, with a 95 % interval that is exact for counts."""
+    """Failures per node-day, with an exact 95 % interval for counts."""
 
     failures: int
     node_days: float = Field(description="In which jobs held nodes.")
@@ -78,7 +78,7 @@ class RateShape(Schema):
 
 
 class FailuresShape(RateShape):
-    """Of one cause, node, rack, partition, project or week."""
+    """The failures of one cause, node, rack, partition, project or week."""
 
     name: str = Field(description="Of a week its Monday.")
     lost_gpu_hours: float = Field(
@@ -89,7 +89,7 @@ class FailuresShape(RateShape):
 
 
 class OffenderShape(Schema):
-    """A node on which more fails than its node-days explain."""
+    """A node that fails more often than its node-days explain."""
 
     node: str
     failures: int
@@ -129,7 +129,7 @@ class CurvePoint(Schema):
 
 
 class ForecastShape(Schema):
-    """What so many nodes must expect in so many days."""
+    """Expected failures of this many nodes over this many days."""
 
     nodes: int
     days: float
@@ -151,26 +151,28 @@ class ForecastShape(Schema):
 
 @router.get("/reliability", response=Reliability, summary="How often nodes and programs fail, and what it costs")
 def reliability(request: ApiRequest, wanted: Query[WantedReliabilityPage]) -> dict[str, Any]:
-    """Failures are incidents, by their newest verdict or a person's word. Whose are counted is what the site lets you
-    see: everybody's, or those of your projects."""
+    """Return the failure rates. Failures are incidents, by their newest verdict or a person's correction.
+
+    Depending on the site, everybody's failures are counted or those of your projects.
+    """
     skip = whole(wanted.cursor or "0", 2**31)
     if skip is None:
         raise bad_field("cursor", "The cursor is not one of ours. Begin without one.")
-    now, asked = timezone.now(), _asked(wanted)
-    found = reading.find(request.auth, asked, now)
+    now, filters = timezone.now(), _filters(wanted)
+    found = report.find(request.auth, filters, now)
     page = found.rows[skip : skip + wanted.limit]
     return {
         "items": [_row(row) for row in page],
         "next": str(skip + wanted.limit) if len(found.rows) > skip + wanted.limit else None,
-        "days": asked.days,
-        "since": asked.since(now),
-        "by": asked.by,
-        "kind": asked.kind,
-        "text": " ".join(saying.say(found, asked)).strip().replace(formatting.NBSP, " "),
+        "days": filters.days,
+        "since": filters.since(now),
+        "by": filters.by,
+        "kind": filters.kind,
+        "text": " ".join(sentences.summary(found, filters)).strip().replace(formatting.NBSP, " "),
         "total": _row(found.total),
         "effective_time": found.effective,
-        "offenders": [_offender(one) for one in found.offenders[:200]],
-        "published": [_published(one) for one in PUBLISHED],
+        "offenders": [_offender(offender) for offender in found.offenders[:200]],
+        "published": [_published(rate) for rate in PUBLISHED],
     }
 
 
@@ -180,19 +182,23 @@ def reliability(request: ApiRequest, wanted: Query[WantedReliabilityPage]) -> di
     openapi_extra=described(csv_file.description(CSV_HEADER, most=CSV_ROWS)),
 )
 def reliability_csv(request: ApiRequest, wanted: Query[WantedReliability]) -> StreamingHttpResponse:
-    """A name that a spreadsheet would take for a formula has an apostrophe before it."""
-    asked, user = _asked(wanted), request.auth
-    name = f"reliability-{asked.by}-{asked.days}d.csv"
-    return csv_file.answer(request, name, CSV_HEADER, lambda: _csv_rows(user, asked))
+    """Download the report as CSV. Names that a spreadsheet would read as a formula are prefixed with an apostrophe."""
+    filters, user = _filters(wanted), request.auth
+    name = f"reliability-{filters.by}-{filters.days}d.csv"
+    return csv_file.answer(request, name, CSV_HEADER, lambda: _csv_rows(user, filters))
 
 
 @router.get("/reliability/forecast", response=ForecastShape, summary="What so many nodes must expect in so many days")
 def reliability_forecast(request: ApiRequest, wanted: Query[WantedForecast]) -> dict[str, Any]:
-    """By the interruptions of the last days: what may strike any run, and what one went on after. Failures come at
-    random; each takes a run back to its last save."""
-    seen, recover = reading.interruptions(request.auth, Wanted(days=wanted.window), timezone.now())
+    """Forecast failures from the interruptions of the last days, assuming that they occur at random.
+
+    Interruptions are failures that may hit any run, and those after which a job resumed; each takes a run back to its
+    last
+    save.
+    """
+    observed, recover = report.interruptions(request.auth, FailureFilter(days=wanted.window), timezone.now())
     plan = forecasting.plan_of(wanted.nodes, wanted.days, wanted.save_seconds, wanted.restart_seconds, recover)
-    found = forecasting.by_what_was_seen(plan, seen)
+    found = forecasting.from_observed(plan, observed)
     is_assumed = isinstance(found.rate, Assumed)
     return {
         "nodes": plan.nodes,
@@ -209,13 +215,13 @@ def reliability_forecast(request: ApiRequest, wanted: Query[WantedForecast]) -> 
         "best_interval_seconds": found.best_seconds,
         "young_interval_seconds": found.young_seconds,
         "effective_time": found.best,
-        "curve": [{"interval_seconds": period, "effective_time": kept} for period, kept in found.curve()],
-        "text": " ".join(saying.expect(found)).replace(formatting.NBSP, " "),
+        "curve": [{"interval_seconds": period, "effective_time": fraction} for period, fraction in found.curve()],
+        "text": " ".join(sentences.forecast_text(found)).replace(formatting.NBSP, " "),
     }
 
 
-def _asked(wanted: WantedReliability) -> Wanted:
-    return Wanted(days=wanted.days, by=wanted.by, kind=wanted.kind, project=wanted.project)
+def _filters(wanted: WantedReliability) -> FailureFilter:
+    return FailureFilter(days=wanted.days, by=wanted.by, kind=wanted.kind, project=wanted.project)
 
 
 def _rate(rate: Rate) -> dict[str, Any]:
@@ -230,25 +236,35 @@ def _rate(rate: Rate) -> dict[str, Any]:
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
-    told = {"detect_seconds": row.detect_s, "recover_seconds": row.recover_s}
-    return {"name": row.name, **_rate(row.rate), "lost_gpu_hours": round(row.lost_gpu_hours, 4), **told}
+def _row(row: FailureRow) -> dict[str, Any]:
+    times = {"detect_seconds": row.detect_s, "recover_seconds": row.recover_s}
+    return {"name": row.name, **_rate(row.rate), "lost_gpu_hours": round(row.lost_gpu_hours, 4), **times}
 
 
-def _offender(one: Offender) -> dict[str, Any]:
-    seen = one.seen
-    told = {"node": seen.node, "failures": seen.failures, "expected": one.expected, "programs": seen.programs}
-    return {**told, "chance": one.chance, "score": one.score, "blame": "node" if one.is_node else "program"}
+def _offender(offender: Offender) -> dict[str, Any]:
+    counts = offender.counts
+    shape = {
+        "node": counts.node,
+        "failures": counts.failures,
+        "expected": offender.expected,
+        "programs": counts.programs,
+    }
+    return {
+        **shape,
+        "chance": offender.chance,
+        "score": offender.score,
+        "blame": "node" if offender.is_node else "program",
+    }
 
 
-def _published(one: Published) -> dict[str, Any]:
-    return {"name": one.name, "per_1000_node_days": one.per_thousand, "how": one.how, "source": one.source}
+def _published(rate: Published) -> dict[str, Any]:
+    return {"name": rate.name, "per_1000_node_days": rate.per_thousand, "how": rate.how, "source": rate.source}
 
 
-def _csv_rows(user: User, asked: Wanted) -> Iterator[Sequence[object]]:
-    for row in reading.find(user, asked, timezone.now()).rows[:CSV_ROWS]:
+def _csv_rows(user: User, filters: FailureFilter) -> Iterator[Sequence[object]]:
+    for row in report.find(user, filters, timezone.now()).rows[:CSV_ROWS]:
         rate = row.rate
         often, until = rate.per_thousand_interval or ("", ""), rate.mttf_days_interval or ("", "")
-        told = (rate.per_thousand, *often, rate.mttf_days, *until, row.lost_gpu_hours, row.detect_s, row.recover_s)
-        numbers = (f"{one:.4f}" if isinstance(one, float) else "" for one in told)
-        yield [asked.by, row.name, rate.failures, f"{rate.node_days:.4f}", *numbers]
+        values = (rate.per_thousand, *often, rate.mttf_days, *until, row.lost_gpu_hours, row.detect_s, row.recover_s)
+        numbers = (f"{value:.4f}" if isinstance(value, float) else "" for value in values)
+        yield [filters.by, row.name, rate.failures, f"{rate.node_days:.4f}", *numbers]

@@ -1,4 +1,7 @@
-"""POST /api/v1/attempts/<id>/reports: the shippers' door. `DOOR` is the short way; the operation answers the same."""
+"""POST /api/v1/attempts/<id>/reports: receive the reports of shippers.
+
+`DOOR` is the fast path that bypasses Django; the API operation gives the same answers.
+"""
 
 from __future__ import annotations
 
@@ -104,9 +107,11 @@ _TAKEN = {
     ),
 )
 def take_reports(request: HttpRequest, attempt_id: int) -> HttpResponse:
-    """Takes what trainers report: the bearer is the attempt's own token. A stream whose `first` is not what Vigil
-    expects next is left alone, the others of the same post are taken; obey the answered numbers even when they are
-    lower.
+    """Receive a trainer's reports; the bearer token is the attempt's own.
+
+    A stream whose `first` is not what Vigil expects next is skipped, while the others in the same post are stored.
+    Continue
+    with the returned numbers even if they are lower.
     """
     chunks = iter(lambda: request.read(65_536), b"")
     headers = request.headers
@@ -114,15 +119,15 @@ def take_reports(request: HttpRequest, attempt_id: int) -> HttpResponse:
     return answered(_answer, str(attempt_id), authorization, encoding, chunks)
 
 
-def _answer(whose: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> HttpResponse:
+def _answer(attempt_id: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> HttpResponse:
     with counted.posting("reports"):
-        answer = reports.receive(int(whose), authorization, encoding, chunks)
+        answer = reports.receive(int(attempt_id), authorization, encoding, chunks)
     body = msgspec.json.encode({"streams": answer.streams, "version": answer.version})
     return HttpResponse(body, content_type="application/json")
 
 
-def _admit(whose: str, authorization: str) -> None:
-    reports.admit(int(whose), authorization)
+def _admit(attempt_id: str, authorization: str) -> None:
+    reports.admit(int(attempt_id), authorization)
 
 
 DOOR = Door(re.compile(r"/api/v1/attempts/(\d{1,18})/reports"), _answer, _admit)

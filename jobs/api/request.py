@@ -1,4 +1,4 @@
-"""What a request about jobs says: its spec in any of three forms, its key, and the job it means."""
+"""Parse requests about jobs: a spec in any of three forms, the idempotency key, and the job in the path."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -38,8 +38,8 @@ class SpecBody(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A job that somebody asks for."""
+class JobRequest:
+    """A request to submit a job."""
 
     spec: JobSpec
     spec_toml: str
@@ -48,8 +48,8 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedSweep:
-    """A sweep that somebody asks for."""
+class SweepRequest:
+    """A request to submit a sweep."""
 
     spec: SweepSpec
     spec_toml: str
@@ -57,8 +57,8 @@ class AskedSweep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sent:
-    """What a request holds, not looked at yet. `text`: the spec as it was written, where it was."""
+class _RawRequest:
+    """The unvalidated content of a request. `text` is the spec as it was written, if it was TOML."""
 
     data: dict[str, Any]
     text: str | None = None
@@ -116,33 +116,33 @@ SUBMISSION = described(BODY, KEY_HEADER, errors={403: NOT_HERE, 415: TYPES})
 """What the API says of a request that submits a job or a sweep."""
 
 
-def asked(request: HttpRequest) -> Asked:
-    """The job that the request describes, validated; SpecError or Problem otherwise."""
-    found = asked_either(request)
-    if isinstance(found, AskedSweep):
+def job_request(request: HttpRequest) -> JobRequest:
+    """Return the validated job in the request. Raises SpecError or Problem."""
+    found = job_or_sweep_request(request)
+    if isinstance(found, SweepRequest):
         raise Problem(422, "This specification has [sweep]: send it to /api/v1/sweeps.", kind="sweep")
     return found
 
 
-def asked_sweep(request: HttpRequest) -> AskedSweep:
-    """The sweep that the request describes, as asked()."""
-    found = asked_either(request)
-    if isinstance(found, Asked):
+def sweep_request(request: HttpRequest) -> SweepRequest:
+    """Return the validated sweep in the request. Raises SpecError or Problem."""
+    found = job_or_sweep_request(request)
+    if isinstance(found, JobRequest):
         raise Problem(422, "This specification has no [sweep]: send it to /api/v1/jobs.", kind="no-sweep")
     return found
 
 
-def asked_either(request: HttpRequest) -> Asked | AskedSweep:
-    """A job, or a sweep where there is [sweep]."""
-    sent = _sent(request)
+def job_or_sweep_request(request: HttpRequest) -> JobRequest | SweepRequest:
+    """Return a job, or a sweep if the spec has [sweep]."""
+    sent = _raw_request(request)
     if not has_sweep(sent.data):
         spec = JobSpec.parse(sent.data)
         text = sent.text if sent.text is not None else write_toml(spec)
-        return Asked(spec=spec, spec_toml=text, parent=sent.parent, code=sent.code)
+        return JobRequest(spec=spec, spec_toml=text, parent=sent.parent, code=sent.code)
     if sent.parent is not None:
         raise bad_field("parent", "A sweep is cloned from no job. Leave it out.")
     text = sent.text if sent.text is not None else plain_toml(sent.data)
-    return AskedSweep(spec=SweepSpec.parse(sent.data, text), spec_toml=text, code=sent.code)
+    return SweepRequest(spec=SweepSpec.parse(sent.data, text), spec_toml=text, code=sent.code)
 
 
 def key_of(request: HttpRequest) -> str | None:
@@ -155,7 +155,7 @@ def key_of(request: HttpRequest) -> str | None:
 
 
 def job_of(request: ApiRequest, job_id: int, action: Action = "see", *, doing: str = "") -> Job:
-    """The job, if the person may do that to it; one that they cannot see does not exist for them."""
+    """Return the job if the person may do this to it. Raises a 404 Problem for jobs that they cannot see."""
     jobs = Job.objects.visible_to(request.auth).with_latest_attempt()
     job = jobs.filter(pk=job_id).first()
     if job is None:
@@ -167,7 +167,7 @@ def job_of(request: ApiRequest, job_id: int, action: Action = "see", *, doing: s
 
 
 def sweep_of(request: ApiRequest, sweep_id: int, action: Action = "see", *, doing: str = "") -> Sweep:
-    """The sweep, if the person may do that to it; one that they cannot see does not exist for them."""
+    """Return the sweep if the person may do this to it. Raises a 404 Problem for sweeps that they cannot see."""
     sweeps = Sweep.objects.visible_to(request.auth).select_related("project", "owner")
     sweep = sweeps.filter(pk=sweep_id).first()
     if sweep is None:
@@ -179,7 +179,7 @@ def sweep_of(request: ApiRequest, sweep_id: int, action: Action = "see", *, doin
 
 
 def install(api: Api) -> None:
-    """How the errors of jobs are told."""
+    """Register the responses to errors about jobs."""
     api.add_exception_handler(SpecError, _spec_problem)
     api.add_exception_handler(Refused, lambda request, error: Problem(403, str(error), kind="refused").response())
     api.add_exception_handler(Conflict, lambda request, error: Problem(409, str(error), kind="conflict").response())
@@ -215,7 +215,7 @@ def _text(body: bytes) -> str:
         raise Problem(400, "The body is not UTF-8.", kind="malformed") from error
 
 
-def _sent(request: HttpRequest) -> _Sent:
+def _raw_request(request: HttpRequest) -> _RawRequest:
     kind = request.content_type or ""
     if kind == "application/json":
         return _from_body(_json(request.body))
@@ -226,7 +226,7 @@ def _sent(request: HttpRequest) -> _Sent:
     raise Problem(415, TYPES, kind="media-type")
 
 
-def _from_body(data: dict[str, Any], code: bytes | None = None) -> _Sent:
+def _from_body(data: dict[str, Any], code: bytes | None = None) -> _RawRequest:
     try:
         body = SpecBody.model_validate(data)
     except ValidationError as error:
@@ -239,14 +239,14 @@ def _from_body(data: dict[str, Any], code: bytes | None = None) -> _Sent:
     if body.spec_toml is not None:
         return _from_toml(body.spec_toml, parent=body.parent, code=code)
     assert body.spec is not None
-    return _Sent(data=body.spec, parent=body.parent, code=code)
+    return _RawRequest(data=body.spec, parent=body.parent, code=code)
 
 
-def _from_toml(text: str, *, parent: int | None = None, code: bytes | None = None) -> _Sent:
-    return _Sent(data=read_toml(text), text=text, parent=parent, code=code)
+def _from_toml(text: str, *, parent: int | None = None, code: bytes | None = None) -> _RawRequest:
+    return _RawRequest(data=read_toml(text), text=text, parent=parent, code=code)
 
 
-def _from_form(request: HttpRequest) -> _Sent:
+def _from_form(request: HttpRequest) -> _RawRequest:
     data: dict[str, Any] = dict(request.POST.items())
     if (parent := whole(data.get("parent"))) is not None:
         data["parent"] = parent

@@ -1,4 +1,4 @@
-"""REST: a federation's rounds and clients."""
+"""REST: the rounds and clients of a federation."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _NAME = "Whose its data are; empty: nobody knows."
 
 
 class WantedRounds(WantedPage):
-    """Some rounds, the newest first."""
+    """A range of rounds, newest first."""
 
     start: int | None = Field(None, ge=0, lt=2**31, alias="from", description="First round.")
     end: int | None = Field(None, ge=0, lt=2**31, alias="to", description="Last round.")
     clients: bool = Field(False, description="With what each client did that was named.")
 
 
-class Did(Schema):
+class ClientRoundShape(Schema):
     """What a client did in a round."""
 
     client: int
@@ -68,12 +68,12 @@ class RoundShape(Schema):
     )
     worst_name: str = Field(description=_NAME)
     worst_evaluation_samples: int | None = Field(description=_EVALUATED)
-    clients: list[Did] | None = Field(
+    clients: list[ClientRoundShape] | None = Field(
         None, description="Those that were named, with `clients`; of many clients first those in trouble."
     )
 
 
-class Rounds(Schema):
+class RoundPage(Schema):
     items: list[RoundShape]
     next: str | None
 
@@ -88,7 +88,7 @@ class WantedClients(WantedPage):
 
 
 class ClientShape(Schema):
-    """A client of a federation. Counts are of the rounds in which it was named, those done again included."""
+    """A client of a federation. Counts are of the rounds in which it was listed, including repeated ones."""
 
     number: int
     name: str = Field(description=_NAME)
@@ -117,9 +117,9 @@ _ROUND = [name for name in RoundShape.model_fields if name not in _ADDED]
 _CLIENT = [name for name in ClientShape.model_fields if name not in {"split", "last_round"}]
 
 
-@router.get("/{int:job_id}/rounds", response=Rounds, summary="A federation's rounds, newest first")
+@router.get("/{int:job_id}/rounds", response=RoundPage, summary="A federation's rounds, newest first")
 def rounds(request: ApiRequest, job_id: int, wanted: Query[WantedRounds]) -> HttpResponse:
-    """Each as the newest attempt did it. Of another kind of job there are none."""
+    """Return rounds, each as the newest attempt did it. Jobs of other kinds have none."""
     job = job_of(request, job_id)
     if wanted.start is not None and wanted.end is not None and wanted.start > wanted.end:
         raise bad_field("from", f"{wanted.start} lies after to = {wanted.end}. Swap them.")
@@ -132,10 +132,10 @@ def rounds(request: ApiRequest, job_id: int, wanted: Query[WantedRounds]) -> Htt
     part = page(rows, Order("number", descending=True), cursor=wanted.cursor, limit=wanted.limit)
     numbers = {attempt.pk: attempt.number for attempt in attempts}
     did = {row.number: recorded.unpack(row.named) for row in part.items} if wanted.clients else {}
-    asked = {row.worst for row in part.items if row.worst is not None}.union(
-        *(one["client"].tolist() for one in did.values())
+    clients_named = {row.worst for row in part.items if row.worst is not None}.union(
+        *(client_rounds["client"].tolist() for client_rounds in did.values())
     )
-    names = recorded.names(job, asked)
+    names = recorded.names(job, clients_named)
     evaluated = recorded.evaluation_samples(job, {row.worst for row in part.items if row.worst is not None})
     items = [
         _round(row, numbers[row.attempt_id], did.get(row.number), names)
@@ -147,7 +147,7 @@ def rounds(request: ApiRequest, job_id: int, wanted: Query[WantedRounds]) -> Htt
 
 @router.get("/{int:job_id}/clients", response=Clients, summary="A federation's clients, worst first")
 def clients(request: ApiRequest, job_id: int, wanted: Query[WantedClients]) -> HttpResponse:
-    """What each has, what it did and how good the model is for it. Of another kind of job there are none."""
+    """Return each client's data, participation, and the model's quality for it. Jobs of other kinds have none."""
     job = job_of(request, job_id)
     rows, order = ordered(job, wanted.sort)
     part = page(rows, order, cursor=wanted.cursor, limit=wanted.limit)
@@ -157,15 +157,15 @@ def clients(request: ApiRequest, job_id: int, wanted: Query[WantedClients]) -> H
 
 def _round(row: Round, attempt: int, did: NDArray[np.void] | None, names: Mapping[int, str]) -> dict[str, Any]:
     shown = {name: getattr(row, name) for name in _ROUND}
-    named = None if did is None else [_did(names.get(one[0], ""), *one) for one in did.tolist()]
+    named = None if did is None else [_client_round(names.get(client[0], ""), *client) for client in did.tolist()]
     worst = "" if row.worst is None else names.get(row.worst, "")
     return {**shown, "attempt": attempt, "worst_name": worst, "clients": named}
 
 
-def _did(name: str, client: int, state: int, loss: float, accuracy: float, seconds: float) -> dict[str, Any]:
+def _client_round(name: str, client: int, state: int, loss: float, accuracy: float, seconds: float) -> dict[str, Any]:
     values = {"loss": loss, "accuracy": accuracy, "seconds": seconds}
-    told = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    return {"client": client, "name": name, "state": STATES[state], **told}
+    finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return {"client": client, "name": name, "state": STATES[state], **finite}
 
 
 def _client(row: Client, split: dict[int, list[int]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""REST: runbooks, what to do about each cause of failures."""
+"""REST: runbooks, which say what to do about each cause of failure."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class RunbookShape(Schema):
     summary="What to do about a cause",
     openapi_extra=described(errors={404: "There is no such cause."}),
 )
-def one(request: ApiRequest, code: str) -> dict[str, Any]:
-    """Answers the page of a cause, such as `gpu.off_bus`: what it means, what it is mistaken for, what helps."""
+def runbook(request: ApiRequest, code: str) -> dict[str, Any]:
+    """Return the runbook of a cause such as `gpu.off_bus`: its meaning, what it is confused with, and what helps."""
     cause = CAUSES.get(code)
     if cause is None:
         raise Problem(404, "There is no such cause. The page /runbooks lists them.")
-    found = runbooks.of(code)
+    found = runbooks.find(code)
     site = found.site
     return {
         "code": code, "title": cause.title, "owner": cause.owner, "advice": cause.advice, "markdown": found.text,

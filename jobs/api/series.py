@@ -1,4 +1,4 @@
-"""REST: what a job measured: curves for charts, every point as CSV."""
+"""REST: a job's metrics: curves for charts, and every point as CSV or Parquet."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ COLUMNS: dict[str, parquet.Kind] = {
 
 
 class WantedPoints(Schema):
-    """One series of one rank, every point of it."""
+    """Every point of one series of one rank."""
 
     name: Text = "loss"
     rank: int = Field(0, ge=-(10**6), lt=10**9, description="Negative: the launcher of node −rank−1.")
@@ -46,8 +46,8 @@ class WantedCurves(WantedPoints):
     band: bool = Field(False, description="Across ranks instead: min, median, max and the worst rank.")
 
 
-class Line(Schema):
-    """One curve; null where a value is not finite, `gaps` has the word."""
+class CurveShape(Schema):
+    """One curve. Values that are not finite are null, and listed in `gaps`."""
 
     name: str
     rank: int | None
@@ -71,29 +71,30 @@ class Line(Schema):
     )
 
 
-class Lines(Schema):
-    items: list[Line]
+class CurvePage(Schema):
+    items: list[CurveShape]
     next: str | None = None
     version: int = Field(description="Of the latest attempt: all of its frames up to this are in these curves.")
     attempt: int | None = Field(description="Id of the latest attempt.")
 
 
-class Names(Schema):
+class SeriesNames(Schema):
     items: list[str]
     next: str | None = None
 
 
-@router.get("/{int:job_id}/series/names", response=Names, summary="Which series there are")
+@router.get("/{int:job_id}/series/names", response=SeriesNames, summary="Which series there are")
 def names(request: ApiRequest, job_id: int) -> dict[str, Any]:
-    """Names to ask /series for."""
+    """Return the names that /series accepts."""
     return {"items": store.names(list(_owners(job_of(request, job_id))))}
 
 
-@router.get("/{int:job_id}/series", response=Lines, summary="Curves, no longer than a chart needs")
+@router.get("/{int:job_id}/series", response=CurvePage, summary="Curves, no longer than a chart needs")
 def series(request: ApiRequest, job_id: int, wanted: Query[WantedCurves]) -> HttpResponse:
-    """Answers the line of record of one rank over all attempts; with `band`, bands across ranks.
+    """Return one rank's curve over all attempts; with `band`, bands across ranks.
 
-    Each is about `points` long: what is longer comes as min, max and mean of stretches, so that no spike is lost.
+    Each has about `points` points: longer curves are reduced to min, max and mean of intervals, so that no spike is
+    lost.
     """
     job = job_of(request, job_id)
     _check(wanted)
@@ -114,7 +115,7 @@ def series(request: ApiRequest, job_id: int, wanted: Query[WantedCurves]) -> Htt
     },
 )
 def csv(request: ApiRequest, job_id: int, wanted: Query[WantedPoints]) -> StreamingHttpResponse:
-    """Nothing is left out or averaged. Values that are not finite are NaN, Infinity and -Infinity."""
+    """Download every point, without averaging. Values that are not finite are NaN, Infinity and -Infinity."""
     job = job_of(request, job_id)
     _check(wanted)
     owners = _owners(job)
@@ -130,7 +131,7 @@ def csv(request: ApiRequest, job_id: int, wanted: Query[WantedPoints]) -> Stream
     openapi_extra=parquet.openapi(COLUMNS),
 )
 def as_parquet(request: ApiRequest, job_id: int, wanted: Query[WantedPoints]) -> StreamingHttpResponse:
-    """The same as series.csv; `time` is in Unix seconds."""
+    """Download the same as series.csv; `time` is in Unix seconds."""
     job = job_of(request, job_id)
     _check(wanted)
     owners = _owners(job)
@@ -141,7 +142,7 @@ def as_parquet(request: ApiRequest, job_id: int, wanted: Query[WantedPoints]) ->
 
 
 def _owners(job: Job) -> dict[Owner, int]:
-    """Owner of each attempt's series → the attempt's number, in order."""
+    """Return the attempt number by owner of the attempt's series, in order."""
     attempts = Attempt.objects.filter(job=job).order_by("number").values_list("pk", "number")
     return {owner_of(pk): number for pk, number in attempts}
 
@@ -187,7 +188,7 @@ def _bands(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterato
 
 
 def short(column: NDArray[np.float64], digits: int | None) -> list[float]:
-    """The values, rounded to significant digits: a picture needs few, and each is a byte in every answer."""
+    """Round values to significant digits: charts need few, and each is a byte in every response."""
     if digits is not None:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             places = digits - 1 - np.floor(np.log10(np.abs(column)))
@@ -199,7 +200,7 @@ def short(column: NDArray[np.float64], digits: int | None) -> list[float]:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _SeriesPoints:
     """Some thousand neighbouring points, in the order of the columns."""
 
     attempt: NDArray[np.int64]
@@ -213,7 +214,7 @@ class _Piece:
         return {name: getattr(self, name) for name in COLUMNS} | {"rank": np.full(len(self.step), self.rank)}
 
 
-def _pieces(curves: list[Curve], owners: dict[Owner, int]) -> Iterator[_Piece]:
+def _pieces(curves: list[Curve], owners: dict[Owner, int]) -> Iterator[_SeriesPoints]:
     for curve in curves:
         assert curve.value is not None
         number = np.array([owners[owner] for owner, _ in curve.sources], np.int64)
@@ -224,12 +225,12 @@ def _pieces(curves: list[Curve], owners: dict[Owner, int]) -> Iterator[_Piece]:
         order = np.lexsort((curve.step, incarnations, attempts))
         for at in range(0, len(order), CSV_ROWS):
             part = order[at : at + CSV_ROWS]
-            yield _Piece(
+            yield _SeriesPoints(
                 attempts[part], incarnations[part], curve.rank, curve.step[part], curve.time[part], curve.value[part]
             )
 
 
-def _csv_lines(pieces: Iterator[_Piece]) -> Iterator[str]:
+def _csv_lines(pieces: Iterator[_SeriesPoints]) -> Iterator[str]:
     yield CSV_HEADER
     for piece in pieces:
         columns = (piece.attempt, piece.incarnation, piece.step, piece.time, piece.value)

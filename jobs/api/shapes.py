@@ -1,4 +1,4 @@
-"""What the API answers about jobs: the shapes, and rows put into them."""
+"""The schemas of the API's responses about jobs, and functions that fill them from database rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class AttemptShape(Schema):
 
 
 class SlurmStepShape(Schema):
-    """One `srun` of an attempt, its batch script or what came from outside, by Slurm's accounts."""
+    """One `srun` of an attempt, its batch script or an external step, according to Slurm's accounting."""
 
     number: str = Field(description="batch, extern, interactive, 0, 1 …")
     name: str
@@ -113,7 +113,7 @@ class GoodputShape(Schema):
 
 
 class CoverageShape(Schema):
-    """The part of a federation's clients and data that has counted in no round so far."""
+    """The part of a federation's clients and data that has not contributed to any round so far."""
 
     clients: int
     never: int = Field(description="Clients whose updates counted in no round.")
@@ -173,7 +173,7 @@ class FindingShape(Schema):
 
 
 class SpreadShape(Schema):
-    """Of all clients."""
+    """The distribution over all clients."""
 
     min: float
     q25: float
@@ -190,7 +190,7 @@ class ShareShape(Schema):
 
 
 class RestShape(Schema):
-    """The clients that `items` does not name, together."""
+    """The clients that `items` does not list, combined."""
 
     clients: int
     samples: int
@@ -198,7 +198,7 @@ class RestShape(Schema):
 
 
 class OutlineShape(Schema):
-    """Who would have how much of a federation's data."""
+    """How a federation's data would be split among its clients."""
 
     clients: int
     samples: int
@@ -211,7 +211,7 @@ class OutlineShape(Schema):
     rest: RestShape | None = Field(description="Null: all are named.")
 
 
-class Check(Schema):
+class CheckShape(Schema):
     spec: dict[str, Any] = Field(description="The spec with every default filled in.")
     spec_toml: str
     findings: list[FindingShape]
@@ -230,7 +230,7 @@ class Attempts(Schema):
     next: str | None = None
 
 
-class Checkpoints(Schema):
+class CheckpointPage(Schema):
     items: list[CheckpointShape]
     next: str | None = None
 
@@ -254,12 +254,12 @@ def attempt_detail(attempt: Attempt) -> dict[str, Any]:
 
 
 def explained(attempt: Attempt) -> str:
-    """Return why it waits or ended, in the words of its page."""
+    """Return why the attempt waits or ended, as its page explains it."""
     return reasons.reason_of(attempt)
 
 
 def job_shape(job: Job) -> dict[str, Any]:
-    """Needs `with_latest_attempt()`, and its `tag_names`, to cost no query."""
+    """Return a job's JSON. Without queries if the job was loaded by `with_latest_attempt()` and has its `tag_names`."""
     latest = job.latest
     return {
         "id": job.pk,
@@ -289,7 +289,7 @@ def job_detail(job: Job) -> dict[str, Any]:
     directory = str(settings.VIGIL_RUNS / job.directory) if job.directory else ""
     attempts = list(job.attempts.select_related("resume_from").order_by("number"))
     found = goodput(attempts, timezone.now())
-    told = {**asdict(found), "fraction": found.fraction} if found else None
+    goodput_shape = {**asdict(found), "fraction": found.fraction} if found else None
     covered = coverage_of(attempts) if job.kind == "federated" else None
     coverage = {**covered.pack(), "text": sentence_of(attempts)} if covered else None
     shown = job_shape(job)
@@ -298,7 +298,7 @@ def job_detail(job: Job) -> dict[str, Any]:
     return {
         **shown,
         "coverage": coverage,
-        "goodput": told,
+        "goodput": goodput_shape,
         "spec": job.spec,
         "spec_toml": job.spec_toml,
         "directory": directory,
@@ -306,11 +306,11 @@ def job_detail(job: Job) -> dict[str, Any]:
 
 
 def checkpoint_shape(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Needs its attempt."""
+    """Return a checkpoint's JSON. Its attempt should be loaded."""
     return {**{name: getattr(checkpoint, name) for name in _CHECKPOINT}, "attempt": checkpoint.attempt.number}
 
 
 def event_shape(event: Event) -> dict[str, Any]:
-    """Needs its attempt."""
+    """Return an event's JSON. Its attempt should be loaded."""
     names = ("id", "time", "kind", "rank", "incarnation", "data")
     return {**{name: getattr(event, name) for name in names}, "attempt": event.attempt.number}

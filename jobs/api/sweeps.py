@@ -1,4 +1,4 @@
-"""REST: sweeps. Their jobs are jobs like any others: GET /jobs?sweep=ID."""
+"""REST: sweeps. Their jobs are ordinary jobs: GET /jobs?sweep=ID."""
 
 from datetime import datetime
 from typing import Any
@@ -8,11 +8,11 @@ from django.http import HttpResponse
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
-from jobs.api.request import NOT_YOURS, SUBMISSION, asked_sweep, key_of, sweep_of
-from jobs.gathering.sweep_standing import measured_by, standing_of
+from jobs.api.request import NOT_YOURS, SUBMISSION, key_of, sweep_of, sweep_request
+from jobs.gathering.sweep_standing import compare_jobs, measured_by
 from jobs.models import Sweep
 from jobs.models.sweep import standing
-from jobs.presenting.sweep_standing import Standing
+from jobs.presenting.sweep_standing import SweepStanding
 from jobs.submitting import sweeps as lifecycle
 from portal.http.api import ApiRequest, Cursor, Limit, Text
 from portal.http.openapi import described
@@ -86,9 +86,9 @@ class WantedSweeps(Schema):
     openapi_extra=described(SUBMISSION),
 )
 def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]]:
-    """A job for each combination of the values under [sweep.over]; under Slurm they are one array."""
+    """Submit a job for each combination of the values under [sweep.over]; under Slurm they are one array."""
     key = key_of(request)
-    wanted = asked_sweep(request)
+    wanted = sweep_request(request)
     sweep, created = lifecycle.submit(request.auth, wanted.spec, spec_toml=wanted.spec_toml, key=key, code=wanted.code)
     response.headers["Location"] = f"/api/v1/sweeps/{sweep.pk}"
     return Status(201 if created else 200, sweep_detail(sweep))
@@ -96,7 +96,7 @@ def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]
 
 @router.get("", response=Sweeps, summary="Sweeps you can see, newest first")
 def sweeps(request: ApiRequest, wanted: Query[WantedSweeps]) -> dict[str, Any]:
-    """Each with how many of its jobs are in which state."""
+    """Return sweeps, each with its number of jobs by state."""
     rows = Sweep.objects.visible_to(request.auth).select_related("project", "owner")
     rows = rows.filter(project__slug__in=wanted.project) if wanted.project else rows
     rows = rows.filter(owner__username=wanted.owner) if wanted.owner else rows
@@ -107,7 +107,7 @@ def sweeps(request: ApiRequest, wanted: Query[WantedSweeps]) -> dict[str, Any]:
 
 @router.get("/{int:sweep_id}", response=SweepDetail, summary="One sweep")
 def sweep(request: ApiRequest, sweep_id: int) -> dict[str, Any]:
-    """Answers its spec, too, as it was written. Its jobs: GET /api/v1/jobs?sweep=ID."""
+    """Return a sweep with its spec as it was written. List its jobs with GET /api/v1/jobs?sweep=ID."""
     return sweep_detail(sweep_of(request, sweep_id))
 
 
@@ -123,7 +123,7 @@ def sweep(request: ApiRequest, sweep_id: int) -> dict[str, Any]:
     ),
 )
 def cancel(request: ApiRequest, sweep_id: int) -> Status[dict[str, Any]]:
-    """Has its running jobs save a last checkpoint and stop, and its waiting ones leave the queue."""
+    """Cancel all jobs: running ones save a last checkpoint and stop, pending ones leave the queue."""
     found = sweep_of(request, sweep_id, "change", doing="cancelled")
     lifecycle.cancel(request.auth, found)
     return Status(202, sweep_shape(found))
@@ -153,21 +153,21 @@ def _shape(sweep: Sweep, counts: dict[str, int], is_over: bool) -> dict[str, Any
 def sweep_detail(sweep: Sweep) -> dict[str, Any]:
     refused = [{"values": values, "message": message} for values, message in sweep.refused]
     shape = sweep_shape(sweep)
-    compared = standing_of(sweep, measured_by(sweep), is_over=shape["over"])
+    compared = compare_jobs(sweep, measured_by(sweep), is_over=shape["over"])
     shown = _standing_shape(compared) if compared else None
     return {**shape, "spec_toml": sweep.spec_toml, "refused": refused, "standing": shown}
 
 
-def _standing_shape(standing: Standing) -> dict[str, Any]:
+def _standing_shape(standing: SweepStanding) -> dict[str, Any]:
     settings = [
         {
-            "values": one.values,
-            "mean": one.mean,
-            "spread": one.spread,
-            "seeds": one.seeds,
-            "jobs": [job.job for job in one.jobs],
+            "values": setting.values,
+            "mean": setting.mean,
+            "spread": setting.spread,
+            "seeds": setting.seeds,
+            "jobs": [job.job for job in setting.jobs],
         }
-        for one in standing.settings[:MOST_SETTINGS]
+        for setting in standing.settings[:MOST_SETTINGS]
     ]
     best = sorted(standing.best_jobs)
     return {"metric": standing.metric, "text": standing.text, "best": best, "settings": settings}

@@ -1,4 +1,4 @@
-"""POST /api/v1/scheduler/wake: Slurm's hooks say that something happened (docs/slurm/jobcomp.sh)."""
+"""POST /api/v1/scheduler/wake: notification from Slurm's hooks that something happened (docs/slurm/jobcomp.sh)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ class Woken(Schema):
     ),
 )
 def wake_follower(request: HttpRequest) -> Status[dict[str, bool]]:
-    """Takes the call of the scheduler's hooks: the bearer is VIGIL_PUSH_SECRET. Asking often costs nothing:
-    of many, one look comes of them. Nothing in the request is read, so nothing false can be told by it.
+    """Poll the scheduler now, for its hooks; the bearer token is VIGIL_PUSH_SECRET.
+
+    Frequent calls are cheap: they are combined into one poll.
+    The request's content is not read, so it cannot spread false
+    information.
     """
     wake.admit(request.headers.get("Authorization", ""))
     return Status(202, {"woken": wake.request()})

@@ -1,4 +1,4 @@
-"""REST: GPU-hours that were held, used and idle."""
+"""REST: GPU-hours allocated, used and idle."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from django.utils import timezone
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from jobs.waste import reading, saying
-from jobs.waste.reading import BY, MOST_DAYS, SORTS, Row, Wanted
-from jobs.waste.telling import IdleJob
+from jobs.waste import report, sentences
+from jobs.waste.notices import IdleJob
+from jobs.waste.report import BY, MOST_DAYS, SORTS, WasteEntry, WasteFilter
 from portal.http import csv_file
 from portal.http.api import ApiRequest, Cursor, among, bad_field
 from portal.http.openapi import described
@@ -29,7 +29,7 @@ ORDERS = (*SORTS, *(f"-{name}" for name in SORTS))
 
 
 class WantedWaste(Schema):
-    """Over which days, by what, in which order."""
+    """The days, grouping and order of the report."""
 
     days: int = Field(7, ge=1, le=MOST_DAYS, description="Days of UTC; the last one is today, as far as it has come.")
     by: Annotated[str, among(BY, "what it can be told by")] = Field("project", description=", ".join(BY))
@@ -65,7 +65,7 @@ class WasteTotal(Schema):
 
 
 class IdleShape(Schema):
-    """A job that holds GPUs which have done nothing for 15 minutes."""
+    """A job with allocated GPUs that have been idle for 15 minutes."""
 
     scheduler_id: str
     job: int | None
@@ -90,23 +90,23 @@ class Waste(Schema):
 
 @router.get("/waste", response=Waste, summary="GPU-hours held, used and idle, by project, person or job")
 def waste(request: ApiRequest, wanted: Query[WantedWastePage]) -> dict[str, Any]:
-    """Counted as samples are merged: some 20 minutes behind. Of others you see what the site lets you see."""
+    """Return GPU-hours, about 20 minutes behind as samples are merged first. The site decides whose jobs you see."""
     skip = whole(wanted.cursor or "0", 2**31)
     if skip is None:
         raise bad_field("cursor", "The cursor is not one of ours. Begin without one.")
-    now, asked = timezone.now(), _asked(wanted)
-    found = reading.find(request.auth, asked, now, limit=wanted.limit, skip=skip)
-    idle = reading.idle_now(request.auth, now)
-    lead, also = saying.say(found, asked, sum(len(job.idle) for job, _ in idle))
+    now, filters = timezone.now(), _filters(wanted)
+    found = report.find(request.auth, filters, now, limit=wanted.limit, skip=skip)
+    idle = report.idle_now(request.auth, now)
+    lead, also = sentences.summary(found, filters, sum(len(job.idle) for job, _ in idle))
     return {
         "items": [_row(row) for row in found.rows],
         "next": None if found.is_last else str(skip + wanted.limit),
-        "days": asked.days,
-        "since": asked.since(now),
-        "by": asked.by,
+        "days": filters.days,
+        "since": filters.since(now),
+        "by": filters.by,
         "text": f"{lead} {also}".replace(formatting.NBSP, " "),
         "total": _hours(found.total) | _cost(found.total),
-        "idle_now": [_idle(job, is_seen) for job, is_seen in idle],
+        "idle_now": [_idle(job, may_open) for job, may_open in idle],
     }
 
 
@@ -116,45 +116,45 @@ def waste(request: ApiRequest, wanted: Query[WantedWastePage]) -> dict[str, Any]
     openapi_extra=described(csv_file.description(CSV_HEADER, most=CSV_ROWS)),
 )
 def as_csv(request: ApiRequest, wanted: Query[WantedWaste]) -> StreamingHttpResponse:
-    """A name that a spreadsheet would take for a formula has an apostrophe before it."""
-    asked, user = _asked(wanted), request.auth
-    name = f"waste-{asked.by}-{asked.days}d.csv"
-    return csv_file.answer(request, name, CSV_HEADER, lambda: _csv_rows(user, asked))
+    """Download the report as CSV. Names that a spreadsheet would read as a formula are prefixed with an apostrophe."""
+    filters, user = _filters(wanted), request.auth
+    name = f"waste-{filters.by}-{filters.days}d.csv"
+    return csv_file.answer(request, name, CSV_HEADER, lambda: _csv_rows(user, filters))
 
 
-def _csv_rows(user: User, asked: Wanted) -> Iterator[Sequence[object]]:
-    for row in reading.find(user, asked, timezone.now(), limit=CSV_ROWS).rows:
+def _csv_rows(user: User, filters: WasteFilter) -> Iterator[Sequence[object]]:
+    for row in report.find(user, filters, timezone.now(), limit=CSV_ROWS).rows:
         hours = (f"{value:.4f}" for value in (row.hours.held, row.hours.used, row.hours.idle))
-        yield [asked.by, row.name, row.project, row.person, row.job, row.scheduler_id, *hours]
+        yield [filters.by, row.name, row.project, row.person, row.job, row.scheduler_id, *hours]
 
 
-def _asked(wanted: WantedWaste) -> Wanted:
-    return Wanted(days=wanted.days, by=wanted.by, sort=wanted.sort)
+def _filters(wanted: WantedWaste) -> WasteFilter:
+    return WasteFilter(days=wanted.days, by=wanted.by, sort=wanted.sort)
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: WasteEntry) -> dict[str, Any]:
     same = ("name", "project", "person", "job", "scheduler_id")
     return {name: getattr(row, name) for name in same} | _hours(row.hours)
 
 
-def _hours(hours: reading.Hours) -> dict[str, float | None]:
-    told = {f"{name}_hours": round(getattr(hours, name), 4) for name in ("held", "used", "idle")}
-    return {**told, "used_share": None if hours.share is None else round(hours.share, 4)}
+def _hours(hours: report.AllocatedHours) -> dict[str, float | None]:
+    values = {f"{name}_hours": round(getattr(hours, name), 4) for name in ("held", "used", "idle")}
+    return {**values, "used_share": None if hours.share is None else round(hours.share, 4)}
 
 
-def _cost(hours: reading.Hours) -> dict[str, Any]:
+def _cost(hours: report.AllocatedHours) -> dict[str, Any]:
     price = settings.VIGIL_GPU_HOUR_PRICE
     return {"idle_cost": round(hours.idle * price, 2) if price else None, "currency": settings.VIGIL_CURRENCY}
 
 
-def _idle(job: IdleJob, is_seen: bool) -> dict[str, Any]:
+def _idle(job: IdleJob, may_open: bool) -> dict[str, Any]:
     return {
         "scheduler_id": job.scheduler_id,
-        "job": job.attempt.job_id if job.attempt and is_seen else None,
+        "job": job.attempt.job_id if job.attempt and may_open else None,
         "name": job.name,
         "person": job.person,
         "gpus": len(job.idle),
-        "held": job.held,
+        "held": job.gpu_count,
         "since": job.since,
         "nodes": job.nodes,
     }

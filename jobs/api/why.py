@@ -62,25 +62,26 @@ class WhyShape(Schema):
 
 @router.get("/{int:job_id}/why", response=WhyShape, summary="Why it waits, and what would start now")
 def why(request: ApiRequest, job_id: int) -> dict[str, Any]:
-    """Tells why the job waits by what the scheduler last told, a few seconds ago: it is not asked.
+    """Return why the job waits, from the scheduler's last report a few seconds ago; the scheduler itself is not
+    queried.
 
-    Of a job that does not wait, it says so.
+    For a job that does not wait, the answer says so.
     """
-    told = pending.why(request.auth, job_of(request, job_id))
-    found = told.why
+    answer = pending.why(request.auth, job_of(request, job_id))
+    found = answer.why
     return {
-        "job": told.job.pk,
-        "state": told.attempt.state,
-        "text": told.text,
+        "job": answer.job.pk,
+        "state": answer.attempt.state,
+        "text": answer.text,
         "said": found.said if found else "",
         "meaning": found.meaning if found else "",
         "starts_at": datetime.fromtimestamp(found.starts_at, UTC) if found and found.starts_at else None,
         "never": found.never if found else False,
         "blocks": [asdict(block) for block in found.blocks] if found else [],
         "ahead": asdict(found.ahead) if found else {"jobs": 0, "gpus": 0, "named": []},
-        "variants": [_variant(told.job.pk, variant) for variant in found.variants] if found else [],
-        "told_at": told.told_at,
-        "stale": told.stale,
+        "variants": [_variant(answer.job.pk, variant) for variant in found.variants] if found else [],
+        "told_at": answer.told_at,
+        "stale": answer.stale,
     }
 
 

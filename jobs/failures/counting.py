@@ -17,11 +17,11 @@ from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from jobs import lease
-from jobs.failures import sums, times
+from jobs.failures import job_times, sums
 from jobs.failures.incidents import SETTLED_AFTER, fields_of
 from jobs.lease import Held
 from jobs.models import Attempt, Failure, Incident
-from jobs.reliability.held import default_partition, holdings
+from jobs.reliability.allocations import allocations, default_partition
 
 logger = logging.getLogger(__name__)
 
@@ -46,18 +46,18 @@ def count(budget_s: float = BUDGET_S) -> int:
     unsettled = _unsettled(now)
     if not (closed.exists() or incidents.exists() or unsettled.exists()):
         return 0
-    held = lease.take("reliability")
-    if held is None:
+    lock = lease.take("reliability")
+    if lock is None:
         return 0
     try:
         until = time.monotonic() + budget_s
-        done = _count_incidents(held, _each(incidents, until, FEW), now)
+        done = _count_incidents(lock, _batches(incidents, until, FEW), now)
         again = list(unsettled.order_by("?").values_list("incident", flat=True)[:AGAIN])
         followed = Incident.objects.filter(pk__in=again).select_related("attempt__job", "failure")
-        _count_incidents(held, _each(followed, until, FEW), now)
-        return done + _count_attempts(held, _each(closed, until, ROWS, _short), now)
+        _count_incidents(lock, _batches(followed, until, FEW), now)
+        return done + _count_attempts(lock, _batches(closed, until, ROWS, _short_batch), now)
     finally:
-        held.release()
+        lock.release()
 
 
 def _unsettled(now: datetime) -> Any:
@@ -70,7 +70,7 @@ def _unsettled(now: datetime) -> Any:
     return rows.filter(~Exists(waits) | Q(at__lt=now - SETTLED_AFTER))
 
 
-def _each(rows: Any, until: float, most: int, cut: Callable[[list[Any]], list[Any]] = list) -> Any:
+def _batches(rows: Any, until: float, most: int, cut: Callable[[list[Any]], list[Any]] = list) -> Any:
     """Some rows after the other, by number, until there are none or it is time."""
     last = 0
     while time.monotonic() < until:
@@ -81,7 +81,7 @@ def _each(rows: Any, until: float, most: int, cut: Callable[[list[Any]], list[An
         last = some[-1].pk
 
 
-def _together(some: Sequence[Row], write: Callable[[Sequence[Row]], None]) -> int:
+def _write_batch(some: Sequence[Row], write: Callable[[Sequence[Row]], None]) -> int:
     """In one transaction; where the database can't take what one of them says, each alone, and without that one."""
     try:
         write(some)
@@ -90,22 +90,25 @@ def _together(some: Sequence[Row], write: Callable[[Sequence[Row]], None]) -> in
             logger.exception("reliability: %s can't be counted, and is left out", some[0])
             type(some[0])._default_manager.filter(pk=some[0].pk).update(is_counted=True)
         else:
-            for one in some:
-                _together([one], write)
+            for row in some:
+                _write_batch([row], write)
     return len(some)
 
 
-def _count_incidents(held: Held, several: Any, now: datetime) -> int:
+def _count_incidents(lock: Held, batches: Any, now: datetime) -> int:
     default = default_partition()
 
     def write(some: Sequence[Incident]) -> None:
-        told = [(one, None if one.attempt.is_unconfirmed else fields_of(one, default, now)) for one in some]
-        if changed := [(one, fields) for one, fields in told if _differs(one, fields)]:
-            with held.writing():
+        pairs = [
+            (incident, None if incident.attempt.is_unconfirmed else fields_of(incident, default, now))
+            for incident in some
+        ]
+        if changed := [(incident, fields) for incident, fields in pairs if _differs(incident, fields)]:
+            with lock.writing():
                 for incident, fields in changed:
                     _write(incident, fields)
 
-    return sum(_together(some, write) for some in several)
+    return sum(_write_batch(some, write) for some in batches)
 
 
 def _differs(incident: Incident, fields: Fields) -> bool:
@@ -129,24 +132,24 @@ def _write(incident: Incident, fields: Fields) -> None:
         Failure.objects.update_or_create(incident=incident, defaults=fields)
 
 
-def _count_attempts(held: Held, several: Any, now: datetime) -> int:
+def _count_attempts(lock: Held, batches: Any, now: datetime) -> int:
     def write(some: Sequence[Attempt]) -> None:
-        known = {one.pk for one in some if not one.is_unconfirmed and one.started_at is not None}
-        found = holdings(Attempt.objects.filter(pk__in=known), now)
-        added = sums.added(found, times.of_jobs(held, {one.job_id for one in some}, now))
-        with held.writing():
+        confirmed = {attempt.pk for attempt in some if not attempt.is_unconfirmed and attempt.started_at is not None}
+        found = allocations(Attempt.objects.filter(pk__in=confirmed), now)
+        added = sums.prepare(found, job_times.job_times(lock, {attempt.job_id for attempt in some}, now))
+        with lock.writing():
             added.write()
-            Attempt.objects.filter(pk__in=[one.pk for one in some]).update(is_counted=True)
+            Attempt.objects.filter(pk__in=[attempt.pk for attempt in some]).update(is_counted=True)
 
-    return sum(_together(some, write) for some in several)
+    return sum(_write_batch(some, write) for some in batches)
 
 
-def _short(rows: list[Attempt]) -> list[Attempt]:
+def _short_batch(rows: list[Attempt]) -> list[Attempt]:
     """The first of these, as many as make a short transaction."""
     total = 0
-    for place, one in enumerate(rows):
-        days = (one.ended_at - one.started_at).days + 1 if one.started_at and one.ended_at else 0
-        total += len(one.nodes) * days
+    for place, attempt in enumerate(rows):
+        days = (attempt.ended_at - attempt.started_at).days + 1 if attempt.started_at and attempt.ended_at else 0
+        total += len(attempt.nodes) * days
         if place and total > NODE_DAYS:
             return rows[:place]
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jobs.failures.reading import Found
+from jobs.failures.report import FailureReport
 from jobs.reliability.forecast import Forecast, Plan, forecast
 from jobs.reliability.published import TYPICAL
 from jobs.reliability.rate import THOUSAND, Assumed, Rate
@@ -15,9 +15,9 @@ NODES, DAYS = 8, 14
 SAVE_S, RESTART_S = 30.0, 300.0
 
 
-def by_what_was_seen(plan: Plan, seen: Rate) -> Forecast:
-    is_enough = not seen.is_few and seen.node_days
-    return forecast(plan, seen if is_enough else Assumed(TYPICAL / THOUSAND))
+def from_observed(plan: Plan, observed: Rate) -> Forecast:
+    is_enough = not observed.is_few and observed.node_days
+    return forecast(plan, observed if is_enough else Assumed(TYPICAL / THOUSAND))
 
 
 def plan_of(nodes: int, days: float, save: float | None, restart: float | None, recover: float | None) -> Plan:
@@ -26,12 +26,12 @@ def plan_of(nodes: int, days: float, save: float | None, restart: float | None, 
     return Plan(nodes, days, save if save is not None else SAVE_S, restart)
 
 
-def of_page(params: Mapping[str, str], found: Found) -> Forecast:
+def from_form(params: Mapping[str, str], found: FailureReport) -> Forecast:
     """By a form's fields; what is not understood is as if it had been left empty."""
     nodes, days = untrusted.whole(params.get("nodes"), MOST_NODES + 1), _number(params.get("for"), MOST_DAYS)
     save, restart = (_number(params.get(name), MOST_SECONDS) for name in ("save", "restart"))
     plan = plan_of(nodes or NODES, days or DAYS, save or None, restart, found.total.recover_s)
-    return by_what_was_seen(plan, found.interruptions)
+    return from_observed(plan, found.interruptions)
 
 
 def _number(text: str | None, most: float) -> float | None:

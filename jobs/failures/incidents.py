@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from jobs import lost
-from jobs.failures.counted import MACHINES, NOT_FAILURES, PROGRAMS, UNDIAGNOSED
+from jobs.failures.kinds import MACHINES, NOT_FAILURES, PROGRAMS, UNDIAGNOSED
 from jobs.models import Incident
-from jobs.reliability.held import partition_of, whole
+from jobs.reliability.allocations import partition_of, whole
 
 SETTLED_AFTER = timedelta(days=2)
 

@@ -8,24 +8,24 @@ from datetime import date
 from typing import Any
 
 from jobs.models import JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
-from jobs.reliability.held import WEEK, Holding, monday
+from jobs.reliability.allocations import WEEK, AttemptAllocation, monday
 
 AT_ONCE = 200  # rows of a statement
 
 Key = tuple[Any, ...]
 Values = tuple[float, ...]
-_HELD = ("node_s", "gpu_s")
+_ALLOCATED = ("node_s", "gpu_s")
 _JOBS = ("jobs_queued_s", "jobs_held_s", "jobs_kept_s")
 
 
-class Added:
+class SumUpdates:
     """What is to be written, as it was read outside the transaction: nobody else writes sums meanwhile."""
 
     def __init__(self, jobs: Sequence[JobTime]) -> None:
         self.jobs = jobs
-        self.nodes = _Sums(NodeHeld, ("node",), _HELD)
-        self.by_project = _Sums(ProjectNodeHeld, ("project_id", "node"), _HELD)
-        self.projects = _Sums(ProjectHeld, ("project_id", "partition"), (*_HELD, *_JOBS))
+        self.nodes = _Sums(NodeHeld, ("node",), _ALLOCATED)
+        self.by_project = _Sums(ProjectNodeHeld, ("project_id", "node"), _ALLOCATED)
+        self.projects = _Sums(ProjectHeld, ("project_id", "partition"), (*_ALLOCATED, *_JOBS))
 
     @property
     def all(self) -> tuple[_Sums, ...]:
@@ -38,23 +38,23 @@ class Added:
             sums.write()
 
 
-def added(found: Sequence[Holding], jobs: Sequence[JobTime]) -> Added:
+def prepare(found: Sequence[AttemptAllocation], jobs: Sequence[JobTime]) -> SumUpdates:
     """What these attempts held, and what became of these jobs' time, each once, added to what there is."""
-    made = Added(jobs)
-    for one in found:
-        for day, seconds in one.days():
+    updates = SumUpdates(jobs)
+    for allocation in found:
+        for day, seconds in allocation.days():
             for span in _spans(day):
-                for node in one.nodes:
-                    held = (seconds, seconds * one.gpus_per_node)
-                    made.nodes.put((*span, node), held)
-                    made.by_project.put((*span, one.project, node), held)
-                whole = seconds * max(1, len(one.nodes))
-                told = (whole, whole * one.gpus_per_node, 0.0, 0.0, 0.0)
-                made.projects.put((*span, one.project, one.partition), told)
-    _put_jobs(made.projects, jobs)
-    for sums in made.all:
+                for node in allocation.nodes:
+                    values = (seconds, seconds * allocation.gpus_per_node)
+                    updates.nodes.put((*span, node), values)
+                    updates.by_project.put((*span, allocation.project, node), values)
+                whole = seconds * max(1, len(allocation.nodes))
+                totals = (whole, whole * allocation.gpus_per_node, 0.0, 0.0, 0.0)
+                updates.projects.put((*span, allocation.project, allocation.partition), totals)
+    _replace_jobs(updates.projects, jobs)
+    for sums in updates.all:
         sums.read()
-    return made
+    return updates
 
 
 class _Sums:
@@ -71,13 +71,13 @@ class _Sums:
     def read(self) -> None:
         """The rows as they are to be."""
         width, nothing = len(self.keys), (0.0,) * len(self.values)
-        there = {tuple(row[:width]): row[width:] for row in self._there()}
+        there = {tuple(row[:width]): row[width:] for row in self._existing()}
         for key, more in self.more.items():
             before = there.get(key, nothing)
-            told = {name: a + b for name, a, b in zip(self.values, before, more, strict=True)}
-            self.rows.append(self.model(**dict(zip(self.keys, key, strict=True)), **told))
+            sums = {name: a + b for name, a, b in zip(self.values, before, more, strict=True)}
+            self.rows.append(self.model(**dict(zip(self.keys, key, strict=True)), **sums))
 
-    def _there(self) -> Iterator[Any]:
+    def _existing(self) -> Iterator[Any]:
         """What there is of these, and some beside: by their days, and as many other names as one query takes."""
         wanted: dict[tuple[int, date], set[Any]] = defaultdict(set)
         for key in self.more:
@@ -100,11 +100,13 @@ def _spans(day: date) -> Iterator[tuple[int, date]]:
     yield WEEK, monday(day)
 
 
-def _put_jobs(projects: _Sums, jobs: Sequence[JobTime]) -> None:
+def _replace_jobs(projects: _Sums, jobs: Sequence[JobTime]) -> None:
     """Takes out of the sums what they have of these jobs, and puts in what is so now."""
-    before = JobTime.objects.in_bulk([one.job for one in jobs], field_name="job")
+    before = JobTime.objects.in_bulk([job_time.job for job_time in jobs], field_name="job")
     for rows, sign in ((before.values(), -1.0), (jobs, 1.0)):
-        for one in rows:
-            values = (one.queued_node_s, one.held_node_s, one.kept_node_s)
-            for span in _spans(one.day):
-                projects.put((*span, one.project_id, one.partition), (0.0, 0.0, *(sign * value for value in values)))
+        for job_time in rows:
+            values = (job_time.queued_node_s, job_time.held_node_s, job_time.kept_node_s)
+            for span in _spans(job_time.day):
+                projects.put(
+                    (*span, job_time.project_id, job_time.partition), (0.0, 0.0, *(sign * value for value in values))
+                )

@@ -1,4 +1,4 @@
-"""How often a job saves, and how often it should: by what its trainer measured and how often its nodes fail."""
+"""Measure how often a job saves and how often it should, from its trainer's reports and its nodes' failure rate."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.models import CadenceOrder, Event
-from jobs.presenting.header import Life
-from jobs.reliability import mttf, saving
-from jobs.reliability.held import whole
+from jobs.presenting.header import JobLife
+from jobs.reliability import mttf, save_interval
+from jobs.reliability.allocations import whole
 from jobs.submitting.cadence import first_to_obey
 from vigil_core import untrusted
 
@@ -19,8 +19,12 @@ MOST_EVERY = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cadence:
-    """`present_s` and `best_s`: seconds from one save to the next. `gain`: the part of the time that the best saves."""
+class SaveCadence:
+    """How often a job saves. Intervals are in seconds from one save to the next.
+
+    `efficiency` is the share of time that is useful training at the present interval, `best_efficiency` at the best
+    one.
+    """
 
     cost_s: float
     present_s: float | None
@@ -31,8 +35,8 @@ class Cadence:
     mtbf_s: float
     source: str
     """Of the time between failures: config (a person's word), seen (here), assumed."""
-    kept: float | None
-    best_kept: float
+    efficiency: float | None
+    best_efficiency: float
     step_s: float | None
     gpus: int
     left_s: float | None
@@ -42,34 +46,34 @@ class Cadence:
 
     @property
     def gain(self) -> float:
-        return max(0.0, self.best_kept - self.kept) if self.kept is not None else 0.0
+        return max(0.0, self.best_efficiency - self.efficiency) if self.efficiency is not None else 0.0
 
     @property
     def is_worth_it(self) -> bool:
-        return self.gain >= saving.LEAST_GAIN and not self.is_automatic
+        return self.gain >= save_interval.LEAST_GAIN and not self.is_automatic
 
     @property
     def best_every(self) -> int | None:
-        """Steps from one save to the next; None where nobody knows how long a step takes."""
+        """Return the best interval in steps; None if the duration of a step is unknown."""
         return min(MOST_EVERY, max(1, round(self.best_s / self.step_s))) if self.step_s else None
 
     @property
     def gpu_hours_a_day(self) -> float:
-        """That the difference costs."""
+        """Return what the difference to the best interval costs per day."""
         return 24 * self.gain * self.gpus
 
     @property
     def gpu_hours_left(self) -> float | None:
-        """The same for what it still has to do."""
+        """Return what the difference costs for the rest of the run; None if its end is unknown."""
         return None if self.left_s is None else self.left_s / 3600 * self.gain * self.gpus
 
 
-def of(life: Life) -> Cadence | None:
-    """None before its trainer has measured a save; other programs measure none."""
+def measure(life: JobLife) -> SaveCadence | None:
+    """Return the job's save cadence; None until its trainer has measured a save. Other programs measure none."""
     if not life.job.of_kind.trains:
         return None
-    told = Event.objects.filter(attempt__in=life.attempts, kind=KIND, rank=0)
-    event = told.order_by("-attempt__number", "-incarnation", "-id").first()
+    events = Event.objects.filter(attempt__in=life.attempts, kind=KIND, rank=0)
+    event = events.order_by("-attempt__number", "-incarnation", "-id").first()
     cost = untrusted.duration(event.data.get("cost_seconds")) if event else None
     if event is None or not cost:
         return None
@@ -80,8 +84,8 @@ def of(life: Life) -> Cadence | None:
         return None
     write = untrusted.duration(event.data.get("write_seconds")) or 0.0
     present = untrusted.duration(event.data.get("interval_seconds")) or None
-    best = max(saving.best_period(cost, mtbf_s), WRITES * write)
-    return Cadence(
+    best = max(save_interval.best_period(cost, mtbf_s), WRITES * write)
+    return SaveCadence(
         cost_s=cost,
         present_s=present,
         best_s=best,
@@ -89,9 +93,9 @@ def of(life: Life) -> Cadence | None:
         aim_s=untrusted.duration(event.data.get("best_interval_seconds")) or None,
         mtbf_s=mtbf_s,
         source=source,
-        kept=saving.effective(present, cost=cost, mtbf=mtbf_s) if present else None,
-        best_kept=saving.effective(best, cost=cost, mtbf=mtbf_s),
-        step_s=_step(life),
+        efficiency=save_interval.effective(present, cost=cost, mtbf=mtbf_s) if present else None,
+        best_efficiency=save_interval.effective(best, cost=cost, mtbf=mtbf_s),
+        step_s=_step_seconds(life),
         gpus=count * whole(_resources(life).get("gpus_per_node")),
         left_s=life.progress.eta_seconds,
         order=order,
@@ -99,27 +103,34 @@ def of(life: Life) -> Cadence | None:
     )
 
 
-def _resources(life: Life) -> dict[str, Any]:
+def _resources(life: JobLife) -> dict[str, Any]:
     return life.job.spec.get("resources") or {}
 
 
-def _nodes(life: Life) -> tuple[list[str], int]:
-    """Those of the newest attempt that had any, and how many; before the first as many as it may get."""
-    names: list[str] = next((one.nodes for one in reversed(life.attempts) if one.nodes), [])
+def _nodes(life: JobLife) -> tuple[list[str], int]:
+    """Return the nodes of the newest attempt that had any, and their number; before the first, the most that it may
+    get.
+    """
+    names: list[str] = next((attempt.nodes for attempt in reversed(life.attempts) if attempt.nodes), [])
     return names, len(names) or max(1, whole(str(_resources(life).get("nodes", 1)).split(":")[-1]))
 
 
-def _step(life: Life) -> float | None:
-    """Seconds that a step takes: by the pace of the newest attempt that made some. How many steps were between two
-    saves nobody tells: the specification's may have been another's order."""
-    paces = (one.pace_seconds / one.pace_steps for one in reversed(life.attempts) if one.pace_steps > 0)
+def _step_seconds(life: JobLife) -> float | None:
+    """Return seconds per step, by the pace of the newest attempt that made some.
+
+    The interval between two saves cannot be used: nobody reports how many steps it had, and the specification's number
+    may have been changed by an order.
+    """
+    paces = (attempt.pace_seconds / attempt.pace_steps for attempt in reversed(life.attempts) if attempt.pace_steps > 0)
     return next((pace for pace in paces if pace > 0), None)
 
 
-def _between_failures(life: Life, event: Event, nodes: list[str], count: int) -> tuple[float | None, str]:
-    """A person's word, else what is seen of its nodes, else what its trainer assumed."""
-    told = untrusted.number(event.data.get("mtbf_seconds"))
+def _between_failures(life: JobLife, event: Event, nodes: list[str], count: int) -> tuple[float | None, str]:
+    """Return the mean time between failures in seconds and its source: configured, observed, or assumed by the
+    trainer.
+    """
+    assumed = untrusted.number(event.data.get("mtbf_seconds"))
     if event.data.get("source") == "config":
-        return told, "config"
-    seen = mttf.hours_between_failures(count, partition=_resources(life).get("partition") or "", names=nodes)
-    return (seen * 3600, "seen") if seen is not None else (told, "assumed")
+        return assumed, "config"
+    hours = mttf.hours_between_failures(count, partition=_resources(life).get("partition") or "", names=nodes)
+    return (hours * 3600, "seen") if hours is not None else (assumed, "assumed")

@@ -1,4 +1,4 @@
-"""What the charts of a job's page need from the database: curves for the first picture, and what they mark."""
+"""Read what the charts of a job's page need: curves for the first paint, and the steps to mark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobs import starts
 from jobs.intake.reports import owner_of
 from jobs.models import Job
 from jobs.presenting.charts import CLIENT_ACCURACY, LOSS_SERIES
-from jobs.presenting.header import Life
+from jobs.presenting.header import JobLife
 from portal.series import read, store
 from portal.series.read import Curve
 from vigil_core import formatting
@@ -20,13 +20,13 @@ FIRST_POINTS = 500
 SPEEDS = ("tokens_per_second", "samples_per_second", "step_seconds")
 
 
-def marks(life: Life) -> dict[str, Any]:
-    """What the charts by step mark: where each attempt begins, and where one went on after a restart in place."""
+def marks(life: JobLife) -> dict[str, Any]:
+    """Return the steps at which attempts begin, and those at which ranks restarted in place."""
     return {"breaks": _breaks(life), "restarts": _restarts(life)}
 
 
-def first_paint(job: Job, life: Life) -> dict[str, Any] | None:
-    """The lead chart's curves as the API would answer them, so that the first picture waits for no second request."""
+def first_paint(job: Job, life: JobLife) -> dict[str, Any] | None:
+    """Return the lead chart's curves as the API would, so that the first paint needs no second request."""
     lead = CLIENT_ACCURACY["series"] if job.kind == "federated" else LOSS_SERIES
     if not job.of_kind.trains:
         return None
@@ -34,18 +34,18 @@ def first_paint(job: Job, life: Life) -> dict[str, Any] | None:
     return {"items": [item for item in items if item["step"]], "bands": [], "version": life.latest.version}
 
 
-def names(life: Life) -> list[str]:
-    """The series that any attempt has told of."""
+def names(life: JobLife) -> list[str]:
+    """Return the series that any attempt has reported."""
     return store.names(owners(life))
 
 
-def owners(life: Life) -> list[tuple[str, int]]:
-    """The owners of the series that make the job's curves, in order."""
+def owners(life: JobLife) -> list[tuple[str, int]]:
+    """Return the owners of the series that make up the job's curves, in order."""
     return [owner_of(attempt.pk) for attempt in life.attempts]
 
 
-def _breaks(life: Life) -> list[dict[str, Any]]:
-    """The steps at which attempts begin, and how the one before each ended."""
+def _breaks(life: JobLife) -> list[dict[str, Any]]:
+    """Return the steps at which attempts begin, and how the attempt before each ended."""
     before, found = None, []
     for attempt in life.attempts:
         if attempt.started_at is None:
@@ -56,8 +56,8 @@ def _breaks(life: Life) -> list[dict[str, Any]]:
     return found
 
 
-def _restarts(life: Life) -> list[int]:
-    """The steps from which ranks that were started again within an attempt went on, where the line still shows it."""
+def _restarts(life: JobLife) -> list[int]:
+    """Return the steps from which ranks continued after a restart in place, where the curve still shows them."""
     again = [attempt for attempt in life.attempts if attempt.incarnation]
     if not again:
         return []
@@ -83,5 +83,5 @@ def _item(curve: Curve) -> dict[str, Any]:
 
 
 def _short(value: float) -> float | None:
-    """Five digits are more than a pixel can show; null where JSON has no word."""
+    """Round to five digits, more than a pixel can show; None for values that JSON cannot represent."""
     return float(f"{value:.5g}") if math.isfinite(value) else None

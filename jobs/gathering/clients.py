@@ -1,4 +1,4 @@
-"""A federation's clients in an order that somebody asks for; those of whom a value is not known come last."""
+"""Query a federation's clients in a chosen order; clients without a value come last."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ SORTS = tuple(name for key in _KEYS for name in (key, f"-{key}"))
 WORST = "worst"
 
 
-def descends(sort: str) -> bool:
-    """Whether the largest come first by it."""
+def is_descending(sort: str) -> bool:
+    """Return whether this order puts the largest values first."""
     return _KEYS[sort][1]
 
 
 def ordered(job: Job, sort: str = WORST) -> tuple[QuerySet[Client], Order]:
-    """The job's clients, and the order to page them in: `worst` has the least accurate first, with - the last.
+    """Return the job's clients, and the order for paging: `worst` puts the least accurate first, `-worst` last.
 
-    Clients that fewer than FEWEST_EVALUATED samples evaluate come after all others: chance ranks them.
+    Clients with fewer than FEWEST_EVALUATED evaluation samples come after all others: chance ranks them.
     """
     key, falls = _KEYS[sort.removeprefix("-")]
     falls ^= sort.startswith("-")
@@ -57,7 +57,7 @@ def ordered(job: Job, sort: str = WORST) -> tuple[QuerySet[Client], Order]:
     return Client.objects.filter(job=job).annotate(**{name: by}), Order(name, descending=falls)
 
 
-def foremost(job: Job, sort: str, most: int, only: Q | None = None) -> list[Client]:
-    """The first of them."""
+def first_clients(job: Job, sort: str, limit: int, only: Q | None = None) -> list[Client]:
+    """Return the first clients in this order."""
     rows, order = ordered(job, sort)
-    return list(rows.filter(only or Q()).order_by(f"{'-' if order.descending else ''}{order.field}", "number")[:most])
+    return list(rows.filter(only or Q()).order_by(f"{'-' if order.descending else ''}{order.field}", "number")[:limit])

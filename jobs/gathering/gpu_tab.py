@@ -1,4 +1,4 @@
-"""What goes with a job's map of GPUs: whether there is one, the ranks of its rows, the loss beside it, the finding."""
+"""Read what accompanies a job's GPU map: whether there is one, the ranks of its rows, the loss, the low-use finding."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jobs.allocations import TOLD
 from jobs.gathering import charts, gpus
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Event
-from jobs.presenting.gpus import LOW_USE_HOURS, Finding, finding
-from jobs.presenting.header import Life
+from jobs.presenting.gpus import LOW_USE_HOURS, GpuFinding, finding
+from jobs.presenting.header import JobLife
 from jobs.presenting.size import is_elastic, ranks_and_nodes
 from nodes.models import Holding
 from portal.models import Series
@@ -22,13 +22,13 @@ from portal.series.codec import Floats
 from vigil_core import untrusted
 
 HOUR_S = 3600
-KNOWN = 0.8  # of an hour's minutes, else nothing is concluded
-KEPT_S = 60
+MIN_COVERAGE = 0.8  # of an hour's minutes, else nothing is concluded
+CACHE_S = 60
 LOSS_POINTS = 600
 
 
-def has_any(life: Life) -> bool:
-    """Whether it holds or held GPUs, as far as anybody tells: its request, who holds what, or its launchers."""
+def has_any(life: JobLife) -> bool:
+    """Return whether the job has or had GPUs, according to its request, allocations, or launchers."""
     ran = [attempt for attempt in life.attempts if attempt.started_at]
     if not ran:
         return False
@@ -41,27 +41,29 @@ def has_any(life: Life) -> bool:
     return Series.objects.filter(owner_kind="attempt", owner_id__in=owners, name="gpu_percent").exists()
 
 
-def ranks_of(life: Life) -> dict[str, int]:
-    """Who had each GPU, by its UUID, as launchers told of the newest attempt; nothing where ranks may change."""
+def ranks_of(life: JobLife) -> dict[str, int]:
+    """Return the rank of each GPU by UUID, from the newest attempt's launchers; empty if ranks may move."""
     if is_elastic(life.job.spec):
         return {}
     events = Event.objects.filter(attempt=life.latest, kind=TOLD, rank__lt=0).order_by("id")
-    told = {-(rank or 0) - 1: _uuids(data) for rank, data in events.values_list("rank", "data")}
-    sizes = {len(uuids) for uuids in told.values()}
+    uuids_by_node = {-(rank or 0) - 1: _gpu_uuids(data) for rank, data in events.values_list("rank", "data")}
+    sizes = {len(uuids) for uuids in uuids_by_node.values()}
     if len(sizes) != 1:
         return {}
     (size,) = sizes
-    return {uuid: node * size + place for node, uuids in told.items() for place, uuid in enumerate(uuids) if uuid}
+    return {
+        uuid: node * size + place for node, uuids in uuids_by_node.items() for place, uuid in enumerate(uuids) if uuid
+    }
 
 
-def _uuids(data: dict[str, Any]) -> list[str]:
+def _gpu_uuids(data: dict[str, Any]) -> list[str]:
     found = data.get("gpus")
-    there = [one for one in found[:64] if isinstance(one, dict)] if isinstance(found, list) else []
-    return [untrusted.name(one.get("uuid"), 96) for one in there]
+    gpus = [gpu for gpu in found[:64] if isinstance(gpu, dict)] if isinstance(found, list) else []
+    return [untrusted.name(gpu.get("uuid"), 96) for gpu in gpus]
 
 
-def loss_between(life: Life, start: int | None, end: int | None) -> dict[str, Any] | None:
-    """The loss of the steps that were done between two moments, or of all; None where there is none."""
+def loss_between(life: JobLife, start: int | None, end: int | None) -> dict[str, Any] | None:
+    """Return the loss of the steps done between two moments, or of all; None if there is none."""
     owners = charts.owners(life)
     found = read.curve(owners, "loss", points=LOSS_POINTS)
     if start is not None and end is not None and len(found.step):
@@ -81,30 +83,32 @@ def _short(values: Floats, digits: int) -> list[float | None]:
     return [round(value, digits) if np.isfinite(value) else None for value in values.tolist()]
 
 
-def low_use(life: Life) -> Finding | None:
-    """That its GPUs did little in the last hour of the newest attempt that ran for so long, whatever kind of job."""
-    long = [one for one in life.attempts if _ran_s(life, one) >= LOW_USE_HOURS * HOUR_S]
-    if not long:
+def low_use(life: JobLife) -> GpuFinding | None:
+    """Return a finding if the GPUs were little used in the last hour of the newest attempt that ran at least that
+    long.
+    """
+    long_attempts = [attempt for attempt in life.attempts if _ran_s(life, attempt) >= LOW_USE_HOURS * HOUR_S]
+    if not long_attempts:
         return None
-    attempt = long[-1]
+    attempt = long_attempts[-1]
     key = f"gpus.low.{attempt.key}.{attempt.is_alive}"
-    told: Sequence[Any] | None = cache.get(key)
-    if told is None:  # of many nodes it costs some hundred milliseconds, and pages ask every few seconds
-        told = _last_hour(life, attempt)
-        cache.set(key, told, KEPT_S)
-    return finding(*told)
+    use: Sequence[Any] | None = cache.get(key)
+    if use is None:  # of many nodes it costs some hundred milliseconds, and pages ask every few seconds
+        use = _last_hour(life, attempt)
+        cache.set(key, use, CACHE_S)
+    return finding(*use)
 
 
-def _ran_s(life: Life, attempt: Attempt) -> float:
+def _ran_s(life: JobLife, attempt: Attempt) -> float:
     return ((attempt.ended_at or life.now) - attempt.started_at).total_seconds() if attempt.started_at else 0.0
 
 
-def _last_hour(life: Life, attempt: Attempt) -> tuple[float | None, int]:
-    """The mean utilisation, None where too little of it is known; and of how many GPUs, 0 where nobody counts them."""
+def _last_hour(life: JobLife, attempt: Attempt) -> tuple[float | None, int]:
+    """Return the mean utilisation, None if too little is known, and the number of GPUs, 0 if unknown."""
     end = int((attempt.ended_at or life.now).timestamp())
     found = gpus.heat(life.job, "gpu_percent", start=end - LOW_USE_HOURS * HOUR_S, end=end, columns=60)
     rows = [row for row in found.rows if row.attempt == attempt.number and np.isfinite(row.mean).any()]
-    if not rows or np.mean([np.isfinite(row.mean).mean() for row in rows]) < KNOWN:
+    if not rows or np.mean([np.isfinite(row.mean).mean() for row in rows]) < MIN_COVERAGE:
         return None, 0
     mean = float(np.mean([np.nanmean(row.mean) for row in rows]))
     return mean, len({row.uuid for row in rows if row.uuid})

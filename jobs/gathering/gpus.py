@@ -1,4 +1,4 @@
-"""What a job's GPUs did: one field as rows × time, over all its nodes and attempts, and where that is known from."""
+"""Read what a job's GPUs did: one field as rows × time, over all nodes and attempts, and the source of the data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from jobs import allocations
 from jobs.intake.reports import owner_of
-from jobs.listing.sight import sight
+from jobs.listing.telemetry_access import access_of
 from jobs.models import Attempt, Job, Stream
 from nodes.models import Holding
 from nodes.telemetry.fields import GPU_FIELDS
@@ -31,8 +31,8 @@ MOST_NODES = 512
 
 
 @dataclass(frozen=True)
-class Row:
-    """One GPU in the hands of one attempt; or, by its launcher's word, all of a node's together (`gpu` is None)."""
+class GpuUseRow:
+    """One GPU allocated to one attempt; or all GPUs of a node together if only its launcher reports (`gpu` is None)."""
 
     attempt: int
     node: str
@@ -45,26 +45,26 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Heat:
-    """Rows in order of attempt, node and GPU. Column i begins at `start + i × width` (Unix seconds)."""
+class GpuHeat:
+    """Rows ordered by attempt, node and GPU. Column i begins at `start + i × width` (Unix seconds)."""
 
     source: str  # AGENT, LAUNCHER, or "" where nothing is known
     field: str
     start: int
     width: int
     columns: int
-    rows: list[Row]
+    rows: list[GpuUseRow]
 
     @property
     def mean(self) -> float | None:
-        """Over all rows and times."""
-        told = np.concatenate([row.mean for row in self.rows]) if self.rows else np.zeros(0)
-        told = told[np.isfinite(told)]
-        return float(told.mean()) if len(told) else None
+        """Return the mean over all rows and times; None if there are no values."""
+        values = np.concatenate([row.mean for row in self.rows]) if self.rows else np.zeros(0)
+        values = values[np.isfinite(values)]
+        return float(values.mean()) if len(values) else None
 
 
 def fields(source: str) -> tuple[str, ...]:
-    """What can be asked for."""
+    """Return the fields that this source reports."""
     return tuple(_BY_LAUNCHER) if source == LAUNCHER else GPU_FIELDS
 
 
@@ -77,12 +77,14 @@ def heat(
     columns: int = 240,
     now: float | None = None,
     user: User | None = None,
-) -> Heat:
-    """From the agents of its nodes where they tell anything of its GPUs, else from what its launchers logged.
+) -> GpuHeat:
+    """Read one field from the node agents if they report these GPUs, else from what the launchers logged.
 
-    With `user` no column tells what of these GPUs is none of that person's business.
+    With `user`, columns that this person may not see are blank.
     """
-    attempts = [one for one in Attempt.objects.filter(job=job).order_by("number") if one.started_at is not None]
+    attempts = [
+        attempt for attempt in Attempt.objects.filter(job=job).order_by("number") if attempt.started_at is not None
+    ]
     now = time.time() if now is None else now
     begin, stop = _span(attempts, now)
     start, end = begin if start is None else start, stop if end is None else end
@@ -93,60 +95,64 @@ def heat(
 
 
 def _span(attempts: Sequence[Attempt], now: float) -> tuple[int, int]:
-    """From the first start to the last end."""
-    begin = min((one.started_at.timestamp() for one in attempts if one.started_at), default=now)
-    ends = [one.ended_at.timestamp() if one.ended_at else now for one in attempts]
+    """Return the time from the first start to the last end, in Unix seconds."""
+    begin = min((attempt.started_at.timestamp() for attempt in attempts if attempt.started_at), default=now)
+    ends = [attempt.ended_at.timestamp() if attempt.ended_at else now for attempt in attempts]
     return int(begin), int(max(ends, default=now)) + 1
 
 
-def _by_agent(attempts: Sequence[Attempt], field: str, start: int, end: int, columns: int, user: User | None) -> Heat:
-    held = allocations.held_by(attempts)
-    gpu_ids = sorted({one.gpu_id for mine in held.values() for one in mine})
-    within = _within(attempts, held)
+def _by_agent(
+    attempts: Sequence[Attempt], field: str, start: int, end: int, columns: int, user: User | None
+) -> GpuHeat:
+    holdings = allocations.held_by(attempts)
+    gpu_ids = sorted({holding.gpu_id for rows in holdings.values() for holding in rows})
+    within = _within(attempts, holdings)
     found = grid(gpu_ids, field, start=start, end=max(end, start + 1), columns=columns, within=within)
     if user is not None:
-        found = sight(user, gpu_ids, start, start + found.width * columns).grid(gpu_ids, found)
+        found = access_of(user, gpu_ids, start, start + found.width * columns).grid(gpu_ids, found)
     place = {gpu_id: row for row, gpu_id in enumerate(gpu_ids)}
     rows = []
     for attempt in attempts:
         by_gpu: dict[int, list[Holding]] = {}
-        for one in held.get(attempt.pk, ()):
-            by_gpu.setdefault(one.gpu_id, []).append(one)
-        rows += [_row(attempt, mine, found, place[gpu_id]) for gpu_id, mine in by_gpu.items()]
-    told = any(np.isfinite(row.mean).any() for row in rows)
-    return Heat(AGENT if told else "", field, found.start, found.width, found.mean.shape[1], rows if told else [])
+        for holding in holdings.get(attempt.pk, ()):
+            by_gpu.setdefault(holding.gpu_id, []).append(holding)
+        rows += [_row(attempt, gpu_holdings, found, place[gpu_id]) for gpu_id, gpu_holdings in by_gpu.items()]
+    has_values = any(np.isfinite(row.mean).any() for row in rows)
+    return GpuHeat(
+        AGENT if has_values else "", field, found.start, found.width, found.mean.shape[1], rows if has_values else []
+    )
 
 
-def _row(attempt: Attempt, held: Sequence[Holding], found: Grid, place: int) -> Row:
-    """What one GPU did while an attempt held it, perhaps with breaks."""
+def _row(attempt: Attempt, holdings: Sequence[Holding], found: Grid, place: int) -> GpuUseRow:
+    """Return one GPU's values while it was allocated to an attempt, possibly with gaps."""
     begins = found.start + found.width * np.arange(found.mean.shape[1])
-    mine = np.zeros(len(begins), np.bool_)
-    for since, until in _stretches(attempt, held):
-        mine |= (begins + found.width > since) & (begins < until)
-    mean, most = (np.where(mine, part[place], np.nan) for part in (found.mean, found.maximum))
-    first, last = held[0], held[-1]
+    is_allocated = np.zeros(len(begins), np.bool_)
+    for since, until in _stretches(attempt, holdings):
+        is_allocated |= (begins + found.width > since) & (begins < until)
+    mean, most = (np.where(is_allocated, part[place], np.nan) for part in (found.mean, found.maximum))
+    first, last = holdings[0], holdings[-1]
     over = last.until or attempt.ended_at
-    return Row(attempt.number, first.agent.node, first.gpu.index, first.gpu.uuid, first.since, over, mean, most)
+    return GpuUseRow(attempt.number, first.agent.node, first.gpu.index, first.gpu.uuid, first.since, over, mean, most)
 
 
-def _within(attempts: Sequence[Attempt], held: Mapping[int, Sequence[Holding]]) -> dict[int, list[Stretch]]:
-    """When each GPU was the job's: what others did with it before and after is not the job's."""
+def _within(attempts: Sequence[Attempt], holdings: Mapping[int, Sequence[Holding]]) -> dict[int, list[Stretch]]:
+    """Return when each GPU belonged to the job: what others did with it before and after is excluded."""
     found: dict[int, list[Stretch]] = {}
     for attempt in attempts:
-        for one in held.get(attempt.pk, ()):
-            found.setdefault(one.gpu_id, []).extend(_stretches(attempt, [one]))
+        for holding in holdings.get(attempt.pk, ()):
+            found.setdefault(holding.gpu_id, []).extend(_stretches(attempt, [holding]))
     return found
 
 
-def _stretches(attempt: Attempt, held: Iterable[Holding]) -> Iterator[Stretch]:
-    """From when until when an attempt had what it held."""
+def _stretches(attempt: Attempt, holdings: Iterable[Holding]) -> Iterator[Stretch]:
+    """Yield the start and end of each allocation, limited to the attempt's run time."""
     began = attempt.started_at.timestamp() if attempt.started_at else 0.0
-    for one in held:
-        ends = [moment.timestamp() for moment in (one.until, attempt.ended_at) if moment is not None]
-        yield max(one.since.timestamp(), began), min(ends, default=np.inf)
+    for holding in holdings:
+        ends = [moment.timestamp() for moment in (holding.until, attempt.ended_at) if moment is not None]
+        yield max(holding.since.timestamp(), began), min(ends, default=np.inf)
 
 
-def _by_launcher(attempts: Sequence[Attempt], field: str, start: int, end: int, columns: int) -> Heat:
+def _by_launcher(attempts: Sequence[Attempt], field: str, start: int, end: int, columns: int) -> GpuHeat:
     name, factor = _BY_LAUNCHER[field]
     width = max(1, -(-(end - start) // columns))
     count = max(1, -(-(end - start) // width))
@@ -161,8 +167,8 @@ def _by_launcher(attempts: Sequence[Attempt], field: str, start: int, end: int, 
             mean = _binned(read.time, values * factor, start, width, count)
             since = attempt.started_at or attempt.created_at
             if np.isfinite(mean).any():
-                rows.append(Row(attempt.number, node, None, "", since, attempt.ended_at, mean, mean))
-    return Heat(LAUNCHER if rows else "", field, start, width, count, rows)
+                rows.append(GpuUseRow(attempt.number, node, None, "", since, attempt.ended_at, mean, mean))
+    return GpuHeat(LAUNCHER if rows else "", field, start, width, count, rows)
 
 
 def _binned(at: Floats, value: Floats, start: int, width: int, count: int) -> Floats:

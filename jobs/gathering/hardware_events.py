@@ -1,4 +1,4 @@
-"""What befell the GPUs of a job while it held them: Xids, and those that fell off the bus."""
+"""Query hardware errors of a job's GPUs while they were allocated to it: Xids, and GPUs that fell off the bus."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ SHOWN = 5
 Spans = dict[int, list[tuple[datetime, datetime]]]  # since and until, by GPU
 
 
-def of(attempt: Attempt, now: datetime) -> list[tuple[datetime, str]]:
-    """(when, in words) of the newest few, oldest first. An echo is left out where what it echoes is there."""
-    held = allocations.held_by([attempt]).get(attempt.pk, [])
-    if not held:
+def recent_events(attempt: Attempt, now: datetime) -> list[tuple[datetime, str]]:
+    """Return (time, text) of the newest few, oldest first. An echo is left out if its cause is listed."""
+    holdings = allocations.held_by([attempt]).get(attempt.pk, [])
+    if not holdings:
         return []
     spans: Spans = {}
-    for one in held:  # twice where it was suspended, or let go of a GPU
-        spans.setdefault(one.gpu_id, []).append((one.since, one.until or attempt.ended_at or now))
-    began = min(one.since for one in held)
-    ended = max(until for each in spans.values() for _, until in each)
+    for holding in holdings:  # twice where it was suspended, or let go of a GPU
+        spans.setdefault(holding.gpu_id, []).append((holding.since, holding.until or attempt.ended_at or now))
+    began = min(holding.since for holding in holdings)
+    ended = max(until for gpu_spans in spans.values() for _, until in gpu_spans)
     rows = NodeEvent.objects.filter(gpu__in=spans, kind__in=KINDS, at__lte=ended, last_at__gte=began)
-    found = [one for one in rows.select_related("gpu", "agent").order_by("-at")[:MOST] if _is_of(one, spans)]
-    if any(one.code != ECHO for one in found):
-        found = [one for one in found if one.code != ECHO]
-    return [(one.at, _said(one)) for one in reversed(found[:SHOWN])]
+    found = [
+        event for event in rows.select_related("gpu", "agent").order_by("-at")[:MOST] if _happened_within(event, spans)
+    ]
+    if any(event.code != ECHO for event in found):
+        found = [event for event in found if event.code != ECHO]
+    return [(event.at, _describe(event)) for event in reversed(found[:SHOWN])]
 
 
-def _is_of(event: NodeEvent, spans: Spans) -> bool:
+def _happened_within(event: NodeEvent, spans: Spans) -> bool:
     return any(event.at <= until and event.last_at >= since for since, until in spans[event.gpu_id or 0])
 
 
-def _said(event: NodeEvent) -> str:
+def _describe(event: NodeEvent) -> str:
     where = f"GPU {event.gpu.index} of {event.agent.node}" if event.gpu else event.agent.node
     if event.kind == "gpu.lost":
         return f"{where} was lost"

@@ -1,4 +1,4 @@
-"""A post-mortem: everything that is known of an attempt's bad end, for its page, REST and as Markdown."""
+"""Load a post-mortem: everything known about an attempt's failure, for its page, REST and Markdown."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from django.conf import settings
 
 from diagnosis.causes import CAUSES, UNKNOWN, Cause
 from jobs import lost
-from jobs.gathering import alike, rank_steps, restart_curve, verdicts
-from jobs.gathering.verdicts import Piece
+from jobs.gathering import rank_steps, restart_curve, similar, verdicts
+from jobs.gathering.verdicts import EvidencePiece
 from jobs.lost import Lost
 from jobs.models import Attempt, Checkpoint, Diagnosis, FollowUp, Incident, Job, PostMortem
-from jobs.presenting import cost, headline, lanes, rejoin
+from jobs.presenting import cost, headline, lanes, restart_drawing
 from jobs.presenting import rank_steps as strips
-from jobs.presenting.cost import Again, Cost
-from jobs.reliability.held import whole
+from jobs.presenting.cost import Cost, NextAttempt
+from jobs.reliability.allocations import whole
 from portal.models import User
 from vigil_core import formatting
 
@@ -28,8 +28,8 @@ MOST_PIECES = 40
 
 
 @dataclass(frozen=True)
-class Version:
-    """One verdict, of all that were made."""
+class VerdictVersion:
+    """One version of the verdict."""
 
     number: int
     made_at: datetime
@@ -38,8 +38,8 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Act:
-    """One thing that Vigil did, or that followed from it."""
+class VigilAction:
+    """Something that Vigil did after the failure, or that followed from it."""
 
     at: datetime
     text: str
@@ -48,11 +48,11 @@ class Act:
 
 @dataclass
 class Document:
-    """The post-mortem of one attempt. What costs queries is asked where somebody wants it."""
+    """The post-mortem of one attempt. Parts that cost queries are loaded on first use."""
 
     incident: Incident
-    told: dict[str, Any]  # the machine's newest verdict; empty while there is none
-    versions: list[Version]  # oldest first
+    verdict: dict[str, Any]  # the machine's newest verdict; empty while there is none
+    versions: list[VerdictVersion]  # oldest first
     following: Attempt | None
     written: PostMortem | None
 
@@ -66,37 +66,37 @@ class Document:
 
     @property
     def cause(self) -> Cause:
-        """The person's, or the machine's; unknown while nobody has said."""
+        """Return the cause given by a person or by the evidence; unknown if neither has named one."""
         return CAUSES.get(self.incident.cause) or CAUSES[UNKNOWN]
 
     @property
     def machine_cause(self) -> str:
-        return str(self.told.get("cause", ""))
+        return str(self.verdict.get("cause", ""))
 
     @property
     def advice(self) -> str:
-        return verdicts.advice(self.incident, self.told)
+        return verdicts.advice(self.incident, self.verdict)
 
     @property
     def reported_by(self) -> str:
-        return verdicts.reported_by(self.incident, self.told)
+        return verdicts.reported_by(self.incident, self.verdict)
 
     @property
-    def revised(self) -> tuple[Version, Version] | None:
-        """The verdict before and the newest, where it came to another cause than at first."""
+    def revised(self) -> tuple[VerdictVersion, VerdictVersion] | None:
+        """Return the previous and the newest verdict if the cause changed between them."""
         for before, after in zip(self.versions[::-1][1:], self.versions[::-1], strict=False):
             if before.cause != after.cause:
                 return before, after
         return None
 
     @cached_property
-    def pieces(self) -> list[Piece]:
-        """What the verdict goes by, one by one: each on its node and at its time."""
-        return verdicts.pieces(self.attempt, self.told, MOST_PIECES)
+    def pieces(self) -> list[EvidencePiece]:
+        """Return the evidence of the verdict, piece by piece with node and time."""
+        return verdicts.pieces(self.attempt, self.verdict, MOST_PIECES)
 
     @cached_property
-    def evidence(self) -> list[Piece]:
-        """The same, with what several ranks said alike as one."""
+    def evidence(self) -> list[EvidencePiece]:
+        """Return the evidence with equal lines of several ranks grouped."""
         return verdicts.grouped(self.pieces)
 
     @cached_property
@@ -105,16 +105,18 @@ class Document:
 
     @cached_property
     def series(self) -> str:
-        return restart_curve.name_of(self.attempt)
+        return restart_curve.progress_series(self.attempt)
 
     @cached_property
-    def trained(self) -> restart_curve.Moments:
+    def trained(self) -> restart_curve.TrainingSpan:
         start = self.attempt.resume_from.step if self.attempt.resume_from else 0
-        return restart_curve.moments(self.attempt, self.series, start + 1)
+        return restart_curve.training_span(self.attempt, self.series, start + 1)
 
     @cached_property
     def bad_at(self) -> datetime | None:
-        """The first sign of it: the earliest root that has a time, else the last step before all stood still."""
+        """Return the first sign of the failure: the earliest root with a time, else the last step before everything
+        stopped.
+        """
         began, ended = self.attempt.started_at, self.incident.at
         roots = [piece.at for piece in self.pieces if piece.role == "root" and piece.at is not None]
         inside = [at for at in roots if at <= ended and (began is None or at >= began)]
@@ -128,27 +130,27 @@ class Document:
         return lost.of(self.incident)
 
     @property
-    def kept(self) -> Checkpoint | None:
-        """What the next attempt went on from; where there is none, the newest that it could have."""
+    def resume_point(self) -> Checkpoint | None:
+        """Return the checkpoint that the next attempt resumed from, or the newest that it could have."""
         return self.lost.kept
 
     @cached_property
-    def again(self) -> Again | None:
-        one = self.following
-        if one is None:
+    def again(self) -> NextAttempt | None:
+        attempt = self.following
+        if attempt is None:
             return None
-        start = one.resume_from.step if one.resume_from else 0
+        start = attempt.resume_from.step if attempt.resume_from else 0
         last = self.attempt.step
-        return Again(
-            number=one.number,
-            state=one.state,
-            queued_at=one.submitted_at or one.created_at,
-            started_at=one.started_at,
-            ended_at=one.ended_at,
+        return NextAttempt(
+            number=attempt.number,
+            state=attempt.state,
+            queued_at=attempt.submitted_at or attempt.created_at,
+            started_at=attempt.started_at,
+            ended_at=attempt.ended_at,
             from_step=start,
-            first_step_at=restart_curve.done_at(one, self.series, start + 1),
-            caught_up_at=restart_curve.done_at(one, self.series, last) if last is not None else None,
-            nodes=tuple(one.nodes),
+            first_step_at=restart_curve.done_at(attempt, self.series, start + 1),
+            caught_up_at=restart_curve.done_at(attempt, self.series, last) if last is not None else None,
+            nodes=tuple(attempt.nodes),
         )
 
     @cached_property
@@ -168,7 +170,7 @@ class Document:
             rest = "Its logs are being read; this page tells the cause within seconds. Load it again."
             return headline.Headline(f"Attempt {self.attempt.number} ended badly.", rest)
         return headline.headline(
-            says=verdicts.says(self.incident),
+            verdict_text=verdicts.summary(self.incident),
             cause=self.cause,
             advice=self.advice,
             decision=self.attempt.decision,
@@ -178,55 +180,57 @@ class Document:
         )
 
     @cached_property
-    def acts(self) -> list[Act]:
-        """In order of time."""
+    def acts(self) -> list[VigilAction]:
+        """Return Vigil's actions in chronological order."""
         return sorted(self._acts(), key=lambda act: act.at)
 
-    def _acts(self) -> Iterator[Act]:
-        yield Act(self.incident.opened_at, "Opened this page")
+    def _acts(self) -> Iterator[VigilAction]:
+        yield VigilAction(self.incident.opened_at, "Opened this page")
         for before, version in zip([None, *self.versions], self.versions, strict=False):
             sure = f"{formatting.share(version.confidence)} sure" if version.cause != UNKNOWN else ""
             if before is None:
-                yield Act(version.made_at, f"Named the cause: {version.cause}", sure)
+                yield VigilAction(version.made_at, f"Named the cause: {version.cause}", sure)
             elif before.cause != version.cause:
-                yield Act(version.made_at, f"Revised it: now {version.cause}", sure)
+                yield VigilAction(version.made_at, f"Revised it: now {version.cause}", sure)
             else:
-                yield Act(version.made_at, "Looked again, with more evidence", sure)
+                yield VigilAction(version.made_at, "Looked again, with more evidence", sure)
         if self.attempt.decided_at is not None and self.attempt.decision:
-            yield Act(self.attempt.decided_at, self.attempt.decision)
+            yield VigilAction(self.attempt.decided_at, self.attempt.decision)
         again = self.again
         if again is not None and again.started_at is not None:
             waited = formatting.duration((again.started_at - again.queued_at).total_seconds())
             where = f" on {formatting.listed(list(again.nodes[:4]))}" if again.nodes and len(again.nodes) <= 4 else ""
-            yield Act(again.started_at, f"Attempt {again.number} started{where}", f"after {waited} in the queue")
+            yield VigilAction(
+                again.started_at, f"Attempt {again.number} started{where}", f"after {waited} in the queue"
+            )
         if again is not None and again.first_step_at is not None:
             done = f"{self.job.of_kind.counts.capitalize()} {formatting.count(again.from_step + 1)}"
-            yield Act(again.first_step_at, f"{done}: it trains again")
+            yield VigilAction(again.first_step_at, f"{done}: it trains again")
 
     @cached_property
     def ranks(self) -> dict[int, str]:
-        """The node of each rank of the incarnation that ended."""
+        """Return the node of each rank of the incarnation that ended."""
         return rank_steps.nodes(self.attempt, self.attempt.incarnation)
 
     @cached_property
     def rank_steps(self) -> strips.RankSteps | None:
         steps = rank_steps.last_steps(self.attempt, self.attempt.incarnation)
-        return strips.tell(steps, self.ranks, self.incident.rank, counts=self.job.of_kind.counts)
+        return strips.compare_ranks(steps, self.ranks, self.incident.rank, counts=self.job.of_kind.counts)
 
     @cached_property
-    def curve(self) -> rejoin.Rejoin | None:
+    def curve(self) -> restart_drawing.Rejoin | None:
         if self.following is None:
             return None
         start = self.following.resume_from.step if self.following.resume_from else 0
         return restart_curve.draw(self.attempt, self.following, self.series, start)
 
     def timeline(self, span: str) -> lanes.Lanes | None:
-        """None where it never ran."""
+        """Return the timeline; None if the attempt never ran."""
         if self.attempt.started_at is None:
             return None
         again = self.again
         return lanes.draw(
-            lanes.Facts(
+            lanes.LaneFacts(
                 number=self.attempt.number,
                 state=self.attempt.state,
                 started_at=self.attempt.started_at,
@@ -252,25 +256,25 @@ class Document:
     def _nodes(self) -> Iterator[lanes.NodeFacts]:
         counts = Counter(self.ranks.values())
         blamed = self.incident.node or self.ranks.get(self.incident.rank if self.incident.rank is not None else -1, "")
-        signs: dict[str, list[lanes.Sign]] = {}
+        signs: dict[str, list[lanes.LaneSign]] = {}
         for piece in self.pieces:
             node = piece.node or (self.ranks.get(piece.rank, "") if piece.rank is not None else "")
             if piece.at is not None and node:
                 text = piece.text.splitlines()[0][:120] if piece.text else ""
                 many = f"{formatting.count(piece.count)} × " if piece.count > 1 else ""
-                sign = lanes.Sign(at=piece.at, role=piece.role, says=f"{many}{text}", rank=piece.rank)
+                sign = lanes.LaneSign(at=piece.at, role=piece.role, text=f"{many}{text}", rank=piece.rank)
                 signs.setdefault(node, []).append(sign)
         for name in self.attempt.nodes:
             yield lanes.NodeFacts(
                 name=name, ranks=counts[name], signs=tuple(signs.get(name, ())), is_blamed=name == blamed
             )
 
-    def like_this(self, user: User) -> list[alike.Like]:
-        return alike.of(self.incident, user)
+    def similar_incidents(self, user: User) -> list[similar.SimilarIncident]:
+        return similar.find(self.incident, user)
 
 
-def of(job: Job, number: int | None) -> Document | None:
-    """Of that attempt, or of the newest that ended badly; None where none did."""
+def load(job: Job, number: int | None) -> Document | None:
+    """Load the post-mortem of this attempt, or of the newest failed one; None if none failed."""
     ends = Incident.objects.filter(attempt__job=job, incarnation=None)
     if number is not None:
         ends = ends.filter(attempt__number=number)
@@ -284,8 +288,8 @@ def of(job: Job, number: int | None) -> Document | None:
     following = job.attempts.filter(number=incident.attempt.number + 1).select_related("resume_from").first()
     return Document(
         incident=incident,
-        told=verdicts.masked_verdict(newest or {}),
-        versions=[Version(*row) for row in made.values_list("version", "made_at", "cause", "confidence")],
+        verdict=verdicts.masked_verdict(newest or {}),
+        versions=[VerdictVersion(*row) for row in made.values_list("version", "made_at", "cause", "confidence")],
         following=following,
         written=getattr(incident, "written", None),
     )

@@ -1,4 +1,4 @@
-"""The last step that each rank of an incarnation told, and the node that each was on."""
+"""Query the last step that each rank of an incarnation reported, and the node that it ran on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MERGED = (
 
 
 def last_steps(attempt: Attempt, incarnation: int) -> dict[int, int]:
-    """By rank; empty where ranks tell no series."""
+    """Return the last step by rank; empty if ranks report no series."""
     ids = store.find(owner_of(attempt.pk), SERIES)
     series_id = next((ids[name] for name in SERIES if name in ids), None)
     if series_id is None:
@@ -38,7 +38,7 @@ def last_steps(attempt: Attempt, incarnation: int) -> dict[int, int]:
 
 
 def nodes(attempt: Attempt, incarnation: int) -> dict[int, str]:
-    """By rank, as its own stream says; of strange names and nodes that were never the attempt's nothing is believed."""
-    told = Stream.objects.filter(attempt=attempt, incarnation=incarnation, rank__gte=0).order_by("rank", "id")
-    known = set(attempt.nodes)
-    return {rank: node for rank, node in told.values_list("rank", "node") if node in known or not known}
+    """Return the node of each rank, as its stream reports; nodes that were never the attempt's are ignored."""
+    streams = Stream.objects.filter(attempt=attempt, incarnation=incarnation, rank__gte=0).order_by("rank", "id")
+    names = set(attempt.nodes)
+    return {rank: node for rank, node in streams.values_list("rank", "node") if node in names or not names}

@@ -1,4 +1,4 @@
-"""The loss of an attempt that ended and of the one that went on, and when steps were done, by their series."""
+"""Read the curves of a failed attempt and its successor, and the times at which steps were done."""
 
 from __future__ import annotations
 
@@ -7,69 +7,71 @@ from datetime import UTC, datetime
 
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt
-from jobs.presenting import rejoin
+from jobs.presenting import restart_drawing
 from portal.series import read, store
 from portal.series.read import Curve
 
 NAMES = ("loss", "train_loss", "training_loss")
 POINTS = 400
-AROUND = 0.8  # of what was lost, shown before and after it
-LEAST_AROUND = 60  # steps
-A_STEP = 2_000  # steps within which one is looked for: some programs tell every thousandth
+CONTEXT_SHARE = 0.8  # of what was lost, shown before and after it
+MIN_CONTEXT_STEPS = 60  # steps
+STEP_WINDOW = 2_000  # steps within which one is looked for: some programs tell every thousandth
 
 
 @dataclass(frozen=True)
-class Moments:
-    """When an attempt made its first step and its last, as its rank 0 told."""
+class TrainingSpan:
+    """When an attempt did its first and last step, as reported by rank 0."""
 
     first: datetime | None
     last: datetime | None
 
 
-def name_of(attempt: Attempt) -> str:
-    """The series that stands for its progress: the loss, else whatever it tells; "" where it tells none."""
+def progress_series(attempt: Attempt) -> str:
+    """Return the series that shows the attempt's progress: the loss, else any other; "" if it reports none."""
     names = store.names([owner_of(attempt.pk)])
     return next((name for name in NAMES if name in names), names[0] if names else "")
 
 
-def moments(attempt: Attempt, name: str, first_step: int) -> Moments:
-    """The first step from `first_step` on, and the last that it told of."""
+def training_span(attempt: Attempt, name: str, first_step: int) -> TrainingSpan:
+    """Return the times of the first step from `first_step` on, and of the last reported one."""
     if not name:
-        return Moments(None, None)
+        return TrainingSpan(None, None)
     began = done_at(attempt, name, first_step)
     last = attempt.step if attempt.step is not None else first_step
-    curve = read.curve([owner_of(attempt.pk)], name, start=max(0, last - A_STEP), end=last, points=None)
-    return Moments(began, _time(curve, -1))
+    curve = read.curve([owner_of(attempt.pk)], name, start=max(0, last - STEP_WINDOW), end=last, points=None)
+    return TrainingSpan(began, _time(curve, -1))
 
 
 def done_at(attempt: Attempt, name: str, step: int) -> datetime | None:
-    """When it had done this step, or the first after it that it told of."""
+    """Return when this step, or the first reported one after it, was done."""
     if not name or attempt.step is None or attempt.step < step:
         return None
-    return _time(read.curve([owner_of(attempt.pk)], name, start=step, end=step + A_STEP, points=None), 0)
+    return _time(read.curve([owner_of(attempt.pk)], name, start=step, end=step + STEP_WINDOW, points=None), 0)
 
 
 def _time(curve: Curve, place: int) -> datetime | None:
     return datetime.fromtimestamp(float(curve.time[place]), UTC) if len(curve.time) else None
 
 
-def draw(before: Attempt, after: Attempt, name: str, kept_step: int) -> rejoin.Rejoin | None:
-    """Both curves around the steps that were done twice; None where there is nothing to draw."""
+def draw(before: Attempt, after: Attempt, name: str, resumed_step: int) -> restart_drawing.Rejoin | None:
+    """Draw both curves around the repeated steps; None if there is nothing to draw."""
     if not name or before.step is None:
         return None
-    room = max(LEAST_AROUND, int(AROUND * (before.step - kept_step)))
-    start, end = max(0, min(kept_step, before.step) - room), before.step + room
-    curves = [read.curve([owner_of(one.pk)], name, start=start, end=end, points=POINTS) for one in (before, after)]
+    room = max(MIN_CONTEXT_STEPS, int(CONTEXT_SHARE * (before.step - resumed_step)))
+    start, end = max(0, min(resumed_step, before.step) - room), before.step + room
+    curves = [
+        read.curve([owner_of(attempt.pk)], name, start=start, end=end, points=POINTS) for attempt in (before, after)
+    ]
     parts = [(curve.step, curve.value if curve.value is not None else curve.mean) for curve in curves]
     (steps_before, values_before), (steps_after, values_after) = parts
     if values_before is None or values_after is None:
         return None
-    return rejoin.draw(
+    return restart_drawing.draw(
         name,
         (steps_before, values_before),
         (steps_after, values_after),
         numbers=(before.number, after.number),
-        resumed=kept_step,
+        resumed=resumed_step,
         died=before.step,
         is_exact=all(curve.value is not None for curve in curves),
         counts=after.job.of_kind.counts,

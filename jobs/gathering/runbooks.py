@@ -1,4 +1,4 @@
-"""What is said about a cause here: Vigil's own runbook, or the one that sysadmins wrote in its place."""
+"""Read and edit the runbook of a cause: Vigil's text, or the one that sysadmins wrote for this site."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from vigil_core.untrusted import plain
 
 @dataclass(frozen=True)
 class Runbook:
-    """Both texts; `site` is None where the site has none of its own."""
+    """Both texts. `site` is None if the site has not written one."""
 
     code: str
-    own: str
+    builtin: str
     site: SiteRunbook | None
 
     @property
     def text(self) -> str:
-        return self.site.text if self.site else self.own
+        return self.site.text if self.site else self.builtin
 
 
-def of(code: str) -> Runbook:
+def find(code: str) -> Runbook:
     site = SiteRunbook.objects.select_related("changed_by").filter(code=code).first()
     return Runbook(code, runbook.shipped_runbook(code), site)
 
 
 def write(user: User, code: str, text: str) -> None:
-    """Put the site's own in place of Vigil's; ValueError says what is wrong with it."""
+    """Replace Vigil's text with the site's. Raises ValueError if the text is invalid."""
     text = plain(text).replace("\r\n", "\n").strip()
     if not text:
         raise ValueError("There is nothing in it. To show Vigil's own again, press the button for that.")
@@ -44,8 +44,8 @@ def write(user: User, code: str, text: str) -> None:
     note(user, "runbook.changed", code, change=Change(before={"text": before}, after={"text": fields["text"]}))
 
 
-def forget(user: User, code: str) -> bool:
-    """Back to Vigil's own; whether there was another."""
+def reset(user: User, code: str) -> bool:
+    """Restore Vigil's text; return whether the site had its own."""
     before = SiteRunbook.objects.filter(code=code).values_list("text", flat=True).first()
     gone = bool(SiteRunbook.objects.filter(code=code).delete()[0])
     if gone:

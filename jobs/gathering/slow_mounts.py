@@ -1,4 +1,4 @@
-"""When a shared mount was slow on the nodes of a job, by time and by the steps that were done meanwhile."""
+"""Query when a shared mount was slow on a job's nodes, by time and by the steps done meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.db.models import Q
 from jobs.gathering import charts
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt
-from jobs.presenting.header import Life
+from jobs.presenting.header import JobLife
 from nodes.models import NodeEvent
 from portal.series import read, store
 from vigil_core import formatting, untrusted
@@ -27,8 +27,8 @@ _Row = tuple[str, dict[str, Any], datetime, datetime, bool]  # node, data, from 
 
 
 @dataclass
-class Slow:
-    """A mount that was slow on at least one of its nodes."""
+class SlowMountSpan:
+    """A time during which a mount was slow on at least one of the job's nodes."""
 
     mount: str
     at: datetime
@@ -40,63 +40,67 @@ class Slow:
         return f"{self.mount} was slow for {formatting.rough((self.until - self.at).total_seconds())}"
 
 
-def of(life: Life) -> list[Slow]:
-    """Of all its attempts, oldest first; the same mount at the same time on several nodes is one."""
-    ran = [one for one in life.attempts if one.started_at and one.nodes]
+def find(life: JobLife) -> list[SlowMountSpan]:
+    """Return slow mounts of all attempts, oldest first; the same mount at the same time on several nodes counts
+    once.
+    """
+    ran = [attempt for attempt in life.attempts if attempt.started_at and attempt.nodes]
     rows = _rows(life, ran) if ran else []
     return [slow for attempt in ran for slow in _joined(_of_attempt(life, attempt, rows))][-SHOWN:]
 
 
-def by_step(life: Life, slow: Iterable[Slow]) -> list[list[object]]:
-    """[first step, last step, words] of each, by when the steps of its attempt were done."""
-    known: dict[int, read.Curve | None] = {}
+def by_step(life: JobLife, slow: Iterable[SlowMountSpan]) -> list[list[object]]:
+    """Return [first step, last step, text] for each, by the times of the attempt's steps."""
+    curves: dict[int, read.Curve | None] = {}
     marked: list[list[object]] = []
-    for one in slow:
-        if one.attempt.pk not in known:
-            known[one.attempt.pk] = _steps(one.attempt)
-        curve = known[one.attempt.pk]
+    for mount in slow:
+        if mount.attempt.pk not in curves:
+            curves[mount.attempt.pk] = _progress_curve(mount.attempt)
+        curve = curves[mount.attempt.pk]
         if curve is not None and len(curve.step) > 1:
-            moments = [one.at.timestamp(), one.until.timestamp()]
+            moments = [mount.at.timestamp(), mount.until.timestamp()]
             first, last = np.interp(moments, curve.time, curve.step.astype(np.float64)).tolist()
             if last > first:
-                marked.append([first, last, one.text])
+                marked.append([first, last, mount.text])
     return marked
 
 
-def _rows(life: Life, attempts: Sequence[Attempt]) -> list[_Row]:
-    """What was slow on any of their nodes between the first start and the last end, oldest first; the newest of it."""
-    began = min(one.started_at for one in attempts if one.started_at)
-    ended = max(one.ended_at or life.now for one in attempts)
-    nodes = {node for one in attempts for node in one.nodes[:NODES]}
+def _rows(life: JobLife, attempts: Sequence[Attempt]) -> list[_Row]:
+    """Return the newest slow-mount events on the attempts' nodes between the first start and the last end, oldest
+    first.
+    """
+    began = min(attempt.started_at for attempt in attempts if attempt.started_at)
+    ended = max(attempt.ended_at or life.now for attempt in attempts)
+    nodes = {node for attempt in attempts for node in attempt.nodes[:NODES]}
     there = NodeEvent.objects.filter(kind="mount.slow", agent__node__in=nodes, at__lt=ended)
     rows = there.filter(Q(is_open=True) | Q(last_at__gt=began)).order_by("-at")
     return list(rows.values_list("agent__node", "data", "at", "last_at", "is_open")[:MOST])[::-1]
 
 
-def _of_attempt(life: Life, attempt: Attempt, rows: Iterable[_Row]) -> Iterator[Slow]:
+def _of_attempt(life: JobLife, attempt: Attempt, rows: Iterable[_Row]) -> Iterator[SlowMountSpan]:
     began, ended, nodes = attempt.started_at, attempt.ended_at or life.now, set(attempt.nodes[:NODES])
     for node, data, at, last_at, is_open in rows:
         if began and node in nodes and at < ended and (is_open or last_at > began):
             mount = untrusted.line(data.get("mount"), 72) or "A shared mount"
-            yield Slow(mount, max(at, began), min(life.now if is_open else last_at, ended), attempt)
+            yield SlowMountSpan(mount, max(at, began), min(life.now if is_open else last_at, ended), attempt)
 
 
-def _joined(rows: Iterable[Slow]) -> list[Slow]:
-    found: list[Slow] = []
-    last: dict[str, Slow] = {}
-    for one in rows:
-        before = last.get(one.mount)
-        if before is not None and one.at <= before.until:
-            before.until = max(before.until, one.until)
+def _joined(rows: Iterable[SlowMountSpan]) -> list[SlowMountSpan]:
+    found: list[SlowMountSpan] = []
+    last: dict[str, SlowMountSpan] = {}
+    for mount in rows:
+        before = last.get(mount.mount)
+        if before is not None and mount.at <= before.until:
+            before.until = max(before.until, mount.until)
             continue
-        last[one.mount] = one
-        found.append(one)
+        last[mount.mount] = mount
+        found.append(mount)
     return found
 
 
-def _steps(attempt: Attempt) -> read.Curve | None:
-    """Its throughput, or else its loss: whichever it told."""
+def _progress_curve(attempt: Attempt) -> read.Curve | None:
+    """Return the attempt's throughput, or else its loss."""
     owner = owner_of(attempt.pk)
     names = store.names([owner])
-    name = next((one for one in (*charts.SPEEDS, "loss") if one in names), None)
+    name = next((name for name in (*charts.SPEEDS, "loss") if name in names), None)
     return read.curve([owner], name, points=POINTS) if name else None

@@ -1,4 +1,4 @@
-"""Sparklines of attempts, from their series."""
+"""Read the sparklines of attempts from their series."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from portal.series.read import curve
 
 
 def sparks(attempt_ids: list[int], name: str = "loss") -> dict[int, str]:
-    """{attempt: the points of an SVG polyline, 84 × 20}; attempts without values are missing."""
+    """Return the points of an SVG polyline, 84 × 20, by attempt id; attempts without values are missing."""
     curves = {attempt_id: curve([("attempt", attempt_id)], name, points=POINTS) for attempt_id in attempt_ids}
     found = {
         attempt_id: points(read.step, read.value if read.value is not None else read.mean)

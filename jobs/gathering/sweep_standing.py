@@ -1,4 +1,4 @@
-"""Read what the jobs of a sweep have measured, and compare them: for its page and REST alike."""
+"""Read what the jobs of a sweep have measured, and compare them, for its page and REST."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs.models import Sweep
 from jobs.presenting.header import number
-from jobs.presenting.sweep_standing import JobValue, Standing, compare, metrics_of
+from jobs.presenting.sweep_standing import JobValue, SweepStanding, compare, metrics_of
 
 Measured = tuple[int, str, dict[str, Any] | None, dict[str, Any]]
 """A job's number and name, its values in the sweep, and the newest of its series."""
@@ -19,7 +19,7 @@ def measured_by(sweep: Sweep) -> list[Measured]:
     return list(rows.values_list("pk", "name", "sweep_values", "latest__latest"))
 
 
-def standing_of(sweep: Sweep, measured: Iterable[Measured], *, is_over: bool) -> Standing | None:
+def compare_jobs(sweep: Sweep, measured: Iterable[Measured], *, is_over: bool) -> SweepStanding | None:
     """Return how the sweep's jobs compare; None while nothing is measured."""
     rows = list(measured)
     metrics = metrics_of(latest for *_, latest in rows)

@@ -1,4 +1,4 @@
-"""Why an attempt ended badly, as a job's page tells it: the newest verdict, each line with the log that it is in."""
+"""Load why an attempt failed, for a job's page: the newest verdict, each line of evidence with a link to its log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diagnosis import verdict
 from diagnosis.causes import CAUSES, UNKNOWN
 from jobs.models import Attempt, Diagnosis, Incident, Job
 from jobs.postmortem import incident_notices
-from jobs.presenting.rank_steps import named
+from jobs.presenting.rank_steps import ranks_text
 from vigil_core import untrusted
 from vigil_core.masking import DOTS, masked
 
@@ -27,8 +27,8 @@ _OWNERS = {"both": "researcher or sysadmin", "nobody": "nobody has to act"}
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One line that the verdict goes by. `link`: its log, looked through for it; "" where there is none."""
+class EvidencePiece:
+    """One line of evidence. `link` leads to the log, filtered for it; "" if there is no log."""
 
     role: str
     where: str
@@ -41,12 +41,12 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """The newest verdict on a bad end, or a person's word. `told`: as `vigil diagnose --json` prints the machine's."""
+class ShownVerdict:
+    """The newest verdict on a failure, or a person's. `verdict` is in the format of `vigil diagnose --json`."""
 
     incident: Incident
-    told: dict[str, Any]
-    evidence: list[Piece]
+    verdict: dict[str, Any]
+    evidence: list[EvidencePiece]
 
     @property
     def owner(self) -> str:
@@ -54,24 +54,24 @@ class Shown:
         return _OWNERS.get(owner, owner)
 
     @property
-    def sure(self) -> float:
+    def confidence(self) -> float:
         return self.incident.confidence or 0.0
 
     @property
-    def says(self) -> str:
-        return says(self.incident)
+    def summary(self) -> str:
+        return summary(self.incident)
 
     @property
     def advice(self) -> str:
-        return advice(self.incident, self.told)
+        return advice(self.incident, self.verdict)
 
     @property
     def reported_by(self) -> str:
-        return reported_by(self.incident, self.told)
+        return reported_by(self.incident, self.verdict)
 
 
-def says(incident: Incident) -> str:
-    """What happened in a sentence: a person's word on the cause comes before the verdict's."""
+def summary(incident: Incident) -> str:
+    """Return what happened in a sentence; a person's cause takes precedence over the verdict."""
     if incident.is_overruled and incident.cause in CAUSES:
         cause, why = CAUSES[incident.cause], incident.overruled_why.splitlines()[0][:300]
         end = "" if why.endswith((".", "!", "?", "…")) else "."
@@ -79,25 +79,25 @@ def says(incident: Incident) -> str:
     return incident.says
 
 
-def advice(incident: Incident, told: dict[str, Any]) -> str:
-    """Return what to do: the verdict's advice, or that for the cause which a person named."""
-    if incident.is_overruled or not told:
+def advice(incident: Incident, verdict: dict[str, Any]) -> str:
+    """Return what to do: the verdict's advice, or that for the cause that a person named."""
+    if incident.is_overruled or not verdict:
         return incident_notices.advice_on(incident, CAUSES[incident.cause or UNKNOWN])
-    return str(told["advice"])
+    return str(verdict["advice"])
 
 
-def reported_by(incident: Incident, told: dict[str, Any]) -> str:
-    """Return whose word the cause is, where a sysadmin must act on it; else ""."""
+def reported_by(incident: Incident, stored: dict[str, Any]) -> str:
+    """Return who reported the cause, if a sysadmin must act on it; else ""."""
     if not incident.is_overruled:
-        return verdict.reported_by(told)
+        return verdict.reported_by(stored)
     if CAUSES[incident.cause].owner != "sysadmin":
         return ""
     confirmed = "" if incident.is_confirmed else "; not confirmed by the machine"
     return f"{incident.overruled_by or 'somebody'}{confirmed}"
 
 
-def of(attempt: Attempt) -> Shown | None:
-    """None while there is no verdict, or where nothing went wrong."""
+def newest_verdict(attempt: Attempt) -> ShownVerdict | None:
+    """Return the newest verdict; None if there is none yet, or nothing failed."""
     if attempt.is_alive:
         return None
     rows = Incident.objects.filter(attempt=attempt, incarnation=None, version__gt=0)
@@ -107,27 +107,27 @@ def of(attempt: Attempt) -> Shown | None:
     newest = Diagnosis.objects.filter(incident=incident).order_by("-version").first()
     if newest is None:
         return None
-    told = masked_verdict(newest.verdict)
-    return Shown(incident, told, pieces(attempt, told, SHOWN))
+    masked_newest = masked_verdict(newest.verdict)
+    return ShownVerdict(incident, masked_newest, pieces(attempt, masked_newest, SHOWN))
 
 
-def masked_verdict(told: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored verdict with its evidence masked by the forms known today: an older release knew fewer."""
-    evidence = [{**one, "text": masked(str(one.get("text", "")))} for one in told.get("evidence", ())]
-    return {**told, "evidence": evidence} if evidence else told
+def masked_verdict(verdict: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored verdict with secrets masked by today's rules: an older release knew fewer."""
+    evidence = [{**piece, "text": masked(str(piece.get("text", "")))} for piece in verdict.get("evidence", ())]
+    return {**verdict, "evidence": evidence} if evidence else verdict
 
 
-def before(attempts: Sequence[Attempt]) -> Shown | None:
-    """Of the attempt before the latest, where the job goes on since."""
-    return of(attempts[-2]) if len(attempts) > 1 else None
+def previous_verdict(attempts: Sequence[Attempt]) -> ShownVerdict | None:
+    """Return the verdict on the attempt before the latest, if the job has continued since."""
+    return newest_verdict(attempts[-2]) if len(attempts) > 1 else None
 
 
-def in_place(attempts: Sequence[Attempt]) -> dict[int, list[Incident]]:
-    """By attempt, the incidents after which its ranks were started again, oldest first."""
+def incidents_in_place(attempts: Sequence[Attempt]) -> dict[int, list[Incident]]:
+    """Return the incidents after which ranks restarted in place, by attempt id, oldest first."""
     found: dict[int, list[Incident]] = {}
     rows = Incident.objects.filter(attempt__in=attempts).exclude(incarnation=None)
-    for one in rows.select_related("overruled_by").order_by("attempt", "incarnation"):
-        found.setdefault(one.attempt_id, []).append(one)
+    for incident in rows.select_related("overruled_by").order_by("attempt", "incarnation"):
+        found.setdefault(incident.attempt_id, []).append(incident)
     return found
 
 
@@ -138,45 +138,47 @@ def restarted_in_place(job: Job, number: int | None) -> int | None:
     return rows.values_list("attempt__number", flat=True).first()
 
 
-def pieces(attempt: Attempt, told: dict[str, Any], most: int) -> list[Piece]:
-    """The verdict's evidence, each with its place in the logs of that attempt."""
-    return [_piece(attempt, one) for one in told.get("evidence", ())[:most]]
+def pieces(attempt: Attempt, verdict: dict[str, Any], limit: int) -> list[EvidencePiece]:
+    """Return the verdict's evidence, each piece with its place in the attempt's logs."""
+    return [_piece(attempt, raw) for raw in verdict.get("evidence", ())[:limit]]
 
 
-def grouped(found: Sequence[Piece]) -> list[Piece]:
-    """Those that say the same but for digits, in the same role, as one: the first of them, and who else said it."""
-    groups: dict[tuple[str, str], list[Piece]] = {}
-    for one in found:
-        groups.setdefault((one.role, _DIGITS.sub("#", one.text)), []).append(one)
-    return [_together(group) for group in groups.values()]
+def grouped(found: Sequence[EvidencePiece]) -> list[EvidencePiece]:
+    """Group pieces of the same role whose text differs only in digits."""
+    groups: dict[tuple[str, str], list[EvidencePiece]] = {}
+    for piece in found:
+        groups.setdefault((piece.role, _DIGITS.sub("#", piece.text)), []).append(piece)
+    return [_merge(group) for group in groups.values()]
 
 
-def _together(group: list[Piece]) -> Piece:
+def _merge(group: list[EvidencePiece]) -> EvidencePiece:
     first = group[0]
-    ranks = sorted({one.rank for one in group if one.rank is not None})
+    ranks = sorted({piece.rank for piece in group if piece.rank is not None})
     if len(group) == 1:
         return first
-    where = named(ranks) if len(ranks) > 1 else f"{first.where} and {len(group) - 1:,} more"
-    times = [one.at for one in group if one.at is not None]
-    node = first.node if all(one.node == first.node for one in group) else ""
-    return replace(first, where=where, count=sum(one.count for one in group), at=min(times, default=None), node=node)
-
-
-def _piece(attempt: Attempt, one: dict[str, Any]) -> Piece:
-    name, line = str(one.get("file", "")), one.get("line") or 0
-    return Piece(
-        role=str(one["role"]),
-        where=f"{_named(name)}, line {line:,}" if line else _named(name),
-        text=str(one["text"]),
-        count=int(one.get("count", 1)),
-        link=_link(attempt, name, one) if line else "",
-        at=untrusted.moment(one.get("at")),
-        rank=one.get("rank"),
-        node=str(one.get("node", "")),
+    where = ranks_text(ranks) if len(ranks) > 1 else f"{first.where} and {len(group) - 1:,} more"
+    times = [piece.at for piece in group if piece.at is not None]
+    node = first.node if all(piece.node == first.node for piece in group) else ""
+    return replace(
+        first, where=where, count=sum(piece.count for piece in group), at=min(times, default=None), node=node
     )
 
 
-def _named(name: str) -> str:
+def _piece(attempt: Attempt, raw: dict[str, Any]) -> EvidencePiece:
+    name, line = str(raw.get("file", "")), raw.get("line") or 0
+    return EvidencePiece(
+        role=str(raw["role"]),
+        where=f"{_log_name(name)}, line {line:,}" if line else _log_name(name),
+        text=str(raw["text"]),
+        count=int(raw.get("count", 1)),
+        link=_link(attempt, name, raw) if line else "",
+        at=untrusted.moment(raw.get("at")),
+        rank=raw.get("rank"),
+        node=str(raw.get("node", "")),
+    )
+
+
+def _log_name(name: str) -> str:
     if match := _RANK.fullmatch(name):
         return f"rank {match[2]}"
     if match := _LAUNCHER.fullmatch(name):
@@ -184,8 +186,8 @@ def _named(name: str) -> str:
     return "batch script" if name.startswith("batch.") else name
 
 
-def _link(attempt: Attempt, name: str, one: dict[str, Any]) -> str:
-    line = next(iter(str(one["text"]).splitlines()), "")
+def _link(attempt: Attempt, name: str, raw: dict[str, Any]) -> str:
+    line = next(iter(str(raw["text"]).splitlines()), "")
     words = line.partition(DOTS)[0][:80]  # no log has a secret as it is shown here
     query: dict[str, Any] = {"attempt": attempt.number, "q": words}
     if match := _RANK.fullmatch(name):

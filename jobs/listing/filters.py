@@ -1,4 +1,4 @@
-"""What a search asks of the listing: conditions on a line, and what gives the few lines that could match at all."""
+"""Turn a job search into SQL: conditions on a row, and sources that yield the few jobs that could match."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from portal.models import Project, User
 from vigil_core.untrusted import whole
 
 if TYPE_CHECKING:
-    from jobs.listing.jobs import Search
+    from jobs.listing.jobs import JobSearch
 
 SET_BACK = timedelta(days=2)
 """Numbers rise with the time of submission, but for clocks that were set back: by no more than this."""
@@ -26,8 +26,8 @@ _SHORTEST = 3  # letters of a word that an index of trigrams knows
 
 
 @dataclass(frozen=True)
-class Word:
-    """A word that somebody looks for: in a name, or the number, tag, project or person that is called so."""
+class SearchWord:
+    """A search word: part of a name, or a job number, tag, project or person."""
 
     text: str
     projects: list[int]
@@ -37,29 +37,31 @@ class Word:
     @property
     def condition(self) -> Sql:
         parts = [f"l.name {dialect().LIKE}"]
-        params: list[Any] = [postgres.named(self.text)]  # a pattern, which both dialects' LIKE takes
+        params: list[Any] = [postgres.name_pattern(self.text)]  # a pattern, which both dialects' LIKE takes
         if self.is_tag:
             parts.append("EXISTS (SELECT 1 FROM jobs_tag t WHERE t.job_id = l.id AND t.name = %s)")
             params.append(self.text)
         for column, ids in (("project_id", self.projects), ("owner_id", self.owners), ("id", self._numbers)):
             if ids:
-                parts.append(among(f"l.{column}", ids).text)
+                parts.append(in_list(f"l.{column}", ids).text)
                 params += ids
         return Sql(f"({' OR '.join(parts)})", tuple(params))
 
     @property
     def source(self) -> Sql | None:
-        """The numbers of all jobs that have it, some twice, by indexes alone; None: it is too short for them."""
+        """Return SQL for the ids of all matching jobs, possibly repeated, using indexes only; None if the word is too
+        short.
+        """
         if len(self.text) < _SHORTEST:
             return None
-        parts = [dialect().NAMES]
-        params: list[Any] = [dialect().named(self.text)]
+        parts = [dialect().MATCHING_NAMES]
+        params: list[Any] = [dialect().name_pattern(self.text)]
         if self.is_tag:
             parts.append("SELECT job_id FROM jobs_tag WHERE name = %s")
             params.append(self.text)
         for column, ids in (("project_id", self.projects), ("owner_id", self.owners), ("id", self._numbers)):
             if ids:
-                parts.append(f"SELECT id FROM jobs_listing WHERE {among(column, ids).text}")
+                parts.append(f"SELECT id FROM jobs_listing WHERE {in_list(column, ids).text}")
                 params += ids
         return Sql(" UNION ALL ".join(f"SELECT * FROM ({part} LIMIT {{most}}) w" for part in parts), tuple(params))
 
@@ -70,13 +72,13 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A search with its names looked up. `None` asks for nothing; an empty list can never be met."""
+class JobQuery:
+    """A search with its names resolved to ids. `None` means no restriction; an empty list can never match."""
 
     scope: list[int] | None  # projects: those that the person may see, and asked for
     states: list[str] | None
     rest: list[Sql] = field(default_factory=list)  # conditions besides scope and states
-    words: list[Word] = field(default_factory=list)
+    words: list[SearchWord] = field(default_factory=list)
     owner: int | None = None
     sources: list[Sql] = field(default_factory=list)  # each gives the numbers of all jobs that could match
     bounds: list[Sql] = field(default_factory=list)  # of the number, where the time of submission is asked for
@@ -87,25 +89,25 @@ class Asked:
 
     @property
     def is_plain(self) -> bool:
-        """Nothing but projects and states."""
+        """Return whether only projects and states are restricted."""
         return not self.rest and not self.words
 
     def conditions(self, *, states: bool = True) -> list[Sql]:
         found = [*self.rest, *(word.condition for word in self.words)]
         if self.scope is not None:
-            found.append(among("l.project_id", self.scope))
+            found.append(in_list("l.project_id", self.scope))
         if states and self.states is not None:
-            found.append(among("l.state", self.states))
+            found.append(in_list("l.state", self.states))
         return found
 
-    def few(self, *, states: bool = True) -> list[Sql]:
-        """What may give few jobs, each by an index."""
+    def candidates(self, *, states: bool = True) -> list[Sql]:
+        """Return indexed sources that may yield few jobs."""
         found = list(self.sources)
         equal = []
         if self.scope is not None:
-            equal.append(among("project_id", self.scope))
+            equal.append(in_list("project_id", self.scope))
         if states and self.states is not None:
-            equal.append(among("state", self.states))
+            equal.append(in_list("state", self.states))
         if equal:
             found.append(select("id", equal))
         return found
@@ -115,33 +117,33 @@ def dialect() -> ModuleType:
     return postgres if connection.vendor == "postgresql" else sqlite
 
 
-def among(column: str, values: Sequence[Any]) -> Sql:
+def in_list(column: str, values: Sequence[Any]) -> Sql:
     return Sql(f"{column} IN ({', '.join(['%s'] * len(values))})", tuple(values))
 
 
 def select(columns: str, where: Sequence[Sql]) -> Sql:
-    return joined(f"SELECT {columns} FROM jobs_listing", where)
+    return with_conditions(f"SELECT {columns} FROM jobs_listing", where)
 
 
-def joined(head: str, where: Sequence[Sql], tail: str = "") -> Sql:
-    """A statement with all of these conditions."""
-    text = " AND ".join(f"({one.text})" for one in where)
+def with_conditions(head: str, where: Sequence[Sql], tail: str = "") -> Sql:
+    """Return a statement with all of these conditions."""
+    text = " AND ".join(f"({condition.text})" for condition in where)
     return Sql(
         f"{head}{' WHERE ' if where else ''}{text}{tail}",
         tuple(value for one in where for value in one.params),
     )
 
 
-def asked(search: Search, user: User) -> Asked:
-    """Look up what a search names: its projects among those that the person may see, people and words."""
+def resolve(search: JobSearch, user: User) -> JobQuery:
+    """Look up the names in a search: projects that the user may see, people and words."""
     owner = _owner(search.owner) if search.owner else None
     rest, sources, bounds = list(_rest(search)), list(_sources(search)), list(_bounds(search))
     if owner is not None:
         rest.append(Sql("l.owner_id = %s", (owner,)))
         sources.append(Sql("SELECT id FROM jobs_listing WHERE owner_id = %s", (owner,)))
-    return Asked(
+    return JobQuery(
         scope=_scope(search, user),
-        states=search.spelled_out() if search.states else None,
+        states=search.expanded_states() if search.states else None,
         rest=rest,
         words=_words(search.text.split()[:8]),
         owner=owner,
@@ -150,7 +152,7 @@ def asked(search: Search, user: User) -> Asked:
     )
 
 
-def _scope(search: Search, user: User) -> list[int] | None:
+def _scope(search: JobSearch, user: User) -> list[int] | None:
     if user.is_sysadmin and not search.projects:
         return None
     projects = Project.objects.visible_to(user).order_by()
@@ -163,13 +165,13 @@ def _owner(name: str) -> int:
     return User.objects.filter(username=name).values_list("pk", flat=True).first() or -1
 
 
-def _words(words: list[str]) -> list[Word]:
+def _words(words: list[str]) -> list[SearchWord]:
     if not words:
         return []
     projects = dict(Project.objects.filter(slug__in=words).order_by().values_list("slug", "pk"))
     owners = dict(User.objects.filter(username__in=words).values_list("username", "pk"))
     return [
-        Word(
+        SearchWord(
             word,
             [projects[word]] if word in projects else [],
             [owners[word]] if word in owners else [],
@@ -179,7 +181,7 @@ def _words(words: list[str]) -> list[Word]:
     ]
 
 
-def _rest(search: Search) -> Iterator[Sql]:
+def _rest(search: JobSearch) -> Iterator[Sql]:
     if search.kind:
         yield Sql("l.kind = %s", (search.kind,))
     for tag in search.tags:
@@ -190,7 +192,7 @@ def _rest(search: Search) -> Iterator[Sql]:
     yield from _times(search, "l.created_at")
 
 
-def _sources(search: Search) -> Iterator[Sql]:
+def _sources(search: JobSearch) -> Iterator[Sql]:
     if search.kind:
         yield Sql("SELECT id FROM jobs_listing WHERE kind = %s", (search.kind,))
     for tag in search.tags:
@@ -202,14 +204,14 @@ def _sources(search: Search) -> Iterator[Sql]:
         yield select("id", times)
 
 
-def _times(search: Search, column: str) -> Iterator[Sql]:
+def _times(search: JobSearch, column: str) -> Iterator[Sql]:
     for sign, time in ((">=", search.created_after), ("<", search.created_before)):
         if time:
             yield Sql(f"{column} {sign} %s", (connection.ops.adapt_datetimefield_value(time),))
 
 
-def _bounds(search: Search) -> Iterator[Sql]:
-    """Bounds the numbers of the jobs of these times, so that a walk by number begins and ends there."""
+def _bounds(search: JobSearch) -> Iterator[Sql]:
+    """Yield bounds on job ids for the requested times, so that a scan by id starts and ends there."""
     if search.created_after:
         last = "SELECT id FROM jobs_listing WHERE created_at < %s ORDER BY created_at DESC, id DESC LIMIT 1"
         yield Sql(f"id > COALESCE(({last}), 0)", (_moved(search.created_after, -SET_BACK),))

@@ -1,8 +1,8 @@
-"""Finding incidents: one description of filters for the list page, the API and the command line.
+"""Search incidents, with the same filters for the page, the API and the command line.
 
-A page is read from stretches of indexes, each in the list's own order: of one node, of what is published, of each
-project, of each cause, or of all there are. Each index has what the other filters ask of, so that nothing else is read
-before the page's keys are known; counts stop at so many a stretch.
+A page is merged from index ranges, each in the list's order: of one node, of published incidents, of each project, of
+each cause, or of all. Each index covers the other filters' columns, so that nothing else is read before the page's keys
+are known; counts stop at a fixed number per range.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _Place = tuple[datetime, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
-    """What somebody looks for."""
+class IncidentSearch:
+    """The filters of an incident search."""
 
     projects: list[str] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)  # any of them
@@ -40,7 +40,7 @@ class Search:
     since: datetime | None = None
 
     def page(self, user: User, *, cursor: str | None = None, limit: int = 50) -> Page[Incident]:
-        """One page, newest first: its keys, then its rows."""
+        """Return one page, newest first: its keys are read first, then its rows."""
         place = _place(cursor)
         after = Q() if place is None else Q(at__lte=place[0]) & (Q(at__lt=place[0]) | Q(pk__lt=place[1]))
         found = [
@@ -54,27 +54,27 @@ class Search:
             return Page(items, None)
         return Page(items, encode(NEWEST, items[-1].at, items[-1].pk))
 
-    def counts(self, user: User) -> Counts:
-        """How many there are of each cause, whichever causes are asked for."""
+    def counts(self, user: User) -> IncidentCounts:
+        """Return the number of incidents by cause, ignoring the filter on causes."""
         found: Counter[str] = Counter()
         is_cut = False
         for rows in self._stretches(user, []):
             some = rows.order_by("-at", "-id").values_list("cause", flat=True)[:COUNTED]
-            told = Counter(some)
-            found.update(told)
-            is_cut = is_cut or told.total() >= COUNTED
-        return Counts(found, is_cut)
+            counted = Counter(some)
+            found.update(counted)
+            is_cut = is_cut or counted.total() >= COUNTED
+        return IncidentCounts(found, is_cut)
 
     @property
     def _causes(self) -> list[str]:
-        """The causes that are asked for, by name and by who must act; none: all, and those not diagnosed yet."""
+        """Return the requested causes, by name and by who must act; empty means all, including undiagnosed ones."""
         if not self.owner:
             return self.causes
-        whose = [code for code, cause in CAUSES.items() if cause.owner == self.owner]
-        return [code for code in whose if not self.causes or code in self.causes] or ["-"]
+        codes = [code for code, cause in CAUSES.items() if cause.owner == self.owner]
+        return [code for code in codes if not self.causes or code in self.causes] or ["-"]
 
     def _stretches(self, user: User, causes: list[str]) -> list[QuerySet[Incident]]:
-        """Parts of what is asked for that are each a stretch of one index, and have nothing in common."""
+        """Split the search into disjoint queries, each a range of one index."""
         projects = _projects(user, self.projects)
         rows = Incident.objects.all()
         if self.since is not None:
@@ -87,15 +87,15 @@ class Search:
         if projects is not None and not self.node and not self.is_published and len(projects) <= MOST_STRETCHES:
             return [rows.filter(of_causes, project=pk) for pk in projects]
         if projects is not None:  # said so that no index on projects is taken for it
-            rows = rows.alias(whose=F("project_id") + 0).filter(whose__in=projects)
+            rows = rows.alias(project_key=F("project_id") + 0).filter(project_key__in=projects)
         if causes and not self.node and not self.is_published and len(causes) <= MOST_STRETCHES:
             return [rows.filter(cause=cause) for cause in causes]
         return [rows.filter(of_causes)]
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Incidents by cause; `is_cut`: there are more than were counted."""
+class IncidentCounts:
+    """Incidents by cause; `is_cut` means that there are more than were counted."""
 
     by_cause: Counter[str]
     is_cut: bool
@@ -106,11 +106,11 @@ class Counts:
 
 
 def _projects(user: User, slugs: list[str]) -> list[int] | None:
-    """The projects that are looked through; None: every one."""
+    """Return the ids of the projects to search; None for all."""
     if user.is_sysadmin and not slugs:
         return None
-    seen = Project.objects.visible_to(user)
-    return list((seen.filter(slug__in=slugs) if slugs else seen).order_by().values_list("pk", flat=True))
+    visible = Project.objects.visible_to(user)
+    return list((visible.filter(slug__in=slugs) if slugs else visible).order_by().values_list("pk", flat=True))
 
 
 def _place(cursor: str | None) -> _Place | None:

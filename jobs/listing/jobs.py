@@ -1,4 +1,4 @@
-"""Finding jobs: one description of filters, search and order for the list page, the API and the command line."""
+"""Search jobs, with the same filters and orders for the page, the API and the command line."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from typing import Any
 
 from django.db import connection
 
-from jobs.listing.filters import asked
-from jobs.listing.walk import Finder, Place
+from jobs.listing.filters import resolve
+from jobs.listing.finder import Finder, Place
 from jobs.models import Attempt, Job, Tag
 from portal.http.paging import BadCursor, Order, Page, decode, encode
 from portal.models import User
@@ -36,8 +36,8 @@ DEFAULT_SORT = "-created"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
-    """What somebody looks for. `text`: each word must be in the name, or be a number, tag, project or person."""
+class JobSearch:
+    """The filters of a job search. Each word of `text` must be in the name, or be a number, tag, project or person."""
 
     text: str = ""
     states: list[str] = field(default_factory=list)  # states and words of STATE_GROUPS; any of them
@@ -60,11 +60,13 @@ class Search:
         without: tuple[str, ...] = (),
         finder: Finder | None = None,
     ) -> Page[Job]:
-        """One page: its numbers, then its jobs and their tags in two queries. `without`: columns not to read;
-        `finder`: its own, where there is one.
+        """Return one page: its ids, then its jobs and their tags in two queries.
 
-        A page may be short, or even empty, and still have a next one: the search has then gone through so many jobs
-        that do not match that it is for whoever asks to go on (jobs.listing.walk).
+        `without` names columns not to read; `finder` reuses the one of this search, if there is one already.
+
+        A page may be short, or even empty, and still have a next one: the search has then scanned so many jobs that
+        do not
+        match that the caller decides whether to continue (jobs.listing.finder).
         """
         order = Order(_ORDERS[self._sort], self._descending)
         found = (finder or self.finder(user)).page(self._place(cursor, order), limit)
@@ -72,19 +74,19 @@ class Search:
         jobs = Job.objects.visible_to(user).with_latest_attempt()
         rows = jobs.defer("spec_toml", *without).in_bulk(numbers) if numbers else {}
         items = [rows[pk] for pk in numbers if pk in rows]  # one may have been deleted in between
-        _give_tags(items)
-        _untie(items)
+        _load_tags(items)
+        _break_cycles(items)
         if found.next is None:
             return Page(items, None)
         value, pk = found.next
         return Page(items, encode(order, _time(value) if self._sort in _TIMES else value, pk))
 
     def finder(self, user: User) -> Finder:
-        """What finds this person's pages and counts: what the first looked up, the others need not."""
-        return Finder(asked(self, user), self._sort, self._descending)
+        """Return the finder for this person's pages and counts, which share what the first one looked up."""
+        return Finder(resolve(self, user), self._sort, self._descending)
 
-    def spelled_out(self) -> list[str]:
-        """The states that it asks for, groups taken apart."""
+    def expanded_states(self) -> list[str]:
+        """Return the requested states, with groups expanded."""
         wanted: set[str] = set()
         for state in self.states:
             wanted |= STATE_GROUPS.get(state, frozenset({state}))
@@ -108,8 +110,8 @@ class Search:
         return (connection.ops.adapt_datetimefield_value(value) if isinstance(value, datetime) else value), pk
 
 
-def _give_tags(jobs: list[Job]) -> None:
-    """Sets their `tag_names`, in one query."""
+def _load_tags(jobs: list[Job]) -> None:
+    """Set the jobs' `tag_names` in one query."""
     named: dict[int, list[str]] = defaultdict(list)
     for job_id, name in Tag.objects.filter(job__in=[job.pk for job in jobs]).values_list("job", "name"):
         named[job_id].append(name)
@@ -117,9 +119,11 @@ def _give_tags(jobs: list[Job]) -> None:
         job.tag_names = sorted(named[job.pk])
 
 
-def _untie(jobs: list[Job]) -> None:
-    """Take away each job that its latest attempt was given, too, by select_related: of such rings only the collector
-    is rid, and every tenth page of 200 took 80 ms longer for it."""
+def _break_cycles(jobs: list[Job]) -> None:
+    """Remove the reference from each latest attempt back to its job, which select_related sets.
+
+    Only the garbage collector frees such cycles, and every tenth page of 200 took 80 ms longer for it.
+    """
     back = Job._meta.get_field("latest").remote_field
     for job in jobs:
         if job.latest is not None:
@@ -127,5 +131,5 @@ def _untie(jobs: list[Job]) -> None:
 
 
 def _time(value: Any) -> datetime:
-    """SQLite keeps times as text."""
+    """Return the value as a datetime: SQLite stores times as text."""
     return datetime.fromisoformat(value).replace(tzinfo=UTC) if isinstance(value, str) else value

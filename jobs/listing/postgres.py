@@ -1,4 +1,4 @@
-"""PostgreSQL's side of the listing: triggers, pg_trgm, and how a statement is kept to its indexes."""
+"""PostgreSQL's part of the listing: triggers, pg_trgm, and how statements are made to use indexes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from django.db import transaction
 
 UTC = "+00"
 LIKE = "ILIKE %s"
-NAMES = "SELECT id FROM jobs_listing WHERE name ILIKE %s"
+MATCHING_NAMES = "SELECT id FROM jobs_listing WHERE name ILIKE %s"
 # Numbers as one value, unless they are too many, and what gives them again: each only once.
-TOGETHER = "count(*), CASE WHEN count(*) <= {most} THEN COALESCE(array_agg(id)::text, '{{}}') END"
-THESE = "SELECT DISTINCT unnest(%s::bigint[]) AS id"
+AGGREGATED_IDS = "count(*), CASE WHEN count(*) <= {most} THEN COALESCE(array_agg(id)::text, '{{}}') END"
+UNPACKED_IDS = "SELECT DISTINCT unnest(%s::bigint[]) AS id"
 # One that cannot be taken apart: each of the few is looked up, the many are never read through to be matched.
 JOIN = "CROSS JOIN LATERAL (SELECT * FROM jobs_listing x WHERE x.id = d.id LIMIT 1) l"
-THERE = "SELECT tgname FROM pg_trigger WHERE tgrelid IN (to_regclass('jobs_job'), to_regclass('jobs_attempt'))"
+EXISTING_TRIGGERS = (
+    "SELECT tgname FROM pg_trigger WHERE tgrelid IN (to_regclass('jobs_job'), to_regclass('jobs_attempt'))"
+)
 _NEVER = "'1970-01-01 00:00:00+00'"
 _FUNCTIONS = {
     "listing_of_job": f"""BEGIN
@@ -49,7 +51,7 @@ _TRIGGERS = {
     " EXECUTE FUNCTION listing_of_attempt()",
 }
 TRIGGERS = set(_TRIGGERS)
-KEEP = [
+CREATE_TRIGGERS = [
     *(
         f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ {what} $$"
         for name, what in _FUNCTIONS.items()
@@ -58,33 +60,35 @@ KEEP = [
 ]
 
 
-def let_go(cursor: Any) -> None:
+def drop_triggers(cursor: Any) -> None:
     for name in _FUNCTIONS:
         cursor.execute(f"DROP FUNCTION IF EXISTS {name}() CASCADE")  # and its trigger
 
 
-def shut(cursor: Any) -> None:
-    """What others write meanwhile waits, and then meets the triggers."""
+def lock_tables(cursor: Any) -> None:
+    """Lock the tables, so that concurrent writes wait until the triggers exist."""
     cursor.execute("LOCK TABLE jobs_job, jobs_attempt, jobs_listing IN SHARE ROW EXCLUSIVE MODE")
 
 
 def index_names(cursor: Any) -> None:
-    """The extension is trusted from PostgreSQL 13 on: who may create tables in a database may create it, too."""
+    """Create the index on names. The extension is trusted since PostgreSQL 13: creating tables suffices as a
+    privilege.
+    """
     cursor.execute("CREATE EXTENSION IF NOT EXISTS pg_trgm")
     cursor.execute("CREATE INDEX IF NOT EXISTS listing_names ON jobs_listing USING gin (name gin_trgm_ops)")
 
 
-def named(word: str) -> str:
-    """What NAMES takes: the word anywhere in a name."""
+def name_pattern(word: str) -> str:
+    """Return the pattern for NAMES: the word anywhere in a name."""
     escaped = word.replace("\\", "\\\\").replace("%", r"\%").replace("_", r"\_")
     return f"%{escaped}%"
 
 
 @contextmanager
 def by_index(cursor: Any, *, bitmaps: bool = False) -> Iterator[None]:
-    """Statements in it walk indexes, whatever the planner believes of the table: its numbers may be old or missing.
+    """Make statements in this block use indexes, whatever the planner's statistics say: they may be old or missing.
 
-    Each has a LIMIT, so a walk ends early, which an estimate knows less well than whoever wrote it.
+    Each statement has a LIMIT, so a scan ends early, which the planner's estimates do not know.
     """
     off = ["enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit", *([] if bitmaps else ["enable_bitmapscan"])]
     is_part = cursor.db.in_atomic_block

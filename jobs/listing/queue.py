@@ -1,4 +1,4 @@
-"""Looking into the scheduler's queue: one description of filters and order for the page, the API and the CLI."""
+"""Search the scheduler's queue, with the same filters and order for the page, the API and the CLI."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from vigil_core import formatting
 from vigil_core.untrusted import whole
 
 STATES = ("pending", "running", "suspended", "completing")
-HELD = ("JobHeld", LAUNCH_FAILED)  # how Slurm's word begins for one that waits for its release
-TAKES = timedelta(seconds=30)  # a reading at most; what is handed over meanwhile may not be in it
+HOLD_REASONS = ("JobHeld", LAUNCH_FAILED)  # how Slurm's word begins for one that waits for its release
+READING_LAG = timedelta(seconds=30)  # a reading at most; what is handed over meanwhile may not be in it
 MOST_UNSEEN = 10_000
 _GROUP = 10**12  # above any priority, so that one number says group and priority
 _ORDER = Order("place")
 
 
 @dataclass(frozen=True)
-class Entry:
+class QueueEntry:
     """A job of the scheduler as one person may see it."""
 
     row: QueuedJob
-    given: str  # its name as a person gave it
+    given_name: str  # its name as a person gave it
     job: Job | None  # Vigil's, where it is one that the person may see
     sweep: Sweep | None  # likewise, of an array
     is_mine: bool
@@ -45,28 +45,28 @@ class Entry:
     def name(self) -> str:
         if self.job:
             return self.job.name
-        return self.sweep.name if self.sweep else self.given
+        return self.sweep.name if self.sweep else self.given_name
 
     @property
     def user(self) -> str:
-        known = self.job or self.sweep
-        return known.owner.username if known else self.row.user
+        owned = self.job or self.sweep
+        return owned.owner.username if owned else self.row.user
 
     @property
     def why(self) -> str:
-        """Why it waits, in plain words after the scheduler's own."""
+        """Return why it waits: the scheduler's reason, explained."""
         if self.row.state != "pending":
             return ""
         return explained(self.row.reason, self.row.scheduler_id, self.job.pk if self.job else None)
 
     @property
     def is_held(self) -> bool:
-        return self.row.state == "pending" and self.row.reason.startswith(HELD)
+        return self.row.state == "pending" and self.row.reason.startswith(HOLD_REASONS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSearch:
-    """What somebody looks for. `text`: each word in the name, or a number, a person or an account."""
+    """The filters of a queue search. Each word of `text` is part of the name, or a number, a person or an account."""
 
     text: str = ""
     states: list[str] = field(default_factory=list)
@@ -75,11 +75,11 @@ class QueueSearch:
     mine: bool = False
 
     def page(self, user: User, *, cursor: str | None = None, limit: int = 50) -> Page[QueuedJob]:
-        """The person's own first; then those that wait, the next to start first; then those that run."""
+        """Return one page: the person's own jobs first, then pending ones, next to start first, then running ones."""
         rows = self._in_states(user)
         group = Case(
-            When(visibility.mine(user) & Q(state="pending"), then=Value(1)),
-            When(visibility.mine(user), then=Value(0)),
+            When(visibility.submitted_by(user) & Q(state="pending"), then=Value(1)),
+            When(visibility.submitted_by(user), then=Value(0)),
             When(state="pending", then=Value(2)),
             default=Value(3),
             output_field=BigIntegerField(),
@@ -89,11 +89,14 @@ class QueueSearch:
         return page(rows.annotate(place=place), _ORDER, cursor=cursor, limit=limit)
 
     def counts(self, user: User) -> dict[str, int]:
-        """How many jobs match in each state, the state filter itself left aside: for tabs. An array's are its tasks."""
+        """Return the number of matching jobs in each state, ignoring the filter on states.
+
+        An array counts its tasks.
+        """
         return dict(self._filtered(user).order_by().values_list("state").annotate(jobs=Sum("tasks")))
 
     def rows(self, user: User) -> int:
-        """How many rows match: fewer than jobs where an array waits."""
+        """Return the number of matching rows: fewer than jobs if an array waits."""
         return self._in_states(user).count()
 
     def _in_states(self, user: User) -> QuerySet[QueuedJob]:
@@ -103,7 +106,7 @@ class QueueSearch:
     def _filtered(self, user: User) -> QuerySet[QueuedJob]:
         rows = visibility.visible_queue(user)
         if self.mine:
-            rows = rows.filter(visibility.mine(user))
+            rows = rows.filter(visibility.submitted_by(user))
         if self.user:
             rows = rows.filter(user=self.user)
         if self.partition:
@@ -118,58 +121,62 @@ class QueueSearch:
 
 
 def _listed(partition: str) -> str:
-    """A job may wait in several partitions: this one between commas."""
+    """Return a pattern for this partition in a comma-separated list, as a job may wait in several."""
     return rf"(^|,){re.escape(partition)}(,|$)"
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """Jobs of one person that the rows of the queue cannot show yet."""
+    """The number of a person's jobs that the rows of the queue cannot show yet."""
 
     kept: int  # Vigil has not handed them over
     newer: int  # handed over since the queue was read
 
     @property
     def text(self) -> str:
-        """Says it in a sentence; "" where the rows show all."""
-        said = []
+        """Return the numbers as sentences; "" if the rows show all jobs."""
+        sentences = []
         if self.kept:
             has = "has" if self.kept == 1 else "have"
-            said.append(f"{formatting.plural(self.kept, 'job')} of yours {has} not been handed to the scheduler yet.")
+            sentences.append(
+                f"{formatting.plural(self.kept, 'job')} of yours {has} not been handed to the scheduler yet."
+            )
         if self.newer:
             was = "was" if self.newer == 1 else "were"
-            said.append(f"{formatting.plural(self.newer, 'job')} of yours {was} handed over since the queue was read.")
-        return " ".join(said).replace(formatting.NBSP, " ")  # for the command line as well
+            sentences.append(
+                f"{formatting.plural(self.newer, 'job')} of yours {was} handed over since the queue was read."
+            )
+        return " ".join(sentences).replace(formatting.NBSP, " ")  # for the command line as well
 
 
 def unseen(user: User) -> Unseen:
-    """What the person has submitted and does not find in the queue."""
+    """Count the jobs that the person has submitted and cannot find in the queue."""
     read_at = sync.readings()[Reading.Part.QUEUE].read_at
     alive = Attempt.objects.alive().filter(job__owner=user).exclude(job__kind=Job.ATTACHED)
     handed = alive.exclude(scheduler_id="").exclude(submitted_at=None)
     if read_at is not None:
-        handed = handed.filter(submitted_at__gt=read_at - TAKES)
+        handed = handed.filter(submitted_at__gt=read_at - READING_LAG)
     ids = set(handed.order_by("-id").values_list("scheduler_id", flat=True)[:MOST_UNSEEN])
-    arrays = {one.partition("_")[0] for one in ids}
+    arrays = {scheduler_id.partition("_")[0] for scheduler_id in ids}
     there = set(QueuedJob.objects.filter(scheduler_id__in=ids | arrays).values_list("scheduler_id", flat=True))
-    newer = sum(1 for one in ids if one not in there and one.partition("_")[0] not in there)
+    newer = sum(1 for scheduler_id in ids if scheduler_id not in there and scheduler_id.partition("_")[0] not in there)
     return Unseen(alive.filter(scheduler_id="").count(), newer)
 
 
-def described(user: User, rows: list[QueuedJob]) -> list[Entry]:
-    """Rows of the queue with what else is known of them, in a few queries however many there are."""
-    known = visibility.jobs_of(user, (row.scheduler_id for row in rows))
-    sweeps = visibility.sweeps_of(user, (row for row in rows if row.scheduler_id not in known))
+def describe_rows(user: User, rows: list[QueuedJob]) -> list[QueueEntry]:
+    """Return queue rows with everything else known of them, in a few queries for any number of rows."""
+    jobs = visibility.jobs_of(user, (row.scheduler_id for row in rows))
+    sweeps = visibility.sweeps_of(user, (row for row in rows if row.scheduler_id not in jobs))
     given = visibility.names_of(rows)
     positions, waiting = _positions(rows)
     return [
-        Entry(
+        QueueEntry(
             row=row,
-            given=given[row.scheduler_id],
-            job=(job := known.get(row.scheduler_id)),
+            given_name=given[row.scheduler_id],
+            job=(job := jobs.get(row.scheduler_id)),
             sweep=(sweep := sweeps.get(row.scheduler_id)),
             is_mine=(bool(row.user) and row.user == user.slurm_user)
-            or any(one is not None and one.owner_id == user.pk for one in (job, sweep)),
+            or any(item is not None and item.owner_id == user.pk for item in (job, sweep)),
             position=positions.get(row.pk),
             of=waiting[row.partition],
         )
@@ -178,16 +185,16 @@ def described(user: User, rows: list[QueuedJob]) -> list[Entry]:
 
 
 def _positions(rows: list[QueuedJob]) -> tuple[dict[int, int], Counter[str]]:
-    """The place in its partition of each row that waits and is not held, an array's by its first task.
+    """Return the position in its partition of each pending row that is not held, an array's by its first task.
 
-    The second answer is how many tasks wait in each partition.
+    The second value is how many tasks wait in each partition.
     """
     places = {row.partition for row in rows if row.state == "pending"}
     if not places:
         return {}, Counter()
     wanted = {row.pk for row in rows}
     waiting = QueuedJob.objects.filter(state="pending", partition__in=places).exclude(
-        reason__regex=f"^({'|'.join(HELD)})"
+        reason__regex=f"^({'|'.join(HOLD_REASONS)})"
     )
     counts: Counter[str] = Counter()
     found = {}

@@ -1,4 +1,4 @@
-"""A piece of a statement, as the listing puts them together."""
+"""A fragment of an SQL statement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sql:
-    """A piece of a statement, and what goes into its places."""
+    """A fragment of an SQL statement with its parameters."""
 
     text: str
     params: tuple[Any, ...] = ()

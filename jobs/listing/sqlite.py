@@ -1,4 +1,4 @@
-"""SQLite's side of the listing: triggers, FTS5's trigrams, and how a statement is told in which order to join."""
+"""SQLite's part of the listing: triggers, FTS5's trigrams, and how the join order is fixed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 UTC = ""  # times are text without a zone
 LIKE = r"LIKE %s ESCAPE '\'"
-NAMES = "SELECT rowid AS id FROM jobs_listing_names WHERE jobs_listing_names MATCH %s"
+MATCHING_NAMES = "SELECT rowid AS id FROM jobs_listing_names WHERE jobs_listing_names MATCH %s"
 # Numbers as one value, unless they are too many, and what gives them again: each only once.
-TOGETHER = "count(*), CASE WHEN count(*) <= {most} THEN json_group_array(id) END"
-THESE = "SELECT DISTINCT value AS id FROM json_each(%s)"
+AGGREGATED_IDS = "count(*), CASE WHEN count(*) <= {most} THEN json_group_array(id) END"
+UNPACKED_IDS = "SELECT DISTINCT value AS id FROM json_each(%s)"
 JOIN = "CROSS JOIN jobs_listing l ON l.id = d.id"  # SQLite keeps the order of a cross join
-THERE = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+EXISTING_TRIGGERS = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
 _NEVER = "'1970-01-01 00:00:00'"
 _STATE = f"""
     attempt_id = NEW.latest_id,
@@ -46,20 +46,20 @@ _TRIGGERS = {
         INSERT INTO jobs_listing_names(jobs_listing_names, rowid, name) VALUES ('delete', OLD.id, OLD.name); END""",
 }
 TRIGGERS = set(_TRIGGERS)
-KEEP = [f"CREATE TRIGGER {name} {what}" for name, what in _TRIGGERS.items()]
+CREATE_TRIGGERS = [f"CREATE TRIGGER {name} {what}" for name, what in _TRIGGERS.items()]
 
 
-def let_go(cursor: Any) -> None:
+def drop_triggers(cursor: Any) -> None:
     for name in _TRIGGERS:
         cursor.execute(f"DROP TRIGGER IF EXISTS {name}")
 
 
-def shut(cursor: Any) -> None:
-    """Nobody else writes: SQLite has one writer, and this is it."""
+def lock_tables(cursor: Any) -> None:
+    """Do nothing: SQLite has a single writer, and this is it."""
 
 
 def index_names(cursor: Any) -> None:
-    """An index of every three letters that follow each other in a name. It holds no names: they are in the listing."""
+    """Create a trigram index of names. It stores no names, as the listing has them."""
     cursor.execute("DROP TABLE IF EXISTS jobs_listing_names")
     cursor.execute(
         "CREATE VIRTUAL TABLE jobs_listing_names USING fts5(name, content='jobs_listing', content_rowid='id',"
@@ -68,12 +68,12 @@ def index_names(cursor: Any) -> None:
     cursor.execute("INSERT INTO jobs_listing_names(jobs_listing_names) VALUES ('rebuild')")
 
 
-def named(word: str) -> str:
-    """What NAMES takes: the word as one phrase of trigrams."""
+def name_pattern(word: str) -> str:
+    """Return the pattern for NAMES: the word as one phrase of trigrams."""
     return '"' + word.replace('"', '""') + '"'
 
 
 @contextmanager
 def by_index(cursor: Any, *, bitmaps: bool = False) -> Iterator[None]:
-    """SQLite walks an index wherever one gives the order asked for."""
+    """Do nothing: SQLite uses an index wherever one gives the requested order."""
     yield

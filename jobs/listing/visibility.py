@@ -1,4 +1,6 @@
-"""Where the scheduler's jobs meet Vigil's: who holds what on which node, and whose queue a person may look into."""
+"""Match the scheduler's jobs with Vigil's: what is allocated on which node, and whose queue entries a person may
+see.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import msgspec
 from django.db.models import Case, Q, QuerySet, Value, When
 from django.db.models.functions import StrIndex, Substr
 
-from jobs.listing.sight import sees_all
+from jobs.listing.telemetry_access import sees_all
 from jobs.models import Attempt, Job, Stray, Sweep
 from jobs.models.attempt import AttemptQuerySet
 from nodes.models import QueuedJob
@@ -22,11 +24,11 @@ from portal.models import User
 _names = msgspec.json.Decoder(list[str]).decode
 _indices = msgspec.json.Decoder(dict[str, list[int]]).decode
 _KEY = re.compile(r"\.([0-9a-f]{16})\Z")  # what Vigil adds to the name that a person gave
-MOST_NAMED = 200  # ids that a statement names: of more, the database looks up itself which they are
+MAX_LISTED = 200  # ids that a statement names: of more, the database looks up itself which they are
 
 
 class _Running(NamedTuple):
-    """What is asked of a job that runs: of thousands, whole rows would cost five times as much."""
+    """The columns needed of a running job: for thousands, whole rows would cost five times as much."""
 
     scheduler_id: str
     name: str
@@ -37,8 +39,8 @@ class _Running(NamedTuple):
     ends_at: datetime | None
 
 
-class _Ours(NamedTuple):
-    """A job of Vigil's, as far as nodes tell of it."""
+class _VigilJob(NamedTuple):
+    """The columns needed of a Vigil job that runs on a node."""
 
     pk: int
     name: str
@@ -46,8 +48,8 @@ class _Ours(NamedTuple):
     owner: str
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
-    """What one job holds on one node, as one person may see it."""
+class NodeAllocation(msgspec.Struct, frozen=True, gc=False):
+    """What one job has allocated on one node, as one person may see it."""
 
     scheduler_id: str
     name: str  # "": the site hides other people's
@@ -60,40 +62,44 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
 
 def visible_queue(user: User) -> QuerySet[QueuedJob]:
-    """Everybody's jobs, unless the site says that each sees their own and their projects' alone."""
+    """Return everybody's jobs, or only those of the person and their projects if the site restricts the queue."""
     if sees_all(user):
         return QueuedJob.objects.all()
-    return QueuedJob.objects.filter(_of_person(user) | _of_attempts(_seen(user)))
+    return QueuedJob.objects.filter(_of_person(user) | _of_attempts(_visible_attempts(user)))
 
 
-def mine(user: User) -> Q:
-    """Selects what the person submitted of the queue, through Vigil or past it."""
+def submitted_by(user: User) -> Q:
+    """Select the queue entries that the person submitted, through Vigil or directly."""
     return _of_person(user) | _of_attempts(_alive().filter(job__owner=user))
 
 
 def jobs_of(user: User, scheduler_ids: Iterable[str]) -> dict[str, Job]:
-    """Vigil's jobs by the scheduler's id, of those that the person may see."""
-    attempts = _seen(user).filter(scheduler_id__in=set(scheduler_ids))
+    """Return the Vigil jobs that the person may see, by the scheduler's id."""
+    attempts = _visible_attempts(user).filter(scheduler_id__in=set(scheduler_ids))
     rows = attempts.with_job().select_related("job__owner", "job__project").order_by("id")
     return {attempt.scheduler_id: attempt.job for attempt in rows}
 
 
 def sweeps_of(user: User, rows: Iterable[QueuedJob]) -> dict[str, Sweep]:
-    """Sweeps by the id of their arrays, whose waiting jobs are one row; of those that the person may see."""
+    """Return the sweeps that the person may see by the id of their arrays, whose pending jobs are one row."""
     keys = {row.scheduler_id: found[1] for row in rows if (found := _KEY.search(row.name))}
-    known = {
-        one.key: one for one in Sweep.objects.visible_to(user).filter(key__in=keys.values()).select_related("owner")
+    sweeps = {
+        sweep.key: sweep
+        for sweep in Sweep.objects.visible_to(user).filter(key__in=keys.values()).select_related("owner")
     }
-    return {scheduler_id: known[key] for scheduler_id, key in keys.items() if key in known}
+    return {scheduler_id: sweeps[key] for scheduler_id, key in keys.items() if key in sweeps}
 
 
 def names_of(rows: Iterable[QueuedJob | _Running]) -> dict[str, str]:
-    """The names as people gave them, by the scheduler's id. Past Vigil a name may end like one of its keys."""
+    """Return names as people gave them, by the scheduler's id.
+
+    A name from outside Vigil may end like one of its keys.
+    """
     named = {row.scheduler_id: row.name for row in rows}
     keyed = {scheduler_id: found for scheduler_id, name in named.items() if (found := _KEY.search(name))}
     if keyed:
         keys = {found[1] for found in keyed.values()}
-        own = {
+        vigil_keys = {
             key
             for kind in (Attempt, Sweep, Stray)
             for key in kind.objects.filter(key__in=keys).values_list("key", flat=True)
@@ -101,26 +107,26 @@ def names_of(rows: Iterable[QueuedJob | _Running]) -> dict[str, str]:
         named |= {
             scheduler_id: found.string[: found.start()] or found.string
             for scheduler_id, found in keyed.items()
-            if found[1] in own
+            if found[1] in vigil_keys
         }
     return named
 
 
-def held_on(user: User, names: Iterable[str]) -> dict[str, list[Held]]:
-    """What runs on each of these nodes: the person's own first."""
+def allocations_on(user: User, names: Iterable[str]) -> dict[str, list[NodeAllocation]]:
+    """Return what runs on each of these nodes, the person's own jobs first."""
     wanted = set(names)
     running = [row for row in _running() if not wanted.isdisjoint(row.nodes)]
-    known = _ours(user, [row.scheduler_id for row in running])
-    given = names_of(row for row in running if row.scheduler_id not in known)
+    vigil_jobs = _vigil_jobs(user, [row.scheduler_id for row in running])
+    given = names_of(row for row in running if row.scheduler_id not in vigil_jobs)
     shown = sees_all(user)
-    found: dict[str, list[Held]] = {name: [] for name in wanted}
+    found: dict[str, list[NodeAllocation]] = {name: [] for name in wanted}
     for row in running:
-        job = known.get(row.scheduler_id)
+        job = vigil_jobs.get(row.scheduler_id)
         for node in wanted.intersection(row.nodes):
-            found[node].append(_held(row, node, user, job, shown, given.get(row.scheduler_id, "")))
-    for held in found.values():
-        if len(held) > 1:
-            held.sort(key=lambda one: (not one.is_mine, one.gpus, one.scheduler_id))
+            found[node].append(_node_allocation(row, node, user, job, shown, given.get(row.scheduler_id, "")))
+    for allocations in found.values():
+        if len(allocations) > 1:
+            allocations.sort(key=lambda allocation: (not allocation.is_mine, allocation.gpus, allocation.scheduler_id))
     return found
 
 
@@ -134,25 +140,27 @@ def _running() -> Iterator[_Running]:
         yield _Running(scheduler_id, name, user, _names(nodes), gpus, _indices(gpu_indices), ends_at)
 
 
-def _ours(user: User, running: Sequence[str]) -> dict[str, _Ours]:
-    """As `jobs_of`, of what runs on nodes, without whole rows."""
-    few = len(running) <= MOST_NAMED
+def _vigil_jobs(user: User, running: Sequence[str]) -> dict[str, _VigilJob]:
+    """Return the same as `jobs_of` for running jobs, without loading whole rows."""
+    few = len(running) <= MAX_LISTED
     ids = running if few else QueuedJob.objects.filter(state__in=ALLOCATED_STATES).values("scheduler_id")
-    rows = _seen(user).filter(scheduler_id__in=ids).order_by("id")
+    rows = _visible_attempts(user).filter(scheduler_id__in=ids).order_by("id")
     jobs = rows.values_list("scheduler_id", "job_id", "job__name", "job__owner_id", "job__owner__username")
-    return {scheduler_id: _Ours(pk, name, owner_id, owner) for scheduler_id, pk, name, owner_id, owner in jobs}
+    return {scheduler_id: _VigilJob(pk, name, owner_id, owner) for scheduler_id, pk, name, owner_id, owner in jobs}
 
 
-def _held(row: _Running, node: str, user: User, job: _Ours | None, shown: bool, given: str) -> Held:
-    own = bool(row.user) and row.user == user.slurm_user or (job is not None and job.owner_id == user.pk)
-    known = shown or own or job is not None
+def _node_allocation(
+    row: _Running, node: str, user: User, job: _VigilJob | None, shown: bool, given: str
+) -> NodeAllocation:
+    belongs_to_user = bool(row.user) and row.user == user.slurm_user or (job is not None and job.owner_id == user.pk)
+    is_visible = shown or belongs_to_user or job is not None
     gpus = tuple(row.gpu_indices.get(node, ()))
-    return Held(
+    return NodeAllocation(
         scheduler_id=row.scheduler_id,
-        name=(job.name if job else given) if known else "",
-        user=(job.owner if job else row.user) if known else "",
+        name=(job.name if job else given) if is_visible else "",
+        user=(job.owner if job else row.user) if is_visible else "",
         job=job.pk if job else None,
-        is_mine=own,
+        is_mine=belongs_to_user,
         gpus=gpus,
         ends_at=row.ends_at,
         gpu_count=len(gpus) or -(-row.gpus // max(1, len(row.nodes))),
@@ -163,12 +171,12 @@ def _alive() -> AttemptQuerySet:
     return Attempt.objects.alive().confirmed().exclude(scheduler_id="")
 
 
-def _seen(user: User) -> AttemptQuerySet:
+def _visible_attempts(user: User) -> AttemptQuerySet:
     return _alive().filter(job__in=Job.objects.visible_to(user))
 
 
 def _of_attempts(attempts: AttemptQuerySet) -> Q:
-    """Rows of these: their own, and the one of their array, "12" of "12_3", which stands for all that wait."""
+    """Select these attempts' rows, including array rows: "12" stands for all pending tasks such as "12_3"."""
     array = Substr("scheduler_id", 1, StrIndex("scheduler_id", Value("_")) - 1)
     tasks = attempts.filter(scheduler_id__contains="_")
     # PostgreSQL refuses a negative length, and may cut before it has filtered.

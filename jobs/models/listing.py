@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Listing(models.Model):
-    """A job's line of the listing. Written by triggers alone (jobs.listing.keeping): code reads it, never changes it.
+    """A job's line of the listing. Written by triggers alone (jobs.listing.triggers): code reads it, never changes it.
 
     Filters and orders come from three tables: the job's, its latest attempt's and the project's. No index spans tables,
     so without this one every list would look at every job there ever was (docs/decisions/0018).

@@ -1,4 +1,7 @@
-"""Log lines for a browser: terminal colours become spans, everything else is escaped; nothing in a log is ever HTML."""
+"""Render log lines for a browser.
+
+Terminal colours become spans and everything else is escaped: nothing in a log is ever interpreted as HTML.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _WARNING = re.compile(r"\b(WARN|WARNING|[A-Z]\w*Warning:)")
 
 
 def level(text: str) -> str:
-    """ "error", "warn" or "": what the margin of a line shows."""
+    """Return "error", "warn" or "": the level shown in the margin of a line."""
     text = plain(text)
     if _ERROR.search(text):
         return "error"
@@ -24,13 +27,16 @@ def level(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """The line without terminal sequences. A progress bar that rewrote its line keeps what it showed last."""
+    """Return the line without terminal sequences.
+
+    A progress bar that rewrites its line with carriage returns is reduced to its last state.
+    """
     text = _SEQUENCE.sub("", text)
     return _CONTROL.sub("", text.rstrip("\r").rpartition("\r")[2])
 
 
 def spans(text: str, search: str = "") -> SafeString:
-    """The line as HTML: escaped, colours as classes (`a-red`, `a-bold`), what was searched for marked."""
+    """Return the line as HTML: escaped, colours as classes (`a-red`, `a-bold`), search matches marked."""
     text = text.rstrip("\r").rpartition("\r")[2]
     out: list[str] = []
     classes: set[str] = set()
@@ -60,7 +66,7 @@ def _marked(text: str, search: str) -> str:
 
 
 def _apply(codes: str, classes: set[str]) -> None:
-    """Select graphic rendition; what we do not draw (256 colours, backgrounds) is passed over."""
+    """Apply a "select graphic rendition" sequence; unsupported codes (256 colours, backgrounds) are skipped."""
     numbers = [int(code) if code else 0 for code in codes.split(";")][:32]
     at = 0
     while at < len(numbers):

@@ -1,4 +1,4 @@
-"""What is known of a job that Vigil did not submit, in words for its page."""
+"""Describe a job that Vigil did not submit, for its page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from jobs.models import Job
 
 
-_WORDS = {
+_TITLES = {
     "partition": "Partition",
     "account": "Account",
     "qos": "QOS",
@@ -22,26 +22,29 @@ _WORDS = {
 
 def facts(job: Job) -> list[tuple[str, str]]:
     """Its command and folder, as it said; and what it asked Slurm for."""
-    return [*_said(job), *_asked(job.spec.get("resources") or {})] if job.is_attached else []
+    return [*_command_facts(job), *_resource_facts(job.spec.get("resources") or {})] if job.is_attached else []
 
 
-def _said(job: Job) -> Iterator[tuple[str, str]]:
+def _command_facts(job: Job) -> Iterator[tuple[str, str]]:
     for name, title in (("command", "Command"), ("directory", "In")):
         if value := job.spec.get(name):
             yield title, str(value)
 
 
-def _asked(told: dict[str, object]) -> Iterator[tuple[str, str]]:
-    if not told:
+def _resource_facts(resources: dict[str, object]) -> Iterator[tuple[str, str]]:
+    if not resources:
         return
     parts = [
-        f"{told['gpus_per_node']} {told.get('gpu_type', '')} GPUs".replace("  ", " ")
-        if told.get("gpus_per_node")
+        f"{resources['gpus_per_node']} {resources.get('gpu_type', '')} GPUs".replace("  ", " ")
+        if resources.get("gpus_per_node")
         else "",
-        f"{told['cpus_per_node']} CPUs" if told.get("cpus_per_node") else "",
-        f"{told['memory_gib']:g} GiB" if told.get("memory_gib") else "",
+        f"{resources['cpus_per_node']} CPUs" if resources.get("cpus_per_node") else "",
+        f"{resources['memory_gib']:g} GiB" if resources.get("memory_gib") else "",
     ]
-    yield "Nodes", f"{told['nodes']}, each with {', '.join(filter(None, parts))}" if any(parts) else f"{told['nodes']}"
-    for name, title in _WORDS.items():
-        if value := told.get(name):
+    yield (
+        "Nodes",
+        f"{resources['nodes']}, each with {', '.join(filter(None, parts))}" if any(parts) else f"{resources['nodes']}",
+    )
+    for name, title in _TITLES.items():
+        if value := resources.get(name):
             yield title, str(value)

@@ -1,10 +1,13 @@
-"""What the charts of a job's page draw: which series, and how. Pure; jobs.gathering has the curves."""
+"""Define which series the charts of a job's page show, and how.
+
+Pure: jobs.gathering reads the curves.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jobs.presenting.header import Life
+from jobs.presenting.header import JobLife
 from jobs.presenting.size import is_elastic, ranks_and_nodes
 
 if TYPE_CHECKING:
@@ -12,17 +15,17 @@ if TYPE_CHECKING:
 
 
 LAUNCHER = -1  # the stream of the first node's launcher
-PLAIN = "plain"
-MOST_FIGURES = 24
+PLAIN_COMMUNICATION = "plain"
+MAX_FIGURES = 24
 # What a launcher tells of its node's use by the job: title, unit and colour; the first stands beside the loss.
-USE = {
+USAGE = {
     "gpu_percent": ("GPUs", "%, the mean of its node’s", 3),
     "cpu_cores": ("CPU", "cores in use", 7),
     "memory_gib": ("Memory", "GiB in use", 6),
     "gpu_memory_gib": ("GPU memory", "GiB in use, its node’s together", 4),
     "gpu_watts": ("GPU power", "W, its node’s together", 5),
 }
-ALWAYS = {"cpu_cores", "memory_gib"}  # every launcher tells these; GPUs only where there are some
+ALWAYS_REPORTED = {"cpu_cores", "memory_gib"}  # every launcher tells these; GPUs only where there are some
 
 # Colours are the metric's own on every page: loss 1, validation 2, throughput 3, gradient 6.
 LOSS_SERIES = [
@@ -86,7 +89,7 @@ SENT: dict[str, Any] = {
     "zero": True,
     "series": [{"name": "communicated_mib", "label": "sent", "color": 4, "digits": 3}],
 }
-MB = 2**20 / 1e6
+MB_PER_MIB = 2**20 / 1e6
 """In a MiB."""
 ACCURACY: dict[str, Any] = {
     "id": "accuracy",
@@ -99,7 +102,7 @@ ACCURACY: dict[str, Any] = {
 
 
 def _spread(name: str, color: int, digits: int) -> list[dict[str, Any]]:
-    """The half of the clients in the middle, as a band; the federation tells it so."""
+    """Return the band of the middle half of the clients (25 to 75 %), which the federation reports as two series."""
     label = "clients, 25–75 %"
     return [
         {"name": f"{name}_q25", "label": label, "color": color, "digits": digits, "kind": "low"},
@@ -156,23 +159,23 @@ ROUND_BYTES: dict[str, Any] = {
     "height": 120,
     "zero": True,
     "series": [
-        {"name": "mib_down", "drawn": "mb_down", "times": MB, "label": "down", "color": 3},
-        {"name": "mib_up", "drawn": "mb_up", "times": MB, "label": "up", "color": 2},
+        {"name": "mib_down", "drawn": "mb_down", "times": MB_PER_MIB, "label": "down", "color": 3},
+        {"name": "mib_up", "drawn": "mb_up", "times": MB_PER_MIB, "label": "up", "color": 2},
     ],
 }
 
 
-def figures(job: Job, life: Life, names: list[str]) -> list[dict[str, Any]]:
-    """The charts of this kind of job, in order; `names`: the series that it has told so far."""
+def figures(job: Job, life: JobLife, names: list[str]) -> list[dict[str, Any]]:
+    """Return the charts for this kind of job, in order. `names` are the series that it has reported so far."""
     if job.kind == "distributed":
-        return _of_trainer(job, names)
+        return _trainer_figures(job, names)
     if job.kind == "federated":
-        return _of_federation(names)
-    return _of_attached(life, names) if job.is_attached else _of_script(names)
+        return _federation_figures(names)
+    return _attached_figures(life, names) if job.is_attached else _script_figures(names)
 
 
-def empty(job: Job, life: Life) -> str:
-    """What stands where there is nothing to draw, and when to expect something."""
+def empty_text(job: Job, life: JobLife) -> str:
+    """Return the text shown instead of empty charts, saying when to expect values."""
     if not life.latest.is_alive:
         return "This job ended without reporting any."
     if life.latest.state == "pending":
@@ -182,7 +185,7 @@ def empty(job: Job, life: Life) -> str:
     return f"No values yet. The trainer reports about every second once {job.of_kind.counts} 1 is done."
 
 
-def _of_trainer(job: Job, names: list[str]) -> list[dict[str, Any]]:
+def _trainer_figures(job: Job, names: list[str]) -> list[dict[str, Any]]:
     run = job.spec.get("run") or {}
     samples = run.get("recipe") == "vision"
     speed = {
@@ -210,7 +213,7 @@ def _of_trainer(job: Job, names: list[str]) -> list[dict[str, Any]]:
     }
     measured = [figure for figure in (MFU, COMMUNICATION) if figure["id"] in names]
     # What is sent without a choice of its own hardly ever changes.
-    sent = [SENT] if run.get("communication", PLAIN) != PLAIN else []
+    sent = [SENT] if run.get("communication", PLAIN_COMMUNICATION) != PLAIN_COMMUNICATION else []
     small = [*([ACCURACY] if samples else []), speed, *measured, *sent, norm, STEP_TIME]
     widths = ["half"] * len(small) if len(small) % 2 == 0 else ["third"] * 3 + ["half"] * (len(small) - 3)
     alone = ranks_and_nodes(job.spec)[0] == 1 and not is_elastic(job.spec)  # then there is nothing to compare
@@ -218,30 +221,32 @@ def _of_trainer(job: Job, names: list[str]) -> list[dict[str, Any]]:
     return [*loss, *({**figure, "width": width} for figure, width in zip(small, widths, strict=True))]
 
 
-def _of_federation(names: list[str]) -> list[dict[str, Any]]:
-    """By round. Whether anything tells how accurate its model is, only its first values show."""
+def _federation_figures(names: list[str]) -> list[dict[str, Any]]:
+    """Return charts by round. Whether the model's accuracy is evaluated is only known once values arrive."""
     lead = [CLIENT_ACCURACY] if "accuracy" in names or "loss" not in names else []
     lead.append(CLIENT_LOSS if lead else {**CLIENT_LOSS, "width": "full"})
     return [{**figure, "xunit": "round"} for figure in (*lead, ROUND_SECONDS, ROUND_BYTES)]
 
 
-def _of_attached(life: Life, names: list[str]) -> list[dict[str, Any]]:
-    """What it has reported so far. An empty chart only where that is to be expected: somebody posts for its command."""
-    drawn = _of_report(names)
+def _attached_figures(life: JobLife, names: list[str]) -> list[dict[str, Any]]:
+    """Return charts of the reported series; an empty loss chart only if values are expected (`vigil attach --
+    command`).
+    """
+    drawn = _reported_figures(names)
     return drawn or ([LOSS] if life.latest.is_alive and life.job.spec.get("command") else [])
 
 
-def _of_script(names: list[str]) -> list[dict[str, Any]]:
-    """What the script has reported so far, the loss in front; and what its launcher tells of its node's use."""
-    drawn = _of_report([name for name in names if name not in USE])
+def _script_figures(names: list[str]) -> list[dict[str, Any]]:
+    """Return charts of the series that the script reported, loss first, and of its node's resource use."""
+    drawn = _reported_figures([name for name in names if name not in USAGE])
     lead = [figure for figure in drawn if figure["id"] == "loss"]
-    beside, *more = [_use(name, is_tall=i == 0 and bool(lead)) for i, name in enumerate(_used(names))]
-    return [*lead, beside, *drawn[len(lead) :], *more] if lead else [*drawn, beside, *more]
+    first, *more = [_usage_figure(name, is_tall=i == 0 and bool(lead)) for i, name in enumerate(_usage_names(names))]
+    return [*lead, first, *drawn[len(lead) :], *more] if lead else [*drawn, first, *more]
 
 
-def _of_report(names: list[str]) -> list[dict[str, Any]]:
+def _reported_figures(names: list[str]) -> list[dict[str, Any]]:
     names = sorted((name for name in names if name != "validation_loss"), key=lambda name: name != "loss")
-    names = names[:MOST_FIGURES]
+    names = names[:MAX_FIGURES]
     lead = [{**LOSS, "width": "two-thirds"}] if "loss" in names else []
     small = []
     for i, name in enumerate(name for name in names if name != "loss"):
@@ -250,12 +255,12 @@ def _of_report(names: list[str]) -> list[dict[str, Any]]:
     return [*lead, *small]
 
 
-def _used(names: list[str]) -> list[str]:
-    return [name for name in USE if name in ALWAYS or name in names]
+def _usage_names(names: list[str]) -> list[str]:
+    return [name for name in USAGE if name in ALWAYS_REPORTED or name in names]
 
 
-def _use(name: str, *, is_tall: bool) -> dict[str, Any]:
-    title, unit, color = USE[name]
+def _usage_figure(name: str, *, is_tall: bool) -> dict[str, Any]:
+    title, unit, color = USAGE[name]
     return {
         "id": name,
         "title": title,

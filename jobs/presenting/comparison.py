@@ -1,4 +1,4 @@
-"""Two federations side by side: where each was after as many rounds, and after as many bytes. Pure."""
+"""Compare two federations after the same number of rounds and after the same number of bytes. Pure."""
 
 from __future__ import annotations
 
@@ -17,59 +17,59 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 WIDTH, HEIGHT = 1000.0, 200.0
-BEYOND = 4.0
+MAX_OVERHANG = 4.0
 """Times of where two are compared that are drawn: one that went on for long would press the other flat."""
 TITLES = {"accuracy": "Accuracy", "validation_loss": "Validation loss", "loss": "Loss"}
 
 
 @dataclass(frozen=True)
-class Line:
-    """Values by round, rising."""
+class RoundCurve:
+    """Values by round, rounds ascending."""
 
     round: Floats
     value: Floats
 
     def at(self, round_: float) -> float | None:
-        """The newest value up to there."""
+        """Return the newest value at or before this round."""
         place = int(np.searchsorted(self.round, round_, "right")) - 1
         return float(self.value[place]) if place >= 0 else None
 
     def up_to(self, round_: float) -> Floats:
-        """Return all values up to there."""
+        """Return all values at or before this round."""
         return self.value[: int(np.searchsorted(self.round, round_, "right"))]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
-    """One federation: how good it was by round, and what all rounds up to one have cost."""
+class ComparedFederation:
+    """One federation: its metrics by round, and the cumulative cost of its rounds."""
 
     job: Job
     rounds: int
-    lines: dict[str, Line]
-    sent: Line
+    lines: dict[str, RoundCurve]
+    sent: RoundCurve
     """Bytes of all rounds up to one."""
-    seconds: Line
+    seconds: RoundCurve
     data: dict[str, str]
     """What decides on which samples its clients train and are judged: recipe, split and clients, with their options."""
-    held_out: float | None
+    evaluation_samples: float | None
     """Samples that an accuracy is the mean of, as far as is known."""
     setup: object
     """Everything that decides how it goes, but the seed. None: somebody's own code, which may have changed."""
     is_alive: bool
 
     def sent_at(self, rounds: Floats) -> Floats:
-        """Bytes up to each of these rounds."""
+        """Return the bytes sent up to each of these rounds."""
         found: Floats = np.interp(rounds, [0.0, *self.sent.round], [0.0, *self.sent.value])
         return found
 
     def round_at(self, sent: float) -> int:
-        """The last round that so many bytes were enough for."""
+        """Return the last round that this number of bytes was enough for."""
         return int(np.floor(np.interp(sent, [0.0, *self.sent.value], [0.0, *self.sent.round]) + 1e-6))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
-    """Where a side was after some round; `color` is its line's."""
+class ComparedResult:
+    """The state of one federation after some round. `color` is that of its line."""
 
     job: Job
     color: int
@@ -83,8 +83,8 @@ class Standing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """Both sides over rounds or bytes; `at`: where they are compared, of 1000."""
+class ComparisonDrawing:
+    """Both federations over rounds or bytes. `at` is the point of comparison, on a scale of 0 to 1000."""
 
     title: str
     lines: list[tuple[int, str]]
@@ -92,40 +92,42 @@ class Drawing:
     high: float
     at: float
     ends: tuple[str, str]
-    standings: list[Standing]
+    standings: list[ComparedResult]
     caption: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class FederationComparison:
     measure: str
     lead: str
     rest: str
-    drawings: list[Drawing]
+    drawings: list[ComparisonDrawing]
 
     @property
     def title(self) -> str:
         return TITLES[self.measure]
 
 
-def compare(sides: tuple[Side, Side]) -> Comparison | None:
-    """None while one of them has told of nothing that both tell of."""
+def compare(sides: tuple[ComparedFederation, ComparedFederation]) -> FederationComparison | None:
+    """Compare two federations; return None until both have reported one common metric."""
     measure = next((name for name in TITLES if all(name in side.lines for side in sides)), None)
     rounds = min(side.rounds for side in sides)
     if measure is None or not rounds:
         return None
-    apart = _apart(sides)
+    difference = _data_difference(sides)
     sent = min(float(side.sent.value[-1]) if len(side.sent.value) else 0.0 for side in sides)
-    same_rounds = _standings(sides, measure, [rounds, rounds], apart=apart)
-    same_bytes = _standings(sides, measure, [min(side.rounds, side.round_at(sent)) for side in sides], apart=apart)
+    same_rounds = _results(sides, measure, [rounds, rounds], data_difference=difference)
+    same_bytes = _results(
+        sides, measure, [min(side.rounds, side.round_at(sent)) for side in sides], data_difference=difference
+    )
     many = "accuracies" if measure == "accuracy" else "losses"
     so_far = " so far" if any(side.is_alive for side in sides) else ""
-    lead = f"After {formatting.plural(rounds, 'round')}{so_far}, {_says(same_rounds, measure)}"
-    rest = f"For the same {formatting.disk(sent)} on the wire, {_says(same_bytes, measure)}" if sent else ""
-    return Comparison(
+    lead = f"After {formatting.plural(rounds, 'round')}{so_far}, {_verdict(same_rounds, measure)}"
+    rest = f"For the same {formatting.disk(sent)} on the wire, {_verdict(same_bytes, measure)}" if sent else ""
+    return FederationComparison(
         measure=measure,
-        lead=f"They were trained on different data ({apart}): {many} can't be compared." if apart else lead,
-        rest="" if apart else rest,
+        lead=f"They were trained on different data ({difference}): {many} can't be compared." if difference else lead,
+        rest="" if difference else rest,
         drawings=[
             _draw(sides, measure, same_rounds, at=float(rounds), x=lambda side, round_: round_, form=_round),
             *(
@@ -137,24 +139,26 @@ def compare(sides: tuple[Side, Side]) -> Comparison | None:
     )
 
 
-def _apart(sides: tuple[Side, Side]) -> str:
-    """The first thing in which their data differ: "recipe text against tabular"."""
-    one, other = (side.data for side in sides)
-    for name in [*one, *(name for name in other if name not in one)]:
-        mine, its = one.get(name), other.get(name)
-        if mine != its:
-            return f"{name} {mine or 'none'} against {its or 'none'}"
+def _data_difference(sides: tuple[ComparedFederation, ComparedFederation]) -> str:
+    """Return the first difference between their data: "recipe text vs. tabular"; "" if there is none."""
+    first, second = (side.data for side in sides)
+    for name in [*first, *(name for name in second if name not in first)]:
+        left, right = first.get(name), second.get(name)
+        if left != right:
+            return f"{name} {left or 'none'} against {right or 'none'}"
     return ""
 
 
-def _standings(sides: tuple[Side, Side], measure: str, rounds: list[int], *, apart: str) -> list[Standing]:
+def _results(
+    sides: tuple[ComparedFederation, ComparedFederation], measure: str, rounds: list[int], *, data_difference: str
+) -> list[ComparedResult]:
     values = [side.lines[measure].at(round_) for side, round_ in zip(sides, rounds, strict=True)]
-    known = [value for value in values if value is not None]
-    chance = _chance(sides, measure, rounds, known) if len(known) == 2 else ""
-    is_open = bool(apart) or bool(chance) or (len(known) == 2 and _read_alike(known))
-    best = (max if measure == "accuracy" else min)(known) if known and not is_open else None
+    measured = [value for value in values if value is not None]
+    chance = _chance_reason(sides, measure, rounds, measured) if len(measured) == 2 else ""
+    is_open = bool(data_difference) or bool(chance) or (len(measured) == 2 and _are_shown_equal(measured))
+    best = (max if measure == "accuracy" else min)(measured) if measured and not is_open else None
     return [
-        Standing(
+        ComparedResult(
             job=side.job,
             color=color,
             round=round_,
@@ -168,57 +172,59 @@ def _standings(sides: tuple[Side, Side], measure: str, rounds: list[int], *, apa
     ]
 
 
-def _read_alike(values: list[float]) -> bool:
+def _are_shown_equal(values: list[float]) -> bool:
     return formatting.loss(values[0]) == formatting.loss(values[1])
 
 
-def _chance(sides: tuple[Side, Side], measure: str, rounds: list[int], values: list[float]) -> str:
-    """Return why the two values differ by no more than chance; "" where they do."""
-    one, other = sides
-    if one.setup is not None and one.setup == other.setup:
+def _chance_reason(
+    sides: tuple[ComparedFederation, ComparedFederation], measure: str, rounds: list[int], values: list[float]
+) -> str:
+    """Return why the two values differ by no more than chance; "" if the difference is significant."""
+    first, second = sides
+    if first.setup is not None and first.setup == second.setup:
         return "of one set-up with two seeds"
-    held_out = [side.held_out if measure == "accuracy" else None for side in sides]
+    samples = [side.evaluation_samples if measure == "accuracy" else None for side in sides]
     ends = tuple(side.lines[measure].up_to(round_) for side, round_ in zip(sides, rounds, strict=True))
-    margin = chance_margin((values[0], values[1]), (held_out[0], held_out[1]), ends)
+    margin = chance_margin((values[0], values[1]), (samples[0], samples[1]), ends)
     is_chance = abs(values[0] - values[1]) <= margin
     return f"within what seeds make, ± {formatting.loss(margin)}" if is_chance and margin else ""
 
 
-def _says(standings: list[Standing], measure: str) -> str:
-    """ "#7 heron is ahead: accuracy 0.957 against 0.897."."""
-    ahead = next((one for one in standings if one.is_ahead), None)
+def _verdict(standings: list[ComparedResult], measure: str) -> str:
+    """Return the result as a sentence, such as "#7 heron is ahead: accuracy 0.957 vs. 0.897"."""
+    ahead = next((result for result in standings if result.is_ahead), None)
     what = TITLES[measure].lower()
     if ahead is None:
-        one, other = (formatting.loss(standing.value) for standing in standings)
-        values = one if one == other else f"{one} against {other}, {standings[0].chance}"
+        first, second = (formatting.loss(standing.value) for standing in standings)
+        values = first if first == second else f"{first} against {second}, {standings[0].chance}"
         return f"no difference: {what} {values}."
-    other_one = next(one for one in standings if not one.is_ahead)
-    if other_one.value is None:
-        had = f"#{other_one.job.pk} {other_one.job.name} had been measured in no round yet"
-        return f"#{ahead.job.pk} {ahead.job.name} is ahead: {had}."
+    behind = next(result for result in standings if not result.is_ahead)
+    if behind.value is None:
+        unmeasured = f"#{behind.job.pk} {behind.job.name} had been measured in no round yet"
+        return f"#{ahead.job.pk} {ahead.job.name} is ahead: {unmeasured}."
     return (
         f"#{ahead.job.pk} {ahead.job.name} is ahead: {what} {formatting.loss(ahead.value)}"
-        f" against {formatting.loss(other_one.value)}."
+        f" against {formatting.loss(behind.value)}."
     )
 
 
 def _draw(
-    sides: tuple[Side, Side],
+    sides: tuple[ComparedFederation, ComparedFederation],
     measure: str,
-    standings: list[Standing],
+    standings: list[ComparedResult],
     *,
     at: float,
-    x: Callable[[Side, Floats], Floats],
+    x: Callable[[ComparedFederation, Floats], Floats],
     form: Callable[[float], str],
-) -> Drawing:
+) -> ComparisonDrawing:
     along = [(x(side, side.lines[measure].round), side.lines[measure].value) for side in sides]
     first, last = (max(float(xs[end]) for xs, _ in along) for end in (0, -1))
-    most = max(min(last, BEYOND * at), first) or 1.0
-    along = [_up_to(most, xs, values) for xs, values in along]
+    most = max(min(last, MAX_OVERHANG * at), first) or 1.0
+    along = [_clip(most, xs, values) for xs, values in along]
     values = np.concatenate([value for _, value in along])
     low, high = float(values.min()), float(values.max())
     of_rounds, height = form is _round, (high - low) or 1.0
-    return Drawing(
+    return ComparisonDrawing(
         title="At equal rounds" if of_rounds else "At equal bytes",
         lines=[(color, _points(xs / most, (ys - low) / height)) for color, (xs, ys) in enumerate(along, 1)],
         low=low,
@@ -230,12 +236,12 @@ def _draw(
     )
 
 
-def _up_to(most: float, xs: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """The part of a line that is shown, to its very end."""
+def _clip(most: float, xs: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Return the line up to `most`, with an interpolated point at the end."""
     if xs[-1] <= most:
         return xs, values
-    kept = int(np.searchsorted(xs, most, "right"))
-    return np.append(xs[:kept], most), np.append(values[:kept], np.interp(most, xs, values))
+    count = int(np.searchsorted(xs, most, "right"))
+    return np.append(xs[:count], most), np.append(values[:count], np.interp(most, xs, values))
 
 
 def _points(x: Floats, y: Floats) -> str:

@@ -1,4 +1,4 @@
-"""What a bad end cost, in what people ask for: steps, GPU-hours, money, and the time until it had caught up."""
+"""Calculate what a failure cost: steps, GPU-hours, money, and the time until the job had caught up."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again:
-    """The attempt that followed, as far as it has come."""
+class NextAttempt:
+    """The attempt that followed a failure, and its progress so far."""
 
     number: int
     state: str
@@ -30,14 +30,17 @@ class Again:
 
 
 def price_text(gpu_hours: float) -> str:
-    """Return what so many GPU-hours cost; "" where the site names no price (VIGIL_GPU_HOUR_PRICE)."""
+    """Return the cost of these GPU-hours; "" if the site has not set VIGIL_GPU_HOUR_PRICE."""
     price = settings.VIGIL_GPU_HOUR_PRICE
     return formatting.money(gpu_hours * price, settings.VIGIL_CURRENCY) if price else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Lost = work since the kept checkpoint + time held until training again. None: not known, or not yet."""
+    """The cost of one failure: work since the last checkpoint, plus allocated time until training resumed.
+
+    None means that a value is not known, or not yet.
+    """
 
     steps: int | None
     lost_seconds: float
@@ -58,12 +61,15 @@ class Cost:
 def cost(
     lost: Lost, *, step: int | None, gpus: int, caught_up_at: datetime | None, price: float | None, currency: str
 ) -> Cost:
-    """`step`: its last; `gpus`: of a node; `price`: of a GPU-hour, where the site names one."""
-    moments, kept_step = lost.moments, lost.kept.step if lost.kept else 0
+    """Calculate the cost of a failure.
+
+    `step` is the last step of the attempt, `gpus` the number of GPUs per node, `price` the price of a GPU-hour if set.
+    """
+    moments, saved_step = lost.moments, lost.kept.step if lost.kept else 0
     hours = lost.node_s * gpus / 3600 if gpus else None
     caught_up = None if caught_up_at is None else max(0.0, (caught_up_at - moments.noticed_at).total_seconds())
     return Cost(
-        steps=max(0, step - kept_step) if step is not None else None,
+        steps=max(0, step - saved_step) if step is not None else None,
         lost_seconds=lost.seconds,
         gpu_hours=hours,
         money=hours * price if hours is not None and price is not None else None,

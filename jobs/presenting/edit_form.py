@@ -1,4 +1,4 @@
-"""The form to edit a job that there is."""
+"""Validate edits of an existing job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs.spec import JobSpec
 
 
 class EditForm(forms.Form):
-    """Name, tags and notes of a job, by the spec's own rules."""
+    """Name, tags and notes of a job, validated by the rules of the job specification."""
 
     name = forms.CharField(max_length=64)
     tags = forms.CharField(required=False, max_length=4000)

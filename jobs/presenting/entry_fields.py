@@ -1,4 +1,4 @@
-"""The form of an entry of the catalogue: its fields as they are drawn, and what was typed into them as a table."""
+"""Build the form of a catalogue entry, and parse what was typed into it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diagnosis.trial.checks import LONGEST, TrialFinding
 
 @dataclass(frozen=True, kw_only=True)
 class EntryField:
-    """One field as it is drawn."""
+    """One field of the form."""
 
     name: str
     title: str
@@ -73,15 +73,19 @@ _MORE: tuple[dict[str, Any], ...] = (
 
 
 def fields(raw: Mapping[str, Any], findings: Sequence[TrialFinding]) -> tuple[list[EntryField], list[EntryField]]:
-    """What everybody fills in, and the rest."""
+    """Return the fields that every entry needs, and the optional ones."""
     problems: dict[str, tuple[str, ...]] = {}
     for finding in findings:
         if finding.level == "error":
             problems[finding.field] = (*problems.get(finding.field, ()), finding.text)
-    return [_drawn(about, raw, problems) for about in _FIRST], [_drawn(about, raw, problems) for about in _MORE]
+    return [_entry_field(about, raw, problems) for about in _FIRST], [
+        _entry_field(about, raw, problems) for about in _MORE
+    ]
 
 
-def _drawn(about: Mapping[str, Any], raw: Mapping[str, Any], problems: Mapping[str, tuple[str, ...]]) -> EntryField:
+def _entry_field(
+    about: Mapping[str, Any], raw: Mapping[str, Any], problems: Mapping[str, tuple[str, ...]]
+) -> EntryField:
     name = about["name"]
     value = raw.get(name, "")
     text = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
@@ -96,7 +100,7 @@ def _drawn(about: Mapping[str, Any], raw: Mapping[str, Any], problems: Mapping[s
 
 
 def _hint(name: str) -> str:
-    return f"Of {', '.join(sorted(one.name for one in operations()))}"
+    return f"Of {', '.join(sorted(operation.name for operation in operations()))}"
 
 
 def _choices(name: str, role: object) -> tuple[tuple[str, str], ...]:
@@ -105,13 +109,13 @@ def _choices(name: str, role: object) -> tuple[tuple[str, str], ...]:
     if name == "scope":
         return tuple((word, word) for word in get_args(Scope))
     if name == "cause":
-        known = [cause for code, cause in CAUSES.items() if code not in {UNKNOWN, NONE}]
-        return (*((one.code, f"{one.code}: {one.title}") for one in known), (UNKNOWN, UNKNOWN), (NONE, NONE))
+        causes = [cause for code, cause in CAUSES.items() if code not in {UNKNOWN, NONE}]
+        return (*((cause.code, f"{cause.code}: {cause.title}") for cause in causes), (UNKNOWN, UNKNOWN), (NONE, NONE))
     return ()
 
 
-def typed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry's table, of what a form sends; an empty field is not there."""
+def parse_entry(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry's table from posted form data; empty fields are left out."""
     raw: dict[str, Any] = {}
     for name in FIELDS:
         text = str(given.get(name, "")).replace("\r\n", "\n")

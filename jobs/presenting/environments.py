@@ -1,4 +1,4 @@
-"""What an attempt ran with, in words for its page."""
+"""Describe the environment that an attempt ran in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from jobs.disk.provenance import Captured, Change, Ran, cpu_of, gpus_of
 from vigil_core import formatting
 
-MOST_NAMED = 6  # changes named beside the attempt; all of them are behind it
+MAX_NAMED = 6  # changes named beside the attempt; all of them are behind it
 SHORT = 12  # characters of a commit or digest
 _HEX = frozenset("0123456789abcdef")
 
@@ -26,22 +26,22 @@ class AttemptEnvironment:
 
     @property
     def named(self) -> str:
-        """The changes that fit beside the attempt."""
-        more = len(self.changes) - MOST_NAMED
-        named = ", ".join(self.changes[:MOST_NAMED])
+        """Return the changes that fit in the line next to the attempt."""
+        more = len(self.changes) - MAX_NAMED
+        named = ", ".join(self.changes[:MAX_NAMED])
         return f"{named} and {formatting.count(more)} more" if more > 0 else named
 
     @property
     def unnamed(self) -> list[str]:
-        return self.changes[MOST_NAMED:]
+        return self.changes[MAX_NAMED:]
 
 
-def shown(found: dict[int, Ran]) -> dict[int, AttemptEnvironment]:
-    """Each attempt's environment, by the number under which jobs.disk.provenance read it."""
-    return {number: _show(ran, found) for number, ran in found.items()}
+def attempt_environments(found: dict[int, Ran]) -> dict[int, AttemptEnvironment]:
+    """Return each attempt's environment, by attempt number as in jobs.disk.provenance."""
+    return {number: _attempt_environment(ran, found) for number, ran in found.items()}
 
 
-def _show(ran: Ran, others: dict[int, Ran]) -> AttemptEnvironment:
+def _attempt_environment(ran: Ran, others: dict[int, Ran]) -> AttemptEnvironment:
     environment = ran.environment
     before = others[ran.since].environment if ran.since is not None else None
     same = bool(before and environment.packages and before.packages == environment.packages)
@@ -52,12 +52,12 @@ def _show(ran: Ran, others: dict[int, Ran]) -> AttemptEnvironment:
         packages_left_out=environment.packages_left_out,
         same_as=ran.since if same else None,
         since=ran.since,
-        changes=[_told(change) for change in ran.changes],
+        changes=[_change_text(change) for change in ran.changes],
     )
 
 
 def sentence(environment: Captured) -> str:
-    """ "Python 3.11.7, torch 2.13.0 (CPU), Linux 6.1.0; 212 packages"."""
+    """Return a summary such as "Python 3.11.7, torch 2.13.0 (CPU), Linux 6.1.0; 212 packages"."""
     torch = environment.torch.partition("+")[0]
     parts = [
         f"Python {environment.python}" if environment.python else "",
@@ -65,16 +65,16 @@ def sentence(environment: Captured) -> str:
         f"driver {environment.driver}" if environment.driver else "",
         environment.kernel,
     ]
-    told = ", ".join(part for part in parts if part) or "what its launcher could tell"
+    text = ", ".join(part for part in parts if part) or "what its launcher could tell"
     count = len(environment.packages) + environment.packages_left_out
-    return f"{told}; {formatting.plural(count, 'package')}" if count else told
+    return f"{text}; {formatting.plural(count, 'package')}" if count else text
 
 
 def facts(environment: Captured) -> list[tuple[str, str]]:
-    """Name and value of what is known, but the packages."""
+    """Return (title, value) pairs of everything that is known, except the packages."""
     e = environment
     memory = formatting.memory(e.memory_gib * 1024**3) if e.memory_gib else ""
-    told = [
+    rows = [
         ("Node", _joined(e.node, cpu_of(e), memory)),
         ("GPUs", gpus_of(e)),
         ("Driver", _joined(e.driver, f"speaks CUDA {e.cuda}" if e.cuda else "")),
@@ -86,7 +86,7 @@ def facts(environment: Captured) -> list[tuple[str, str]]:
         ("Configuration", e.config_hash),
         ("Variables set", ", ".join(e.variables)),
     ]
-    return [(name, value) for name, value in told if value]
+    return [(name, value) for name, value in rows if value]
 
 
 def _code(e: Captured) -> str:
@@ -98,7 +98,7 @@ def _code(e: Captured) -> str:
     return _joined(sent, f"digest {e.digest[:SHORT]}" if e.digest else "")
 
 
-def _told(change: Change) -> str:
+def _change_text(change: Change) -> str:
     before, after = (_short(text) for text in (change.before, change.after))
     if not before or not after:
         return f"{change.what} {after or before} {'added' if after else 'removed'}"

@@ -1,4 +1,4 @@
-"""A field of the submit form as it is drawn, and the fieldset that it stands in."""
+"""Fields of the submit form, and the fieldsets that group them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _WIDE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
-    """One field as it is drawn. `value` is the text in its box, `default` what the spec has without it."""
+class FormField:
+    """One field of the form. `value` is the text in its box, `default` the value that the spec has without it."""
 
     path: str
     title: str
@@ -43,7 +43,7 @@ class Field:
     default: str = ""
     hint: str = ""
     choices: tuple[str, ...] = ()
-    known: tuple[str, ...] = ()  # offered while typing; others are taken, too
+    suggestions: tuple[str, ...] = ()  # offered while typing; others are taken, too
     problem: str = ""
     nearest: tuple[str, ...] = ()
     required: bool = False
@@ -54,7 +54,7 @@ class Field:
 
     @property
     def lead(self) -> str:
-        """The problem up to the values that would do, which are buttons."""
+        """Return the problem up to the suggested values, which the page shows as buttons."""
         match = NEAREST.search(self.problem)
         return self.problem[: match.start(1)] if match else self.problem
 
@@ -68,34 +68,34 @@ class Field:
 
 
 @dataclass
-class Section:
-    """A fieldset: what most people set, and the rest."""
+class FormSection:
+    """A fieldset: common fields, and the rest behind a fold."""
 
     title: str
-    fields: list[Field] = field(default_factory=list)
-    more: list[Field] = field(default_factory=list)
+    fields: list[FormField] = field(default_factory=list)
+    more: list[FormField] = field(default_factory=list)
     takes_code: bool = False  # a file of it, sent beside the spec
 
     @property
-    def all(self) -> list[Field]:
+    def all(self) -> list[FormField]:
         return [*self.fields, *self.more]
 
     @property
-    def shown(self) -> list[Field]:
-        """What stands before the fold: also what of the rest is set or wrong, and that alone."""
+    def shown(self) -> list[FormField]:
+        """Return the fields before the fold, including other fields that are set or invalid."""
         return [*self.fields, *self.unusual]
 
     @property
-    def unusual(self) -> list[Field]:
+    def unusual(self) -> list[FormField]:
         return [f for f in self.more if f.changed or f.problem]
 
     @property
-    def folded(self) -> list[Field]:
+    def folded(self) -> list[FormField]:
         return [f for f in self.more if not (f.changed or f.problem)]
 
     @property
     def summary(self) -> str:
-        """What stands on the fold."""
+        """Return the label of the fold."""
         rest = self.folded
         if len(rest) == 1:
             return rest[0].title
@@ -104,18 +104,20 @@ class Section:
         return f"{len(rest)} more settings"
 
     @property
-    def as_usual(self) -> bool:
-        """Nothing in it is set otherwise than by default, or wrong: a clone of a job folds it whole."""
+    def is_default(self) -> bool:
+        """Return whether nothing in it differs from the defaults: the form of a cloned job folds such a section
+        completely.
+        """
         return not any(f.changed or f.problem for f in self.all)
 
     @property
-    def usual(self) -> str:
-        """What stands on the fold of such a section."""
-        told = [f"{_lower(f.title)} {f.value}" for f in self.fields if f.value][:4]
-        return f"As by default: {', '.join(told)}" if told else "As by default"
+    def default_summary(self) -> str:
+        """Return the label of a completely folded section."""
+        values = [f"{_lower(f.title)} {f.value}" for f in self.fields if f.value][:4]
+        return f"As by default: {', '.join(values)}" if values else "As by default"
 
 
 def _lower(title: str) -> str:
-    """The title as it stands within a sentence: "node features", but "QOS" and "LoRA rank"."""
+    """Return the title for use within a sentence: "node features", but "QOS" and "LoRA rank"."""
     first = title.partition(" ")[0]
     return title if first[1:] != first[1:].lower() else title[:1].lower() + title[1:]

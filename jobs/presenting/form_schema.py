@@ -1,4 +1,4 @@
-"""A field of the submit form as it is described: by the spec's JSON schema, or by the module that has the option."""
+"""Build fields of the submit form from the spec's JSON schema, or from the module that declares the option."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from jobs.presenting.form_fields import NEAREST, Field
+from jobs.presenting.form_fields import NEAREST, FormField
 from jobs.spec import JobSpec
 from training.config import choices
 
-MOST_KNOWN = 200  # names that a box offers …
-NAMED = 4  # … and up to which they stand below it
+MAX_SUGGESTIONS = 200  # names that a box offers …
+MAX_IN_HINT = 4  # … and up to which they stand below it
 _WORDS = {"tags", "after", "environment.modules", "run.attackers"}
 _HOSTS = {"resources.require_nodes", "resources.exclude_nodes"}
 _SOURCE = re.compile(r" \([^()]*\)$")  # whose it is, in docs/; too long for a form
@@ -26,56 +26,56 @@ def schema() -> dict[str, Any]:
 
 
 def folder_of(path: str) -> str:
-    """The folder that a field names a module of; "" for any other field."""
+    """Return the folder of modules that a field chooses from; "" for any other field."""
     table, _, name = path.partition(".")
     of = {field: folder for chosen in choices.CHOSEN.values() for field, folder in chosen.items()}
     return of.get(name, "") if table == "run" else ""
 
 
-def named(value: object) -> list[object]:
-    """The one choice, or those in a list."""
+def chosen_names(value: object) -> list[object]:
+    """Return the chosen names as a list; a single choice becomes a list of one."""
     return value if isinstance(value, list) else [value]
 
 
-def option(table: str, option: choices.Option, value: object, wrong: dict[str, str]) -> Field:
+def option_field(table: str, option: choices.Option, value: object, wrong: dict[str, str]) -> FormField:
     path = f"run.{table}.{option.name}"
     allowed = ("true", "false") if option.type == "bool" else tuple(str(v) for v in option.values)
     kind = "choice" if allowed else {"int": "number", "float": "decimal"}.get(option.type, "text")
     default = _shown(option.default)
     allowed = ("", *allowed) if allowed and option.default is None else allowed  # "": left unsaid
-    return Field(
+    return FormField(
         path=path,
         title=_title(option.name),
         kind=kind,
         value=default if value is None else _shown(value),
         default=default,
-        hint=_brief(option.description, kind),
+        hint=_hint(option.description, kind),
         choices=allowed,
-        **_trouble(wrong.get(path, "")),
+        **_problem_fields(wrong.get(path, "")),
     )
 
 
-def undeclared(name: str, value: object) -> choices.Option:
-    """One that only somebody's own code knows: of it there is no more to say than of what type it was written."""
+def undeclared_option(name: str, value: object) -> choices.Option:
+    """Describe an option that only custom code knows; nothing is known of it except its current type."""
     return choices.Option(name, type(value).__name__, None, optional=True, description="An option of your own")
 
 
-def field(path: str, described: dict[str, Any], value: object, wrong: dict[str, str]) -> Field:
+def field(path: str, described: dict[str, Any], value: object, wrong: dict[str, str]) -> FormField:
     default, kind = _shown(described.get("default")), _kind(path, described)
-    return Field(
+    return FormField(
         path=path,
         title=_title(described.get("title", path.rpartition(".")[2])),
         kind=kind,
         value=default if value is None else _shown(value, "\n" if kind == "lines" else " "),
         default=default,
-        hint=_brief(described.get("description", ""), kind),
+        hint=_hint(described.get("description", ""), kind),
         choices=_choices(described),
-        **_trouble(wrong.get(path, "")),
+        **_problem_fields(wrong.get(path, "")),
     )
 
 
-def _trouble(message: str) -> dict[str, Any]:
-    """The message, and the values that it says would do."""
+def _problem_fields(message: str) -> dict[str, Any]:
+    """Return the message, and the valid values that it suggests."""
     nearest = NEAREST.search(message)
     values = tuple(v.replace(",", "") for v in nearest.groups() if v) if nearest else ()
     return {"problem": message, "nearest": values}
@@ -98,7 +98,7 @@ def _kind(path: str, described: dict[str, Any]) -> str:
 
 
 def _choices(described: dict[str, Any]) -> tuple[str, ...]:
-    """What a field can be at all; "" where it may be left unsaid."""
+    """Return the allowed values; "" first if the field may be left out."""
     if described.get("type") == "boolean":
         return ("false", "true")
     if "enum" in described:
@@ -109,17 +109,17 @@ def _choices(described: dict[str, Any]) -> tuple[str, ...]:
     return ()
 
 
-def offering(drawn: Field, known: Callable[[str], list[str]] | None) -> Field:
-    """Offers what there is to choose; a few are named, for nobody looks for a list in a box of text."""
-    names = known(drawn.path.partition(".")[2])[:MOST_KNOWN] if known is not None else []
-    said = f"{drawn.hint}. Here: {', '.join(names)}" if 0 < len(names) <= NAMED else drawn.hint
-    return replace(drawn, known=tuple(names), hint=said)
+def with_suggestions(drawn: FormField, suggest: Callable[[str], list[str]] | None) -> FormField:
+    """Return the field with existing names as suggestions; a few of them are also named in the hint."""
+    names = suggest(drawn.path.partition(".")[2])[:MAX_SUGGESTIONS] if suggest is not None else []
+    hint = f"{drawn.hint}. Here: {', '.join(names)}" if 0 < len(names) <= MAX_IN_HINT else drawn.hint
+    return replace(drawn, suggestions=tuple(names), hint=hint)
 
 
-def choose(drawn: Field, names: list[str], *, folder: str = "") -> Field:
-    """A choice among these; what was written stays visible even if it is none of them.
+def as_choice(drawn: FormField, names: list[str], *, folder: str = "") -> FormField:
+    """Return the field as a choice among these names; the current value stays selectable even if it is invalid.
 
-    `folder`: where they are modules of it, what the chosen one is stands below.
+    With `folder`, the names are modules and the hint is the description of the chosen one.
     """
     offered = names if drawn.value in names or not drawn.value else [*names, drawn.value]
     hint = drawn.hint
@@ -129,15 +129,19 @@ def choose(drawn: Field, names: list[str], *, folder: str = "") -> Field:
 
 
 def _title(name: str) -> str:
-    """ "Global Batch" and "global_batch" are "Global batch" here, and "lora_rank" is "LoRA rank"."""
+    """Return a field's title: "Global Batch" and "global_batch" become "Global batch", "lora_rank" becomes "LoRA
+    rank".
+    """
     if not ("_" in name or name.islower() or name.istitle()):
         return name
     text = " ".join(_SPELLED.get(word, word) for word in name.lower().replace("_", " ").split())
     return text[:1].upper() + text[1:]
 
 
-def _brief(description: str, kind: str) -> str:
-    """What stands below a box, without a full stop: up to the first semicolon; of a choice what each of them means."""
+def _hint(description: str, kind: str) -> str:
+    """Return the hint below a box, without full stop: up to the first semicolon, or for a choice the whole
+    description.
+    """
     return (description if kind == "choice" else description.partition(";")[0]).rstrip(".")
 
 

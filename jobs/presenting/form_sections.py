@@ -1,4 +1,4 @@
-"""The submit form: which fields of the spec stand in which of its sections, and which before the fold."""
+"""Arrange the fields of the spec into the sections of the submit form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.conf import settings
 
 from jobs.errors import Problem
 from jobs.presenting import form_schema
-from jobs.presenting.form_fields import Field, Section
+from jobs.presenting.form_fields import FormField, FormSection
 from jobs.spec import RUNS
 from jobs.spec.code import ClientCode, Script
 from training.config import choices
@@ -39,7 +39,7 @@ SLURM = (
     "exclude_nodes",
 )  # fmt: skip
 CODE = frozenset({Script.TABLE, ClientCode.TABLE})
-BESIDE = {"run.attack": ("run.attackers", "run.attacker_share")}
+DEPENDENT_FIELDS = {"run.attack": ("run.attackers", "run.attacker_share")}
 """Fields that mean something only with a choice, and stand behind it."""
 OPTIONS_FIRST = 6  # of a recipe's own options, where it does not say itself which
 
@@ -49,25 +49,27 @@ def sections(
     problems: Iterable[Problem] = (),
     projects: Iterable[str] = (),
     *,
-    known: Callable[[str], list[str]] | None = None,
-) -> list[Section]:
-    """The whole form for a spec as plain values, which may be wrong in any way.
+    suggest: Callable[[str], list[str]] | None = None,
+) -> list[FormSection]:
+    """Return the whole form for a spec given as plain values, which may be invalid in any way.
 
-    `known`: what there is to name, by the name of a field of [resources].
+    `suggest` returns existing names for a field of [resources], such as partitions.
     """
-    data = _as_read(data)
-    wrong = {problem.field: problem.message for problem in map(placed, problems)}
+    data = _with_code_defaults(data)
+    wrong = {problem.field: problem.message for problem in map(locate_problem, problems)}
     schema = form_schema.schema()
-    what = _what(schema, data, wrong, projects)
-    told = ("resources", "script" if data.get("kind") == "script" else "run", "restart", "environment")
-    resources, program, restart, environment = (_section(part, schema, data, wrong) for part in told)
+    what = _job_section(schema, data, wrong, projects)
+    tables = ("resources", "script" if data.get("kind") == "script" else "run", "restart", "environment")
+    resources, program, restart, environment = (_section(part, schema, data, wrong) for part in tables)
     recipe = [] if data.get("kind") == "script" else _add_options(program, data, wrong)
-    slurm, clients = _slurm(resources, known), _clients(schema, data, wrong)
+    slurm, clients = _slurm(resources, suggest), _clients(schema, data, wrong)
     return [what, resources, *slurm, program, *recipe, *clients, restart, environment]
 
 
-def placed(problem: Problem) -> Problem:
-    """The trainer tells of its options as "language.layers must be …" at `run`: put that at its field."""
+def locate_problem(problem: Problem) -> Problem:
+    """Return the problem at the field that it is about: the trainer reports its options at `run`, by name in the
+    message.
+    """
     if problem.field == "run" and (match := re.match(r"(\w+\.\w+) (.+)", problem.message, re.S)):
         table, _, _ = match[1].partition(".")
         if any(table in choices.names(kind) for kind in choices.ENTRY):
@@ -90,8 +92,8 @@ def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return table if isinstance(table, Mapping) else {}
 
 
-def _section(part: str, schema: dict[str, Any], data: Mapping[str, Any], wrong: dict[str, str]) -> Section:
-    section, values = Section(_TITLES[part], takes_code=part in CODE), _table(data, part)
+def _section(part: str, schema: dict[str, Any], data: Mapping[str, Any], wrong: dict[str, str]) -> FormSection:
+    section, values = FormSection(_TITLES[part], takes_code=part in CODE), _table(data, part)
     model = _run_model(data).__name__ if part == "run" else _MODELS[part]
     for name, described in schema["$defs"][model]["properties"].items():
         path = f"{part}.{name}"
@@ -99,45 +101,49 @@ def _section(part: str, schema: dict[str, Any], data: Mapping[str, Any], wrong: 
             continue
         drawn = form_schema.field(path, described, values.get(name), wrong)
         if (kind := form_schema.folder_of(path)) and drawn.kind != "lines":
-            drawn = form_schema.choose(drawn, described.get("enum") or choices.names(kind), folder=kind)
+            drawn = form_schema.as_choice(drawn, described.get("enum") or choices.names(kind), folder=kind)
         (section.fields if path in FIRST else section.more).append(drawn)
     section.fields.sort(key=lambda field: [*FIRST].index(field.path))
     return section
 
 
-def _what(schema: dict[str, Any], data: Mapping[str, Any], wrong: dict[str, str], projects: Iterable[str]) -> Section:
-    section = Section("What")
+def _job_section(
+    schema: dict[str, Any], data: Mapping[str, Any], wrong: dict[str, str], projects: Iterable[str]
+) -> FormSection:
+    section = FormSection("What")
     for name in ("name", "project", "kind", "tags", "notes", "after"):
         drawn = form_schema.field(name, schema["properties"][name], data.get(name), wrong)
         if name == "project":
-            drawn = form_schema.choose(drawn, [*projects])
+            drawn = form_schema.as_choice(drawn, [*projects])
         (section.fields if name in FIRST else section.more).append(replace(drawn, required=name == "name"))
     return section
 
 
-def _add_options(section: Section, data: Mapping[str, Any], wrong: dict[str, str]) -> list[Section]:
-    """Adds the options of what the run chooses to its section; those of its recipe are one by themselves."""
+def _add_options(section: FormSection, data: Mapping[str, Any], wrong: dict[str, str]) -> list[FormSection]:
+    """Add the options of the chosen modules to the section; the recipe's options become a section of their own."""
     run, model = _table(data, "run"), _run_model(data)
     for chooses, folder in choices.CHOSEN[model.KIND].items():
         if chooses == "recipe":
             continue
-        usual = form_schema.named(model.model_fields[chooses].get_default(call_default_factory=True))
-        chosen = form_schema.named(run.get(chooses, usual))
-        options = [field for one in chosen if not _is_open(folder, one) for field in _options(folder, one, run, wrong)]
+        usual = form_schema.chosen_names(model.model_fields[chooses].get_default(call_default_factory=True))
+        chosen = form_schema.chosen_names(run.get(chooses, usual))
+        options = [
+            field for name in chosen if not _is_open(folder, name) for field in _options(folder, name, run, wrong)
+        ]
         if chosen == usual:
             section.more += options
         else:
             _bring_forward(section, f"run.{chooses}", options)
     if model is RunConfig:
-        for owner in _along_axes(run):
+        for owner in _mesh_parallelisms(run):
             section.more += _options("parallel", owner, run, wrong)
     recipe = str(run.get("recipe", model.model_fields["recipe"].default))
     options = [] if _is_open("recipes", recipe) else _options("recipes", recipe, run, wrong)
-    return [Section(f"{recipe.capitalize()} recipe", *_foremost(recipe, options))] if options else []
+    return [FormSection(f"{recipe.capitalize()} recipe", *_foremost(recipe, options))] if options else []
 
 
-def _bring_forward(section: Section, path: str, options: list[Field]) -> None:
-    """Who has chosen something wants to see it, and what there is to set of it right behind."""
+def _bring_forward(section: FormSection, path: str, options: list[FormField]) -> None:
+    """Show a changed choice and its options before the fold."""
     chooser = next((field for field in (*section.fields, *section.more) if field.path == path), None)
     if chooser is None:  # there is nothing else to choose
         section.more += options
@@ -145,15 +151,15 @@ def _bring_forward(section: Section, path: str, options: list[Field]) -> None:
     if chooser in section.more:
         section.more.remove(chooser)
         section.fields.append(chooser)
-    beside = [field for field in section.more if field.path in BESIDE.get(path, ())]
-    section.more = [field for field in section.more if field not in beside]
-    options = [*beside, *options]
+    dependents = [field for field in section.more if field.path in DEPENDENT_FIELDS.get(path, ())]
+    section.more = [field for field in section.more if field not in dependents]
+    options = [*dependents, *options]
     place = section.fields.index(chooser) + 1
     section.fields[place:place] = options
 
 
-def _clients(schema: dict[str, Any], data: Mapping[str, Any], wrong: dict[str, str]) -> list[Section]:
-    """Of a federation with files of somebody's own: where these are, and what they are told."""
+def _clients(schema: dict[str, Any], data: Mapping[str, Any], wrong: dict[str, str]) -> list[FormSection]:
+    """Return the section for a federation's custom code: where it is, and its options."""
     run = _table(data, "run")
     chosen = custom.chosen(run)
     if data.get("kind") != FederationConfig.KIND or not ("client" in data or chosen):
@@ -168,16 +174,18 @@ def _clients(schema: dict[str, Any], data: Mapping[str, Any], wrong: dict[str, s
     return [section]
 
 
-def _slurm(resources: Section, known: Callable[[str], list[str]] | None) -> list[Section]:
-    """Takes what means something to Slurm alone out of [resources], into a section of its own if it is to be shown."""
+def _slurm(resources: FormSection, suggest: Callable[[str], list[str]] | None) -> list[FormSection]:
+    """Move the fields that only Slurm understands out of [resources] into a section, shown only if they matter."""
     fields = [field for field in resources.more if field.path.partition(".")[2] in SLURM]
     resources.more = [field for field in resources.more if field not in fields]
     shown = [f for f in fields if settings.VIGIL_SCHEDULER == "slurm" or f.changed or f.problem]
-    return [Section("Slurm", more=[form_schema.offering(field, known) for field in shown])] if shown else []
+    return (
+        [FormSection("Slurm", more=[form_schema.with_suggestions(field, suggest) for field in shown])] if shown else []
+    )
 
 
-def _as_read(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With what clients of somebody's own bring where nothing is said: their recipe, and how data are split."""
+def _with_code_defaults(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the spec with the defaults that custom client code implies: its recipe and data split."""
     run = data.get("run", {})
     if data.get("kind") != FederationConfig.KIND or not isinstance(run, Mapping):
         return data
@@ -185,36 +193,41 @@ def _as_read(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _run_model(data: Mapping[str, Any]) -> type[Asked]:
-    """What [run] is of this kind of job."""
+    """Return the model of the [run] table for this kind of job."""
     return RUNS.get(str(data.get("kind")), RunConfig)
 
 
-def _along_axes(run: Mapping[str, Any]) -> list[str]:
-    """The parallelisms that the mesh brings in, beside the one that was chosen for the batch's own axes."""
+def _mesh_parallelisms(run: Mapping[str, Any]) -> list[str]:
+    """Return the parallelisms that the mesh adds to the chosen one."""
     axes = {name: choice.constants.get("AXES", ()) for name, choice in choices.describe("parallel").items()}
     chosen = axes.get(str(run.get("parallelism", "")), ("dp",))
     several = {axis for axis, size in _table(run, "mesh").items() if size != 1 and axis not in ("dp", "shard")}
-    return [name for name, own in axes.items() if several & {*own} and own != chosen]  # type: ignore[misc]
+    return [name for name, choice_axes in axes.items() if several & {*choice_axes} and choice_axes != chosen]  # type: ignore[misc]
 
 
-def _options(kind: str, name: object, run: Mapping[str, Any], wrong: dict[str, str]) -> list[Field]:
-    """The own options of the recipe, parallelism or communication of that name; none if there is no such."""
+def _options(kind: str, name: object, run: Mapping[str, Any], wrong: dict[str, str]) -> list[FormField]:
+    """Return the options of this recipe, parallelism or communication; empty if there is no such module."""
     if not isinstance(name, str) or name not in choices.names(kind):
         return []
     values, choice = _table(run, name), choices.get(kind, name)
     declared = {option.name for option in choice.options}
-    own = [
-        form_schema.undeclared(key, value) for key, value in values.items() if choice.is_open and key not in declared
+    undeclared = [
+        form_schema.undeclared_option(key, value)
+        for key, value in values.items()
+        if choice.is_open and key not in declared
     ]
-    return [form_schema.option(name, option, values.get(option.name), wrong) for option in (*choice.options, *own)]
+    return [
+        form_schema.option_field(name, option, values.get(option.name), wrong)
+        for option in (*choice.options, *undeclared)
+    ]
 
 
 def _is_open(kind: str, name: object) -> bool:
     return isinstance(name, str) and name in choices.names(kind) and choices.get(kind, name).is_open
 
 
-def _foremost(recipe: str, options: list[Field]) -> tuple[list[Field], list[Field]]:
-    """The options that most runs set, in the order of the recipe's FIRST, and the rest."""
+def _foremost(recipe: str, options: list[FormField]) -> tuple[list[FormField], list[FormField]]:
+    """Split a recipe's options into common ones, in the order of its FIRST constant, and the rest."""
     names = choices.get("recipes", recipe).constants.get("FIRST")
     if not isinstance(names, tuple):
         return options[:OPTIONS_FIRST], options[OPTIONS_FIRST:]

@@ -1,4 +1,4 @@
-"""The spec's text with what the submit form changed in it."""
+"""Apply changes from the submit form to the spec's TOML text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from jobs.presenting.form_fields import Field
-from jobs.presenting.form_schema import folder_of, named
+from jobs.presenting.form_fields import FormField
+from jobs.presenting.form_schema import chosen_names, folder_of
 from jobs.presenting.form_sections import sections
 from jobs.spec import read_toml
 from training.config import choices
 from training.federation import custom
 
 _HOST = re.compile(r"(?:[^\s,\[]|\[[^\]]*\]?)+")  # commas within brackets belong to the name
-MOST_ITEMS = 1_000
+MAX_ITEMS = 1_000
 """Items of one box that become a list or a table: a script has at most so many arguments, and tomlkit's time to write
 them grows with their square (12,000 take 30 s)."""
 _WORD, _LINE = re.compile(r"[^\s,]+"), re.compile(r"\n|\Z")
@@ -25,20 +25,25 @@ _ITEMS = {"words": _WORD, "hosts": _WORD, "lines": _LINE, "pairs": _LINE}
 _NUMBER = re.compile(r"-?\d[\d_,]*\Z")
 
 
-def merged(text: str, posted: Mapping[str, str]) -> str:
-    """The text with what the form changed; comments, order and the rest stay. SpecError if it is no TOML."""
+def merge_form(text: str, posted: Mapping[str, str]) -> str:
+    """Return the text with the form's changes; comments, order and everything else stay.
+
+    Raises SpecError if not TOML.
+    """
     data = read_toml(text)
     changes: dict[str, Any] = {}
     for section in sections(data, projects=[posted.get("project", "")]):
         for drawn in section.all:
             raw = posted.get(drawn.path)
-            if raw is not None and _same(raw) != _same(drawn.value):
-                changes[drawn.path] = _typed(drawn, raw)
-    return _written(text, _with_recipe(changes, data)) if changes else text
+            if raw is not None and _normalised(raw) != _normalised(drawn.value):
+                changes[drawn.path] = _field_value(drawn, raw)
+    return _apply_changes(text, _with_recipe(changes, data)) if changes else text
 
 
 def _with_recipe(changes: dict[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe that [client] brought is written down before a part is another, beside which it would not be."""
+    """Write down the recipe that [client] implies before another part is changed, since it would no longer be implied
+    then.
+    """
     is_another = any(f"run.{part.field}" in changes for part in custom.PARTS)
     if "client" not in data or not is_another or "run.recipe" in changes:
         return changes
@@ -46,11 +51,11 @@ def _with_recipe(changes: dict[str, Any], data: Mapping[str, Any]) -> dict[str, 
     return {"run.recipe": shown, **changes}
 
 
-def _same(text: str) -> str:
+def _normalised(text: str) -> str:
     return text.replace("\r\n", "\n").strip()
 
 
-def _written(text: str, changes: dict[str, Any]) -> str:
+def _apply_changes(text: str, changes: dict[str, Any]) -> str:
     try:
         document = tomlkit.parse(text)
     except TOMLKitError:  # its parser is stricter than tomllib in places; the checker will have said what is wrong
@@ -66,12 +71,12 @@ def _written(text: str, changes: dict[str, Any]) -> str:
             place.pop(key, None)
         else:
             place[key] = value
-        _tidy(document, path, value)
+        _remove_unused_tables(document, path, value)
     return tomlkit.dumps(document)
 
 
-def _tidy(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
-    """Another kind or recipe has other tables: those of the one before would only be refused."""
+def _remove_unused_tables(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
+    """Remove tables that another kind or recipe would refuse."""
     if path == "kind":
         document.pop("run", None)  # of another kind its fields have other names
         if value != "script":
@@ -85,14 +90,14 @@ def _tidy(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
     kind = folder_of(path)
     if kind and isinstance(run, dict):
         for name in choices.names(kind):
-            if name not in named(value):
+            if name not in chosen_names(value):
                 run.pop(name, None)
         if path in {f"run.{part.field}" for part in custom.PARTS}:
-            _tidy_code(document, run)
+            _sync_client_table(document, run)
 
 
-def _tidy_code(document: tomlkit.TOMLDocument, run: Mapping[str, Any]) -> None:
-    """[client] is there as long as something uses it."""
+def _sync_client_table(document: tomlkit.TOMLDocument, run: Mapping[str, Any]) -> None:
+    """Keep the [client] table exactly as long as something uses it."""
     if not custom.chosen(run):
         document.pop("client", None)
     elif "client" not in document:
@@ -100,11 +105,11 @@ def _tidy_code(document: tomlkit.TOMLDocument, run: Mapping[str, Any]) -> None:
         document["client"]["directory"] = "."
 
 
-def _typed(drawn: Field, raw: str) -> Any:
-    """The text of a box as the value it means; what cannot be read stays text, for the spec to refuse."""
-    raw = _same(raw)
+def _field_value(drawn: FormField, raw: str) -> Any:
+    """Return a box's text as its typed value; unparsable text stays text, for the spec to reject."""
+    raw = _normalised(raw)
     item = _ITEMS.get(drawn.kind)
-    if item is not None and len(item.findall(raw)) > MOST_ITEMS:
+    if item is not None and len(item.findall(raw)) > MAX_ITEMS:
         return raw
     if drawn.kind == "words":
         words = [word for word in re.split(r"[\s,]+", raw) if word]

@@ -1,6 +1,6 @@
-"""What went wrong while a trainer ran, in words: what its guards found, and checkpoints that came to nothing.
+"""Describe the warnings of a running trainer: what its guards found, and checkpoints that could not be saved.
 
-An event comes from the job's own folder, so nothing of it is believed beyond its shape.
+An event comes from the job's own directory, so its content is not trusted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ GuardEvent = tuple[datetime, str]
 NOT_SAVED = "checkpoint.skipped"
 
 
-def say(kind: str, data: Mapping[str, Any], counts: str = "step") -> str:
-    """An event of one of KINDS, as its trainer told it, in words. `counts`: what its job counts."""
+def describe_event(kind: str, data: Mapping[str, Any], counts: str = "step") -> str:
+    """Return an event of one of KINDS as text. `counts` is the job's unit of progress."""
     return _OF_SAVES[kind](data, counts) if kind in _OF_SAVES else _WORDS[kind](data)
 
 
@@ -47,17 +47,17 @@ def _corruption(data: Mapping[str, Any]) -> str:
     ranks = data.get("ranks")
     named = ", ".join(str(rank) for rank in ranks[:8] if type(rank) is int) if isinstance(ranks, list) else ""
     if data.get("check") == "redo":
-        whose = f"rank {named}" if named else "one rank, and nobody can tell which"
+        culprit = f"rank {named}" if named else "one rank, and nobody can tell which"
         again = f"step {_step(data)} was not finite, but finite when it was done again: hardware of"
-        return f"{again} {whose}{_node(data)}"
+        return f"{again} {culprit}{_node(data)}"
     who = f"rank {named}" if named else "ranks that differ, and cannot tell which is wrong"
     return f"the {untrusted.line(data.get('check'))} check at step {_step(data)} finds {who}{_node(data)}"
 
 
 def _level(data: Mapping[str, Any]) -> str:
     norm, mean = untrusted.number(data.get("norm")), untrusted.number(data.get("mean"))
-    told = f": usually {formatting.measure(mean)}, now {formatting.measure(norm)}" if norm and mean else ""
-    return f"the gradient norm's level has changed by step {_step(data)}{told}"
+    change = f": usually {formatting.measure(mean)}, now {formatting.measure(norm)}" if norm and mean else ""
+    return f"the gradient norm's level has changed by step {_step(data)}{change}"
 
 
 def _divergence(data: Mapping[str, Any]) -> str:

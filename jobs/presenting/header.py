@@ -1,4 +1,4 @@
-"""What the head of a job's page tells: state, sentence, ribbon and the strip of facts. Pure; jobs.gathering asks."""
+"""Build the head of a job's page: state, sentence, ribbon and fact strip."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from vigil_core import formatting
 if TYPE_CHECKING:
     from jobs.models import Attempt, Checkpoint, Job
 
-MOST_FACTS = 7
-_GIVES_WAY = ("step_seconds", "clients")
+MAX_FACTS = 7
+_LEAVE_FIRST = ("step_seconds", "clients")
 RECOVERIES = ("incarnation.ended", "nodes.lost", "nodes.joined")
 """What launchers tell when ranks are started again within an attempt."""
-Told = tuple[str, int, int | None, datetime, dict[str, Any]]
+EventRow = tuple[str, int, int | None, datetime, dict[str, Any]]
 """An event: kind, attempt, incarnation, time, data."""
 HUNG = "hang"  # a launcher's word for ranks that stood still, and were killed for it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fact:
-    """One cell of the strip. `live` names the value that frames keep true."""
+class HeaderFact:
+    """One cell of the fact strip. `live` names the value that live updates replace."""
 
     name: str
     value: str
@@ -44,18 +44,18 @@ class Fact:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
-    """A federation's newest round, and what has travelled in all of them."""
+class RoundTraffic:
+    """A federation's newest round, and the bytes sent over all rounds."""
 
     counted: int
-    asked: int
+    selected: int
     seconds: float | None
-    worst: sentences.Worst
+    worst: sentences.WorstClient
     sent_bytes: float | None
 
 
 @dataclass(kw_only=True)
-class Life:
+class JobLife:
     """A job as its page's head shows it."""
 
     job: Job
@@ -73,7 +73,7 @@ class Life:
     # Ranks and nodes that an elastic job trains on since its last restart in place, as its launcher told.
     spread: tuple[int, int] | None = None
     # Of a federation, once a round is done.
-    exchange: Exchange | None = None
+    exchange: RoundTraffic | None = None
     # The attempts that have a post-mortem, by id.
     postmortems: frozenset[int] = frozenset()
 
@@ -138,8 +138,8 @@ class Life:
     def sentence(self) -> sentences.Sentence:
         attempt = self.latest
         newest = self.resumable
-        return sentences.say(
-            sentences.Facts(
+        return sentences.describe_job(
+            sentences.SentenceFacts(
                 state=attempt.state,
                 now=self.now,
                 number=attempt.number,
@@ -174,20 +174,20 @@ class Life:
         )
 
     @property
-    def facts(self) -> list[Fact]:
+    def facts(self) -> list[HeaderFact]:
         """Chooses at most seven: what a chart or a drawing has, too, gives way."""
         facts = [*self._training(), *self._running()]
-        return [fact for fact in facts if fact.live not in _GIVES_WAY] if len(facts) > MOST_FACTS else facts
+        return [fact for fact in facts if fact.live not in _LEAVE_FIRST] if len(facts) > MAX_FACTS else facts
 
-    def _training(self) -> list[Fact]:
+    def _training(self) -> list[HeaderFact]:
         latest, done = self.latest.latest, self.progress
         if self.job.is_attached and done.step is None:
             return []  # it may never report
         facts = [
-            Fact(
+            HeaderFact(
                 name=self.counts.capitalize(),
                 value=formatting.count(done.step),
-                small=f"of {formatting.count(done.steps)}{self._each}" if done.steps else "",
+                small=f"of {formatting.count(done.steps)}{self._round_time}" if done.steps else "",
                 live="step",
                 bar=done.fraction,
             )
@@ -197,19 +197,21 @@ class Life:
         if self.job.of_kind.trains or "loss" in latest:
             validation = number(latest, "validation_loss")
             small = f"val {formatting.loss(validation)}" if validation is not None else ""
-            facts.append(Fact(name="Loss", value=formatting.loss(number(latest, "loss")), small=small, live="loss"))
+            facts.append(
+                HeaderFact(name="Loss", value=formatting.loss(number(latest, "loss")), small=small, live="loss")
+            )
         speed = next((name for name in ("tokens_per_second", "samples_per_second") if name in latest), None)
         if speed or self.job.of_kind.profiles:
             speed = speed or "tokens_per_second"
             title = "Tokens/s" if speed.startswith("tokens") else "Samples/s"
-            facts.append(Fact(name=title, value=formatting.measure(number(latest, speed)), live="speed"))
+            facts.append(HeaderFact(name=title, value=formatting.measure(number(latest, speed)), live="speed"))
             step_s = number(latest, "step_seconds")
-            facts.append(Fact(name="Step time", value=formatting.duration(step_s), live="step_seconds"))
+            facts.append(HeaderFact(name="Step time", value=formatting.duration(step_s), live="step_seconds"))
         if self.job.is_attached:
             return facts
         newest = self.resumable
         facts.append(
-            Fact(
+            HeaderFact(
                 name="Checkpoint",
                 value=formatting.count(newest.step) if newest else formatting.MISSING,
                 small="" if newest else "none yet" if self.latest.is_alive else "none",
@@ -219,47 +221,49 @@ class Life:
         return facts
 
     @property
-    def _each(self) -> str:
+    def _round_time(self) -> str:
         """How long the newest one took."""
         seconds = self.exchange.seconds if self.exchange else None
         return f" · {formatting.duration(seconds)}" if seconds is not None else ""
 
-    def _federated(self, told: Exchange) -> list[Fact]:
+    def _federated(self, traffic: RoundTraffic) -> list[HeaderFact]:
         """How good the global model is, for whom it is worst, and what that cost."""
         latest = self.latest.latest
-        of = f"of {formatting.count(told.asked)} asked"
+        of = f"of {formatting.count(traffic.selected)} asked"
         loss = f"loss {formatting.loss(number(latest, 'loss'))}"
         return [
-            Fact(name="Accuracy", value=formatting.loss(number(latest, "accuracy")), small=loss, live="accuracy"),
-            Fact(
+            HeaderFact(name="Accuracy", value=formatting.loss(number(latest, "accuracy")), small=loss, live="accuracy"),
+            HeaderFact(
                 name="Worst client",
-                value=formatting.loss(None if told.worst.is_nobody else number(latest, "client_accuracy_min")),
-                small=told.worst.told,
+                value=formatting.loss(None if traffic.worst.is_nobody else number(latest, "client_accuracy_min")),
+                small=traffic.worst.text,
             ),
-            Fact(name="Clients", value=formatting.count(told.counted), small=of, live="clients"),
-            Fact(name="Sent both ways", value=formatting.disk(told.sent_bytes)),
+            HeaderFact(name="Clients", value=formatting.count(traffic.counted), small=of, live="clients"),
+            HeaderFact(name="Sent both ways", value=formatting.disk(traffic.sent_bytes)),
         ]
 
-    def _running(self) -> list[Fact]:
-        attempt, facts = self.latest, [_places(self.job.spec, self.latest.nodes, self.spread)]
+    def _running(self) -> list[HeaderFact]:
+        attempt, facts = self.latest, [_size_fact(self.job.spec, self.latest.nodes, self.spread)]
         if attempt.is_alive and self.done_at:
             small = formatting.until(self.done_at, self.now)
-            facts.append(Fact(name="Done", value=formatting.clock(self.done_at, self.now), small=small, live="done"))
+            facts.append(
+                HeaderFact(name="Done", value=formatting.clock(self.done_at, self.now), small=small, live="done")
+            )
         elif attempt.started_at:
             seconds = ((attempt.ended_at or self.now) - attempt.started_at).total_seconds()
             if attempt.ended_at:
-                facts.append(Fact(name="Ran", value=formatting.duration(self.ran_s)))
+                facts.append(HeaderFact(name="Ran", value=formatting.duration(self.ran_s)))
             else:
                 most = limit_seconds(self.job.spec)
                 limit = f"of {formatting.duration(most)}" if most else ""
-                facts.append(Fact(name="Runs", value=formatting.duration(seconds), small=limit))
-        if lost := sum(_lost(a, self.saved) for a in self.attempts):
-            facts.append(Fact(name="Lost so far", value=formatting.count(lost), small=self.job.of_kind.many))
+                facts.append(HeaderFact(name="Runs", value=formatting.duration(seconds), small=limit))
+        if lost := sum(_lost_steps(a, self.saved) for a in self.attempts):
+            facts.append(HeaderFact(name="Lost so far", value=formatting.count(lost), small=self.job.of_kind.many))
         return facts
 
-    def _piece(self, attempt: Attempt) -> ribbons.Piece:
-        lost = _lost(attempt, self.saved)
-        return ribbons.Piece(
+    def _piece(self, attempt: Attempt) -> ribbons.AttemptSpan:
+        lost = _lost_steps(attempt, self.saved)
+        return ribbons.AttemptSpan(
             number=attempt.number,
             state=attempt.state,
             began=attempt.submitted_at or attempt.created_at,
@@ -287,8 +291,8 @@ class Life:
             return ""
         return f"{reverse('job_postmortem', args=[self.job.pk])}?attempt={attempt.number}"
 
-    def _save(self, checkpoint: Checkpoint) -> ribbons.Save:
-        return ribbons.Save(
+    def _save(self, checkpoint: Checkpoint) -> ribbons.RibbonSave:
+        return ribbons.RibbonSave(
             at=checkpoint.created_at,
             state=checkpoint.state,
             url=reverse("job_checkpoints", args=[self.job.pk]) + f"#{checkpoint.name}",
@@ -299,8 +303,11 @@ class Life:
         )
 
 
-def recoveries(rows: list[Told], last: dict[int, int]) -> dict[int, list[tuple[datetime, str]]]:
-    """The moment at which ranks were lost, of every attempt that went on after it; `last`: each one's incarnation."""
+def recoveries(rows: list[EventRow], last: dict[int, int]) -> dict[int, list[tuple[datetime, str]]]:
+    """Return when ranks were lost and restarted within each attempt, by attempt id.
+
+    `last` is the newest incarnation of each attempt.
+    """
     found: dict[int, list[tuple[datetime, str]]] = defaultdict(list)
     # What was lost is told with the number of the incarnation that lost it, what came with that of the next.
     lost = {(pk, number_of(data)): _names(data) for kind, pk, _, _, data in rows if kind == "nodes.lost"}
@@ -318,23 +325,25 @@ def recoveries(rows: list[Told], last: dict[int, int]) -> dict[int, list[tuple[d
 
 
 def _names(data: dict[str, Any]) -> str:
-    """The names of nodes as a launcher told them: the first three, and how many more."""
+    """Return the first three of the node names that a launcher reported, and how many more there are."""
     names = data.get("nodes")
-    told = [str(name)[:64] for name in names[:3]] if isinstance(names, list) else []
-    return ", ".join(told) + (f" and {len(names) - 3} more" if isinstance(names, list) and len(names) > 3 else "")
+    shown = [str(name)[:64] for name in names[:3]] if isinstance(names, list) else []
+    return ", ".join(shown) + (f" and {len(names) - 3} more" if isinstance(names, list) and len(names) > 3 else "")
 
 
-def _places(spec: dict[str, Any], nodes: list[str], spread: tuple[int, int] | None) -> Fact:
-    """The nodes and ranks that it runs on: of an elastic job as many as there are now, not as many as it needs."""
+def _size_fact(spec: dict[str, Any], nodes: list[str], spread: tuple[int, int] | None) -> HeaderFact:
+    """Return the number of ranks and nodes. An elastic job shows its current ranks, not its minimum."""
     least, wanted, gpus = ranks_and_nodes(spec)
     if not gpus and not has_ranks(spec):
         count = len(nodes) or (wanted if spec.get("resources") else None)
-        return Fact(name="Nodes", value=formatting.count(count), small=f"on {nodes[0]}" if len(nodes) == 1 else "")
+        return HeaderFact(
+            name="Nodes", value=formatting.count(count), small=f"on {nodes[0]}" if len(nodes) == 1 else ""
+        )
     given = len(nodes) or wanted
     ranks, used = spread or (least // wanted * given, given)
     where = nodes[0] if len(nodes) == 1 else formatting.plural(given, "node")
     where = f"on {used} of {where}" if used < given else f"on {where}"
-    return Fact(name="GPUs" if gpus else "Ranks", value=formatting.count(ranks), small=where)
+    return HeaderFact(name="GPUs" if gpus else "Ranks", value=formatting.count(ranks), small=where)
 
 
 def _note(attempt: Attempt, lost: int, counts: str) -> str:
@@ -342,17 +351,17 @@ def _note(attempt: Attempt, lost: int, counts: str) -> str:
     return f"{note} · {formatting.plural(lost, counts)} lost" if lost else note
 
 
-def _lost(attempt: Attempt, saved: dict[int, tuple[int, datetime]]) -> int:
-    """Steps done after the newest checkpoint of an attempt that ended before it was complete."""
+def _lost_steps(attempt: Attempt, saved: dict[int, tuple[int, datetime]]) -> int:
+    """Return the steps done after the newest checkpoint of an attempt that did not complete."""
     if attempt.is_alive or attempt.state == "completed" or attempt.step is None:
         return 0
-    own = saved.get(attempt.pk)
-    base = own[0] if own else attempt.resume_from.step if attempt.resume_from else 0
+    saved_here = saved.get(attempt.pk)
+    base = saved_here[0] if saved_here else attempt.resume_from.step if attempt.resume_from else 0
     return max(0, attempt.step - base)
 
 
 def number(values: dict[str, Any], name: str) -> float | None:
-    """A value of `latest`: NaN and infinities travel as words there."""
+    """Return a value of `latest` as a float; NaN and infinities are stored as words there."""
     value = values.get(name)
     if isinstance(value, str):
         return {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(value)

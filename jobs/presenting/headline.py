@@ -1,17 +1,17 @@
-"""The sentences that lead a post-mortem: what happened, then how it went on, then whether anything is to be done."""
+"""Write the headline of a post-mortem: what happened, how the job continued, what is left to do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from diagnosis.causes import Cause
-from jobs.presenting.cost import Again, Cost
+from jobs.presenting.cost import Cost, NextAttempt
 from vigil_core import formatting
 
 
 @dataclass(frozen=True)
 class Headline:
-    """`lead` is set in ink, `rest` muted after it; `move` is what the reader is asked to do, in bold."""
+    """`lead` is emphasised, `rest` follows it muted; `move` is what the reader should do, in bold."""
 
     lead: str
     rest: str = ""
@@ -19,22 +19,29 @@ class Headline:
 
 
 def headline(
-    *, says: str, cause: Cause, advice: str, decision: str, again: Again | None, cost: Cost, counts: str = "step"
+    *,
+    verdict_text: str,
+    cause: Cause,
+    advice: str,
+    decision: str,
+    again: NextAttempt | None,
+    cost: Cost,
+    counts: str = "step",
 ) -> Headline:
-    """`says`: the verdict's sentence, or a person's, on what its cause was."""
+    """Return the headline. `verdict_text` states the cause, by the evidence or by a person."""
     if again is None:
         rest = decision.removesuffix("Your move.").strip() or "What follows is being decided."
         if rest.startswith(cause.heading):  # which is said by then
             rest = rest.partition(". ")[2] or rest
         acts = cause.owner in {"researcher", "both"} and decision
-        return Headline(says, rest, advice if acts else "")
-    went_on = _went_on(again, cost, counts)
+        return Headline(verdict_text, rest, advice if acts else "")
+    resumption = _resumption_text(again, cost, counts)
     if cause.owner in {"sysadmin", "nobody"}:
-        return Headline(says, f"{went_on} Nothing for its owner to do.")
-    return Headline(says, went_on)
+        return Headline(verdict_text, f"{resumption} Nothing for its owner to do.")
+    return Headline(verdict_text, resumption)
 
 
-def _went_on(again: Again, cost: Cost, counts: str) -> str:
+def _resumption_text(again: NextAttempt, cost: Cost, counts: str) -> str:
     where = f" on {formatting.listed(list(again.nodes))}" if 0 < len(again.nodes) <= 2 else ""
     start = f"from {counts} {formatting.count(again.from_step)}" if again.from_step else "from the beginning"
     if again.first_step_at is not None:

@@ -1,4 +1,4 @@
-"""One job as a line of a list: on the list page, at home, in answers to live changes."""
+"""Present a job as a row of a list: on the jobs page, at home, and in live updates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Row:
+class JobRow:
     """What a line shows. The job comes with its latest attempt, project, owner and tags loaded."""
 
     job: Job
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def counted(self) -> str:
-        """The words under the bar: how far it is, or what it waits for."""
+        """Return the text under the progress bar: the progress, or what the job waits for."""
         step, steps, counts = self.progress.step, self.progress.steps, self.job.of_kind.counts
         if step is not None:
             return (
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def why(self) -> str:
-        """Why it waits or how it ended, short enough for a cell."""
+        """Return why the job waits or how it ended, short enough for a table cell."""
         attempt = self.attempt
         if attempt.is_alive and attempt.cancel_asked_at:
             return "killing" if attempt.kill_requested_at else "cancelling"
@@ -89,7 +89,7 @@ class Row:
 
     @property
     def speed(self) -> str:
-        """ "290 k tok/s", where the job says so."""
+        """Return "290 k tok/s" if the job reports its throughput; else ""."""
         for name, unit in (("tokens_per_second", "tok/s"), ("samples_per_second", "samples/s")):
             if (value := number(self.attempt.latest, name)) is not None:
                 return f"{formatting.measure(value)}{formatting.NBSP}{unit}"

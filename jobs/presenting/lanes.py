@@ -1,4 +1,7 @@
-"""The lanes of a post-mortem: scheduler, Vigil, nodes and ranks on one time axis, in per cent of the width. Pure."""
+"""Lay out the timeline of a post-mortem: scheduler, Vigil, nodes and ranks on one time axis, in per cent of the width.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +24,28 @@ _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sign:
-    """A line that was found on a node. `role`: root, echo, confirmation, survived."""
+class LaneSign:
+    """A log line found on a node. `role` is root, echo, confirmation or survived."""
 
     at: datetime
     role: str
-    says: str
+    text: str
     rank: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """A node of the attempt, and what is known of it."""
+    """A node of the attempt and the signs found on it."""
 
     name: str
     ranks: int = 0
-    signs: tuple[Sign, ...] = ()
+    signs: tuple[LaneSign, ...] = ()
     is_blamed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What the lanes are made of. `trained_*`: from its first step to its last."""
+class LaneFacts:
+    """The input of the timeline. `trained_from` and `trained_until` are the times of the first and last step."""
 
     number: int
     state: str
@@ -65,15 +68,15 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Bar:
+class LaneBar:
     x1: float
     x2: float
-    look: str  # beat, beat stall
+    css_class: str  # beat, beat stall
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A glyph, a dot or a number; its label right or left of it, or nowhere if there is no room."""
+class LaneMark:
+    """A glyph, dot or number, with its label on one side, or without a label if there is no room."""
 
     x: float
     kind: str  # glyph, dot, act
@@ -83,13 +86,13 @@ class Mark:
 
 
 @dataclass
-class Lane:
+class AttemptLane:
     name: str
     y: int
     is_inner: bool = False
     is_hot: bool = False
-    bars: list[Bar] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
+    bars: list[LaneBar] = field(default_factory=list)
+    marks: list[LaneMark] = field(default_factory=list)
 
     @property
     def text_y(self) -> int:
@@ -106,9 +109,9 @@ class Lane:
 
 @dataclass
 class Lanes:
-    """Everything the template draws; every x is in per cent."""
+    """Everything that the template draws; every x is in per cent."""
 
-    lanes: list[Lane]
+    lanes: list[AttemptLane]
     axis: list[tuple[float, str]]
     first_x: float | None
     first_label: str
@@ -131,14 +134,14 @@ class Lanes:
 
     @property
     def first_side(self) -> str:
-        """The word stands in the middle above its line, but where the next one's is near."""
+        """Return where the label is anchored: centred above its line, unless the next label is close."""
         if self.first_x is None or self.first_x < LEFT + 9:
             return "start"
         return "end" if self.first_x > 88 or (self.again_x is not None and self.again_x - self.first_x < 22) else "mid"
 
     @property
     def again_side(self) -> str:
-        """ "": there is no room for it."""
+        """Return where the label is anchored; "" if there is no room for it."""
         if self.again_x is None:
             return ""
         if self.first_x is not None and self.again_x - self.first_x < 22:
@@ -146,8 +149,8 @@ class Lanes:
         return "end" if self.again_x > 92 else "mid"
 
 
-def draw(facts: Facts, span: str = "near") -> Lanes:
-    """The lanes between two moments around what happened; `span`: one of SPANS."""
+def draw(facts: LaneFacts, span: str = "near") -> Lanes:
+    """Lay out the lanes around the failure. `span` is one of SPANS."""
     scale = Scale(*_window(facts, span if span in SPANS else "near"), left=LEFT)
     lanes = [_scheduler(facts, scale), _vigil(facts, scale), *_nodes(facts, scale)]
     for i, lane in enumerate(lanes):
@@ -162,20 +165,20 @@ def draw(facts: Facts, span: str = "near") -> Lanes:
         first_label=formatting.second(bad) if bad is not None else "",
         again_x=scale(again) if again is not None and scale.has(again) else None,
         again_label=f"{step} · {formatting.second(again)}" if again is not None else "",
-        words=_in_words(facts),
+        words=_description(facts),
         span=span,
     )
 
 
-def _bar(scale: Scale, since: datetime, until: datetime, look: str) -> list[Bar]:
-    """None where nothing of it is in sight."""
+def _bar(scale: Scale, since: datetime, until: datetime, css_class: str) -> list[LaneBar]:
+    """Return the bar as a list; empty if it is outside the visible time."""
     if until <= scale.start or since >= scale.end or until <= since:
         return []
     x1, x2 = scale(since), scale(until)
-    return [Bar(x1, max(x2, x1 + 0.15), look)]
+    return [LaneBar(x1, max(x2, x1 + 0.15), css_class)]
 
 
-def _window(facts: Facts, span: str) -> tuple[datetime, datetime]:
+def _window(facts: LaneFacts, span: str) -> tuple[datetime, datetime]:
     first = min(facts.bad_at or facts.ended_at, facts.ended_at)
     last = facts.ended_at
     again = facts.again_trained_at or facts.again_at
@@ -190,78 +193,78 @@ def _window(facts: Facts, span: str) -> tuple[datetime, datetime]:
     return max(facts.started_at - timedelta(seconds=20), first - max(around, BEFORE)), last + max(around / 2, AFTER)
 
 
-def _scheduler(facts: Facts, scale: Scale) -> Lane:
-    lane = Lane("Scheduler", 0)
+def _scheduler(facts: LaneFacts, scale: Scale) -> AttemptLane:
+    lane = AttemptLane("Scheduler", 0)
     lane.bars += _bar(scale, facts.started_at, facts.ended_at, "beat")
     if scale.has(facts.ended_at):
         label = f"attempt {facts.number} {formatting.word(facts.state)}"
-        lane.marks.append(Mark(scale(facts.ended_at), "glyph", facts.state, label))
+        lane.marks.append(LaneMark(scale(facts.ended_at), "glyph", facts.state, label))
     if facts.again_at is not None:
         lane.bars += _bar(scale, facts.again_at, facts.again_until or scale.end, "beat")
         if scale.has(facts.again_at):
-            lane.marks.append(Mark(scale(facts.again_at), "glyph", "running", f"attempt {facts.again}"))
+            lane.marks.append(LaneMark(scale(facts.again_at), "glyph", "running", f"attempt {facts.again}"))
     return lane
 
 
-def _vigil(facts: Facts, scale: Scale) -> Lane:
-    """What was done within one number's width of another stands beside it."""
-    lane = Lane("Vigil", 0)
-    seen = [(i, scale(at)) for i, at in enumerate(facts.acts, 1) if scale.has(at)]
+def _vigil(facts: LaneFacts, scale: Scale) -> AttemptLane:
+    """Return the lane of Vigil's actions; marks closer than one number's width are moved apart."""
+    lane = AttemptLane("Vigil", 0)
+    visible = [(i, scale(at)) for i, at in enumerate(facts.acts, 1) if scale.has(at)]
     taken, places = 0.0, []
-    for _, x in seen:
+    for _, x in visible:
         taken = max(x, taken + ACT)
         places.append(taken)
     limit = 100 - ACT / 2
     for place in reversed(range(len(places))):
         places[place] = limit = min(places[place], limit)
         limit -= ACT
-    lane.marks = [Mark(round(x, 3), "act", "running", str(i)) for (i, _), x in zip(seen, places, strict=True)]
+    lane.marks = [LaneMark(round(x, 3), "act", "running", str(i)) for (i, _), x in zip(visible, places, strict=True)]
     return lane
 
 
-def _nodes(facts: Facts, scale: Scale) -> list[Lane]:
-    """Those that are blamed or told something first, as many as are easily seen; the others are one lane."""
+def _nodes(facts: LaneFacts, scale: Scale) -> list[AttemptLane]:
+    """Return lanes of the nodes, blamed ones and those with signs first; nodes beyond MOST_NODES share one lane."""
     nodes = list(facts.nodes)
     shown = nodes
     if len(nodes) > MOST_NODES:
-        telling = sorted(nodes, key=lambda one: (not one.is_blamed, not one.signs))[: MOST_NODES - 1]
-        shown = [one for one in nodes if one in telling]
-    lanes = [lane for one in shown for lane in _node(facts, one, scale)]
-    if rest := [one for one in nodes if one not in shown]:
-        lane = Lane(f"{formatting.count(len(rest))} more nodes", 0)
-        _train(facts, lane, scale, goes_on=any(one.name in facts.again_nodes for one in rest))
+        preferred = sorted(nodes, key=lambda node: (not node.is_blamed, not node.signs))[: MOST_NODES - 1]
+        shown = [node for node in nodes if node in preferred]
+    lanes = [lane for node in shown for lane in _node(facts, node, scale)]
+    if rest := [node for node in nodes if node not in shown]:
+        lane = AttemptLane(f"{formatting.count(len(rest))} more nodes", 0)
+        _train(facts, lane, scale, goes_on=any(node.name in facts.again_nodes for node in rest))
         lanes.append(lane)
-    for name in [name for name in facts.again_nodes if name not in {one.name for one in nodes}][:3]:
-        lane = Lane(name, 0)
+    for name in [name for name in facts.again_nodes if name not in {node.name for node in nodes}][:3]:
+        lane = AttemptLane(name, 0)
         _train_again(facts, lane, scale)
         if facts.again_at is not None and scale.has(facts.again_at):
-            lane.marks.append(Mark(scale(facts.again_at), "dot", "running", "new in the next attempt"))
+            lane.marks.append(LaneMark(scale(facts.again_at), "dot", "running", "new in the next attempt"))
         lanes.append(lane)
     return lanes
 
 
-def _node(facts: Facts, node: NodeFacts, scale: Scale) -> list[Lane]:
-    """One lane; of a node with the blamed rank also one of that rank, and one of the others there."""
-    lane = Lane(node.name, 0, is_hot=node.is_blamed)
+def _node(facts: LaneFacts, node: NodeFacts, scale: Scale) -> list[AttemptLane]:
+    """Return one lane; for a node with the blamed rank also one for that rank and one for the other ranks there."""
+    lane = AttemptLane(node.name, 0, is_hot=node.is_blamed)
     goes_on = node.name in facts.again_nodes
-    mine = [sign for sign in node.signs if sign.rank is not None and sign.rank == facts.rank]
+    rank_signs = [sign for sign in node.signs if sign.rank is not None and sign.rank == facts.rank]
     if not node.is_blamed or facts.rank is None or node.ranks < 2:
         _train(facts, lane, scale, goes_on=goes_on)
         lane.marks += _signs(node.signs, scale)
         return [lane]
-    own = Lane(f"rank {facts.rank}", 0, is_inner=True, is_hot=True)
-    own.bars += _bar(scale, facts.trained_from or facts.started_at, facts.bad_at or facts.ended_at, "beat")
-    own.marks += _signs(mine, scale) or _stopped(facts, scale)
-    rest = Lane(f"other {formatting.plural(node.ranks - 1, 'rank')}", 0, is_inner=True)
+    rank_lane = AttemptLane(f"rank {facts.rank}", 0, is_inner=True, is_hot=True)
+    rank_lane.bars += _bar(scale, facts.trained_from or facts.started_at, facts.bad_at or facts.ended_at, "beat")
+    rank_lane.marks += _signs(rank_signs, scale) or _stopped(facts, scale)
+    rest = AttemptLane(f"other {formatting.plural(node.ranks - 1, 'rank')}", 0, is_inner=True)
     _train(facts, rest, scale, goes_on=goes_on)
-    others = [sign for sign in node.signs if sign not in mine]
+    others = [sign for sign in node.signs if sign not in rank_signs]
     rest.marks += _signs([sign for sign in others if sign.rank is not None], scale)
     lane.marks += _signs([sign for sign in others if sign.rank is None], scale)
-    return [lane, own, rest]
+    return [lane, rank_lane, rest]
 
 
-def _train(facts: Facts, lane: Lane, scale: Scale, *, goes_on: bool) -> None:
-    """It waits for its first step, trains until its last, and waits for the end."""
+def _train(facts: LaneFacts, lane: AttemptLane, scale: Scale, *, goes_on: bool) -> None:
+    """Add bars: waiting for the first step, training until the last, waiting for the end."""
     first, last = facts.trained_from or facts.started_at, facts.trained_until or facts.ended_at
     lane.bars += _bar(scale, facts.started_at, first, "beat stall")
     lane.bars += _bar(scale, first, last, "beat")
@@ -270,7 +273,7 @@ def _train(facts: Facts, lane: Lane, scale: Scale, *, goes_on: bool) -> None:
         _train_again(facts, lane, scale)
 
 
-def _train_again(facts: Facts, lane: Lane, scale: Scale) -> None:
+def _train_again(facts: LaneFacts, lane: AttemptLane, scale: Scale) -> None:
     if facts.again_at is None:
         return
     until = facts.again_until or scale.end
@@ -279,15 +282,15 @@ def _train_again(facts: Facts, lane: Lane, scale: Scale) -> None:
     lane.bars += _bar(scale, trained, until, "beat")
 
 
-def _stopped(facts: Facts, scale: Scale) -> list[Mark]:
+def _stopped(facts: LaneFacts, scale: Scale) -> list[LaneMark]:
     at = facts.bad_at
     step = f"last {facts.counts} {formatting.count(facts.last_step)}" if facts.last_step is not None else "stopped"
-    return [Mark(scale(at), "glyph", "failed", step)] if at is not None and scale.has(at) else []
+    return [LaneMark(scale(at), "glyph", "failed", step)] if at is not None and scale.has(at) else []
 
 
-def _signs(signs: tuple[Sign, ...] | list[Sign], scale: Scale) -> list[Mark]:
-    """One mark a role and moment that can be told apart; the earliest names it."""
-    marks: list[Mark] = []
+def _signs(signs: tuple[LaneSign, ...] | list[LaneSign], scale: Scale) -> list[LaneMark]:
+    """Return one mark per role and distinguishable moment, labelled by the earliest sign."""
+    marks: list[LaneMark] = []
     for sign in sorted(signs, key=lambda sign: (sign.role != "root", sign.at)):
         if not scale.has(sign.at):
             continue
@@ -296,13 +299,13 @@ def _signs(signs: tuple[Sign, ...] | list[Sign], scale: Scale) -> list[Mark]:
             continue
         is_root = sign.role == "root"
         state = "failed" if is_root else "warn" if sign.role == "confirmation" else "cancelled"
-        marks.append(Mark(x, "glyph" if is_root else "dot", state, sign.says))
+        marks.append(LaneMark(x, "glyph" if is_root else "dot", state, sign.text))
     return sorted(marks, key=lambda mark: mark.x)
 
 
-def _place_labels(lane: Lane) -> None:
-    """Right of its mark and cut to the room that there is, left of it where that is more, or nowhere."""
-    placed: list[Mark] = []
+def _place_labels(lane: AttemptLane) -> None:
+    """Put each label right of its mark, cut to the available room, or left if there is more room, or leave it out."""
+    placed: list[LaneMark] = []
     for i, mark in enumerate(lane.marks):
         if not mark.label or mark.kind == "act":
             placed.append(mark)
@@ -319,7 +322,7 @@ def _place_labels(lane: Lane) -> None:
         label = mark.label if len(mark.label) <= room else f"{mark.label[: max(0, room - 1)].rstrip()}…"
         if room < 8:
             label, side = "", ""
-        placed.append(Mark(mark.x, mark.kind, mark.state, label, side))
+        placed.append(LaneMark(mark.x, mark.kind, mark.state, label, side))
     lane.marks = placed
 
 
@@ -328,7 +331,7 @@ def _letters(share: float) -> int:
 
 
 def _axis(scale: Scale) -> list[tuple[float, str]]:
-    """Sets at most nine ticks, at round local times."""
+    """Return at most nine ticks at round local times."""
     step, marks = scale.marks(_STEPS_S, 9)
     ticks = []
     for at in marks:
@@ -338,17 +341,19 @@ def _axis(scale: Scale) -> list[tuple[float, str]]:
     return ticks
 
 
-def _in_words(facts: Facts) -> str:
-    """The same in sentences, for those who do not see the drawing."""
-    said = []
+def _description(facts: LaneFacts) -> str:
+    """Return the timeline as sentences, for screen readers."""
+    sentences = []
     if facts.bad_at is not None:
-        said.append(f"The first bad moment was at {formatting.second(facts.bad_at)}.")
+        sentences.append(f"The first bad moment was at {formatting.second(facts.bad_at)}.")
     for node in facts.nodes:
         for sign in sorted(node.signs, key=lambda sign: sign.at)[:2]:
-            said.append(f"{node.name} at {formatting.second(sign.at)}: {sign.role}.")
-    said.append(f"Attempt {facts.number} ended at {formatting.second(facts.ended_at)}: {formatting.word(facts.state)}.")
+            sentences.append(f"{node.name} at {formatting.second(sign.at)}: {sign.role}.")
+    sentences.append(
+        f"Attempt {facts.number} ended at {formatting.second(facts.ended_at)}: {formatting.word(facts.state)}."
+    )
     if facts.again_at is not None:
-        said.append(f"Attempt {facts.again} started at {formatting.second(facts.again_at)}.")
+        sentences.append(f"Attempt {facts.again} started at {formatting.second(facts.again_at)}.")
     if facts.again_trained_at is not None:
-        said.append(f"It made its first {facts.counts} at {formatting.second(facts.again_trained_at)}.")
-    return " ".join(said[:14])
+        sentences.append(f"It made its first {facts.counts} at {formatting.second(facts.again_trained_at)}.")
+    return " ".join(sentences[:14])

@@ -1,4 +1,4 @@
-"""A post-mortem as Markdown: what logs say stands in fences that nothing in them can close, and HTML is text."""
+"""Write a post-mortem as Markdown. Log text is fenced so that nothing in it can close the fence; HTML is escaped."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _WORDS = {"both": "researcher or sysadmin", "nobody": "nobody has to act"}
 
 
 def plain(text: object) -> str:
-    """Text on one line that is nothing but text: no markup, no link, no HTML."""
+    """Return one line of pure text: no markup, link or HTML."""
     words = " ".join(str(text).split())
     words = words.replace("&", "&amp;").replace("<", "&lt;")
     return _FIRST.sub(r"\1\\", _SPECIAL.sub(r"\\\1", words))
 
 
 def quoted(text: str) -> str:
-    """Text of several lines, each of them plain, as a quotation."""
+    """Return several lines as a quotation, each of them plain."""
     return "\n".join(f"> {plain(line)}" if line.strip() else ">" for line in text.splitlines())
 
 
 def fenced(text: str) -> str:
-    """A block of code whose fence is longer than any that the text has."""
+    """Return a code block whose fence is longer than any in the text."""
     clean = "".join(letter for letter in text if letter.isprintable() or letter in "\n\t")
     longest = max((len(run) for run in re.findall(r"`+", clean)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -37,7 +37,7 @@ def fenced(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """A few words of code within a line."""
+    """Return inline code."""
     clean = " ".join(text.split())
     fence = "`" * (max((len(run) for run in re.findall(r"`+", clean)), default=0) + 1)
     edge = " " if clean.startswith("`") or clean.endswith("`") else ""
@@ -45,7 +45,7 @@ def code(text: str) -> str:
 
 
 def write(document: Document) -> str:
-    """All of it, for a ticket or a repository."""
+    """Return the whole document, for a ticket or a repository."""
     return "\n\n".join(_parts(document)).replace(formatting.NBSP, " ") + "\n"
 
 
@@ -107,7 +107,7 @@ def _facts(document: Document) -> Iterator[tuple[str, str]]:
 
 
 def _evidence(document: Document) -> Iterator[str]:
-    told = document.told
+    told = document.verdict
     if document.evidence:
         yield "## Evidence"
     for piece in document.evidence:
@@ -115,9 +115,9 @@ def _evidence(document: Document) -> Iterator[str]:
         many = f", {formatting.count(piece.count)} times" if piece.count > 1 else ""
         yield f"**{plain(piece.role)}**, {plain(piece.where)}{when}{many}\n\n{fenced(piece.text)}"
     if ruled_out := told.get("ruled_out"):
-        yield "**Ruled out**\n\n" + "\n".join(f"- {code(one['cause'])}: {plain(one['why'])}" for one in ruled_out)
-    if not_seen := told.get("not_seen"):
-        yield "**Not looked at**\n\n" + "\n".join(f"- {plain(one)}" for one in not_seen)
+        yield "**Ruled out**\n\n" + "\n".join(f"- {code(item['cause'])}: {plain(item['why'])}" for item in ruled_out)
+    if unexamined := told.get("not_seen"):
+        yield "**Not looked at**\n\n" + "\n".join(f"- {plain(item)}" for item in unexamined)
 
 
 def _people(document: Document) -> Iterator[str]:
@@ -128,10 +128,10 @@ def _people(document: Document) -> Iterator[str]:
         yield "## What contributed to it\n\n" + "\n".join(f"- {plain(factor)}" for factor in written.factors)
     if document.follow_ups:
         rows = "\n".join(
-            f"- [{'x' if one.done_at else ' '}] {plain(one.text)}"
-            + (f" ({plain(one.owner)}" if one.owner else "")
-            + (f"{', ' if one.owner else ' ('}due {one.due.isoformat()}" if one.due else "")
-            + (")" if one.owner or one.due else "")
-            for one in document.follow_ups
+            f"- [{'x' if follow_up.done_at else ' '}] {plain(follow_up.text)}"
+            + (f" ({plain(follow_up.owner)}" if follow_up.owner else "")
+            + (f"{', ' if follow_up.owner else ' ('}due {follow_up.due.isoformat()}" if follow_up.due else "")
+            + (")" if follow_up.owner or follow_up.due else "")
+            for follow_up in document.follow_ups
         )
         yield f"## Actions\n\n{rows}"

@@ -1,4 +1,4 @@
-"""How a federation's data would lie, drawn: few clients a bar each, of many a band that goes through all of them."""
+"""Draw how a federation's data would be split: a bar per client, or one band for many clients."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.client_name import called
-from jobs.presenting.federation import COLOURS, Share, first_colour, in_words, legend, shares
+from jobs.presenting.federation import COLOUR_COUNT, BarShare, counts_text, first_colour, legend, shares
 from training.federation.outline import DataOutline
 from training.federation.tables import QUANTILES
 from vigil_core import formatting
 
-ROWS = 16
+MAX_ROWS = 16
 """Clients that have a bar each."""
 COLUMNS = 100
 """Of a band; of more clients it shows every so many."""
@@ -23,21 +23,21 @@ UNEVEN = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One client. `commonest`: the label that it has most of, and how much."""
+class ClientBar:
+    """One client. `commonest` is its most frequent label, `part` that label's share of the samples."""
 
     number: int
     name: str
-    shares: list[Share]
-    told: str
+    shares: list[BarShare]
+    shares_text: str
     samples: int
     commonest: str
     part: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Band:
-    """Columns side by side, as tall as they have samples: by colour the path of all its pieces."""
+class ClientBand:
+    """Columns of clients, their height proportional to their samples; `paths` holds one path per colour."""
 
     paths: list[tuple[int, str]]
     columns: int
@@ -48,21 +48,21 @@ class Band:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """Either `rows` or a `band`."""
+class DrawnOutline:
+    """The drawing: either `rows` or a `band`."""
 
-    says: str
+    summary: str
     labels: list[str]
-    rows: list[Row]
-    band: Band | None
+    rows: list[ClientBar]
+    band: ClientBand | None
     spreads: list[tuple[str, list[str]]]
 
 
-def drawn(outline: DataOutline, says: str) -> Drawn:
-    """`says`: the same in a sentence, for who does not see it."""
-    is_few = len(outline.counts) <= ROWS
-    return Drawn(
-        says=says,
+def draw(outline: DataOutline, summary: str) -> DrawnOutline:
+    """Draw the outline. `summary` is the same as a sentence, for screen readers."""
+    is_few = len(outline.counts) <= MAX_ROWS
+    return DrawnOutline(
+        summary=summary,
         labels=legend(outline.labels),
         rows=[_row(outline, client) for client in range(len(outline.counts))] if is_few else [],
         band=None if is_few else _band(outline),
@@ -70,20 +70,20 @@ def drawn(outline: DataOutline, says: str) -> Drawn:
     )
 
 
-def _row(outline: DataOutline, client: int) -> Row:
+def _row(outline: DataOutline, client: int) -> ClientBar:
     counts = outline.counts[client].tolist()
-    return Row(
+    return ClientBar(
         number=client,
         name=outline.name(client),
         shares=shares(counts, max(1, int(outline.sizes.max()))),
-        told=in_words(counts, outline.labels),
+        shares_text=counts_text(counts, outline.labels),
         samples=int(outline.sizes[client]),
         commonest=outline.labels[outline.commonest[client]],
         part=float(outline.commonest_shares[client]),
     )
 
 
-def _band(outline: DataOutline) -> Band:
+def _band(outline: DataOutline) -> ClientBand:
     many = len(outline.counts)
     if many <= COLUMNS:
         chosen, caption = np.arange(many), "A column is a client"
@@ -95,17 +95,19 @@ def _band(outline: DataOutline) -> Band:
         ends = ["the smallest", "the largest"]
     most = int(outline.sizes.max())
     counts = outline.counts[chosen]
-    if counts.shape[1] > COLOURS:
-        counts = np.concatenate([counts[:, : COLOURS - 1], counts[:, COLOURS - 1 :].sum(axis=1, keepdims=True)], axis=1)
+    if counts.shape[1] > COLOUR_COUNT:
+        counts = np.concatenate(
+            [counts[:, : COLOUR_COUNT - 1], counts[:, COLOUR_COUNT - 1 :].sum(axis=1, keepdims=True)], axis=1
+        )
     is_uneven = most > UNEVEN * float(np.median(outline.sizes))
     if is_uneven:
         caption += "; heights are square roots"
     paths = _paths(counts, most, is_uneven=is_uneven)
-    return Band(paths=paths, columns=len(chosen), first=ends[0], last=ends[1], most=most, caption=caption)
+    return ClientBand(paths=paths, columns=len(chosen), first=ends[0], last=ends[1], most=most, caption=caption)
 
 
 def _paths(counts: NDArray[np.int64], most: int, *, is_uneven: bool) -> list[tuple[int, str]]:
-    """Whole numbers, so that pieces meet; those from which a label has nothing are left out."""
+    """Return one path per colour. Coordinates are whole numbers so that segments meet; empty segments are left out."""
     sizes = counts.sum(axis=1, keepdims=True) / max(1, most)
     parts = counts.cumsum(axis=1) / np.maximum(1, counts.sum(axis=1, keepdims=True))
     tops = HEIGHT - np.rint(HEIGHT * parts * (np.sqrt(sizes) if is_uneven else sizes)).astype(np.int64)
@@ -121,13 +123,13 @@ def _paths(counts: NDArray[np.int64], most: int, *, is_uneven: bool) -> list[tup
 
 def _spreads(outline: DataOutline) -> list[tuple[str, list[str]]]:
     words = {"samples": "Samples", "labels": "Labels", "commonest_share": "Share of the commonest label"}
-    told = []
+    rows = []
     for what, values in outline.spreads.items():
         if what != "samples" and len(outline.labels) < 2:
             continue
         is_share = what == "commonest_share"
         cells = [values[quantile] for quantile in QUANTILES]
-        told.append(
-            (words[what], [formatting.share(one) if is_share else formatting.count(round(one)) for one in cells])
+        rows.append(
+            (words[what], [formatting.share(value) if is_share else formatting.count(round(value)) for value in cells])
         )
-    return told
+    return rows

@@ -1,4 +1,4 @@
-"""How far each rank came: a cell a rank by node, bands of equal steps, and who stood apart. Pure."""
+"""Present the last step of each rank: a cell per rank, bands of equal steps, and outliers. Pure."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ STEPS_OF_COLOUR = 4  # on either side of the middle of the ramp
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One rank, or the slowest of a node. `look`: its place on the ramp, 4 for those that are level with the most."""
+class RankCell:
+    """One rank, or the slowest of a node. `colour` is its position on the ramp; 4 means level with most ranks."""
 
     title: str
-    look: int
+    colour: int
     is_odd: bool
 
 
 @dataclass(frozen=True)
-class Group:
+class NodeRanks:
     """The cells of one node."""
 
     node: str
-    cells: list[Cell]
+    cells: list[RankCell]
 
 
 @dataclass(frozen=True)
 class RankSteps:
     """The strip, and the same in words."""
 
-    groups: list[Group]
+    groups: list[NodeRanks]
     bands: list[tuple[int, str]]  # step, and which ranks
     finding: str
     ranks: int
@@ -46,11 +46,13 @@ class RankSteps:
         return f"Last {self.counts} of {formatting.plural(self.ranks, 'rank')}. {self.finding}"
 
 
-def tell(
+def compare_ranks(
     steps: Mapping[int, int], nodes: Mapping[int, str], blamed: int | None, counts: str = "step"
 ) -> RankSteps | None:
-    """`steps`: the last step that each rank told; `blamed`: the rank that the verdict names; `counts`: what the job
-    counts. None: nobody told any."""
+    """Compare the ranks by the last step that each reported; return None if none reported any.
+
+    `blamed` is the rank that the verdict names, `counts` the job's unit of progress.
+    """
     if not steps:
         return None
     by_step = Counter(steps.values())
@@ -68,7 +70,9 @@ def tell(
     )
 
 
-def _groups(steps: Mapping[int, int], nodes: Mapping[int, str], usual: int, odd: set[int], counts: str) -> list[Group]:
+def _groups(
+    steps: Mapping[int, int], nodes: Mapping[int, str], usual: int, odd: set[int], counts: str
+) -> list[NodeRanks]:
     by_node: dict[str, list[int]] = {}
     for rank in sorted(steps):
         by_node.setdefault(nodes.get(rank, ""), []).append(rank)
@@ -77,26 +81,26 @@ def _groups(steps: Mapping[int, int], nodes: Mapping[int, str], usual: int, odd:
     for node, ranks in by_node.items():
         shown = ranks if len(steps) <= MOST_CELLS else [min(ranks, key=lambda rank: (rank not in odd, steps[rank]))]
         cells = [
-            Cell(
+            RankCell(
                 f"rank {rank}{f' on {node}' if node else ''}: {counts} {formatting.count(steps[rank])}",
-                _look(steps[rank] - usual, spread),
+                _colour(steps[rank] - usual, spread),
                 rank in odd,
             )
             for rank in shown
         ]
-        groups.append(Group(node, cells))
+        groups.append(NodeRanks(node, cells))
     if len(steps) > MOST_CELLS:  # one row of nodes
-        return [Group("a cell a node: its slowest rank", [cell for group in groups for cell in group.cells])]
+        return [NodeRanks("a cell a node: its slowest rank", [cell for group in groups for cell in group.cells])]
     return groups
 
 
-def _look(difference: int, spread: int) -> int:
-    """Behind is the warm side."""
+def _colour(difference: int, spread: int) -> int:
+    """Return the position on the ramp; ranks that are behind get the warm side."""
     return 4 - round(STEPS_OF_COLOUR * difference / spread) if difference else 4
 
 
 def _bands(steps: Mapping[int, int]) -> list[tuple[int, str]]:
-    """The furthest steps first; where there are many, the last band is the rest."""
+    """Return the bands, furthest steps first; with many, the last band combines the rest."""
     by_step: dict[int, list[int]] = {}
     for rank, step in steps.items():
         by_step.setdefault(step, []).append(rank)
@@ -104,14 +108,14 @@ def _bands(steps: Mapping[int, int]) -> list[tuple[int, str]]:
     if len(rows) > BANDS:
         common = sorted(rows, key=lambda row: (-len(row[1]), -row[0]))[: BANDS - 2]
         last = rows[-1:]
-        kept = sorted({row[0]: row for row in (*common, *last)}.values(), reverse=True)
-        left = sorted(rank for step, ranks in rows if step not in {row[0] for row in kept} for rank in ranks)
-        return [*((step, named(ranks)) for step, ranks in kept), (-1, f"between: {named(left)}")]
-    return [(step, named(ranks)) for step, ranks in rows]
+        shown = sorted({row[0]: row for row in (*common, *last)}.values(), reverse=True)
+        left = sorted(rank for step, ranks in rows if step not in {row[0] for row in shown} for rank in ranks)
+        return [*((step, ranks_text(ranks)) for step, ranks in shown), (-1, f"between: {ranks_text(left)}")]
+    return [(step, ranks_text(ranks)) for step, ranks in rows]
 
 
-def named(ranks: list[int]) -> str:
-    """ "rank 21", "ranks 16–20, 22 and 23", "1,021 ranks"."""
+def ranks_text(ranks: list[int]) -> str:
+    """Return "rank 21", "ranks 16–20, 22 and 23", or "1,021 ranks"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     runs: list[list[int]] = []
@@ -122,8 +126,8 @@ def named(ranks: list[int]) -> str:
             runs.append([rank, rank])
     if len(runs) > FEW:
         return formatting.plural(len(ranks), "rank")
-    said = [part for a, b in runs for part in ([f"{a}–{b}"] if b > a + 1 else [str(n) for n in range(a, b + 1)])]
-    return f"ranks {formatting.listed(said)}"
+    parts = [part for a, b in runs for part in ([f"{a}–{b}"] if b > a + 1 else [str(n) for n in range(a, b + 1)])]
+    return f"ranks {formatting.listed(parts)}"
 
 
 def _finding(steps: Mapping[int, int], usual: int, behind: list[int], blamed: int | None, counts: str) -> str:
@@ -135,6 +139,6 @@ def _finding(steps: Mapping[int, int], usual: int, behind: list[int], blamed: in
         return f"{whole}."
     least = min(steps.values())
     last = [rank for rank in behind if steps[rank] == least]
-    others = f"; {named(last)} {'was' if len(last) == 1 else 'were'} last, at {formatting.count(least)}"
+    others = f"; {ranks_text(last)} {'was' if len(last) == 1 else 'were'} last, at {formatting.count(least)}"
     later = " or later" if max(steps.values()) > usual else ""
     return f"{where}{later} on {formatting.plural(len(steps) - len(behind), 'rank')}{others}."

@@ -1,4 +1,4 @@
-"""The attempt ribbon: a job's life on one time line, in per cent of the width. Pure; the template draws it."""
+"""Lay out the attempt ribbon: a job's life on one time line, in per cent of the width. Pure; the template draws it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _AXIS_STEPS_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 *
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """One attempt as the ribbon needs it. Times are aware; `lost_from` is the moment of the state it fell back to."""
+class AttemptSpan:
+    """One attempt as the ribbon needs it. Times are aware; `lost_from` is the time of the state that it fell back
+    to.
+    """
 
     number: int
     state: str
@@ -37,8 +39,8 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Save:
-    """One checkpoint: a tick."""
+class RibbonSave:
+    """One checkpoint, drawn as a tick."""
 
     at: datetime
     state: str
@@ -47,7 +49,7 @@ class Save:
 
 
 @dataclass(frozen=True)
-class Segment:
+class RibbonSegment:
     number: int
     state: str
     x: float
@@ -68,8 +70,8 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """What went wrong: a glyph above its moment, its label left or right of it, or nowhere if there is no room."""
+class RibbonMark:
+    """A failure: a glyph at its time, with the label on one side, or without a label if there is no room."""
 
     x: float
     state: str
@@ -80,11 +82,11 @@ class Mark:
 
 @dataclass
 class Ribbon:
-    """Everything the template draws; every x and width is in per cent."""
+    """Everything that the template draws; every x and width is in per cent."""
 
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[RibbonSegment] = field(default_factory=list)
     waits: list[tuple[float, float, str]] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[RibbonMark] = field(default_factory=list)
     ticks: list[tuple[float, str, str, str]] = field(default_factory=list)  # x, class, url, title
     rounds: list[float] = field(default_factory=list)
     brackets: list[tuple[float, float]] = field(default_factory=list)
@@ -99,19 +101,21 @@ class Ribbon:
 
     @property
     def ahead(self) -> float:
-        """How wide the dashed outline from now to the estimate is."""
+        """Return the width of the dashed outline from now to the estimated end."""
         return round(max(0.0, (self.done or 0.0) - (self.now or 0.0)), 3)
 
     @property
     def names_limit(self) -> bool:
-        """Return whether "limit" has room beside "now · step 88", which is right of now, or left of it near the end."""
+        """Return whether the label "limit" fits next to "now · step 88", which is right of now, or left of it near
+        the end.
+        """
         if self.limit is None or self.now is None:
             return self.limit is not None
         return self.limit - self.now > (3 if self.now > 78 else 14)
 
     @property
     def crowded(self) -> bool:
-        """Whether a phone has no room for both the beginning and the first label of the axis."""
+        """Return whether a phone has no room for both the start time and the first label of the axis."""
         return bool(self.axis) and self.axis[0][0] < 28
 
     @property
@@ -120,19 +124,22 @@ class Ribbon:
 
 
 def draw(
-    pieces: list[Piece],
-    saves: list[Save],
+    pieces: list[AttemptSpan],
+    saves: list[RibbonSave],
     *,
     now: datetime,
     done_at: datetime | None = None,
     limit_at: datetime | None = None,
     goal: str = "",
 ) -> Ribbon:
-    """The ribbon of a job that has at least one attempt. `goal`: what is reached when it is done."""
+    """Lay out the ribbon of a job with at least one attempt.
+
+    `goal` is what the job will have reached when it is done.
+    """
     first, last = pieces[0].began, pieces[-1]
     alive = last.ended is None
     scale = Scale(first, _right_edge(first, last, now, done_at, limit_at))
-    ribbon = Ribbon(begins=formatting.clock(first, now), words=_in_words(pieces, now, done_at if alive else None))
+    ribbon = Ribbon(begins=formatting.clock(first, now), words=_description(pieces, now, done_at if alive else None))
     for piece in pieces:
         _draw_piece(ribbon, piece, scale, now)
     ribbon.ticks = _ticks(saves, scale)
@@ -149,9 +156,9 @@ def draw(
 
 
 def _right_edge(
-    first: datetime, last: Piece, now: datetime, done_at: datetime | None, limit_at: datetime | None
+    first: datetime, last: AttemptSpan, now: datetime, done_at: datetime | None, limit_at: datetime | None
 ) -> datetime:
-    """max(ETA, time limit), but never so far that the life itself would shrink to a sliver."""
+    """Return max(ETA, time limit), but never so far that the past shrinks to a sliver."""
     least = first + timedelta(seconds=20)
     if last.ended:
         return max(least, last.ended + (last.ended - first) * 0.015)
@@ -160,7 +167,7 @@ def _right_edge(
     return max(least, ahead + (ahead - first) * 0.03, min(limit_at or ahead, furthest))
 
 
-def _draw_piece(ribbon: Ribbon, piece: Piece, scale: Scale, now: datetime) -> None:
+def _draw_piece(ribbon: Ribbon, piece: AttemptSpan, scale: Scale, now: datetime) -> None:
     waited_until = piece.started or piece.ended or now
     if (waited_until - piece.began).total_seconds() > scale.seconds * 0.004:
         title = f"pending {formatting.duration((waited_until - piece.began).total_seconds())}"
@@ -172,13 +179,13 @@ def _draw_piece(ribbon: Ribbon, piece: Piece, scale: Scale, now: datetime) -> No
         if piece.resumed_from:
             ribbon.brackets.append((scale(piece.resumed_from), scale(piece.started)))
     for at, what in piece.restarts:
-        ribbon.marks.append(Mark(scale(at), "warn", what, ""))
+        ribbon.marks.append(RibbonMark(scale(at), "warn", what, ""))
     if piece.ended and piece.state != "completed":
         note = piece.note or formatting.word(piece.state)
-        ribbon.marks.append(Mark(scale(end), piece.state, note, "", piece.postmortem))
+        ribbon.marks.append(RibbonMark(scale(end), piece.state, note, "", piece.postmortem))
 
 
-def _segment(piece: Piece, start: datetime, end: datetime, scale: Scale) -> Segment:
+def _segment(piece: AttemptSpan, start: datetime, end: datetime, scale: Scale) -> RibbonSegment:
     x = scale(start)
     width = round(max(0.25, scale(end) - x), 3)
     ran = formatting.duration((end - start).total_seconds())
@@ -188,11 +195,11 @@ def _segment(piece: Piece, start: datetime, end: datetime, scale: Scale) -> Segm
         lost_x = round(x + width - lost_width, 3)
     did = "rounds {:,}–{:,}".format(*piece.rounds) if piece.rounds else ""
     title = f"Attempt {piece.number}: {formatting.word(piece.state)}, {f'{did}, ' if did else ''}{ran}"
-    return Segment(piece.number, piece.state, x, width, did or ran, lost_x, lost_width, piece.url, title)
+    return RibbonSegment(piece.number, piece.state, x, width, did or ran, lost_x, lost_width, piece.url, title)
 
 
-def _rounds(piece: Piece, segment: Segment) -> list[float]:
-    """A tick a round, evenly over the attempt, as nobody tells when each was; thinned where they are many."""
+def _rounds(piece: AttemptSpan, segment: RibbonSegment) -> list[float]:
+    """Return a tick per round, evenly spaced since their times are not recorded; thinned if there are many."""
     if piece.rounds is None:
         return []
     count = piece.rounds[1] - piece.rounds[0] + 1
@@ -200,22 +207,24 @@ def _rounds(piece: Piece, segment: Segment) -> list[float]:
     return [round(segment.x + segment.width * at / count, 3) for at in range(every, count + 1, every)]
 
 
-def _ticks(saves: list[Save], scale: Scale) -> list[tuple[float, str, str, str]]:
-    """One tick a checkpoint, oldest first; thinned evenly, never the newest or a damaged one."""
+def _ticks(saves: list[RibbonSave], scale: Scale) -> list[tuple[float, str, str, str]]:
+    """Return a tick per checkpoint, oldest first; thinned evenly, but never the newest or a damaged one."""
     saves = sorted((save for save in saves if save.state != "pruned"), key=lambda save: save.at)
     every = -(-len(saves) // MOST_TICKS) or 1
-    kept = [save for i, save in enumerate(reversed(saves)) if i % every == 0 or save.state == "corrupt"]
-    look = {"verified": "tick", "committed": "tick soft", "corrupt": "corrupt"}
+    shown = [save for i, save in enumerate(reversed(saves)) if i % every == 0 or save.state == "corrupt"]
+    classes = {"verified": "tick", "committed": "tick soft", "corrupt": "corrupt"}
     return [
-        (scale(save.at), look.get(save.state, "tick") + (" newest" if i == 0 else ""), save.url, save.title)
-        for i, save in enumerate(kept)
+        (scale(save.at), classes.get(save.state, "tick") + (" newest" if i == 0 else ""), save.url, save.title)
+        for i, save in enumerate(shown)
     ][::-1]
 
 
 def _place_labels(ribbon: Ribbon) -> None:
-    """Right of the glyph, left of it when the next mark or `now` is near, nowhere when neither has room."""
+    """Put labels right of the glyph, left if the next mark or `now` is close, or leave them out if neither side has
+    room.
+    """
     stops = sorted([*(mark.x for mark in ribbon.marks), *([ribbon.now] if ribbon.now is not None else []), 100.0])
-    placed: list[Mark] = []
+    placed: list[RibbonMark] = []
     taken = 0.0
     for mark in sorted(ribbon.marks, key=lambda mark: mark.x):
         room = 100 * (len(mark.label) * LETTER_PX + AROUND_PX) / WIDTH_PX
@@ -226,12 +235,12 @@ def _place_labels(ribbon: Ribbon) -> None:
             side, taken = "left", mark.x
         else:
             side, taken = "", max(taken, mark.x)
-        placed.append(Mark(mark.x, mark.state, mark.label, side, mark.url))
+        placed.append(RibbonMark(mark.x, mark.state, mark.label, side, mark.url))
     ribbon.marks = placed
 
 
 def _axis(scale: Scale) -> list[tuple[float, str, bool]]:
-    """Sets at most eight ticks, at round local times."""
+    """Return at most eight ticks at round local times."""
     step, marks = scale.marks(_AXIS_STEPS_S, 8)
     ticks = []
     for at in marks:
@@ -244,7 +253,7 @@ def _axis(scale: Scale) -> list[tuple[float, str, bool]]:
 
 
 def _nights(scale: Scale) -> list[tuple[float, float]]:
-    """22:00 to 06:00, where the line is long enough for nights to matter."""
+    """Return the spans from 22:00 to 06:00, if the time line is long enough for nights to matter."""
     if scale.seconds < 2 * 3600:
         return []
     start = timezone.localtime(scale.start).replace(hour=22, minute=0, second=0, microsecond=0) - timedelta(days=1)
@@ -257,9 +266,9 @@ def _nights(scale: Scale) -> list[tuple[float, float]]:
     return nights
 
 
-def _in_words(pieces: list[Piece], now: datetime, done_at: datetime | None) -> str:
-    """The life as a sentence each, for those who do not see the drawing."""
-    said = [f"{formatting.plural(len(pieces), 'attempt')} since {formatting.clock(pieces[0].began, now)}."]
+def _description(pieces: list[AttemptSpan], now: datetime, done_at: datetime | None) -> str:
+    """Return the attempts as sentences, for screen readers."""
+    sentences = [f"{formatting.plural(len(pieces), 'attempt')} since {formatting.clock(pieces[0].began, now)}."]
     for piece in pieces[-12:]:
         what = formatting.word(piece.state)
         if piece.ended:
@@ -268,7 +277,7 @@ def _in_words(pieces: list[Piece], now: datetime, done_at: datetime | None) -> s
         else:
             line = f"Attempt {piece.number} is {what}"
             line += f" since {formatting.clock(piece.started or piece.began, now)}"
-        said.append(f"{line}.")
+        sentences.append(f"{line}.")
     if done_at:
-        said.append(f"Done about {formatting.clock(done_at, now)}.")
-    return " ".join(said)
+        sentences.append(f"Done about {formatting.clock(done_at, now)}.")
+    return " ".join(sentences)

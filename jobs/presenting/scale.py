@@ -1,4 +1,4 @@
-"""A stretch of time as a drawing's width: where a moment stands, in per cent, and round local times to mark."""
+"""Map times to positions in per cent of a drawing's width, and find round local times for its axis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.utils import timezone
 
 @dataclass(frozen=True)
 class Scale:
-    """`left`: per cent of the width that are not for time, as names stand there."""
+    """A time range. `left` is the percentage of the width reserved for names."""
 
     start: datetime
     end: datetime
@@ -29,7 +29,7 @@ class Scale:
         return round(self.left + (100 - self.left) * min(1.0, max(0.0, share)), 3)
 
     def marks(self, steps_s: Sequence[int], most: int) -> tuple[int, Iterator[datetime]]:
-        """Seconds from one mark to the next, the shortest that gives at most so many, and the marks."""
+        """Return the shortest step (seconds) that gives at most `most` marks, and the marks."""
         step = next((step for step in steps_s if self.seconds / step <= most), steps_s[-1])
         return step, self._every(step)
 

@@ -1,4 +1,4 @@
-"""The sentence that leads a job's page: what is, then what follows from it. Pure: facts in, words out."""
+"""Write the sentence that leads a job's page: the state, then what follows from it. Pure: facts in, words out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SILENT_S = 60  # without a report for longer, the page says so
 
 @dataclass(frozen=True)
 class Sentence:
-    """`lead` is set in ink, `rest` muted after it; `move` is what the reader is asked to do, in bold."""
+    """`lead` is emphasised, `rest` follows it muted; `move` is what the reader should do, in bold."""
 
     lead: str
     rest: str = ""
@@ -21,8 +21,8 @@ class Sentence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worst:
-    """The client whose accuracy is the lowest, of those that enough samples evaluate."""
+class WorstClient:
+    """The client with the lowest accuracy, of those with enough evaluation samples."""
 
     name: str = ""
     """"": none is known."""
@@ -34,16 +34,16 @@ class Worst:
     """Whether all clients are such."""
 
     @property
-    def told(self) -> str:
-        """ "client 7 on 14 samples"."""
+    def text(self) -> str:
+        """Return "client 7 on 14 samples"."""
         if self.is_nobody:
             return f"no client has {FEWEST_EVALUATED} evaluation samples"
         return f"{self.name} on {formatting.plural(self.samples, 'sample')}" if self.samples is not None else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What the sentence is made of."""
+class SentenceFacts:
+    """The facts that the sentence is made of."""
 
     state: str
     now: datetime
@@ -66,7 +66,7 @@ class Facts:
     instead: str = ""  # what to do where going on from that checkpoint would come to the same end
     validation_loss: float | None = None
     accuracy: float | None = None  # a federation's
-    worst: Worst | None = None  # the client that it is worst for …
+    worst: WorstClient | None = None  # the client that it is worst for …
     worst_accuracy: float | None = None
     cancelling: bool = False
     cancelled_by: str = ""
@@ -77,8 +77,8 @@ class Facts:
     unconfirmed: bool = False  # nor has the scheduler said that it is this person's
 
 
-def say(facts: Facts) -> Sentence:
-    """One true sentence about the job."""
+def describe_job(facts: SentenceFacts) -> Sentence:
+    """Return the sentence for a job in any state."""
     if facts.state == "pending":
         return _pending(facts)
     if facts.state in {"running", "completing", "suspended"}:
@@ -86,8 +86,8 @@ def say(facts: Facts) -> Sentence:
     return _ended(facts)
 
 
-def never(why: str) -> Sentence:
-    """Tells of a job that waits in vain. `why`: the limit, or what the cluster lacks."""
+def never_starts(why: str) -> Sentence:
+    """Return the sentence for a job that can never start. `why` is the limit, or what the cluster lacks."""
     return Sentence(
         "It never starts as it is.",
         why.replace(" It never starts as it is.", ""),
@@ -95,19 +95,19 @@ def never(why: str) -> Sentence:
     )
 
 
-def _pending(facts: Facts) -> Sentence:
+def _pending(facts: SentenceFacts) -> Sentence:
     if facts.cancelling:
         return Sentence("Cancelling before it started.", "It leaves the queue within seconds.")
     waited = (facts.now - facts.queued_at).total_seconds() if facts.queued_at else 0
     again = f" for attempt {facts.number}" if facts.number > 1 else ""
     lead = f"Waiting{again} for {facts.wants}." if facts.wants else f"Waiting in the queue{again}."
-    rest = _stop(facts.reason) or (
+    rest = _as_sentence(facts.reason) or (
         f"In the queue for {formatting.duration(waited)}." if waited >= 5 else "It starts as soon as there is room."
     )
     return Sentence(lead, rest)
 
 
-def _running(facts: Facts) -> Sentence:
+def _running(facts: SentenceFacts) -> Sentence:
     if facts.killing:
         return Sentence("Killing.", "Its processes end without a last checkpoint.")
     if facts.cancelling and facts.attached:
@@ -117,10 +117,10 @@ def _running(facts: Facts) -> Sentence:
             "Cancelling.", "The ranks save a last checkpoint and stop; what has not stopped by then is killed."
         )
     if facts.state == "suspended":
-        return Sentence(f"Suspended{_at_step(facts)}.", _stop(facts.reason) or "The scheduler holds it.")
+        return Sentence(f"Suspended{_at_step(facts)}.", _as_sentence(facts.reason) or "The scheduler holds it.")
     if facts.state == "completing":
         return Sentence(
-            f"Finishing{_at_step(facts)}.", _stop(facts.reason) or "The scheduler is taking its processes down."
+            f"Finishing{_at_step(facts)}.", _as_sentence(facts.reason) or "The scheduler is taking its processes down."
         )
     since = formatting.clock(facts.started_at, facts.now) if facts.started_at else "now"
     if facts.step is None:
@@ -138,15 +138,15 @@ def _running(facts: Facts) -> Sentence:
     return Sentence(f"{lead}. {_finish(facts)}".strip(), _margin(facts))
 
 
-def _counted(facts: Facts) -> str:
-    """The round that it is in, of a job that counts rounds: they are few and long."""
+def _counted(facts: SentenceFacts) -> str:
+    """Return the current round, for a job that counts rounds: they are few and long."""
     if facts.counts == "step" or not facts.steps:
         return ""
     now = min(facts.steps, (facts.step or 0) + 1)
     return f"{facts.counts.capitalize()} {formatting.count(now)} of {formatting.count(facts.steps)}"
 
 
-def _starting(facts: Facts, since: str) -> Sentence:
+def _starting(facts: SentenceFacts, since: str) -> Sentence:
     if facts.attached and not facts.reports:
         return Sentence(f"Running since {since}.", "It has reported nothing; Vigil follows what Slurm says of it.")
     if not facts.reports:
@@ -161,7 +161,7 @@ def _starting(facts: Facts, since: str) -> Sentence:
     )
 
 
-def _finish(facts: Facts) -> str:
+def _finish(facts: SentenceFacts) -> str:
     if facts.done_at is None:
         return ""
     left = (facts.done_at - facts.now).total_seconds()
@@ -171,8 +171,8 @@ def _finish(facts: Facts) -> str:
     return f"It should finish in {formatting.rough(left)}, at {when}." if left < 86400 else f"It should finish {when}."
 
 
-def _margin(facts: Facts) -> str:
-    """How the estimate stands to the time limit."""
+def _margin(facts: SentenceFacts) -> str:
+    """Return how the estimated end relates to the time limit."""
     if facts.done_at is None or facts.ends_by is None:
         return ""
     spare = (facts.ends_by - facts.done_at).total_seconds()
@@ -184,9 +184,9 @@ def _margin(facts: Facts) -> str:
     return "" if spare > 6 * 3600 else f"That is {formatting.rough(spare)} inside its limit."
 
 
-def _ended(facts: Facts) -> Sentence:
+def _ended(facts: SentenceFacts) -> Sentence:
     if facts.unconfirmed:
-        return Sentence("Not attached.", _stop(facts.reason))
+        return Sentence("Not attached.", _as_sentence(facts.reason))
     took = f" in {formatting.duration(facts.ran_s)}" if facts.ran_s is not None else ""
     if facts.state == "completed":
         rest = formatting.plural(facts.step, facts.counts) if facts.step else ""
@@ -202,7 +202,7 @@ def _ended(facts: Facts) -> Sentence:
         by = f" by {facts.killed_by or facts.cancelled_by}" if facts.killed_by or facts.cancelled_by else ""
         lead = f"{'Killed' if facts.killed_by else 'Cancelled'}{by}{_at_step(facts)}."
         # The reason says more where nobody in Vigil asked for it: scancel, or a job that it was to come after.
-        more = "" if by else _stop(facts.reason)
+        more = "" if by else _as_sentence(facts.reason)
         rest = _resumable(facts)
         return Sentence(lead, rest) if more in {"", "Cancelled."} else Sentence(more, rest)
     lead = {
@@ -220,10 +220,10 @@ def _ended(facts: Facts) -> Sentence:
         if facts.attached
         else "Read the log, then clone it with the fix."
     )
-    return Sentence(lead, _stop(facts.reason), move or fix)
+    return Sentence(lead, _as_sentence(facts.reason), move or fix)
 
 
-def _worst(facts: Facts) -> str:
+def _worst(facts: SentenceFacts) -> str:
     worst, value = facts.worst, facts.worst_accuracy
     if worst is None or not worst.name or value is None:
         return ""
@@ -232,11 +232,11 @@ def _worst(facts: Facts) -> str:
     return f"{of} serves {worst.name} worst: {formatting.loss(value)}{on}."
 
 
-def _at_step(facts: Facts) -> str:
+def _at_step(facts: SentenceFacts) -> str:
     return f" at {facts.counts} {formatting.count(facts.step)}" if facts.step is not None else ""
 
 
-def _resumable(facts: Facts) -> str:
+def _resumable(facts: SentenceFacts) -> str:
     if facts.newest_checkpoint is None:
         return ""
     lost = (facts.step or 0) - facts.newest_checkpoint
@@ -244,12 +244,12 @@ def _resumable(facts: Facts) -> str:
     return f"It can be resumed from {facts.counts} {formatting.count(facts.newest_checkpoint)}{after}."
 
 
-def _stop(text: str) -> str:
-    """The text as a sentence of its own."""
+def _as_sentence(text: str) -> str:
+    """Return the text with a full stop."""
     text = text.strip()
     return text if not text or text[-1] in ".!?…" else f"{text}."
 
 
 def soon(now: datetime, seconds: float | None) -> datetime | None:
-    """The moment that far ahead."""
+    """Return the time this many seconds from now."""
     return now + timedelta(seconds=seconds) if seconds is not None else None

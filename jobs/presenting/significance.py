@@ -1,4 +1,4 @@
-"""Judge whether two runs differ by more than chance: by the evaluation samples and the scatter of rounds. Pure."""
+"""Judge whether two runs differ by more than chance, from their evaluation samples and the scatter of rounds. Pure."""
 
 from __future__ import annotations
 
@@ -16,24 +16,30 @@ FEWEST = 5
 
 
 def chance_margin(
-    values: tuple[float, float], held_out: tuple[float | None, float | None], ends: tuple[NDArray[np.float64], ...]
+    values: tuple[float, float],
+    evaluation_samples: tuple[float | None, float | None],
+    ends: tuple[NDArray[np.float64], ...],
 ) -> float:
     """Return by how much two runs may differ by chance.
 
-    `held_out`: samples that each value is the accuracy over; None for a loss, or where nobody knows. `ends`: the newest
+    `evaluation_samples` is the sample size of each accuracy; None for a loss, or if unknown. `ends` are the newest
     evaluations of each run.
     """
     middle = sum(values) / len(values)
-    variances = [max(_sampling(middle, many), _scatter(end)) for many, end in zip(held_out, ends, strict=True)]
+    variances = [
+        max(_sampling(middle, many), _scatter(end)) for many, end in zip(evaluation_samples, ends, strict=True)
+    ]
     return DEVIATIONS * math.sqrt(sum(variances))
 
 
 def _sampling(share: float, many: float | None) -> float:
-    """Return the variance of a proportion over so many samples; 0 where it is none, or nobody knows of how many."""
+    """Return the variance of a proportion over this many samples; 0 if it is not a proportion or the number is
+    unknown.
+    """
     return share * (1 - share) / many if many and 0 < share < 1 else 0.0
 
 
 def _scatter(values: NDArray[np.float64]) -> float:
-    """Return the variance of values about a straight line: a run that still learns is not noisy for that."""
+    """Return the variance about a straight line, so that a run that is still improving does not count as noisy."""
     newest = values[-EVALUATIONS:]
     return float(np.square(np.diff(newest, n=2)).mean()) / 6 if len(newest) >= FEWEST else 0.0

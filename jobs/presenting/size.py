@@ -11,7 +11,7 @@ ATTACHED = "attached"  # the kind of a job that Vigil did not submit
 
 
 def limit_seconds(spec: dict[str, Any]) -> int | None:
-    """Return the time limit in seconds; None where there is none that can be read."""
+    """Return the time limit in seconds; None if the spec has no readable limit."""
     try:
         return seconds_of(str(spec["resources"]["time_limit"]))
     except (KeyError, TypeError, ValueError):

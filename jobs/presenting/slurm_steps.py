@@ -1,4 +1,4 @@
-"""An attempt's steps by Slurm's accounts, in words: what each `srun` of it ended with."""
+"""Describe an attempt's Slurm steps: how each `srun` ended, according to Slurm's accounting."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _NAMES = {"batch": "the batch script", "extern": "what came from outside", "inte
 
 @dataclass
 class SlurmSteps:
-    """`wrong`: whether one of them ended badly, which the summary then says. To stop and be resumed is no such end."""
+    """`wrong` says whether a step failed, which the summary then names. Stopping to be resumed is not a failure."""
 
     summary: str
     lines: list[str]
     wrong: bool
 
 
-def shown(attempt: Attempt) -> SlurmSteps | None:
-    """None where Slurm told none."""
+def describe_steps(attempt: Attempt) -> SlurmSteps | None:
+    """Return the steps; None if Slurm reported none."""
     steps = [step for step in attempt.slurm_steps if isinstance(step, dict)]
     if not steps:
         return None
@@ -42,7 +42,10 @@ def shown(attempt: Attempt) -> SlurmSteps | None:
 
 
 def _stopped(attempt: Attempt, step: dict[str, Any]) -> bool:
-    """Whether the launcher ended it with a checkpoint, for another turn. An attached job's programs may mean else."""
+    """Return whether the launcher stopped the step with a checkpoint to be resumed.
+
+    The exit code may mean something else for programs of attached jobs.
+    """
     return step.get("exit_code") == STOPPED and not step.get("signal") and not attempt.job.is_attached
 
 

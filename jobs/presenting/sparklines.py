@@ -1,4 +1,4 @@
-"""A line of the loss as small as a word, for lists."""
+"""Draw word-sized loss curves for lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WIDTH, HEIGHT, POINTS = 84.0, 20.0, 42
 
 
 def points(step: NDArray[np.int64], value: NDArray[np.float64] | None) -> str:
-    """The points of an SVG polyline, 84 × 20; "" of fewer than two values."""
+    """Return the points of an SVG polyline, 84 × 20; "" if there are fewer than two values."""
     if value is None:
         return ""
     finite = np.isfinite(value)

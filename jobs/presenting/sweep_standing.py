@@ -1,4 +1,4 @@
-"""Compare the jobs of a sweep: single jobs, or where it varies the seed the mean of each setting over its seeds. Pure.
+"""Compare the jobs of a sweep, or the mean of each setting over its seeds if the sweep varies the seed. Pure.
 
 Two seeds of one setting differ by chance, so a single seed's winner says nothing about its setting. A setting is
 called best only if its mean differs from the next one's by more than the seeds do: Student's t of the difference, with
@@ -35,7 +35,7 @@ T_QUANTILES = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 8: 2.31, 1
 
 @dataclass(frozen=True, slots=True)
 class JobValue:
-    """A job of a sweep: its values by path, and the newest of the metric; None while it has none."""
+    """A job of a sweep: its values by path, and the newest value of the metric; None if there is none yet."""
 
     job: int
     name: str
@@ -48,8 +48,8 @@ class JobValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """The jobs that differ in the seed alone. `values`: what the others of the sweep differ in."""
+class SweepSetting:
+    """The jobs that differ only in the seed. `values` are the other varied values."""
 
     values: dict[str, Any]
     jobs: tuple[JobValue, ...]
@@ -82,15 +82,15 @@ class Setting:
     @property
     def label(self) -> str:
         """Return "learning_rate 0.001"."""
-        return ", ".join(f"{path.rpartition('.')[2]} {shown(value)}" for path, value in self.values.items())
+        return ", ".join(f"{path.rpartition('.')[2]} {value_text(value)}" for path, value in self.values.items())
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """The result of a comparison: which job or setting is best, and how it is said."""
+class SweepStanding:
+    """The result of a comparison: which job or setting is best, and the sentence that says so."""
 
     metric: str
-    settings: tuple[Setting, ...]
+    settings: tuple[SweepSetting, ...]
     """The best first, those with too few seeds last; none where the sweep varies no seed."""
     best: tuple[JobValue, ...]
     """The best job, or all jobs of the best setting; empty where none is known to be better than the others."""
@@ -102,7 +102,7 @@ class Standing:
         return {job.job for job in self.best}
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a value of a sweep as its page shows it."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:59]}…"
@@ -122,7 +122,9 @@ def is_seed(path: str) -> bool:
     return path.rpartition(".")[2] == "seed"
 
 
-def compare(metric: str, axes: Mapping[str, Sequence[Any]], jobs: Sequence[JobValue], *, is_over: bool) -> Standing:
+def compare(
+    metric: str, axes: Mapping[str, Sequence[Any]], jobs: Sequence[JobValue], *, is_over: bool
+) -> SweepStanding:
     """Compare the jobs of a sweep over `axes` by the newest value of a metric."""
     # A job's values come in the order of the database, which on PostgreSQL is that of the alphabet.
     jobs = [replace(job, values={path: job.values[path] for path in axes if path in job.values}) for job in jobs]
@@ -131,33 +133,33 @@ def compare(metric: str, axes: Mapping[str, Sequence[Any]], jobs: Sequence[JobVa
         return _compare_jobs(metric, jobs, is_over=is_over)
     settings = _settings(jobs, seeds)
     if len(settings) == 1:
-        return Standing(metric, settings, (), _seeds_only(metric, settings[0]))
+        return SweepStanding(metric, settings, (), _seeds_only(metric, settings[0]))
     return _compare_settings(metric, settings, is_over=is_over)
 
 
-def _compare_jobs(metric: str, jobs: Sequence[JobValue], *, is_over: bool) -> Standing:
+def _compare_jobs(metric: str, jobs: Sequence[JobValue], *, is_over: bool) -> SweepStanding:
     measured = [job for job in jobs if job.is_measured]
     if not measured:
-        return Standing(metric, (), (), "")
+        return SweepStanding(metric, (), (), "")
     best = min(measured, key=lambda job: _rank(metric, job.value))
-    with_it = ", ".join(f"{path.rpartition('.')[2]} {shown(value)}" for path, value in best.values.items())
+    with_it = ", ".join(f"{path.rpartition('.')[2]} {value_text(value)}" for path, value in best.values.items())
     text = f"{_leads(metric, is_over=is_over)}: {best.name} with {with_it}, {formatting.loss(best.value)}."
-    return Standing(metric, (), (best,), text)
+    return SweepStanding(metric, (), (best,), text)
 
 
-def _settings(jobs: Sequence[JobValue], seeds: Sequence[str]) -> tuple[Setting, ...]:
+def _settings(jobs: Sequence[JobValue], seeds: Sequence[str]) -> tuple[SweepSetting, ...]:
     """Group the jobs by everything but their seeds, in the order of the sweep."""
     groups: dict[str, list[JobValue]] = {}
     for job in jobs:
         groups.setdefault(json.dumps(_without(job, seeds)), []).append(job)
-    return tuple(Setting(_without(group[0], seeds), tuple(group)) for group in groups.values())
+    return tuple(SweepSetting(_without(group[0], seeds), tuple(group)) for group in groups.values())
 
 
 def _without(job: JobValue, seeds: Sequence[str]) -> dict[str, Any]:
     return {path: value for path, value in job.values.items() if path not in seeds}
 
 
-def _seeds_only(metric: str, setting: Setting) -> str:
+def _seeds_only(metric: str, setting: SweepSetting) -> str:
     """Return how far apart the seeds of one set-up are: "accuracy 0.950 to 0.970 over 5 seeds"."""
     values = setting.measured
     if len(values) < FEWEST_SEEDS:
@@ -166,36 +168,36 @@ def _seeds_only(metric: str, setting: Setting) -> str:
     return f"No difference but chance: {_words(metric)} {ends} over {formatting.plural(len(values), 'seed')}."
 
 
-def _compare_settings(metric: str, settings: Sequence[Setting], *, is_over: bool) -> Standing:
-    known = [setting for setting in settings if setting.seeds >= FEWEST_SEEDS]
-    known.sort(key=lambda setting: _rank(metric, setting.mean))
-    ordered = (*known, *(setting for setting in settings if setting.seeds < FEWEST_SEEDS))
-    if not known:
+def _compare_settings(metric: str, settings: Sequence[SweepSetting], *, is_over: bool) -> SweepStanding:
+    measured = [setting for setting in settings if setting.seeds >= FEWEST_SEEDS]
+    measured.sort(key=lambda setting: _rank(metric, setting.mean))
+    ordered = (*measured, *(setting for setting in settings if setting.seeds < FEWEST_SEEDS))
+    if not measured:
         is_begun = any(setting.seeds for setting in settings)
         text = "No setting has been measured with two seeds yet, so none is ahead." if is_begun else ""
-        return Standing(metric, ordered, (), text)
-    first = known[0]
-    if len(known) == 1:
+        return SweepStanding(metric, ordered, (), text)
+    first = measured[0]
+    if len(measured) == 1:
         text = f"Only {first.label} has been measured with two seeds: {_words(metric)} {first.text}."
-        return Standing(metric, ordered, (), text)
-    margin = _margin(known, first, known[1])
-    if abs((first.mean or 0.0) - (known[1].mean or 0.0)) <= margin:
+        return SweepStanding(metric, ordered, (), text)
+    margin = _margin(measured, first, measured[1])
+    if abs((first.mean or 0.0) - (measured[1].mean or 0.0)) <= margin:
         text = (
             f"No difference but chance by the {'highest' if more_is_better(metric) else 'lowest'} mean"
-            f" {_words(metric)}: {first.label}, {first.text}; {known[1].label}, {known[1].text}."
+            f" {_words(metric)}: {first.label}, {first.text}; {measured[1].label}, {measured[1].text}."
         )
-        return Standing(metric, ordered, (), text)
+        return SweepStanding(metric, ordered, (), text)
     leads = _leads(f"mean {metric}", is_over=is_over)
-    text = f"{leads}: {first.label}, {first.text}; next {known[1].label}, {known[1].text}."
-    return Standing(metric, ordered, first.jobs, text)
+    text = f"{leads}: {first.label}, {first.text}; next {measured[1].label}, {measured[1].text}."
+    return SweepStanding(metric, ordered, first.jobs, text)
 
 
-def _margin(settings: Sequence[Setting], one: Setting, other: Setting) -> float:
+def _margin(settings: Sequence[SweepSetting], first: SweepSetting, second: SweepSetting) -> float:
     """Return by how much the means of two settings differ by chance, with 95 % certainty."""
     freedom = sum(setting.seeds - 1 for setting in settings)
     pooled = sum((setting.seeds - 1) * (setting.spread or 0.0) ** 2 for setting in settings) / freedom
     quantile = T_QUANTILES[max(degrees for degrees in T_QUANTILES if degrees <= freedom)]
-    return quantile * math.sqrt(pooled * (1 / one.seeds + 1 / other.seeds))
+    return quantile * math.sqrt(pooled * (1 / first.seeds + 1 / second.seeds))
 
 
 def _leads(metric: str, *, is_over: bool) -> str:

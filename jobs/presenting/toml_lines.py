@@ -1,4 +1,4 @@
-"""The places of things in a TOML text: the line of each key and table, so that an error can be shown at its line."""
+"""Find the line of each key and table in a TOML text, so that an error can be shown at its line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _AT_LINE = re.compile(r"Line (\d+): ")
 
 
 def locate(text: str) -> dict[str, int]:
-    """{"run.steps": 14, "run": 12}: 1-based lines. Best effort: the text may not be TOML (yet)."""
+    """Return 1-based lines by path: {"run.steps": 14, "run": 12}.
+
+    Best effort, as the text may not be valid TOML yet.
+    """
     found: dict[str, int] = {}
     table, inside = "", ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -30,7 +33,7 @@ def locate(text: str) -> dict[str, int]:
 
 
 def line_of(places: dict[str, int], field: str, message: str = "") -> int | None:
-    """The line of a field, else of the table that it is missing from, else the one that the message names."""
+    """Return the line of a field, or of the table that lacks it, or the line that the message names."""
     if match := _AT_LINE.match(message):
         return int(match[1])
     path = re.sub(r"\[\d+\].*$", "", field)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jobs.reliability import saving
+from jobs.reliability import save_interval
 from jobs.reliability.rate import Assumed, Rate
 
 DAY_S = 86_400.0
@@ -54,16 +54,18 @@ class Forecast:
 
     @property
     def best_seconds(self) -> float:
-        return saving.best_period(self.plan.save_seconds, self.mtbf_seconds)
+        return save_interval.best_period(self.plan.save_seconds, self.mtbf_seconds)
 
     @property
     def young_seconds(self) -> float:
-        return saving.young(self.plan.save_seconds, self.mtbf_seconds)
+        return save_interval.young(self.plan.save_seconds, self.mtbf_seconds)
 
     def effective(self, period: float) -> float:
         """The part of held time that is kept, saving every `period` seconds."""
         plan = self.plan
-        return saving.effective(period, cost=plan.save_seconds, mtbf=self.mtbf_seconds, restart=plan.restart_seconds)
+        return save_interval.effective(
+            period, cost=plan.save_seconds, mtbf=self.mtbf_seconds, restart=plan.restart_seconds
+        )
 
     @property
     def best(self) -> float:

@@ -18,13 +18,13 @@ from django.db.models import Count, Sum
 from django.utils import timezone
 
 from jobs.models import Failure, NodeHeld, ProjectHeld
-from jobs.reliability.held import default_partition, uncounted
-from jobs.reliability.held import since as held_since
+from jobs.reliability.allocations import default_partition, uncounted
+from jobs.reliability.allocations import since as held_since
 
 DAYS = 30
 PRIOR_HOURS = 24.0
 """One failure in so many node-hours is what is assumed where nothing has been seen; it counts as if it had been."""
-KEPT_S = 60.0
+CACHE_S = 60.0
 """Every attempt asks as it is prepared, a sweep's hundreds at once; what is seen is looked up once in so long."""
 
 
@@ -47,7 +47,7 @@ class Interruptions:
 
 
 @dataclass(frozen=True)
-class _Look:
+class _Snapshot:
     """The last weeks: all together, by partition, and by node."""
 
     everywhere: Interruptions
@@ -61,30 +61,32 @@ def hours_between_failures(nodes: int, *, partition: str = "", names: Collection
 
     `names`: the nodes, where they are known already; else those of its partition count, as far as there were any.
     """
-    look = _look(int(monotonic() // KEPT_S))
-    if look.everywhere.node_hours < PRIOR_HOURS:
+    snapshot = _snapshot(int(monotonic() // CACHE_S))
+    if snapshot.everywhere.node_hours < PRIOR_HOURS:
         return None
-    rate = _of_nodes(look, names) if names else _of_partition(look, partition or look.default_partition)
+    rate = _of_nodes(snapshot, names) if names else _of_partition(snapshot, partition or snapshot.default_partition)
     return 1 / rate / max(1, nodes)
 
 
-def _of_partition(look: _Look, partition: str) -> float:
+def _of_partition(snapshot: _Snapshot, partition: str) -> float:
     if not partition:
-        return look.everywhere.per_hour
-    own = look.partitions.get(partition, Interruptions())
-    return (own.total + 1) / (own.node_hours + 1 / look.everywhere.per_hour)
+        return snapshot.everywhere.per_hour
+    interruptions = snapshot.partitions.get(partition, Interruptions())
+    return (interruptions.total + 1) / (interruptions.node_hours + 1 / snapshot.everywhere.per_hour)
 
 
-def _of_nodes(look: _Look, names: Collection[str]) -> float:
+def _of_nodes(snapshot: _Snapshot, names: Collection[str]) -> float:
     """Of one of these nodes: their own failures, and their part of those of which nobody knows the node."""
-    own = [look.nodes[name] for name in set(names) if name in look.nodes]
-    hours, failures = sum(one.node_hours for one in own), sum(one.named for one in own)
-    known = look.everywhere.node_hours + PRIOR_HOURS
-    return (failures + 1) / (hours + known / (look.everywhere.named + 1)) + look.everywhere.unnamed / known
+    nodes = [snapshot.nodes[name] for name in set(names) if name in snapshot.nodes]
+    hours, failures = sum(node.node_hours for node in nodes), sum(node.named for node in nodes)
+    total_hours = snapshot.everywhere.node_hours + PRIOR_HOURS
+    return (failures + 1) / (
+        hours + total_hours / (snapshot.everywhere.named + 1)
+    ) + snapshot.everywhere.unnamed / total_hours
 
 
 @lru_cache(maxsize=1)
-def _look(when: int) -> _Look:
+def _snapshot(when: int) -> _Snapshot:
     """All that anybody may ask of now: it is nobody's own, and as many rows as there are partitions and nodes."""
     now = timezone.now()
     since = now.astimezone(UTC).date() - timedelta(days=DAYS - 1)
@@ -95,10 +97,10 @@ def _look(when: int) -> _Look:
         partitions[name].node_hours += seconds / 3600
     for name, seconds in NodeHeld.objects.filter(held_since(since)).values_list("node").annotate(Sum("node_s")):
         nodes[name].node_hours += seconds / 3600
-    for one in uncounted(now):
-        hours = one.seconds(since) / 3600
-        partitions[one.partition].node_hours += hours * max(1, len(one.nodes))
-        for name in one.nodes:
+    for allocation in uncounted(now):
+        hours = allocation.seconds(since) / 3600
+        partitions[allocation.partition].node_hours += hours * max(1, len(allocation.nodes))
+        for name in allocation.nodes:
             nodes[name].node_hours += hours
     failures = Failure.objects.filter(day__gte=since, is_interruption=True).order_by()
     for partition, name, number in failures.values_list("partition", "node").annotate(Count("pk")):
@@ -111,4 +113,4 @@ def _look(when: int) -> _Look:
         everywhere.node_hours += several.node_hours
         everywhere.named += several.named
         everywhere.unnamed += several.unnamed
-    return _Look(everywhere, dict(partitions), dict(nodes), default_partition())
+    return _Snapshot(everywhere, dict(partitions), dict(nodes), default_partition())

@@ -20,7 +20,7 @@ MOST_SCORE = 300.0
 
 
 @dataclass(frozen=True)
-class Seen:
+class NodeFailures:
     """What was counted on one node; `programs`: how many different ones its failures are of."""
 
     node: str
@@ -31,7 +31,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Offender:
-    seen: Seen
+    counts: NodeFailures
     expected: float
     chance: float
     """Of so many failures by chance alone, on any of the nodes."""
@@ -46,27 +46,30 @@ class Offender:
     @property
     def times(self) -> float:
         """How many times what was to be expected."""
-        return self.seen.failures / self.expected
+        return self.counts.failures / self.expected
 
 
-def offenders(nodes: Iterable[Seen]) -> list[Offender]:
+def offenders(nodes: Iterable[NodeFailures]) -> list[Offender]:
     """The worst first."""
-    seen = list(nodes)
-    failures, days = sum(one.failures for one in seen), sum(one.node_days for one in seen)
-    found = [_judge(one, failures, days, len(seen)) for one in seen if one.failures >= FEW]
-    return sorted((one for one in found if one is not None), key=lambda one: (-one.score, one.seen.node))
+    counted = list(nodes)
+    failures, days = sum(node.failures for node in counted), sum(node.node_days for node in counted)
+    found = [_judge(node, failures, days, len(counted)) for node in counted if node.failures >= FEW]
+    return sorted(
+        (offender for offender in found if offender is not None),
+        key=lambda offender: (-offender.score, offender.counts.node),
+    )
 
 
-def _judge(one: Seen, failures: int, days: float, nodes: int) -> Offender | None:
-    others_days, others_failures = days - one.node_days, failures - one.failures
-    if others_days <= 0 or one.node_days <= 0:
+def _judge(node: NodeFailures, failures: int, days: float, nodes: int) -> Offender | None:
+    others_days, others_failures = days - node.node_days, failures - node.failures
+    if others_days <= 0 or node.node_days <= 0:
         return None
     # One more than was seen: of others that have not failed at all nobody knows that they never will.
-    expected = (others_failures + 1) / others_days * one.node_days
-    if one.failures <= expected:
+    expected = (others_failures + 1) / others_days * node.node_days
+    if node.failures <= expected:
         return None
-    chance = min(1.0, nodes * poisson.at_least(one.failures, expected))
+    chance = min(1.0, nodes * poisson.at_least(node.failures, expected))
     if chance >= SURE:
         return None
-    is_node = nodes * poisson.at_least(one.programs, expected) < SURE
-    return Offender(one, expected, chance, is_node)
+    is_node = nodes * poisson.at_least(node.programs, expected) < SURE
+    return Offender(node, expected, chance, is_node)

@@ -20,7 +20,7 @@ import msgspec
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from jobs.listing import sight
+from jobs.listing import telemetry_access
 from jobs.sockets.consumers import LISTS_S, NOT_FOUND, NOT_SIGNED_IN, RECHECK_S, Socket
 from nodes.models import Agent, Gpu
 from nodes.telemetry import live
@@ -126,7 +126,7 @@ class ClusterSocket(Socket):
         user = sockets.still(self.scope)
         if not isinstance(user, User):
             return None
-        return sight.hidden_now(user)
+        return telemetry_access.hidden_now(user)
 
 
 def _by_index(values: dict[str, Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What people do to jobs by button. Each calls one function and says what became of it."""
+"""Handle the buttons of a job's page. Each view calls one function and reports its result."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
 
 @login_required
 @require_POST
-def release_held(request: HttpRequest, job_id: int) -> HttpResponse:
-    """Have the scheduler let a held job start."""
+def release_job(request: HttpRequest, job_id: int) -> HttpResponse:
+    """Ask the scheduler to release a held job."""
     job = _job(request, job_id)
     try:
         release(user_of(request), job)
@@ -66,7 +66,7 @@ def release_held(request: HttpRequest, job_id: int) -> HttpResponse:
 @login_required
 @require_POST
 def kill(request: HttpRequest, job_id: int) -> HttpResponse:
-    """End a job at once."""
+    """Kill a job at once."""
     job = _job(request, job_id)
     try:
         submit.kill(user_of(request), job)
@@ -80,9 +80,9 @@ def kill(request: HttpRequest, job_id: int) -> HttpResponse:
 @login_required
 @require_POST
 def cancel_several(request: HttpRequest) -> HttpResponse:
-    """Cancels the jobs that are chosen in the list."""
-    asked = [whole(number) for number in request.POST.getlist("job")[:MOST_AT_ONCE]]
-    chosen = [number for number in asked if number is not None]
+    """Cancel the jobs selected in the list."""
+    numbers = [whole(number) for number in request.POST.getlist("job")[:MOST_AT_ONCE]]
+    chosen = [number for number in numbers if number is not None]
     user, done = user_of(request), 0
     for job in Job.objects.visible_to(user).with_latest_attempt().filter(pk__in=chosen):
         try:
@@ -94,14 +94,14 @@ def cancel_several(request: HttpRequest) -> HttpResponse:
         messages.success(
             request, f"Cancelling {formatting.plural(done, 'job')}. The ranks save a last checkpoint and stop."
         )
-    return redirect(_safe(request) or reverse("jobs"))
+    return redirect(_return_address(request) or reverse("jobs"))
 
 
 @login_required
 @require_POST
 def resume(request: HttpRequest, job_id: int) -> HttpResponse:
     job = _job(request, job_id)
-    step, steps = _typed(request.POST.get("step")), _typed(request.POST.get("steps"))
+    step, steps = _parse_number(request.POST.get("step")), _parse_number(request.POST.get("steps"))
     generation = None
     if (chosen := whole(request.POST.get("checkpoint"))) is not None:
         checkpoint = get_object_or_404(job.checkpoints, pk=chosen)
@@ -123,7 +123,7 @@ def resume(request: HttpRequest, job_id: int) -> HttpResponse:
 @login_required
 @require_POST
 def pin(request: HttpRequest, job_id: int, checkpoint_id: int) -> HttpResponse:
-    """Pin a checkpoint, or no longer: htmx swaps its button for one that says what is true now."""
+    """Pin or unpin a checkpoint. htmx replaces the button with its new state."""
     user, job = user_of(request), _job(request, job_id)
     checkpoint = get_object_or_404(job.checkpoints, pk=checkpoint_id)
     problem = ""
@@ -143,7 +143,7 @@ def pin(request: HttpRequest, job_id: int, checkpoint_id: int) -> HttpResponse:
 @login_required
 @require_POST
 def edit(request: HttpRequest, job_id: int) -> HttpResponse:
-    """Name, tags and notes: what a person may change of a job that has been submitted."""
+    """Change name, tags and notes: what people may change after submission."""
     job = _job(request, job_id)
     form = EditForm(request.POST)
     if not form.is_valid():
@@ -173,13 +173,16 @@ def delete(request: HttpRequest, job_id: int) -> HttpResponse:
     return redirect("jobs")
 
 
-def _typed(text: str | None) -> int | None:
-    """A number as people type it: 12,000 and 12_000 as well."""
+def _parse_number(text: str | None) -> int | None:
+    """Return a number as people type it: 12,000 and 12_000 as well."""
     return whole((text or "").replace(",", "").replace("_", "").strip())
 
 
-def _safe(request: HttpRequest) -> str:
-    """The page that the person came from, if it is one of ours: an address, for a bare word would be a view's name."""
+def _return_address(request: HttpRequest) -> str:
+    """Return the page that the person came from, if it is on this site.
+
+    It must be an address: `redirect` would resolve a bare word as a view's name.
+    """
     back = request.POST.get("back") or request.META.get("HTTP_REFERER", "")
     ours = "/" in back and url_has_allowed_host_and_scheme(
         back, {request.get_host()}, require_https=request.is_secure()
@@ -188,4 +191,4 @@ def _safe(request: HttpRequest) -> str:
 
 
 def _back(request: HttpRequest, job: Job) -> HttpResponse:
-    return redirect(_safe(request) or reverse("job", args=[job.pk]))
+    return redirect(_return_address(request) or reverse("job", args=[job.pk]))

@@ -1,4 +1,4 @@
-"""How often a job saves: what its page tells of it, and the button that changes it."""
+"""Show how often a job saves, and handle the button that changes it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from django.views.decorators.http import require_POST
 
 from jobs.errors import JobError
 from jobs.gathering import cadence as gathering
-from jobs.gathering.cadence import Cadence
+from jobs.gathering.cadence import SaveCadence
 from jobs.models import Attempt, Job
 from jobs.presenting import cadence as words
-from jobs.presenting.header import Life
+from jobs.presenting.header import JobLife
 from jobs.submitting import cadence as ordering
 from portal.access import user_of
 from vigil_core import formatting
@@ -23,28 +23,32 @@ from vigil_core.untrusted import whole
 
 
 @dataclass(frozen=True)
-class Saves:
-    """The section. `offer`: steps that the button asks for; None: there is nothing to gain."""
+class SavesSection:
+    """The section on the checkpoints tab. `offer` is the number of steps that the button proposes; None: nothing to
+    gain.
+    """
 
-    cadence: Cadence
-    say: tuple[str, str]
+    cadence: SaveCadence
+    sentences: tuple[str, str]
     facts: list[tuple[str, str]]
     offer: int | None
 
 
-def shown(life: Life) -> Saves | None:
-    found = gathering.of(life)
+def saves_section(life: JobLife) -> SavesSection | None:
+    found = gathering.measure(life)
     if found is None:
         return None
     is_over = life.latest.state == Attempt.State.COMPLETED
     offer = found.best_every if (found.is_worth_it or found.present_s is None) and not is_over else None
-    return Saves(found, words.say(found), words.facts(found, life.job.of_kind.counts), offer)
+    return SavesSection(found, words.summary(found), words.facts(found, life.job.of_kind.counts), offer)
 
 
 @login_required
 @require_POST
 def order(request: HttpRequest, job_id: int) -> HttpResponse:
-    """Save every so many steps from the next handing over on; an empty field is as the specification says."""
+    """Set how many steps lie between saves, for attempts submitted from now on; empty restores the specification's
+    value.
+    """
     user = user_of(request)
     job = get_object_or_404(Job.objects.visible_to(user).with_latest_attempt(), pk=job_id)
     text = request.POST.get("every", "")

@@ -1,4 +1,4 @@
-"""The pages of the catalogue, for sysadmins: what the site adds, the form with its trial, and the replay."""
+"""Pages of the failure catalogue for sysadmins: the site's entries, the form with its trial, and the replay."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _index(request: HttpRequest, *, text: str = "", mistakes: Sequence[str] = ()
     context = {
         "section": "catalogue",
         "rows": rows,
-        "say": _say(rows),
+        "say": _summary(rows),
         "judged": Incident.objects.judged()[:1].exists(),
         "text": text,
         "mistakes": mistakes,
@@ -68,7 +68,7 @@ def _index(request: HttpRequest, *, text: str = "", mistakes: Sequence[str] = ()
     return render(request, "jobs/catalogue.html", context, status=422 if mistakes else 200)
 
 
-def _say(rows: Sequence[SiteEntry]) -> tuple[str, str]:
+def _summary(rows: Sequence[SiteEntry]) -> tuple[str, str]:
     shipped = formatting.count(len(shipped_catalogue().entries))
     if not rows:
         return f"{shipped} entries ship with Vigil.", "This site adds none yet."
@@ -82,8 +82,8 @@ def _say(rows: Sequence[SiteEntry]) -> tuple[str, str]:
 
 @login_required
 @require_POST
-def take(request: HttpRequest) -> HttpResponse:
-    """Entries as text: all of them, or none where one is not fit."""
+def add_entries(request: HttpRequest) -> HttpResponse:
+    """Add entries given as TOML text: all of them, or none if one is invalid."""
     user = _sysadmin(request)
     text = request.POST.get("text", "").replace("\r\n", "\n")
     mistakes = []
@@ -115,7 +115,7 @@ def take(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_http_methods(["GET", "POST"])
 def new(request: HttpRequest) -> HttpResponse:
-    """The form of a new entry, empty, by a link's values, or with those of a replay."""
+    """Show the form for a new entry: empty, filled from a link, or with the entry of a replay."""
     user = _sysadmin(request)
     if request.method == "POST":
         return _posted(request, user, None)
@@ -125,8 +125,8 @@ def new(request: HttpRequest) -> HttpResponse:
 
 @login_required
 @require_http_methods(["GET", "POST"])
-def one(request: HttpRequest, name: str) -> HttpResponse:
-    """The form of an entry that there is."""
+def edit(request: HttpRequest, name: str) -> HttpResponse:
+    """Show the form of an existing entry."""
     user = _sysadmin(request)
     row = _row(name)
     if request.method == "POST":
@@ -142,15 +142,15 @@ def _row(name: str) -> SiteEntry:
 
 
 def _of_replay(request: HttpRequest) -> dict[str, Any] | None:
-    """What somebody was replaying when they went back to the form."""
+    """Return the entry of the replay from which somebody returned to the form."""
     number = whole(request.GET.get("replay"))
     found = Replay.objects.filter(pk=number).first() if number else None
     return found.entry if found else None
 
 
 def _posted(request: HttpRequest, user: User, row: SiteEntry | None) -> HttpResponse:
-    """Check it, replay it, or save it, as the button says."""
-    raw = entry_fields.typed(request.POST)
+    """Check, replay or save the entry, depending on the button."""
+    raw = entry_fields.parse_entry(request.POST)
     instead_of = row.name if row else ""
     try:
         if request.POST.get("do") == "replay":
@@ -196,9 +196,9 @@ def _form(
 @login_required
 @require_POST
 def check(request: HttpRequest) -> HttpResponse:
-    """What is typed so far, tried: for htmx to put beside the form."""
+    """Try the entry as typed so far; htmx shows the result next to the form."""
     _sysadmin(request)
-    raw = entry_fields.typed(request.POST)
+    raw = entry_fields.parse_entry(request.POST)
     is_begun = any(raw.get(name) for name in ("pattern", "exception", "example"))
     trial = site_catalogue.check(raw, instead_of=request.POST.get("instead_of", "")[:64]) if is_begun else None
     return render(request, "jobs/_trial.html", {"trial": trial})
@@ -229,8 +229,8 @@ def remove(request: HttpRequest, name: str) -> HttpResponse:
 
 @login_required
 @require_safe
-def replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
-    """How far it is, and what it has found; only that where htmx asks."""
+def show_replay(request: HttpRequest, replay_id: int) -> HttpResponse:
+    """Show a replay's progress and results; only that part if htmx asks."""
     _sysadmin(request)
     found = replay.look(get_object_or_404(Replay, pk=replay_id))
     row = site_catalogue.named(found.instead_of)
@@ -238,7 +238,7 @@ def replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
         "section": "catalogue",
         "replay": found,
         "row": row,
-        "say": say(found),
+        "say": replay_summary(found),
         "fields": [(name, str(value)) for name, value in found.entry.items() if name in PATTERNS],
     }
     is_fragment = request.headers.get("HX-Target") == "replay"
@@ -247,16 +247,16 @@ def replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
     return answer
 
 
-def say(found: Replay) -> tuple[str, str]:
-    """The sentence: how many verdicts would be others, and whether people said so, too."""
+def replay_summary(found: Replay) -> tuple[str, str]:
+    """Return how many verdicts would change, and whether people agree with the changes."""
     many = len(found.changes)
     if not found.of:
         return "There is no verdict yet that it could change.", ""
     if found.is_going and not many:
         return "No verdict would change so far.", ""
     lead = f"{formatting.plural(many, 'verdict')} would change." if many else "No verdict would change."
-    agreed = sum(one["by_person"] == one["after"] for one in found.changes)
-    against = sum(bool(one["by_person"]) and one["by_person"] == one["before"] for one in found.changes)
+    agreed = sum(change["by_person"] == change["after"] for change in found.changes)
+    against = sum(bool(change["by_person"]) and change["by_person"] == change["before"] for change in found.changes)
     words = [f"{formatting.count(agreed)} of them to what a person said that it was."] if agreed else []
     words += [f"{formatting.count(against)} away from it."] if against else []
     return lead, " ".join(words)
@@ -265,7 +265,7 @@ def say(found: Replay) -> tuple[str, str]:
 @login_required
 @require_POST
 def save_replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
-    """Save the entry as it was replayed."""
+    """Save the entry that was replayed."""
     user = _sysadmin(request)
     found = get_object_or_404(Replay, pk=replay_id)
     row = site_catalogue.named(found.instead_of)

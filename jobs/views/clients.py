@@ -1,4 +1,4 @@
-"""The tab that lists a federation's clients, and why some of them dropped out."""
+"""The tab that lists a federation's clients, and why some dropped out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from jobs.gathering import federation as gathered
-from jobs.gathering.clients import SORTS, descends, ordered
+from jobs.gathering.clients import SORTS, is_descending, ordered
 from jobs.views.job import page_of
 from portal.http.paging import BadCursor, page
 
@@ -27,8 +27,8 @@ BY_LOSS = [
 
 
 @dataclass(frozen=True)
-class Column:
-    """A head that sorts. `sort`: what it asks for; `direction`: as it is sorted now."""
+class ClientColumn:
+    """A sortable column. `sort` is what a click requests, `direction` the current order."""
 
     name: str
     title: str
@@ -52,7 +52,7 @@ def table(request: HttpRequest, job_id: int) -> HttpResponse:
     except BadCursor:
         part = page(rows, order, cursor=None, limit=ROWS)
     dropped, has_more = gathered.dropped_out(shown.life)
-    fairness = gathered.of_page(shown.life, part.items)
+    fairness = gathered.fairness_of(shown.life, part.items)
     columns = BY_LOSS if fairness and fairness.measure == "loss" else COLUMNS
     is_timed = fairness is not None and fairness.is_timed
     context = shown.context(
@@ -67,7 +67,7 @@ def table(request: HttpRequest, job_id: int) -> HttpResponse:
     return render(request, "jobs/clients.html", context)
 
 
-def _column(name: str, title: str, classes: str, sort: str) -> Column:
-    rises = {name: not descends(name), f"-{name}": descends(name)}.get(sort)
+def _column(name: str, title: str, classes: str, sort: str) -> ClientColumn:
+    rises = {name: not is_descending(name), f"-{name}": is_descending(name)}.get(sort)
     direction = "" if rises is None else "ascending" if rises else "descending"
-    return Column(name, title, classes, f"-{name}" if sort == name else name, direction)
+    return ClientColumn(name, title, classes, f"-{name}" if sort == name else name, direction)

@@ -1,4 +1,4 @@
-"""The page that tells which projects and jobs take the disk."""
+"""Show how much disk each project and job uses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def page(request: HttpRequest) -> HttpResponse:
         "total": sum(use.bytes for use in uses),
         "unmeasured": sum(use.unmeasured for use in uses),
         "largest": usage.largest(user),
-        "say": say(uses),
+        "say": summary(uses),
         "free": _free(),
     }
     return render(request, "jobs/disk.html", context)
@@ -38,8 +38,8 @@ def page(request: HttpRequest) -> HttpResponse:
 
 @login_required
 @require_POST
-def keep(request: HttpRequest, slug: str) -> HttpResponse:
-    """How long a project keeps checkpoints; an empty field is for ever."""
+def set_retention(request: HttpRequest, slug: str) -> HttpResponse:
+    """Set how long a project keeps checkpoints; an empty field means for ever."""
     user = user_of(request)
     project = get_object_or_404(Project.objects.visible_to(user), slug=slug)
     if not can(user, "manage", project):
@@ -49,40 +49,40 @@ def keep(request: HttpRequest, slug: str) -> HttpResponse:
         messages.error(request, f"{days[:20]} is no number of days. Write 1 to 3,650, or nothing to keep them all.")
     else:
         retention.set_keep(user, project, int(days) if days else None)
-        told = (
+        how_long = (
             f"for {formatting.plural(int(days), 'day')} after a job’s end; then the last one stays"
             if days
             else "for ever"
         )
-        messages.success(request, f"{slug} keeps checkpoints {told}.")
+        messages.success(request, f"{slug} keeps checkpoints {how_long}.")
     return redirect("disk")
 
 
-def say(uses: list[usage.Use]) -> tuple[str, str]:
-    """The sentence that leads the page: who holds most, and what of it could go."""
+def summary(uses: list[usage.Use]) -> tuple[str, str]:
+    """Return the sentence that leads the page: who uses most, and how much of it is checkpoints."""
     most = uses[0]
     if not most.bytes and any(use.unmeasured for use in uses):
         return "Run directories are being measured.", "Their sizes come within minutes."
     if not most.bytes:
         return "No run directory takes disk yet.", ""
     jobs = formatting.plural(most.jobs, "job")
-    held, everything = formatting.disk(most.bytes), formatting.disk(sum(use.bytes for use in uses))
-    held = held if len(uses) == 1 else f"all {held}" if held == everything else f"{held} of {everything}"
-    return f"{most.project.slug} holds {held} in {jobs}.", _checkpoints(most)
+    used, everything = formatting.disk(most.bytes), formatting.disk(sum(use.bytes for use in uses))
+    used = used if len(uses) == 1 else f"all {used}" if used == everything else f"{used} of {everything}"
+    return f"{most.project.slug} holds {used} in {jobs}.", _checkpoints(most)
 
 
 def _checkpoints(use: usage.Use) -> str:
-    """How much of what lies there is checkpoints, where that can be said."""
+    """Return how much of the project's disk use is checkpoints."""
     if use.is_told_more:
-        told = formatting.disk(use.checkpoint_bytes)
-        return f"Its trainers told of {told} in checkpoints, more than was found when it was measured."
+        reported = formatting.disk(use.checkpoint_bytes)
+        return f"Its trainers told of {reported} in checkpoints, more than was found when it was measured."
     share = use.checkpoint_bytes / use.bytes
     part = "All" if share > 0.9995 else formatting.percent(share) if share else "None"
     return f"{part} of that is checkpoints."
 
 
 def _free() -> int | None:
-    """Bytes free where run directories are; None where that cannot be said."""
+    """Return free bytes on the file system of run directories; None if unknown."""
     try:
         return shutil.disk_usage(rundir.runs_root()).free
     except OSError:

@@ -1,4 +1,4 @@
-"""The tab that shows what a job's GPUs did: a map of all of them over time, one's curves, and the loss beside it."""
+"""The tab with a job's GPU use: a map of all GPUs over time, curves of one, and the loss."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from django.views.decorators.http import require_safe
 
 from jobs.gathering import gpu_tab
 from jobs.gathering import gpus as gathered
-from jobs.gathering.gpus import LAUNCHER, Heat
+from jobs.gathering.gpus import LAUNCHER, GpuHeat
 from jobs.presenting import gpus as words
-from jobs.presenting.gpus import BY_NAME, FIELDS, Field, Picture, Told
-from jobs.views.job import Page, page_of
+from jobs.presenting.gpus import BY_NAME, FIELDS, GpuMap, GpuSamples, MapField
+from jobs.views.job import JobPage, page_of
 from portal.access import user_of
 from vigil_core.untrusted import END_OF_TIME, whole
 
@@ -26,7 +26,7 @@ MOST_TABLE = 200  # rows of the table behind the picture
 @login_required
 @require_safe
 def page(request: HttpRequest, job_id: int) -> HttpResponse:
-    """The tab, or only what changes on it while the job runs."""
+    """Show the tab, or for htmx only what changes while the job runs."""
     shown = page_of(request, job_id)
     chosen = BY_NAME.get(request.GET.get("field", ""), FIELDS[0])
     start, end = (whole(request.GET.get(name), END_OF_TIME) for name in ("from", "to"))
@@ -34,20 +34,20 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
         start = end = None
     user = user_of(request)
     heat = gathered.heat(shown.job, chosen.name, start=start, end=end, columns=COLUMNS, user=user)
-    drawn = _picture(chosen, heat, shown)
-    lead, rest = words.say(drawn, source=heat.source, is_alive=shown.life.latest.is_alive)
+    drawn = _gpu_map(chosen, heat, shown)
+    lead, rest = words.summary(drawn, source=heat.source, is_alive=shown.life.latest.is_alive)
     context = shown.context(
         "gpus",
         fields=FIELDS,
         chosen=chosen,
         is_zoomed=start is not None,
         picture=drawn,
-        says=(lead, rest if heat.source else _lacks(chosen, shown)),
+        says=(lead, rest if heat.source else _missing_field_text(chosen, shown)),
         source=words.SOURCES.get(heat.source, ""),
         rows=drawn.rows[:MOST_TABLE],
         more=max(0, len(drawn.rows) - MOST_TABLE),
         finding=gpu_tab.low_use(shown.life),
-        told=_told(shown, heat, drawn, start, end),
+        told=_map_payload(shown, heat, drawn, start, end),
     )
     is_part = request.headers.get("HX-Target") == "told"
     response = render(request, "jobs/_gpus.html" if is_part else "jobs/gpus.html", context)
@@ -55,21 +55,21 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
     return response
 
 
-def _picture(chosen: Field, heat: Heat, shown: Page) -> Picture:
-    told = [Told(row.node, row.gpu, row.uuid, row.mean) for row in heat.rows]
-    return words.picture(chosen, told, gpu_tab.ranks_of(shown.life))
+def _gpu_map(chosen: MapField, heat: GpuHeat, shown: JobPage) -> GpuMap:
+    samples = [GpuSamples(row.node, row.gpu, row.uuid, row.mean) for row in heat.rows]
+    return words.gpu_map(chosen, samples, gpu_tab.ranks_of(shown.life))
 
 
-def _lacks(chosen: Field, shown: Page) -> str:
-    """Why there is nothing of this field, where there is of another."""
+def _missing_field_text(chosen: MapField, shown: JobPage) -> str:
+    """Return why this field has no data although another has."""
     if chosen.name in gathered.fields(LAUNCHER):
         return ""
     other = gathered.heat(shown.job, FIELDS[0].name, columns=1)
     return f"Of {chosen.title.lower()} launchers log nothing; see {FIELDS[0].title.lower()}." if other.rows else ""
 
 
-def _told(shown: Page, heat: Heat, drawn: Picture, start: int | None, end: int | None) -> dict[str, Any]:
-    """What the script draws: the map, and the loss of the same time."""
+def _map_payload(shown: JobPage, heat: GpuHeat, drawn: GpuMap, start: int | None, end: int | None) -> dict[str, Any]:
+    """Return the data for the drawing script: the map, and the loss of the same time."""
     begins = [attempt.started_at.timestamp() for attempt in shown.life.attempts[1:] if attempt.started_at]
     return {
         **drawn.as_json(),

@@ -1,4 +1,4 @@
-"""A job's page: its head and the tabs that need no more than rows."""
+"""A job's page: its head, and the tabs that only need database rows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from jobs.disk.provenance import history
 from jobs.errors import SpecError
 from jobs.gathering import charts as curves
 from jobs.gathering import gpu_tab, guard_events, hardware_events, layouts, slow_mounts, verdicts
-from jobs.gathering import life as lives
+from jobs.gathering import job_life as lives
 from jobs.models import Attempt, Checkpoint, Incident, Job
 from jobs.presenting import attached, charts, environments, sentence, slurm_steps
 from jobs.presenting.guard_events import GuardEvent
-from jobs.presenting.header import Life
-from jobs.presenting.layouts import Layout
+from jobs.presenting.header import JobLife
+from jobs.presenting.layouts import ChosenLayout
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import clone, release
 from jobs.views import cadence, performance, rounds
@@ -38,11 +38,11 @@ MOST_READ = 25  # attempts whose environments are read from disk for one page
 
 
 @dataclass
-class Page:
+class JobPage:
     """What every tab of a job's page needs."""
 
     job: Job
-    life: Life
+    life: JobLife
     may_change: bool
     may_kill: bool
 
@@ -68,21 +68,21 @@ class Page:
         }
 
 
-def page_of(request: HttpRequest, job_id: int) -> Page:
-    """The job that this person may see, or 404: a stranger's job does not exist."""
+def page_of(request: HttpRequest, job_id: int) -> JobPage:
+    """Load a job that this person may see; other people's jobs give 404."""
     user = user_of(request)
     jobs = Job.objects.visible_to(user).with_latest_attempt().select_related("parent")
     job = get_object_or_404(jobs, pk=job_id)
-    life = lives.tell(job)
+    life = lives.load(job)
     # Elsewhere a cancel does the same: it ends what waits, and what sbatch started, without asking it to save.
     may_kill = life.saves_before_it_ends and can(user, "kill", job)
-    return Page(job, life, can(user, "change", job), may_kill)
+    return JobPage(job, life, can(user, "change", job), may_kill)
 
 
 @login_required
 @require_safe
 def overview(request: HttpRequest, job_id: int) -> HttpResponse:
-    """The first tab: of a federated job its rounds."""
+    """Show the first tab; for a federated job its rounds."""
     page = page_of(request, job_id)
     charted = {
         "figures": charts.figures(page.job, page.life, curves.names(page.life)),
@@ -95,49 +95,49 @@ def overview(request: HttpRequest, job_id: int) -> HttpResponse:
 @login_required
 @require_safe
 def life(request: HttpRequest, job_id: int) -> HttpResponse:
-    """The page's head anew: what htmx swaps in while the job lives, and once when its state changes."""
+    """Render the page's head again: htmx requests it while the job is alive, and once when its state changes."""
     page = page_of(request, job_id)
     tab = request.GET.get("tab", "overview")
     more = _overview(request, page) if tab == "overview" else {}
     return render(request, "jobs/_life.html", page.context(tab, **more))
 
 
-def _overview(request: HttpRequest, page: Page) -> dict[str, Any]:
-    """What of the overview changes while the job lives, beside its charts."""
+def _overview(request: HttpRequest, page: JobPage) -> dict[str, Any]:
+    """Return the parts of the overview that change while the job is alive, except its charts."""
     newest, has_more = guard_events.newest(page.life.latest)
-    slow = slow_mounts.of(page.life)
-    newest += [(one.at, one.text) for one in slow if one.attempt == page.life.latest][-SHOWN_SLOW:]
-    newest += hardware_events.of(page.life.latest, page.life.now)
+    slow = slow_mounts.find(page.life)
+    newest += [(mount.at, mount.text) for mount in slow if mount.attempt == page.life.latest][-SHOWN_SLOW:]
+    newest += hardware_events.recent_events(page.life.latest, page.life.now)
     return {
         "marks": {
             **curves.marks(page.life),
             **({"slow": slow_mounts.by_step(page.life, slow)} if slow else {}),
-            "empty": charts.empty(page.job, page.life),
+            "empty": charts.empty_text(page.job, page.life),
         },
         "newest": page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
-        "shown": performance.tell(page.life, may_change=page.may_change),
+        "shown": performance.performance_panel(page.life, may_change=page.may_change),
         "finding": gpu_tab.low_use(page.life),
-        "died": verdicts.of(page.life.latest),
-        "died_before": verdicts.before(page.life.attempts),
+        "died": verdicts.newest_verdict(page.life.latest),
+        "died_before": verdicts.previous_verdict(page.life.attempts),
         "warnings": sorted(newest, reverse=True),
         "has_more_warnings": has_more,
-        **(rounds.shown(request, page.life, page.life.sentence) if page.job.kind == "federated" else {}),
+        **(rounds.rounds_context(request, page.life, page.life.sentence) if page.job.kind == "federated" else {}),
         **_waits(request, page),
     }
 
 
-def _waits(request: HttpRequest, page: Page) -> dict[str, Any]:
-    """Why it waits, while it does and nobody has cancelled it; the sentence is of that where waiting is in vain."""
+def _waits(request: HttpRequest, page: JobPage) -> dict[str, Any]:
+    """Return why a pending job waits, with a different lead sentence if it can never start."""
     if page.life.latest.state != Attempt.State.PENDING or page.life.cancelling:
         return {}
     if gone := missing.problem(page.life.latest):
         what, _, remedy = gone.partition(". ")
         return {"said": sentence.Sentence("It cannot start.", f"{what}.", remedy)}
-    told = pending.why(user_of(request), page.job, page.life.latest, now=page.life.now)
-    if not told.why:
+    answer = pending.why(user_of(request), page.job, page.life.latest, now=page.life.now)
+    if not answer.why:
         return {}
     held = {"is_held": release.is_held(page.life.latest)}
-    return {"waits": told} | held | ({"said": sentence.never(told.why.sentence)} if told.why.never else {})
+    return {"waits": answer} | held | ({"said": sentence.never_starts(answer.why.sentence)} if answer.why.never else {})
 
 
 @login_required
@@ -145,15 +145,15 @@ def _waits(request: HttpRequest, page: Page) -> dict[str, Any]:
 def checkpoints(request: HttpRequest, job_id: int) -> HttpResponse:
     page = page_of(request, job_id)
     pruned = page.job.checkpoints.filter(state=Checkpoint.State.PRUNED).count()
-    held = sum(checkpoint.bytes for checkpoint in page.life.checkpoints)
-    exports, saves = _exports(page.job, page.life.resumable), cadence.shown(page.life)
-    context = page.context("checkpoints", pruned=pruned, held=held, exports=exports, saves=saves)
+    stored_bytes = sum(checkpoint.bytes for checkpoint in page.life.checkpoints)
+    exports, saves = _exports(page.job, page.life.resumable), cadence.saves_section(page.life)
+    context = page.context("checkpoints", pruned=pruned, stored_bytes=stored_bytes, exports=exports, saves=saves)
     return render(request, "jobs/checkpoints.html", context)
 
 
 @dataclass(frozen=True)
 class Export:
-    """A command that takes the newest checkpoint's weights out, and what comes of it."""
+    """A command that exports the newest checkpoint's weights, and what it produces."""
 
     id: str
     makes: str
@@ -161,7 +161,7 @@ class Export:
 
 
 def _exports(job: Job, checkpoint: Checkpoint | None) -> list[Export]:
-    """Nothing where there is no checkpoint, or none of our trainer."""
+    """Return export commands; empty without a checkpoint of Vigil's trainer."""
     if checkpoint is None or not job.of_kind.exports or not job.directory:
         return []
     folder = settings.VIGIL_RUNS / job.directory / "job" / "checkpoints" / checkpoint.name
@@ -185,35 +185,37 @@ def _exports(job: Job, checkpoint: Checkpoint | None) -> list[Export]:
 @require_safe
 def attempts(request: HttpRequest, job_id: int) -> HttpResponse:
     page = page_of(request, job_id)
-    ran = environments.shown(history(page.life.attempts, most=MOST_READ))
-    guarded, chosen = guard_events.of(page.life.attempts), layouts.chosen(page.life.attempts)
-    in_place = verdicts.in_place(page.life.attempts)
+    ran = environments.attempt_environments(history(page.life.attempts, most=MOST_READ))
+    guarded, chosen = guard_events.by_attempt(page.life.attempts), layouts.chosen_layouts(page.life.attempts)
+    in_place = verdicts.incidents_in_place(page.life.attempts)
     before = {
         attempt.pk: earlier.steps
         for earlier, attempt in pairwise(page.life.attempts)
         if earlier.steps and attempt.steps and earlier.steps != attempt.steps
     }
-    told = [
+    rows = [
         replace(
-            _told(attempt, page.life, ran.get(attempt.number), guarded.get(attempt.pk, []), chosen.get(attempt.pk)),
-            in_place=[(one, verdicts.says(one)) for one in in_place.get(attempt.pk, [])],
+            _attempt_row(
+                attempt, page.life, ran.get(attempt.number), guarded.get(attempt.pk, []), chosen.get(attempt.pk)
+            ),
+            in_place=[(incident, verdicts.summary(incident)) for incident in in_place.get(attempt.pk, [])],
             steps_before=before.get(attempt.pk),
         )
         for attempt in reversed(page.life.attempts)
     ]
-    unread = len(told) > MOST_READ
-    return render(request, "jobs/attempts.html", page.context("attempts", told=told, unread=unread))
+    unread = len(rows) > MOST_READ
+    return render(request, "jobs/attempts.html", page.context("attempts", rows=rows, unread=unread))
 
 
 @dataclass
-class Told:
-    """An attempt with what its row says."""
+class AttemptRow:
+    """An attempt as its list shows it."""
 
     attempt: Attempt
     reason: str
     ran_s: float | None
     warnings: list[GuardEvent]
-    layout: Layout | None
+    layout: ChosenLayout | None
     environment: environments.AttemptEnvironment | None
     steps: slurm_steps.SlurmSteps | None
     postmortem: str  # its address
@@ -221,18 +223,18 @@ class Told:
     steps_before: int | None = None  # how many the attempt before it was asked for, where others
 
 
-def _told(
+def _attempt_row(
     attempt: Attempt,
-    life: Life,
+    life: JobLife,
     environment: environments.AttemptEnvironment | None,
     guarded: list[GuardEvent],
-    layout: Layout | None,
-) -> Told:
+    layout: ChosenLayout | None,
+) -> AttemptRow:
     end = attempt.ended_at or life.now
     ran = (end - attempt.started_at).total_seconds() if attempt.started_at else None
     warnings = sorted([*life.restarts.get(attempt.pk, []), *guarded], key=lambda warning: warning[0])
-    steps, postmortem = slurm_steps.shown(attempt), life.postmortem_of(attempt)
-    return Told(attempt, reason_of(attempt), ran, warnings, layout, environment, steps, postmortem)
+    steps, postmortem = slurm_steps.describe_steps(attempt), life.postmortem_of(attempt)
+    return AttemptRow(attempt, reason_of(attempt), ran, warnings, layout, environment, steps, postmortem)
 
 
 @login_required
@@ -263,7 +265,7 @@ def spec(request: HttpRequest, job_id: int) -> HttpResponse:
 
 
 def _diff(parent: Job, job: Job) -> list[tuple[str, str]]:
-    """Lines of the two texts: ("same" | "del" | "ins" | "gap", line)."""
+    """Return the lines of both texts: ("same" | "del" | "ins" | "gap", line)."""
     marks = {" ": "same", "-": "del", "+": "ins", "@": "gap"}
     lines = unified_diff(parent.spec_toml.splitlines(), job.spec_toml.splitlines(), lineterm="", n=3)
     return [(marks[line[0]], line[1:]) for line in list(lines)[2:] if line[:1] in marks]
@@ -272,7 +274,7 @@ def _diff(parent: Job, job: Job) -> list[tuple[str, str]]:
 @login_required
 @require_safe
 def spec_toml(request: HttpRequest, job_id: int) -> HttpResponse:
-    """The spec as it was written, to keep."""
+    """Download the spec as it was written."""
     job = get_object_or_404(Job.objects.visible_to(user_of(request)), pk=job_id)
     response = HttpResponse(job.spec_toml, content_type="application/toml; charset=utf-8")
     response.headers["Content-Disposition"] = f'attachment; filename="job-{job.pk}.toml"'

@@ -1,4 +1,4 @@
-"""The list of jobs: filter, search, sort and paging, all of it in the address."""
+"""The list of jobs. Filters, search, order and page are all in the address."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from jobs.listing.jobs import DEFAULT_SORT, SORTS, STATE_GROUPS, STATE_WORDS, Search
-from jobs.listing.walk import Count
+from jobs.listing.finder import Count
+from jobs.listing.jobs import DEFAULT_SORT, SORTS, STATE_GROUPS, STATE_WORDS, JobSearch
 from jobs.models import Attempt, Job
-from jobs.presenting.job_row import Row
+from jobs.presenting.job_row import JobRow
 from jobs.views.spans import SPANS, since
 from portal.access import user_of
 from portal.http.paging import BadCursor
@@ -29,7 +29,7 @@ KINDS = tuple(kind.name for kind in kinds.ALL)
 @login_required
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
-    """The whole page, or for htmx its table and tabs alone."""
+    """Show the whole page, or for htmx its table and tabs."""
     user = user_of(request)
     search = search_of(request.GET, user)
     finder = search.finder(user)
@@ -41,7 +41,7 @@ def index(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
     context: dict[str, Any] = {
         "section": "jobs",
-        "rows": [Row(job, now) for job in page.items],
+        "rows": [JobRow(job, now) for job in page.items],
         "next": page.next,
         "search": search,
         "tabs": _tabs(counts, request.GET.get("state", "")),
@@ -66,17 +66,17 @@ def index(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_safe
 def row(request: HttpRequest, job_id: int) -> HttpResponse:
-    """One row anew, after its job changed state."""
+    """Render one row again after its job changed state."""
     jobs = Job.objects.visible_to(user_of(request)).with_latest_attempt()
     job = get_object_or_404(jobs, pk=job_id)
-    return render(request, "jobs/_row.html", {"row": Row(job, timezone.now())})
+    return render(request, "jobs/_row.html", {"row": JobRow(job, timezone.now())})
 
 
-def search_of(params: QueryDict, user: User) -> Search:
-    """What the address asks for; what it does not understand, it leaves out."""
+def search_of(params: QueryDict, user: User) -> JobSearch:
+    """Return the search that the address describes; invalid parameters are ignored."""
     sort = params.get("sort", DEFAULT_SORT)
     owner = plain(params.get("owner", ""))
-    return Search(
+    return JobSearch(
         text=plain(params.get("q", ""))[:200],
         states=[state for state in params.getlist("state") if state in STATE_WORDS],
         projects=[plain(slug) for slug in params.getlist("project") if slug],
@@ -99,7 +99,7 @@ def _count(counts: dict[str, Count], states: list[str]) -> Count:
 
 
 def _tabs(counts: dict[str, Count], chosen: str) -> list[dict[str, object]]:
-    """The usual states with how many there are; a rarer state that was chosen is a tab of its own."""
+    """Return tabs of the usual states with counts, and one for a rarer state if it is selected."""
     tabs = list(TABS)
     if chosen and chosen not in dict(TABS):
         tabs.append((chosen, chosen.replace("_", " ").capitalize()))
@@ -110,6 +110,6 @@ def _tabs(counts: dict[str, Count], chosen: str) -> list[dict[str, object]]:
 
 
 def _varied(response: HttpResponse) -> HttpResponse:
-    """Page and fragment share an address: no cache must mix them up."""
+    """Keep caches from mixing up page and fragment, which share an address."""
     response.headers["Vary"] = "HX-Request, HX-Target, Cookie"
     return response

@@ -26,8 +26,8 @@ BATCH = "batch"
 
 
 @dataclass(frozen=True)
-class WantedLog:
-    """A log, as the address names it."""
+class LogSelection:
+    """The log that the address selects."""
 
     attempt: Attempt
     rank: int | None  # None: the batch script's own output
@@ -41,7 +41,7 @@ class WantedLog:
 
 @dataclass(frozen=True)
 class DrawnLine:
-    """A line as it is drawn."""
+    """A log line as HTML."""
 
     offset: int
     html: SafeString
@@ -49,8 +49,8 @@ class DrawnLine:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One log that can be chosen."""
+class LogChoice:
+    """One log in the menu."""
 
     value: str
     title: str
@@ -77,7 +77,7 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
         problem=problem,
         choices=_choices(files, wanted),
         incarnations=sorted({log.incarnation for log in files if log.rank == wanted.rank}),
-        whose=_whose(wanted),
+        whose=_log_title(wanted),
         further=bool(_number(request, "after")),
         address=_address(wanted),
         older=part is not None and part.more_before and not wanted.search,
@@ -88,7 +88,7 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
 @login_required
 @require_safe
 def lines(request: HttpRequest, job_id: int) -> HttpResponse:
-    """More lines as list items, with the cursors in headers; or with `tail` the last few as a whole list."""
+    """Return more lines as list items, with the cursors in headers; or with `tail` the last few as a whole list."""
     jobs = Job.objects.visible_to(user_of(request)).select_related("latest")
     job = get_object_or_404(jobs, pk=job_id)
     wanted = _wanted(request, job)
@@ -111,20 +111,20 @@ def lines(request: HttpRequest, job_id: int) -> HttpResponse:
 @login_required
 @require_safe
 def download(request: HttpRequest, job_id: int) -> StreamingHttpResponse:
-    """The whole log that the address names, as a file."""
+    """Download the whole log as a file."""
     job = get_object_or_404(Job.objects.visible_to(user_of(request)).select_related("latest"), pk=job_id)
     wanted = _wanted(request, job)
     try:
-        kept = logs.download(job, wanted.attempt, wanted.rank, wanted.incarnation)
+        file = logs.download(job, wanted.attempt, wanted.rank, wanted.incarnation)
     except LogError as error:
         raise Http404(str(error)) from None
-    response = stream(request, kept.pieces, "text/plain; charset=utf-8")
-    response.headers["Content-Disposition"] = f'attachment; filename="{kept.name}"'
+    response = stream(request, file.pieces, "text/plain; charset=utf-8")
+    response.headers["Content-Disposition"] = f'attachment; filename="{file.name}"'
     return response
 
 
 def _read(
-    job: Job, wanted: WantedLog, *, after: int | None = None, before: int | None = None, limit: int
+    job: Job, wanted: LogSelection, *, after: int | None = None, before: int | None = None, limit: int
 ) -> logs.LogPage:
     return logs.read(
         job,
@@ -138,12 +138,12 @@ def _read(
     )
 
 
-def _shown(part: logs.LogPage, wanted: WantedLog) -> list[DrawnLine]:
+def _shown(part: logs.LogPage, wanted: LogSelection) -> list[DrawnLine]:
     return [DrawnLine(line.offset, ansi.spans(line.text, wanted.search), ansi.level(line.text)) for line in part.lines]
 
 
-def _wanted(request: HttpRequest, job: Job) -> WantedLog:
-    """The log that the address names; another attempt's or nobody's is 404."""
+def _wanted(request: HttpRequest, job: Job) -> LogSelection:
+    """Return the log that the address selects; 404 for an unknown attempt or rank."""
     number = _number(request, "attempt")
     attempt = job.attempts.filter(number=number).first() if number is not None else job.latest
     if attempt is None:
@@ -155,22 +155,22 @@ def _wanted(request: HttpRequest, job: Job) -> WantedLog:
         rank = -size if rank_text.startswith("-") else size
     else:
         raise Http404(f"There is no rank {rank_text}.")
-    return WantedLog(attempt, rank, _number(request, "incarnation"), plain(request.GET.get("q", ""))[:200])
+    return LogSelection(attempt, rank, _number(request, "incarnation"), plain(request.GET.get("q", ""))[:200])
 
 
-def _whose(wanted: WantedLog) -> str:
+def _log_title(wanted: LogSelection) -> str:
     name = logs.name_of(wanted.rank)
     return name[:1].lower() + name[1:]
 
 
-def _address(wanted: WantedLog) -> str:
-    """The parameters that name this log, whatever becomes the newest later."""
+def _address(wanted: LogSelection) -> str:
+    """Return URL parameters that select this log even after newer ones exist."""
     named = {"attempt": wanted.attempt.number, "rank": wanted.name, "incarnation": wanted.incarnation}
     return urlencode({name: value for name, value in named.items() if value is not None})
 
 
-def _choices(files: list[logs.LogFile], wanted: WantedLog) -> list[Choice]:
-    """Every rank once, then launchers, then the batch script; the wanted one also where it has no file yet."""
+def _choices(files: list[logs.LogFile], wanted: LogSelection) -> list[LogChoice]:
+    """Return every rank once, then launchers, then the batch script; the selected one even if it has no file yet."""
     found: dict[str, str] = {}
     for log in files:
         if log.rank is None:
@@ -180,7 +180,7 @@ def _choices(files: list[logs.LogFile], wanted: WantedLog) -> list[Choice]:
         else:
             found[str(log.rank)] = f"Rank {log.rank}"
     found.setdefault(wanted.name, f"Rank {wanted.name}")
-    return [Choice(value, title, value == wanted.name) for value, title in found.items()]
+    return [LogChoice(value, title, value == wanted.name) for value, title in found.items()]
 
 
 def _number(request: HttpRequest, name: str) -> int | None:

@@ -1,7 +1,7 @@
-"""What a job's page tells of how well it runs: where a step's time goes, what bounds it, goodput, profiles.
+"""Show how well a job runs: where a step's time goes, its bottleneck, goodput and profiles.
 
-All of it but the goodput is what its trainer told, in events; anybody's program may have told it, so each value is
-looked at, and what is not what it should be is left out.
+All of it except the goodput was reported by the trainer in events. Any program may report such events, so each value is
+validated and invalid ones are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobs.disk import profiles as files
 from jobs.errors import JobError, ProfileError
 from jobs.goodput import Goodput, goodput
 from jobs.models import Attempt, Event, Job
-from jobs.presenting.header import Life
+from jobs.presenting.header import JobLife
 from jobs.profiles import Profile, profiles
 from jobs.submitting import profiling
 from portal.access import user_of
@@ -59,8 +59,8 @@ _BOUNDS = {
 
 
 @dataclass(frozen=True)
-class Part:
-    """A piece of the bar; `x` and `width` in per cent."""
+class StepPart:
+    """A part of a step's time in the bar; `x` and `width` are in per cent."""
 
     title: str
     color: int
@@ -78,33 +78,33 @@ class Part:
 
     @property
     def percent(self) -> str:
-        """Its share to a tenth: less than that bounds nobody."""
+        """Return the share to a tenth of a per cent: less is no bottleneck."""
         return formatting.percent(round(self.share, 3)) if self.share >= 0.0005 else f"< 0.1{formatting.NBSP}%"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bottleneck:
+class BottleneckPanel:
     title: str
     """ "" where not enough was measured."""
     because: str
     remedy: str
-    parts: list[Part]
+    parts: list[StepPart]
     step_seconds: float
     facts: list[tuple[str, str]]
     at: datetime | None = None
 
     @property
     def alternative(self) -> str:
-        """The bar in words."""
-        told = ", ".join(f"{part.title.lower()} {part.percent}" for part in self.parts)
-        return f"A step of {formatting.duration(self.step_seconds)}: {told}."
+        """Return the bar as text, for screen readers."""
+        shares = ", ".join(f"{part.title.lower()} {part.percent}" for part in self.parts)
+        return f"A step of {formatting.duration(self.step_seconds)}: {shares}."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Performance:
-    """The section; None and empty where nothing is known."""
+    """The performance section; fields are None or empty if unknown."""
 
-    bottleneck: Bottleneck
+    bottleneck: BottleneckPanel
     goodput: Goodput | None
     profiles: list[Profile]
     may_profile: bool
@@ -112,12 +112,12 @@ class Performance:
 
     @property
     def is_measured(self) -> bool:
-        """Whether there is anything but what bounds it to show."""
+        """Return whether there is more to show than the bottleneck."""
         return bool(self.goodput or self.bottleneck.facts or self.profiles or self.may_profile)
 
 
-def tell(life: Life, *, may_change: bool) -> Performance | None:
-    """Tells how a run of our trainer that has begun performs; None of anything else."""
+def performance_panel(life: JobLife, *, may_change: bool) -> Performance | None:
+    """Return the performance of a run of Vigil's trainer that has started; None for anything else."""
     if not life.job.of_kind.profiles or not any(attempt.started_at for attempt in life.attempts):
         return None
     found = profiles(life.attempts)
@@ -133,7 +133,7 @@ def tell(life: Life, *, may_change: bool) -> Performance | None:
 @login_required
 @require_POST
 def profile(request: HttpRequest, job_id: int) -> HttpResponse:
-    """Ask for a profile of the next steps; the page shows it once it is there."""
+    """Request a profile of the next steps; the page lists it once it is written."""
     user = user_of(request)
     job = get_object_or_404(Job.objects.visible_to(user).with_latest_attempt(), pk=job_id)
     steps, rank = whole(request.POST.get("steps") or str(profiling.STEPS)), whole(request.POST.get("rank") or "0")
@@ -149,36 +149,36 @@ def profile(request: HttpRequest, job_id: int) -> HttpResponse:
 @login_required
 @require_safe
 def download(request: HttpRequest, job_id: int, number: int, name: str) -> StreamingHttpResponse:
-    """A trace as its rank wrote it."""
+    """Download a trace as its rank wrote it."""
     job = get_object_or_404(Job.objects.visible_to(user_of(request)), pk=job_id)
     attempt = get_object_or_404(job.attempts.select_related("job"), number=number)
     try:
-        kept = files.download(attempt, name)
+        file = files.download(attempt, name)
     except ProfileError as error:
         raise Http404(str(error)) from None
-    response = stream(request, kept.pieces, "application/gzip")
-    response.headers["Content-Disposition"] = f'attachment; filename="{kept.name}"'
+    response = stream(request, file.pieces, "application/gzip")
+    response.headers["Content-Disposition"] = f'attachment; filename="{file.name}"'
     return response
 
 
 def _newest(attempts: list[Attempt]) -> Event | None:
-    """The newest verdict that rank 0 of the newest attempt and incarnation told, whenever it came."""
+    """Return the newest bottleneck that rank 0 of the newest attempt and incarnation reported."""
     rows = Event.objects.filter(attempt__in=attempts, kind=BOTTLENECK, rank=0)
     return rows.order_by("-attempt__number", "-incarnation", "-id").first()
 
 
-def _bottleneck(event: Event | None, life: Life) -> Bottleneck:
+def _bottleneck(event: Event | None, life: JobLife) -> BottleneckPanel:
     if event is None:
         when = (
             f"A verdict takes {LEAST_STEPS} steps, one of them looked at from inside."
             if life.latest.is_alive
             else "It ended before enough steps were measured."
         )
-        return Bottleneck(title="", because=when, remedy="", parts=[], step_seconds=0.0, facts=[])
+        return BottleneckPanel(title="", because=when, remedy="", parts=[], step_seconds=0.0, facts=[])
     data = event.data
     bound = data.get("bound")
     parts = _parts(data.get("split"))
-    return Bottleneck(
+    return BottleneckPanel(
         title=_BOUNDS[bound] if bound in BOUNDS else "",
         because=untrusted.line(data.get("because"), MOST_LETTERS),
         remedy=untrusted.line(data.get("remedy"), MOST_LETTERS) if bound in BOUNDS else "",
@@ -189,14 +189,16 @@ def _bottleneck(event: Event | None, life: Life) -> Bottleneck:
     )
 
 
-def _parts(split: object) -> list[Part]:
-    """The parts of a step, in their order; none where nothing adds up."""
-    told = split if isinstance(split, Mapping) else {}
-    seconds = {name: value for name in SPLIT if (value := untrusted.duration(told.get(name))) is not None and value > 0}
+def _parts(split: object) -> list[StepPart]:
+    """Return the parts of a step in order; empty if there are no valid values."""
+    values = split if isinstance(split, Mapping) else {}
+    seconds = {
+        name: value for name in SPLIT if (value := untrusted.duration(values.get(name))) is not None and value > 0
+    }
     total, at, found = sum(seconds.values()), 0.0, []
     for name, value in seconds.items():
         title, color = _PARTS[name]
-        found.append(Part(title, color, value, value / total, round(100 * at / total, 3)))
+        found.append(StepPart(title, color, value, value / total, round(100 * at / total, 3)))
         at += value
     return found
 

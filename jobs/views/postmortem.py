@@ -1,4 +1,4 @@
-"""The post-mortem of an attempt: its project reads it; its owner, the project's leads and sysadmins write it."""
+"""The post-mortem of an attempt: its project reads it; its owner, the project's leads and sysadmins edit it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ MOST_ROWS = 2 * editing.ACTIONS  # that are read of a form
 
 
 @dataclass(frozen=True)
-class Row:
-    """One action as the form has it. `key`: of the row of the database, or of an empty one."""
+class ActionRow:
+    """One action in the form. `key` is the id of its database row, or that of an empty form row."""
 
     key: str
     text: str = ""
@@ -44,12 +44,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Draft:
-    """What the form of people's part holds."""
+class PostMortemDraft:
+    """The content of the form that people fill in."""
 
     narrative: str
     factors: str
-    rows: list[Row]
+    rows: list[ActionRow]
     revision: str
     is_refused: bool = False
 
@@ -59,20 +59,22 @@ class Draft:
 def page(request: HttpRequest, job_id: int) -> HttpResponse:
     job = _job(request, job_id)
     document = _find(request, job)
-    return _without(request, job) if document is None else _page(request, document)
+    return _no_postmortem(request, job) if document is None else _page(request, document)
 
 
-def _without(request: HttpRequest, job: Job) -> HttpResponse:
-    """Answer where there is no post-mortem: lead to restarts in place, which have none, or say why there is none."""
+def _no_postmortem(request: HttpRequest, job: Job) -> HttpResponse:
+    """Answer if there is no post-mortem: redirect to restarts in place, which have none, or explain why there is
+    none.
+    """
     attempt = verdicts.restarted_in_place(job, whole(request.GET.get("attempt"), 2**31))
     if attempt is None:
-        return render(request, "404.html", {"job": job, "why": _none(request, job)}, status=404)
+        return render(request, "404.html", {"job": job, "why": _none_text(request, job)}, status=404)
     messages.info(request, f"Attempt {attempt} has no post-mortem: it restarted in place. Its incidents are below.")
     return redirect(f"{reverse('job_attempts', args=[job.pk])}#attempt-{attempt}")
 
 
 def _page(request: HttpRequest, document: Document, status: int = 200, **form: object) -> HttpResponse:
-    """`form`: what somebody has just put into it, and was not taken."""
+    """Render the page. `form` holds rejected input."""
     user = user_of(request)
     span = request.GET.get("span", "near")
     is_whole = request.GET.get("evidence") == "all"
@@ -89,7 +91,7 @@ def _page(request: HttpRequest, document: Document, status: int = 200, **form: o
         "spans": SPANS,
         "pieces": document.evidence if is_whole else document.evidence[:PIECES],
         "more_pieces": 0 if is_whole else max(0, len(document.evidence) - PIECES),
-        "alike": document.like_this(user),
+        "alike": document.similar_incidents(user),
         "narrative": readable.render(document.written.narrative, deeper=2) if document.written else "",
         "may_write": may_write,
         **({**_form(document), **form} if may_write else {}),
@@ -110,7 +112,7 @@ def as_markdown(request: HttpRequest, job_id: int) -> HttpResponse:
 @login_required
 @require_http_methods(["GET", "POST"])
 def write(request: HttpRequest, job_id: int) -> HttpResponse:
-    """Narrative, factors and actions, as the form has them."""
+    """Save narrative, factors and actions from the form."""
     if request.method == "GET":
         return _opened(request, job_id)
     document, draft = _document(request, job_id), _posted(request)
@@ -146,7 +148,7 @@ def publish(request: HttpRequest, job_id: int) -> HttpResponse:
 @login_required
 @require_http_methods(["GET", "POST"])
 def overrule(request: HttpRequest, job_id: int) -> HttpResponse:
-    """A person's word on the cause; without one, theirs is withdrawn."""
+    """Overrule the cause; an empty cause withdraws the overrule."""
     if request.method == "GET":
         return _opened(request, job_id)
     document, user = _document(request, job_id), user_of(request)
@@ -166,7 +168,7 @@ def overrule(request: HttpRequest, job_id: int) -> HttpResponse:
 
 
 def _refused(request: HttpRequest, document: Document, error: JobError, what: str, **form: object) -> HttpResponse:
-    """The page again, with what was put into its form."""
+    """Show the page again with the rejected input."""
     if isinstance(error, SpecError):
         messages.error(request, f"{what} {' '.join(problem.message for problem in error.problems)}")
         return _page(request, document, 422, **form)
@@ -175,16 +177,16 @@ def _refused(request: HttpRequest, document: Document, error: JobError, what: st
 
 
 def _opened(request: HttpRequest, job_id: int) -> HttpResponse:
-    """Where links lead of a page that refused what was sent to it: to the page itself."""
+    """Redirect to the page: links on a page that rejected a form lead to the form's address."""
     return redirect(f"{reverse('job_postmortem', args=[job_id])}?{request.GET.urlencode()}")
 
 
 def _document(request: HttpRequest, job_id: int) -> Document:
-    """The one that the address names, if this person may see its job."""
+    """Return the post-mortem that the address names, if this person may see its job."""
     job = _job(request, job_id)
     document = _find(request, job)
     if document is None:
-        raise Http404(_none(request, job))
+        raise Http404(_none_text(request, job))
     return document
 
 
@@ -194,13 +196,13 @@ def _job(request: HttpRequest, job_id: int) -> Job:
 
 
 def _find(request: HttpRequest, job: Job) -> Document | None:
-    """Return the post-mortem of the attempt that the address names, or of the newest that ended badly."""
+    """Return the post-mortem of the attempt in the address, or of the newest failed one."""
     given = request.GET.get("attempt")
     number = whole(given, 2**31)
-    return None if given and number is None else documents.of(job, number)
+    return None if given and number is None else documents.load(job, number)
 
 
-def _none(request: HttpRequest, job: Job) -> str:
+def _none_text(request: HttpRequest, job: Job) -> str:
     given = request.GET.get("attempt")
     which = f"attempt {given[:20]} of it has not" if given else "none of its attempts has"
     return f"#{job.pk} {job.name} has no post-mortem: {which} ended badly."
@@ -217,21 +219,27 @@ def _form(document: Document) -> dict[str, object]:
     }
 
 
-def _written(document: Document) -> Draft:
-    written, rows = document.written, [Row(f"new{i}") for i in range(NEW_ACTIONS)]
+def _written(document: Document) -> PostMortemDraft:
+    written, rows = document.written, [ActionRow(f"new{i}") for i in range(NEW_ACTIONS)]
     if written is None:
-        return Draft("", "", rows, "0")
+        return PostMortemDraft("", "", rows, "0")
     there = [
-        Row(str(one.pk), one.text, one.owner.username if one.owner else "", str(one.due or ""), one.done_at is not None)
-        for one in document.follow_ups
+        ActionRow(
+            str(follow_up.pk),
+            follow_up.text,
+            follow_up.owner.username if follow_up.owner else "",
+            str(follow_up.due or ""),
+            follow_up.done_at is not None,
+        )
+        for follow_up in document.follow_ups
     ]
-    return Draft(written.narrative, "\n".join(written.factors), [*there, *rows], str(written.revision))
+    return PostMortemDraft(written.narrative, "\n".join(written.factors), [*there, *rows], str(written.revision))
 
 
-def _posted(request: HttpRequest) -> Draft:
-    """`row` names each action."""
+def _posted(request: HttpRequest) -> PostMortemDraft:
+    """Return the posted form; each `row` names one action."""
     rows = [
-        Row(
+        ActionRow(
             key=key,
             text=" ".join(_text(request, f"text-{key}").split()),
             owner=_text(request, f"owner-{key}"),
@@ -241,15 +249,15 @@ def _posted(request: HttpRequest) -> Draft:
         for key in map(plain, request.POST.getlist("row")[:MOST_ROWS])
     ]
     revision = plain(request.POST.get("revision", ""))
-    return Draft(_text(request, "narrative"), _text(request, "factors"), rows, revision, is_refused=True)
+    return PostMortemDraft(_text(request, "narrative"), _text(request, "factors"), rows, revision, is_refused=True)
 
 
 def _text(request: HttpRequest, name: str) -> str:
     return plain(request.POST.get(name, "")).replace("\r\n", "\n").strip()
 
 
-def _actions(draft: Draft) -> list[Action]:
-    """Those whose text is empty go."""
+def _actions(draft: PostMortemDraft) -> list[Action]:
+    """Return the actions with a text; the others are removed."""
     rows = [row for row in draft.rows if row.text]
     return [
         Action(text=row.text, id=whole(row.key), owner=row.owner, due=_day(row.due, i), is_done=row.is_done)

@@ -1,4 +1,4 @@
-"""The list of what went wrong: filters, counts by cause, paging, all of it in the address."""
+"""The list of incidents: filters, counts by cause and page are all in the address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 
 from diagnosis.causes import CAUSES
 from jobs.gathering import verdicts
-from jobs.listing.incidents import OWNERS, Counts, Search
+from jobs.listing.incidents import OWNERS, IncidentCounts, IncidentSearch
 from jobs.models import Incident
 from jobs.views.spans import SPANS, since
 from portal.access import user_of
@@ -32,7 +32,7 @@ OWNER_WORDS = {
 
 
 @dataclass(frozen=True)
-class Row:
+class IncidentLine:
     """One incident as the list shows it."""
 
     incident: Incident
@@ -49,8 +49,8 @@ class Row:
         return self.incident.attempt.state if self.incident.ended_its_attempt else "warn"
 
     @property
-    def says(self) -> str:
-        return verdicts.says(self.incident) or "Its logs are being read."
+    def summary(self) -> str:
+        return verdicts.summary(self.incident) or "Its logs are being read."
 
 
 @login_required
@@ -65,7 +65,7 @@ def index(request: HttpRequest) -> HttpResponse:
     counts = search.counts(user)
     context = {
         "section": "postmortems",
-        "rows": [Row(incident) for incident in page.items],
+        "rows": [IncidentLine(incident) for incident in page.items],
         "next": page.next,
         "is_first": not request.GET.get("after"),
         "search": search,
@@ -79,15 +79,15 @@ def index(request: HttpRequest) -> HttpResponse:
         "causes": list(CAUSES),
         "projects": list(Project.objects.visible_to(user).values_list("slug", flat=True)),
         "is_filtered": any(request.GET.get(name) for name in FILTERS),
-        "say": say(counts, request.GET.get("since", "")),
+        "say": summary(counts, request.GET.get("since", "")),
     }
     return render(request, "jobs/postmortems.html", context)
 
 
-def search_of(params: QueryDict) -> Search:
-    """What the address asks for; what it does not understand, it leaves out."""
+def search_of(params: QueryDict) -> IncidentSearch:
+    """Return the search that the address describes; invalid parameters are ignored."""
     owner, published = params.get("owner", ""), params.get("published", "")
-    return Search(
+    return IncidentSearch(
         projects=[plain(slug) for slug in params.getlist("project") if slug][:50],
         causes=[cause for cause in params.getlist("cause") if cause in CAUSES],
         owner=owner if owner in OWNERS else "",
@@ -97,18 +97,18 @@ def search_of(params: QueryDict) -> Search:
     )
 
 
-def say(counts: Counts, span: str) -> tuple[str, str]:
-    """What failed most, and whose it is to act."""
+def summary(counts: IncidentCounts, span: str) -> tuple[str, str]:
+    """Return what failed most, and who has to act."""
     if not counts.total:
         return "", ""
-    known = [(code, many) for code, many in counts.by_cause.most_common() if code in CAUSES]
+    diagnosed = [(code, many) for code, many in counts.by_cause.most_common() if code in CAUSES]
     when = dict(SPANS).get(span, "").lower() if span else ""
     many = f"{formatting.count(counts.total)}{'+' if counts.is_cut else ''}"
     lead = f"{many} {'thing' if counts.total == 1 else 'things'} went wrong{f' in the {when}' if when else ''}."
-    if not known:
+    if not diagnosed:
         return lead, "Their logs are being read."
-    code, most = known[0]
-    own = sum(many for one, many in known if CAUSES[one].owner == "researcher")
-    is_first = most > 1 and all(most > many for _, many in known[1:2])
+    code, most = diagnosed[0]
+    for_researchers = sum(many for code, many in diagnosed if CAUSES[code].owner == "researcher")
+    is_first = most > 1 and all(most > many for _, many in diagnosed[1:2])
     rest = f"Most often {CAUSES[code].title}: {formatting.count(most)} times. " if is_first else ""
-    return lead, f"{rest}{formatting.share(own / counts.total)} for researchers to mend."
+    return lead, f"{rest}{formatting.share(for_researchers / counts.total)} for researchers to mend."

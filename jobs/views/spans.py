@@ -1,4 +1,4 @@
-"""How far back a list goes, by its address: `?since=7d`."""
+"""Parse how far back a list goes: `?since=7d`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPANS = (
 )
 
 
-def since(asked: str) -> datetime | None:
-    """None for what it does not understand, as for nothing."""
-    days = whole(asked.removesuffix("d"), 10_000)
+def since(text: str) -> datetime | None:
+    """Return the start of the span; None if the text is empty or invalid."""
+    days = whole(text.removesuffix("d"), 10_000)
     return None if days is None else timezone.now() - timedelta(days=days)

@@ -1,4 +1,4 @@
-"""The submit page: a form and the same spec as text beside it, in step both ways, with a dry run."""
+"""The submit page: a form and the same spec as text, kept in sync, with a dry run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from jobs.disk.upload import MAX_BYTES as MAX_CODE
 from jobs.errors import JobError, Problem, SpecError
 from jobs.models import Job, Listing
 from jobs.presenting import form_sections, form_text
-from jobs.presenting.form_fields import Section
-from jobs.presenting.outline import Drawn, drawn
+from jobs.presenting.form_fields import FormSection
+from jobs.presenting.outline import DrawnOutline, draw
 from jobs.presenting.toml_lines import line_of, locate
 from jobs.spec import MAX_BYTES, JobSpec, SweepSpec, has_sweep, read_toml, set_values
 from jobs.spec.mending import mended, standing
@@ -36,7 +36,7 @@ from portal.models import DEFAULT_PROJECT, Project, User
 from vigil_core import formatting
 from vigil_core.untrusted import whole
 
-ASKED = frozenset(Resources.model_fields)  # what a link may fill in
+PREFILLABLE = frozenset(Resources.model_fields)  # what a link may fill in
 AT_ONCE = 100  # names of clones that are looked for
 START = """\
 name = "my-first-run"
@@ -59,8 +59,8 @@ _CODE = re.compile(r" \(`[^`]*`\)")  # in a headline; the finding below has it
 
 
 @dataclass
-class Draft:
-    """A spec on its way: its text, what it says, and what is wrong with it."""
+class SpecDraft:
+    """A spec being edited: its text, parsed content and problems."""
 
     text: str
     data: dict[str, Any]
@@ -72,14 +72,14 @@ class Draft:
 
     @property
     def lacks_code(self) -> bool:
-        """Whether an archive is all that it lacks."""
+        """Return whether the code archive is all that is missing."""
         if self.spec is None or self.spec.code is None or self.spec.code.git or self.packed:
             return False
         return not self.problems and not any(finding.level == "error" for finding in self.findings)
 
     @property
     def marks(self) -> list[dict[str, object]]:
-        """What the editor shows at its lines."""
+        """Return the problems with the lines at which the editor shows them."""
         places = locate(self.text)
         found: list[dict[str, object]] = []
         for problem in self.problems:
@@ -89,13 +89,13 @@ class Draft:
 
     @property
     def elsewhere(self) -> list[dict[str, object]]:
-        """Problems that no field of the form can show."""
+        """Return problems that no field of the form can show."""
         shown = {f.path for section in form_sections.sections(self.data, self.problems) for f in section.all}
         return [mark for mark in self.marks if mark["field"] not in shown]
 
     @property
     def fixes(self) -> list[tuple[str, str]]:
-        """What is wrong, by name and where it is told: (title, id of an element), in the form's order."""
+        """Return what to fix in the form's order, as (title, id of the element that shows it)."""
         if self.lacks_code:
             return [("Code", "f-code")]
         if not any(problem.field for problem in self.problems):
@@ -106,8 +106,8 @@ class Draft:
         return named + [(str(mark["field"] or "the specification"), "marks") for mark in self.elsewhere]
 
     @property
-    def say(self) -> tuple[str, str]:
-        """The sentence: what stops it, then what it would do. `fixes` come between."""
+    def summary(self) -> tuple[str, str]:
+        """Return the lead: what prevents submission, then what would happen. The page puts `fixes` in between."""
         if doubts := [finding for finding in self.findings if finding.level == "error"]:
             lead = (
                 "One thing looks wrong." if len(doubts) == 1 else f"{formatting.count(len(doubts))} things look wrong."
@@ -124,54 +124,62 @@ class Draft:
         return ("One thing to fix:", only.message) if only.field else (only.message, "")
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the name of the only field and its message are one sentence: "Clients are 2,000, but …"."""
-        return self.say[1][:1].islower()
+    def continues_name(self) -> bool:
+        """Return whether the only field's name and its message form one sentence: "Clients are 2,000, but …"."""
+        return self.summary[1][:1].islower()
 
     @cached_property
-    def split(self) -> Drawn | None:
-        """How a federation's data would lie, where that is known before they are there."""
-        found = (drawn(finding.split, finding.text) for finding in self.findings if finding.split is not None)
+    def split(self) -> DrawnOutline | None:
+        """Return how a federation's data would be split, if that is known before the data exist."""
+        found = (draw(finding.split, finding.text) for finding in self.findings if finding.split is not None)
         return next(found, None)
 
     @property
     def outlook(self) -> str:
-        """Answers when it would start: the dry run's finding of that name."""
+        """Return when the job would start, according to the dry run."""
         return next((_CODE.sub("", finding.text) for finding in self.findings if finding.title == "Start"), "")
 
 
-def draft(user: User, text: str) -> Draft:
-    """Read and check a text. Nothing is allocated and nothing kept."""
+def draft(user: User, text: str) -> SpecDraft:
+    """Parse and check a text. Nothing is allocated or stored."""
     try:
         data = read_toml(text)
     except SpecError as error:
-        return Draft(text, {}, None, error.problems, [])
+        return SpecDraft(text, {}, None, error.problems, [])
     if has_sweep(data):
         return _sweep_draft(user, text, data)
     try:
         spec = JobSpec.parse(data)
     except SpecError as error:
         rest, _ = mended(JobSpec, data, error.problems)
-        more = standing(JobSpec, _beside(user, rest), error.problems, data.get("kind")) if rest is not None else []
-        return Draft(text, data, None, [form_sections.placed(problem) for problem in (*error.problems, *more)], [])
-    if problems := _beside(user, spec):
-        return Draft(text, data, None, problems, [])
-    return Draft(text, data, spec, [], dry_run(user, spec))
+        more = (
+            standing(JobSpec, _context_problems(user, rest), error.problems, data.get("kind"))
+            if rest is not None
+            else []
+        )
+        return SpecDraft(
+            text, data, None, [form_sections.locate_problem(problem) for problem in (*error.problems, *more)], []
+        )
+    if problems := _context_problems(user, spec):
+        return SpecDraft(text, data, None, problems, [])
+    return SpecDraft(text, data, spec, [], dry_run(user, spec))
 
 
-def _sweep_draft(user: User, text: str, data: dict[str, Any]) -> Draft:
-    """The draft of a text with [sweep]: a combination's problem names path and value; the form shows all the rest."""
+def _sweep_draft(user: User, text: str, data: dict[str, Any]) -> SpecDraft:
+    """Return the draft of a text with [sweep]. A combination's problem names path and value; the form shows the
+    rest.
+    """
     try:
         sweep = SweepSpec.parse(data, text)
     except SpecError as error:
-        return Draft(text, data, None, error.problems, [])
-    if problems := _beside(user, sweep.first, sweep.others):
-        return Draft(text, data, None, problems, [])
-    return Draft(text, data, sweep, [], sweep_run(user, sweep))
+        return SpecDraft(text, data, None, error.problems, [])
+    if problems := _context_problems(user, sweep.first, sweep.others):
+        return SpecDraft(text, data, None, problems, [])
+    return SpecDraft(text, data, sweep, [], sweep_run(user, sweep))
 
 
-def _beside(user: User, spec: JobSpec, alike: Sequence[JobSpec] = ()) -> list[Problem]:
-    """What the specification itself cannot know: whose project it is, and what there is."""
+def _context_problems(user: User, spec: JobSpec, alike: Sequence[JobSpec] = ()) -> list[Problem]:
+    """Return problems that the specification itself cannot know: its project, and what exists on the cluster."""
     try:
         project = project_of(user, spec)
     except SpecError as error:
@@ -182,7 +190,7 @@ def _beside(user: User, spec: JobSpec, alike: Sequence[JobSpec] = ()) -> list[Pr
 @login_required
 @require_http_methods(["GET", "POST"])
 def page(request: HttpRequest) -> HttpResponse:
-    """The page; POST submits, or without script only checks (`do=check`)."""
+    """Show the page. POST submits, or without JavaScript only checks (`do=check`)."""
     user = user_of(request)
     parent = _parent(request, user)
     if request.method == "GET":
@@ -218,7 +226,7 @@ def page(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_POST
 def sync(request: HttpRequest) -> HttpResponse:
-    """One side was edited: the other side, the errors, the sentence and the dry run, for htmx to swap in."""
+    """Update the other side after an edit, along with errors, sentence and dry run, for htmx to swap in."""
     user = user_of(request)
     text = _posted_text(request)
     drafted = draft(user, text)
@@ -231,12 +239,14 @@ def sync(request: HttpRequest) -> HttpResponse:
 
 
 def _names(posted: QueryDict) -> set[str]:
-    """The posted names that are fields of the spec."""
+    """Return the posted names that are fields of the spec."""
     return {name for name in posted if name.partition(".")[0] in JobSpec.model_fields}
 
 
 def _posted_text(request: HttpRequest) -> str:
-    """The spec's text: an uploaded file, else the editor's with what the form changed (if the form was edited last)."""
+    """Return the spec's text: an uploaded file, else the editor's, with the form's changes if the form was edited
+    last.
+    """
     upload = request.FILES.get("file")
     if upload is not None and upload.size:
         sent: bytes = upload.read(MAX_BYTES + 1)
@@ -245,19 +255,21 @@ def _posted_text(request: HttpRequest) -> str:
     if request.POST.get("side") == "toml":
         return text
     try:
-        return form_text.merged(text, request.POST.dict())
+        return form_text.merge_form(text, request.POST.dict())
     except SpecError:
         return text
 
 
 def _code(request: HttpRequest) -> bytes | None:
-    """Somebody's own code, packed; one byte more than is taken, so that the check can say it is too large."""
+    """Return the uploaded code archive, reading one byte more than allowed so that the check can report it as too
+    large.
+    """
     upload = request.FILES.get("code")
     return upload.read(MAX_CODE + 1) if upload is not None and upload.size else None
 
 
 def _parent(request: HttpRequest, user: User) -> Job | None:
-    """The job that this one is cloned from."""
+    """Return the job that this one is cloned from."""
     number = request.POST.get("from") or request.GET.get("from")
     if not number:
         return None
@@ -270,8 +282,8 @@ def _first_text(user: User, parent: Job | None) -> str:
         visible = Project.objects.visible_to(user)
         projects = list(visible.values_list("slug", flat=True)[:50])
         default = visible.named(DEFAULT_PROJECT).values_list("slug", flat=True).first()
-        mine = default or (projects[0] if projects else DEFAULT_PROJECT)
-        return START.format(project=json.dumps(mine))
+        slug = default or (projects[0] if projects else DEFAULT_PROJECT)
+        return START.format(project=json.dumps(slug))
     try:
         return set_values(parent.spec_toml, {"name": _next_name(parent)})
     except SpecError:
@@ -279,10 +291,12 @@ def _first_text(user: User, parent: Job | None) -> str:
 
 
 def _changed(text: str, options: list[str]) -> str:
-    """The text as links of "Why it waits" ask for it: `set=resources.nodes=2`, any number of times."""
+    """Return the text with the changes in links of "Why it waits": `set=resources.nodes=2`, any number of times."""
     pairs = [option.removeprefix("resources.").partition("=") for option in options[:10]]
     try:
-        return set_values(text, {f"resources.{name}": _value(name, value) for name, _, value in pairs if name in ASKED})
+        return set_values(
+            text, {f"resources.{name}": _value(name, value) for name, _, value in pairs if name in PREFILLABLE}
+        )
     except SpecError:
         return text
 
@@ -298,7 +312,7 @@ def _value(name: str, value: str) -> int | float | str:
 
 
 def _next_name(parent: Job) -> str:
-    """`probe` → `probe-2` → `probe-3`: the next that no job of its project has."""
+    """Return the next name that no job of the project has: `probe` → `probe-2` → `probe-3`."""
     stem, dash, number = parent.name.rpartition("-")
     if not (dash and number.isdigit() and len(number) < 4):
         stem, number = parent.name[:59], "1"
@@ -311,12 +325,12 @@ def _next_name(parent: Job) -> str:
     raise AssertionError("unreachable")
 
 
-def _sections(user: User, drafted: Draft) -> list[Section]:
+def _sections(user: User, drafted: SpecDraft) -> list[FormSection]:
     projects = Project.objects.visible_to(user).values_list("slug", flat=True)[:200]
-    return form_sections.sections(drafted.data, drafted.problems, projects, known=partial(names.known, user))
+    return form_sections.sections(drafted.data, drafted.problems, projects, suggest=partial(names.known, user))
 
 
-def _context(user: User, drafted: Draft, parent: Job | None) -> dict[str, Any]:
+def _context(user: User, drafted: SpecDraft, parent: Job | None) -> dict[str, Any]:
     changes = _changes(parent.spec_toml, drafted.text) if parent else []
     return {
         "section": "submit",
@@ -330,12 +344,12 @@ def _context(user: User, drafted: Draft, parent: Job | None) -> dict[str, Any]:
     }
 
 
-def _render(request: HttpRequest, drafted: Draft, parent: Job | None, status: int = 200) -> HttpResponse:
+def _render(request: HttpRequest, drafted: SpecDraft, parent: Job | None, status: int = 200) -> HttpResponse:
     return render(request, "jobs/submit.html", _context(user_of(request), drafted, parent), status=status)
 
 
 def _changes(before: str, after: str) -> list[tuple[str, str]]:
-    """Lines that differ, each with a little around it: ("same" | "del" | "ins" | "gap", line)."""
+    """Return the lines that differ, with context: ("same" | "del" | "ins" | "gap", line)."""
     marks = {" ": "same", "-": "del", "+": "ins", "@": "gap"}
     lines = list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1))[2:]
     return [(marks[line[0]], line[1:]) for line in lines if line[:1] in marks]

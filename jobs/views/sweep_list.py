@@ -1,4 +1,4 @@
-"""The page of sweeps, newest first: each with how its jobs stand."""
+"""The list of sweeps, newest first, each with its jobs by state."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class SweepRow:
 
     @property
     def counts(self) -> list[tuple[str, int]]:
-        """Its jobs by state, in the order of a job's life."""
+        """Return the number of jobs by state, in the order of a job's life."""
         return [(state, self.by_state[state]) for state in Attempt.State.values if state in self.by_state]
 
     @property
     def over(self) -> str:
-        """ "seed × 3, lr × 4": what it goes over."""
+        """Return what the sweep varies: "seed × 3, lr × 4"."""
         return ", ".join(
             f"{path.rpartition('.')[2]} × {formatting.count(len(values))}" for path, values in self.sweep.axes
         )
@@ -62,7 +62,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "lines": lines,
         "next": found.next,
         "first": "after" not in request.GET,
-        "say": say(lines),
+        "say": summary(lines),
     }
     return render(request, "jobs/sweeps.html", context)
 
@@ -80,8 +80,8 @@ def _lines(sweeps: list[Sweep]) -> list[SweepRow]:
     return [SweepRow(sweep, stand[sweep.pk][0]) for sweep in sweeps]
 
 
-def say(lines: list[SweepRow]) -> tuple[str, str]:
-    """What goes on among those that the page shows."""
+def summary(lines: list[SweepRow]) -> tuple[str, str]:
+    """Return which of the listed sweeps are still active."""
     if not lines:
         return "", ""
     going = [line for line in lines if line.alive]
@@ -90,8 +90,8 @@ def say(lines: list[SweepRow]) -> tuple[str, str]:
     many = formatting.plural(len(going), "sweep")
     names = formatting.listed([line.sweep.name for line in going]) if len(going) <= 3 else many
     alive = sum(line.alive for line in going)
-    verb, whose = ("goes", "its") if len(going) == 1 else ("go", "their")
+    verb, pronoun = ("goes", "its") if len(going) == 1 else ("go", "their")
     return (
         f"{names} {verb} on:",
-        f"{formatting.count(alive)} of {whose} jobs {'waits or runs' if alive == 1 else 'wait or run'}.",
+        f"{formatting.count(alive)} of {pronoun} jobs {'waits or runs' if alive == 1 else 'wait or run'}.",
     )

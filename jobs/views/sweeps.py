@@ -1,4 +1,4 @@
-"""A sweep's page: its jobs by their values, the best setting of them, and all their losses in one drawing."""
+"""A sweep's page: its jobs by their values, the best setting, and all losses in one drawing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from jobs.errors import JobError
-from jobs.gathering.sweep_standing import standing_of
+from jobs.gathering.sweep_standing import compare_jobs
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Job, Sweep
 from jobs.presenting.header import number
-from jobs.presenting.sweep_standing import Standing, metrics_of, shown
+from jobs.presenting.sweep_standing import SweepStanding, metrics_of, value_text
 from jobs.submitting import sweeps
 from portal.access import can, user_of
 from portal.series.read import curve
@@ -30,8 +30,8 @@ WIDTH, HEIGHT, POINTS = 1000.0, 200.0, 120
 
 
 @dataclass
-class Row:
-    """A job of the sweep. It comes with its latest attempt."""
+class SweepJobRow:
+    """A job of the sweep, with its latest attempt loaded."""
 
     job: Job
     paths: list[str]
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def values(self) -> list[str]:
-        return [shown((self.job.sweep_values or {}).get(path)) for path in self.paths]
+        return [value_text((self.job.sweep_values or {}).get(path)) for path in self.paths]
 
     @property
     def numbers(self) -> list[float | None]:
@@ -68,8 +68,8 @@ class Polyline:
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """The losses over steps; `low` and `high` are the ends of its axis."""
+class LossDrawing:
+    """The losses over steps; `low` and `high` are the ends of the axis."""
 
     lines: list[Polyline]
     low: float
@@ -81,15 +81,15 @@ class Drawing:
 @login_required
 @require_safe
 def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
-    """The whole page, or for htmx what changes of it."""
+    """Show the whole page, or for htmx the part that changes."""
     user = user_of(request)
     sweep = get_object_or_404(Sweep.objects.visible_to(user).select_related("project", "owner"), pk=sweep_id)
     jobs = list(sweep.jobs.select_related("latest").defer("spec", "spec_toml", "notes").order_by("sweep_index"))
     paths, metrics = list(sweep.over), metrics_of(job.latest.latest for job in jobs if job.latest)
-    rows = [Row(job, paths, metrics) for job in jobs if job.latest is not None]
+    rows = [SweepJobRow(job, paths, metrics) for job in jobs if job.latest is not None]
     over = sweep.is_over()
     measured = [(row.job.pk, row.job.name, row.job.sweep_values, row.attempt.latest) for row in rows]
-    standing = standing_of(sweep, measured, is_over=over)
+    standing = compare_jobs(sweep, measured, is_over=over)
     best = standing.best_jobs if standing else set()
     for row in rows:
         row.is_best = row.job.pk in best
@@ -104,7 +104,8 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
         "rows": rows if request.GET.get("all") else rows[:MOST_ROWS],
         "total": len(rows),
         "refused": [
-            RefusedRow([shown(values.get(path)) for path in paths], why) for values, why in sweep.refused[:MOST_ROWS]
+            RefusedRow([value_text(values.get(path)) for path in paths], why)
+            for values, why in sweep.refused[:MOST_ROWS]
         ],
         "columns": [
             _column(f"v{i}", path.removeprefix("run.").removeprefix("script."), sort) for i, path in enumerate(paths)
@@ -121,7 +122,7 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
         "over": over,
         "alive": alive,
         "may_change": can(user, "change", sweep),
-        "say": _say(len(rows), of_states, standing, over=over, stopped=sweep.stopped_why),
+        "say": _summary(len(rows), of_states, standing, over=over, stopped=sweep.stopped_why),
         "without": _without_jobs(sweep),
     }
     is_part = request.headers.get("HX-Target") == "sweep"
@@ -152,10 +153,10 @@ def _without_jobs(sweep: Sweep) -> str:
     return f"{formatting.plural(many, 'combination')} {'has' if many == 1 else 'have'} no job." if many else ""
 
 
-def _sorted(rows: list[Row], sort: str, paths: list[str], metrics: list[str]) -> list[Row]:
-    """Sorts the rows as the address asks: by job, value, metric, state or step; what is not there goes last."""
+def _sorted(rows: list[SweepJobRow], sort: str, paths: list[str], metrics: list[str]) -> list[SweepJobRow]:
+    """Sort the rows as the address asks, by job, value, metric, state or step; missing values go last."""
     name = sort.removeprefix("-")
-    keys: dict[str, Callable[[Row], Any]] = {
+    keys: dict[str, Callable[[SweepJobRow], Any]] = {
         "job": lambda row: row.job.sweep_index,
         "state": lambda row: row.attempt.state,
         "step": lambda row: row.attempt.step,
@@ -164,16 +165,16 @@ def _sorted(rows: list[Row], sort: str, paths: list[str], metrics: list[str]) ->
     keys |= {f"m{i}": lambda row, m=metric: number(row.attempt.latest, m) for i, metric in enumerate(metrics)}  # type: ignore[misc]
     if name not in keys:
         return rows
-    known = [(key, row) for row in rows if (key := keys[name](row)) is not None and key == key]
-    known.sort(key=lambda pair: pair[0], reverse=sort.startswith("-"))
-    there = {row.job.pk for _, row in known}
-    return [*(row for _, row in known), *(row for row in rows if row.job.pk not in there)]
+    sortable = [(key, row) for row in rows if (key := keys[name](row)) is not None and key == key]
+    sortable.sort(key=lambda pair: pair[0], reverse=sort.startswith("-"))
+    there = {row.job.pk for _, row in sortable}
+    return [*(row for _, row in sortable), *(row for row in rows if row.job.pk not in there)]
 
 
 def _order(value: Any) -> tuple[int, Any]:
-    """Numbers before texts."""
+    """Return a sort key: numbers before texts."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return (0, value) if is_number else (1, shown(value))
+    return (0, value) if is_number else (1, value_text(value))
 
 
 def _column(name: str, title: str, sort: str) -> dict[str, str]:
@@ -181,8 +182,10 @@ def _column(name: str, title: str, sort: str) -> dict[str, str]:
     return {"title": title, "sort": f"-{name}" if direction == "ascending" else name, "direction": direction}
 
 
-def _say(many: int, counts: dict[str, int], standing: Standing | None, *, over: bool, stopped: str) -> tuple[str, str]:
-    """Return how far the sweep is, and what is ahead; first of all that Vigil has stopped it."""
+def _summary(
+    many: int, counts: dict[str, int], standing: SweepStanding | None, *, over: bool, stopped: str
+) -> tuple[str, str]:
+    """Return the sweep's progress and what is ahead, or first of all that Vigil has stopped it."""
     if stopped:
         return "Stopped.", f"{stopped} Mend it and submit it again, or resume the jobs that shall run all the same."
     ended = sum(count for state, count in counts.items() if state not in Attempt.ALIVE)
@@ -197,13 +200,13 @@ def _say(many: int, counts: dict[str, int], standing: Standing | None, *, over: 
     return lead, " ".join(rest)
 
 
-def _drawing(rows: list[Row]) -> Drawing | None:
-    """Draw the losses of as many jobs as an eye can tell apart, the best among them on top."""
-    told = [row for row in rows if number(row.attempt.latest, "loss") is not None]
-    best = [row for row in told if row.is_best][:MOST_LINES]
-    chosen = [row for row in told if not row.is_best][: MOST_LINES - len(best)] + best
+def _drawing(rows: list[SweepJobRow]) -> LossDrawing | None:
+    """Draw the losses of as many jobs as can be told apart, the best on top."""
+    reporting = [row for row in rows if number(row.attempt.latest, "loss") is not None]
+    best = [row for row in reporting if row.is_best][:MOST_LINES]
+    chosen = [row for row in reporting if not row.is_best][: MOST_LINES - len(best)] + best
     curves = [(row, *_points(row)) for row in chosen]
-    curves = [one for one in curves if len(one[1]) > 1]
+    curves = [entry for entry in curves if len(entry[1]) > 1]
     if not curves:
         return None
     values = np.concatenate([value for _, _, value in curves])
@@ -216,10 +219,10 @@ def _drawing(rows: list[Row]) -> Drawing | None:
         y = HEIGHT - 2 - np.clip((value - low) / ((high - low) or 1.0), 0, 1) * (HEIGHT - 4)
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
         lines.append(Polyline(row.job, points, row.is_best))
-    return Drawing(lines, low, high, int(last), len(told) - len(chosen))
+    return LossDrawing(lines, low, high, int(last), len(reporting) - len(chosen))
 
 
-def _points(row: Row) -> tuple[Any, Any]:
+def _points(row: SweepJobRow) -> tuple[Any, Any]:
     attempts = Attempt.objects.filter(job=row.job).order_by("number").values_list("pk", flat=True)
     read = curve([owner_of(pk) for pk in attempts], "loss", points=POINTS)
     value = read.value if read.value is not None else read.mean

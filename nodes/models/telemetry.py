@@ -198,7 +198,7 @@ class GpuUse(models.Model):
     used_s = models.FloatField(default=0, help_text="Times the utilisation.")
     idle_s = models.FloatField(default=0, help_text="In which they did nothing.")
     is_made_up = models.BooleanField(default=False, help_text="By `vigil up --demo`.")
-    # Whose it is, as somebody adds it up who knows jobs and people (jobs.waste.adding).
+    # Whose it is, as somebody adds it up who knows jobs and people (jobs.waste.aggregation).
     job = models.BigIntegerField(null=True, blank=True, help_text="Vigil's number of it; null: it is not Vigil's.")
     project = models.ForeignKey(
         "portal.Project", models.SET_NULL, null=True, blank=True, related_name="+", db_index=False

@@ -9,7 +9,7 @@ from django.db import connection
 from django.test import Client
 
 from bench import history
-from jobs.listing import keeping
+from jobs.listing import triggers
 from jobs.models import Attempt, Job, Listing
 from jobs.models.job import Tag
 
@@ -37,7 +37,7 @@ def test_bulk_leaves_the_lines_that_row_by_row_would(db: None) -> None:
     before = schema()
     lab, _ = history.make(400)
     assert schema() == before, "every index, reference and trigger is back"
-    assert keeping.is_kept(connection)
+    assert triggers.has_triggers(connection)
     made = lines()
     assert len(made) == Job.objects.count() == 400
     assert Attempt.objects.filter(job__latest=None).count() == 0

@@ -18,8 +18,8 @@ from console.site import prepare
 from jobs import tasks
 from jobs.disk import usage
 from jobs.following import follow
-from jobs.listing import keeping, walk
-from jobs.listing.jobs import Search
+from jobs.listing import finder, triggers
+from jobs.listing.jobs import JobSearch
 from jobs.models import Attempt, Job, Listing
 from portal.access import note
 from portal.admin import History
@@ -51,7 +51,7 @@ def signed_in(mira: User) -> Client:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A portal for which four jobs are many."""
     for bound in ("MOST", "EFFORT", "GLANCE"):
-        monkeypatch.setattr(walk, bound, 3)
+        monkeypatch.setattr(finder, bound, 3)
 
 
 def test_a_line_follows_its_job_and_its_latest_attempt(mira, project):
@@ -72,25 +72,25 @@ def test_a_line_follows_its_job_and_its_latest_attempt(mira, project):
 
 def test_what_nobody_kept_meanwhile_is_brought_in_step(signed_in, mira, project):
     kept, gone = lab.a_job(mira, project, name="kept"), lab.a_job(mira, project, name="gone")
-    keeping.let_go(connection)
-    assert not keeping.is_kept(connection)
+    triggers.drop_triggers(connection)
+    assert not triggers.has_triggers(connection)
     Job.objects.filter(pk=kept.pk).update(name="heron")
     gone.delete()
     lab.a_job(mira, project, name="new")
     assert [line[0] for line in told()] == ["kept", "gone"]
     call_command("migrate", verbosity=0)  # nothing to apply: triggers that are missing come back all the same
-    assert keeping.is_kept(connection)
+    assert triggers.has_triggers(connection)
     assert [line[0] for line in told()] == ["heron", "new"]
     assert names(signed_in, "q=heron") == ["heron"]
 
 
 def test_a_start_finishes_what_an_upgrade_that_was_killed_left_undone(signed_in, mira, project, monkeypatch):
     """The last migration was applied, and what keeps the listing not put back yet."""
-    keeping.let_go(connection)
+    triggers.drop_triggers(connection)
     lab.a_job(mira, project, name="heron")
     monkeypatch.setattr(prepare, "_collect_static", lambda: None)
     prepare.prepare()
-    assert keeping.is_kept(connection)
+    assert triggers.has_triggers(connection)
     assert names(signed_in, "q=heron") == ["heron"]
 
 
@@ -132,8 +132,8 @@ def test_what_is_many_is_counted_so_far_and_says_so(signed_in, mira, project, sh
     assert 'data-tab="completed">3+</span>' in html
     assert 'data-tab="bad">1</span>' in html, "few are counted exactly"
     assert 'data-tab="">4+</span>' in html
-    assert str(walk.Count(9_871, more=True)) == "9,000+"
-    assert str(walk.Count(10_000)) == "10,000"
+    assert str(finder.Count(9_871, more=True)) == "9,000+"
+    assert str(finder.Count(10_000)) == "10,000"
 
 
 def test_a_search_that_has_looked_far_enough_offers_to_go_on(signed_in, mira, project, short):
@@ -160,7 +160,7 @@ def test_a_search_through_many_people_ends_after_as_many_lines(signed_in, mira, 
     found, short_ones, cursor = [], 0, ""
     while cursor is not None:
         page = signed_in.get(f"{JOBS}?q=zz&sort={sort}&cursor={cursor}").json()
-        assert len(page["items"]) <= walk.EFFORT
+        assert len(page["items"]) <= finder.EFFORT
         short_ones += not page["items"]
         found, cursor = found + [job["id"] for job in page["items"]], page["next"]
     assert short_ones, "nobody of those in between has one"
@@ -230,7 +230,7 @@ def test_a_page_leaves_nothing_to_the_collector(mira, project):
     was_on = gc.isenabled()
     gc.disable()
     try:
-        page = Search().page(mira)
+        page = JobSearch().page(mira)
         left = [weakref.ref(row) for job in page.items for row in (job, job.latest, job.project, job.owner)]
         assert [job.tag_names for job in page.items] == [["night", "paper"]]
         del page

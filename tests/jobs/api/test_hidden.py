@@ -10,7 +10,7 @@ from django.test import Client
 from django.utils import timezone
 
 from console.pages.map_rows import machines
-from jobs.listing.sight import hidden_now
+from jobs.listing.telemetry_access import hidden_now
 from jobs.models import Job
 from nodes.models import Gpu, Holding
 from nodes.telemetry import merge

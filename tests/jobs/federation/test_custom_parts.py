@@ -12,7 +12,7 @@ from jobs.disk import rundir
 from jobs.errors import Refused, SpecError
 from jobs.following import follow
 from jobs.presenting.form_sections import sections
-from jobs.presenting.form_text import merged
+from jobs.presenting.form_text import merge_form
 from jobs.spec import JobSpec, SweepSpec, read_toml
 from jobs.spec.trust import misuses
 from jobs.submitting import sweeps
@@ -93,14 +93,14 @@ def test_the_form_has_their_files_as_long_as_they_are_chosen(kept: tuple[str, st
     where = ["client.git", "client.ref", "client.directory"]
     files = ["client.aggregation", "client.selection", "client.split"]
     assert shown(TEXT) == {"Your aggregation, selection and split": [*where, *files, "run.own_aggregation.trim"]}
-    text = merged(TEXT, {kept[0]: kept[1]})
+    text = merge_form(TEXT, {kept[0]: kept[1]})
     (paths,) = shown(text).values()
     assert kept[0].replace("run.", "client.") not in paths
     assert JobSpec.parse_toml(text).client is not None
-    without = merged(text, {"run.split": "iid", "run.aggregation": "mean", "run.selection": "uniform"})
+    without = merge_form(text, {"run.split": "iid", "run.aggregation": "mean", "run.selection": "uniform"})
     assert "client" not in read_toml(without)
     assert "own_aggregation" not in read_toml(without)["run"]
-    again = merged(without, {kept[0]: f"own_{kept[0].partition('.')[2]}"})
+    again = merge_form(without, {kept[0]: f"own_{kept[0].partition('.')[2]}"})
     assert read_toml(again)["client"] == {"directory": "."}
     JobSpec.parse_toml(again)
 

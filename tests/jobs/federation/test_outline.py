@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from jobs.presenting.outline import drawn
+from jobs.presenting.outline import draw
 from jobs.spec import write_toml
 from portal.models import User
 from tests.jobs.federation.federations import spec_of
@@ -101,7 +101,7 @@ def test_what_is_not_there_yet_is_one_sentence(mira: User) -> None:
 def test_a_band_holds_every_sample_of_those_it_shows(clients: int) -> None:
     counts = np.random.RandomState(7).randint(0, 50, size=(clients, 12))
     names = tuple(f"<owner {number}>" for number in range(clients))
-    band = drawn(DataOutline(tuple("abcdefghijkl"), counts, names), "said").band
+    band = draw(DataOutline(tuple("abcdefghijkl"), counts, names), "said").band
     assert band is not None
     tall = np.zeros(band.columns)
     for _, path in band.paths:

@@ -17,8 +17,8 @@ from django.utils import timezone
 from diagnosis.signatures.catalogue import SHIPPED
 from jobs.models import Attempt, Job
 from jobs.postmortem import incident_notices
-from jobs.presenting import cadence, guard_events, headline, lanes, rank_steps, rejoin, sentence
-from jobs.presenting.cost import Again, Cost
+from jobs.presenting import cadence, guard_events, headline, lanes, rank_steps, restart_drawing, sentence
+from jobs.presenting.cost import Cost, NextAttempt
 from jobs.spec import JobSpec
 from portal.models import Project, User
 from tests.jobs.federation.federations import a_federation
@@ -51,7 +51,7 @@ CURVE = {"name": "loss", "step": [1], "last_step": 9, "count": 9}
 
 def _across(kind: kinds.Kind) -> str:
     steps, values = np.arange(10), np.linspace(2.0, 1.0, 10)
-    drawn = rejoin.draw(
+    drawn = restart_drawing.draw(
         "loss", (steps, values), (steps[5:], values[5:]), numbers=(1, 2), resumed=5, died=9, is_exact=True,
         counts=kind.counts,
     )  # fmt: skip
@@ -60,16 +60,16 @@ def _across(kind: kinds.Kind) -> str:
 
 
 def _ranks(kind: kinds.Kind) -> str:
-    told = rank_steps.tell({0: 12, 1: 12, 2: 11}, {}, 2, kind.counts)
+    told = rank_steps.compare_ranks({0: 12, 1: 12, 2: 11}, {}, 2, kind.counts)
     assert told is not None
     return " ".join([told.words, *(cell.title for group in told.groups for cell in group.cells)])
 
 
 def _again(kind: kinds.Kind) -> str:
-    again = Again(number=2, state="running", queued_at=NOW, started_at=NOW, from_step=20)
+    again = NextAttempt(number=2, state="running", queued_at=NOW, started_at=NOW, from_step=20)
     cause: Any = SimpleNamespace(owner="researcher")
     return headline.headline(
-        says="It died.", cause=cause, advice="", decision="", again=again, cost=COST, counts=kind.counts
+        verdict_text="It died.", cause=cause, advice="", decision="", again=again, cost=COST, counts=kind.counts
     ).rest
 
 
@@ -91,12 +91,12 @@ def _helps(kind: kinds.Kind) -> str:
 def _saves(kind: kinds.Kind) -> str:
     data = {"step": 20, "reason": "no space"}
     names = (guard_events.NOT_SAVED, "checkpoint.damaged")
-    return " ".join(guard_events.say(name, data, kind.counts) for name in names)
+    return " ".join(guard_events.describe_event(name, data, kind.counts) for name in names)
 
 
 def _said(kind: kinds.Kind) -> str:
-    facts = sentence.Facts(state="failed", now=NOW, number=1, step=25, newest_checkpoint=20, counts=kind.counts)
-    told = sentence.say(facts)
+    facts = sentence.SentenceFacts(state="failed", now=NOW, number=1, step=25, newest_checkpoint=20, counts=kind.counts)
+    told = sentence.describe_job(facts)
     return f"{told.lead} {told.rest} {told.move}"
 
 

@@ -20,7 +20,7 @@ from console.pages.map_rows import MapGpu, MapHolder, MapNode
 from console.pages.map_words import PendingDemand, facts, headline
 from console.pages.packed_map import packed
 from jobs.listing import visibility
-from jobs.listing.visibility import Held
+from jobs.listing.visibility import NodeAllocation
 from nodes.models import Agent, Gpu, Holding, Node, Partition, QueuedJob, RackPlace, Reading
 from nodes.telemetry.mounts import SlowFileSystem
 from portal.models import User
@@ -101,7 +101,7 @@ def test_a_row_says_what_matters_most() -> None:
     def why(of: MapNode) -> str:
         return rack_map.MapRow(of).why.replace(NBSP, " ")
 
-    held = [Held("7", name, "mira", None, False, (), None, 0) for name in ("wren", "plover", "heron")]
+    held = [NodeAllocation("7", name, "mira", None, False, (), None, 0) for name in ("wren", "plover", "heron")]
     assert why(machine("n", busy(0), MapGpu(1), jobs=held[:1])) == "wren, 1 free"
     assert why(machine("n", busy(0), jobs=held)) == "wren, plover, 1 more"
     assert why(machine("n", MapGpu(0), MapGpu(1))) == "free"

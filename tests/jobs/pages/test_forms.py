@@ -5,9 +5,9 @@ import pytest
 from jobs.errors import Problem, SpecError
 from jobs.presenting import ansi
 from jobs.presenting.edit_form import EditForm
-from jobs.presenting.form_fields import Field
-from jobs.presenting.form_sections import placed, sections
-from jobs.presenting.form_text import merged
+from jobs.presenting.form_fields import FormField
+from jobs.presenting.form_sections import locate_problem, sections
+from jobs.presenting.form_text import merge_form
 from jobs.presenting.toml_lines import line_of, locate
 from jobs.spec import JobSpec, read_toml
 from training.config import choices
@@ -25,7 +25,7 @@ global_batch = 64 # odd
 """
 
 
-def fields(text: str, problems: list[Problem] | None = None) -> dict[str, Field]:
+def fields(text: str, problems: list[Problem] | None = None) -> dict[str, FormField]:
     found = sections(read_toml(text), problems or [], ["default", "nightjar"])
     return {field.path: field for section in found for field in (*section.fields, *section.more)}
 
@@ -57,18 +57,18 @@ def test_what_most_runs_set_of_a_recipe_comes_first() -> None:
     rest = [field.path.rpartition(".")[2] for field in language.more]
     assert first == ["preset", "context", "source", "tokenizer", "from_weights", "lora_rank"]
     assert sorted([*first, *rest]) == sorted(choices.get("recipes", "language").with_defaults({}))
-    vision = sections(read_toml(merged(TEXT, {"run.recipe": "vision"})))
+    vision = sections(read_toml(merge_form(TEXT, {"run.recipe": "vision"})))
     assert vision[3].fields[0].path == "run.vision.channels", "as written, where none is named"
 
 
 def test_each_communication_has_its_own_fields() -> None:
-    text = merged(TEXT, {"run.communication": "diloco"})
+    text = merge_form(TEXT, {"run.communication": "diloco"})
     form = fields(text)
     assert form["run.diloco.every"].value == "100"
     assert "run.powersgd.rank" not in form
-    text = merged(text, {"run.diloco.every": "5"})
+    text = merge_form(text, {"run.diloco.every": "5"})
     assert read_toml(text)["run"]["diloco"] == {"every": 5}
-    text = merged(text, {"run.communication": "powersgd"})
+    text = merge_form(text, {"run.communication": "powersgd"})
     assert "diloco" not in text, "nothing stays behind that would only be refused"
 
 
@@ -106,20 +106,20 @@ def test_a_choice_that_nobody_made_is_not_written(lines: str) -> None:
     for path, drawn in form.items():
         if drawn.kind == "choice":
             assert drawn.value in drawn.choices, path
-    assert merged(text, {path: drawn.value for path, drawn in form.items()}) == text
+    assert merge_form(text, {path: drawn.value for path, drawn in form.items()}) == text
 
 
 def test_the_mesh_brings_its_fields_in_whole_numbers() -> None:
     assert "auto" in fields(TEXT)["run.parallelism"].choices
     assert "run.pipeline.schedule" not in fields(TEXT)
-    text = merged(TEXT, {"run.mesh": "pp = 2\ntp=2"})
+    text = merge_form(TEXT, {"run.mesh": "pp = 2\ntp=2"})
     assert read_toml(text)["run"]["mesh"] == {"pp": 2, "tp": 2}
     form = fields(text)
     assert form["run.pipeline.schedule"].value == "1F1B"
     assert form["run.tensor.loss_parallel"].value == "true"
     assert form["run.mesh"].value == "pp=2\ntp=2"
     assert "run.fsdp.offload" not in form
-    assert read_toml(merged(TEXT, {"run.mesh": "pp=two"}))["run"]["mesh"] == {"pp": "two"}, "for the spec to refuse"
+    assert read_toml(merge_form(TEXT, {"run.mesh": "pp=two"}))["run"]["mesh"] == {"pp": "two"}, "for the spec to refuse"
 
 
 def test_a_script_job_has_its_own_fields() -> None:
@@ -131,7 +131,7 @@ def test_a_script_job_has_its_own_fields() -> None:
 
 
 def test_what_the_form_changes_leaves_the_rest_of_the_text_alone() -> None:
-    text = merged(TEXT, {"run.global_batch": "32", "name": "probe", "run.steps": "200", "tags": "a, b"})
+    text = merge_form(TEXT, {"run.global_batch": "32", "name": "probe", "run.steps": "200", "tags": "a, b"})
     assert "global_batch = 32 # odd" in text
     assert "# of memory" in text
     assert "steps" not in text, "a default that nobody touched is not written"
@@ -155,7 +155,7 @@ def test_what_the_form_changes_leaves_the_rest_of_the_text_alone() -> None:
     ],
 )
 def test_boxes_become_values_of_their_type(path: str, raw: str, value: object) -> None:
-    data = read_toml(merged(TEXT, {path: raw}))
+    data = read_toml(merge_form(TEXT, {path: raw}))
     for key in path.split("."):
         data = data[key]
     assert data == value
@@ -163,18 +163,18 @@ def test_boxes_become_values_of_their_type(path: str, raw: str, value: object) -
 
 
 def test_an_emptied_box_takes_its_key_out() -> None:
-    text = merged(TEXT.replace("[run]", "[run]\nmicro_batch = 4"), {"run.micro_batch": ""})
+    text = merge_form(TEXT.replace("[run]", "[run]\nmicro_batch = 4"), {"run.micro_batch": ""})
     assert "micro_batch" not in text
 
 
 def test_another_kind_or_recipe_drops_the_tables_of_the_one_before() -> None:
-    script = merged(TEXT, {"kind": "script"})
+    script = merge_form(TEXT, {"kind": "script"})
     assert "[run]" not in script
     assert '[script]\nentry = "train.py"' in script
-    back = merged(script, {"kind": "distributed"})
+    back = merge_form(script, {"kind": "distributed"})
     assert "[script]" not in back
     JobSpec.parse_toml(back)
-    vision = merged(TEXT + "\n[run.language]\nlayers = 2\n", {"run.recipe": "vision"})
+    vision = merge_form(TEXT + "\n[run.language]\nlayers = 2\n", {"run.recipe": "vision"})
     assert "[run.language]" not in vision
     JobSpec.parse_toml(vision)
 
@@ -182,7 +182,7 @@ def test_another_kind_or_recipe_drops_the_tables_of_the_one_before() -> None:
 def test_filters_keep_the_tables_of_those_that_stay() -> None:
     text = 'name = "x"\nkind = "federated"\n[run]\nfilters = ["topk", "int8"]\n'
     text += "[run.topk]\ndensity = 0.2\n[run.int8]\nblock = 64\n"
-    run = read_toml(merged(text, {"run.filters": "topk\nfp16"}))["run"]
+    run = read_toml(merge_form(text, {"run.filters": "topk\nfp16"}))["run"]
     assert run == {"filters": ["topk", "fp16"], "topk": {"density": 0.2}}
 
 
@@ -200,44 +200,44 @@ class TestClientsOfOnesOwn:
         where = ["client.git", "client.ref", "client.directory"]
         told = ["run.client.hidden", "run.client.name"]
         assert section(CLIENT, "Your clients") == [*where, "client.entry", *told]
-        text = merged(CLIENT, {"run.algorithm": "own"})
+        text = merge_form(CLIENT, {"run.algorithm": "own"})
         assert section(text, "Your clients") == [*where, "client.entry", "client.algorithm", *told]
-        text = merged(text, {"run.recipe": "tabular"})
+        text = merge_form(text, {"run.recipe": "tabular"})
         assert section(text, "Your algorithm") == [*where, "client.algorithm"]
 
     def test_bring_their_recipe_and_split_unwritten(self) -> None:
         form = fields(CLIENT)
         assert (form["run.recipe"].value, form["run.split"].value) == ("client", "column")
-        assert merged(CLIENT, {path: drawn.value for path, drawn in form.items()}) == CLIENT
+        assert merge_form(CLIENT, {path: drawn.value for path, drawn in form.items()}) == CLIENT
 
     def test_are_told_numbers_as_numbers(self) -> None:
-        run = read_toml(merged(CLIENT, {"run.client.hidden": "128", "run.client.name": "7"}))["run"]
+        run = read_toml(merge_form(CLIENT, {"run.client.hidden": "128", "run.client.name": "7"}))["run"]
         assert run["client"] == {"hidden": 128, "name": "7"}
-        assert "hidden" not in merged(CLIENT, {"run.client.hidden": ""})
+        assert "hidden" not in merge_form(CLIENT, {"run.client.hidden": ""})
 
     def test_are_no_choice_of_other_kinds(self) -> None:
         assert "client" in fields('name = "x"\nkind = "federated"\n')["run.recipe"].choices
         assert "client" not in fields(TEXT)["run.recipe"].choices
 
     def test_come_and_go_with_what_uses_them(self) -> None:
-        text = merged('name = "x"\nkind = "federated"\n', {"run.recipe": "client"})
+        text = merge_form('name = "x"\nkind = "federated"\n', {"run.recipe": "client"})
         assert JobSpec.parse_toml(text).client is not None
-        text = merged(text, {"run.algorithm": "own"})
-        text = merged(text, {"run.recipe": "tabular"})
+        text = merge_form(text, {"run.algorithm": "own"})
+        text = merge_form(text, {"run.recipe": "tabular"})
         assert JobSpec.parse_toml(text).entries == {"client.algorithm": "algorithm.py"}
-        for gone in (merged(text, {"run.algorithm": "fedprox"}), merged(text, {"kind": "distributed"})):
+        for gone in (merge_form(text, {"run.algorithm": "fedprox"}), merge_form(text, {"kind": "distributed"})):
             assert "client" not in read_toml(gone)
             JobSpec.parse_toml(gone)
 
     @pytest.mark.parametrize("algorithm", ["fedprox", "own"])
     def test_keep_their_recipe_beside_another_algorithm(self, algorithm: str) -> None:
-        spec = JobSpec.parse_toml(merged(CLIENT, {"run.algorithm": algorithm}))
+        spec = JobSpec.parse_toml(merge_form(CLIENT, {"run.algorithm": algorithm}))
         assert (spec.run.recipe, spec.run.algorithm) == ("client", algorithm)
 
 
 def test_a_broken_text_is_never_rewritten() -> None:
     with pytest.raises(SpecError):
-        merged("name = ", {"name": "x"})
+        merge_form("name = ", {"name": "x"})
 
 
 def test_problems_stand_at_their_fields_with_what_would_do() -> None:
@@ -251,7 +251,7 @@ def test_problems_stand_at_their_fields_with_what_would_do() -> None:
 def test_a_recipes_option_is_told_at_its_own_field() -> None:
     with pytest.raises(SpecError) as caught:
         JobSpec.parse_toml(TEXT + "[run.language]\nlayers = 0\n")
-    problem = placed(caught.value.problems[0])
+    problem = locate_problem(caught.value.problems[0])
     assert problem.field == "run.language.layers"
 
 

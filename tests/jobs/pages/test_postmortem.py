@@ -15,7 +15,7 @@ from django.utils import timezone
 from jobs.following import ending
 from jobs.following.cause import Ended
 from jobs.following.next_attempt import next_attempt
-from jobs.gathering import alike
+from jobs.gathering import similar
 from jobs.intake import reports
 from jobs.models import Attempt, Diagnosis, FollowUp, Incident, PostMortem, Stream
 from jobs.postmortem import incidents
@@ -336,7 +336,7 @@ def test_those_on_its_node_stand_beside_those_of_its_program(mira: User, runs: P
     Incident.objects.update(node="dgx-01")
     Incident.objects.exclude(pk__in=[mine.pk, *(one.pk for one in newer)]).update(fingerprint="another")
     mine.refresh_from_db()
-    found = alike.of(mine, mira)
+    found = similar.find(mine, mira)
     assert [(one.incident.pk, one.what) for one in found][-1] == (on_node.pk, "same node")
     assert len(found) == 6
 

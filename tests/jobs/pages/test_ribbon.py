@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from jobs.presenting.ribbon import Piece, Ribbon, Save, draw
+from jobs.presenting.ribbon import AttemptSpan, Ribbon, RibbonSave, draw
 
 START = datetime(2026, 11, 19, 18, 22, tzinfo=UTC)
 
@@ -14,9 +14,9 @@ def at(hours: float) -> datetime:
 def life() -> Ribbon:
     """Out of memory, preempted, failed, running: as on the design's page."""
     pieces = [
-        Piece(number=1, state="out_of_memory", began=START, started=at(0.7), ended=at(4.3), lost_from=at(3.6)),
-        Piece(number=2, state="preempted", began=at(4.4), started=at(5.2), ended=at(17), resumed_from=at(3.6)),
-        Piece(
+        AttemptSpan(number=1, state="out_of_memory", began=START, started=at(0.7), ended=at(4.3), lost_from=at(3.6)),
+        AttemptSpan(number=2, state="preempted", began=at(4.4), started=at(5.2), ended=at(17), resumed_from=at(3.6)),
+        AttemptSpan(
             number=3,
             state="failed",
             began=at(17.1),
@@ -25,10 +25,10 @@ def life() -> Ribbon:
             note="XID 79 · 312 steps lost",
             lost_from=at(32.5),
         ),
-        Piece(number=4, state="running", began=at(32.65), started=at(32.7), resumed_from=at(32.5)),
+        AttemptSpan(number=4, state="running", began=at(32.65), started=at(32.7), resumed_from=at(32.5)),
     ]
-    saves = [Save(at=at(hour), state="verified") for hour in (2, 3.6, 8, 12, 20, 30, 32.5)]
-    saves.append(Save(at=at(38), state="committed", url="/c"))
+    saves = [RibbonSave(at=at(hour), state="verified") for hour in (2, 3.6, 8, 12, 20, 30, 32.5)]
+    saves.append(RibbonSave(at=at(38), state="committed", url="/c"))
     return draw(pieces, saves, now=at(38.9), done_at=at(54.8), limit_at=at(56.7))
 
 
@@ -87,8 +87,10 @@ def test_the_newest_tick_stands_out() -> None:
 
 
 def test_ten_thousand_checkpoints_are_thinned_but_the_newest_and_the_damaged_stay() -> None:
-    pieces = [Piece(number=1, state="running", began=START, started=START)]
-    saves = [Save(at=START + timedelta(seconds=i), state="corrupt" if i == 5001 else "verified") for i in range(10_000)]
+    pieces = [AttemptSpan(number=1, state="running", began=START, started=START)]
+    saves = [
+        RibbonSave(at=START + timedelta(seconds=i), state="corrupt" if i == 5001 else "verified") for i in range(10_000)
+    ]
     ticks = draw(pieces, saves, now=at(3)).ticks
     assert len(ticks) <= 262
     assert "newest" in ticks[-1][1]
@@ -96,7 +98,7 @@ def test_ten_thousand_checkpoints_are_thinned_but_the_newest_and_the_damaged_sta
 
 
 def test_a_short_life_under_a_long_limit_is_not_squeezed() -> None:
-    pieces = [Piece(number=1, state="running", began=START, started=START + timedelta(seconds=2))]
+    pieces = [AttemptSpan(number=1, state="running", began=START, started=START + timedelta(seconds=2))]
     now = START + timedelta(seconds=60)
     ribbon = draw(pieces, [], now=now, done_at=now + timedelta(seconds=60), limit_at=START + timedelta(days=3))
     assert ribbon.now is not None
@@ -106,14 +108,14 @@ def test_a_short_life_under_a_long_limit_is_not_squeezed() -> None:
 
 
 def test_waiting_is_a_line_and_no_segment() -> None:
-    ribbon = draw([Piece(number=1, state="pending", began=START)], [], now=at(1))
+    ribbon = draw([AttemptSpan(number=1, state="pending", began=START)], [], now=at(1))
     assert not ribbon.segments
     assert len(ribbon.waits) == 1
     assert "pending 1" in ribbon.waits[0][2]
 
 
 def test_ended_at_once_still_draws() -> None:
-    ribbon = draw([Piece(number=1, state="failed", began=START, started=START, ended=START)], [], now=at(1))
+    ribbon = draw([AttemptSpan(number=1, state="failed", began=START, started=START, ended=START)], [], now=at(1))
     assert ribbon.segments[0].width > 0
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from jobs.presenting.sentence import Facts, say
+from jobs.presenting.sentence import SentenceFacts, describe_job
 
 NOW = datetime(2026, 11, 21, 9, 14, tzinfo=UTC)
 
 
 def told(state: str, **facts: Any) -> str:
-    said = say(Facts(state=state, now=NOW, **facts))
+    said = describe_job(SentenceFacts(state=state, now=NOW, **facts))
     return f"{said.lead} | {said.rest} | {said.move}".replace("\N{NO-BREAK SPACE}", " ")
 
 
@@ -81,7 +81,7 @@ def test_a_limit_that_will_not_hold_is_said_before_it_strikes() -> None:
     "state", ["suspended", "completing", "preempted", "requeued", "boot_fail", "deadline", "out_of_memory"]
 )
 def test_every_state_has_a_sentence(state: str) -> None:
-    lead = say(Facts(state=state, now=NOW)).lead
+    lead = describe_job(SentenceFacts(state=state, now=NOW)).lead
     assert lead[0].isupper()
     assert lead.endswith(".")
     assert "_" not in lead

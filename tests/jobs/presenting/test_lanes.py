@@ -9,14 +9,14 @@ from itertools import product
 import pytest
 
 from jobs.presenting import lanes
-from jobs.presenting.lanes import Facts, NodeFacts, Sign
+from jobs.presenting.lanes import LaneFacts, LaneSign, NodeFacts
 
 BEGAN = datetime(2026, 11, 21, 0, 0, tzinfo=UTC)
 BAD = BEGAN + timedelta(hours=3, minutes=1, seconds=9, milliseconds=412)
 ENDED = BAD + timedelta(seconds=31)
-ROOT = Sign(at=BAD, role="root", says="XID 79: GPU 5 has fallen off the bus")
-ECHO = Sign(at=BAD + timedelta(seconds=22), role="echo", says="connection closed by peer", rank=3)
-FACTS = Facts(
+ROOT = LaneSign(at=BAD, role="root", text="XID 79: GPU 5 has fallen off the bus")
+ECHO = LaneSign(at=BAD + timedelta(seconds=22), role="echo", text="connection closed by peer", rank=3)
+FACTS = LaneFacts(
     number=3, state="failed", started_at=BEGAN, ended_at=ENDED, trained_from=BEGAN + timedelta(minutes=1),
     trained_until=BAD, bad_at=BAD, last_step=41_312, rank=21,
     nodes=(

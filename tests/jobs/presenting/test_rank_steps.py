@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jobs.presenting.rank_steps import named, tell
+from jobs.presenting.rank_steps import compare_ranks, ranks_text
 
 
 def test_level_ranks_need_no_bands() -> None:
-    told = tell(dict.fromkeys(range(8), 40), dict.fromkeys(range(8), "dgx-01"), None)
+    told = compare_ranks(dict.fromkeys(range(8), 40), dict.fromkeys(range(8), "dgx-01"), None)
     assert told is not None
     assert told.finding == "Step 40 on every rank."
     assert [len(group.cells) for group in told.groups] == [8]
@@ -15,7 +15,7 @@ def test_level_ranks_need_no_bands() -> None:
 
 def test_who_stayed_behind_is_named() -> None:
     steps = dict.fromkeys(range(32), 41_312) | {21: 41_300}
-    told = tell(steps, {rank: f"dgx-{rank // 8}" for rank in range(32)}, 21)
+    told = compare_ranks(steps, {rank: f"dgx-{rank // 8}" for rank in range(32)}, 21)
     assert told is not None
     assert told.finding == "Step 41,312 on 31\N{NO-BREAK SPACE}ranks; rank 21 was last, at 41,300."
     assert [cell.title for group in told.groups for cell in group.cells if cell.is_odd] == [
@@ -26,7 +26,7 @@ def test_who_stayed_behind_is_named() -> None:
 
 def test_a_thousand_ranks_are_a_cell_a_node_and_few_bands() -> None:
     steps = {rank: 1_000 - rank % 7 for rank in range(1_024)} | {700: 3}
-    told = tell(steps, {rank: f"dgx-{rank // 8:03}" for rank in range(1_024)}, None)
+    told = compare_ranks(steps, {rank: f"dgx-{rank // 8:03}" for rank in range(1_024)}, None)
     assert told is not None
     assert [len(group.cells) for group in told.groups] == [128]
     assert len(told.bands) <= 5
@@ -34,10 +34,10 @@ def test_a_thousand_ranks_are_a_cell_a_node_and_few_bands() -> None:
 
 
 def test_nobody_told_any() -> None:
-    assert tell({}, {}, 3) is None
+    assert compare_ranks({}, {}, 3) is None
 
 
 def test_ranks_are_named_by_runs() -> None:
-    assert named([5]) == "rank 5"
-    assert named([16, 17, 18, 19, 20, 22, 23]) == "ranks 16–20, 22 and 23"
-    assert named(list(range(0, 40, 2))) == "20\N{NO-BREAK SPACE}ranks"
+    assert ranks_text([5]) == "rank 5"
+    assert ranks_text([16, 17, 18, 19, 20, 22, 23]) == "ranks 16–20, 22 and 23"
+    assert ranks_text(list(range(0, 40, 2))) == "20\N{NO-BREAK SPACE}ranks"

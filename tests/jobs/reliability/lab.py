@@ -8,7 +8,7 @@ from typing import Any
 from django.utils import timezone
 
 from jobs.failures import counting
-from jobs.failures.counted import MACHINES
+from jobs.failures.kinds import MACHINES
 from jobs.models import Attempt, Event, Incident, Job
 from portal.models import Project, User
 from tests.lab import a_job, a_project, person

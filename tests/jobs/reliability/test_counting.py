@@ -16,7 +16,7 @@ from django.utils import timezone
 from jobs import lease
 from jobs.failures import counting, sums
 from jobs.models import Attempt, Failure, Incident, Job, JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
-from jobs.reliability.held import WEEK, Holding, monday, since
+from jobs.reliability.allocations import WEEK, AttemptAllocation, monday, since
 from nodes.models import Partition
 from portal.models import Lease
 from tests.jobs.reliability.lab import count, failed, ran
@@ -59,8 +59,8 @@ class TestHeldTime:
         """A second of each day: what is read has so many seconds as days."""
         today = timezone.now().date()
         begins = [datetime(*(today - timedelta(days=n)).timetuple()[:3], tzinfo=UTC) for n in range(400)]
-        found = [Holding(0, 0, a_project().pk, "", ["a"], 1, at, at + timedelta(seconds=1)) for at in begins]
-        sums.added(found, []).write()
+        found = [AttemptAllocation(0, 0, a_project().pk, "", ["a"], 1, at, at + timedelta(seconds=1)) for at in begins]
+        sums.prepare(found, []).write()
         first = today - timedelta(days=back)
         rows = NodeHeld.objects.filter(since(first))
         assert rows.aggregate(s=Sum("node_s"))["s"] == back + 1
@@ -158,7 +158,7 @@ class TestHeldTime:
         self, monkeypatch: pytest.MonkeyPatch, caplog: Any
     ) -> None:
         bad, good = ran(1.0, nodes=["bad"], cause="gpu.ecc"), ran(1.0, nodes=["good"], cause="gpu.ecc")
-        added, fields_of = sums.added, counting.fields_of
+        added, fields_of = sums.prepare, counting.fields_of
 
         def refusing(found: Any, jobs: Any) -> Any:
             if any(one.attempt == bad.pk for one in found):

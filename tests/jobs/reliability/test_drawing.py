@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import date, timedelta
 
-from jobs.failures.drawing import HEIGHT, TOP, weeks
-from jobs.failures.reading import Row
+from jobs.failures.charts import HEIGHT, TOP, weeks
+from jobs.failures.report import FailureRow
 from jobs.reliability.rate import Rate
 
 
@@ -13,7 +13,7 @@ def test_a_week_that_has_just_begun_does_not_flatten_the_others() -> None:
     monday = date(2026, 11, 2)
     told = [(12, 150.0), (6, 140.0), (9, 160.0), (4, 1.1)]
     rows = [
-        Row(f"week {number}", Rate(failures, node_days), since=monday + timedelta(weeks=number))
+        FailureRow(f"week {number}", Rate(failures, node_days), since=monday + timedelta(weeks=number))
         for number, (failures, node_days) in enumerate(told)
     ]
     drawn = weeks(rows)

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from jobs.reliability import offenders, poisson, saving
+from jobs.reliability import offenders, poisson, save_interval
 from jobs.reliability.forecast import DAY_S, Plan, forecast
-from jobs.reliability.offenders import Seen
+from jobs.reliability.offenders import NodeFailures
 from jobs.reliability.rate import Assumed, Rate
 
 
@@ -80,33 +80,33 @@ class TestSaving:
     def test_the_best_period_and_what_it_keeps_as_simulated(self, cost: float, mtbf: float) -> None:
         restart = min(90.0, 0.2 * mtbf)
         gaps = np.random.default_rng(7).exponential(mtbf, 40_000)
-        best = saving.best_period(cost, mtbf)
+        best = save_interval.best_period(cost, mtbf)
         around = best * np.linspace(0.4, 2.5, 211)
         simulated = np.array([kept(p, cost=cost, mtbf=mtbf, restart=restart, gaps=gaps) for p in around])
         # Where it is the most the curve is flat, and its noise would say where: a parabola through the top says it.
         near = simulated > simulated.max() * 0.995
         a, b, _ = np.polyfit(np.log(around[near]), simulated[near], 2)
         assert math.exp(-b / (2 * a)) == pytest.approx(best, rel=0.05)
-        told = saving.effective(best, cost=cost, mtbf=mtbf, restart=restart)
+        told = save_interval.effective(best, cost=cost, mtbf=mtbf, restart=restart)
         assert told == pytest.approx(kept(best, cost=cost, mtbf=mtbf, restart=restart, gaps=gaps), rel=0.05)
         for period in (best / 3, best * 3):
-            told = saving.effective(period, cost=cost, mtbf=mtbf, restart=restart)
+            told = save_interval.effective(period, cost=cost, mtbf=mtbf, restart=restart)
             assert told == pytest.approx(
                 kept(period, cost=cost, mtbf=mtbf, restart=restart, gaps=gaps), rel=0.05, abs=2e-3
             )
 
     @pytest.mark.parametrize(("cost", "mtbf"), GRID)
     def test_no_other_period_keeps_more(self, cost: float, mtbf: float) -> None:
-        best = saving.effective(saving.best_period(cost, mtbf), cost=cost, mtbf=mtbf)
-        for period in (saving.young(cost, mtbf), first_order(cost, mtbf), 2 * cost, mtbf):
-            assert saving.effective(period, cost=cost, mtbf=mtbf) <= best + 1e-12
+        best = save_interval.effective(save_interval.best_period(cost, mtbf), cost=cost, mtbf=mtbf)
+        for period in (save_interval.young(cost, mtbf), first_order(cost, mtbf), 2 * cost, mtbf):
+            assert save_interval.effective(period, cost=cost, mtbf=mtbf) <= best + 1e-12
 
     def test_it_comes_to_youngs_where_a_save_is_cheap(self) -> None:
-        assert saving.best_period(1.0, 1e6) == pytest.approx(saving.young(1.0, 1e6), rel=2e-3)
+        assert save_interval.best_period(1.0, 1e6) == pytest.approx(save_interval.young(1.0, 1e6), rel=2e-3)
 
     def test_what_can_not_get_on_keeps_nothing(self) -> None:
-        assert saving.effective(10.0, cost=10.0, mtbf=100.0) == 0.0
-        assert saving.effective(1e9, cost=1.0, mtbf=1.0) == 0.0
+        assert save_interval.effective(10.0, cost=10.0, mtbf=100.0) == 0.0
+        assert save_interval.effective(1e9, cost=1.0, mtbf=1.0) == 0.0
 
 
 class TestForecast:
@@ -137,9 +137,9 @@ class TestForecast:
 
 class TestOffenders:
     def test_a_bad_node_and_a_bad_program_are_told_apart(self) -> None:
-        sound = [Seen(f"n{k:02}", k % 2, k % 2, 30.0) for k in range(40)]
-        found = offenders.offenders([*sound, Seen("bad", 9, 7, 30.0), Seen("used", 9, 1, 30.0)])
-        assert [(one.seen.node, one.is_node) for one in found] == [("bad", True), ("used", False)]
+        sound = [NodeFailures(f"n{k:02}", k % 2, k % 2, 30.0) for k in range(40)]
+        found = offenders.offenders([*sound, NodeFailures("bad", 9, 7, 30.0), NodeFailures("used", 9, 1, 30.0)])
+        assert [(one.counts.node, one.is_node) for one in found] == [("bad", True), ("used", False)]
         assert found[0].times > 5
         assert found[0].score > 2
 
@@ -149,11 +149,13 @@ class TestOffenders:
         accused = 0
         for _ in range(100):
             counts = chance.poisson(0.0065 * 30, 400)
-            accused += bool(offenders.offenders(Seen(f"n{k}", int(c), int(c), 30.0) for k, c in enumerate(counts)))
+            accused += bool(
+                offenders.offenders(NodeFailures(f"n{k}", int(c), int(c), 30.0) for k, c in enumerate(counts))
+            )
         assert accused <= 6
 
     def test_two_failures_accuse_nobody(self) -> None:
-        assert not offenders.offenders([Seen("a", 2, 2, 0.01), Seen("b", 0, 0, 1e6)])
+        assert not offenders.offenders([NodeFailures("a", 2, 2, 0.01), NodeFailures("b", 0, 0, 1e6)])
 
     def test_one_node_alone_is_held_against_nothing(self) -> None:
-        assert not offenders.offenders([Seen("a", 50, 50, 10.0)])
+        assert not offenders.offenders([NodeFailures("a", 50, 50, 10.0)])

@@ -186,7 +186,7 @@ def test_a_post_mortem_says_the_same() -> None:
     trains(second, 600)
     count()
     counted = Failure.objects.get()
-    document = documents.of(first.job, 1)
+    document = documents.load(first.job, 1)
     assert document is not None
     told = document.cost
     assert told.detect_seconds == counted.detect_s == pytest.approx(40)

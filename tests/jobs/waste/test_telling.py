@@ -14,8 +14,8 @@ from django.utils import timezone
 
 from jobs.models import Attempt, Event, Job
 from jobs.tasks import waste
-from jobs.waste import telling
-from jobs.waste.telling import spoken
+from jobs.waste import notices
+from jobs.waste.notices import spoken
 from nodes.models import Agent, Holding, QueuedJob
 from portal.models import Notice, User
 from tests.jobs.waste.idling import ends, held, idle_for, machine, vigils, works
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def _nothing_seen_yet() -> None:
-    telling._seen.clear()
+    notices._first_observed.clear()
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ class TestUnheld:
         assert one.post({**one.batch(int(time.time()) - 5, gpu_percent=50), "processes": [told]}).status_code == 200
 
     def look(self, minutes: int) -> None:
-        telling.tell(timezone.now() + timedelta(minutes=minutes))
+        notices.raise_notices(timezone.now() + timedelta(minutes=minutes))
 
     def test_sysadmins_are_told_of_a_node_once_it_lasts(self, oskar: User, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Agent, "is_silent", lambda agent, now=None: False)

@@ -22,7 +22,7 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 
 @dataclass(frozen=True)
-class Holding:
+class AttemptAllocation:
     """What one attempt held, and whose it is."""
 
     attempt: int
@@ -51,13 +51,13 @@ class Holding:
         return max(self.since, datetime.combine(first, time(), UTC))
 
 
-def uncounted(now: datetime, *, most: int = MOST) -> list[Holding]:
+def uncounted(now: datetime, *, most: int = MOST) -> list[AttemptAllocation]:
     """What the sums lack, the newest first."""
     rows = Attempt.objects.confirmed().filter(is_counted=False).exclude(started_at=None)
-    return holdings(rows.order_by("-pk")[:most], now)
+    return allocations(rows.order_by("-pk")[:most], now)
 
 
-def holdings(attempts: Any, now: datetime) -> list[Holding]:
+def allocations(attempts: Any, now: datetime) -> list[AttemptAllocation]:
     """Of a query of attempts."""
     default, resources = default_partition(), KeyTransform("resources", "job__spec")
     rows = attempts.annotate(
@@ -66,7 +66,9 @@ def holdings(attempts: Any, now: datetime) -> list[Holding]:
         project=F("job__project"),
     ).values_list("pk", "job", "project", "partition", "nodes", "gpus", "started_at", "ended_at")
     return [
-        Holding(pk, job, project, partition_of(partition, default), nodes or [], whole(gpus), since, until or now)
+        AttemptAllocation(
+            pk, job, project, partition_of(partition, default), nodes or [], whole(gpus), since, until or now
+        )
         for pk, job, project, partition, nodes, gpus, since, until in rows
         if since is not None
     ]

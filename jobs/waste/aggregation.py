@@ -24,7 +24,7 @@ from portal.models import User
 BUDGET_S = 10.0
 ROWS = 500  # of a query, and of a transaction: reports wait for it on SQLite
 SLACK = timedelta(days=1)  # a machine's clock and the scheduler's may differ at midnight
-LOOK_BACK = timedelta(minutes=10)
+RECENT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -41,46 +41,50 @@ def add(budget_s: float = BUDGET_S) -> int:
     """
     if not GpuUse.objects.filter(is_added=False).exists():
         return 0
-    held = lease.take("waste")
-    if held is None:
+    lock = lease.take("waste")
+    if lock is None:
         return 0
     try:
-        return _add(held, time.monotonic() + budget_s)
+        return _add(lock, time.monotonic() + budget_s)
     finally:
-        held.release()
+        lock.release()
 
 
 def trim(now: datetime | None = None) -> int:
     """End holdings when their jobs did, which the accounts tell, and not when the queue was read next; how many."""
     now = now or timezone.now()
-    closed = Holding.objects.filter(until__gt=now - LOOK_BACK, until__lte=now)
+    closed = Holding.objects.filter(until__gt=now - RECENT, until__lte=now)
     rows = list(closed.values_list("pk", "scheduler_id", "since", "until"))
-    ends = dict(_of_attempts({row[1] for row in rows}).exclude(ended_at=None).values_list("scheduler_id", "ended_at"))
-    early = [(pk, ends[one]) for pk, one, since, until in rows if one in ends and since < ends[one] < until]
+    ends = dict(_attempts_of({row[1] for row in rows}).exclude(ended_at=None).values_list("scheduler_id", "ended_at"))
+    early = [
+        (pk, ends[scheduler_id])
+        for pk, scheduler_id, since, until in rows
+        if scheduler_id in ends and since < ends[scheduler_id] < until
+    ]
     for pk, end in early:
         Holding.objects.filter(pk=pk, until__gt=end).update(until=end)
     return len(early)
 
 
-def _add(held: Held, deadline: float) -> int:
+def _add(lock: Held, deadline: float) -> int:
     days = list(GpuUse.objects.filter(is_added=False).order_by("-day").values_list("day", flat=True).distinct())
     for done, day in enumerate(days, 1):
-        _add_day(held, day)
+        _add_day(lock, day)
         if time.monotonic() > deadline:
             return done
     return len(days)
 
 
-def _add_day(held: Held, day: date) -> None:
+def _add_day(lock: Held, day: date) -> None:
     waiting = GpuUse.objects.filter(day=day, is_added=False).order_by("pk")
     rows = list(waiting.only("scheduler_id", "user", "job", "project", "person"))
     for at in range(0, len(rows), ROWS):
         some = rows[at : at + ROWS]
         owners = _owners(day, some)
-        with held.writing():
+        with lock.writing():
             _assign(some, owners)
             _add_jobs(some, owners)
-    with held.writing():
+    with lock.writing():
         # What was counted since the look has marked its row anew, and is in these sums or in the next.
         waiting.filter(pk__lte=rows[-1].pk).update(is_added=True)
         GpuHours.objects.filter(day=day).delete()
@@ -92,8 +96,8 @@ def _assign(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
     for row in rows:
         owner = owners[row.pk]
         if owner != _Owner(row.job, row.project_id, row.person_id):
-            told = {"job": owner.job, "project": owner.project, "person": owner.person}
-            GpuUse.objects.filter(pk=row.pk).update(**told)
+            fields = {"job": owner.job, "project": owner.project, "person": owner.person}
+            GpuUse.objects.filter(pk=row.pk).update(**fields)
 
 
 def _add_jobs(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
@@ -102,18 +106,18 @@ def _add_jobs(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
     changed = {row.scheduler_id for row in rows}
     attempts = Attempt.objects.filter(job__in=jobs).exclude(scheduler_id="").order_by()
     days = GpuUse.objects.filter(scheduler_id__in=changed | set(attempts.values_list("scheduler_id", flat=True)))
-    own = Case(When(job=None, then=F("scheduler_id")), default=Value(""))
-    sums = days.order_by().annotate(own=own).values("own", "job").annotate(
+    outside_key = Case(When(job=None, then=F("scheduler_id")), default=Value(""))
+    sums = days.order_by().annotate(own=outside_key).values("own", "job").annotate(
         number=Max("scheduler_id"), of=Max("project"), by=Max("person"), whose=Max("user"), first=Min("day"),
         last=Max("day"), held=Sum("held_s"), used=Sum("used_s"), idle=Sum("idle_s"),
     )  # fmt: skip
     made = [
         JobHours(
-            scheduler_id=one["number"], job=one["job"], project_id=one["of"], person_id=one["by"], user=one["whose"],
-            first_day=one["first"], last_day=one["last"], held_s=one["held"], used_s=one["used"], idle_s=one["idle"],
+            scheduler_id=row["number"], job=row["job"], project_id=row["of"], person_id=row["by"], user=row["whose"],
+            first_day=row["first"], last_day=row["last"], held_s=row["held"], used_s=row["used"], idle_s=row["idle"],
         )
-        for one in sums
-        if one["job"] in jobs or (one["job"] is None and one["own"] in changed)  # a number may be another's, too
+        for row in sums
+        if row["job"] in jobs or (row["job"] is None and row["own"] in changed)  # a number may be another's, too
     ]  # fmt: skip
     JobHours.objects.filter(Q(job__in=jobs) | Q(job=None, scheduler_id__in=changed)).delete()
     JobHours.objects.bulk_create(made)
@@ -121,31 +125,31 @@ def _add_jobs(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
 
 def _owners(day: date, rows: Sequence[GpuUse]) -> dict[int, _Owner]:
     """By row: the job that an attempt with its scheduler's id belongs to, else the person of its Slurm user."""
-    attempts = _of_attempts({row.scheduler_id for row in rows}).exclude(started_at=None).order_by("pk")
-    told = attempts.values_list(
+    attempts = _attempts_of({row.scheduler_id for row in rows}).exclude(started_at=None).order_by("pk")
+    attempt_rows = attempts.values_list(
         "scheduler_id", "started_at", "ended_at", "job", "job__project", "job__owner", named=True
     )
-    known: dict[str, _Owner] = {}
-    for one in told:
-        ended = one.ended_at.date() if one.ended_at else date.max - SLACK
-        if one.started_at.date() - SLACK <= day <= ended + SLACK:  # the scheduler may use a number again
-            known[one.scheduler_id] = _Owner(one.job, one.job__project, one.job__owner)
+    owners: dict[str, _Owner] = {}
+    for row in attempt_rows:
+        ended = row.ended_at.date() if row.ended_at else date.max - SLACK
+        if row.started_at.date() - SLACK <= day <= ended + SLACK:  # the scheduler may use a number again
+            owners[row.scheduler_id] = _Owner(row.job, row.job__project, row.job__owner)
     people = dict(User.objects.filter(slurm_user__in={row.user for row in rows}).values_list("slurm_user", "pk"))
-    return {row.pk: known.get(row.scheduler_id) or _Owner(None, None, people.get(row.user)) for row in rows}
+    return {row.pk: owners.get(row.scheduler_id) or _Owner(None, None, people.get(row.user)) for row in rows}
 
 
-def _of_attempts(scheduler_ids: Iterable[str]) -> Any:
+def _attempts_of(scheduler_ids: Iterable[str]) -> Any:
     return Attempt.objects.confirmed().filter(scheduler_id__in=set(scheduler_ids))
 
 
 def _sums(day: date) -> list[GpuHours]:
-    known = Case(When(Q(person=None), then=F("user")), default=Value(""))
-    of_day = GpuUse.objects.filter(day=day).order_by().annotate(whose=known).values("project", "person", "whose")
+    outside_user = Case(When(Q(person=None), then=F("user")), default=Value(""))
+    of_day = GpuUse.objects.filter(day=day).order_by().annotate(whose=outside_user).values("project", "person", "whose")
     sums = of_day.annotate(held=Sum("held_s"), used=Sum("used_s"), idle=Sum("idle_s"))
     return [
         GpuHours(
-            day=day, project_id=one["project"], person_id=one["person"], user=one["whose"], held_s=one["held"],
-            used_s=one["used"], idle_s=one["idle"],
+            day=day, project_id=row["project"], person_id=row["person"], user=row["whose"], held_s=row["held"],
+            used_s=row["used"], idle_s=row["idle"],
         )
-        for one in sums
+        for row in sums
     ]  # fmt: skip

@@ -12,9 +12,9 @@ from django.db.models import F, Q, Sum
 from django.db.models.functions import NullIf
 from django.urls import reverse
 
-from jobs.listing.sight import sees_all, visible_holdings
+from jobs.listing.telemetry_access import sees_all, visible_holdings
 from jobs.models import Attempt, GpuHours, Job, JobHours
-from jobs.waste.telling import IdleJob, idle_jobs
+from jobs.waste.notices import IdleJob, idle_jobs
 from nodes.models import GpuUse
 from portal.models import Project, User
 
@@ -27,7 +27,7 @@ OUTSIDE_VIGIL = "outside Vigil"  # jobs that no project here knows
 
 
 @dataclass(frozen=True)
-class Hours:
+class AllocatedHours:
     """GPU-hours: `used` weighs each second by the utilisation, `idle` are seconds in which nothing was done at all."""
 
     held: float = 0.0
@@ -39,16 +39,16 @@ class Hours:
         """How much of what was held was used."""
         return min(1.0, self.used / self.held) if self.held else None
 
-    def __add__(self, other: Hours) -> Hours:
-        return Hours(self.held + other.held, self.used + other.used, self.idle + other.idle)
+    def __add__(self, other: AllocatedHours) -> AllocatedHours:
+        return AllocatedHours(self.held + other.held, self.used + other.used, self.idle + other.idle)
 
 
 @dataclass(frozen=True)
-class Row:
+class WasteEntry:
     """What one project's, person's or job's GPUs did."""
 
     name: str
-    hours: Hours
+    hours: AllocatedHours
     link: str = ""
     project: str = ""
     person: str = ""
@@ -57,7 +57,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class WasteFilter:
     """What is asked for. `sort`: one of SORTS, after a minus the largest first."""
 
     days: int = 7
@@ -78,77 +78,77 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Found:
+class WasteReport:
     """A page of rows, and what all there are add up to."""
 
-    rows: list[Row]
-    total: Hours
-    most: Row | None  # whose idle hours are the most
+    rows: list[WasteEntry]
+    total: AllocatedHours
+    most: WasteEntry | None  # whose idle hours are the most
     is_last: bool
 
 
-def find(user: User, wanted: Wanted, now: datetime, *, limit: int, skip: int = 0) -> Found:
+def find(user: User, wanted: WasteFilter, now: datetime, *, limit: int, skip: int = 0) -> WasteReport:
     """The rows from `skip` on. Sums by day answer but for jobs, which are added up anew."""
     since = wanted.since(now)
     groups = _groups(user, since)
-    total = sum((hours for _, _, _, hours in groups), Hours())
+    total = sum((hours for _, _, _, hours in groups), AllocatedHours())
     by_person = _by_person(groups)
     if wanted.by == "job":
         rows, is_last = _jobs(user, wanted, since, limit, skip)
-        return Found(rows, total, _idlest(by_person), is_last)
+        return WasteReport(rows, total, _idlest(by_person), is_last)
     rows = _sorted(by_person if wanted.by == "person" else _by_project(user, groups), wanted)
     page = rows[skip : skip + limit]
-    return Found(page, total, _idlest(rows), skip + limit >= len(rows))
+    return WasteReport(page, total, _idlest(rows), skip + limit >= len(rows))
 
 
 def idle_now(user: User, now: datetime) -> list[tuple[IdleJob, bool]]:
     """Jobs that hold idle GPUs now and that this person may know of, the longest idle first; and whether they may look
     at its page."""
     found = idle_jobs(now)
-    own = set(_visible_jobs(user, [job.attempt.job_id for job in found if job.attempt]))
+    visible = set(_visible_jobs(user, [job.attempt.job_id for job in found if job.attempt]))
     return [
-        (job, job.attempt is None or job.attempt.job_id in own)
+        (job, job.attempt is None or job.attempt.job_id in visible)
         for job in found
-        if sees_all(user) or job.owner == user or (job.attempt is not None and job.attempt.job_id in own)
+        if sees_all(user) or job.owner == user or (job.attempt is not None and job.attempt.job_id in visible)
     ]
 
 
-_Group = tuple[int | None, int | None, str, Hours]
+_Group = tuple[int | None, int | None, str, AllocatedHours]
 
 
 def _groups(user: User, since: date) -> list[_Group]:
     """(project, person, the scheduler's user where it is no person of ours, hours)."""
-    rows = _seen(user, GpuHours.objects.filter(day__gte=since)).order_by()
+    rows = _visible(user, GpuHours.objects.filter(day__gte=since)).order_by()
     sums = rows.values_list("project", "person", "user").annotate(Sum("held_s"), Sum("used_s"), Sum("idle_s"))
-    return [(project, person, name, _hours(*told)) for project, person, name, *told in sums]
+    return [(project, person, name, _hours(*seconds)) for project, person, name, *seconds in sums]
 
 
-def _seen(user: User, rows: Any) -> Any:
+def _visible(user: User, rows: Any) -> Any:
     """Those of a person's own, of their projects, or everybody's where the site shows them."""
     if sees_all(user):
         return rows
-    own = Q(person=user) | Q(project__in=user.memberships.values("project"))
-    return rows.filter(own | Q(person=None, user=user.slurm_user) if user.slurm_user else own)
+    condition = Q(person=user) | Q(project__in=user.memberships.values("project"))
+    return rows.filter(condition | Q(person=None, user=user.slurm_user) if user.slurm_user else condition)
 
 
-def _by_project(user: User, groups: Iterable[_Group]) -> list[Row]:
-    found = _together(groups, lambda group: group[0])
-    names = dict(Project.objects.filter(pk__in=[one for one in found if one]).values_list("pk", "slug"))
-    own = set(Project.objects.visible_to(user).values_list("pk", flat=True))
+def _by_project(user: User, groups: Iterable[_Group]) -> list[WasteEntry]:
+    found = _grouped(groups, lambda group: group[0])
+    names = dict(Project.objects.filter(pk__in=[project for project in found if project]).values_list("pk", "slug"))
+    visible = set(Project.objects.visible_to(user).values_list("pk", flat=True))
     rows = []
     for project, hours in found.items():
         name = names.get(project, OUTSIDE_VIGIL)
-        link = f"{reverse('jobs')}?project={name}" if project in own else ""
-        rows.append(Row(name, hours, link, project=name if project in names else ""))
+        link = f"{reverse('jobs')}?project={name}" if project in visible else ""
+        rows.append(WasteEntry(name, hours, link, project=name if project in names else ""))
     return rows
 
 
-def _by_person(groups: Iterable[_Group]) -> list[Row]:
+def _by_person(groups: Iterable[_Group]) -> list[WasteEntry]:
     """Return one row per person, with the hours from before their Slurm user was set here."""
     groups = list(groups)
     owners = _Owners([(person, user) for _, person, user, _ in groups])
-    found = _together(groups, lambda group: owners.name(group[1], group[2]))
-    return [Row(name or "unknown", hours, person=name or "unknown") for name, hours in found.items()]
+    found = _grouped(groups, lambda group: owners.name(group[1], group[2]))
+    return [WasteEntry(name or "unknown", hours, person=name or "unknown") for name, hours in found.items()]
 
 
 class _Owners:
@@ -158,9 +158,9 @@ class _Owners:
         """`rows`: of each the person, or None and the scheduler's user."""
         users = {user for person, user in rows if person is None and user}
         people = User.objects.filter(Q(pk__in={person for person, _ in rows if person}) | Q(slurm_user__in=users))
-        told = list(people.values_list("pk", "username", "slurm_user"))
-        self._by_id = {pk: username for pk, username, _ in told}
-        self._by_slurm_user = {slurm_user: username for _, username, slurm_user in told if slurm_user in users}
+        names = list(people.values_list("pk", "username", "slurm_user"))
+        self._by_id = {pk: username for pk, username, _ in names}
+        self._by_slurm_user = {slurm_user: username for _, username, slurm_user in names if slurm_user in users}
         self._namesakes = set(User.objects.filter(username__in=users).values_list("username", flat=True))
 
     def name(self, person: int | None, user: str) -> str:
@@ -170,23 +170,23 @@ class _Owners:
         return f"{user} (Slurm user)" if user in self._namesakes else user
 
 
-def _together(groups: Iterable[_Group], key: Callable[[_Group], Any]) -> dict[Any, Hours]:
-    found: dict[Any, Hours] = {}
+def _grouped(groups: Iterable[_Group], key: Callable[[_Group], Any]) -> dict[Any, AllocatedHours]:
+    found: dict[Any, AllocatedHours] = {}
     for group in groups:
-        found[key(group)] = found.get(key(group), Hours()) + group[3]
+        found[key(group)] = found.get(key(group), AllocatedHours()) + group[3]
     return found
 
 
-def _jobs(user: User, wanted: Wanted, since: date, limit: int, skip: int) -> tuple[list[Row], bool]:
+def _jobs(user: User, wanted: WasteFilter, since: date, limit: int, skip: int) -> tuple[list[WasteEntry], bool]:
     """Jobs that began in these days, by their sums; and the few that began before, whose days are added up."""
     order = _ORDERS[wanted.key]
-    begun = _seen(user, JobHours.objects.filter(first_day__gte=since)).annotate(place=order)
+    begun = _visible(user, JobHours.objects.filter(first_day__gte=since)).annotate(place=order)
     place = F("place").desc(nulls_last=True) if wanted.is_falling else F("place").asc(nulls_last=True)
     # Their keys first, by an index that has all that orders ask for: SQLite would sort whole rows.
     first = list(begun.order_by(place, "pk").values_list("pk", flat=True)[: skip + limit + 1])
     found = [*JobHours.objects.in_bulk(first).values(), *_older(user, since)]
-    found.sort(key=lambda one: one.pk)
-    found.sort(key=lambda one: _place(one, wanted), reverse=wanted.is_falling)
+    found.sort(key=lambda row: row.pk)
+    found.sort(key=lambda row: _sort_value(row, wanted), reverse=wanted.is_falling)
     return _job_rows(user, found[skip : skip + limit]), len(found) <= skip + limit
 
 
@@ -199,23 +199,23 @@ _ORDERS = {
 }
 
 
-def _place(one: JobHours, wanted: Wanted) -> float:
+def _sort_value(row: JobHours, wanted: WasteFilter) -> float:
     """What it is put in order by; what has none stands last, either way round."""
-    values = {"held": one.held_s, "used": one.used_s, "idle": one.idle_s, "name": one.job}
-    value = (one.used_s / one.held_s if one.held_s else None) if wanted.key == "share" else values[wanted.key]
+    values = {"held": row.held_s, "used": row.used_s, "idle": row.idle_s, "name": row.job}
+    value = (row.used_s / row.held_s if row.held_s else None) if wanted.key == "share" else values[wanted.key]
     return value if value is not None else (-math.inf if wanted.is_falling else math.inf)
 
 
 def _older(user: User, since: date) -> list[JobHours]:
     """Jobs that began before these days and went on in them, with what they did in these days alone."""
     many_days = JobHours.objects.filter(last_day__gt=F("first_day"), last_day__gte=since, first_day__lt=since)
-    rows = {(one.job, "" if one.job else one.scheduler_id): one for one in _seen(user, many_days)}
+    rows = {(row.job, "" if row.job else row.scheduler_id): row for row in _visible(user, many_days)}
     attempts = Attempt.objects.filter(job__in=[job for job, _ in rows if job]).exclude(scheduler_id="")
-    ids = {one.scheduler_id for one in rows.values()} | set(attempts.values_list("scheduler_id", flat=True))
+    ids = {row.scheduler_id for row in rows.values()} | set(attempts.values_list("scheduler_id", flat=True))
     sums = _days_of(sorted(ids), since)
-    for key, one in rows.items():
-        one.held_s, one.used_s, one.idle_s = sums.get(key, (0.0, 0.0, 0.0))
-    return [one for one in rows.values() if one.held_s]
+    for key, row in rows.items():
+        row.held_s, row.used_s, row.idle_s = sums.get(key, (0.0, 0.0, 0.0))
+    return [row for row in rows.values() if row.held_s]
 
 
 def _days_of(ids: Sequence[str], since: date) -> dict[tuple[int | None, str], tuple[float, float, float]]:
@@ -231,26 +231,26 @@ def _days_of(ids: Sequence[str], since: date) -> dict[tuple[int | None, str], tu
     return found
 
 
-def _job_rows(user: User, found: Sequence[JobHours]) -> list[Row]:
-    jobs = _visible_jobs(user, [one.job for one in found if one.job])
-    projects = dict(Project.objects.filter(pk__in=[one.project_id for one in found]).values_list("pk", "slug"))
-    owners = _Owners([(one.person_id, one.user) for one in found])
-    held = visible_holdings(user).filter(scheduler_id__in=[one.scheduler_id for one in found]).order_by("pk")
-    told = {row[0]: row for row in held.values_list("scheduler_id", "name", "agent__node")}
+def _job_rows(user: User, found: Sequence[JobHours]) -> list[WasteEntry]:
+    jobs = _visible_jobs(user, [hours.job for hours in found if hours.job])
+    projects = dict(Project.objects.filter(pk__in=[hours.project_id for hours in found]).values_list("pk", "slug"))
+    owners = _Owners([(hours.person_id, hours.user) for hours in found])
+    holdings = visible_holdings(user).filter(scheduler_id__in=[hours.scheduler_id for hours in found]).order_by("pk")
+    by_id = {row[0]: row for row in holdings.values_list("scheduler_id", "name", "agent__node")}
     rows = []
-    for one in found:
-        job = jobs.get(one.job or 0)
-        _, name, node = told.get(one.scheduler_id, ("", "", ""))
+    for hours in found:
+        job = jobs.get(hours.job or 0)
+        _, name, node = by_id.get(hours.scheduler_id, ("", "", ""))
         link = reverse("job", args=[job.pk]) if job else reverse("node", args=[node]) if node else ""
         rows.append(
-            Row(
-                (job.name if job else name) or f"job {one.scheduler_id}",
-                _hours(one.held_s, one.used_s, one.idle_s),
+            WasteEntry(
+                (job.name if job else name) or f"job {hours.scheduler_id}",
+                _hours(hours.held_s, hours.used_s, hours.idle_s),
                 link,
-                projects.get(one.project_id or 0, ""),
-                owners.name(one.person_id, one.user),
+                projects.get(hours.project_id or 0, ""),
+                owners.name(hours.person_id, hours.user),
                 job.pk if job else None,
-                one.scheduler_id,
+                hours.scheduler_id,
             )
         )
     return rows
@@ -261,16 +261,16 @@ def _visible_jobs(user: User, numbers: Iterable[int]) -> dict[int, Job]:
     return {job.pk: job for job in rows.only("name", "project")}
 
 
-def _sorted(rows: list[Row], wanted: Wanted) -> list[Row]:
+def _sorted(rows: list[WasteEntry], wanted: WasteFilter) -> list[WasteEntry]:
     rows = sorted(rows, key=lambda row: row.name)
     if wanted.key == "name":
         return rows[::-1] if wanted.is_falling else rows
     return sorted(rows, key=lambda row: getattr(row.hours, wanted.key) or 0.0, reverse=wanted.is_falling)
 
 
-def _idlest(rows: Iterable[Row]) -> Row | None:
+def _idlest(rows: Iterable[WasteEntry]) -> WasteEntry | None:
     return max(rows, key=lambda row: row.hours.idle, default=None)
 
 
-def _hours(held: float, used: float, idle: float) -> Hours:
-    return Hours(held / HOUR_S, used / HOUR_S, idle / HOUR_S)
+def _hours(held: float, used: float, idle: float) -> AllocatedHours:
+    return AllocatedHours(held / HOUR_S, used / HOUR_S, idle / HOUR_S)

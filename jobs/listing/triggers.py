@@ -1,7 +1,8 @@
-"""What keeps the listing in step: triggers, and the database's own search in names (FTS5, pg_trgm).
+"""Keep the listing in sync by database triggers, and index names by the database's own search (FTS5, pg_trgm).
 
-They are part of no migration: SQLite forgets the triggers of a table that a migration makes anew, and cannot even do so
-while others name it. So they go before this app's migrations and come back after them, with what was missed meanwhile.
+They are part of no migration: SQLite drops the triggers of a table that a migration rebuilds, and cannot even rebuild
+it while other triggers name it. So they are dropped before this app's migrations and created again after them, together
+with any rows missed meanwhile.
 """
 
 from __future__ import annotations
@@ -42,51 +43,51 @@ _FILL = f"""
 
 
 def before_migrations(*, using: str, plan: list[tuple[Any, bool]], **about: object) -> None:
-    """Let go of the tables that are about to change. With nothing to apply, nothing goes."""
+    """Drop the triggers if migrations of this app are about to run."""
     if any(migration.app_label == "jobs" for migration, _ in plan):
-        let_go(connections[using])
+        drop_triggers(connections[using])
 
 
 def after_migrations(*, using: str, **about: object) -> None:
-    """Put back what is missing, and with it the lines that were."""
+    """Create missing triggers, and add the rows missed without them."""
     connection = connections[using]
-    if is_kept(connection) or TABLE not in connection.introspection.table_names():
+    if has_triggers(connection) or TABLE not in connection.introspection.table_names():
         return
-    keep(connection)
+    create_triggers(connection)
 
 
-def is_kept(connection: BaseDatabaseWrapper) -> bool:
-    """Whether every trigger is there."""
+def has_triggers(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether every trigger exists."""
     with connection.cursor() as cursor:
-        cursor.execute(_vendor(connection).THERE)
+        cursor.execute(_vendor(connection).EXISTING_TRIGGERS)
         wanted: set[str] = _vendor(connection).TRIGGERS
         return wanted <= {name for (name,) in cursor.fetchall()}
 
 
-def let_go(connection: BaseDatabaseWrapper) -> None:
-    """Remove what keeps the listing: until `keep`, it stays as it is."""
+def drop_triggers(connection: BaseDatabaseWrapper) -> None:
+    """Drop the triggers; the listing stays unchanged until `create_triggers`."""
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-        _vendor(connection).let_go(cursor)
+        _vendor(connection).drop_triggers(cursor)
 
 
-def keep(connection: BaseDatabaseWrapper) -> None:
-    """Bring the listing in step with what there is, and set up what keeps it so: all of it, or nothing."""
+def create_triggers(connection: BaseDatabaseWrapper) -> None:
+    """Bring the listing up to date and create the triggers, all in one transaction."""
     vendor = _vendor(connection)
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-        vendor.let_go(cursor)
-        vendor.shut(cursor)
-        bring_in_step(connection)
+        vendor.drop_triggers(cursor)
+        vendor.lock_tables(cursor)
+        rebuild(connection)
         try:
             with transaction.atomic(using=connection.alias):
                 vendor.index_names(cursor)
         except (ProgrammingError, DatabaseError) as error:
             logger.warning("%s (%s)", NO_TRIGRAMS, str(error).splitlines()[0])
-        for statement in vendor.KEEP:
+        for statement in vendor.CREATE_TRIGGERS:
             cursor.execute(statement)
 
 
-def bring_in_step(connection: BaseDatabaseWrapper) -> None:
-    """Write the lines that are missing or wrong, remove those of no job."""
+def rebuild(connection: BaseDatabaseWrapper) -> None:
+    """Write rows that are missing or wrong, and delete those without a job."""
     utc = _vendor(connection).UTC
     with connection.cursor() as cursor:
         cursor.execute(_FORGET.format(utc=utc))

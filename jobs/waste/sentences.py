@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from jobs.presenting.cost import price_text
-from jobs.waste.reading import OUTSIDE_VIGIL, Found, Hours, Wanted
+from jobs.waste.report import OUTSIDE_VIGIL, AllocatedHours, WasteFilter, WasteReport
 from vigil_core import formatting
 
 LITTLE = 0.05  # hours: what would be written as 0
 
 
-def say(found: Found, wanted: Wanted, idle_gpus: int) -> tuple[str, str]:
+def summary(found: WasteReport, wanted: WasteFilter, idle_gpus: int) -> tuple[str, str]:
     """What was held, used and idle in these days and whose most of it was; and what is idle now."""
     total = found.total
     when = "Today" if wanted.days == 1 else f"In {formatting.plural(wanted.days, 'day')}"
@@ -17,18 +17,18 @@ def say(found: Found, wanted: Wanted, idle_gpus: int) -> tuple[str, str]:
         return f"{when} no GPU-hours were counted.", now(idle_gpus)
     share = formatting.percent(total.share)
     of = "it" if figure(total.held) == "1" else "them"
-    told = f"{when} {hours(total.held)} {_were(total.held)} allocated and {share} of {of} used; {_idle(total)}"
+    lead = f"{when} {hours(total.held)} {_were(total.held)} allocated and {share} of {of} used; {_idle(total)}"
     most = found.most
     if most is not None and most.hours.idle >= LITTLE:
-        told += (
-            f", {_whose(most.name, wanted)} ({figure(most.hours.idle)})"
+        lead += (
+            f", {_most_idle(most.name, wanted)} ({figure(most.hours.idle)})"
             if most.hours != total
-            else f", {_whose(most.name, wanted, all_of=True)}"
+            else f", {_most_idle(most.name, wanted, all_of=True)}"
         )
-    return f"{told}.", now(idle_gpus)
+    return f"{lead}.", now(idle_gpus)
 
 
-def _whose(name: str, wanted: Wanted, *, all_of: bool = False) -> str:
+def _most_idle(name: str, wanted: WasteFilter, *, all_of: bool = False) -> str:
     """Return "most in vision", "most by mira", "all outside Vigil"."""
     relation = "" if name == OUTSIDE_VIGIL else "in " if wanted.by == "project" else "by "
     return f"{'all' if all_of else 'most'} {relation}{name}"
@@ -50,10 +50,10 @@ def figure(value: float) -> str:
     return formatting.count(round(value)) if value >= 9.95 else f"{value:.1f}".removesuffix(".0")
 
 
-def cells(hours: Hours) -> dict[str, str]:
+def cells(hours: AllocatedHours) -> dict[str, str]:
     """Its figures as a table has them: none shorter than a tenth of an hour; and what the idle ones cost."""
-    told = {name: _cell(getattr(hours, name)) for name in ("held", "used", "idle")}
-    return {**told, "idle_cost": price_text(hours.idle) if hours.idle else ""}
+    texts = {name: _cell(getattr(hours, name)) for name in ("held", "used", "idle")}
+    return {**texts, "idle_cost": price_text(hours.idle) if hours.idle else ""}
 
 
 def _cell(value: float) -> str:
@@ -64,7 +64,7 @@ def _were(value: float) -> str:
     return "was" if figure(value) == "1" else "were"
 
 
-def _idle(total: Hours) -> str:
+def _idle(total: AllocatedHours) -> str:
     if total.idle < LITTLE:
         return "none were idle"
     price = price_text(total.idle)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from jobs.failures.reading import Row
+from jobs.failures.report import FailureRow
 from jobs.reliability.forecast import Forecast
 from jobs.reliability.published import PUBLISHED, Published
 from vigil_core import formatting
@@ -21,7 +21,7 @@ _PERIODS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 4 * 3600, 12 *
 
 
 @dataclass(frozen=True)
-class Mark:
+class WeekMark:
     """A week: its rate, and from where to where it may be; `y` in pixels from above. `is_cut`: the interval goes on."""
 
     x: float
@@ -34,7 +34,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Line:
+class PublishedLine:
     """Somebody's published rate. `text_y`: where its name stands, moved away from its neighbours'."""
 
     y: float
@@ -45,64 +45,66 @@ class Line:
 
 @dataclass(frozen=True)
 class Weeks:
-    marks: list[Mark]
-    lines: list[Line]
+    marks: list[WeekMark]
+    lines: list[PublishedLine]
     scale: list[tuple[float, str]]
     alternative: str
 
 
-def weeks(rows: Sequence[Row]) -> Weeks | None:
+def weeks(rows: Sequence[FailureRow]) -> Weeks | None:
     """None where no node was held."""
-    held = [(place, row) for place, row in enumerate(rows) if row.rate.node_days]
-    if not held:
+    used = [(place, row) for place, row in enumerate(rows) if row.rate.node_days]
+    if not used:
         return None
-    rates = [row.rate.per_thousand or 0.0 for _, row in held]
-    most = _top([row for _, row in held])
+    rates = [row.rate.per_thousand or 0.0 for _, row in used]
+    most = _top([row for _, row in used])
 
     def y(value: float) -> float:
         return round(TOP + HEIGHT * (1 - min(1.0, value / most)), 1)
 
     each = max(1, math.ceil(len(rows) / MOST_LABELS))
     marks = []
-    for place, row in held:
+    for place, row in used:
         low, high = row.rate.per_thousand_interval or (0.0, 0.0)
         day = f"{row.since.day}{formatting.NBSP}{row.since:%b}" if row.since else row.name
-        held_for = f"{formatting.measure(row.rate.node_days)} node-days"
+        node_days = f"{formatting.measure(row.rate.node_days)} node-days"
         rate = f"{formatting.measure(row.rate.per_thousand)} per 1,000"
         ends = f"{formatting.measure(low)} to {formatting.measure(high)}"
-        title = f"Week of {day}: {formatting.plural(row.rate.failures, 'failure')} in {held_for}, {rate} ({ends})"
+        title = f"Week of {day}: {formatting.plural(row.rate.failures, 'failure')} in {node_days}, {rate} ({ends})"
         label = day if (len(rows) - 1 - place) % each == 0 else ""
         x = round(100 * (place + 0.5) / len(rows), 3)
-        marks.append(Mark(x, y(row.rate.per_thousand or 0.0), y(low), y(high), title, label, high > most))
-    told = ", ".join(f"{formatting.measure(rate)}" for rate in rates[-12:])
-    return Weeks(marks, _lines(y, most), _scale(y, most), f"Failures per 1,000 node-days by week, the last: {told}.")
+        marks.append(WeekMark(x, y(row.rate.per_thousand or 0.0), y(low), y(high), title, label, high > most))
+    newest_rates = ", ".join(f"{formatting.measure(rate)}" for rate in rates[-12:])
+    return Weeks(
+        marks, _lines(y, most), _scale(y, most), f"Failures per 1,000 node-days by week, the last: {newest_rates}."
+    )
 
 
-def _top(held: Sequence[Row]) -> float:
+def _top(rows: Sequence[FailureRow]) -> float:
     """Return the rate at the upper end of the scale: room for the intervals of weeks in which enough nodes were held.
 
     One that has just begun may have any rate and an interval of any height; it would press all others flat.
     """
-    enough = median(row.rate.node_days for row in held) / ENOUGH
-    ends = [(row.rate.per_thousand_interval or (0.0, 0.0))[1] for row in held if row.rate.node_days >= enough]
-    return max(1.05 * max(ends), 1.25 * max(1.0, *(one.per_thousand for one in PUBLISHED[1:])))
+    enough = median(row.rate.node_days for row in rows) / ENOUGH
+    ends = [(row.rate.per_thousand_interval or (0.0, 0.0))[1] for row in rows if row.rate.node_days >= enough]
+    return max(1.05 * max(ends), 1.25 * max(1.0, *(rate.per_thousand for rate in PUBLISHED[1:])))
 
 
-def _lines(y: _Place, most: float) -> list[Line]:
+def _lines(y: _Place, most: float) -> list[PublishedLine]:
     """The published rates that the drawing has room for, the highest first; no name lies on another's or below all."""
-    shown = sorted((one for one in PUBLISHED if one.per_thousand <= most), key=lambda one: -one.per_thousand)
-    texts = [y(one.per_thousand) + 4 for one in shown]
+    shown = sorted((rate for rate in PUBLISHED if rate.per_thousand <= most), key=lambda rate: -rate.per_thousand)
+    texts = [y(rate.per_thousand) + 4 for rate in shown]
     for place in range(1, len(texts)):
         texts[place] = max(texts[place], texts[place - 1] + LEAST_APART)
     for place in range(len(texts) - 1, -1, -1):
         lowest = texts[place + 1] - LEAST_APART if place + 1 < len(texts) else TOP + HEIGHT
         texts[place] = round(min(texts[place], lowest), 1)
-    return [_line(one, y(one.per_thousand), text) for one, text in zip(shown, texts, strict=True)]
+    return [_line(rate, y(rate.per_thousand), text) for rate, text in zip(shown, texts, strict=True)]
 
 
-def _line(one: Published, at: float, text: float) -> Line:
-    title = f"{one.name}, {formatting.measure(one.per_thousand)} per 1,000 node-days: {one.how} ({one.source})"
-    return Line(at, text, f"{one.name} {formatting.measure(one.per_thousand)}", title)
+def _line(rate: Published, at: float, text: float) -> PublishedLine:
+    title = f"{rate.name}, {formatting.measure(rate.per_thousand)} per 1,000 node-days: {rate.how} ({rate.source})"
+    return PublishedLine(at, text, f"{rate.name} {formatting.measure(rate.per_thousand)}", title)
 
 
 def _scale(y: _Place, most: float) -> list[tuple[float, str]]:
@@ -117,7 +119,7 @@ def _round_step(length: float) -> float:
 
 
 @dataclass(frozen=True)
-class Curve:
+class SaveCurve:
     """What is kept by the period between saves. `line`: points of 100 × 100; x in per cent, y in pixels."""
 
     line: str
@@ -129,24 +131,24 @@ class Curve:
     alternative: str
 
 
-def curve(found: Forecast) -> Curve | None:
+def curve(found: Forecast) -> SaveCurve | None:
     """None where nothing would be kept, whatever one does."""
-    points = [(period, kept) for period, kept in found.curve() if kept > 0]
+    points = [(period, effective) for period, effective in found.curve() if effective > 0]
     if len(points) < 2:
         return None
     first, last = math.log(points[0][0]), math.log(points[-1][0])
-    top = max(kept for _, kept in points)
-    low = min(min(kept for _, kept in points), top * 0.9)
+    top = max(effective for _, effective in points)
+    low = min(min(effective for _, effective in points), top * 0.9)
     low = max(low, 2 * top - 1.6, 0.0) if top > 0.8 else 0.0
     high = min(1.0, top + 0.08 * (top - low) + 1e-6)
 
     def x(period: float) -> float:
         return round(100 * (math.log(period) - first) / (last - first), 3)
 
-    def y(kept: float) -> float:
-        return round(100 * (1 - (max(kept, low) - low) / (high - low)), 3)
+    def y(effective: float) -> float:
+        return round(100 * (1 - (max(effective, low) - low) / (high - low)), 3)
 
-    line = " ".join(f"{x(period)},{y(kept)}" for period, kept in points)
+    line = " ".join(f"{x(period)},{y(effective)}" for period, effective in points)
     ticks = [(x(p), formatting.rough(p)) for p in _PERIODS if points[0][0] <= p <= points[-1][0]]
     step = _round_step(high - low)
     shares = [n * step for n in range(math.ceil(low / step), int(high / step) + 1)]
@@ -155,17 +157,17 @@ def curve(found: Forecast) -> Curve | None:
     best = formatting.duration(found.best_seconds)
     alternative = f"What is kept by how often it saves: at most {formatting.percent(found.best)}, every {best}."
     top_x, top_y = x(found.best_seconds), _pixels(y(found.best))
-    return Curve(line, top_x, top_y, x(young), _apart(ticks), scale, alternative)
+    return SaveCurve(line, top_x, top_y, x(young), _thinned(ticks), scale, alternative)
 
 
 def _pixels(y: float) -> float:
     return round(TOP + HEIGHT * y / 100, 1)
 
 
-def _apart(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
+def _thinned(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
     """Those whose labels have room; the ends would hang over."""
-    kept: list[tuple[float, str]] = []
+    shown: list[tuple[float, str]] = []
     for at, label in ticks:
-        if 3 <= at <= 95 and (not kept or at - kept[-1][0] >= 9):
-            kept.append((at, label))
-    return kept
+        if 3 <= at <= 95 and (not shown or at - shown[-1][0] >= 9):
+            shown.append((at, label))
+    return shown

@@ -25,11 +25,11 @@ from vigil_core.untrusted import line
 
 IDLE, UNHELD = "gpu.idle", "gpu.unheld"
 STRANGERS = f"{IDLE}:strangers"
-SEEN_FOR = timedelta(seconds=50)
+PERSISTED_FOR = timedelta(seconds=50)
 """How long a process must be seen on a GPU before it counts as nobody's: the queue is read some seconds after a job
 has started."""
 
-_seen: dict[tuple[str, object], datetime] = {}  # by this process: one that starts anew waits a minute longer
+_first_observed: dict[tuple[str, object], datetime] = {}  # by this process: one that starts anew waits a minute longer
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class IdleJob:
 
     scheduler_id: str
     idle: Sequence[IdleGpu]
-    held: int  # GPUs that it holds in all
+    gpu_count: int  # GPUs that it holds in all
     key: str
     name: str
     owner: User | None
@@ -46,7 +46,7 @@ class IdleJob:
 
     @property
     def since(self) -> datetime:
-        return min(one.since for one in self.idle)
+        return min(gpu.since for gpu in self.idle)
 
     @property
     def person(self) -> str:
@@ -55,7 +55,7 @@ class IdleJob:
 
     @property
     def nodes(self) -> list[str]:
-        return sorted({one.holding.agent.node for one in self.idle})
+        return sorted({gpu.holding.agent.node for gpu in self.idle})
 
     @property
     def link(self) -> str:
@@ -65,37 +65,37 @@ class IdleJob:
         return reverse("node", args=[self.idle[0].holding.agent.node])
 
 
-def tell(now: datetime | None = None) -> None:
+def raise_notices(now: datetime | None = None) -> None:
     """Raise what is so, withdraw what is so no longer. Twice, or in several processes at once, is once."""
     now = now or timezone.now()
-    _tell_idle(idle_jobs(now), now)
-    _tell_unheld(now)
+    _notify_idle(idle_jobs(now), now)
+    _notify_unallocated(now)
 
 
 def idle_jobs(now: datetime | None = None) -> list[IdleJob]:
     """The jobs that hold idle GPUs, the longest idle first."""
     by_job: dict[str, list[IdleGpu]] = defaultdict(list)
-    for one in use.idle_now(now):
-        by_job[one.holding.scheduler_id].append(one)
+    for gpu in use.idle_now(now):
+        by_job[gpu.holding.scheduler_id].append(gpu)
     if not by_job:
         return []
     holdings = list(Holding.objects.filter(until=None, scheduler_id__in=by_job))
-    known = _Known(holdings)
-    wasted = {scheduler_id: known.not_spared(scheduler_id, found) for scheduler_id, found in by_job.items()}
-    return [known.job(scheduler_id, found) for scheduler_id, found in wasted.items() if found]
+    holders = _Holders(holdings)
+    wasted = {scheduler_id: holders.without_spares(scheduler_id, found) for scheduler_id, found in by_job.items()}
+    return [holders.job(scheduler_id, found) for scheduler_id, found in wasted.items() if found]
 
 
-class _Known:
+class _Holders:
     """What is known of the jobs behind some open holdings."""
 
     def __init__(self, holdings: Sequence[Holding]) -> None:
         self.by_job: dict[str, list[Holding]] = defaultdict(list)
-        for one in holdings:
-            self.by_job[one.scheduler_id].append(one)
+        for holding in holdings:
+            self.by_job[holding.scheduler_id].append(holding)
         alive = Attempt.objects.alive().confirmed().filter(scheduler_id__in=self.by_job)
         rows = alive.with_job().select_related("job__owner").order_by("pk")
         self.attempts = {attempt.scheduler_id: attempt for attempt in rows}
-        users = {one.user for one in holdings if one.user}
+        users = {holding.user for holding in holdings if holding.user}
         self.people = {user.slurm_user: user for user in User.objects.filter(slurm_user__in=users, is_active=True)}
         queued = QueuedJob.objects.filter(scheduler_id__in=self.by_job)
         self.started = dict(queued.exclude(started_at=None).values_list("scheduler_id", "started_at"))
@@ -104,30 +104,34 @@ class _Known:
         """The same for as long as the job runs; the scheduler may use its number again later."""
         if (attempt := self.attempts.get(scheduler_id)) is not None:
             return f"{IDLE}:attempt:{attempt.pk}"
-        began = self.started.get(scheduler_id) or min(one.since for one in self.by_job[scheduler_id])
+        began = self.started.get(scheduler_id) or min(holding.since for holding in self.by_job[scheduler_id])
         return f"{IDLE}:{line(scheduler_id, 64)}:{int(began.timestamp())}"
 
-    def not_spared(self, scheduler_id: str, idle: Sequence[IdleGpu]) -> Sequence[IdleGpu]:
+    def without_spares(self, scheduler_id: str, idle: Sequence[IdleGpu]) -> Sequence[IdleGpu]:
         """Those that do not just stand by for others to fail, as was asked for (resources.spares)."""
         attempt = self.attempts.get(scheduler_id)
         spares = (attempt.job.spec.get("resources") or {}).get("spares") if attempt else 0
         if attempt is None or not spares:
             return idle
         spared = incarnations.standing_by(attempt, spares)
-        return [one for one in idle if one.holding.agent.node not in spared]
+        return [gpu for gpu in idle if gpu.holding.agent.node not in spared]
 
     def job(self, scheduler_id: str, idle: Sequence[IdleGpu]) -> IdleJob:
-        held, attempt = self.by_job[scheduler_id], self.attempts.get(scheduler_id)
+        holdings, attempt = self.by_job[scheduler_id], self.attempts.get(scheduler_id)
         owner = attempt.job.owner if attempt else self.people.get(idle[0].holding.user)
-        name = attempt.job.name if attempt else next((one.name for one in held if one.name), "") or scheduler_id
-        return IdleJob(scheduler_id, idle, max(len(held), len(idle)), self.key(scheduler_id), name, owner, attempt)
+        name = (
+            attempt.job.name
+            if attempt
+            else next((holding.name for holding in holdings if holding.name), "") or scheduler_id
+        )
+        return IdleJob(scheduler_id, idle, max(len(holdings), len(idle)), self.key(scheduler_id), name, owner, attempt)
 
 
-def _tell_idle(jobs: Sequence[IdleJob], now: datetime) -> None:
-    told = [job for job in jobs if job.owner is not None and job.owner.is_active]
-    for job in told:
+def _notify_idle(jobs: Sequence[IdleJob], now: datetime) -> None:
+    notified = [job for job in jobs if job.owner is not None and job.owner.is_active]
+    for job in notified:
         assert job.owner is not None
-        title, detail = words(job, now)
+        title, detail = notice_text(job, now)
         notify.raise_notice(job.key, kind=IDLE, to=job.owner, title=title, detail=detail, link=job.link)
     strangers = [job for job in jobs if job.owner is None]
     if strangers:
@@ -135,40 +139,40 @@ def _tell_idle(jobs: Sequence[IdleJob], now: datetime) -> None:
         are = f"{formatting.plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'}"
         title = f"{are} held idle by people without an account here."
         notify.raise_notice(STRANGERS, kind=IDLE, to=SYSADMINS, title=title, link=f"{reverse('waste')}?by=person")
-    if _stands(IDLE):
-        keys = {job.key for job in told} | _unknown(now) | ({STRANGERS} if strangers else set())
+    if _has_active(IDLE):
+        keys = {job.key for job in notified} | _keys_on_silent_nodes(now) | ({STRANGERS} if strangers else set())
         notify.withdraw_missing(IDLE, keys)
 
 
-def _unknown(now: datetime) -> set[str]:
+def _keys_on_silent_nodes(now: datetime) -> set[str]:
     """Of jobs on machines that are silent nothing is known: what was told of them stands."""
     is_silent = Q(agent__heard_at=None) | Q(agent__heard_at__lt=now - SILENT)
     silent = Holding.objects.filter(is_silent, until=None, is_made_up=False)
     ids = set(silent.order_by().values_list("scheduler_id", flat=True))
     if not ids:
         return set()
-    known = _Known(list(Holding.objects.filter(until=None, scheduler_id__in=ids)))
-    return {known.key(scheduler_id) for scheduler_id in ids}
+    holders = _Holders(list(Holding.objects.filter(until=None, scheduler_id__in=ids)))
+    return {holders.key(scheduler_id) for scheduler_id in ids}
 
 
-def words(job: IdleJob, now: datetime) -> tuple[str, str]:
+def notice_text(job: IdleJob, now: datetime) -> tuple[str, str]:
     """The notice's sentence, and what is asked for."""
     many, long = len(job.idle), spoken((now - job.since).total_seconds())
     if many == 1:
-        which = "1 GPU" if job.held == 1 else f"1 of its {job.held} GPUs"
-        title, ask = f"{job.name} has held {which} idle for {long}.", "It is yours: release it or say why it stays."
+        which = "1 GPU" if job.gpu_count == 1 else f"1 of its {job.gpu_count} GPUs"
+        title, request = f"{job.name} has held {which} idle for {long}.", "It is yours: release it or say why it stays."
     else:
-        which = f"{many} GPUs" if job.held == many else f"{many} of its {job.held} GPUs"
+        which = f"{many} GPUs" if job.gpu_count == many else f"{many} of its {job.gpu_count} GPUs"
         title = f"{job.name} has held {which} idle, the longest for {long}."
-        ask = "They are yours: release them or say why they stay."
-    return title, f"{ask} {_on(job)}"
+        request = "They are yours: release them or say why they stay."
+    return title, f"{request} {_location(job)}"
 
 
-def _on(job: IdleJob) -> str:
+def _location(job: IdleJob) -> str:
     """Where, and whether a process is on them at all."""
     nodes = job.nodes
     where = formatting.listed(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
-    if any(one.has_process for one in job.idle):
+    if any(gpu.has_process for gpu in job.idle):
         return f"On {where}."
     return f"On {where}; no process is on {'it' if len(job.idle) == 1 else 'them'}."
 
@@ -181,30 +185,30 @@ def spoken(seconds: float) -> str:
     return formatting.plural(minutes // 60, "hour") if minutes < 48 * 60 else formatting.plural(minutes // 1440, "day")
 
 
-def _tell_unheld(now: datetime) -> None:
+def _notify_unallocated(now: datetime) -> None:
     by_node: dict[str, list[tuple[Gpu, dict[str, object]]]] = defaultdict(list)
-    for gpu, process in _lasting(use.processes_on_free_gpus(now), now):
+    for gpu, process in _persistent(use.processes_on_free_gpus(now), now):
         by_node[gpu.agent.node].append((gpu, process))
     keys = {node: f"{UNHELD}:{node}"[: notify.MOST_KEY] for node in by_node}
     for node, found in by_node.items():
-        title, detail = _unheld_words(node, found)
+        title, detail = _unallocated_text(node, found)
         link = reverse("node", args=[node])
         notify.raise_notice(keys[node], kind=UNHELD, to=SYSADMINS, title=title, detail=detail, link=link)
-    if _stands(UNHELD):
+    if _has_active(UNHELD):
         notify.withdraw_missing(UNHELD, keys.values())
 
 
-def _lasting(found: Iterable[tuple[Gpu, dict[str, object]]], now: datetime) -> list[tuple[Gpu, dict[str, object]]]:
+def _persistent(found: Iterable[tuple[Gpu, dict[str, object]]], now: datetime) -> list[tuple[Gpu, dict[str, object]]]:
     """Those that were there at a look before, long enough ago."""
     there = {(gpu.uuid, process["pid"]): (gpu, process) for gpu, process in found}
-    for gone in set(_seen) - set(there):
-        del _seen[gone]
-    return [one for key, one in there.items() if now - _seen.setdefault(key, now) >= SEEN_FOR]
+    for gone in set(_first_observed) - set(there):
+        del _first_observed[gone]
+    return [entry for key, entry in there.items() if now - _first_observed.setdefault(key, now) >= PERSISTED_FOR]
 
 
-def _unheld_words(node: str, found: Sequence[tuple[Gpu, dict[str, object]]]) -> tuple[str, str]:
+def _unallocated_text(node: str, found: Sequence[tuple[Gpu, dict[str, object]]]) -> tuple[str, str]:
     gpus = sorted({gpu.index for gpu, _ in found})
-    which = f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {formatting.listed([str(one) for one in gpus[:8]])}"
+    which = f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {formatting.listed([str(index) for index in gpus[:8]])}"
     by_process: dict[tuple[object, str, str], int] = defaultdict(int)  # one that has a context on each GPU is one
     for _, process in found:
         by_process[process["pid"], line(process["name"], 40), line(process["user"], 32)] += 1
@@ -221,5 +225,5 @@ def _process_words(pid: object, name: str, user: str, gpus: int) -> str:
     return f"{what}{owner}, on {gpus} GPUs" if gpus > 1 else f"{what}{owner}"
 
 
-def _stands(kind: str) -> bool:
+def _has_active(kind: str) -> bool:
     return Notice.objects.standing().filter(kind=kind).exists()

@@ -1,4 +1,4 @@
-"""Like this one: other bad ends of the same program, or on the same node, of those that the reader may see."""
+"""Find similar incidents: the same failure or the same node, among those that the reader may see."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from dataclasses import dataclass
 from jobs.models import Incident
 from portal.models import User
 
-MOST = 10
+MAX_SIMILAR = 10
 
 
 @dataclass(frozen=True)
-class Like:
+class SimilarIncident:
     """Another incident, and what it has in common with this one."""
 
     incident: Incident
     what: str
 
 
-def of(incident: Incident, user: User) -> list[Like]:
-    """The same fingerprint first, then the same node; newest first. Another project's failures are never among them."""
-    found: dict[int, Like] = {}
+def find(incident: Incident, user: User) -> list[SimilarIncident]:
+    """Return incidents with the same fingerprint, then those on the same node, newest first.
+
+    Incidents of projects that the user cannot see are never included.
+    """
+    found: dict[int, SimilarIncident] = {}
     others = Incident.objects.visible_to(user).exclude(pk=incident.pk).with_people().order_by("-at", "-id")
     for what, same in (("same failure", {"fingerprint": incident.fingerprint}), ("same node", {"node": incident.node})):
         if not next(iter(same.values())):
             continue
-        for one in others.filter(**same).exclude(pk__in=found)[: MOST - len(found)]:
-            found[one.pk] = Like(one, what)
+        for other in others.filter(**same).exclude(pk__in=found)[: MAX_SIMILAR - len(found)]:
+            found[other.pk] = SimilarIncident(other, what)
     return list(found.values())

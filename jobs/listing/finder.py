@@ -1,10 +1,10 @@
-"""Finding a page of jobs, and how many there are, at a cost that does not grow with how many there ever were.
+"""Find a page of jobs, and count them, at a cost that does not grow with the number of jobs ever submitted.
 
-few     something in the search gives at most MOST jobs (an index tells): they are looked at, sorted, counted exactly
-plain   only projects and states are asked for: the page is one stretch of an index, or the first of several stretches
-walk    else the wanted order's index is followed, and each line looked at; common filters fill a page within few lines
-words   where a walk found too little, the index of names says whether a word is rare: then its jobs are few
-short   else the page ends after EFFORT lines, full or not, and its cursor says from where to go on
+few     a filter gives at most MOST jobs according to an index: they are read, sorted and counted exactly
+plain   only projects and states are restricted: the page is a range of an index, or merged from several ranges
+walk    else the order's index is scanned, checking each row; common filters fill a page within few rows
+words   if a scan found too little, the index of names tells whether a word is rare: then its jobs are few
+short   else the page ends after EFFORT rows, full or not, and its cursor says where to continue
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from django.db import connection
 
-from jobs.listing.filters import Asked, among, dialect, joined
+from jobs.listing.filters import JobQuery, dialect, in_list, with_conditions
 from jobs.listing.sql import Sql
 from jobs.models import Attempt
 
@@ -36,30 +36,30 @@ Place = tuple[Any, int]
 
 @dataclass(frozen=True)
 class Count:
-    """How many: exactly, or at least so many."""
+    """A number of jobs, exact or a lower bound."""
 
-    known: int
+    number: int
     more: bool = False
 
     def __add__(self, other: Count) -> Count:
-        return Count(self.known + other.known, self.more or other.more)
+        return Count(self.number + other.number, self.more or other.more)
 
     def __bool__(self) -> bool:
-        return self.known > 0 or self.more
+        return self.number > 0 or self.more
 
     def __str__(self) -> str:
-        return f"{_rounded(self.known):,}+" if self.more else f"{self.known:,}"
+        return f"{_rounded(self.number):,}+" if self.more else f"{self.number:,}"
 
 
 def _rounded(number: int) -> int:
-    """Down to its first digit: of what is counted in part, the rest says nothing."""
+    """Round down to the first digit: in a partial count the other digits mean nothing."""
     step = int(10 ** (len(str(number)) - 1))
     return number // step * step
 
 
 @dataclass(frozen=True)
-class Found:
-    """Places of a page, and of the line after which the next one begins; None: there is no more."""
+class FoundPlaces:
+    """The places of a page, and the place after which the next page begins; None if there are no more."""
 
     places: list[Place]
     next: Place | None
@@ -67,22 +67,22 @@ class Found:
 
 @dataclass
 class Finder:
-    """One search of one person, in one order: its pages, and how many there are in each state."""
+    """One person's search in one order: its pages, and its counts by state."""
 
-    asked: Asked
+    query: JobQuery
     sort: str
     descending: bool
     _is_common: bool = False  # a page was full after a glance: its words need not be looked up to be counted
 
-    def page(self, after: Place | None, limit: int) -> Found:
-        if self.asked.is_impossible:
-            return Found([], None)
+    def page(self, after: Place | None, limit: int) -> FoundPlaces:
+        if self.query.is_impossible:
+            return FoundPlaces([], None)
         with connection.cursor() as cursor, dialect().by_index(cursor):
             if self._is_stretch:
                 return self._stretches(cursor, after, limit)
             if (few := self._few(cursor, states=True)) is not None:
                 return self._sorted(cursor, few, after, limit)
-            if not self.asked.words:
+            if not self.query.words:
                 return self._walk(cursor, after, limit, EFFORT)
             found = self._walk(cursor, after, limit, GLANCE)
             if found.next is None or len(found.places) == limit:
@@ -95,15 +95,15 @@ class Finder:
             return self._sorted(cursor, self._rare, after, limit)
 
     def counts(self) -> dict[str, Count]:
-        """Counts the jobs by state; the states that are asked for are left aside."""
-        if self.asked.scope == [] or self.asked.owner == -1:
+        """Return the number of jobs by state, ignoring the filter on states."""
+        if self.query.scope == [] or self.query.owner == -1:
             return {}
         with connection.cursor() as cursor, dialect().by_index(cursor):
-            if self.asked.is_plain:
+            if self.query.is_plain:
                 return self._counts_by_index(cursor)
             if (few := self._few(cursor, states=False)) is not None:
                 return self._counts_of(cursor, few)
-            if self._is_common or not self.asked.words:
+            if self._is_common or not self.query.words:
                 return self._counts_of_walk(cursor)
         rare = self._rare
         with connection.cursor() as cursor, dialect().by_index(cursor):
@@ -112,8 +112,8 @@ class Finder:
     # Few
 
     def _few(self, cursor: Any, *, states: bool) -> Sql | None:
-        """What gives the fewest jobs, if that is no more than MOST."""
-        sources = self.asked.few(states=states)
+        """Return the source with the fewest jobs, if these are no more than MOST."""
+        sources = self.query.candidates(states=states)
         if not sources:
             return None
         counts = self._measured(cursor, sources)
@@ -122,18 +122,20 @@ class Finder:
 
     @cached_property
     def _rare(self) -> Sql | None:
-        """The jobs of the word that the fewest have, if these are no more than MOST: looked up once, then by number."""
-        sources = [source for word in self.asked.words if (source := word.source) is not None]
+        """Return the jobs of the rarest word, if these are no more than MOST: looked up once, then used by id."""
+        sources = [source for word in self.query.words if (source := word.source) is not None]
         most, fewest = MOST, None
         if sources:
             with connection.cursor() as cursor, dialect().by_index(cursor, bitmaps=True):
                 for source in sources:
                     some = f"SELECT * FROM ({source.text.format(most=most + 1)}) s LIMIT {most + 1}"
-                    cursor.execute(f"SELECT {dialect().TOGETHER.format(most=most)} FROM ({some}) s", source.params)
+                    cursor.execute(
+                        f"SELECT {dialect().AGGREGATED_IDS.format(most=most)} FROM ({some}) s", source.params
+                    )
                     count, together = cursor.fetchone()
                     if together is not None:
                         most, fewest = count, together
-        return None if fewest is None else Sql(dialect().THESE, (fewest,))
+        return None if fewest is None else Sql(dialect().UNPACKED_IDS, (fewest,))
 
     def _measured(self, cursor: Any, sources: Sequence[Sql]) -> list[int]:
         text = " UNION ALL ".join(
@@ -144,7 +146,7 @@ class Finder:
         found = dict(cursor.fetchall())
         return [found[at] for at in range(len(sources))]
 
-    def _sorted(self, cursor: Any, source: Sql, after: Place | None, limit: int) -> Found:
+    def _sorted(self, cursor: Any, source: Sql, after: Place | None, limit: int) -> FoundPlaces:
         table = ""
         if self.sort in _GROUPS:
             key, name, column = _GROUPS[self.sort]
@@ -152,14 +154,14 @@ class Finder:
         else:
             value = f"l.{_COLUMNS.get(self.sort, 'id')}"
         head = f"SELECT l.id, {value} FROM ({source.text} LIMIT {MOST + 1}) d {dialect().JOIN}{table}"
-        where = [*self.asked.conditions(), *self._beyond(after, value, "l.id")]
-        found = joined(head, where, self._order_by(value, "l.id", limit + 1))
+        where = [*self.query.conditions(), *self._beyond(after, value, "l.id")]
+        found = with_conditions(head, where, self._order_by(value, "l.id", limit + 1))
         cursor.execute(found.text, [*source.params, *found.params])
         return self._cut([(place, pk) for pk, place in cursor.fetchall()], limit)
 
     def _counts_of(self, cursor: Any, source: Sql) -> dict[str, Count]:
         head = f"SELECT l.state, count(*) FROM ({source.text} LIMIT {MOST + 1}) d {dialect().JOIN}"
-        found = joined(head, self.asked.conditions(states=False), " GROUP BY l.state")
+        found = with_conditions(head, self.query.conditions(states=False), " GROUP BY l.state")
         cursor.execute(found.text, [*source.params, *found.params])
         return {state: Count(count) for state, count in cursor.fetchall() if state}
 
@@ -167,16 +169,16 @@ class Finder:
 
     @property
     def _is_stretch(self) -> bool:
-        """Whether the page is the first of a few stretches of indexes, with nothing to be left out of them."""
-        if not self.asked.is_plain or self.sort in _GROUPS:
+        """Return whether the page is the start of a few index ranges that need no further filtering."""
+        if not self.query.is_plain or self.sort in _GROUPS:
             return False
-        by_state = self.asked.states is None or self.sort == "created"
+        by_state = self.query.states is None or self.sort == "created"
         return by_state and len(self._equals) <= _STRETCHES
 
     @cached_property
     def _equals(self) -> list[list[Sql]]:
-        scopes = [None] if self.asked.scope is None else self.asked.scope
-        states = [None] if self.asked.states is None else self.asked.states
+        scopes = [None] if self.query.scope is None else self.query.scope
+        states = [None] if self.query.states is None else self.query.states
         return [
             [
                 *([] if scope is None else [Sql("project_id = %s", (scope,))]),
@@ -186,10 +188,10 @@ class Finder:
             for state in states
         ]
 
-    def _stretches(self, cursor: Any, after: Place | None, limit: int) -> Found:
+    def _stretches(self, cursor: Any, after: Place | None, limit: int) -> FoundPlaces:
         column = _COLUMNS.get(self.sort, "id")
         parts = [
-            joined(
+            with_conditions(
                 f"SELECT id, {column} AS place FROM jobs_listing",
                 [*equals, *self._beyond(after, column, "id")],
                 self._order_by(column, "id", limit + 1),
@@ -205,26 +207,28 @@ class Finder:
         parts = []
         for state in Attempt.State.values:
             where = [Sql("state = %s", (state,))]
-            if self.asked.scope is not None:
-                where.append(among("project_id", self.asked.scope))
-            parts.append(joined("SELECT state FROM jobs_listing", where, f" LIMIT {MOST + 1}"))
+            if self.query.scope is not None:
+                where.append(in_list("project_id", self.query.scope))
+            parts.append(with_conditions("SELECT state FROM jobs_listing", where, f" LIMIT {MOST + 1}"))
         text = " UNION ALL ".join(f"SELECT max(state), count(*) FROM ({part.text}) s" for part in parts)
         cursor.execute(text, [value for part in parts for value in part.params])
         return {state: _bounded(count) for state, count in cursor.fetchall() if state}
 
     # Walk
 
-    def _walk(self, cursor: Any, after: Place | None, limit: int, effort: int) -> Found:
+    def _walk(self, cursor: Any, after: Place | None, limit: int, effort: int) -> FoundPlaces:
         if self.sort not in _GROUPS:
-            return self._walk_one(cursor, [], after, limit, effort)
+            return self._walk_index(cursor, [], after, limit, effort)
         return self._walk_groups(cursor, after, limit, effort)
 
-    def _walk_one(self, cursor: Any, equal: list[Sql], after: Place | None, limit: int, effort: int) -> Found:
-        """Along one index, until the page is full or the effort made."""
+    def _walk_index(self, cursor: Any, equal: list[Sql], after: Place | None, limit: int, effort: int) -> FoundPlaces:
+        """Scan one index until the page is full or `effort` rows have been checked."""
         column = "id" if self.sort in _GROUPS else _COLUMNS.get(self.sort, "id")
         inner = self._inner(equal, after, column, f" LIMIT {effort}")
         # In the order of what is inside: said once more, the databases would look at all of it before the first line.
-        found = joined(f"SELECT l.id, l.{column} FROM ({inner.text}) l", self.asked.conditions(), f" LIMIT {limit + 1}")
+        found = with_conditions(
+            f"SELECT l.id, l.{column} FROM ({inner.text}) l", self.query.conditions(), f" LIMIT {limit + 1}"
+        )
         cursor.execute(found.text, [*inner.params, *found.params])
         rows = [(place, pk) for pk, place in cursor.fetchall()]
         if len(rows) > limit:
@@ -232,67 +236,67 @@ class Finder:
         last = self._inner(equal, after, column, f" LIMIT 1 OFFSET {effort - 1}", f"id, {column}")
         cursor.execute(last.text, last.params)
         end = cursor.fetchone()
-        return Found([self._place(*row) for row in rows], self._place(end[1], end[0]) if end else None)
+        return FoundPlaces([self._place(*row) for row in rows], self._place(end[1], end[0]) if end else None)
 
     def _inner(self, equal: list[Sql], after: Place | None, column: str, tail: str, columns: str = "*") -> Sql:
         where = [*self._narrowed(equal, column), *self._beyond(after, column, "id")]
-        return joined(f"SELECT {columns} FROM jobs_listing", where, self._order_by(column, "id") + tail)
+        return with_conditions(f"SELECT {columns} FROM jobs_listing", where, self._order_by(column, "id") + tail)
 
     def _narrowed(self, equal: list[Sql], column: str) -> list[Sql]:
-        """What the index that gives the order can be asked as well."""
+        """Return the conditions that the index of this order can check itself."""
         found = list(equal)
-        scope, states = self.asked.scope, self.asked.states
+        scope, states = self.query.scope, self.query.states
         if column == "id":
-            found += self.asked.bounds
-            if self.asked.owner is not None and not equal:
-                return [*found, Sql("owner_id = %s", (self.asked.owner,))]
+            found += self.query.bounds
+            if self.query.owner is not None and not equal:
+                return [*found, Sql("owner_id = %s", (self.query.owner,))]
             if states is not None and len(states) == 1 and not equal:
                 found.append(Sql("state = %s", (states[0],)))
         if scope is not None and len(scope) == 1 and not equal:
             found.append(Sql("project_id = %s", (scope[0],)))
         return found
 
-    def _walk_groups(self, cursor: Any, after: Place | None, limit: int, effort: int) -> Found:
-        """Group by group in the order of their names, each by number."""
+    def _walk_groups(self, cursor: Any, after: Place | None, limit: int, effort: int) -> FoundPlaces:
+        """Scan group by group in the order of their names, each by id."""
         key, table, column = _GROUPS[self.sort]
         rows: list[Place] = []
         for name, group in self._groups(cursor, after):
             begin = (None, after[1]) if after is not None and after[0] == name else None
             equal = [Sql(f"{key} = %s", (group,))]
-            found = self._walk_one(cursor, equal, begin, limit - len(rows), effort)
+            found = self._walk_index(cursor, equal, begin, limit - len(rows), effort)
             rows += [(name, pk) for _, pk in found.places]
             if found.next is not None:
-                return Found(rows, (name, found.next[1]))
+                return FoundPlaces(rows, (name, found.next[1]))
             if len(rows) == limit:
-                return Found(rows, rows[-1])
+                return FoundPlaces(rows, rows[-1])
             effort -= self._length(cursor, equal, begin, effort)  # fewer, or there would be a next line
-        return Found(rows, None)
+        return FoundPlaces(rows, None)
 
     def _length(self, cursor: Any, equal: list[Sql], after: Place | None, most: int) -> int:
-        """How many lines a walk along the numbers of one group looks at."""
+        """Return how many rows a scan of one group by id checks."""
         inner = self._inner(equal, after, "id", f" LIMIT {most}", "id")
         cursor.execute(f"SELECT count(*) FROM ({inner.text}) l", inner.params)
         return int(cursor.fetchone()[0])
 
     def _groups(self, cursor: Any, after: Place | None) -> list[tuple[str, int]]:
-        """The people or projects that have jobs, from the one on in which the page before ended."""
+        """Return the people or projects that have jobs, starting with the one in which the previous page ended."""
         key, table, column = _GROUPS[self.sort]
         where = [Sql(f"EXISTS (SELECT 1 FROM jobs_listing x WHERE x.{key} = g.id)")]
         if after is not None:
             where.append(Sql(f"g.{column} {'<=' if self.descending else '>='} %s", (after[0],)))
-        if key == "project_id" and self.asked.scope is not None:
-            where.append(among("g.id", self.asked.scope))
+        if key == "project_id" and self.query.scope is not None:
+            where.append(in_list("g.id", self.query.scope))
         order = f" ORDER BY g.{column} {'DESC' if self.descending else 'ASC'}"
-        found = joined(f"SELECT g.{column}, g.id FROM {table} g", where, order)
+        found = with_conditions(f"SELECT g.{column}, g.id FROM {table} g", where, order)
         cursor.execute(found.text, found.params)
         return list(cursor.fetchall())
 
     def _counts_of_walk(self, cursor: Any) -> dict[str, Count]:
-        """Counts the newest lines by state: all, or at least so many."""
-        by_number = Finder(replace(self.asked, states=None), "created", True)
+        """Count the newest rows by state: all, or a lower bound."""
+        by_number = Finder(replace(self.query, states=None), "created", True)
         inner = by_number._inner([], None, "id", f" LIMIT {MOST}")
-        where = by_number.asked.conditions()
-        found = joined(f"SELECT l.state, count(*) FROM ({inner.text}) l", where, " GROUP BY l.state")
+        where = by_number.query.conditions()
+        found = with_conditions(f"SELECT l.state, count(*) FROM ({inner.text}) l", where, " GROUP BY l.state")
         cursor.execute(found.text, [*inner.params, *found.params])
         rows = cursor.fetchall()
         last = by_number._inner([], None, "id", f" LIMIT 1 OFFSET {MOST}", "id")
@@ -315,11 +319,11 @@ class Finder:
         way = "DESC" if self.descending else "ASC"
         columns = [number] if self.sort == "created" or column == "id" else [column, number]
         tail = "" if limit is None else f" LIMIT {limit}"
-        return f" ORDER BY {', '.join(f'{one} {way}' for one in columns)}{tail}"
+        return f" ORDER BY {', '.join(f'{name} {way}' for name in columns)}{tail}"
 
-    def _cut(self, rows: list[Place], limit: int) -> Found:
+    def _cut(self, rows: list[Place], limit: int) -> FoundPlaces:
         places = [self._place(*row) for row in rows[:limit]]
-        return Found(places, places[-1] if len(rows) > limit else None)
+        return FoundPlaces(places, places[-1] if len(rows) > limit else None)
 
     def _place(self, value: Any, pk: int) -> Place:
         return (None if self.sort == "created" else value, pk)

@@ -18,12 +18,12 @@ from django.db.models import Count, Sum
 from django.urls import reverse
 
 from diagnosis.causes import CAUSES
-from jobs.failures.counted import causes_of
-from jobs.listing.sight import sees_all
+from jobs.failures.kinds import causes_of
+from jobs.listing.telemetry_access import sees_all
 from jobs.models import Failure, NodeHeld, ProjectHeld, ProjectNodeHeld
-from jobs.reliability.held import monday, uncounted
-from jobs.reliability.held import since as held_since
-from jobs.reliability.offenders import Offender, Seen, offenders
+from jobs.reliability.allocations import monday, uncounted
+from jobs.reliability.allocations import since as held_since
+from jobs.reliability.offenders import NodeFailures, Offender, offenders
 from jobs.reliability.rate import Rate
 from nodes.models import RackPlace
 from portal.models import Project, User
@@ -38,7 +38,7 @@ NOT_DIAGNOSED = "not diagnosed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class FailureFilter:
     """What is asked for. `kind`: all failures, or those of machines or programs alone; `project`: a short name."""
 
     days: int = 30
@@ -52,7 +52,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Row:
+class FailureRow:
     """Failures of one cause, node, rack, partition, project or week, over the node-days in which they could happen."""
 
     name: str
@@ -66,14 +66,14 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Found:
+class FailureReport:
     """All of a window. `effective`: the part of queued and held time of jobs that have ended which is kept."""
 
-    rows: list[Row]
-    total: Row
+    rows: list[FailureRow]
+    total: FailureRow
     effective: float | None
     offenders: list[Offender]
-    weeks: list[Row]
+    weeks: list[FailureRow]
     interruptions: Rate
     """What may strike any run, or what one went on after: of whichever kind is asked for."""
 
@@ -84,62 +84,64 @@ class _Counts:
     node_s: float = 0.0
     lost_gpu_s: float = 0.0
 
-    def row(self, name: str, **more: Any) -> Row:
-        return Row(name, Rate(self.failures, self.node_s / DAY_S), self.lost_gpu_s / HOUR_S, **more)
+    def row(self, name: str, **more: Any) -> FailureRow:
+        return FailureRow(name, Rate(self.failures, self.node_s / DAY_S), self.lost_gpu_s / HOUR_S, **more)
 
 
-def find(user: User, wanted: Wanted, now: datetime) -> Found:
-    asked = _Asked(user, wanted, now)
-    total, medians = asked.total(), asked.medians()
+def find(user: User, wanted: FailureFilter, now: datetime) -> FailureReport:
+    query = _FailureQuery(user, wanted, now)
+    total, medians = query.total(), query.medians()
     detect, recover = medians.get(None, (None, None))
-    return Found(
-        asked.rows(total, medians),
+    return FailureReport(
+        query.rows(total, medians),
         total.row("all", detect_s=detect, recover_s=recover),
-        asked.effective(),
-        asked.offenders(),
-        asked.weeks(),
-        asked.interruptions(total),
+        query.effective(),
+        query.offenders(),
+        query.weeks(),
+        query.interruptions(total),
     )
 
 
-def interruptions(user: User, wanted: Wanted, now: datetime) -> tuple[Rate, float | None]:
+def interruptions(user: User, wanted: FailureFilter, now: datetime) -> tuple[Rate, float | None]:
     """How often a run is interrupted, and the median of the seconds until it trains again."""
-    asked = _Asked(user, wanted, now)
-    return asked.interruptions(asked.total()), asked.medians().get(None, (None, None))[1]
+    query = _FailureQuery(user, wanted, now)
+    return query.interruptions(query.total()), query.medians().get(None, (None, None))[1]
 
 
 Medians = dict[str | None, tuple[float | None, float | None]]
 
 
-class _Asked:
+class _FailureQuery:
     """One look: what it asks more than once is kept."""
 
-    def __init__(self, user: User, wanted: Wanted, now: datetime) -> None:
+    def __init__(self, user: User, wanted: FailureFilter, now: datetime) -> None:
         self.user, self.wanted, self.now = user, wanted, now
         self.since = wanted.since(now)
         self.projects = _projects(user, wanted.project)
         """Whose numbers count; None: everybody's."""
-        self.live = [one for one in uncounted(now) if self.projects is None or one.project in self.projects]
+        self.live = [
+            allocation for allocation in uncounted(now) if self.projects is None or allocation.project in self.projects
+        ]
         causes = causes_of(wanted.kind)
         failures = Failure.objects.filter(day__gte=self.since, **({} if causes is None else {"cause__in": causes}))
-        self.failures = self._mine(failures)
-        self._kept: dict[tuple[str, str], Any] = {}
+        self.failures = self._visible(failures)
+        self._cache: dict[tuple[str, str], Any] = {}
 
-    def _mine(self, rows: Any) -> Any:
+    def _visible(self, rows: Any) -> Any:
         return rows if self.projects is None else rows.filter(project__in=self.projects)
 
     def total(self) -> _Counts:
-        found = _Counts(0, sum(self._held("day").values()))
-        for one in self._counted("day").values():
-            found.failures += one.failures
-            found.lost_gpu_s += one.lost_gpu_s
+        found = _Counts(0, sum(self._node_seconds("day").values()))
+        for counts in self._counted("day").values():
+            found.failures += counts.failures
+            found.lost_gpu_s += counts.lost_gpu_s
         return found
 
     def interruptions(self, total: _Counts) -> Rate:
-        rows = self._mine(Failure.objects.filter(day__gte=self.since, is_interruption=True))
+        rows = self._visible(Failure.objects.filter(day__gte=self.since, is_interruption=True))
         return Rate(rows.count(), total.node_s / DAY_S)
 
-    def rows(self, total: _Counts, medians: Medians) -> list[Row]:
+    def rows(self, total: _Counts, medians: Medians) -> list[FailureRow]:
         by = self.wanted.by
         if by == "cause":
             return self._causes(total, medians)
@@ -149,21 +151,21 @@ class _Asked:
             by
         ]()
 
-    def _causes(self, total: _Counts, medians: Medians) -> list[Row]:
+    def _causes(self, total: _Counts, medians: Medians) -> list[FailureRow]:
         rows = []
         for cause, counts in self._counted("cause").items():
             counts = replace(counts, node_s=total.node_s)
-            known = CAUSES.get(cause)
+            described = CAUSES.get(cause)
             detect, recover = medians.get(cause, (None, None))
-            title = known.title if known else ""
+            title = described.title if described else ""
             rows.append(counts.row(cause or NOT_DIAGNOSED, detect_s=detect, recover_s=recover, title=title))
         return sorted(rows, key=lambda row: (-row.rate.failures, row.name))
 
-    def nodes(self) -> list[Row]:
-        rows = [counts.row(name or NO_NODE, link=_of_node(name)) for name, counts in self._by_node().items()]
+    def nodes(self) -> list[FailureRow]:
+        rows = [counts.row(name or NO_NODE, link=_node_link(name)) for name, counts in self._by_node().items()]
         return _worst_first(rows)
 
-    def _racks(self) -> list[Row]:
+    def _racks(self) -> list[FailureRow]:
         racks = dict(RackPlace.objects.values_list("node", "rack"))
         found: dict[str, _Counts] = defaultdict(_Counts)
         for node, counts in self._by_node().items():
@@ -173,23 +175,23 @@ class _Asked:
             found[name].lost_gpu_s += counts.lost_gpu_s
         return _worst_first([counts.row(name) for name, counts in found.items()])
 
-    def _partitions(self) -> list[Row]:
-        found = self._together("partition")
+    def _partitions(self) -> list[FailureRow]:
+        found = self._counts_by("partition")
         return _worst_first([counts.row(name or NO_PARTITION) for name, counts in found.items()])
 
-    def _by_project(self) -> list[Row]:
-        found = self._together("project")
+    def _by_project(self) -> list[FailureRow]:
+        found = self._counts_by("project")
         names = dict(Project.objects.filter(pk__in=list(found)).values_list("pk", "slug"))
-        own = set(Project.objects.visible_to(self.user).values_list("pk", flat=True))
+        visible = set(Project.objects.visible_to(self.user).values_list("pk", flat=True))
         rows = [
-            counts.row(names[pk], link=f"{reverse('jobs')}?project={names[pk]}" if pk in own else "")
+            counts.row(names[pk], link=f"{reverse('jobs')}?project={names[pk]}" if pk in visible else "")
             for pk, counts in found.items()
             if pk in names
         ]
         return _worst_first(rows)
 
-    def weeks(self) -> list[Row]:
-        found = self._together("day")
+    def weeks(self) -> list[FailureRow]:
+        found = self._counts_by("day")
         by_week: dict[date, _Counts] = defaultdict(_Counts)
         week_of = monday(self.since)
         while week_of <= self.now.astimezone(UTC).date():
@@ -204,21 +206,21 @@ class _Asked:
         return list(dropwhile(lambda row: not (row.rate.failures or row.rate.node_days), rows))
 
     def effective(self) -> float | None:
-        rows = self._mine(ProjectHeld.objects.filter(held_since(self.since)))
-        told = rows.aggregate(kept=Sum("jobs_kept_s"), held=Sum("jobs_held_s"), queued=Sum("jobs_queued_s"))
-        whole = (told["held"] or 0.0) + (told["queued"] or 0.0)
-        return min(1.0, max(0.0, told["kept"] / whole)) if whole > SOME_S else None
+        rows = self._visible(ProjectHeld.objects.filter(held_since(self.since)))
+        sums = rows.aggregate(kept=Sum("jobs_kept_s"), held=Sum("jobs_held_s"), queued=Sum("jobs_queued_s"))
+        whole = (sums["held"] or 0.0) + (sums["queued"] or 0.0)
+        return min(1.0, max(0.0, sums["kept"] / whole)) if whole > SOME_S else None
 
     def offenders(self) -> list[Offender]:
         """Who fails too often is asked after twice: how many programs it were is known of few."""
         nodes = {name: counts for name, counts in self._by_node().items() if name}
-        programs = self._programs([one.seen.node for one in self._judged(nodes, {})])
-        return self._judged(nodes, programs)
+        programs = self._programs([offender.counts.node for offender in self._offenders_among(nodes, {})])
+        return self._offenders_among(nodes, programs)
 
-    def _judged(self, nodes: dict[str, _Counts], programs: dict[str, int]) -> list[Offender]:
+    def _offenders_among(self, nodes: dict[str, _Counts], programs: dict[str, int]) -> list[Offender]:
         return offenders(
-            Seen(name, one.failures, programs.get(name, one.failures), one.node_s / DAY_S)
-            for name, one in nodes.items()
+            NodeFailures(name, counts.failures, programs.get(name, counts.failures), counts.node_s / DAY_S)
+            for name, counts in nodes.items()
         )
 
     def _programs(self, nodes: list[str]) -> dict[str, int]:
@@ -243,66 +245,66 @@ class _Asked:
         return {key: (_median(detect[key]), _median(recover[key])) for key in {*detect, *recover}}
 
     def _counted(self, name: str) -> dict[Any, _Counts]:
-        found: dict[Any, _Counts] = self._once("failures", name, self._count)
+        found: dict[Any, _Counts] = self._cached("failures", name, self._count)
         return found
 
-    def _held(self, name: str) -> dict[Any, float]:
-        found: dict[Any, float] = self._once("held", name, self._read_held)
+    def _node_seconds(self, name: str) -> dict[Any, float]:
+        found: dict[Any, float] = self._cached("held", name, self._read_node_seconds)
         return found
 
     def _by_node(self) -> dict[str, _Counts]:
-        return _with_held(self._counted("node"), self._once("held", "node", self._held_by_node))
+        return _with_node_seconds(self._counted("node"), self._cached("held", "node", self._read_node_seconds_by_node))
 
-    def _together(self, name: str) -> dict[Any, _Counts]:
-        return _with_held(self._counted(name), self._held(name))
+    def _counts_by(self, name: str) -> dict[Any, _Counts]:
+        return _with_node_seconds(self._counted(name), self._node_seconds(name))
 
-    def _once(self, what: str, name: str, ask: Callable[[str], Any]) -> Any:
-        if (what, name) not in self._kept:
-            self._kept[what, name] = ask(name)
-        return self._kept[what, name]
+    def _cached(self, what: str, name: str, read: Callable[[str], Any]) -> Any:
+        if (what, name) not in self._cache:
+            self._cache[what, name] = read(name)
+        return self._cache[what, name]
 
     def _count(self, name: str) -> dict[Any, _Counts]:
         rows = self.failures.order_by().values_list(name).annotate(Count("pk"), Sum("lost_gpu_s"))
         return {key: _Counts(number, 0.0, lost or 0.0) for key, number, lost in rows}
 
-    def _read_held(self, name: str) -> dict[Any, float]:
+    def _read_node_seconds(self, name: str) -> dict[Any, float]:
         """By the Monday of a week, where it is asked for by the day."""
-        rows = self._mine(ProjectHeld.objects.filter(held_since(self.since)))
+        rows = self._visible(ProjectHeld.objects.filter(held_since(self.since)))
         found: dict[Any, float] = defaultdict(float, rows.order_by().values_list(name).annotate(Sum("node_s")))
-        for one in self.live:
-            nodes = max(1, len(one.nodes))
+        for allocation in self.live:
+            nodes = max(1, len(allocation.nodes))
             if name == "day":
-                for day, seconds in one.days(self.since):
+                for day, seconds in allocation.days(self.since):
                     found[day] += seconds * nodes
             else:
-                found[getattr(one, name)] += one.seconds(self.since) * nodes
+                found[getattr(allocation, name)] += allocation.seconds(self.since) * nodes
         return found
 
-    def _held_by_node(self, name: str) -> dict[str, float]:
+    def _read_node_seconds_by_node(self, name: str) -> dict[str, float]:
         model = NodeHeld if self.projects is None else ProjectNodeHeld
-        rows = self._mine(model.objects.filter(held_since(self.since)))
+        rows = self._visible(model.objects.filter(held_since(self.since)))
         found: dict[str, float] = defaultdict(float, rows.order_by().values_list(name).annotate(Sum("node_s")))
-        for one in self.live:
-            seconds = one.seconds(self.since)
-            for node in one.nodes:
+        for allocation in self.live:
+            seconds = allocation.seconds(self.since)
+            for node in allocation.nodes:
                 found[node] += seconds
         return found
 
 
-def _with_held(counted: dict[Any, _Counts], held: dict[Any, float]) -> dict[Any, _Counts]:
-    found = {key: replace(counts, node_s=held.get(key, 0.0)) for key, counts in counted.items()}
-    return found | {key: _Counts(0, node_s) for key, node_s in held.items() if key not in counted}
+def _with_node_seconds(counted: dict[Any, _Counts], node_seconds: dict[Any, float]) -> dict[Any, _Counts]:
+    found = {key: replace(counts, node_s=node_seconds.get(key, 0.0)) for key, counts in counted.items()}
+    return found | {key: _Counts(0, node_s) for key, node_s in node_seconds.items() if key not in counted}
 
 
 def _projects(user: User, slug: str) -> set[int] | None:
     """The projects whose numbers this person may have; None: all, and none is asked for."""
     if sees_all(user):
         return set(Project.objects.filter(slug=slug).values_list("pk", flat=True)) if slug else None
-    own = Project.objects.filter(memberships__user=user)
-    return set((own.filter(slug=slug) if slug else own).values_list("pk", flat=True))
+    member_of = Project.objects.filter(memberships__user=user)
+    return set((member_of.filter(slug=slug) if slug else member_of).values_list("pk", flat=True))
 
 
-def _worst_first(rows: list[Row]) -> list[Row]:
+def _worst_first(rows: list[FailureRow]) -> list[FailureRow]:
     return sorted(rows, key=lambda row: (-row.rate.failures, -row.rate.per_day, row.name))
 
 
@@ -310,5 +312,5 @@ def _median(values: list[float]) -> float | None:
     return float(np.median(values)) if values else None
 
 
-def _of_node(name: str) -> str:
+def _node_link(name: str) -> str:
     return reverse("node", args=[name]) if name and "/" not in name else ""

@@ -1,4 +1,7 @@
-"""A curve across a restart: what was lost and what did it again, over each other. Coordinates in per cent. Pure."""
+"""Draw a curve across a restart: the lost part and its repetition on top of each other. Coordinates in per cent.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ Part = tuple[Steps, Values]
 
 
 @dataclass(frozen=True)
-class Line:
-    """One attempt's part."""
+class AttemptLine:
+    """The part of the curve that one attempt produced."""
 
     title: str
     points: str
@@ -30,10 +33,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Rejoin:
-    """Everything the template draws. `left`: x of where the curves begin."""
+    """Everything that the template draws. `left` is the x at which the curves begin."""
 
     name: str
-    lines: list[Line]
+    lines: list[AttemptLine]
     steps: list[tuple[float, str]]
     values: list[tuple[float, str]]
     resumed_x: float | None
@@ -54,17 +57,17 @@ def draw(
     is_exact: bool,
     counts: str = "step",
 ) -> Rejoin | None:
-    """`before` and `after`: steps and values of the attempts with these numbers. None: there is nothing to draw.
+    """Draw both attempts' curves; return None if there is nothing to draw.
 
-    `is_exact`: the values are those of single steps, so that what was done twice can be compared.
-    `counts`: what the job counts.
+    `before` and `after` are steps and values of the attempts in `numbers`. With `is_exact`, values are those of single
+    steps, so that repeated steps can be compared. `counts` is the job's unit of progress.
     """
     parts = [_finite(*before), _finite(*after)]
     steps, values = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
     if len(steps) < 2 or steps.min() == steps.max():
         return None
     first, last = int(steps.min()), int(steps.max())
-    low, high = (float(one) for one in np.percentile(values, (1, 99)))
+    low, high = (float(value) for value in np.percentile(values, (1, 99)))
     if high <= low:
         low, high = low - 0.5, high + 0.5
     room = 0.1 * (high - low)
@@ -74,7 +77,7 @@ def draw(
         return round(LEFT + (100 - LEFT) * (step - first) / (last - first), 3)
 
     lines = [
-        Line(f"attempt {number}", _points(part, (first, last), (low, high)), number == numbers[0])
+        AttemptLine(f"attempt {number}", _points(part, (first, last), (low, high)), number == numbers[0])
         for number, part in zip(numbers, parts, strict=True)
         if len(part[0])
     ]
@@ -105,7 +108,7 @@ def _points(part: Part, steps: tuple[int, int], values: tuple[float, float]) -> 
 
 
 def _round(first: int, last: int) -> list[int]:
-    """At most so many round steps inside."""
+    """Return at most TICKS + 1 round steps within the range."""
     size = max(1, (last - first) // TICKS)
     unit = 10 ** (len(str(size)) - 1)
     every = next(unit * n for n in (1, 2, 5, 10) if unit * n >= size)
@@ -121,7 +124,7 @@ def _words(name: str, numbers: tuple[int, int], resumed: int, died: int, counts:
 
 
 def _same(before: Part, after: Part, many: str) -> str:
-    """Whether those that were done twice came out the same: exactly, or by how much not."""
+    """Return a sentence on whether repeated steps gave the same values, and by how much they differ if not."""
     common, here, there = np.intersect1d(before[0], after[0], return_indices=True)
     if len(common) < 2:
         return ""

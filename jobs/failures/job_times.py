@@ -9,46 +9,47 @@ from jobs.goodput import SERIES, goodput
 from jobs.intake.reports import owner_of
 from jobs.lease import Held
 from jobs.models import Attempt, JobTime
-from jobs.reliability.held import default_partition, partition_of
+from jobs.reliability.allocations import default_partition, partition_of
 from portal.series import read
 
 FEW = 25  # jobs between two looks at the lease: each may take a while
 
 
-def of_jobs(held: Held, jobs: set[int], now: datetime) -> list[JobTime]:
+def job_times(lock: Held, jobs: set[int], now: datetime) -> list[JobTime]:
     """Of those that have ended and report steps; rows that are not written yet."""
     attempts: dict[int, list[Attempt]] = defaultdict(list)
     rows = Attempt.objects.filter(job__in=jobs).select_related("job", "resume_from").order_by("job", "number")
-    for one in rows:
-        attempts[one.job_id].append(one)
-    owners = [owner_of(one.pk) for several in attempts.values() for one in several]
-    told = {owners[place][1] for place in read.ids_of(owners, SERIES).values()}
+    for attempt in rows:
+        attempts[attempt.job_id].append(attempt)
+    owners = [owner_of(attempt.pk) for several in attempts.values() for attempt in several]
+    reporting = {owners[place][1] for place in read.ids_of(owners, SERIES).values()}
     default = default_partition()
     found = []
     for number, several in enumerate(attempts.values()):
         if number % FEW == 0:
-            held.check()
-        if told & {one.pk for one in several} and (time := _of_job(several, default, now)) is not None:
+            lock.check()
+        if reporting & {attempt.pk for attempt in several} and (time := _job_time(several, default, now)) is not None:
             found.append(time)
     return found
 
 
-def _of_job(attempts: list[Attempt], default_partition: str, now: datetime) -> JobTime | None:
+def _job_time(attempts: list[Attempt], default_partition: str, now: datetime) -> JobTime | None:
     last, job = attempts[-1], attempts[-1].job
     if last.ended_at is None or last.closed_at is None:
         return None
-    told = goodput(attempts, now)
-    if told is None:
+    result = goodput(attempts, now)
+    if result is None:
         return None
-    queued = held = 0.0
-    for one in attempts:
-        nodes = max(1, len(one.nodes))
-        queued += nodes * _seconds(one.submitted_at, one.started_at or one.ended_at)
-        held += nodes * _seconds(one.started_at, one.ended_at)
+    queued = allocated = 0.0
+    for attempt in attempts:
+        nodes = max(1, len(attempt.nodes))
+        queued += nodes * _seconds(attempt.submitted_at, attempt.started_at or attempt.ended_at)
+        allocated += nodes * _seconds(attempt.started_at, attempt.ended_at)
+    named = (job.spec.get("resources") or {}).get("partition")
     return JobTime(
         job=job.pk, project_id=job.project_id, day=last.ended_at.astimezone(UTC).date(), queued_node_s=queued,
-        partition=partition_of((job.spec.get("resources") or {}).get("partition"), default_partition), held_node_s=held,
-        kept_node_s=told.fraction * held,
+        partition=partition_of(named, default_partition), held_node_s=allocated,
+        kept_node_s=result.fraction * allocated,
     )  # fmt: skip
 
 

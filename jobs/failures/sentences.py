@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.failures.reading import Found, Wanted
+from jobs.failures.report import FailureFilter, FailureReport
 from jobs.presenting.cost import price_text
 from jobs.reliability.forecast import Forecast
 from jobs.reliability.offenders import Offender
@@ -16,33 +16,33 @@ TOO_FEW = "too few"
 KINDS = {"all": "failure", "machines": "failure of machines", "programs": "failure of programs"}
 
 
-def say(found: Found, wanted: Wanted) -> tuple[str, str]:
+def summary(found: FailureReport, wanted: FailureFilter) -> tuple[str, str]:
     """What failed in these days and how often that is; and who stands out."""
     rate = found.total.rate
     when = f"In {formatting.plural(wanted.days, 'day')}"
     if not rate.node_days:
         return f"{when} no job held a node.", "Rates appear minutes after the first one has ended."
-    one = KINDS[wanted.kind]
-    many = one.replace("failure", "failures", 1)
-    held = f"{formatting.measure(rate.node_days)} node-days"
+    singular = KINDS[wanted.kind]
+    plural = singular.replace("failure", "failures", 1)
+    node_days = f"{formatting.measure(rate.node_days)} node-days"
     if not rate.failures:
         which = "nothing" if wanted.kind == "all" else f"nothing of {wanted.kind}"
-        return f"{when} {which} failed, in {held}.", ""
+        return f"{when} {which} failed, in {node_days}.", ""
     often, ends = per_thousand(rate)
-    told = f"{when} {formatting.plural(rate.failures, one, many)} in {held}: {often} per 1,000 ({ends})."
+    lead = f"{when} {formatting.plural(rate.failures, singular, plural)} in {node_days}: {often} per 1,000 ({ends})."
     days, between = mttf(rate)
     also = (
         f"A node runs for {days} until it fails ({between})."
         if not rate.is_few
         else "Too few to say how long a node lasts."
     )
-    return told, " ".join([also, *(_stands_out(one) for one in found.offenders[:1])])
+    return lead, " ".join([also, *(_stands_out(offender) for offender in found.offenders[:1])])
 
 
-def _stands_out(one: Offender) -> str:
-    how = "under different programs" if one.is_node else "mostly under one program"
-    times = f"{one.times:.1f}" if one.times < 9.95 else formatting.count(round(one.times))
-    return f"{one.seen.node} fails {times}× as often as expected from its node-days, {how}."
+def _stands_out(offender: Offender) -> str:
+    how = "under different programs" if offender.is_node else "mostly under one program"
+    times = f"{offender.times:.1f}" if offender.times < 9.95 else formatting.count(round(offender.times))
+    return f"{offender.counts.node} fails {times}× as often as expected from its node-days, {how}."
 
 
 def per_thousand(rate: Rate) -> tuple[str, str]:
@@ -80,17 +80,17 @@ def _between(low: float, high: float) -> str:
     return f"{formatting.measure(low)} to {formatting.measure(high)}"
 
 
-def expect(found: Forecast) -> tuple[str, str]:
+def forecast_text(found: Forecast) -> tuple[str, str]:
     """A forecast in two sentences: how many failures, and how often to save."""
     plan = found.plan
-    held = f"{formatting.plural(plan.nodes, 'node')} for {_days(plan.days)}"
+    run = f"{formatting.plural(plan.nodes, 'node')} for {_days(plan.days)}"
     if isinstance(found.rate, Assumed):
         basis = f"Too few failures were seen here, so {TYPICAL} per 1,000 node-days are assumed, as Meta measured them."
         many = formatting.measure(found.failures)
     else:
         basis = ""
         many = f"{formatting.measure(found.failures)} ({_between(found.failures_low, found.failures_high)})"
-    fails = f"{held}: expect {many} {'failure' if many == '1' else 'failures'}, one each"
+    fails = f"{run}: expect {many} {'failure' if many == '1' else 'failures'}, one each"
     lead = f"{fails} {formatting.duration(found.mtbf_seconds)}; the chance of none is {_chance(found.none)}."
     best = f"Saving every {formatting.duration(found.best_seconds)} keeps most: {formatting.percent(found.best)}"
     return lead, f"{best} of the time is training that counts. {basis}".strip()
