@@ -1,4 +1,6 @@
-"""The records of jobs, read-only: people act on jobs on their pages, where the rules are; and projects."""
+"""Read-only admin pages of job records (people act on jobs on their own pages, which enforce the rules), and
+projects.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -68,7 +70,7 @@ class ProjectAdmin(Audited, ModelAdmin):
 
     @admin.action(permissions=["delete"], description="Delete selected projects")
     def delete_selected(self, request: HttpRequest, queryset: QuerySet[Project]) -> Any:
-        """Ask before deleting several projects; delete none where one must stay, and say which and why."""
+        """Ask before deleting several projects; delete none if one must stay, and say which and why."""
         if reasons := _reasons_to_keep(queryset):
             messages.error(request, f"Nothing was deleted. {' '.join(reasons)}")
             return None
@@ -127,7 +129,7 @@ def _first(names: list[str]) -> list[str]:
 
 
 def _found(request: HttpRequest, term: str) -> list[int]:
-    """Numbers of the newest jobs that the page of jobs would show."""
+    """Return the ids of the newest jobs that the jobs page would find."""
     page = JobSearch(text=plain(term)[:200]).finder(user_of(request)).page(None, FOUND)
     return [pk for _, pk in page.places]
 

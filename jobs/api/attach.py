@@ -37,7 +37,7 @@ class WantedAttachment(Schema):
 
 
 class Reporting(Schema):
-    """What the run needs in order to report."""
+    """The identifiers and token that the run needs in order to report."""
 
     attempt: int
     number: int

@@ -74,7 +74,7 @@ class TrialFinding(Schema):
 
 
 class TrialShape(Schema):
-    """How an entry performed on its own example lines and on a long log."""
+    """The result of trying an entry on its own example lines and on a long log."""
 
     is_fit: bool
     findings: list[TrialFinding]

@@ -20,7 +20,7 @@ router = Router(tags=["jobs"])
 
 
 class WantedHeat(Schema):
-    """One field of all the job's GPUs."""
+    """A field of all the job's GPUs."""
 
     field: Annotated[str, among(GPU_FIELDS, "a field of a GPU")] = Field(
         "gpu_percent", description=", ".join(GPU_FIELDS)

@@ -105,7 +105,7 @@ class WantedSpec(Schema):
 
 
 class Changes(Schema):
-    """What may change in a job; omitted fields stay as they are."""
+    """The editable fields of a job; omitted fields stay as they are."""
 
     model_config = {"extra": "forbid"}
     name: Name | None = None

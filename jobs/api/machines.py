@@ -98,7 +98,7 @@ class WantedMachineSeries(Schema):
 
 
 class MachineLine(Schema):
-    """One curve: `value` if each point is a single sample, else `min`, `max` and `mean` of intervals."""
+    """A curve: `value` if each point is a single sample, else `min`, `max` and `mean` of intervals."""
 
     name: str
     gpu: int | None = Field(None, description="The GPU's index; null: it is the machine's own.")

@@ -162,7 +162,7 @@ class OverruleChange(Schema):
 
 
 class PostMortemChanges(Schema):
-    """What may change; omitted fields stay as they are. `overrule: null` withdraws an overrule."""
+    """The editable fields; omitted fields stay as they are. `overrule: null` withdraws an overrule."""
 
     model_config = {"extra": "forbid"}
     narrative: Narrative | None = None

@@ -36,7 +36,7 @@ class WantedRounds(WantedPage):
 
 
 class ClientRoundShape(Schema):
-    """What a client did in a round."""
+    """A client's part in a round."""
 
     client: int
     name: str = Field(description=_NAME)

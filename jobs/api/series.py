@@ -28,7 +28,7 @@ COLUMNS: dict[str, parquet.Kind] = {
 
 
 class WantedPoints(Schema):
-    """Every point of one series of one rank."""
+    """All points of one series of one rank."""
 
     name: Text = "loss"
     rank: int = Field(0, ge=-(10**6), lt=10**9, description="Negative: the launcher of node −rank−1.")
@@ -47,7 +47,7 @@ class WantedCurves(WantedPoints):
 
 
 class CurveShape(Schema):
-    """One curve. Values that are not finite are null, and listed in `gaps`."""
+    """A curve. Values that are not finite are null, and listed in `gaps`."""
 
     name: str
     rank: int | None

@@ -52,7 +52,7 @@ class AttemptShape(Schema):
 
 
 class SlurmStepShape(Schema):
-    """One `srun` of an attempt, its batch script or an external step, according to Slurm's accounting."""
+    """A `srun` of an attempt, its batch script or an external step, according to Slurm's accounting."""
 
     number: str = Field(description="batch, extern, interactive, 0, 1 …")
     name: str
@@ -198,7 +198,7 @@ class RestShape(Schema):
 
 
 class OutlineShape(Schema):
-    """How a federation's data would be split among its clients."""
+    """The planned split of a federation's data among its clients."""
 
     clients: int
     samples: int

@@ -42,7 +42,7 @@ class WantedWastePage(WantedWaste):
 
 
 class WasteRow(Schema):
-    """What the GPUs of one project, person or job did in these days."""
+    """The GPU use of one project, person or job in these days."""
 
     name: str
     project: str = Field(description="Empty: the job went past Vigil, or these are many.")

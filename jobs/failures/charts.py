@@ -1,4 +1,4 @@
-"""Drawings of reliability: the rate week by week, and what is kept by how often a run saves. Per cent and pixels."""
+"""Draw reliability charts: the failure rate by week, and useful time by save interval. In per cent and pixels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _PERIODS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 4 * 3600, 12 *
 
 @dataclass(frozen=True)
 class WeekMark:
-    """A week: its rate, and from where to where it may be; `y` in pixels from above. `is_cut`: the interval goes on."""
+    """A week's rate with its interval; `y` is in pixels from the top.
+
+    `is_cut` means that the interval exceeds the scale.
+    """
 
     x: float
     y: float
@@ -35,7 +38,7 @@ class WeekMark:
 
 @dataclass(frozen=True)
 class PublishedLine:
-    """Somebody's published rate. `text_y`: where its name stands, moved away from its neighbours'."""
+    """A published rate. `text_y` is the position of its label, moved away from its neighbours'."""
 
     y: float
     text_y: float
@@ -52,7 +55,7 @@ class Weeks:
 
 
 def weeks(rows: Sequence[FailureRow]) -> Weeks | None:
-    """None where no node was held."""
+    """Draw the rate by week; None if no nodes were allocated."""
     used = [(place, row) for place, row in enumerate(rows) if row.rate.node_days]
     if not used:
         return None
@@ -81,9 +84,9 @@ def weeks(rows: Sequence[FailureRow]) -> Weeks | None:
 
 
 def _top(rows: Sequence[FailureRow]) -> float:
-    """Return the rate at the upper end of the scale: room for the intervals of weeks in which enough nodes were held.
+    """Return the rate at the upper end of the scale, leaving room for the intervals of weeks with enough node time.
 
-    One that has just begun may have any rate and an interval of any height; it would press all others flat.
+    A week that has just begun may have any rate and a huge interval, which would flatten all others.
     """
     enough = median(row.rate.node_days for row in rows) / ENOUGH
     ends = [(row.rate.per_thousand_interval or (0.0, 0.0))[1] for row in rows if row.rate.node_days >= enough]
@@ -91,7 +94,9 @@ def _top(rows: Sequence[FailureRow]) -> float:
 
 
 def _lines(y: _Place, most: float) -> list[PublishedLine]:
-    """The published rates that the drawing has room for, the highest first; no name lies on another's or below all."""
+    """Return the published rates within the scale, highest first, with labels that neither overlap nor leave the
+    chart.
+    """
     shown = sorted((rate for rate in PUBLISHED if rate.per_thousand <= most), key=lambda rate: -rate.per_thousand)
     texts = [y(rate.per_thousand) + 4 for rate in shown]
     for place in range(1, len(texts)):
@@ -113,14 +118,14 @@ def _scale(y: _Place, most: float) -> list[tuple[float, str]]:
 
 
 def _round_step(length: float) -> float:
-    """One, two or five times a power of ten, of which a length has two to six."""
+    """Return 1, 2 or 5 times a power of ten, such that two to six steps fit into the length."""
     step = 10.0 ** math.floor(math.log10(length))
     return step / 2 if length / step < 2.5 else step * 2 if length / step > 6 else step
 
 
 @dataclass(frozen=True)
 class SaveCurve:
-    """What is kept by the period between saves. `line`: points of 100 × 100; x in per cent, y in pixels."""
+    """Useful time by save interval. `line` holds points of 100 × 100; x is in per cent, y in pixels."""
 
     line: str
     best_x: float
@@ -132,7 +137,7 @@ class SaveCurve:
 
 
 def curve(found: Forecast) -> SaveCurve | None:
-    """None where nothing would be kept, whatever one does."""
+    """Draw useful time by save interval; None if no interval leaves any."""
     points = [(period, effective) for period, effective in found.curve() if effective > 0]
     if len(points) < 2:
         return None
@@ -165,7 +170,7 @@ def _pixels(y: float) -> float:
 
 
 def _thinned(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Those whose labels have room; the ends would hang over."""
+    """Return the ticks whose labels have room; labels at the ends would hang over."""
     shown: list[tuple[float, str]] = []
     for at, label in ticks:
         if 3 <= at <= 95 and (not shown or at - shown[-1][0] >= 9):

@@ -1,7 +1,8 @@
-"""Counts what reliability is told from: the time that nodes were held, failures, and what of a job's time is kept.
+"""Update the statistics behind the reliability page: allocated node time, failures, and how much of a job's time is
+kept.
 
-Whatever has changed is marked (`is_counted`) and found here by that mark, however late it comes: an attempt once it has
-closed, and once; an incident with each version of its verdict, and with a person's word.
+Rows that changed are marked (`is_counted`) and found by that mark, however late they change: an attempt once, when it
+has closed; an incident with each version of its verdict, and with a person's correction.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ Fields = dict[str, Any] | None
 
 
 def count(budget_s: float = BUDGET_S) -> int:
-    """Bring the sums in step with what has happened since, for about so long; how many rows were counted.
+    """Bring the sums up to date, for about `budget_s` seconds; return how many rows were counted.
 
-    One process does it at a time: of two that read and write sums, one's would be lost.
+    A lease keeps other processes out: if two read and wrote sums at once, one update would be lost.
     """
     now = timezone.now()
     closed = Attempt.objects.filter(is_counted=False).exclude(closed_at=None).select_related("job")
@@ -61,7 +62,7 @@ def count(budget_s: float = BUDGET_S) -> int:
 
 
 def _unsettled(now: datetime) -> Any:
-    """Failures of which more may come: not while the attempt that is to go on waits for its start."""
+    """Return failures that may still change, except while the attempt that should resume is waiting to start."""
     attempt = "incident__attempt"
     waits = Attempt.objects.filter(
         job=OuterRef(f"{attempt}__job"), number=OuterRef(f"{attempt}__number") + 1, started_at=None, ended_at=None
@@ -71,7 +72,7 @@ def _unsettled(now: datetime) -> Any:
 
 
 def _batches(rows: Any, until: float, most: int, cut: Callable[[list[Any]], list[Any]] = list) -> Any:
-    """Some rows after the other, by number, until there are none or it is time."""
+    """Yield batches of rows by id until there are none left or time is up."""
     last = 0
     while time.monotonic() < until:
         some = cut(list(rows.filter(pk__gt=last).order_by("pk")[:most]))
@@ -82,7 +83,7 @@ def _batches(rows: Any, until: float, most: int, cut: Callable[[list[Any]], list
 
 
 def _write_batch(some: Sequence[Row], write: Callable[[Sequence[Row]], None]) -> int:
-    """In one transaction; where the database can't take what one of them says, each alone, and without that one."""
+    """Write a batch in one transaction; if the database rejects a value, row by row, skipping the invalid one."""
     try:
         write(some)
     except DataError:
@@ -112,7 +113,7 @@ def _count_incidents(lock: Held, batches: Any, now: datetime) -> int:
 
 
 def _differs(incident: Incident, fields: Fields) -> bool:
-    """Whether there is anything to write; of attempts that only somebody says are theirs there is no failure."""
+    """Return whether there is anything to write. Attempts that are not confirmed to be the user's have no failures."""
     before = getattr(incident, "failure", None)
     if not incident.is_counted or before is None or fields is None:
         return not incident.is_counted or before is not fields
@@ -120,7 +121,7 @@ def _differs(incident: Incident, fields: Fields) -> bool:
 
 
 def _write(incident: Incident, fields: Fields) -> None:
-    """Its failure as it was read; where the incident has changed since, the next look finds it."""
+    """Write the failure, unless the incident has changed since it was read: then the next run finds it."""
     same = Incident.objects.filter(
         pk=incident.pk, version=incident.version, overruled_cause=incident.overruled_cause, is_final=incident.is_final
     )
@@ -145,7 +146,7 @@ def _count_attempts(lock: Held, batches: Any, now: datetime) -> int:
 
 
 def _short_batch(rows: list[Attempt]) -> list[Attempt]:
-    """The first of these, as many as make a short transaction."""
+    """Return the first of these attempts, as many as make a short transaction."""
     total = 0
     for place, attempt in enumerate(rows):
         days = (attempt.ended_at - attempt.started_at).days + 1 if attempt.started_at and attempt.ended_at else 0

@@ -1,4 +1,4 @@
-"""A forecast by what was seen here, or by what others have seen where that is too little."""
+"""Forecast failures from the rate observed here, or from published rates if too few failures were observed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def from_observed(plan: Plan, observed: Rate) -> Forecast:
 
 
 def plan_of(nodes: int, days: float, save: float | None, restart: float | None, recover: float | None) -> Plan:
-    """What is not said is assumed: a restart takes what it took here."""
+    """Return the plan with defaults filled in: a restart takes as long as it has taken here."""
     restart = restart if restart is not None else recover or RESTART_S
     return Plan(nodes, days, save if save is not None else SAVE_S, restart)
 
 
 def from_form(params: Mapping[str, str], found: FailureReport) -> Forecast:
-    """By a form's fields; what is not understood is as if it had been left empty."""
+    """Return the forecast for the form's fields; invalid fields are treated as empty."""
     nodes, days = untrusted.whole(params.get("nodes"), MOST_NODES + 1), _number(params.get("for"), MOST_DAYS)
     save, restart = (_number(params.get(name), MOST_SECONDS) for name in ("save", "restart"))
     plan = plan_of(nodes or NODES, days or DAYS, save or None, restart, found.total.recover_s)

@@ -1,4 +1,4 @@
-"""An incident as a failure that is counted: whose, of which program, what it cost, how long until it trained again."""
+"""Turn an incident into a failure to be counted: its program, cost, and the time until training resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SETTLED_AFTER = timedelta(days=2)
 
 
 def fields_of(incident: Incident, default_partition: str, now: datetime) -> dict[str, Any] | None:
-    """What its failure says; None where nothing failed after all."""
+    """Return the fields of the incident's failure; None if nothing failed after all."""
     cause = incident.overruled_cause or incident.cause
     if cause in NOT_FAILURES:
         return None
@@ -40,10 +40,13 @@ def fields_of(incident: Incident, default_partition: str, now: datetime) -> dict
 
 
 def _program(incident: Incident, cause: str) -> str:
-    """What is the same when the same program fails again: its fingerprint, where it is the program that failed.
+    """Return a key that is equal when the same program fails again: its fingerprint, if the program is what failed.
 
-    A GPU that falls off the bus says the same under every job: there each job, or sweep, is a program of its own. What
-    only the job's log or a person says is broken counts once for its owner, so that nobody's word alone blames a node.
+    A GPU that falls off the bus produces the same text under every job, so each job or sweep counts as its own
+    program. If
+    only the job's log or a person says that a machine is broken, it counts once per owner, so that nobody's claim
+    alone can
+    blame a node.
     """
     if cause in PROGRAMS and incident.fingerprint:
         return f"print {incident.fingerprint}"

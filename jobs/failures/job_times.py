@@ -1,4 +1,4 @@
-"""What became of a job's time, once it has ended: queued, held, and of that the steps whose work is still there."""
+"""Calculate a job's time after it has ended: queued, allocated, and the part of that whose work was kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEW = 25  # jobs between two looks at the lease: each may take a while
 
 
 def job_times(lock: Held, jobs: set[int], now: datetime) -> list[JobTime]:
-    """Of those that have ended and report steps; rows that are not written yet."""
+    """Return unsaved rows for those jobs that have ended and report steps."""
     attempts: dict[int, list[Attempt]] = defaultdict(list)
     rows = Attempt.objects.filter(job__in=jobs).select_related("job", "resume_from").order_by("job", "number")
     for attempt in rows:

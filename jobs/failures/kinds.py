@@ -1,4 +1,4 @@
-"""What counts as a failure, and of whom. No Django."""
+"""Define which incidents count as failures, and of what kind. No Django."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ KINDS = ("all", "machines", "programs")
 
 
 def causes_of(kind: str) -> tuple[str, ...] | None:
-    """The codes that are counted; None: all."""
+    """Return the cause codes of this kind; None for all."""
     return {"machines": MACHINES, "programs": PROGRAMS}.get(kind)

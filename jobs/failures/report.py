@@ -1,7 +1,7 @@
-"""What failed over the last days, by cause, node, rack, partition, project or week, as far as a person may see it.
+"""Report failures over the last days by cause, node, rack, partition, project or week, as far as a person may see them.
 
-Held time comes from sums of days, and of what they lack yet from the attempts themselves; failures are counted as they
-stand. Where the site shows everybody's jobs, numbers are everybody's; else they are of a person's own projects.
+Allocated time comes from daily sums, plus attempts that are not in the sums yet; failures are counted directly. If the
+site shows everybody's jobs, the numbers are everybody's; otherwise they cover a person's own projects.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOT_DIAGNOSED = "not diagnosed"
 
 @dataclass(frozen=True, kw_only=True)
 class FailureFilter:
-    """What is asked for. `kind`: all failures, or those of machines or programs alone; `project`: a short name."""
+    """The filters of the report. `kind` is all, machines or programs; `project` is a slug."""
 
     days: int = 30
     by: str = "cause"
@@ -47,13 +47,13 @@ class FailureFilter:
     project: str = ""
 
     def since(self, now: datetime) -> date:
-        """The first of the days: today, as UTC has it, is the last."""
+        """Return the first day; the last one is today in UTC."""
         return now.astimezone(UTC).date() - timedelta(days=self.days - 1)
 
 
 @dataclass(frozen=True)
 class FailureRow:
-    """Failures of one cause, node, rack, partition, project or week, over the node-days in which they could happen."""
+    """Failures of one cause, node, rack, partition, project or week, and the node-days in which they could happen."""
 
     name: str
     rate: Rate
@@ -67,7 +67,7 @@ class FailureRow:
 
 @dataclass(frozen=True)
 class FailureReport:
-    """All of a window. `effective`: the part of queued and held time of jobs that have ended which is kept."""
+    """The report. `effective` is the share of queued and allocated time of ended jobs that produced useful steps."""
 
     rows: list[FailureRow]
     total: FailureRow
@@ -103,7 +103,7 @@ def find(user: User, wanted: FailureFilter, now: datetime) -> FailureReport:
 
 
 def interruptions(user: User, wanted: FailureFilter, now: datetime) -> tuple[Rate, float | None]:
-    """How often a run is interrupted, and the median of the seconds until it trains again."""
+    """Return the rate of interruptions, and the median seconds until training resumed."""
     query = _FailureQuery(user, wanted, now)
     return query.interruptions(query.total()), query.medians().get(None, (None, None))[1]
 
@@ -112,7 +112,7 @@ Medians = dict[str | None, tuple[float | None, float | None]]
 
 
 class _FailureQuery:
-    """One look: what it asks more than once is kept."""
+    """The queries of a report; results needed more than once are cached."""
 
     def __init__(self, user: User, wanted: FailureFilter, now: datetime) -> None:
         self.user, self.wanted, self.now = user, wanted, now
@@ -212,7 +212,9 @@ class _FailureQuery:
         return min(1.0, max(0.0, sums["kept"] / whole)) if whole > SOME_S else None
 
     def offenders(self) -> list[Offender]:
-        """Who fails too often is asked after twice: how many programs it were is known of few."""
+        """Return nodes that fail too often. Computed twice, since the number of programs is only queried for
+        candidates.
+        """
         nodes = {name: counts for name, counts in self._by_node().items() if name}
         programs = self._programs([offender.counts.node for offender in self._offenders_among(nodes, {})])
         return self._offenders_among(nodes, programs)
@@ -232,7 +234,7 @@ class _FailureQuery:
         return found
 
     def medians(self) -> Medians:
-        """By cause, and of all under None: seconds to detect and to recover."""
+        """Return median seconds to detect and to recover by cause, and over all causes under None."""
         rows = self.failures.order_by("-day").values_list("cause", "detect_s", "recover_s")[:MOST_TIMES]
         detect: dict[str | None, list[float]] = defaultdict(list)
         recover: dict[str | None, list[float]] = defaultdict(list)
@@ -268,7 +270,7 @@ class _FailureQuery:
         return {key: _Counts(number, 0.0, lost or 0.0) for key, number, lost in rows}
 
     def _read_node_seconds(self, name: str) -> dict[Any, float]:
-        """By the Monday of a week, where it is asked for by the day."""
+        """Return allocated node seconds by the values of a column. Whole weeks have the day of their Monday."""
         rows = self._visible(ProjectHeld.objects.filter(held_since(self.since)))
         found: dict[Any, float] = defaultdict(float, rows.order_by().values_list(name).annotate(Sum("node_s")))
         for allocation in self.live:
@@ -297,7 +299,7 @@ def _with_node_seconds(counted: dict[Any, _Counts], node_seconds: dict[Any, floa
 
 
 def _projects(user: User, slug: str) -> set[int] | None:
-    """The projects whose numbers this person may have; None: all, and none is asked for."""
+    """Return the ids of the projects whose numbers this person may see; None for all."""
     if sees_all(user):
         return set(Project.objects.filter(slug=slug).values_list("pk", flat=True)) if slug else None
     member_of = Project.objects.filter(memberships__user=user)

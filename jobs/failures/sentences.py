@@ -1,4 +1,4 @@
-"""Reliability in words: rates with their intervals, times between failures, and who stands out."""
+"""Write the reliability report as sentences: rates with their intervals, times between failures, and outliers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = {"all": "failure", "machines": "failure of machines", "programs": "failu
 
 
 def summary(found: FailureReport, wanted: FailureFilter) -> tuple[str, str]:
-    """What failed in these days and how often that is; and who stands out."""
+    """Return what failed in these days and how often, and which node stands out."""
     rate = found.total.rate
     when = f"In {formatting.plural(wanted.days, 'day')}"
     if not rate.node_days:
@@ -46,7 +46,7 @@ def _stands_out(offender: Offender) -> str:
 
 
 def per_thousand(rate: Rate) -> tuple[str, str]:
-    """ "6.2" and "4.1 to 9"."""
+    """Return the rate and its interval: "6.2", "4.1 to 9"."""
     ends = rate.per_thousand_interval
     if ends is None:
         return MISSING, ""
@@ -54,7 +54,7 @@ def per_thousand(rate: Rate) -> tuple[str, str]:
 
 
 def mttf(rate: Rate) -> tuple[str, str]:
-    """ "160 d" and "110 d to 241 d", or that there are too few."""
+    """Return the mean time to failure and its interval: "160 d", "110 d to 241 d"; or "too few"."""
     days, ends = rate.mttf_days, rate.mttf_days_interval
     if days is None or ends is None:
         return (TOO_FEW if rate.node_days else MISSING), ""
@@ -63,7 +63,7 @@ def mttf(rate: Rate) -> tuple[str, str]:
 
 
 def lost(gpu_hours: float) -> tuple[str, str]:
-    """GPU-hours, and what they cost, where the site names a price."""
+    """Return GPU-hours, and their cost if the site has set a price."""
     hours = formatting.count(round(gpu_hours)) if gpu_hours >= 9.95 else f"{gpu_hours:.1f}".removesuffix(".0")
     return hours, price_text(gpu_hours)
 
@@ -81,7 +81,7 @@ def _between(low: float, high: float) -> str:
 
 
 def forecast_text(found: Forecast) -> tuple[str, str]:
-    """A forecast in two sentences: how many failures, and how often to save."""
+    """Return a forecast in two sentences: how many failures to expect, and how often to save."""
     plan = found.plan
     run = f"{formatting.plural(plan.nodes, 'node')} for {_days(plan.days)}"
     if isinstance(found.rate, Assumed):

@@ -1,4 +1,4 @@
-"""The sums of held time, by day and by week: what was held is added to what there is."""
+"""Maintain sums of allocated time by day and by week."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _JOBS = ("jobs_queued_s", "jobs_held_s", "jobs_kept_s")
 
 
 class SumUpdates:
-    """What is to be written, as it was read outside the transaction: nobody else writes sums meanwhile."""
+    """Prepared updates of the sums, read outside the transaction: the lease keeps others from writing meanwhile."""
 
     def __init__(self, jobs: Sequence[JobTime]) -> None:
         self.jobs = jobs
@@ -39,7 +39,9 @@ class SumUpdates:
 
 
 def prepare(found: Sequence[AttemptAllocation], jobs: Sequence[JobTime]) -> SumUpdates:
-    """What these attempts held, and what became of these jobs' time, each once, added to what there is."""
+    """Return the sums including what these attempts had allocated, and these jobs' time in place of their previous
+    values.
+    """
     updates = SumUpdates(jobs)
     for allocation in found:
         for day, seconds in allocation.days():
@@ -58,7 +60,7 @@ def prepare(found: Sequence[AttemptAllocation], jobs: Sequence[JobTime]) -> SumU
 
 
 class _Sums:
-    """Values by key, of one table."""
+    """Values by key, for one table."""
 
     def __init__(self, model: Any, names: tuple[str, ...], values: tuple[str, ...]) -> None:
         self.model, self.keys, self.values = model, ("days", "day", *names), values
@@ -69,7 +71,7 @@ class _Sums:
         self.more[key] = tuple(a + b for a, b in zip(self.more[key], values, strict=True))
 
     def read(self) -> None:
-        """The rows as they are to be."""
+        """Read the existing rows and calculate the new ones."""
         width, nothing = len(self.keys), (0.0,) * len(self.values)
         there = {tuple(row[:width]): row[width:] for row in self._existing()}
         for key, more in self.more.items():
@@ -78,7 +80,9 @@ class _Sums:
             self.rows.append(self.model(**dict(zip(self.keys, key, strict=True)), **sums))
 
     def _existing(self) -> Iterator[Any]:
-        """What there is of these, and some beside: by their days, and as many other names as one query takes."""
+        """Yield existing rows of these keys, and possibly others of the same days, if there are too many names for
+        one query.
+        """
         wanted: dict[tuple[int, date], set[Any]] = defaultdict(set)
         for key in self.more:
             wanted[key[0], key[1]].add(key[-1])
@@ -101,7 +105,7 @@ def _spans(day: date) -> Iterator[tuple[int, date]]:
 
 
 def _replace_jobs(projects: _Sums, jobs: Sequence[JobTime]) -> None:
-    """Takes out of the sums what they have of these jobs, and puts in what is so now."""
+    """Subtract these jobs' previous values from the sums, and add the new ones."""
     before = JobTime.objects.in_bulk([job_time.job for job_time in jobs], field_name="job")
     for rows, sign in ((before.values(), -1.0), (jobs, 1.0)):
         for job_time in rows:

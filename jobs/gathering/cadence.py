@@ -20,7 +20,7 @@ MOST_EVERY = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class SaveCadence:
-    """How often a job saves. Intervals are in seconds from one save to the next.
+    """The save intervals of a job. They are in seconds from one save to the next.
 
     `efficiency` is the share of time that is useful training at the present interval, `best_efficiency` at the best
     one.

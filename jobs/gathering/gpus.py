@@ -32,7 +32,7 @@ MOST_NODES = 512
 
 @dataclass(frozen=True)
 class GpuUseRow:
-    """One GPU allocated to one attempt; or all GPUs of a node together if only its launcher reports (`gpu` is None)."""
+    """A GPU allocated to one attempt; or all GPUs of a node together if only its launcher reports (`gpu` is None)."""
 
     attempt: int
     node: str

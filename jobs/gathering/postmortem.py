@@ -29,7 +29,7 @@ MOST_PIECES = 40
 
 @dataclass(frozen=True)
 class VerdictVersion:
-    """One version of the verdict."""
+    """A version of the verdict."""
 
     number: int
     made_at: datetime

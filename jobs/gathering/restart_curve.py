@@ -20,7 +20,7 @@ STEP_WINDOW = 2_000  # steps within which one is looked for: some programs tell 
 
 @dataclass(frozen=True)
 class TrainingSpan:
-    """When an attempt did its first and last step, as reported by rank 0."""
+    """The times of an attempt's first and last step, as reported by rank 0."""
 
     first: datetime | None
     last: datetime | None

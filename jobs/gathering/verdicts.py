@@ -28,7 +28,7 @@ _OWNERS = {"both": "researcher or sysadmin", "nobody": "nobody has to act"}
 
 @dataclass(frozen=True)
 class EvidencePiece:
-    """One line of evidence. `link` leads to the log, filtered for it; "" if there is no log."""
+    """A line of evidence. `link` leads to the log, filtered for it; "" if there is no log."""
 
     role: str
     where: str

@@ -130,7 +130,7 @@ def with_conditions(head: str, where: Sequence[Sql], tail: str = "") -> Sql:
     text = " AND ".join(f"({condition.text})" for condition in where)
     return Sql(
         f"{head}{' WHERE ' if where else ''}{text}{tail}",
-        tuple(value for one in where for value in one.params),
+        tuple(value for condition in where for value in condition.params),
     )
 
 

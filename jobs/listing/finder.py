@@ -67,7 +67,7 @@ class FoundPlaces:
 
 @dataclass
 class Finder:
-    """One person's search in one order: its pages, and its counts by state."""
+    """A person's search in one order: its pages, and its counts by state."""
 
     query: JobQuery
     sort: str

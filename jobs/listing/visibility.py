@@ -49,7 +49,7 @@ class _VigilJob(NamedTuple):
 
 
 class NodeAllocation(msgspec.Struct, frozen=True, gc=False):
-    """What one job has allocated on one node, as one person may see it."""
+    """A job's allocation on one node, as one person may see it."""
 
     scheduler_id: str
     name: str  # "": the site hides other people's

@@ -41,7 +41,7 @@ class RoundCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedFederation:
-    """One federation: its metrics by round, and the cumulative cost of its rounds."""
+    """A federation: its metrics by round, and the cumulative cost of its rounds."""
 
     job: Job
     rounds: int

@@ -15,7 +15,7 @@ from diagnosis.trial.checks import LONGEST, TrialFinding
 
 @dataclass(frozen=True, kw_only=True)
 class EntryField:
-    """One field of the form."""
+    """A field of the form."""
 
     name: str
     title: str

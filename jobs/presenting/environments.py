@@ -14,7 +14,7 @@ _HEX = frozenset("0123456789abcdef")
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnvironment:
-    """One attempt's environment as the page shows it."""
+    """An attempt's environment as the page shows it."""
 
     sentence: str
     facts: list[tuple[str, str]]

@@ -61,7 +61,7 @@ class ClientRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Fairness:
-    """How well the model serves each client.
+    """The model's quality for each client.
 
     `low` and `high` are the ends of the axis; `line` is the position of the global model.
     """

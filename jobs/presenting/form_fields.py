@@ -34,7 +34,7 @@ _WIDE = {
 
 @dataclass(frozen=True, kw_only=True)
 class FormField:
-    """One field of the form. `value` is the text in its box, `default` the value that the spec has without it."""
+    """A field of the form. `value` is the text in its box, `default` the value that the spec has without it."""
 
     path: str
     title: str

@@ -33,7 +33,7 @@ HUNG = "hang"  # a launcher's word for ranks that stood still, and were killed f
 
 @dataclass(frozen=True, kw_only=True)
 class HeaderFact:
-    """One cell of the fact strip. `live` names the value that live updates replace."""
+    """A cell of the fact strip. `live` names the value that live updates replace."""
 
     name: str
     value: str

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class JobRow:
-    """What a line shows. The job comes with its latest attempt, project, owner and tags loaded."""
+    """A job as its row shows it. Its latest attempt, project, owner and tags must be loaded."""
 
     job: Job
     now: datetime

@@ -107,16 +107,16 @@ def _facts(document: Document) -> Iterator[tuple[str, str]]:
 
 
 def _evidence(document: Document) -> Iterator[str]:
-    told = document.verdict
+    verdict = document.verdict
     if document.evidence:
         yield "## Evidence"
     for piece in document.evidence:
         when = f", {formatting.exact(piece.at)}" if piece.at else ""
         many = f", {formatting.count(piece.count)} times" if piece.count > 1 else ""
         yield f"**{plain(piece.role)}**, {plain(piece.where)}{when}{many}\n\n{fenced(piece.text)}"
-    if ruled_out := told.get("ruled_out"):
+    if ruled_out := verdict.get("ruled_out"):
         yield "**Ruled out**\n\n" + "\n".join(f"- {code(item['cause'])}: {plain(item['why'])}" for item in ruled_out)
-    if unexamined := told.get("not_seen"):
+    if unexamined := verdict.get("not_seen"):
         yield "**Not looked at**\n\n" + "\n".join(f"- {plain(item)}" for item in unexamined)
 
 

@@ -24,7 +24,7 @@ UNEVEN = 20
 
 @dataclass(frozen=True, kw_only=True)
 class ClientBar:
-    """One client. `commonest` is its most frequent label, `part` that label's share of the samples."""
+    """A client. `commonest` is its most frequent label, `part` that label's share of the samples."""
 
     number: int
     name: str

@@ -16,7 +16,7 @@ STEPS_OF_COLOUR = 4  # on either side of the middle of the ramp
 
 @dataclass(frozen=True)
 class RankCell:
-    """One rank, or the slowest of a node. `colour` is its position on the ramp; 4 means level with most ranks."""
+    """A rank, or the slowest of a node. `colour` is its position on the ramp; 4 means level with most ranks."""
 
     title: str
     colour: int

@@ -20,7 +20,7 @@ _AXIS_STEPS_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 *
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSpan:
-    """One attempt as the ribbon needs it. Times are aware; `lost_from` is the time of the state that it fell back
+    """An attempt as the ribbon needs it. Times are aware; `lost_from` is the time of the state that it fell back
     to.
     """
 
@@ -40,7 +40,7 @@ class AttemptSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class RibbonSave:
-    """One checkpoint, drawn as a tick."""
+    """A checkpoint, drawn as a tick."""
 
     at: datetime
     state: str

@@ -1,4 +1,4 @@
-"""Which attempt held which nodes on which days, before the sums have it: of those that run, or have just ended."""
+"""Query which nodes attempts had allocated on which days, for running and just-ended attempts that the sums lack."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 @dataclass(frozen=True)
 class AttemptAllocation:
-    """What one attempt held, and whose it is."""
+    """The nodes of one attempt, its project and partition."""
 
     attempt: int
     job: int
@@ -35,7 +35,7 @@ class AttemptAllocation:
     until: datetime
 
     def days(self, first: date = date.min) -> Iterator[tuple[date, float]]:
-        """(day of UTC, seconds of it), from this day on."""
+        """Yield (UTC day, seconds on that day), from `first` on."""
         at, end = self._begin(first).timestamp(), self.until.timestamp()
         number = int(at // DAY_S)
         while at < end:
@@ -44,7 +44,7 @@ class AttemptAllocation:
             at = number * DAY_S
 
     def seconds(self, first: date) -> float:
-        """All of them, from this day on."""
+        """Return the total seconds from `first` on."""
         return max(0.0, (self.until - self._begin(first)).total_seconds())
 
     def _begin(self, first: date) -> datetime:
@@ -52,13 +52,13 @@ class AttemptAllocation:
 
 
 def uncounted(now: datetime, *, most: int = MOST) -> list[AttemptAllocation]:
-    """What the sums lack, the newest first."""
+    """Return allocations that the sums lack, newest first."""
     rows = Attempt.objects.confirmed().filter(is_counted=False).exclude(started_at=None)
     return allocations(rows.order_by("-pk")[:most], now)
 
 
 def allocations(attempts: Any, now: datetime) -> list[AttemptAllocation]:
-    """Of a query of attempts."""
+    """Return the allocations of the attempts in a query."""
     default, resources = default_partition(), KeyTransform("resources", "job__spec")
     rows = attempts.annotate(
         gpus=KeyTextTransform("gpus_per_node", resources),
@@ -75,28 +75,28 @@ def allocations(attempts: Any, now: datetime) -> list[AttemptAllocation]:
 
 
 def monday(day: date) -> date:
-    """Of its week."""
+    """Return the Monday of the day's week."""
     return day - timedelta(days=day.weekday())
 
 
 def since(first: date) -> Q:
-    """Rows of sums that make up the days from this one on: the days up to a Monday, and whole weeks from there."""
+    """Select the rows of sums that make up the days from `first` on: single days up to a Monday, then whole weeks."""
     week = monday(first + timedelta(days=6))
     return Q(days=WEEK, day__gte=week) | Q(days=1, day__gte=first, day__lt=week)
 
 
 def default_partition() -> str:
-    """Where a job runs that names none; "" where the scheduler has none."""
+    """Return the partition of jobs that name none; "" if the scheduler has no default."""
     return Partition.objects.filter(is_default=True).values_list("name", flat=True).first() or ""
 
 
 def partition_of(named: object, default: str) -> str:
-    """A spec's; of what was started outside Vigil it is anybody's text."""
+    """Return a spec's partition, truncated since jobs from outside Vigil may contain any text."""
     return str(named or "")[:MOST_NAME] or default
 
 
 def whole(value: object) -> int:
-    """A number out of JSON, which databases give as a number or as text."""
+    """Return a number from JSON, which databases return as a number or as text; 0 if it is neither."""
     try:
         return max(0, int(value))  # type: ignore[call-overload,no-any-return]
     except (TypeError, ValueError):

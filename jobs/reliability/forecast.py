@@ -1,4 +1,4 @@
-"""What so many nodes must expect in so many days: failures, the chance of none, what is kept of the time. No Django."""
+"""Forecast failures of N nodes over T days, the probability of none, and the share of useful time. No Django."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ WIDE = 12.0
 
 @dataclass(frozen=True)
 class Plan:
-    """A run: nodes held together, days, seconds that a save costs and that it takes to train again after a failure."""
+    """A planned run: number of nodes, days, seconds that a save costs, and seconds from a failure until training
+    resumes.
+    """
 
     nodes: int
     days: float
@@ -26,7 +28,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Forecast:
-    """`low` and `high`: with the ends of the rate's interval."""
+    """The expected failures; `low` and `high` use the ends of the rate's interval."""
 
     plan: Plan
     rate: Rate | Assumed
@@ -36,7 +38,7 @@ class Forecast:
 
     @property
     def none(self) -> float:
-        """The chance that nothing fails."""
+        """Return the probability that nothing fails."""
         return math.exp(-self.failures)
 
     @property
@@ -49,7 +51,7 @@ class Forecast:
 
     @property
     def mtbf_seconds(self) -> float:
-        """Between failures of all its nodes together."""
+        """Return the mean time between failures of all nodes together."""
         return DAY_S / (self.rate.per_day * self.plan.nodes)
 
     @property
@@ -61,7 +63,7 @@ class Forecast:
         return save_interval.young(self.plan.save_seconds, self.mtbf_seconds)
 
     def effective(self, period: float) -> float:
-        """The part of held time that is kept, saving every `period` seconds."""
+        """Return the share of allocated time that is useful if the run saves every `period` seconds."""
         plan = self.plan
         return save_interval.effective(
             period, cost=plan.save_seconds, mtbf=self.mtbf_seconds, restart=plan.restart_seconds
@@ -72,7 +74,7 @@ class Forecast:
         return self.effective(self.best_seconds)
 
     def curve(self) -> list[tuple[float, float]]:
-        """(period, effective) around the best period, on a logarithmic scale."""
+        """Return (period, effective) around the best period, on a logarithmic scale."""
         middle, half = self.best_seconds, (POINTS - 1) / 2
         periods = [middle * WIDE ** ((i - half) / half) for i in range(POINTS)]
         return [(period, self.effective(period)) for period in periods if period > self.plan.save_seconds]

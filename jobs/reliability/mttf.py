@@ -1,8 +1,8 @@
-"""How often what Vigil runs here is interrupted, told from the incidents and node-hours of the last weeks.
+"""Estimate how often jobs here are interrupted, from the incidents and node-hours of the last weeks.
 
-Nobody has seen enough of a few nodes, so they are taken for as good as the rest until they show otherwise: one failure
-in the time that the rest takes for one counts as if they had had it; and of the rest, before anything is known, one in
-PRIOR_HOURS.
+Few nodes have seen enough to be judged alone, so they are assumed to be as good as the rest until they show otherwise:
+one failure in the time in which the rest has one is added to their count; and to the rest, before anything is known,
+one in PRIOR_HOURS.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CACHE_S = 60.0
 
 @dataclass
 class Interruptions:
-    """What was seen: node-hours, and failures by whether it is known on which node."""
+    """Observed node-hours, and failures by whether their node is known."""
 
     node_hours: float = 0.0
     named: int = 0
@@ -42,13 +42,13 @@ class Interruptions:
 
     @property
     def per_hour(self) -> float:
-        """Of one node."""
+        """Return the failure rate per node-hour."""
         return (self.total + 1) / (self.node_hours + PRIOR_HOURS)
 
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """The last weeks: all together, by partition, and by node."""
+    """The last weeks: overall, by partition, and by node."""
 
     everywhere: Interruptions
     partitions: dict[str, Interruptions]
@@ -57,9 +57,9 @@ class _Snapshot:
 
 
 def hours_between_failures(nodes: int, *, partition: str = "", names: Collection[str] = ()) -> float | None:
-    """Mean time between failures of a job on so many nodes, hours; None while less is known than is assumed.
+    """Return the mean time between failures (hours) of a job on this many nodes; None if too little has been observed.
 
-    `names`: the nodes, where they are known already; else those of its partition count, as far as there were any.
+    `names` are the nodes if known; otherwise the partition's nodes count, as far as it had any.
     """
     snapshot = _snapshot(int(monotonic() // CACHE_S))
     if snapshot.everywhere.node_hours < PRIOR_HOURS:
@@ -76,7 +76,9 @@ def _of_partition(snapshot: _Snapshot, partition: str) -> float:
 
 
 def _of_nodes(snapshot: _Snapshot, names: Collection[str]) -> float:
-    """Of one of these nodes: their own failures, and their part of those of which nobody knows the node."""
+    """Return the rate per hour of one of these nodes: their own failures, and their share of those without a known
+    node.
+    """
     nodes = [snapshot.nodes[name] for name in set(names) if name in snapshot.nodes]
     hours, failures = sum(node.node_hours for node in nodes), sum(node.named for node in nodes)
     total_hours = snapshot.everywhere.node_hours + PRIOR_HOURS
@@ -87,7 +89,7 @@ def _of_nodes(snapshot: _Snapshot, names: Collection[str]) -> float:
 
 @lru_cache(maxsize=1)
 def _snapshot(when: int) -> _Snapshot:
-    """All that anybody may ask of now: it is nobody's own, and as many rows as there are partitions and nodes."""
+    """Load the data for all callers; it has as many rows as there are partitions and nodes."""
     now = timezone.now()
     since = now.astimezone(UTC).date() - timedelta(days=DAYS - 1)
     everywhere = Interruptions()

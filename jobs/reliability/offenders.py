@@ -1,9 +1,10 @@
-"""Nodes on which more fails than their node-days explain, and whether by the node or by one program. No Django.
+"""Find nodes that fail more than their node-days explain, and whether the node or one program is to blame. No Django.
 
-Each node's failures are held against what the others' rate lets expect in its own node-days: the chance of so many or
-more, by Poisson's law, times the number of nodes looked at (Bonferroni): among a thousand sound nodes some always look
-bad. With each program counted once the same must hold before the node is blamed: a program that fails over and over
-fails wherever it runs. Meta finds its "lemon nodes" by how many different jobs fail on them, too (arXiv 2410.21680).
+Each node's failures are compared with the rate of the other nodes over its own node-days: the probability of that many
+or more, by Poisson's law, times the number of nodes tested (Bonferroni), since among a thousand sound nodes some always
+look bad. The same must hold with each program counted once before the node is blamed: a program that fails repeatedly
+fails wherever it runs. Meta also finds its "lemon nodes" by the number of different jobs that fail on them
+(arXiv 2410.21680).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MOST_SCORE = 300.0
 
 @dataclass(frozen=True)
 class NodeFailures:
-    """What was counted on one node; `programs`: how many different ones its failures are of."""
+    """The failures counted on one node; `programs` is the number of different programs that failed."""
 
     node: str
     failures: int
@@ -40,17 +41,17 @@ class Offender:
 
     @property
     def score(self) -> float:
-        """How many zeros the chance has: from 1.3 on it is no chance any more."""
+        """Return minus the decimal logarithm of the chance: from 1.3 on, chance is excluded."""
         return MOST_SCORE if self.chance <= 0 else min(MOST_SCORE, -math.log10(self.chance))
 
     @property
     def times(self) -> float:
-        """How many times what was to be expected."""
+        """Return the ratio of observed to expected failures."""
         return self.counts.failures / self.expected
 
 
 def offenders(nodes: Iterable[NodeFailures]) -> list[Offender]:
-    """The worst first."""
+    """Return the offenders, worst first."""
     counted = list(nodes)
     failures, days = sum(node.failures for node in counted), sum(node.node_days for node in counted)
     found = [_judge(node, failures, days, len(counted)) for node in counted if node.failures >= FEW]

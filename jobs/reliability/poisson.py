@@ -1,8 +1,8 @@
-"""Counts of rare events: exact 95 % intervals and tails, by the incomplete gamma function. No Django.
+"""Exact 95 % intervals and tail probabilities of Poisson counts, by the incomplete gamma function. No Django.
 
-The interval of a mean by one count is Garwood's (1936, Biometrika 28, 437): its ends are the means of which the count,
-or fewer, or more, has 2.5 %; in tables it is written by quantiles of χ² with 2n and 2n + 2 degrees of freedom. It
-covers the truth at least 95 % of the time, at small counts rather more.
+The interval of a mean by one count is Garwood's (1936, Biometrika 28, 437): its ends are the means for which the count,
+or fewer, or more, has a probability of 2.5 %; tables express it by quantiles of χ² with 2n and 2n + 2 degrees of
+freedom. It covers the true mean at least 95 % of the time, at small counts rather more.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ _MOST_TERMS = 1_000_000
 
 
 def at_least(count: int, mean: float) -> float:
-    """The chance of so many or more, where `mean` are expected."""
+    """Return the probability of `count` or more if `mean` are expected."""
     return 1.0 if count <= 0 else lower_gamma(float(count), mean)
 
 
 def at_most(count: int, mean: float) -> float:
-    """The chance of so many or fewer."""
+    """Return the probability of `count` or fewer if `mean` are expected."""
     return 0.0 if count < 0 else upper_gamma(count + 1.0, mean)
 
 
 @lru_cache(maxsize=4096)
 def interval(count: int, outside: float = OUTSIDE) -> tuple[float, float]:
-    """The means between which the true one is, but for `outside` of all cases."""
+    """Return the confidence interval of the mean; `outside` is the probability that the true mean lies outside."""
     low = 0.0 if count == 0 else _mean_where(lambda mean: at_least(count, mean) - outside / 2, count)
     return low, _mean_where(lambda mean: outside / 2 - at_most(count, mean), count + 1)
 
 
 def _mean_where(rises_through_zero: Callable[[float], float], about: float) -> float:
-    """Where a function of the mean that rises is 0, which is somewhere about this count."""
+    """Return the root of an increasing function of the mean, which lies somewhere around `about`."""
     spread = 4 * math.sqrt(about) + 4
     low, high = max(0.0, about - spread), about + spread
     while rises_through_zero(low) > 0:
@@ -50,7 +50,7 @@ def _mean_where(rises_through_zero: Callable[[float], float], about: float) -> f
 
 
 def lower_gamma(a: float, x: float) -> float:
-    """The regularised lower incomplete gamma function P(a, x): by its series, or as what is left of the upper one.
+    """Return the regularised lower incomplete gamma function P(a, x), by its series or as the complement of Q(a, x).
 
     Abramowitz and Stegun 6.5.29 and 6.5.31, which converge fast on either side of x = a + 1.
     """
@@ -60,7 +60,7 @@ def lower_gamma(a: float, x: float) -> float:
 
 
 def upper_gamma(a: float, x: float) -> float:
-    """Q(a, x) = 1 − P(a, x), as exact where it is small."""
+    """Return Q(a, x) = 1 − P(a, x), accurate also where it is small."""
     if x <= 0:
         return 1.0
     return 1.0 - _series(a, x) if x < a + 1 else _fraction(a, x)
@@ -77,7 +77,7 @@ def _series(a: float, x: float) -> float:
 
 
 def _fraction(a: float, x: float) -> float:
-    """Lentz's way through the continued fraction."""
+    """Evaluate the continued fraction with Lentz's method."""
     tiny = 1e-300
     b = x + 1 - a
     c, d = 1 / tiny, 1 / b

@@ -1,4 +1,4 @@
-"""What others have published of their clusters' failures, in our unit: per 1,000 node-days of 8 GPUs. No Django."""
+"""Published failure rates of other clusters, per 1,000 node-days of nodes with 8 GPUs. No Django."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures over node-days: a rate, the mean time to a failure, and how sure either is. No Django."""
+"""Failures per node-day: the rate, the mean time to failure, and their confidence intervals. No Django."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ THOUSAND = 1_000
 
 @dataclass(frozen=True)
 class Rate:
-    """Of one node, by what was counted; with a 95 % interval."""
+    """The observed failure rate of one node, with a 95 % interval."""
 
     failures: int
     node_days: float
@@ -36,7 +36,7 @@ class Rate:
 
     @property
     def per_thousand(self) -> float | None:
-        """Failures per 1,000 node-days; None where nothing was held."""
+        """Return failures per 1,000 node-days; None if no nodes were allocated."""
         return THOUSAND * self.per_day if self.node_days else None
 
     @property
@@ -45,7 +45,7 @@ class Rate:
 
     @property
     def mttf_days(self) -> float | None:
-        """Days that one node runs until it fails; None where too few failures were seen to say."""
+        """Return the mean time between failures of one node in days; None if there are too few failures."""
         return None if self.is_few or not self.node_days else 1 / self.per_day
 
     @property
@@ -55,7 +55,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Assumed:
-    """A rate that nobody has counted here."""
+    """A rate that was not observed here."""
 
     per_day: float
 

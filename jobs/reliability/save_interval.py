@@ -1,7 +1,7 @@
-"""How often to save, and what part of the time is left for training: failures at random, saves and restarts. No Django.
+"""Calculate the best save interval and the resulting share of useful time, for random failures. No Django.
 
 A period of T seconds is a save of C and T − C of training. Failures come at random, on average one in M seconds of
-held time, also during saves and restarts; each takes the run back to its last save, and R seconds until it trains
+allocated time, also during saves and restarts; each takes the run back to its last save, and R seconds until it trains
 again. Then a period takes M·exp(R/M)·(exp(T/M) − 1) seconds on average, which is exact (Daly, 2006,
 doi 10.1016/j.future.2004.11.016).
 """
@@ -17,16 +17,16 @@ _TINY = 1e-12  # below which nothing but the root of 2c is left of the equation 
 
 
 def effective(period: float, *, cost: float, mtbf: float, restart: float = 0.0) -> float:
-    """The part of held time that is training which is kept, saving every `period` seconds."""
+    """Return the share of allocated time that is useful training if the run saves every `period` seconds."""
     if period <= cost or (period + restart) / mtbf > _MOST:
         return 0.0
     return (period - cost) / (mtbf * math.exp(restart / mtbf) * math.expm1(period / mtbf))
 
 
 def best_period(cost: float, mtbf: float) -> float:
-    """The period of which most is kept, exactly: T/M − C/M = 1 − exp(−T/M). Restarts cost the same with any other.
+    """Return the period with the largest useful share: T/M − C/M = 1 − exp(−T/M). Restarts cost the same at any period.
 
-    By Newton from above, where the function is convex: it comes down to the root without passing it.
+    Newton's method from above, where the function is convex, descends to the root without passing it.
     """
     c = cost / mtbf
     if c < _TINY:
@@ -41,5 +41,5 @@ def best_period(cost: float, mtbf: float) -> float:
 
 
 def young(cost: float, mtbf: float) -> float:
-    """√(2CM): what the best period comes to where C is small (Young, 1974, doi 10.1145/361147.361115)."""
+    """Return √(2CM), the limit of the best period for small C (Young, 1974, doi 10.1145/361147.361115)."""
     return math.sqrt(2 * cost * mtbf)

@@ -39,7 +39,7 @@ MOST_READ = 25  # attempts whose environments are read from disk for one page
 
 @dataclass
 class JobPage:
-    """What every tab of a job's page needs."""
+    """The data that every tab of a job's page needs."""
 
     job: Job
     life: JobLife
@@ -136,8 +136,8 @@ def _waits(request: HttpRequest, page: JobPage) -> dict[str, Any]:
     answer = pending.why(user_of(request), page.job, page.life.latest, now=page.life.now)
     if not answer.why:
         return {}
-    held = {"is_held": release.is_held(page.life.latest)}
-    return {"waits": answer} | held | ({"said": sentence.never_starts(answer.why.sentence)} if answer.why.never else {})
+    waits: dict[str, Any] = {"waits": answer, "is_held": release.is_held(page.life.latest)}
+    return waits | ({"said": sentence.never_starts(answer.why.sentence)} if answer.why.never else {})
 
 
 @login_required

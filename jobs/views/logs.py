@@ -50,7 +50,7 @@ class DrawnLine:
 
 @dataclass(frozen=True)
 class LogChoice:
-    """One log in the menu."""
+    """A log in the menu."""
 
     value: str
     title: str

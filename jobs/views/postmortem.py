@@ -34,7 +34,7 @@ MOST_ROWS = 2 * editing.ACTIONS  # that are read of a form
 
 @dataclass(frozen=True)
 class ActionRow:
-    """One action in the form. `key` is the id of its database row, or that of an empty form row."""
+    """An action in the form. `key` is the id of its database row, or that of an empty form row."""
 
     key: str
     text: str = ""

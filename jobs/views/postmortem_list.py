@@ -33,7 +33,7 @@ OWNER_WORDS = {
 
 @dataclass(frozen=True)
 class IncidentLine:
-    """One incident as the list shows it."""
+    """An incident as the list shows it."""
 
     incident: Incident
 

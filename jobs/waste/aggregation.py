@@ -1,7 +1,7 @@
-"""Whose GPU-hours are: each job's use of a day gets its job, project and person, and becomes sums of that day.
+"""Attribute GPU-hours: each job's daily use gets its job, project and person, and is aggregated by day.
 
-`nodes.telemetry.use` counts by the scheduler's ids as samples are merged, and knows nobody. What it has changed is
-marked, and found here by that mark: late samples of a day long past as well.
+`nodes.telemetry.use` counts by the scheduler's ids as samples are merged, without knowing whose they are. Rows that it
+changes are marked, and found here by that mark, including late samples of past days.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class _Owner:
 
 
 def add(budget_s: float = BUDGET_S) -> int:
-    """Bring the sums in step with what was counted since, for about so long; answers how many days were.
+    """Bring the sums up to date, for about `budget_s` seconds; return how many days were updated.
 
-    One process does it at a time: of two that read and write sums, the slower one would leave older ones.
+    A lease keeps other processes out: if two read and wrote sums at once, the slower one would write older values.
     """
     if not GpuUse.objects.filter(is_added=False).exists():
         return 0
@@ -51,7 +51,10 @@ def add(budget_s: float = BUDGET_S) -> int:
 
 
 def trim(now: datetime | None = None) -> int:
-    """End holdings when their jobs did, which the accounts tell, and not when the queue was read next; how many."""
+    """End allocations at the end of their jobs, known from Slurm's accounting, rather than at the next queue poll.
+
+    Returns how many were changed.
+    """
     now = now or timezone.now()
     closed = Holding.objects.filter(until__gt=now - RECENT, until__lte=now)
     rows = list(closed.values_list("pk", "scheduler_id", "since", "until"))
@@ -92,7 +95,7 @@ def _add_day(lock: Held, day: date) -> None:
 
 
 def _assign(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
-    """Write down whose these are, where that is not written yet."""
+    """Store whose these rows are, if not stored yet."""
     for row in rows:
         owner = owners[row.pk]
         if owner != _Owner(row.job, row.project_id, row.person_id):
@@ -101,7 +104,7 @@ def _assign(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
 
 
 def _add_jobs(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
-    """Each job's days together: of a job of Vigil's over all its attempts, of others by the scheduler's number."""
+    """Sum up each job's days: Vigil's jobs over all their attempts, others by the scheduler's id."""
     jobs = {owner.job for owner in owners.values() if owner.job is not None}
     changed = {row.scheduler_id for row in rows}
     attempts = Attempt.objects.filter(job__in=jobs).exclude(scheduler_id="").order_by()
@@ -124,7 +127,9 @@ def _add_jobs(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
 
 
 def _owners(day: date, rows: Sequence[GpuUse]) -> dict[int, _Owner]:
-    """By row: the job that an attempt with its scheduler's id belongs to, else the person of its Slurm user."""
+    """Return the owner of each row: the job whose attempt has the scheduler's id, else the person with that Slurm
+    user.
+    """
     attempts = _attempts_of({row.scheduler_id for row in rows}).exclude(started_at=None).order_by("pk")
     attempt_rows = attempts.values_list(
         "scheduler_id", "started_at", "ended_at", "job", "job__project", "job__owner", named=True

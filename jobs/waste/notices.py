@@ -1,4 +1,4 @@
-"""Notices of waste: a person whose job holds GPUs that do nothing; sysadmins of processes on GPUs that nobody holds."""
+"""Notify people whose jobs have idle GPUs, and sysadmins of processes on unallocated GPUs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _first_observed: dict[tuple[str, object], datetime] = {}  # by this process: one
 
 @dataclass(frozen=True)
 class IdleJob:
-    """A job of the scheduler that holds GPUs which have done nothing for too long."""
+    """A job of the scheduler with GPUs that have been idle for too long."""
 
     scheduler_id: str
     idle: Sequence[IdleGpu]
@@ -50,7 +50,7 @@ class IdleJob:
 
     @property
     def person(self) -> str:
-        """Whose it is, else the scheduler's user."""
+        """Return the owner's name, else the scheduler's user."""
         return self.owner.username if self.owner else self.idle[0].holding.user
 
     @property
@@ -59,21 +59,21 @@ class IdleJob:
 
     @property
     def link(self) -> str:
-        """Its page, or of a job that is not Vigil's the node's."""
+        """Return the address of the job's page, or of its node's page if it is not Vigil's job."""
         if self.attempt is not None:
             return reverse("job", args=[self.attempt.job_id])
         return reverse("node", args=[self.idle[0].holding.agent.node])
 
 
 def raise_notices(now: datetime | None = None) -> None:
-    """Raise what is so, withdraw what is so no longer. Twice, or in several processes at once, is once."""
+    """Raise notices that apply and withdraw those that no longer do. Idempotent, also across processes."""
     now = now or timezone.now()
     _notify_idle(idle_jobs(now), now)
     _notify_unallocated(now)
 
 
 def idle_jobs(now: datetime | None = None) -> list[IdleJob]:
-    """The jobs that hold idle GPUs, the longest idle first."""
+    """Return the jobs with idle GPUs, longest idle first."""
     by_job: dict[str, list[IdleGpu]] = defaultdict(list)
     for gpu in use.idle_now(now):
         by_job[gpu.holding.scheduler_id].append(gpu)
@@ -86,7 +86,7 @@ def idle_jobs(now: datetime | None = None) -> list[IdleJob]:
 
 
 class _Holders:
-    """What is known of the jobs behind some open holdings."""
+    """The jobs behind some open allocations."""
 
     def __init__(self, holdings: Sequence[Holding]) -> None:
         self.by_job: dict[str, list[Holding]] = defaultdict(list)
@@ -101,14 +101,14 @@ class _Holders:
         self.started = dict(queued.exclude(started_at=None).values_list("scheduler_id", "started_at"))
 
     def key(self, scheduler_id: str) -> str:
-        """The same for as long as the job runs; the scheduler may use its number again later."""
+        """Return a key that stays the same while the job runs, although the scheduler may use its id again later."""
         if (attempt := self.attempts.get(scheduler_id)) is not None:
             return f"{IDLE}:attempt:{attempt.pk}"
         began = self.started.get(scheduler_id) or min(holding.since for holding in self.by_job[scheduler_id])
         return f"{IDLE}:{line(scheduler_id, 64)}:{int(began.timestamp())}"
 
     def without_spares(self, scheduler_id: str, idle: Sequence[IdleGpu]) -> Sequence[IdleGpu]:
-        """Those that do not just stand by for others to fail, as was asked for (resources.spares)."""
+        """Return the idle GPUs without those on requested spare nodes (resources.spares)."""
         attempt = self.attempts.get(scheduler_id)
         spares = (attempt.job.spec.get("resources") or {}).get("spares") if attempt else 0
         if attempt is None or not spares:
@@ -145,7 +145,7 @@ def _notify_idle(jobs: Sequence[IdleJob], now: datetime) -> None:
 
 
 def _keys_on_silent_nodes(now: datetime) -> set[str]:
-    """Of jobs on machines that are silent nothing is known: what was told of them stands."""
+    """Return keys of jobs on silent nodes, whose notices stay since nothing new is known of them."""
     is_silent = Q(agent__heard_at=None) | Q(agent__heard_at__lt=now - SILENT)
     silent = Holding.objects.filter(is_silent, until=None, is_made_up=False)
     ids = set(silent.order_by().values_list("scheduler_id", flat=True))
@@ -156,7 +156,7 @@ def _keys_on_silent_nodes(now: datetime) -> set[str]:
 
 
 def notice_text(job: IdleJob, now: datetime) -> tuple[str, str]:
-    """The notice's sentence, and what is asked for."""
+    """Return the notice's sentence, and the requested action."""
     many, long = len(job.idle), spoken((now - job.since).total_seconds())
     if many == 1:
         which = "1 GPU" if job.gpu_count == 1 else f"1 of its {job.gpu_count} GPUs"
@@ -169,7 +169,7 @@ def notice_text(job: IdleJob, now: datetime) -> tuple[str, str]:
 
 
 def _location(job: IdleJob) -> str:
-    """Where, and whether a process is on them at all."""
+    """Return on which nodes the GPUs are, and whether any process uses them."""
     nodes = job.nodes
     where = formatting.listed(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
     if any(gpu.has_process for gpu in job.idle):
@@ -178,7 +178,7 @@ def _location(job: IdleJob) -> str:
 
 
 def spoken(seconds: float) -> str:
-    """A long time as people say it: 38 minutes, 14 hours, 3 days."""
+    """Return a long duration in words: 38 minutes, 14 hours, 3 days."""
     minutes = int(seconds // 60)
     if minutes < 120:
         return formatting.plural(minutes, "minute")
@@ -199,7 +199,7 @@ def _notify_unallocated(now: datetime) -> None:
 
 
 def _persistent(found: Iterable[tuple[Gpu, dict[str, object]]], now: datetime) -> list[tuple[Gpu, dict[str, object]]]:
-    """Those that were there at a look before, long enough ago."""
+    """Return those that an earlier check has found, long enough ago."""
     there = {(gpu.uuid, process["pid"]): (gpu, process) for gpu, process in found}
     for gone in set(_first_observed) - set(there):
         del _first_observed[gone]
@@ -219,7 +219,7 @@ def _unallocated_text(node: str, found: Sequence[tuple[Gpu, dict[str, object]]])
 
 
 def _process_words(pid: object, name: str, user: str, gpus: int) -> str:
-    """ "python3 (PID 17) of ann", "PID 4242, user unknown, on 8 GPUs"."""
+    """Return "python3 (PID 17) of ann", "PID 4242, user unknown, on 8 GPUs"."""
     what = f"{name} (PID {pid})" if name else f"PID {pid}"
     owner = f" of {user}" if user else ", user unknown"
     return f"{what}{owner}, on {gpus} GPUs" if gpus > 1 else f"{what}{owner}"

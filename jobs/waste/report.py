@@ -1,4 +1,4 @@
-"""GPU-hours held, used and idle over the last days, by project, person or job, as far as a person may see them."""
+"""Report GPU-hours allocated, used and idle by project, person or job, as far as a person may see them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OUTSIDE_VIGIL = "outside Vigil"  # jobs that no project here knows
 
 @dataclass(frozen=True)
 class AllocatedHours:
-    """GPU-hours: `used` weighs each second by the utilisation, `idle` are seconds in which nothing was done at all."""
+    """GPU-hours: `held` were allocated; `used` weighs each second by utilisation; `idle` had no activity at all."""
 
     held: float = 0.0
     used: float = 0.0
@@ -36,7 +36,7 @@ class AllocatedHours:
 
     @property
     def share(self) -> float | None:
-        """How much of what was held was used."""
+        """Return the share of the allocated hours that was used."""
         return min(1.0, self.used / self.held) if self.held else None
 
     def __add__(self, other: AllocatedHours) -> AllocatedHours:
@@ -45,7 +45,7 @@ class AllocatedHours:
 
 @dataclass(frozen=True)
 class WasteEntry:
-    """What one project's, person's or job's GPUs did."""
+    """The GPU use of one project, person or job."""
 
     name: str
     hours: AllocatedHours
@@ -58,7 +58,7 @@ class WasteEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class WasteFilter:
-    """What is asked for. `sort`: one of SORTS, after a minus the largest first."""
+    """The filters of the report. `sort` is one of SORTS; a leading minus puts the largest first."""
 
     days: int = 7
     by: str = "project"
@@ -73,13 +73,13 @@ class WasteFilter:
         return self.sort.startswith("-")
 
     def since(self, now: datetime) -> date:
-        """The first of the days: today, as UTC has it, is the last."""
+        """Return the first day; the last one is today in UTC."""
         return now.astimezone(UTC).date() - timedelta(days=self.days - 1)
 
 
 @dataclass(frozen=True)
 class WasteReport:
-    """A page of rows, and what all there are add up to."""
+    """A page of rows, and the total over all rows."""
 
     rows: list[WasteEntry]
     total: AllocatedHours
@@ -88,7 +88,7 @@ class WasteReport:
 
 
 def find(user: User, wanted: WasteFilter, now: datetime, *, limit: int, skip: int = 0) -> WasteReport:
-    """The rows from `skip` on. Sums by day answer but for jobs, which are added up anew."""
+    """Return the rows from `skip` on. Daily sums are used, except for jobs, which are summed up anew."""
     since = wanted.since(now)
     groups = _groups(user, since)
     total = sum((hours for _, _, _, hours in groups), AllocatedHours())
@@ -102,8 +102,9 @@ def find(user: User, wanted: WasteFilter, now: datetime, *, limit: int, skip: in
 
 
 def idle_now(user: User, now: datetime) -> list[tuple[IdleJob, bool]]:
-    """Jobs that hold idle GPUs now and that this person may know of, the longest idle first; and whether they may look
-    at its page."""
+    """Return jobs with idle GPUs that this person may see, longest idle first, and whether they may open the job's
+    page.
+    """
     found = idle_jobs(now)
     visible = set(_visible_jobs(user, [job.attempt.job_id for job in found if job.attempt]))
     return [
@@ -117,14 +118,14 @@ _Group = tuple[int | None, int | None, str, AllocatedHours]
 
 
 def _groups(user: User, since: date) -> list[_Group]:
-    """(project, person, the scheduler's user where it is no person of ours, hours)."""
+    """Return (project, person, Slurm user if not a person of this site, hours)."""
     rows = _visible(user, GpuHours.objects.filter(day__gte=since)).order_by()
     sums = rows.values_list("project", "person", "user").annotate(Sum("held_s"), Sum("used_s"), Sum("idle_s"))
     return [(project, person, name, _hours(*seconds)) for project, person, name, *seconds in sums]
 
 
 def _visible(user: User, rows: Any) -> Any:
-    """Those of a person's own, of their projects, or everybody's where the site shows them."""
+    """Filter rows to a person's own and their projects', unless the site shows everybody's."""
     if sees_all(user):
         return rows
     condition = Q(person=user) | Q(project__in=user.memberships.values("project"))
@@ -152,10 +153,10 @@ def _by_person(groups: Iterable[_Group]) -> list[WasteEntry]:
 
 
 class _Owners:
-    """Names of those who held GPUs: people of this site, else users of the scheduler."""
+    """The display names of people with allocated GPUs: people of this site, else users of the scheduler."""
 
     def __init__(self, rows: Sequence[tuple[int | None, str]]) -> None:
-        """`rows`: of each the person, or None and the scheduler's user."""
+        """Look up the names; `rows` are (person or None, the scheduler's user)."""
         users = {user for person, user in rows if person is None and user}
         people = User.objects.filter(Q(pk__in={person for person, _ in rows if person}) | Q(slurm_user__in=users))
         names = list(people.values_list("pk", "username", "slurm_user"))
@@ -164,7 +165,7 @@ class _Owners:
         self._namesakes = set(User.objects.filter(username__in=users).values_list("username", flat=True))
 
     def name(self, person: int | None, user: str) -> str:
-        """A user of the scheduler's is told apart from a person who is called the same; "" where nobody is known."""
+        """Return the name; "" if unknown. A Slurm user with the same name as a person here is marked as such."""
         if (name := self._by_id.get(person or 0) or self._by_slurm_user.get(user)) is not None:
             return name
         return f"{user} (Slurm user)" if user in self._namesakes else user
@@ -178,7 +179,7 @@ def _grouped(groups: Iterable[_Group], key: Callable[[_Group], Any]) -> dict[Any
 
 
 def _jobs(user: User, wanted: WasteFilter, since: date, limit: int, skip: int) -> tuple[list[WasteEntry], bool]:
-    """Jobs that began in these days, by their sums; and the few that began before, whose days are added up."""
+    """Return jobs that began in these days, by their sums, and the few that began earlier, whose days are added up."""
     order = _ORDERS[wanted.key]
     begun = _visible(user, JobHours.objects.filter(first_day__gte=since)).annotate(place=order)
     place = F("place").desc(nulls_last=True) if wanted.is_falling else F("place").asc(nulls_last=True)
@@ -200,14 +201,14 @@ _ORDERS = {
 
 
 def _sort_value(row: JobHours, wanted: WasteFilter) -> float:
-    """What it is put in order by; what has none stands last, either way round."""
+    """Return the value to sort by; rows without one come last in either direction."""
     values = {"held": row.held_s, "used": row.used_s, "idle": row.idle_s, "name": row.job}
     value = (row.used_s / row.held_s if row.held_s else None) if wanted.key == "share" else values[wanted.key]
     return value if value is not None else (-math.inf if wanted.is_falling else math.inf)
 
 
 def _older(user: User, since: date) -> list[JobHours]:
-    """Jobs that began before these days and went on in them, with what they did in these days alone."""
+    """Return jobs that began before these days and continued into them, with only what they did in these days."""
     many_days = JobHours.objects.filter(last_day__gt=F("first_day"), last_day__gte=since, first_day__lt=since)
     rows = {(row.job, "" if row.job else row.scheduler_id): row for row in _visible(user, many_days)}
     attempts = Attempt.objects.filter(job__in=[job for job, _ in rows if job]).exclude(scheduler_id="")
@@ -219,15 +220,15 @@ def _older(user: User, since: date) -> list[JobHours]:
 
 
 def _days_of(ids: Sequence[str], since: date) -> dict[tuple[int | None, str], tuple[float, float, float]]:
-    """What jobs did since, in seconds: by Vigil's number of each, else by the scheduler's."""
+    """Return (held, used, idle) seconds by Vigil's job number, else by the scheduler's id."""
     found: dict[tuple[int | None, str], tuple[float, float, float]] = {}
     for at in range(0, len(ids), 500):
         days = GpuUse.objects.filter(scheduler_id__in=ids[at : at + 500], day__gte=since).order_by()
         sums = days.values_list("scheduler_id", "job").annotate(Sum("held_s"), Sum("used_s"), Sum("idle_s"))
-        for scheduler_id, job, held, used, idle in sums:
+        for scheduler_id, job, allocated, used, idle in sums:
             key = (job, "" if job else scheduler_id)
             before = found.get(key, (0.0, 0.0, 0.0))
-            found[key] = (before[0] + held, before[1] + used, before[2] + idle)
+            found[key] = (before[0] + allocated, before[1] + used, before[2] + idle)
     return found
 
 
@@ -272,5 +273,5 @@ def _idlest(rows: Iterable[WasteEntry]) -> WasteEntry | None:
     return max(rows, key=lambda row: row.hours.idle, default=None)
 
 
-def _hours(held: float, used: float, idle: float) -> AllocatedHours:
-    return AllocatedHours(held / HOUR_S, used / HOUR_S, idle / HOUR_S)
+def _hours(allocated: float, used: float, idle: float) -> AllocatedHours:
+    return AllocatedHours(allocated / HOUR_S, used / HOUR_S, idle / HOUR_S)

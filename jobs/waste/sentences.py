@@ -1,4 +1,4 @@
-"""Waste in a sentence."""
+"""Write the waste report as sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LITTLE = 0.05  # hours: what would be written as 0
 
 
 def summary(found: WasteReport, wanted: WasteFilter, idle_gpus: int) -> tuple[str, str]:
-    """What was held, used and idle in these days and whose most of it was; and what is idle now."""
+    """Return what was allocated, used and idle in these days, who had most idle hours, and what is idle now."""
     total = found.total
     when = "Today" if wanted.days == 1 else f"In {formatting.plural(wanted.days, 'day')}"
     if not total.held:
@@ -41,17 +41,17 @@ def now(gpus: int) -> str:
 
 
 def hours(value: float) -> str:
-    """ "1,204 GPU-hours", "0.5 GPU-hours", "1 GPU-hour"."""
+    """Return "1,204 GPU-hours", "0.5 GPU-hours", "1 GPU-hour"."""
     return f"{figure(value)}{formatting.NBSP}GPU-{'hour' if figure(value) == '1' else 'hours'}"
 
 
 def figure(value: float) -> str:
-    """Whole hours, of few their tenths."""
+    """Return whole hours; below ten with one decimal."""
     return formatting.count(round(value)) if value >= 9.95 else f"{value:.1f}".removesuffix(".0")
 
 
 def cells(hours: AllocatedHours) -> dict[str, str]:
-    """Its figures as a table has them: none shorter than a tenth of an hour; and what the idle ones cost."""
+    """Return the figures for a table, to at least a tenth of an hour, and the cost of idle hours."""
     texts = {name: _cell(getattr(hours, name)) for name in ("held", "used", "idle")}
     return {**texts, "idle_cost": price_text(hours.idle) if hours.idle else ""}
 

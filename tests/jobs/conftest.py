@@ -60,4 +60,4 @@ def _no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _failures_are_looked_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test has seen of its nodes is nothing to the next."""
-    monkeypatch.setattr(mttf, "KEPT_S", 1e-9)
+    monkeypatch.setattr(mttf, "CACHE_S", 1e-9)

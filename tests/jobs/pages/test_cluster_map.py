@@ -294,7 +294,7 @@ def test_the_page_with_all_four_answers(mira: User) -> None:
 def test_who_holds_what_where_more_runs_than_a_statement_names(mira: User, monkeypatch: pytest.MonkeyPatch) -> None:
     a_dgx(timezone.now())
     few, stranger = text(mira, "/cluster"), person("stranger")
-    monkeypatch.setattr(visibility, "MOST_NAMED", 0)
+    monkeypatch.setattr(visibility, "MAX_LISTED", 0)
     labels = re.findall(r'aria-label="(GPU [^"]+)"', text(mira, "/cluster"))
     assert labels == ["GPU 0: in use by mira, wren, 93 %, 61 °C", "GPU 1: in use by oskar9, slurm-12, 7 %, 61 °C"]
     assert labels == re.findall(r'aria-label="(GPU [^"]+)"', few)

@@ -170,7 +170,7 @@ class TestHeldTime:
                 raise DataError("value too long")
             return fields_of(incident, *more)
 
-        monkeypatch.setattr(sums, "added", refusing)
+        monkeypatch.setattr(sums, "prepare", refusing)
         monkeypatch.setattr(counting, "fields_of", refusing_too)
         count()
         assert set(NodeHeld.objects.filter(days=1).values_list("node", flat=True)) == {"good"}  # of two days, perhaps

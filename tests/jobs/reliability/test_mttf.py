@@ -88,7 +88,7 @@ def test_a_job_that_names_no_partition_runs_in_the_default_one() -> None:
 def test_one_look_a_minute_serves_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of a sweep are prepared at once, beside thousands of attempts that run."""
     clock = [1e15]
-    monkeypatch.setattr(mttf, "KEPT_S", 60.0)
+    monkeypatch.setattr(mttf, "CACHE_S", 60.0)
     monkeypatch.setattr(mttf, "monotonic", lambda: clock[0])
     ran(100.0, nodes=["a"])
     before = mttf.hours_between_failures(1)
