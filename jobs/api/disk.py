@@ -68,6 +68,6 @@ def change(request: ApiRequest, slug: Slug, wanted: Retention) -> Project:
     if project is None:
         raise Problem(404, f"There is no project {slug} that you can see.")
     if not can(request.auth, "manage", project):
-        raise Problem(403, f"{slug} is for its leads to change. Ask one of them.", kind="refused")
+        raise Problem(403, f"Only leads of {slug} can change this. Ask one of them.", kind="refused")
     retention.set_keep(request.auth, project, wanted.keep_checkpoints_days)
     return Project.objects.get(pk=project.pk)

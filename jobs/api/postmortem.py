@@ -141,7 +141,7 @@ class PostMortemShape(Schema):
 
 
 class WantedVerdict(Schema):
-    attempt: int | None = Field(None, ge=1, le=2**31 - 1, description="Its number; the newest that ended badly.")
+    attempt: int | None = Field(None, ge=1, le=2**31 - 1, description="Its number; the newest that failed.")
 
 
 class FollowUpChange(Schema):

@@ -160,7 +160,7 @@ def curve(found: Forecast) -> SaveCurve | None:
     scale = [(_pixels(y(share)), f"{100 * share:g}{formatting.NBSP}%") for share in shares if low < share < high]
     young = min(max(found.young_seconds, points[0][0]), points[-1][0])
     best = formatting.duration(found.best_seconds)
-    alternative = f"What is kept by how often it saves: at most {formatting.percent(found.best)}, every {best}."
+    alternative = f"Useful time by save interval: at most {formatting.percent(found.best)}, every {best}."
     top_x, top_y = x(found.best_seconds), _pixels(y(found.best))
     return SaveCurve(line, top_x, top_y, x(young), _thinned(ticks), scale, alternative)
 

@@ -13,7 +13,7 @@ from vigil_core.formatting import MISSING
 
 DAY_S = 86_400.0
 TOO_FEW = "too few"
-KINDS = {"all": "failure", "machines": "failure of machines", "programs": "failure of programs"}
+KINDS = {"all": "failure", "machines": "machine failure", "programs": "program failure"}
 
 
 def summary(found: FailureReport, wanted: FailureFilter) -> tuple[str, str]:
@@ -21,26 +21,26 @@ def summary(found: FailureReport, wanted: FailureFilter) -> tuple[str, str]:
     rate = found.total.rate
     when = f"In {formatting.plural(wanted.days, 'day')}"
     if not rate.node_days:
-        return f"{when} no job held a node.", "Rates appear minutes after the first one has ended."
+        return f"{when} no node was allocated.", "Rates appear minutes after the first job has ended."
     singular = KINDS[wanted.kind]
     plural = singular.replace("failure", "failures", 1)
     node_days = f"{formatting.measure(rate.node_days)} node-days"
     if not rate.failures:
-        which = "nothing" if wanted.kind == "all" else f"nothing of {wanted.kind}"
+        which = "nothing" if wanted.kind == "all" else f"no {wanted.kind}"
         return f"{when} {which} failed, in {node_days}.", ""
     often, ends = per_thousand(rate)
     lead = f"{when} {formatting.plural(rate.failures, singular, plural)} in {node_days}: {often} per 1,000 ({ends})."
     days, between = mttf(rate)
     also = (
-        f"A node runs for {days} until it fails ({between})."
+        f"Mean time between failures per node: {days} ({between})."
         if not rate.is_few
-        else "Too few to say how long a node lasts."
+        else "Too few failures to estimate the time between failures."
     )
     return lead, " ".join([also, *(_stands_out(offender) for offender in found.offenders[:1])])
 
 
 def _stands_out(offender: Offender) -> str:
-    how = "under different programs" if offender.is_node else "mostly under one program"
+    how = "across different programs" if offender.is_node else "mostly in one program"
     times = f"{offender.times:.1f}" if offender.times < 9.95 else formatting.count(round(offender.times))
     return f"{offender.counts.node} fails {times}× as often as expected from its node-days, {how}."
 
@@ -85,7 +85,9 @@ def forecast_text(found: Forecast) -> tuple[str, str]:
     plan = found.plan
     run = f"{formatting.plural(plan.nodes, 'node')} for {_days(plan.days)}"
     if isinstance(found.rate, Assumed):
-        basis = f"Too few failures were seen here, so {TYPICAL} per 1,000 node-days are assumed, as Meta measured them."
+        basis = (
+            f"Too few failures were observed here, so Meta's published rate of {TYPICAL} per 1,000 node-days is used."
+        )
         many = formatting.measure(found.failures)
     else:
         basis = ""
@@ -93,4 +95,4 @@ def forecast_text(found: Forecast) -> tuple[str, str]:
     fails = f"{run}: expect {many} {'failure' if many == '1' else 'failures'}, one each"
     lead = f"{fails} {formatting.duration(found.mtbf_seconds)}; the chance of none is {_chance(found.none)}."
     best = f"Saving every {formatting.duration(found.best_seconds)} keeps most: {formatting.percent(found.best)}"
-    return lead, f"{best} of the time is training that counts. {basis}".strip()
+    return lead, f"{best} of the time is useful training. {basis}".strip()

@@ -174,7 +174,7 @@ def dropped_out(life: JobLife) -> tuple[list[DroppedOut], bool]:
         if client is None or at is None or not isinstance(text, str):
             continue
         text = text[-MOST_TEXT:].strip()
-        reason = untrusted.line(text.rpartition("\n")[2]) or "It gave no reason."
+        reason = untrusted.line(text.rpartition("\n")[2]) or "No reason given."
         name = untrusted.name(data.get("name"), NAME_LETTERS)
         found.setdefault(text, DroppedOut(reason, text, [], called(client, name))).who.append((client, at))
     return list(found.values()), len(reports) == DROPPED_READ
@@ -245,7 +245,7 @@ def _description(rows: Sequence[dict[str, Any]], first: int, last: int) -> str:
     """Return the drawing as a sentence, for screen readers."""
     odd = [f"{row['name']} {row['note']}" for row in rows if row["odd"]]
     some = ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
-    return f"{len(rows)} clients by rounds {first} to {last}. {some or 'Hardly any was in trouble'}."
+    return f"{len(rows)} clients by rounds {first} to {last}. {some or 'Hardly any had problems'}."
 
 
 def _measure(life: JobLife) -> str:

@@ -36,7 +36,9 @@ def by_attempt(attempts: Iterable[Attempt]) -> dict[int, list[GuardEvent]]:
         found[attempt_id].append((at, describe_event(kind, data, counts[attempt_id])))
     counted = events.order_by().values("attempt_id", "kind").annotate(count=Count("id"), last=Max("time"))
     for kinds in counted.filter(count__gt=MAX_SHOWN):
-        found[kinds["attempt_id"]].append((kinds["last"], f"and {kinds['count'] - MAX_SHOWN} more like it, the last"))
+        found[kinds["attempt_id"]].append(
+            (kinds["last"], f"and {kinds['count'] - MAX_SHOWN} more of this kind, the last")
+        )
     return {attempt_id: sorted(events, key=lambda event: event[0]) for attempt_id, events in found.items()}
 
 

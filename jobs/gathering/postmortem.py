@@ -167,8 +167,8 @@ class Document:
     @cached_property
     def headline(self) -> headline.Headline:
         if not self.incident.cause:
-            rest = "Its logs are being read; this page tells the cause within seconds. Load it again."
-            return headline.Headline(f"Attempt {self.attempt.number} ended badly.", rest)
+            rest = "Its logs are being read. Reload this page in a few seconds to see the cause."
+            return headline.Headline(f"Attempt {self.attempt.number} failed.", rest)
         return headline.headline(
             verdict_text=verdicts.summary(self.incident),
             cause=self.cause,
@@ -185,7 +185,7 @@ class Document:
         return sorted(self._acts(), key=lambda act: act.at)
 
     def _acts(self) -> Iterator[VigilAction]:
-        yield VigilAction(self.incident.opened_at, "Opened this page")
+        yield VigilAction(self.incident.opened_at, "Opened this post-mortem")
         for before, version in zip([None, *self.versions], self.versions, strict=False):
             sure = f"{formatting.share(version.confidence)} sure" if version.cause != UNKNOWN else ""
             if before is None:
@@ -193,7 +193,7 @@ class Document:
             elif before.cause != version.cause:
                 yield VigilAction(version.made_at, f"Revised it: now {version.cause}", sure)
             else:
-                yield VigilAction(version.made_at, "Looked again, with more evidence", sure)
+                yield VigilAction(version.made_at, "Examined more evidence, with the same result", sure)
         if self.attempt.decided_at is not None and self.attempt.decision:
             yield VigilAction(self.attempt.decided_at, self.attempt.decision)
         again = self.again
@@ -205,7 +205,7 @@ class Document:
             )
         if again is not None and again.first_step_at is not None:
             done = f"{self.job.of_kind.counts.capitalize()} {formatting.count(again.from_step + 1)}"
-            yield VigilAction(again.first_step_at, f"{done}: it trains again")
+            yield VigilAction(again.first_step_at, f"{done}: training resumed")
 
     @cached_property
     def ranks(self) -> dict[int, str]:

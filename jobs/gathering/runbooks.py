@@ -35,9 +35,9 @@ def write(user: User, code: str, text: str) -> None:
     """Replace Vigil's text with the site's. Raises ValueError if the text is invalid."""
     text = plain(text).replace("\r\n", "\n").strip()
     if not text:
-        raise ValueError("There is nothing in it. To show Vigil's own again, press the button for that.")
+        raise ValueError("The text is empty. To restore Vigil's text, use the button for that.")
     if len(text) > SiteRunbook.MOST:
-        raise ValueError(f"It has {len(text):,} characters; {SiteRunbook.MOST:,} are the most.")
+        raise ValueError(f"The text has {len(text):,} characters; at most {SiteRunbook.MOST:,} are allowed.")
     fields = {"text": f"{text}\n", "changed_by": user, "changed_at": timezone.now()}
     before = SiteRunbook.objects.filter(code=code).values_list("text", flat=True).first()
     SiteRunbook.objects.update_or_create(code=code, defaults=fields)

@@ -139,12 +139,12 @@ class Unseen:
         if self.kept:
             has = "has" if self.kept == 1 else "have"
             sentences.append(
-                f"{formatting.plural(self.kept, 'job')} of yours {has} not been handed to the scheduler yet."
+                f"{formatting.plural(self.kept, 'job')} of yours {has} not been submitted to the scheduler yet."
             )
         if self.newer:
             was = "was" if self.newer == 1 else "were"
             sentences.append(
-                f"{formatting.plural(self.newer, 'job')} of yours {was} handed over since the queue was read."
+                f"{formatting.plural(self.newer, 'job')} of yours {was} submitted since the queue was last read."
             )
         return " ".join(sentences).replace(formatting.NBSP, " ")  # for the command line as well
 

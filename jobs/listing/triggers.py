@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 TABLE = "jobs_listing"
 NO_TRIGRAMS = (
-    "Names are searched without an index, for the PostgreSQL extension pg_trgm cannot be created: "
-    "let a superuser say CREATE EXTENSION pg_trgm; in Vigil's database, then run `python manage.py migrate`."
+    "Names are searched without an index, because the PostgreSQL extension pg_trgm could not be created: "
+    "as a superuser, run CREATE EXTENSION pg_trgm; in Vigil's database, then `python manage.py migrate`."
 )
 _COLUMNS = "id, attempt_id, project_id, owner_id, kind, name, state, created_at, started_at, ended_at"
 _LINES = """

@@ -1,4 +1,4 @@
-"""A sweep: jobs that differ in a few values, submitted together."""
+"""A sweep: jobs that differ in a few values."""
 
 from __future__ import annotations
 

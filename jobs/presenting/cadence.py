@@ -11,7 +11,7 @@ from vigil_core import formatting
 if TYPE_CHECKING:
     from jobs.gathering.cadence import SaveCadence
 
-_SOURCES = {"config": "as configured", "seen": "by what is seen of its nodes", "assumed": "assumed"}
+_SOURCES = {"config": "as configured", "seen": "observed on its nodes", "assumed": "assumed"}
 
 
 def summary(cadence: SaveCadence) -> tuple[str, str]:
@@ -19,13 +19,16 @@ def summary(cadence: SaveCadence) -> tuple[str, str]:
     best = formatting.duration(cadence.best_s)
     if cadence.is_automatic:
         aim = formatting.duration(cadence.aim_s) if cadence.aim_s else best
-        return "It decides by itself how often to save.", f"It aims at every {aim}, and goes there save by save."
+        return "The save interval is chosen automatically.", f"It is approaching {aim}."
     if cadence.present_s is None:
-        return "It saves at its end alone.", f"A failure would lose all of it. Best is every {best}."
+        return "It saves only at the end.", f"A failure would lose all its work. The best interval is {best}."
     every = f"It saves every {formatting.duration(cadence.present_s)}"
     if not cadence.is_worth_it:
         least = formatting.percent(LEAST_GAIN)
-        return f"{every}, which is as good as the best.", f"Every {best} would gain less than {least} of its time."
+        return (
+            f"{every}, which is close to the best interval.",
+            f"Saving every {best} would gain less than {least} of its time.",
+        )
     gain = formatting.percent(cadence.gain)
     return f"{every}; every {best} would leave {gain} more of its time for training.", _cost(cadence)
 

@@ -19,11 +19,11 @@ PLAIN_COMMUNICATION = "plain"
 MAX_FIGURES = 24
 # What a launcher tells of its node's use by the job: title, unit and colour; the first stands beside the loss.
 USAGE = {
-    "gpu_percent": ("GPUs", "%, the mean of its node’s", 3),
+    "gpu_percent": ("GPUs", "%, mean over the node’s GPUs", 3),
     "cpu_cores": ("CPU", "cores in use", 7),
     "memory_gib": ("Memory", "GiB in use", 6),
-    "gpu_memory_gib": ("GPU memory", "GiB in use, its node’s together", 4),
-    "gpu_watts": ("GPU power", "W, its node’s together", 5),
+    "gpu_memory_gib": ("GPU memory", "GiB in use, all GPUs of the node", 4),
+    "gpu_watts": ("GPU power", "W, all GPUs of the node", 5),
 }
 ALWAYS_REPORTED = {"cpu_cores", "memory_gib"}  # every launcher tells these; GPUs only where there are some
 
@@ -74,7 +74,7 @@ MFU: dict[str, Any] = {
 COMMUNICATION: dict[str, Any] = {
     "id": "communication_share",
     "title": "Communication",
-    "unit": "unhidden part, sampled",
+    "unit": "not overlapped, sampled",
     "width": "third",
     "height": 120,
     "zero": True,
@@ -113,7 +113,7 @@ def _spread(name: str, color: int, digits: int) -> list[dict[str, Any]]:
 CLIENT_ACCURACY: dict[str, Any] = {
     "id": "accuracy",
     "title": "Accuracy",
-    "unit": "the global model, and clients between",
+    "unit": "the global model, and the range of clients",
     "width": "half",
     "height": 160,
     "series": [
@@ -125,7 +125,7 @@ CLIENT_ACCURACY: dict[str, Any] = {
 CLIENT_LOSS: dict[str, Any] = {
     "id": "loss",
     "title": "Loss",
-    "unit": "of clients as they train, and of the global model",
+    "unit": "clients in training, and the global model",
     "width": "half",
     "height": 160,
     "scale": True,
@@ -137,8 +137,8 @@ CLIENT_LOSS: dict[str, Any] = {
 }
 ROUND_SECONDS: dict[str, Any] = {
     "id": "seconds",
-    "title": "Seconds a round",
-    "unit": "one on the other",
+    "title": "Seconds per round",
+    "unit": "stacked",
     "suffix": "s",
     "width": "half",
     "height": 120,
@@ -152,7 +152,7 @@ ROUND_SECONDS: dict[str, Any] = {
 }
 ROUND_BYTES: dict[str, Any] = {
     "id": "bytes",
-    "title": "Bytes a round",
+    "title": "Bytes per round",
     "unit": "MB, all clients",
     "suffix": "MB",
     "width": "half",
@@ -177,9 +177,9 @@ def figures(job: Job, life: JobLife, names: list[str]) -> list[dict[str, Any]]:
 def empty_text(job: Job, life: JobLife) -> str:
     """Return the text shown instead of empty charts, saying when to expect values."""
     if not life.latest.is_alive:
-        return "This job ended without reporting any."
+        return "This job ended without reporting any values."
     if life.latest.state == "pending":
-        return "No values yet: it waits in the queue."
+        return "No values yet: the job is in the queue."
     if not job.of_kind.trains:
         return "No values yet. The script reports them with vigil_report.log(step, loss=…)."
     return f"No values yet. The trainer reports about every second once {job.of_kind.counts} 1 is done."
@@ -191,7 +191,7 @@ def _trainer_figures(job: Job, names: list[str]) -> list[dict[str, Any]]:
     speed = {
         "id": "speed",
         "title": "Throughput",
-        "unit": "samples a second" if samples else "tokens a second",
+        "unit": "samples per second" if samples else "tokens per second",
         "width": "third",
         "height": 120,
         "series": [

@@ -126,7 +126,7 @@ def compare(sides: tuple[ComparedFederation, ComparedFederation]) -> FederationC
     rest = f"For the same {formatting.disk(sent)} on the wire, {_verdict(same_bytes, measure)}" if sent else ""
     return FederationComparison(
         measure=measure,
-        lead=f"They were trained on different data ({difference}): {many} can't be compared." if difference else lead,
+        lead=f"Trained on different data ({difference}): {many} cannot be compared." if difference else lead,
         rest="" if difference else rest,
         drawings=[
             _draw(sides, measure, same_rounds, at=float(rounds), x=lambda side, round_: round_, form=_round),
@@ -182,12 +182,12 @@ def _chance_reason(
     """Return why the two values differ by no more than chance; "" if the difference is significant."""
     first, second = sides
     if first.setup is not None and first.setup == second.setup:
-        return "of one set-up with two seeds"
+        return "the same setup with two seeds"
     samples = [side.evaluation_samples if measure == "accuracy" else None for side in sides]
     ends = tuple(side.lines[measure].up_to(round_) for side, round_ in zip(sides, rounds, strict=True))
     margin = chance_margin((values[0], values[1]), (samples[0], samples[1]), ends)
     is_chance = abs(values[0] - values[1]) <= margin
-    return f"within what seeds make, ± {formatting.loss(margin)}" if is_chance and margin else ""
+    return f"within the variation between seeds, ± {formatting.loss(margin)}" if is_chance and margin else ""
 
 
 def _verdict(standings: list[ComparedResult], measure: str) -> str:
@@ -200,7 +200,7 @@ def _verdict(standings: list[ComparedResult], measure: str) -> str:
         return f"no difference: {what} {values}."
     behind = next(result for result in standings if not result.is_ahead)
     if behind.value is None:
-        unmeasured = f"#{behind.job.pk} {behind.job.name} had been measured in no round yet"
+        unmeasured = f"#{behind.job.pk} {behind.job.name} had not been measured yet"
         return f"#{ahead.job.pk} {ahead.job.name} is ahead: {unmeasured}."
     return (
         f"#{ahead.job.pk} {ahead.job.name} is ahead: {what} {formatting.loss(ahead.value)}"

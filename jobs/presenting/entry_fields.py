@@ -38,37 +38,37 @@ class EntryField:
 _ROLES = {
     "root": "may be the cause",
     "echo": "follows from something else",
-    "confirmation": "supports its cause, alone it is nothing",
-    "exit": "tells how a process ended",
-    "handled": "what was said just before was survived",
-    "completed": "the run came to its end",
+    "confirmation": "supports a cause, but is none by itself",
+    "exit": "says how a process ended",
+    "handled": "the preceding error was survived",
+    "completed": "the run completed",
 }
 _FIRST: tuple[dict[str, Any], ...] = (
-    {"name": "name", "title": "Name", "hint": "Small letters, in parts with dots: storage.ours_down", "width": "half"},
+    {"name": "name", "title": "Name", "hint": "Lower case, dotted: storage.ours_down", "width": "half"},
     {"name": "source", "title": "Where the format comes from", "hint": "Software, version, file", "width": "half"},
     {
         "name": "pattern", "title": "Pattern", "kind": "line",
-        "hint": "RE2, looked for on a line without its rank, time and level",
+        "hint": "RE2, matched against the line without rank, time and level",
     },
-    {"name": "example", "title": "A line that it finds", "kind": "line"},
-    {"name": "look_alike", "title": "A line that only looks like it", "kind": "line", "hint": "It must not be found"},
-    {"name": "role", "title": "What part the line plays", "kind": "choice", "width": "half"},
+    {"name": "example", "title": "Matching line", "kind": "line"},
+    {"name": "look_alike", "title": "Similar line", "kind": "line", "hint": "The pattern must not match it"},
+    {"name": "role", "title": "Role of the line", "kind": "choice", "width": "half"},
     {"name": "cause", "title": "Cause", "kind": "choice", "width": "half"},
-    {"name": "advice", "title": "What to do", "kind": "area", "hint": "Empty: what the cause says by itself"},
+    {"name": "advice", "title": "What to do", "kind": "area", "hint": "Empty: the advice of the cause"},
 )  # fmt: skip
 _MORE: tuple[dict[str, Any], ...] = (
-    {"name": "unless", "title": "Unless the line has", "kind": "line", "hint": "Then it means something else"},
-    {"name": "scope", "title": "Who says it", "kind": "choice", "width": "half"},
+    {"name": "unless", "title": "Unless the line matches", "kind": "line", "hint": "Then it means something else"},
+    {"name": "scope", "title": "Who prints it", "kind": "choice", "width": "half"},
     {
-        "name": "is_generic", "title": "Any other entry on the line knows better", "kind": "flag", "width": "half",
+        "name": "is_generic", "title": "Any other matching entry takes precedence", "kind": "flag", "width": "half",
     },
     {
-        "name": "exception", "title": "Class of an exception", "kind": "line",
-        "hint": "Then it is about whole tracebacks, and the pattern is looked for in the message",
+        "name": "exception", "title": "Exception class", "kind": "line",
+        "hint": "For whole tracebacks; the pattern is then matched against the message",
     },
-    {"name": "frame", "title": "A frame of the traceback", "kind": "line", "hint": "Of its path:function"},
-    {"name": "during", "title": "What was being done", "width": "half"},
-    {"name": "frameworks", "title": "Frameworks whose words these are", "width": "half"},
+    {"name": "frame", "title": "Traceback frame", "kind": "line", "hint": "Matched against path:function"},
+    {"name": "during", "title": "Operation", "width": "half"},
+    {"name": "frameworks", "title": "Frameworks that print it", "width": "half"},
 )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def sentence(environment: Captured) -> str:
         f"driver {environment.driver}" if environment.driver else "",
         environment.kernel,
     ]
-    text = ", ".join(part for part in parts if part) or "what its launcher could tell"
+    text = ", ".join(part for part in parts if part) or "an unknown environment"
     count = len(environment.packages) + environment.packages_left_out
     return f"{text}; {formatting.plural(count, 'package')}" if count else text
 
@@ -77,7 +77,7 @@ def facts(environment: Captured) -> list[tuple[str, str]]:
     rows = [
         ("Node", _joined(e.node, cpu_of(e), memory)),
         ("GPUs", gpus_of(e)),
-        ("Driver", _joined(e.driver, f"speaks CUDA {e.cuda}" if e.cuda else "")),
+        ("Driver", _joined(e.driver, f"supports CUDA {e.cuda}" if e.cuda else "")),
         ("System", _joined(e.os, e.kernel, e.machine)),
         ("Python", _joined(e.python, e.executable)),
         ("torch", _joined(e.torch, f"for {e.torch_for}" if e.torch_for else "")),
@@ -93,7 +93,7 @@ def _code(e: Captured) -> str:
     commit = f"commit {e.commit[:SHORT]}" if e.commit else ""
     if e.git:
         return _joined(e.git, e.ref if e.ref != e.commit else "", commit)
-    changed = " with changes that were not committed" if e.dirty else ""
+    changed = " with uncommitted changes" if e.dirty else ""
     sent = f"sent from {commit}{changed}" if commit else "sent" if e.digest else ""
     return _joined(sent, f"digest {e.digest[:SHORT]}" if e.digest else "")
 

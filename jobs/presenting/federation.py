@@ -26,9 +26,9 @@ COLOUR_COUNT = 9
 """Labels that are told apart in a bar; the last stands for the rest."""
 _TROUBLES = {
     "rejected": "has been rejected in {k} of its last {m} rounds",
-    "broken": "sent no numbers in {k} of its last {m} rounds",
+    "broken": "sent non-finite updates in {k} of its last {m} rounds",
     "dropped": "dropped out of {k} of its last {m} rounds",
-    "late": "came late in {k} of its last {m} rounds",
+    "late": "was late in {k} of its last {m} rounds",
 }
 _TROUBLE_STATES = {"rejected": "failed", "broken": "failed", "dropped": "cancelled", "late": "timeout"}
 """The state whose colour a client in such trouble has."""
@@ -162,7 +162,7 @@ def trouble_sentence(
         return ""
     _, times, client, state, of = max(found)
     more = len({entry[2] for entry in found}) - 1
-    others = f" {formatting.plural(more, 'more client is', 'more clients are')} in trouble." if more else ""
+    others = f" {formatting.plural(more, 'more client has', 'more clients have')} problems." if more else ""
     who = called(-client, names.get(-client, ""))
     return f"C{who[1:]} {_TROUBLES[state].format(k=times, m=of)}.{others}"
 

@@ -55,8 +55,8 @@ FIELDS = (
 )
 BY_NAME = {field.name: field for field in FIELDS}
 SOURCES = {
-    "agent": "each GPU as its machine’s agent told it",
-    "launcher": "all GPUs of a node together, as the job’s launchers logged them: no agent told of these machines",
+    "agent": "each GPU, as reported by its node’s agent",
+    "launcher": "all GPUs of a node combined, as logged by the job’s launchers; no agent reports from these nodes",
 }
 
 
@@ -225,8 +225,9 @@ def summary(shown: GpuMap, *, source: str, is_alive: bool) -> tuple[str, str]:
 
 
 def _no_samples(is_alive: bool) -> str:
-    when = "They come seconds after its start" if is_alive else "None came while it ran"
-    return f"No samples of its GPUs. {when}, from its machines’ agents or from its launchers."
+    if is_alive:
+        return "No GPU samples yet. Node agents or launchers send them within seconds of the start."
+    return "No GPU samples. Neither node agents nor launchers sent any while the job ran."
 
 
 @dataclass(frozen=True)
@@ -244,4 +245,4 @@ def finding(mean_percent: float | None, gpus: int) -> GpuFinding | None:
     which = "Its GPU was" if gpus == 1 else f"Its {formatting.plural(gpus, 'GPU')} were" if gpus else "Its GPUs were"
     most = formatting.share(LOW_USE)
     text = f"{which} used {formatting.share(mean_percent / 100)} on average over an hour, less than {most}."
-    return GpuFinding("GPUs that do little", text)
+    return GpuFinding("Low GPU use", text)

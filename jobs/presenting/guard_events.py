@@ -35,7 +35,7 @@ def _straggler(data: Mapping[str, Any]) -> str:
     times = f"{factor:.1f} times" if factor is not None else "longer than"
     part = {"data": "waiting for data", "compute": "computing", "host": "between steps"}.get(str(data.get("part")), "")
     spent = f", most of it {part}" if part else ""
-    return f"rank {_step(data, 'rank')}{_node(data)} keeps the others waiting: {times} the usual time of its own{spent}"
+    return f"rank {_step(data, 'rank')}{_node(data)} delays the others: {times} its usual step time{spent}"
 
 
 def _nonfinite(data: Mapping[str, Any]) -> str:
@@ -47,17 +47,17 @@ def _corruption(data: Mapping[str, Any]) -> str:
     ranks = data.get("ranks")
     named = ", ".join(str(rank) for rank in ranks[:8] if type(rank) is int) if isinstance(ranks, list) else ""
     if data.get("check") == "redo":
-        culprit = f"rank {named}" if named else "one rank, and nobody can tell which"
-        again = f"step {_step(data)} was not finite, but finite when it was done again: hardware of"
+        culprit = f"rank {named}" if named else "an unknown rank"
+        again = f"step {_step(data)} was not finite, but finite when repeated: hardware fault on"
         return f"{again} {culprit}{_node(data)}"
-    who = f"rank {named}" if named else "ranks that differ, and cannot tell which is wrong"
-    return f"the {untrusted.line(data.get('check'))} check at step {_step(data)} finds {who}{_node(data)}"
+    found = f"failed on rank {named}" if named else "found ranks that differ, but not which is wrong"
+    return f"the {untrusted.line(data.get('check'))} check at step {_step(data)} {found}{_node(data)}"
 
 
 def _level(data: Mapping[str, Any]) -> str:
     norm, mean = untrusted.number(data.get("norm")), untrusted.number(data.get("mean"))
     change = f": usually {formatting.measure(mean)}, now {formatting.measure(norm)}" if norm and mean else ""
-    return f"the gradient norm's level has changed by step {_step(data)}{change}"
+    return f"the gradient norm's level changed at step {_step(data)}{change}"
 
 
 def _divergence(data: Mapping[str, Any]) -> str:
@@ -68,17 +68,17 @@ def _gpu_lost(data: Mapping[str, Any]) -> str:
     names = ", ".join(untrusted.line(data[name]) for name in ("uuid", "bus") if data.get(name))
     name = untrusted.line(data.get("gpu"))
     which = (f"GPU {name}" if name else "a GPU") + _node(data)
-    return f"{which} is lost{f' ({names})' if names else ''}: its driver says so"
+    return f"{which} is lost{f' ({names})' if names else ''}, according to its driver"
 
 
 def _gpu_silent(data: Mapping[str, Any]) -> str:
-    return f"the GPUs{_node(data)} tell nothing any more: NVIDIA's driver does not answer"
+    return f"the GPUs{_node(data)} report nothing: the NVIDIA driver does not respond"
 
 
 def _gpu_answers(data: Mapping[str, Any]) -> str:
     seconds = untrusted.duration(data.get("seconds"))
     after = f" after {formatting.duration(seconds)}" if seconds is not None else ""
-    return f"the GPUs{_node(data)} answer again{after}"
+    return f"the GPUs{_node(data)} respond again{after}"
 
 
 def _not_saved(data: Mapping[str, Any], counts: str) -> str:

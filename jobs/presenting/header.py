@@ -229,7 +229,7 @@ class JobLife:
     def _federated(self, traffic: RoundTraffic) -> list[HeaderFact]:
         """How good the global model is, for whom it is worst, and what that cost."""
         latest = self.latest.latest
-        of = f"of {formatting.count(traffic.selected)} asked"
+        of = f"of {formatting.count(traffic.selected)} selected"
         loss = f"loss {formatting.loss(number(latest, 'loss'))}"
         return [
             HeaderFact(name="Accuracy", value=formatting.loss(number(latest, "accuracy")), small=loss, live="accuracy"),
@@ -239,7 +239,7 @@ class JobLife:
                 small=traffic.worst.text,
             ),
             HeaderFact(name="Clients", value=formatting.count(traffic.counted), small=of, live="clients"),
-            HeaderFact(name="Sent both ways", value=formatting.disk(traffic.sent_bytes)),
+            HeaderFact(name="Sent and received", value=formatting.disk(traffic.sent_bytes)),
         ]
 
     def _running(self) -> list[HeaderFact]:

@@ -30,14 +30,14 @@ def headline(
 ) -> Headline:
     """Return the headline. `verdict_text` states the cause, by the evidence or by a person."""
     if again is None:
-        rest = decision.removesuffix("Your move.").strip() or "What follows is being decided."
+        rest = decision.removesuffix("Your move.").strip() or "The next step is being decided."
         if rest.startswith(cause.heading):  # which is said by then
             rest = rest.partition(". ")[2] or rest
         acts = cause.owner in {"researcher", "both"} and decision
         return Headline(verdict_text, rest, advice if acts else "")
     resumption = _resumption_text(again, cost, counts)
     if cause.owner in {"sysadmin", "nobody"}:
-        return Headline(verdict_text, f"{resumption} Nothing for its owner to do.")
+        return Headline(verdict_text, f"{resumption} No action needed.")
     return Headline(verdict_text, resumption)
 
 
@@ -46,9 +46,9 @@ def _resumption_text(again: NextAttempt, cost: Cost, counts: str) -> str:
     start = f"from {counts} {formatting.count(again.from_step)}" if again.from_step else "from the beginning"
     if again.first_step_at is not None:
         after = f" after {formatting.duration(cost.again_seconds)}" if cost.again_seconds is not None else ""
-        return f"Training went on {start}{where}{after}."
+        return f"Training resumed {start}{where}{after}."
     if again.ended_at is not None:
-        return f"Attempt {again.number} was to go on {start}, and ended before it had made a {counts}."
+        return f"Attempt {again.number} was to resume {start}, but ended before it completed a {counts}."
     if again.started_at is not None:
-        return f"Attempt {again.number} has started{where} and goes on {start}; it has made no {counts} yet."
-    return f"Attempt {again.number} waits in the queue and will go on {start}."
+        return f"Attempt {again.number} has started{where} {start}; it has not completed a {counts} yet."
+    return f"Attempt {again.number} is in the queue and will resume {start}."

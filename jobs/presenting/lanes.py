@@ -355,5 +355,5 @@ def _description(facts: LaneFacts) -> str:
     if facts.again_at is not None:
         sentences.append(f"Attempt {facts.again} started at {formatting.second(facts.again_at)}.")
     if facts.again_trained_at is not None:
-        sentences.append(f"It made its first {facts.counts} at {formatting.second(facts.again_trained_at)}.")
+        sentences.append(f"It completed its first {facts.counts} at {formatting.second(facts.again_trained_at)}.")
     return " ".join(sentences[:14])

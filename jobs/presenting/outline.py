@@ -86,7 +86,7 @@ def _row(outline: DataOutline, client: int) -> ClientBar:
 def _band(outline: DataOutline) -> ClientBand:
     many = len(outline.counts)
     if many <= COLUMNS:
-        chosen, caption = np.arange(many), "A column is a client"
+        chosen, caption = np.arange(many), "Each column is a client"
         ends = [called(client, outline.name(client)) for client in (0, many - 1)]
     else:
         order = np.argsort(outline.sizes, kind="stable")
@@ -122,7 +122,7 @@ def _paths(counts: NDArray[np.int64], most: int, *, is_uneven: bool) -> list[tup
 
 
 def _spreads(outline: DataOutline) -> list[tuple[str, list[str]]]:
-    words = {"samples": "Samples", "labels": "Labels", "commonest_share": "Share of the commonest label"}
+    words = {"samples": "Samples", "labels": "Labels", "commonest_share": "Share of the most common label"}
     rows = []
     for what, values in outline.spreads.items():
         if what != "samples" and len(outline.labels) < 2:

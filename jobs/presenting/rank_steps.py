@@ -90,7 +90,7 @@ def _groups(
         ]
         groups.append(NodeRanks(node, cells))
     if len(steps) > MOST_CELLS:  # one row of nodes
-        return [NodeRanks("a cell a node: its slowest rank", [cell for group in groups for cell in group.cells])]
+        return [NodeRanks("one cell per node: its slowest rank", [cell for group in groups for cell in group.cells])]
     return groups
 
 
@@ -135,7 +135,7 @@ def _finding(steps: Mapping[int, int], usual: int, behind: list[int], blamed: in
     if not behind:
         whole = f"{where} on every rank" if len(set(steps.values())) == 1 else f"{where} or later on every rank"
         if blamed in steps and len(steps) > 1:
-            return f"{whole}; rank {blamed} is the one that is named."
+            return f"{whole}; rank {blamed} is the one named in the verdict."
         return f"{whole}."
     least = min(steps.values())
     last = [rank for rank in behind if steps[rank] == least]

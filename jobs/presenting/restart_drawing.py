@@ -130,5 +130,5 @@ def _same(before: Part, after: Part, many: str) -> str:
         return ""
     difference = float(np.max(np.abs(before[1][here] - after[1][there])))
     if difference == 0:
-        return f" The {many} that were done twice have the same values, to the last bit."
-    return f" The {many} that were done twice differ by at most {formatting.measure(difference)}."
+        return f" The {many} that were repeated have identical values."
+    return f" The {many} that were repeated differ by at most {formatting.measure(difference)}."

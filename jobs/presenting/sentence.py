@@ -91,7 +91,7 @@ def never_starts(why: str) -> Sentence:
     return Sentence(
         "It never starts as it is.",
         why.replace(" It never starts as it is.", ""),
-        "Submit it so that it fits, and cancel this one.",
+        "Cancel it, and submit it again within the limit.",
     )
 
 
@@ -102,7 +102,9 @@ def _pending(facts: SentenceFacts) -> Sentence:
     again = f" for attempt {facts.number}" if facts.number > 1 else ""
     lead = f"Waiting{again} for {facts.wants}." if facts.wants else f"Waiting in the queue{again}."
     rest = _as_sentence(facts.reason) or (
-        f"In the queue for {formatting.duration(waited)}." if waited >= 5 else "It starts as soon as there is room."
+        f"In the queue for {formatting.duration(waited)}."
+        if waited >= 5
+        else "It starts as soon as resources are free."
     )
     return Sentence(lead, rest)
 
@@ -111,16 +113,16 @@ def _running(facts: SentenceFacts) -> Sentence:
     if facts.killing:
         return Sentence("Killing.", "Its processes end without a last checkpoint.")
     if facts.cancelling and facts.attached:
-        return Sentence("Cancelling.", "Slurm tells it to end, and kills what has not after its KillWait.")
+        return Sentence("Cancelling.", "Slurm sends SIGTERM, and kills what is left after its KillWait.")
     if facts.cancelling:
         return Sentence(
-            "Cancelling.", "The ranks save a last checkpoint and stop; what has not stopped by then is killed."
+            "Cancelling.", "The ranks save a last checkpoint and stop; those that do not exit in time are killed."
         )
     if facts.state == "suspended":
-        return Sentence(f"Suspended{_at_step(facts)}.", _as_sentence(facts.reason) or "The scheduler holds it.")
+        return Sentence(f"Suspended{_at_step(facts)}.", _as_sentence(facts.reason) or "The scheduler has suspended it.")
     if facts.state == "completing":
         return Sentence(
-            f"Finishing{_at_step(facts)}.", _as_sentence(facts.reason) or "The scheduler is taking its processes down."
+            f"Finishing{_at_step(facts)}.", _as_sentence(facts.reason) or "The scheduler is ending its processes."
         )
     since = formatting.clock(facts.started_at, facts.now) if facts.started_at else "now"
     if facts.step is None:
@@ -128,8 +130,8 @@ def _running(facts: SentenceFacts) -> Sentence:
     silent = (facts.now - facts.last_report_at).total_seconds() if facts.last_report_at else 0.0
     if silent > SILENT_S:
         return Sentence(
-            f"Nothing heard for {formatting.duration(silent)}.",
-            f"The scheduler says it is running; its last report was of {facts.counts} {formatting.count(facts.step)}.",
+            f"No report for {formatting.duration(silent)}.",
+            f"The scheduler says it is running; its last report was at {facts.counts} {formatting.count(facts.step)}.",
         )
     counted = _counted(facts)
     lead = f"{counted}, training since {since}" if counted else f"Training since {since}"
@@ -148,10 +150,10 @@ def _counted(facts: SentenceFacts) -> str:
 
 def _starting(facts: SentenceFacts, since: str) -> Sentence:
     if facts.attached and not facts.reports:
-        return Sentence(f"Running since {since}.", "It has reported nothing; Vigil follows what Slurm says of it.")
+        return Sentence(f"Running since {since}.", "It has not reported anything; Vigil shows its state in Slurm.")
     if not facts.reports:
         return Sentence(
-            f"Running since {since}.", "The script has reported nothing; its logs and use of the node are below."
+            f"Running since {since}.", "The script has not reported any values; its logs and resource use are below."
         )
     phase = {"restore": "restoring a checkpoint", "init": "setting up", "compile": "compiling"}.get(facts.phase, "")
     return Sentence(
@@ -216,9 +218,9 @@ def _ended(facts: SentenceFacts) -> Sentence:
     }.get(facts.state, f"Failed{_at_step(facts)}.")
     move = facts.instead or _resumable(facts)
     fix = (
-        "Read its output, then hand it to sbatch anew."
+        "Check its output, then submit it with sbatch again."
         if facts.attached
-        else "Read the log, then clone it with the fix."
+        else "Check the log, then clone the job with a fix."
     )
     return Sentence(lead, _as_sentence(facts.reason), move or fix)
 
@@ -227,9 +229,9 @@ def _worst(facts: SentenceFacts) -> str:
     worst, value = facts.worst, facts.worst_accuracy
     if worst is None or not worst.name or value is None:
         return ""
-    of = f"Of those with at least {FEWEST_EVALUATED} evaluation samples it" if worst.unreliable else "It"
+    among = f" with at least {FEWEST_EVALUATED} evaluation samples" if worst.unreliable else ""
     on = f" on {formatting.plural(worst.samples, 'sample')}" if worst.samples is not None else ""
-    return f"{of} serves {worst.name} worst: {formatting.loss(value)}{on}."
+    return f"Worst client{among}: {worst.name} at {formatting.loss(value)}{on}."
 
 
 def _at_step(facts: SentenceFacts) -> str:

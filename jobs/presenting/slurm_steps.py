@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jobs.models import Attempt
 
 
-_NAMES = {"batch": "the batch script", "extern": "what came from outside", "interactive": "the shell"}
+_NAMES = {"batch": "the batch script", "extern": "the external step", "interactive": "the shell"}
 
 
 @dataclass
@@ -55,7 +55,7 @@ def _line(step: dict[str, Any], stopped: bool) -> str:
     how = "stopped to be resumed" if stopped else str(step.get("state", "")).replace("_", " ")
     parts = [f"{what} {how}"]
     if (code := step.get("exit_code")) or step.get("state") == "failed":
-        parts.append(f"exit {code}" if code is not None else "no exit code told")
+        parts.append(f"exit {code}" if code is not None else "no exit code")
     if number_of := step.get("signal"):
         parts.append(_signal(number_of))
     if nodes := step.get("nodes"):

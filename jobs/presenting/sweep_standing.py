@@ -165,7 +165,7 @@ def _seeds_only(metric: str, setting: SweepSetting) -> str:
     if len(values) < FEWEST_SEEDS:
         return ""
     ends = f"{formatting.loss(min(values))} to {formatting.loss(max(values))}"
-    return f"No difference but chance: {_words(metric)} {ends} over {formatting.plural(len(values), 'seed')}."
+    return f"No significant difference: {_words(metric)} {ends} over {formatting.plural(len(values), 'seed')}."
 
 
 def _compare_settings(metric: str, settings: Sequence[SweepSetting], *, is_over: bool) -> SweepStanding:
@@ -183,7 +183,7 @@ def _compare_settings(metric: str, settings: Sequence[SweepSetting], *, is_over:
     margin = _margin(measured, first, measured[1])
     if abs((first.mean or 0.0) - (measured[1].mean or 0.0)) <= margin:
         text = (
-            f"No difference but chance by the {'highest' if more_is_better(metric) else 'lowest'} mean"
+            f"No significant difference in the {'highest' if more_is_better(metric) else 'lowest'} mean"
             f" {_words(metric)}: {first.label}, {first.text}; {measured[1].label}, {measured[1].text}."
         )
         return SweepStanding(metric, ordered, (), text)

@@ -27,7 +27,7 @@ from portal.models import DEFAULT_PROJECT, Project, User
 
 NOT_YOURS = "Slurm has no job {} of yours.", "`squeue --me` lists them."
 UNCONFIRMED = "Vigil waits for Slurm to say whose it is."
-TEXT = "# Started by sbatch outside Vigil; Vigil follows it.\n"
+TEXT = "# Started with sbatch outside Vigil, which follows it.\n"
 REQUEUED_WITHIN = timedelta(days=7)  # of its end: later the number may be another job's
 
 

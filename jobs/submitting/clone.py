@@ -23,7 +23,7 @@ class Source:
     ref: str = ""
     directory: str = ""
     commit: str = ""
-    dirty: bool = False  # sent with changes that were not committed
+    dirty: bool = False  # sent with uncommitted changes
     digest: str = ""  # of the files sent
 
 

@@ -188,7 +188,7 @@ def _end_of(job: Job, how: str) -> Change:
 
 
 def delete(user: User, job: Job) -> None:
-    """Remove a job that has ended, with its run directory, metrics and checkpoints. There is no way back."""
+    """Remove a job that has ended, with its run directory, metrics and checkpoints. This cannot be undone."""
     _may_change(user, job)
     with ExitStack() as undo, transaction.atomic():
         job = Job.objects.select_for_update().get(pk=job.pk)

@@ -39,12 +39,12 @@ def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
         messages.error(request, str(error))
     else:
         if is_killed:
-            messages.success(request, f"Killing {job.name}, as it was being cancelled already. {_NO_CHECKPOINT}")
+            messages.success(request, f"Killing {job.name}, which was already being cancelled. {_NO_CHECKPOINT}")
             return _back(request, job)
         has_started = job.latest is not None and job.latest.started_at is not None
         how = "The ranks save a last checkpoint and stop." if has_started else "It has not started."
         if job.is_attached:
-            how = "Slurm ends it."
+            how = "Slurm will end it."
         messages.success(request, f"Cancelling {job.name}. {how}")
     return _back(request, job)
 

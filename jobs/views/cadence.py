@@ -58,7 +58,11 @@ def order(request: HttpRequest, job_id: int) -> HttpResponse:
     except JobError as error:
         messages.error(request, str(error))
     else:
-        how = "as its specification says" if every is None else f"every {formatting.plural(every, job.of_kind.counts)}"
+        how = (
+            "at the interval of its specification"
+            if every is None
+            else f"every {formatting.plural(every, job.of_kind.counts)}"
+        )
         first = ordering.first_to_obey(list(job.attempts.order_by("number")))
-        messages.success(request, f"From attempt {first} on it saves {how}.")
+        messages.success(request, f"From attempt {first} on, the job saves {how}.")
     return redirect("job_checkpoints", job_id=job.pk)

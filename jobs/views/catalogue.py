@@ -36,7 +36,7 @@ PREFILLED = ("name", "pattern", "example", "cause", "role")  # by a link to the 
 def _sysadmin(request: HttpRequest) -> User:
     user = user_of(request)
     if not can(user, "change", CLUSTER):
-        raise PermissionDenied("Only sysadmins change the catalogue. Ask one of them.")
+        raise PermissionDenied("Only sysadmins can change the catalogue. Ask one of them.")
     return user
 
 
@@ -74,10 +74,10 @@ def _summary(rows: Sequence[SiteEntry]) -> tuple[str, str]:
         return f"{shipped} entries ship with Vigil.", "This site adds none yet."
     count = sum(row.is_enabled for row in rows)
     if not count:
-        return f"{shipped} entries ship with Vigil.", "None of this site’s counts."
+        return f"{shipped} entries ship with Vigil.", "The entries of this site are all disabled."
     lead = f"This site adds {formatting.plural(count, 'entry', 'entries')} to the {shipped} that ship with Vigil."
     off = len(rows) - count
-    return lead, f"{formatting.plural(off, 'more does', 'more do')} not count." if off else ""
+    return lead, f"{formatting.plural(off, 'more is', 'more are')} disabled." if off else ""
 
 
 @login_required
@@ -89,10 +89,12 @@ def add_entries(request: HttpRequest) -> HttpResponse:
     mistakes = []
     try:
         if len(text) > MOST_TEXT:
-            raise BadEntry(f"It is longer than {MOST_TEXT:,} letters: add it in parts, or by `vigil catalogue add`.")
+            raise BadEntry(
+                f"The text is longer than {MOST_TEXT:,} characters: add it in parts, or use `vigil catalogue add`."
+            )
         given = read_entries(text)
         if not 1 <= len(given) <= MOST_AT_ONCE:
-            mistakes = [f"There are {len(given)} tables [[entry]] in it; it takes 1 to {MOST_AT_ONCE}."]
+            mistakes = [f"The text has {len(given)} [[entry]] tables; 1 to {MOST_AT_ONCE} are allowed."]
         for entry in given if not mistakes else ():
             trial = site_catalogue.check(entry_as_json(entry))
             mistakes += [f"{entry.name}, {finding.field}: {finding.text}" for finding in trial.errors]
@@ -170,8 +172,8 @@ def _posted(request: HttpRequest, user: User, row: SiteEntry | None) -> HttpResp
 
 def _saved(row: SiteEntry) -> str:
     if not row.is_enabled:
-        return f"{row.name} is saved, and does not count until it is switched on."
-    return f"{row.name} counts from the next diagnosis on. Verdicts of before stay as they are."
+        return f"{row.name} is saved. It is disabled and not used."
+    return f"{row.name} is saved, and used from the next diagnosis on. Earlier verdicts do not change."
 
 
 def _form(
@@ -210,7 +212,7 @@ def enable(request: HttpRequest, name: str) -> HttpResponse:
     user = _sysadmin(request)
     row = site_catalogue.enable(user, _row(name), request.POST.get("enabled") == "1")
     messages.success(
-        request, f"{row.name} {'counts' if row.is_enabled else 'no longer counts'} from the next diagnosis on."
+        request, f"{row.name} is {'used' if row.is_enabled else 'no longer used'} from the next diagnosis on."
     )
     return redirect("catalogue")
 
@@ -251,13 +253,13 @@ def replay_summary(found: Replay) -> tuple[str, str]:
     """Return how many verdicts would change, and whether people agree with the changes."""
     many = len(found.changes)
     if not found.of:
-        return "There is no verdict yet that it could change.", ""
+        return "There are no verdicts yet.", ""
     if found.is_going and not many:
         return "No verdict would change so far.", ""
     lead = f"{formatting.plural(many, 'verdict')} would change." if many else "No verdict would change."
     agreed = sum(change["by_person"] == change["after"] for change in found.changes)
     against = sum(bool(change["by_person"]) and change["by_person"] == change["before"] for change in found.changes)
-    words = [f"{formatting.count(agreed)} of them to what a person said that it was."] if agreed else []
+    words = [f"{formatting.count(agreed)} of them to the cause named by a person."] if agreed else []
     words += [f"{formatting.count(against)} away from it."] if against else []
     return lead, " ".join(words)
 

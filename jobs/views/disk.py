@@ -22,7 +22,7 @@ from vigil_core import formatting
 def page(request: HttpRequest) -> HttpResponse:
     user = user_of(request)
     if not usage.may_see(user):
-        raise PermissionDenied("Leads of a project and sysadmins see this. Ask one of them.")
+        raise PermissionDenied("Only project leads and sysadmins can see this. Ask one of them.")
     uses = usage.use_of(user)
     context = {
         "section": "disk",
@@ -43,14 +43,16 @@ def set_retention(request: HttpRequest, slug: str) -> HttpResponse:
     user = user_of(request)
     project = get_object_or_404(Project.objects.visible_to(user), slug=slug)
     if not can(user, "manage", project):
-        raise PermissionDenied(f"{slug} is for its leads to change. Ask one of them.")
+        raise PermissionDenied(f"Only leads of {slug} can change this. Ask one of them.")
     days = request.POST.get("days", "").strip()
     if days and not (days.isascii() and days.isdecimal() and len(days) <= 4 and 1 <= int(days) <= 3650):
-        messages.error(request, f"{days[:20]} is no number of days. Write 1 to 3,650, or nothing to keep them all.")
+        messages.error(
+            request, f"{days[:20]} is not a number of days. Enter 1 to 3,650, or leave it empty to keep all."
+        )
     else:
         retention.set_keep(user, project, int(days) if days else None)
         how_long = (
-            f"for {formatting.plural(int(days), 'day')} after a job’s end; then the last one stays"
+            f"for {formatting.plural(int(days), 'day')} after a job’s end, then only the last one"
             if days
             else "for ever"
         )
@@ -62,20 +64,20 @@ def summary(uses: list[usage.Use]) -> tuple[str, str]:
     """Return the sentence that leads the page: who uses most, and how much of it is checkpoints."""
     most = uses[0]
     if not most.bytes and any(use.unmeasured for use in uses):
-        return "Run directories are being measured.", "Their sizes come within minutes."
+        return "Run directories are being measured.", "Sizes appear within minutes."
     if not most.bytes:
-        return "No run directory takes disk yet.", ""
+        return "No run directory uses disk space yet.", ""
     jobs = formatting.plural(most.jobs, "job")
     used, everything = formatting.disk(most.bytes), formatting.disk(sum(use.bytes for use in uses))
     used = used if len(uses) == 1 else f"all {used}" if used == everything else f"{used} of {everything}"
-    return f"{most.project.slug} holds {used} in {jobs}.", _checkpoints(most)
+    return f"{most.project.slug} uses {used} in {jobs}.", _checkpoints(most)
 
 
 def _checkpoints(use: usage.Use) -> str:
     """Return how much of the project's disk use is checkpoints."""
     if use.is_told_more:
         reported = formatting.disk(use.checkpoint_bytes)
-        return f"Its trainers told of {reported} in checkpoints, more than was found when it was measured."
+        return f"Its trainers reported {reported} in checkpoints, more than was found when it was measured."
     share = use.checkpoint_bytes / use.bytes
     part = "All" if share > 0.9995 else formatting.percent(share) if share else "None"
     return f"{part} of that is checkpoints."

@@ -65,7 +65,7 @@ def _missing_field_text(chosen: MapField, shown: JobPage) -> str:
     if chosen.name in gathered.fields(LAUNCHER):
         return ""
     other = gathered.heat(shown.job, FIELDS[0].name, columns=1)
-    return f"Of {chosen.title.lower()} launchers log nothing; see {FIELDS[0].title.lower()}." if other.rows else ""
+    return f"Launchers do not log {chosen.title.lower()}; see {FIELDS[0].title.lower()}." if other.rows else ""
 
 
 def _map_payload(shown: JobPage, heat: GpuHeat, drawn: GpuMap, start: int | None, end: int | None) -> dict[str, Any]:

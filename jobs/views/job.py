@@ -173,12 +173,12 @@ def _exports(job: Job, checkpoint: Checkpoint | None) -> list[Export]:
         return Export(key, makes, shlex.join(["python", "-m", "training", "export", str(folder), *more]))
 
     if has_adapters:
-        merged = line("export-hf", "The whole model, adapters merged in, for transformers", "--merged", "--hf", name)
-        return [merged, line("export", "The adapters alone, for peft", f"{name}-adapters")]
-    plain = line("export", "Its weights by our names, as one safetensors file", f"{name}.safetensors")
+        merged = line("export-hf", "The whole model with merged adapters, for transformers", "--merged", "--hf", name)
+        return [merged, line("export", "The adapters only, for peft", f"{name}-adapters")]
+    plain = line("export", "The weights with Vigil’s names, as one safetensors file", f"{name}.safetensors")
     if job.kind == "federated" or run.get("recipe", "language") != "language":
         return [plain]
-    return [line("export-hf", "A model’s folder, tokenizer and all, for transformers", "--hf", name), plain]
+    return [line("export-hf", "A model directory with tokenizer, for transformers", "--hf", name), plain]
 
 
 @login_required

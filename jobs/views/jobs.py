@@ -22,7 +22,7 @@ from vigil_core import kinds
 from vigil_core.untrusted import plain, whole
 
 ROWS = 50
-TABS = (("", "All"), ("running", "Running"), ("pending", "Pending"), ("bad", "Ended badly"), ("completed", "Completed"))
+TABS = (("", "All"), ("running", "Running"), ("pending", "Pending"), ("bad", "Failed"), ("completed", "Completed"))
 KINDS = tuple(kind.name for kind in kinds.ALL)
 
 

@@ -49,11 +49,11 @@ _PARTS = {
     "other": ("Other", 0),
 }
 _BOUNDS = {
-    "straggler": "Held up by one rank",
+    "straggler": "Delayed by one rank",
     "compute": "Bound by compute",
     "memory": "Bound by memory",
     "communication": "Bound by communication",
-    "input": "Bound by its input",
+    "input": "Bound by input",
     "host": "Bound by the host",
 }
 
@@ -170,9 +170,9 @@ def _newest(attempts: list[Attempt]) -> Event | None:
 def _bottleneck(event: Event | None, life: JobLife) -> BottleneckPanel:
     if event is None:
         when = (
-            f"A verdict takes {LEAST_STEPS} steps, one of them looked at from inside."
+            f"The analysis needs {LEAST_STEPS} steps, one of them profiled."
             if life.latest.is_alive
-            else "It ended before enough steps were measured."
+            else "The job ended before enough steps were measured."
         )
         return BottleneckPanel(title="", because=when, remedy="", parts=[], step_seconds=0.0, facts=[])
     data = event.data
@@ -210,7 +210,7 @@ def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     if (busy := untrusted.share(data.get("busy"))) is not None:
         found.append(("Computing", f"{formatting.percent(busy)} of the sampled step"))
     if (matmul := untrusted.share(data.get("matmul"))) is not None:
-        found.append(("Products", f"{formatting.percent(matmul)} of what is computed"))
+        found.append(("Matrix products", f"{formatting.percent(matmul)} of compute time"))
     steps, last = untrusted.count(data.get("steps")), untrusted.count(data.get("last_step"))
     if steps and last:
         each = untrusted.duration(data.get("step_seconds"))

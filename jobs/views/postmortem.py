@@ -141,7 +141,7 @@ def publish(request: HttpRequest, job_id: int) -> HttpResponse:
     except JobError as error:
         messages.error(request, str(error))
     else:
-        messages.success(request, "Published." if is_published else "It is a draft again.")
+        messages.success(request, "Published." if is_published else "Changed back to draft.")
     return _back(document)
 
 
@@ -156,10 +156,10 @@ def overrule(request: HttpRequest, job_id: int) -> HttpResponse:
     try:
         if cause:
             editing.overrule(user, document.incident, cause=cause, why=why)
-            messages.success(request, f"The cause is {cause} now, by your word.")
+            messages.success(request, f"You set the cause to {cause}.")
         else:
             editing.withdraw(user, document.incident)
-            messages.success(request, "The cause is what the evidence says again.")
+            messages.success(request, "Your correction was withdrawn.")
     except JobError as error:
         return _refused(
             request, document, error, "Not overruled.", word={"cause": cause, "why": why, "is_refused": True}
@@ -205,7 +205,7 @@ def _find(request: HttpRequest, job: Job) -> Document | None:
 def _none_text(request: HttpRequest, job: Job) -> str:
     given = request.GET.get("attempt")
     which = f"attempt {given[:20]} of it has not" if given else "none of its attempts has"
-    return f"#{job.pk} {job.name} has no post-mortem: {which} ended badly."
+    return f"#{job.pk} {job.name} has no post-mortem: {which} failed."
 
 
 def _form(document: Document) -> dict[str, object]:
@@ -271,7 +271,7 @@ def _day(text: str, place: int) -> date | None:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise SpecError.at(f"actions.{place}.due", f"{text[:20]!r} is no day. Write it as 2026-11-24.") from None
+        raise SpecError.at(f"actions.{place}.due", f"{text[:20]!r} is not a date. Write it as 2026-11-24.") from None
 
 
 def _back(document: Document, place: str = "") -> HttpResponse:

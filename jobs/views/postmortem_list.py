@@ -104,11 +104,11 @@ def summary(counts: IncidentCounts, span: str) -> tuple[str, str]:
     diagnosed = [(code, many) for code, many in counts.by_cause.most_common() if code in CAUSES]
     when = dict(SPANS).get(span, "").lower() if span else ""
     many = f"{formatting.count(counts.total)}{'+' if counts.is_cut else ''}"
-    lead = f"{many} {'thing' if counts.total == 1 else 'things'} went wrong{f' in the {when}' if when else ''}."
+    lead = f"{many} {'incident' if counts.total == 1 else 'incidents'}{f' in the {when}' if when else ''}."
     if not diagnosed:
         return lead, "Their logs are being read."
     code, most = diagnosed[0]
     for_researchers = sum(many for code, many in diagnosed if CAUSES[code].owner == "researcher")
     is_first = most > 1 and all(most > many for _, many in diagnosed[1:2])
     rest = f"Most often {CAUSES[code].title}: {formatting.count(most)} times. " if is_first else ""
-    return lead, f"{rest}{formatting.share(for_researchers / counts.total)} for researchers to mend."
+    return lead, f"{rest}{formatting.share(for_researchers / counts.total)} are for researchers to fix."

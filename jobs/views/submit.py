@@ -115,7 +115,7 @@ class SpecDraft:
             return lead, doubts[0].text
         many = len(self.problems)
         if self.lacks_code:
-            return "Its code has still to be chosen:", self.outlook
+            return "Choose the code to upload:", self.outlook
         if not many:
             return "Ready to submit.", self.outlook
         if many > 1:

@@ -86,7 +86,7 @@ def summary(lines: list[SweepRow]) -> tuple[str, str]:
         return "", ""
     going = [line for line in lines if line.alive]
     if not going:
-        return "None of these sweeps has jobs that wait or run.", ""
+        return "None of these sweeps has pending or running jobs.", ""
     many = formatting.plural(len(going), "sweep")
     names = formatting.listed([line.sweep.name for line in going]) if len(going) <= 3 else many
     alive = sum(line.alive for line in going)

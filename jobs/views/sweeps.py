@@ -187,7 +187,7 @@ def _summary(
 ) -> tuple[str, str]:
     """Return the sweep's progress and what is ahead, or first of all that Vigil has stopped it."""
     if stopped:
-        return "Stopped.", f"{stopped} Mend it and submit it again, or resume the jobs that shall run all the same."
+        return "Stopped.", f"{stopped} Fix the problem and submit it again, or resume the jobs that should run anyway."
     ended = sum(count for state, count in counts.items() if state not in Attempt.ALIVE)
     bad = sum(count for state, count in counts.items() if state in Attempt.ENDED_BADLY)
     lead = (
@@ -195,7 +195,7 @@ def _summary(
         if over
         else f"{formatting.count(ended)} of {formatting.plural(many, 'job')} have ended."
     )
-    rest = [f"{formatting.count(bad)} ended badly."] if bad else []
+    rest = [f"{formatting.count(bad)} failed."] if bad else []
     rest += [standing.text] if standing and standing.text else []
     return lead, " ".join(rest)
 

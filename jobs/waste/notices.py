@@ -137,7 +137,7 @@ def _notify_idle(jobs: Sequence[IdleJob], now: datetime) -> None:
     if strangers:
         gpus = sum(len(job.idle) for job in strangers)
         are = f"{formatting.plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'}"
-        title = f"{are} held idle by people without an account here."
+        title = f"{are} allocated but idle, by people without an account here."
         notify.raise_notice(STRANGERS, kind=IDLE, to=SYSADMINS, title=title, link=f"{reverse('waste')}?by=person")
     if _has_active(IDLE):
         keys = {job.key for job in notified} | _keys_on_silent_nodes(now) | ({STRANGERS} if strangers else set())
@@ -160,11 +160,11 @@ def notice_text(job: IdleJob, now: datetime) -> tuple[str, str]:
     many, long = len(job.idle), spoken((now - job.since).total_seconds())
     if many == 1:
         which = "1 GPU" if job.gpu_count == 1 else f"1 of its {job.gpu_count} GPUs"
-        title, request = f"{job.name} has held {which} idle for {long}.", "It is yours: release it or say why it stays."
+        title, request = f"{job.name} has left {which} idle for {long}.", "Release it, or explain why it is needed."
     else:
         which = f"{many} GPUs" if job.gpu_count == many else f"{many} of its {job.gpu_count} GPUs"
-        title = f"{job.name} has held {which} idle, the longest for {long}."
-        request = "They are yours: release them or say why they stay."
+        title = f"{job.name} has left {which} idle, the longest for {long}."
+        request = "Release them, or explain why they are needed."
     return title, f"{request} {_location(job)}"
 
 
@@ -215,7 +215,7 @@ def _unallocated_text(node: str, found: Sequence[tuple[Gpu, dict[str, object]]])
     many = "A process is" if len(by_process) == 1 else f"{len(by_process)} processes are"
     named = [_process_words(*process, on) for process, on in by_process.items()]
     more = f"; {len(named) - 5} more" if len(named) > 5 else ""
-    return f"{many} on {which} of {node}, which no job holds.", f"{'; '.join(named[:5])}{more}."
+    return f"{many} on {which} of {node}, which is not allocated to any job.", f"{'; '.join(named[:5])}{more}."
 
 
 def _process_words(pid: object, name: str, user: str, gpus: int) -> str:

@@ -176,7 +176,7 @@ def _project(user: User, slug: str) -> Project | None:
         return None
     project = get_object_or_404(Project.objects.visible_to(user), slug=slug)
     if not channels.may_make(user, project):
-        raise PermissionDenied(f"{slug} is for its leads to change. Ask one of them.")
+        raise PermissionDenied(f"Only leads of {slug} can change this. Ask one of them.")
     return project
 
 

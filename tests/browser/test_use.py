@@ -279,7 +279,7 @@ def test_form_and_text_stay_in_step(lab_up: Stack, browse: Browse) -> None:
     page.get_by_label("Kind").select_option("federated")
     page.get_by_label("Recipe").select_option("client")
     expect(page.get_by_label("Client", exact=True)).to_have_value("client.py")
-    expect(say).to_contain_text("Its code has still to be chosen: Code.")
+    expect(say).to_contain_text("Choose the code to upload: Code.")
     page.get_by_label("Code", exact=True).set_input_files(REPOSITORY / "examples" / "client" / "client.py")
     expect(say).to_contain_text("Ready to submit.")
 

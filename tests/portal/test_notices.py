@@ -49,10 +49,10 @@ def home(user: User) -> str:
 
 class TestWhoIsTold:
     def test_one_person(self, oskar: User) -> None:
-        idle(oskar, detail="It is yours: release it or say why it stays.")
+        idle(oskar, detail="Release it, or explain why it is needed.")
         html = home(oskar)
         assert f'<a href="/jobs/7">{IDLE}</a>' in html
-        assert "It is yours: release it or say why it stays." in html
+        assert "Release it, or explain why it is needed." in html
         assert "1 notice is unread." in html
         (told,) = listed(oskar)
         assert (told["title"], told["kind"], told["link"], told["tone"]) == (IDLE, "gpu.idle", "/jobs/7", "notice")

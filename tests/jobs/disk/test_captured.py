@@ -243,7 +243,7 @@ def test_the_page_escapes_and_survives(job: Job, mira: User) -> None:
     assert "<script>alert(1)" not in html
     assert "&lt;script&gt;alert(1)" in html
     tells(job, **{name: None for name in CAPTURED if name != "version"})
-    assert "Ran with what its launcher could tell" in text(signed_in(mira).get(f"/jobs/{job.pk}/attempts"))
+    assert "Ran with an unknown environment" in text(signed_in(mira).get(f"/jobs/{job.pk}/attempts"))
 
 
 def test_only_the_newest_are_read(job: Job, mira: User) -> None:
@@ -303,7 +303,7 @@ def test_an_upload_says_what_it_was(job: Job, mira: User, table: str) -> None:
     told = {"digest": "ab" * 32, "commit": COMMIT, "dirty": True}
     (rundir.path_of(job.directory) / "portal" / "code.json").write_text(json.dumps(told))
     html = text(signed_in(mira).get(f"/jobs/{job.pk}/spec"))
-    assert "with changes that were not committed" in html
+    assert "with uncommitted changes" in html
     assert COMMIT[:12] in html
     assert f"Digest <code>{'ab' * 6}</code>" in html
 

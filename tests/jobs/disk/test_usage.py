@@ -244,7 +244,7 @@ def test_more_checkpoints_told_than_found_is_not_called_all_of_it() -> None:
 
 def test_page_before_anything_ran() -> None:
     lab.a_project()
-    assert "No run directory takes disk yet." in lab.signed_in(lab.sysadmin()).get("/disk").content.decode()
+    assert "No run directory uses disk space yet." in lab.signed_in(lab.sysadmin()).get("/disk").content.decode()
 
 
 def test_page_before_anything_was_measured() -> None:

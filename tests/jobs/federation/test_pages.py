@@ -71,7 +71,7 @@ class TestRounds:
     def test_the_sentence_names_who_misbehaves(self, client: Client, job: Job) -> None:
         html = text(client.get(f"/jobs/{job.pk}"))
         assert "Round 13 of 30, training since" in html
-        assert "Client 3 has been rejected in 8 of its last 12 rounds. 1 more client is in trouble." in html
+        assert "Client 3 has been rejected in 8 of its last 12 rounds. 1 more client has problems." in html
 
     def test_late_is_no_trouble_where_the_pace_is_meant_so(self, client: Client, mira: User, project: Project) -> None:
         for pace, is_told in {"rounds": True, "deadline": False, "asynchronous": False}.items():
@@ -81,7 +81,7 @@ class TestRounds:
             )  # fmt: skip
             did: list[Did] = [(0, "trained", 0.5, 0.9, 1.0), (1, "late", 0.5, 0.9, 8.0)]
             tell(job, Spooled().tell("round.clients", **table(dict.fromkeys(range(1, 5), did))))
-            assert ("Client 1 came late in 4" in text(client.get(f"/jobs/{job.pk}"))) is is_told
+            assert ("Client 1 was late in 4" in text(client.get(f"/jobs/{job.pk}"))) is is_told
 
     def test_its_facts_are_those_of_a_federation(self, client: Client, job: Job) -> None:
         html = text(client.get(f"/jobs/{job.pk}"))
@@ -98,7 +98,7 @@ class TestRounds:
         tell(job, stream.tell("clients.named", **names("ada")[0]))
         html = text(client.get(f"/jobs/{job.pk}"))
         assert "Accuracy 0.957 after 2 rounds, completed" in html
-        assert "It serves client 0 (ada) worst: 0.800." in html
+        assert "Worst client: client 0 (ada) at 0.800." in html
 
     def test_chance_names_no_worst_client(self, client: Client, mira: User, project: Project) -> None:
         """Three rows make an accuracy of 0; nobody is called the worst by them, and counts stand beside the others."""
@@ -113,9 +113,9 @@ class TestRounds:
             return text(client.get(f"/jobs/{job.pk}"))
 
         html = shown([3, 14, 12], worst=1)
-        assert "Of those with at least 10 evaluation samples it serves client 1 worst: 0.800 on 14 samples." in html
+        assert "Worst client with at least 10 evaluation samples: client 1 at 0.800 on 14 samples." in html
         assert rows_of(html, "h-fairness") == ["client 1", "client 2", "client 0"], "the last one on three samples"
-        assert "It serves client 1 worst: 0.800 on 14 samples." in shown([10, 14, 12], worst=1)
+        assert "Worst client: client 1 at 0.800 on 14 samples." in shown([10, 14, 12], worst=1)
         html = shown([3, 4, 5], worst=-1)
         assert "worst:" not in html
         assert "no client has 10 evaluation samples" in html
@@ -147,7 +147,7 @@ class TestRounds:
 
     def test_its_charts_are_those_of_rounds(self, client: Client, job: Job) -> None:
         html = text(client.get(f"/jobs/{job.pk}"))
-        for title in ("Accuracy", "Loss", "Seconds a round", "Bytes a round"):
+        for title in ("Accuracy", "Loss", "Seconds per round", "Bytes per round"):
             assert f"<h3>{title} <span>" in html
         assert 'data-awaits="accuracy"' in html
 

@@ -131,7 +131,7 @@ def test_rest_and_the_page_tell_them(oskar: User, failed: Attempt, told: Told, t
         "nodes": ["dgx-01", "dgx-02"], "started_at": 2.0, "ended_at": None,
     }  # fmt: skip
     page = text(signed_in(oskar).get(f"/jobs/{failed.job_id}/attempts"))
-    assert "3 Slurm steps: step 0 (python) failed, no exit code told, SIGKILL, on dgx-01, dgx-02, and 1 more" in page
+    assert "3 Slurm steps: step 0 (python) failed, no exit code, SIGKILL, on dgx-01, dgx-02, and 1 more" in page
     assert "the batch script failed, exit 1, on dgx-01" in page
 
 
@@ -144,7 +144,7 @@ def test_a_stop_to_be_resumed_is_no_failure(oskar: User, failed: Attempt, told: 
     assert "<li>the batch script stopped to be resumed, exit 75, on dgx-01</li>" in page
     Attempt.objects.update(slurm_steps=[*steps.kept([launcher, KILLED])])
     page = text(signed_in(oskar).get(f"/jobs/{failed.job_id}/attempts"))
-    assert "2 Slurm steps: step 0 (python) failed, no exit code told, SIGKILL" in page
+    assert "2 Slurm steps: step 0 (python) failed, no exit code, SIGKILL" in page
     assert "step 0 (python) stopped to be resumed, exit 75" in page
     Job.objects.update(kind=Job.ATTACHED)
     assert "step 0 (python) failed, exit 75" in text(signed_in(oskar).get(f"/jobs/{failed.job_id}/attempts"))

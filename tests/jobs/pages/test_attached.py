@@ -28,7 +28,7 @@ def outside(owner: User, project: Project, state: str, *, spec: dict[str, Any] |
     given = {**slurm, "nodes": ["dgx-01", "dgx-02"]}
     return a_job(
         owner, project, state=state, kind=Job.ATTACHED, spec=known if spec is None else spec, name="plain",
-        spec_toml="# Started by sbatch outside Vigil; Vigil follows it.\n", attempt={**given, **attempt},
+        spec_toml="# Started with sbatch outside Vigil, which follows it.\n", attempt={**given, **attempt},
     )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def test_it_tells_what_there_is_and_nothing_else(
     html = text(client.get(f"/jobs/{job.pk}{tab}"))
     assert not [word for word in OURS if word in html]
     if tab in {"", "/spec", "/spec?show=all"}:
-        assert "Started by sbatch outside Vigil; Vigil follows it." in html
+        assert "Started with sbatch outside Vigil, which follows it." in html
         assert "2, each with 4 h100 GPUs, 8 CPUs, 2 GiB" in html
         assert "srun python train.py" in html
         assert "/home/mira/run" in html

@@ -72,7 +72,7 @@ def test_a_life_of_an_entry(ops: Client) -> None:
     row = SiteEntry.objects.get()
     assert (row.name, row.during, row.is_generic, row.advice) == ("x.y", ["data", "step"], True, "Wait.\nThen call.")
     ops.post("/catalogue/entries/x.y/enable", {"enabled": "0"})
-    assert "None of this site’s counts." in text(ops.get("/catalogue"))
+    assert "The entries of this site are all disabled." in text(ops.get("/catalogue"))
     ops.post("/catalogue/entries/x.y/remove")
     assert not SiteEntry.objects.exists()
     assert ops.get("/catalogue/entries/x.y").status_code == 404
@@ -139,7 +139,7 @@ def test_a_replay_from_the_form_to_saving(ops: Client, mira: User) -> None:
     page = ops.get(begun["Location"])
     said = text(page)
     assert "1 verdict would change. " in said
-    assert "1 of them to what a person said that it was." in said
+    assert "1 of them to the cause named by a person." in said
     assert "1 of 2 incidents, 1 with logs" in said
     assert "&lt;b&gt;wren" in page.text
     assert 'hx-trigger="every 1s"' in page.text

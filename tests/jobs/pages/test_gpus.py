@@ -78,7 +78,7 @@ def test_every_gpu_is_a_row_and_who_stands_out_is_named(mira: User) -> None:
     html = page(mira, job)
     assert "4 GPUs: utilisation 66 % on average." in html
     assert "GPU 3 of dgx-01 stands out with 20 %." in html
-    assert "each GPU as its machine’s agent told it" in html
+    assert "each GPU, as reported by its node’s agent" in html
     told = drawn(html)
     (group,) = told["groups"]
     assert [(row["label"], row["note"], row["odd"]) for row in group["rows"]] == [
@@ -147,9 +147,11 @@ def test_launchers_tell_where_no_agent_does(mira: User) -> None:
 
 def test_nothing_is_known_yet(mira: User) -> None:
     html = page(mira, a_job(mira, a_project(), state="running"))
-    assert "No samples of its GPUs. They come seconds after its start" in html
+    assert "No GPU samples yet. Node agents or launchers send them within seconds" in html
     assert "<canvas" not in html
-    assert "None came while it ran" in page(mira, a_job(mira, a_project(), state="failed"))
+    assert "Neither node agents nor launchers sent any while the job ran" in page(
+        mira, a_job(mira, a_project(), state="failed")
+    )
 
 
 def test_a_strangers_job_does_not_exist(mira: User) -> None:
@@ -197,7 +199,7 @@ class TestFinding:
         cache.clear()
         told = signed_in(user).get(f"/jobs/{job.pk}").content.decode().replace("\N{NO-BREAK SPACE}", " ")
         part = signed_in(user).get(f"/jobs/{job.pk}/life?tab=overview").content.decode()
-        assert ("GPUs that do little" in told) == ("GPUs that do little" in part)
+        assert ("Low GPU use" in told) == ("Low GPU use" in part)
         return told
 
     def test_said_with_the_way_to_the_tab(self, mira: User) -> None:

@@ -88,12 +88,14 @@ def test_charts_know_where_attempts_and_restarts_begin(client: Client, mira: Use
 
 def test_charts_without_values_say_what_to_expect_now(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="pending")
-    assert marked(client, f"/jobs/{job.pk}")["empty"] == "No values yet: it waits in the queue."
+    assert marked(client, f"/jobs/{job.pk}")["empty"] == "No values yet: the job is in the queue."
     Attempt.objects.update(state="running", started_at=timezone.now())
     told = marked(client, f"/jobs/{job.pk}/life?tab=overview")["empty"]
     assert told == "No values yet. The trainer reports about every second once step 1 is done."
     Attempt.objects.update(state="failed", ended_at=timezone.now())
-    assert marked(client, f"/jobs/{job.pk}/life?tab=overview")["empty"] == "This job ended without reporting any."
+    assert (
+        marked(client, f"/jobs/{job.pk}/life?tab=overview")["empty"] == "This job ended without reporting any values."
+    )
 
 
 def marked(client: Client, path: str) -> dict[str, Any]:
@@ -186,13 +188,13 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
     for line in (
         "step 60 skipped: gradient norm 5,200, usually 1.3 (samples from place 944)",
         "and 4 more like it, the last",
-        "rank 3 on dgx&lt;02&gt; keeps the others waiting: 12.3 times the usual time of its own, most of it computing",
+        "rank 3 on dgx&lt;02&gt; delays the others: 12.3 times its usual step time, most of it computing",
         "step 1,200 was not finite, first in the output of blocks.1.mlp on rank 2",
-        "the replica check at step 80 finds rank 2",
-        "the replica check at step 90 finds ranks that differ, and cannot tell which is wrong",
-        "step 91 was not finite, but finite when it was done again: hardware of rank 1 on dgx&lt;02&gt;",
-        "done again: hardware of one rank, and nobody can tell which",
-        "the gradient norm&#x27;s level has changed by step 67: usually 1.3, now 52",
+        "the replica check at step 80 failed on rank 2",
+        "the replica check at step 90 found ranks that differ, but not which is wrong",
+        "step 91 was not finite, but finite when repeated: hardware fault on rank 1 on dgx&lt;02&gt;",
+        "done again: hardware of an unknown rank",
+        "the gradient norm&#x27;s level changed at step 67: usually 1.3, now 52",
         "diverged at step 3,000: 10 of 28 steps",
         "not saved at step 80: [Errno 28] No space left on device",
         "the checkpoint of step 60 is damaged: its sha256 differs",
@@ -210,14 +212,14 @@ def test_what_became_of_gpus_stands_on_the_overview(client: Client, mira: User, 
             {"gpu": "3", "uuid": "GPU-5", "bus": "0000:05", "node": "<02>"},
             "GPU 3 on <02> is lost (GPU-5, 0000",
         ),
-        ("gpu.lost", {"gpu": [1]}, "A GPU is lost: its driver says so"),
+        ("gpu.lost", {"gpu": [1]}, "A GPU is lost: according to its driver"),
         ("gpu.silent", {"since": 1, "node": "dgx01"}, "The GPUs on dgx01 tell nothing any more"),
         (
             "gpu.answers",
             {"seconds": 90.0, "node": "dgx01"},
-            f"The GPUs on dgx01 answer again after 1{formatting.NBSP}min 30{formatting.NBSP}s",
+            f"The GPUs on dgx01 respond again after 1{formatting.NBSP}min 30{formatting.NBSP}s",
         ),
-        ("gpu.answers", {"seconds": "NaN"}, "The GPUs answer again"),
+        ("gpu.answers", {"seconds": "NaN"}, "The GPUs respond again"),
     ):
         Event.objects.create(attempt=job.latest, time=timezone.now(), kind=kind, data=told)
         assert line.replace("<", "&lt;").replace(">", "&gt;") in client.get(f"/jobs/{job.pk}").content.decode()

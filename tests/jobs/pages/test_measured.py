@@ -49,18 +49,18 @@ def test_says_what_bounds_it_and_where_a_step_goes(client: Client, job: Job) -> 
     tell(job, "run.verdict", rank=3, **{**VERDICT, "bound": "host"})  # not rank 0's
     shown = page(client, job)
     for words in (
-        "Bound by its input", "32 % of a step is spent waiting for data.", "Put the data elsewhere.", "41.2 %",
+        "Bound by input", "32 % of a step is spent waiting for data.", "Put the data elsewhere.", "41.2 %",
         "100 steps, to step 250, 2 s each",
         "A step of 2 s: forward 25.0 %, backward 40.0 %, optimizer 3 %, waiting for data 32.0 %, other &lt; 0.1 %.",
     ):  # fmt: skip
         assert words in shown
-    assert "Bound by its input" in text(client.get(f"/jobs/{job.pk}/life?tab=overview"))
+    assert "Bound by input" in text(client.get(f"/jobs/{job.pk}/life?tab=overview"))
     assert "Bound by" not in text(client.get(f"/jobs/{job.pk}/life?tab=logs"))
 
 
 def test_a_straggler_is_what_holds_it_up(client: Client, job: Job) -> None:
     tell(job, "run.verdict", **{**VERDICT, "bound": "straggler", "because": "Rank 3 takes 14.0 times the usual time."})
-    assert "Held up by one rank" in page(client, job)
+    assert "Delayed by one rank" in page(client, job)
     assert "Rank 3 takes 14.0 times" in page(client, job)
 
 
@@ -73,7 +73,7 @@ def test_words_that_come_late_are_not_the_newest(client: Client, job: Job) -> No
     before = Spooled().tell("run.verdict", **{**VERDICT, "bound": "memory"})
     reports.take(job.latest.pk, post(before))  # type: ignore[union-attr]
     shown = page(client, job)
-    assert "Bound by its input" in shown
+    assert "Bound by input" in shown
 
 
 def test_says_so_while_too_little_is_measured(client: Client, mira: User, project: Project, job: Job) -> None:
@@ -82,7 +82,7 @@ def test_says_so_while_too_little_is_measured(client: Client, mira: User, projec
     shown = page(client, job)
     assert "What bounds it" in shown
     assert "Not enough measured yet: 6 steps." in shown
-    assert "It ended before enough steps were measured." in page(client, a_job(mira, project, state="failed"))
+    assert "The job ended before enough steps were measured." in page(client, a_job(mira, project, state="failed"))
     for other in (a_job(mira, project, state="pending"), a_job(mira, project, state="running", kind="script")):
         assert "What bounds it" not in page(client, other)
 
@@ -101,7 +101,7 @@ def test_a_job_that_ended_before_its_first_step_has_nothing_measured(
     client: Client, mira: User, project: Project
 ) -> None:
     shown = page(client, a_job(mira, project, state="failed"))
-    assert "It ended before enough steps were measured." in shown
+    assert "The job ended before enough steps were measured." in shown
     assert "h-measured" not in shown
 
 

@@ -52,7 +52,7 @@ def test_leads_with_what_happened_and_what_to_do(incident: Incident, client: Cli
     assert f'href="/runbooks/{incident.cause}"' in html
     assert 'aria-labelledby="ln-t ln-d"' in html
     assert "dgx-01" in html
-    assert "Opened this page" in html
+    assert "Opened this post-mortem" in html
 
 
 def test_what_it_came_of_is_said_once_at_its_head(incident: Incident, client: Client) -> None:
@@ -127,7 +127,7 @@ def test_how_it_went_on_and_what_that_cost(mira: User, client: Client, runs: Pat
             )
         reports.take(one.pk, post(spooled))
     html = page_of(client, incident)
-    assert "Training went on from step 100 on dgx-01 and dgx-04 after 3 min" in html
+    assert "Training resumed from step 100 on dgx-01 and dgx-04 after 3 min" in html
     assert "<dd>20 <small>of 120</small></dd>" in html
     # Six minutes of work and one more held on 16 GPUs, at 2.00 each.
     assert "1.87 <small>GPU-h · €3.73</small>" in html
@@ -142,7 +142,7 @@ def test_only_a_bad_end_has_one(mira: User, client: Client, runs: Path) -> None:
         assert ending.end(attempt, ended)
         none = client.get(f"/jobs/{attempt.job_id}/postmortem")
         assert none.status_code == 404
-        assert "has no post-mortem: none of its attempts has ended badly." in text(none)
+        assert "has no post-mortem: none of its attempts has failed." in text(none)
         assert f"/jobs/{attempt.job_id}/postmortem" not in text(client.get(f"/jobs/{attempt.job_id}"))
 
 

@@ -79,7 +79,7 @@ def test_code_has_still_to_be_chosen(project: Project, table: str) -> None:
     client = signed_in(sysadmin())
     asked = {"toml": f'name = "mine"\n{table}', "side": "toml"}
     html = text(client.post("/submit/sync", asked))
-    assert 'Its code has still to be chosen: <a href="#f-code">Code</a>' in html
+    assert 'Choose the code to upload: <a href="#f-code">Code</a>' in html
     assert "Ready to submit." not in html
     assert "Ready to submit." in text(client.post("/submit/sync", asked | {"packed": "1"}))
 

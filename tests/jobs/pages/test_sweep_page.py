@@ -70,7 +70,7 @@ def test_of_settings_and_seeds_the_best_mean_is_told_with_its_spread(mira):
     Attempt.objects.update(decided_at=timezone.now())
     said = seen_by_all(mira, made)
     assert said == (
-        "No difference but chance by the lowest mean loss: learning_rate 0.001, 2.010 ± 0.010 over 3 seeds;"
+        "No significant difference in the lowest mean loss: learning_rate 0.001, 2.010 ± 0.010 over 3 seeds;"
         " learning_rate 0.002, 2.567 ± 0.577 over 3 seeds."
     )
     client = lab.signed_in(mira)
@@ -120,7 +120,7 @@ def test_of_seeds_alone_none_is_best(mira):
     for index, loss in enumerate((2.5, 2.1)):
         Attempt.objects.filter(job__sweep=made, job__sweep_index=index).update(state="running", latest={"loss": loss})
     text = reading.text(lab.signed_in(mira).get(f"/sweeps/{made.pk}"))
-    assert "No difference but chance: loss 2.100 to 2.500 over 2 seeds." in text
+    assert "No significant difference: loss 2.100 to 2.500 over 2 seeds." in text
     assert "Ahead" not in text
     assert "data-best" not in text
 

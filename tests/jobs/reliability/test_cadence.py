@@ -128,13 +128,13 @@ class TestTelling:
     def test_auto_does_it_by_itself_and_says_so(self, ada: User, job: Job) -> None:
         tell(job, automatic=True, best_interval_seconds=4 * 3600.0)
         shown = page(ada, job)
-        assert "It decides by itself how often to save." in shown
+        assert "The save interval is chosen automatically." in shown
         assert "It aims at every 4 h" in shown, "by what its trainer was told"
         assert "from attempt" not in shown
 
     def test_as_good_as_the_best(self, ada: User, job: Job) -> None:
         tell(job, interval_seconds=1900.0)
-        assert "which is as good as the best" in page(ada, job)
+        assert "which is close to the best interval" in page(ada, job)
         assert "from attempt" not in page(ada, job)
 
     def test_never_more_often_than_a_write_takes(self, ada: User, job: Job) -> None:

@@ -51,7 +51,7 @@ class TestIdle:
         waste()
         (notice,) = told(oskar)
         assert notice["title"] == "notebook-oskar has held 1 GPU idle for 14 hours."
-        assert notice["detail"] == ("It is yours: release it or say why it stays. On dgx-01; no process is on it."), (
+        assert notice["detail"] == ("Release it, or explain why it is needed. On dgx-01; no process is on it."), (
             "also without any process"
         )
         assert (notice["link"], notice["kind"]) == (f"/jobs/{job.pk}", "gpu.idle")
@@ -167,11 +167,13 @@ class TestIdle:
         idle_for(one, 1)
         waste()
         (notice,) = told(sam)
-        assert notice["title"] == "2 GPUs are held idle by people without an account here."
+        assert notice["title"] == "2 GPUs are allocated but idle, by people without an account here."
         assert signed_in(sam).get(notice["link"]).status_code == 200
         ends("7")
         waste()
-        assert [one["title"] for one in told(sam)] == ["1 GPU is held idle by people without an account here."]
+        assert [one["title"] for one in told(sam)] == [
+            "1 GPU is allocated but idle, by people without an account here."
+        ]
         ends("8")
         waste()
         assert told(sam) == []
@@ -229,7 +231,7 @@ class TestUnheld:
         assert told(sam) == [], "the queue may not have been read since its job began"
         self.look(1)
         (notice,) = told(sam)
-        assert notice["title"] == "A process is on GPU 0 of dgx-01, which no job holds."
+        assert notice["title"] == "A process is on GPU 0 of dgx-01, which is not allocated to any job."
         assert notice["detail"] == "python3 (PID 17) of ann."
         assert (notice["link"], notice["kind"]) == ("/nodes/dgx-01", "gpu.unheld")
         assert told(oskar) == []
@@ -248,7 +250,10 @@ class TestUnheld:
         self.look(0)
         self.look(1)
         (notice,) = told(sam)
-        assert notice["title"] == "A process is on GPUs 0, 1, 2, 3, 4, 5, 6 and 7 of dgx-01, which no job holds."
+        assert (
+            notice["title"]
+            == "A process is on GPUs 0, 1, 2, 3, 4, 5, 6 and 7 of dgx-01, which is not allocated to any job."
+        )
         assert notice["detail"] == "PID 4242, user unknown, on 8 GPUs."
 
     def test_not_of_what_a_job_holds_by_then(self, monkeypatch: pytest.MonkeyPatch) -> None:
