@@ -26,7 +26,7 @@ class ClusterGpus(Schema):
     next: str | None
 
 
-@router.get("", response=ClusterGpus, summary="Every GPU, with who holds it and what it does")
+@router.get("", response=ClusterGpus, summary="All GPUs, with their jobs and newest samples")
 def gpus(request: ApiRequest, wanted: Query[WantedPage]) -> HttpResponse:
     """Return all GPUs of `limit` nodes per page, ordered by node name."""
     agents = Agent.objects.filter(gpus__gone_at=None).distinct().defer("facts")

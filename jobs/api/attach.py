@@ -23,17 +23,20 @@ class WantedAttachment(Schema):
     """A Slurm job to follow, and its name and labels in Vigil."""
 
     model_config = {"extra": "forbid", "strict": True}
-    scheduler_id: Number = Field(description="Slurm's number of it, of a task in an array such as 17_3.")
+    scheduler_id: Number = Field(description="Slurm's job id; for an array task such as 17_3.")
     restart_count: int | None = Field(
-        None, ge=0, lt=2**31, description="SLURM_RESTART_COUNT, if its own script asks: each run is an attempt."
+        None,
+        ge=0,
+        lt=2**31,
+        description="SLURM_RESTART_COUNT, if the job's own script attaches it: each run is an attempt.",
     )
-    reports: bool = Field(False, description="Whether a token is wanted with which it can report.")
-    name: Name | None = Field(None, description="Default: its name in Slurm.")
+    reports: bool = Field(False, description="Return a token with which the job can report.")
+    name: Name | None = Field(None, description="Default: the job's name in Slurm.")
     project: str = Field("", max_length=64, pattern=r"^[^\x00]*$", description="Default: `default`, or your only one.")
     tags: list[TagName] = Field([], max_length=50)
     notes: LongText = ""
-    directory: SingleLine = Field("", description="Where it runs, for people to read.")
-    command: SingleLine = Field("", description="What it runs, for people to read.")
+    directory: SingleLine = Field("", description="Working directory, shown on its page.")
+    command: SingleLine = Field("", description="Command, shown on its page.")
 
 
 class Reporting(Schema):
@@ -43,7 +46,9 @@ class Reporting(Schema):
     number: int
     scheduler_id: str
     restart_count: int
-    token: str = Field(description="Of this attempt alone. Asked again, it is the same; dead once the attempt closes.")
+    token: str = Field(
+        description="Valid for this attempt only, until it closes. Repeated requests return the same token."
+    )
 
 
 class AttachedShape(Schema):
@@ -54,11 +59,11 @@ class AttachedShape(Schema):
 @router.post(
     "/attach",
     response={200: AttachedShape, 201: AttachedShape},
-    summary="Follow a job of Slurm's that is yours",
+    summary="Follow your Slurm job",
     openapi_extra=described(
         errors={
-            403: "It is not yours to follow, or the token may only read.",
-            409: "Vigil has not heard yet that it was requeued: ask again in a moment.",
+            403: "The job is not yours, or the token is read-only.",
+            409: "Vigil does not know yet that the job was requeued: try again in a moment.",
         }
     ),
 )

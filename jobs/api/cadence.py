@@ -25,8 +25,8 @@ router = Router(tags=["jobs"])
 class CadenceOrderShape(Schema):
     """A change that applies to attempts submitted after it was made, whatever the specification says."""
 
-    every: int = Field(description="Steps, of a federated job rounds, from one save to the next.")
-    from_attempt: int = Field(description="The first one that does.")
+    every: int = Field(description="Steps (rounds in a federated job) from one save to the next.")
+    from_attempt: int = Field(description="The first attempt with this interval.")
     asked_by: str | None
     asked_at: datetime
 
@@ -34,16 +34,16 @@ class CadenceOrderShape(Schema):
 class CadenceShape(Schema):
     """Intervals are in seconds, from the start of one save to the start of the next."""
 
-    is_automatic: bool = Field(description="checkpoint_every = auto: it goes to the best interval by itself.")
-    cost_seconds: float = Field(description="That a save costs, as measured, all its consequences counted.")
-    interval_seconds: float | None = Field(description="Null: it saves at its end alone.")
+    is_automatic: bool = Field(description="checkpoint_every = auto: the interval is chosen automatically.")
+    cost_seconds: float = Field(description="Measured cost of a save, including all its consequences.")
+    interval_seconds: float | None = Field(description="Null: it saves only at the end.")
     best_interval_seconds: float
-    best_every: int | None = Field(description="The same in steps, or rounds; null: nobody knows how long one takes.")
-    mtbf_seconds: float = Field(description="Between failures of its nodes together.")
+    best_every: int | None = Field(description="The same in steps or rounds; null: the duration of a step is unknown.")
+    mtbf_seconds: float = Field(description="Mean time between failures of all its nodes together.")
     mtbf_source: str = Field(description="config, seen or assumed.")
-    gain: float = Field(description="The part of the time that the best interval would leave for training.")
-    gpu_hours_a_day: float = Field(description="That the difference costs.")
-    gpu_hours_left: float | None = Field(description="The same, for what it still has to do.")
+    gain: float = Field(description="Share of time that the best interval would save.")
+    gpu_hours_a_day: float = Field(description="Cost of the difference to the best interval.")
+    gpu_hours_left: float | None = Field(description="The same for the rest of the run.")
     order: CadenceOrderShape | None
     text: str
 
@@ -51,23 +51,23 @@ class CadenceShape(Schema):
 class CadenceChange(Schema):
     model_config = {"extra": "forbid", "strict": True}
     every: Annotated[int, Field(ge=1, le=ordering.MOST)] | None = Field(
-        description="Steps, or rounds, from one save to the next, of attempts that are yet to be handed over to the "
-        "scheduler; null: as the specification says."
+        description="Steps or rounds from one save to the next, for attempts not yet submitted to the "
+        "scheduler; null: the specification's interval."
     )
 
 
 @router.get(
     "/{int:job_id}/cadence",
     response=CadenceShape,
-    summary="How often it saves, and how often it should",
-    openapi_extra=described(errors={404: "There is no such job that you can see, or it has not measured a save yet."}),
+    summary="How often a job saves, and how often it should",
+    openapi_extra=described(errors={404: "No such job that you can see, or it has not measured a save yet."}),
 )
 def cadence(request: ApiRequest, job_id: int) -> dict[str, Any]:
     """Return the cadence, from the trainer's measurements of its saves and the observed failure rate of its nodes."""
     job = job_of(request, job_id)
     found = gathering.measure(lives.load(job))
     if found is None:
-        raise Problem(404, f"#{job.pk} has not measured a save yet. Its trainer tells after the first ones.")
+        raise Problem(404, f"#{job.pk} has not measured a save yet. Its trainer reports it after the first saves.")
     return _cadence_shape(found)
 
 
@@ -75,7 +75,7 @@ def cadence(request: ApiRequest, job_id: int) -> dict[str, Any]:
     "/{int:job_id}/cadence",
     response={204: None},
     summary="Save more or less often from the next attempt on",
-    openapi_extra=described(errors={403: NOT_YOURS, 409: "It runs a program of its own, which saves when it likes."}),
+    openapi_extra=described(errors={403: NOT_YOURS, 409: "The job runs its own program, which decides when to save."}),
 )
 def order_cadence(request: ApiRequest, job_id: int, change: CadenceChange) -> Status[None]:
     """Change the interval for future attempts. Running and queued attempts keep theirs."""

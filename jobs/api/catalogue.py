@@ -20,9 +20,9 @@ from portal.http.openapi import described
 from portal.http.problems import Problem
 
 router = Router(tags=["failures"])
-ONLY = "Only sysadmins may, with a token of scope admin."
-UNFIT = "It is not fit: `errors` names each field, with what would do and, of a slow pattern, the time that it took."
-TAKEN = "The site has another entry of the new name, or somebody changed this one meanwhile."
+ONLY = "Only for sysadmins with an admin token."
+UNFIT = "The entry is invalid: `errors` names each field with valid values and, for a slow pattern, its time."
+TAKEN = "The site has another entry with the new name, or somebody has changed this one."
 WHAT = "change the catalogue"
 Line = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00]*$")]
 Word = Annotated[str, StringConstraints(max_length=64, pattern=r"^[^\x00]*$")]
@@ -32,21 +32,21 @@ class CatalogueEntry(Schema):
     """An entry, with the fields of the catalogue's own files (docs/postmortems.md)."""
 
     model_config = {"extra": "forbid"}
-    name: Word = Field(description="Small letters, digits, - and _, in parts with dots.")
+    name: Word = Field(description="Lower-case letters, digits, - and _, separated by dots.")
     role: Word = Field(description="root, echo, confirmation, exit, handled or completed.")
     cause: Word
     source: Line = Field(description="Where the format comes from.")
-    pattern: Line = Field("", description="RE2, looked for on a line without its prefixes.")
-    unless: Line = Field("", description="The line means something else if it matches this.")
-    exception: Line = Field("", description="Of tracebacks: the exception's class.")
+    pattern: Line = Field("", description="RE2, matched against the line without prefixes.")
+    unless: Line = Field("", description="Lines that match this are excluded.")
+    exception: Line = Field("", description="Exception class, for tracebacks.")
     frame: Line = ""
     during: list[Word] = Field(default_factory=list, max_length=16)
     scope: Word = "program"
     is_generic: bool = False
     advice: Line = ""
     frameworks: list[Word] = Field(default_factory=list, max_length=16)
-    example: Line = Field(description="A line that it finds.")
-    look_alike: Line = Field(description="One that it must not find.")
+    example: Line = Field(description="A matching line.")
+    look_alike: Line = Field(description="A similar line that must not match.")
 
 
 class SiteEntryShape(CatalogueEntry):
@@ -64,11 +64,11 @@ class SiteEntries(Schema):
 
 class Enabling(Schema):
     model_config = {"extra": "forbid"}
-    is_enabled: bool = Field(description="Whether it counts.")
+    is_enabled: bool = Field(description="Whether the entry is used.")
 
 
 class TrialFinding(Schema):
-    level: Literal["error", "warn", "notice"] = Field(description="An error keeps the entry out.")
+    level: Literal["error", "warn", "notice"] = Field(description="Errors prevent the entry from being saved.")
     field: str
     text: str
 
@@ -78,13 +78,18 @@ class TrialShape(Schema):
 
     is_fit: bool
     findings: list[TrialFinding]
-    seconds: float | None = Field(description="That its patterns took; null: they were not tried.")
-    megabytes: float = Field(description="Of the reference that they took so long for.")
+    seconds: float | None = Field(description="Time of its patterns; null: they were not tried.")
+    megabytes: float = Field(description="Size of the log that was searched in that time.")
 
 
 class WantedReplay(CatalogueEntry):
-    instead_of: Word = Field("", description="The entry whose place it takes, where it has another name.")
-    most: int = Field(replay.MOST, ge=1, le=replay.MOST, description="Incidents, the newest; judged ones first.")
+    instead_of: Word = Field("", description="The entry that it replaces, if that has another name.")
+    most: int = Field(
+        replay.MOST,
+        ge=1,
+        le=replay.MOST,
+        description="Number of incidents, newest first; those with a person's cause before others.",
+    )
 
 
 class ReplayChange(Schema):
@@ -99,7 +104,7 @@ class ReplayChange(Schema):
     after: str
     confidence: float
     says: str
-    by_person: str = Field(description="What a person said that it was; empty: nobody did.")
+    by_person: str = Field(description="Cause named by a person; empty: none.")
 
 
 class ReplayShape(Schema):
@@ -107,17 +112,17 @@ class ReplayShape(Schema):
 
     id: int
     state: Literal["going", "done", "stopped"]
-    outcome: str = Field(description="Why it stopped early.")
+    outcome: str = Field(description="Why the replay stopped early.")
     done: int
     of: int
-    read: int = Field(description="Of those done, how many had logs that could be read again.")
-    named: int = Field(description="In how many of those it would name the root.")
+    read: int = Field(description="Number of incidents done whose logs could be read.")
+    named: int = Field(description="Number of those of which the entry would be the root cause.")
     seconds: float
     changes: list[ReplayChange]
 
 
 class WantedExamples(Schema):
-    limit: int = Field(examples.MOST, ge=1, le=examples.MOST, description="Cases, the newest.")
+    limit: int = Field(examples.MOST, ge=1, le=examples.MOST, description="Number of cases, newest first.")
 
 
 @router.get(
@@ -136,7 +141,9 @@ def entries(request: ApiRequest) -> dict[str, Any]:
     "/entries",
     response={201: SiteEntryShape},
     summary="Add an entry (sysadmins)",
-    openapi_extra=described(errors={403: ONLY, 409: "The site has an entry of this name, or too many.", 422: UNFIT}),
+    openapi_extra=described(
+        errors={403: ONLY, 409: "The site has an entry with this name, or too many entries.", 422: UNFIT}
+    ),
 )
 def add(request: ApiRequest, entry: CatalogueEntry) -> Status[dict[str, Any]]:
     """Add an entry. It is tried first, and used from the next diagnosis on; existing verdicts do not change."""
@@ -159,7 +166,7 @@ def entry(request: ApiRequest, name: str) -> dict[str, Any]:
 @router.put(
     "/entries/{str:name}",
     response=SiteEntryShape,
-    summary="Write an entry anew (sysadmins)",
+    summary="Replace an entry (sysadmins)",
     openapi_extra=described(errors={403: ONLY, 409: TAKEN, 422: UNFIT}),
 )
 def change(request: ApiRequest, name: str, entry: CatalogueEntry) -> dict[str, Any]:
@@ -171,7 +178,7 @@ def change(request: ApiRequest, name: str, entry: CatalogueEntry) -> dict[str, A
 @router.patch(
     "/entries/{str:name}",
     response=SiteEntryShape,
-    summary="Let an entry count, or no longer (sysadmins)",
+    summary="Enable or disable an entry (sysadmins)",
     openapi_extra=described(errors={403: ONLY}),
 )
 def enable(request: ApiRequest, name: str, change: Enabling) -> dict[str, Any]:
@@ -226,7 +233,7 @@ def begin(request: ApiRequest, wanted: WantedReplay) -> Status[dict[str, Any]]:
 @router.get(
     "/replays/{int:replay_id}",
     response=ReplayShape,
-    summary="How far a replay is (sysadmins)",
+    summary="A replay's progress (sysadmins)",
     openapi_extra=described(errors={403: ONLY}),
 )
 def show_replay(request: ApiRequest, replay_id: int) -> dict[str, Any]:
@@ -250,7 +257,7 @@ def stop(request: ApiRequest, replay_id: int) -> Status[None]:
 
 @router.get(
     "/examples",
-    summary="What people judged, as cases for --evaluate (sysadmins)",
+    summary="Incidents with a person's cause, as cases for --evaluate (sysadmins)",
     openapi_extra=described(
         {
             "responses": {
@@ -268,7 +275,7 @@ def cases(request: ApiRequest, wanted: Query[WantedExamples]) -> StreamingHttpRe
 
     Each log is reduced to its head, the lines around the evidence, and its tail.
     """
-    only_sysadmins(request, "export what people judged")
+    only_sysadmins(request, "export incidents with a person's cause")
     return stream(request, _lines(wanted.limit), "application/x-ndjson")
 
 
@@ -281,14 +288,14 @@ def _lines(limit: int) -> Iterator[str]:
 def _row(name: str) -> SiteEntry:
     row = site_catalogue.named(name)
     if row is None:
-        raise Problem(404, "The site has no entry of this name. `vigil catalogue list` lists them.")
+        raise Problem(404, "The site has no entry with this name. `vigil catalogue list` lists them.")
     return row
 
 
 def _replay(replay_id: int) -> Replay:
     found = Replay.objects.filter(pk=replay_id).first() if replay_id < 2**63 else None
     if found is None:
-        raise Problem(404, "There is no such replay; they are kept for a day.")
+        raise Problem(404, "No such replay; replays are stored for a day.")
     return found
 
 

@@ -20,13 +20,13 @@ Slug = Annotated[str, StringConstraints(max_length=64, pattern=r"^[^\x00]*$")]
 class UseShape(Schema):
     project: str
     jobs: int
-    bytes: int = Field(description="Of their run directories, as measured; a job's size follows within minutes.")
-    keep_checkpoints_days: int | None = Field(description="Null: checkpoints stay for as long as their job.")
+    bytes: int = Field(description="Size of their run directories; updated within minutes.")
+    keep_checkpoints_days: int | None = Field(description="Null: checkpoints stay as long as their job.")
     checkpoint_bytes: int = Field(
-        description="Of checkpoints, as the trainers of jobs in `bytes` told; more than `bytes` if some are gone since."
+        description="Size of checkpoints as reported by trainers; more than `bytes` if some were deleted since."
     )
-    unmeasured: int = Field(description="Jobs that are not in `bytes` yet.")
-    partial: int = Field(description="Jobs that hold more than was counted.")
+    unmeasured: int = Field(description="Number of jobs not yet included in `bytes`.")
+    partial: int = Field(description="Number of jobs that use more than could be counted.")
     oldest_job_at: datetime | None
     measured_at: datetime | None = Field(description="The oldest measurement in `bytes`.")
 
@@ -34,7 +34,7 @@ class UseShape(Schema):
 class Retention(Schema):
     model_config = {"extra": "forbid"}
     keep_checkpoints_days: Annotated[int, Field(ge=1, le=3650)] | None = Field(
-        description="Days after a job's end from which only its last checkpoint stays; null: all, for ever."
+        description="Days after a job's end until all but its last checkpoint are deleted; null: never."
     )
 
 
@@ -43,7 +43,7 @@ class Uses(Schema):
     next: str | None = None
 
 
-@router.get("/disk", response=Uses, summary="Disk use of projects that you lead, the largest first")
+@router.get("/disk", response=Uses, summary="Disk use of projects that you lead, largest first")
 def use(request: ApiRequest) -> dict[str, object]:
     """Return sizes of run directories as last measured; sysadmins see every project."""
     names = [name for name in UseShape.model_fields if name != "project"]
@@ -54,11 +54,11 @@ def use(request: ApiRequest) -> dict[str, object]:
 @router.patch(
     "/{slug}",
     response=Retention,
-    summary="How long a project that you lead keeps checkpoints",
+    summary="Set how long a project keeps checkpoints",
     openapi_extra=described(
         errors={
-            403: "You do not lead this project, or the token may only read.",
-            404: "There is no such project that you can see.",
+            403: "You do not lead this project, or the token is read-only.",
+            404: "No such project that you can see.",
         }
     ),
 )

@@ -23,9 +23,9 @@ class GpuShape(Schema):
 
 
 class ChangeShape(Schema):
-    what: str = Field(description="A package's name, or what else is not as it was: commit, driver, Python …")
-    before: str = Field(description="Empty: it was not there.")
-    after: str = Field(description="Empty: it is not there any more.")
+    what: str = Field(description="What changed: a package's name, commit, driver, Python …")
+    before: str = Field(description="Empty: it was added.")
+    after: str = Field(description="Empty: it was removed.")
 
 
 class EnvironmentShape(Schema):
@@ -38,28 +38,30 @@ class EnvironmentShape(Schema):
     implementation: str
     executable: str
     torch: str
-    torch_for: str = Field(description="What torch was built for, such as CPU or CUDA 12.8.")
-    packages: dict[str, str] = Field(description="Name → version, of the interpreter that the ranks used.")
-    packages_left_out: int = Field(description="How many more there were than are kept.")
+    torch_for: str = Field(description="Platform of the torch build, such as CPU or CUDA 12.8.")
+    packages: dict[str, str] = Field(description="Name → version, for the ranks' interpreter.")
+    packages_left_out: int = Field(description="Number of packages that were not stored.")
     os: str
     kernel: str
     machine: str
     cpu: str
-    cpus: int | None = Field(description="How many of them the job could use.")
-    memory_gib: float | None = Field(description="The machine's.")
+    cpus: int | None = Field(description="Number of CPUs that the job could use.")
+    memory_gib: float | None = Field(description="Memory of the node.")
     gpus: list[GpuShape]
     driver: str
-    cuda: str = Field(description="The newest that the driver speaks.")
+    cuda: str = Field(description="Newest CUDA version that the driver supports.")
     vigil: str
     vigil_commit: str
-    vigil_digest: str = Field(description="SHA-256 over the trainer's sources as they were.")
+    vigil_digest: str = Field(description="SHA-256 of the trainer's sources.")
     git: str
     ref: str
-    commit: str = Field(description="What `ref` was resolved to; of a directory sent, what it was checked out at.")
-    dirty: bool = Field(description="The directory sent had changes that were not committed.")
-    digest: str = Field(description="SHA-256 over the files sent.")
+    commit: str = Field(
+        description="Commit that `ref` was resolved to; for an uploaded directory, its checked-out commit."
+    )
+    dirty: bool = Field(description="The uploaded directory had uncommitted changes.")
+    digest: str = Field(description="SHA-256 of the uploaded files.")
     config_hash: str
-    variables: list[str] = Field(description="Names of the variables that the spec sets; their values are not kept.")
+    variables: list[str] = Field(description="Names of the variables that the spec sets; values are not stored.")
     since: int | None = Field(description="The earlier attempt that `changes` compares with.")
     changes: list[ChangeShape]
 
@@ -67,9 +69,9 @@ class EnvironmentShape(Schema):
 @router.get(
     "/{int:job_id}/attempts/{int:number}/environment",
     response=EnvironmentShape,
-    summary="What an attempt ran with, and what changed since the one before",
+    summary="An attempt's environment, and changes since the previous one",
     openapi_extra=described(
-        errors={404: "There is no such job that you can see, no such attempt, or its launcher has told nothing yet."}
+        errors={404: "No such job that you can see, no such attempt, or its launcher has reported nothing yet."}
     ),
 )
 def attempt_environment(request: ApiRequest, job_id: int, number: int) -> dict[str, Any]:
@@ -80,7 +82,7 @@ def attempt_environment(request: ApiRequest, job_id: int, number: int) -> dict[s
         raise Problem(404, f"#{job_id} has no attempt {number}.")
     ran = provenance.ran(attempt)
     if ran is None:
-        when = "It is captured once its ranks have started." if attempt.is_alive else "Its launcher left none."
+        when = "It is captured when its ranks have started." if attempt.is_alive else "Its launcher did not capture it."
         raise Problem(404, f"Attempt {number} of #{job_id} has no captured environment. {when}")
     shape = {**asdict(ran.environment), "since": ran.since, "changes": [asdict(change) for change in ran.changes]}
     return {"attempt": number, **shape}

@@ -27,8 +27,8 @@ class WantedHeat(Schema):
     )
     start: int | None = Field(None, ge=0, lt=2**40, alias="from", description="Unix second; default: the first start.")
     end: int | None = Field(None, ge=0, lt=2**40, alias="to", description="Unix second; default: the last end, or now.")
-    columns: int = Field(240, ge=1, le=2_000, description="At most so many columns.")
-    digits: int = Field(4, ge=3, le=15, description="Round to so many significant digits.")
+    columns: int = Field(240, ge=1, le=2_000, description="Maximum number of columns.")
+    digits: int = Field(4, ge=3, le=15, description="Round to this many significant digits.")
 
 
 class HeatRowShape(Schema):
@@ -40,29 +40,27 @@ class HeatRowShape(Schema):
     uuid: str
     since: datetime
     until: datetime | None
-    mean: list[float | None] = Field(description="A value a column; null: nothing was told.")
+    mean: list[float | None] = Field(description="One value per column; null: no samples.")
     most: list[float | None]
 
 
 class HeatShape(Schema):
     items: list[HeatRowShape]
     next: str | None = None
-    source: str = Field(
-        description="agent: of each GPU, by its machine; launcher: of each node; empty: nothing is known."
-    )
+    source: str = Field(description="agent: per GPU, by its node's agent; launcher: per node; empty: no data.")
     field: str
     start: int = Field(description="Unix second at which the first column begins.")
     width: int = Field(description="Seconds of a column.")
     columns: int
-    mean: float | None = Field(description="Over all of them.")
+    mean: float | None = Field(description="Mean over all rows and columns.")
 
 
-@router.get("/{int:job_id}/gpus", response=HeatShape, summary="What a job's GPUs did, over all its nodes and attempts")
+@router.get("/{int:job_id}/gpus", response=HeatShape, summary="A job's GPU use, over all its nodes and attempts")
 def gpus(request: ApiRequest, job_id: int, wanted: Query[WantedHeat]) -> HttpResponse:
     """Return one field, a row per GPU and attempt, from the node agents or else from what the launchers logged."""
     job = job_of(request, job_id)
     if wanted.start is not None and wanted.end is not None and wanted.start > wanted.end:
-        raise bad_field("from", f"{wanted.start} lies after to = {wanted.end}. Swap them.")
+        raise bad_field("from", f"{wanted.start} is after to = {wanted.end}. Swap them.")
     found = gathered.heat(
         job, wanted.field, start=wanted.start, end=wanted.end, columns=wanted.columns, user=request.auth
     )

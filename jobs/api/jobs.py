@@ -61,14 +61,14 @@ LongText = Annotated[str, StringConstraints(max_length=20_000, pattern=r"^[^\x00
 class WantedJobs(Schema):
     """Filters of the list; repeat `state`, `project` and `tag` for several."""
 
-    q: Text = Field("", description="Words that must all be found: in the name, or as number, tag, project or person.")
+    q: Text = Field("", description="Words that must all match: part of the name, or a number, tag, project or person.")
     state: Annotated[list[str], among(STATE_WORDS, "a state")] = Field(
         [], description=f"Any of {', '.join(STATE_WORDS)}."
     )
     project: list[Text] = []
     owner: Text = ""
     kind: Text = ""
-    tag: list[Text] = Field([], description="All of these.")
+    tag: list[Text] = Field([], description="All of these tags.")
     created_after: Moment | None = None
     created_before: Moment | None = None
     parent: int | None = Field(None, ge=1, lt=2**63)
@@ -101,7 +101,7 @@ class WantedEvents(WantedPage):
 
 
 class WantedSpec(Schema):
-    pinned: bool = Field(False, description="Of a script from git: with the commit that was fetched, for its ref.")
+    pinned: bool = Field(False, description="For a script from git: replace its ref by the commit that was fetched.")
 
 
 class Changes(Schema):
@@ -115,7 +115,7 @@ class Changes(Schema):
 
 class Pinning(Schema):
     model_config = {"extra": "forbid", "strict": True}
-    pinned: bool = Field(description="Whether nothing may prune it: neither its trainer, nor the project's days.")
+    pinned: bool = Field(description="Protect it from pruning by the trainer and by the project's retention.")
 
 
 class Resumption(Schema):
@@ -127,7 +127,7 @@ class Resumption(Schema):
     model_config = {"extra": "forbid", "strict": True}
     step: int | None = Field(default=None, ge=0, lt=2**63, description="Step of a committed checkpoint.")
     steps: int | None = Field(
-        default=None, ge=1, lt=2**63, description="Run up to this many steps instead; of a federated job, rounds."
+        default=None, ge=1, lt=2**63, description="Run up to this many steps instead (rounds in a federated job)."
     )
 
 
@@ -210,7 +210,7 @@ def change(request: ApiRequest, job_id: int, changes: Changes) -> dict[str, Any]
     given = changes.model_dump(exclude_unset=True)
     for name, value in given.items():
         if value is None:
-            raise bad_field(name, "Leave it out to keep it; null is no value for it.")
+            raise bad_field(name, "null is not allowed. Omit the field to keep its value.")
     lifecycle.change(request.auth, found, **given)
     return job_detail(job_of(request, job_id))
 
@@ -222,7 +222,7 @@ def change(request: ApiRequest, job_id: int, changes: Changes) -> dict[str, Any]
     openapi_extra=described(
         errors={
             403: NOT_YOURS,
-            409: "It has not ended: cancel it first. Or its run directory's file system is away.",
+            409: "The job has not ended (cancel it first), or its run directory's file system is unavailable.",
         }
     ),
 )
@@ -236,7 +236,7 @@ def delete(request: ApiRequest, job_id: int) -> Status[None]:
 @router.post(
     "/{int:job_id}/cancel",
     response={202: JobShape},
-    summary="Cancel a job; its last checkpoint is kept",
+    summary="Cancel a job, saving a last checkpoint",
     openapi_extra=described(
         errors={
             403: NOT_YOURS,
@@ -261,7 +261,7 @@ def cancel(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
     openapi_extra=described(
         errors={
             403: NOT_YOURS,
-            409: "Nothing holds it.",
+            409: "The job is not held.",
         }
     ),
 )
@@ -301,7 +301,7 @@ def kill(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
         KEY_HEADER,
         errors={
             403: NOT_YOURS,
-            409: "It has not ended, or has nothing to go on from.",
+            409: "The job has not ended, or has no checkpoint to resume from.",
         },
     ),
 )
@@ -316,8 +316,8 @@ def resume(request: ApiRequest, job_id: int, wanted: Resumption | None = None) -
 @router.get(
     "/{int:job_id}/spec",
     response=SpecShape,
-    summary="The spec, to read, to clone or to submit again",
-    openapi_extra=described(errors={409: "`pinned`: its code has not been fetched yet, or came from no repository."}),
+    summary="The job's spec",
+    openapi_extra=described(errors={409: "`pinned`: the code has not been fetched yet, or is not from a repository."}),
 )
 def spec(request: ApiRequest, job_id: int, wanted: Query[WantedSpec]) -> dict[str, Any]:
     """Return the spec as it was written, with comments, and as JSON with every default."""
@@ -328,14 +328,14 @@ def spec(request: ApiRequest, job_id: int, wanted: Query[WantedSpec]) -> dict[st
     return {"spec": JobSpec.parse_toml(text).model_dump(mode="json"), "spec_toml": text, "parent": found.parent_id}
 
 
-@router.get("/{int:job_id}/attempts", response=Attempts, summary="Its attempts, oldest first")
+@router.get("/{int:job_id}/attempts", response=Attempts, summary="A job's attempts, oldest first")
 def attempts(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> dict[str, Any]:
     """Return the job's attempts. Each submission to the scheduler is one; restarts in place belong to their attempt."""
     found = Attempt.objects.filter(job=job_of(request, job_id))
     return _page(found, Order("number"), wanted, attempt_detail)
 
 
-@router.get("/{int:job_id}/checkpoints", response=CheckpointPage, summary="Its checkpoints, newest step first")
+@router.get("/{int:job_id}/checkpoints", response=CheckpointPage, summary="A job's checkpoints, newest step first")
 def checkpoints(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> dict[str, Any]:
     """Return the checkpoints on disk and past ones, each with its state."""
     found = job_of(request, job_id).checkpoints.select_related("attempt")
@@ -345,12 +345,12 @@ def checkpoints(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> 
 @router.patch(
     "/{int:job_id}/checkpoints/{str:name}",
     response=CheckpointShape,
-    summary="Pin a checkpoint, or no longer",
+    summary="Pin or unpin a checkpoint",
     openapi_extra=described(
         errors={
             403: NOT_YOURS,
-            404: "There is no such job that you can see, or it has no such checkpoint.",
-            409: "It is gone already.",
+            404: "No such job that you can see, or no such checkpoint.",
+            409: "The checkpoint no longer exists.",
         }
     ),
 )
@@ -367,7 +367,7 @@ def pin(request: ApiRequest, job_id: int, name: str, wanted: Pinning) -> dict[st
     return checkpoint_shape(found.checkpoints.select_related("attempt").get(pk=checkpoint.pk))
 
 
-@router.get("/{int:job_id}/events", response=Events, summary="What happened, in the order in which Vigil learned of it")
+@router.get("/{int:job_id}/events", response=Events, summary="A job's events, in order of arrival")
 def events(request: ApiRequest, job_id: int, wanted: Query[WantedEvents]) -> dict[str, Any]:
     """Return phases, checkpoints, warnings and restarts, as reported by ranks, launchers and Vigil."""
     found = Event.objects.filter(attempt__job=job_of(request, job_id)).select_related("attempt")

@@ -15,14 +15,14 @@ from portal.http.problems import Problem
 
 router = Router(tags=["logs"])
 TEXT = {"type": "string"}
-NO_LOG = "There is no such job that you can see, or no such log of it yet."
+NO_LOG = "No such job that you can see, or no such log yet."
 Rank = int | Literal["batch"]
 
 
 class WantedFile(Schema):
     """A log, selected by attempt, rank and incarnation."""
 
-    attempt: int | None = Field(None, ge=1, lt=2**31, description="Its number; default: the latest.")
+    attempt: int | None = Field(None, ge=1, lt=2**31, description="Attempt number; default: the latest.")
     rank: Rank = Field(0, description="Negative: the launcher of node −rank−1. `batch`: the batch script's output.")
     incarnation: int | None = Field(None, ge=0, lt=10**9, description="Default: the newest.")
 
@@ -30,14 +30,16 @@ class WantedFile(Schema):
 class WantedLog(WantedFile):
     """A log and the part of it to return: the last lines, unless `after` or `before` is given."""
 
-    after: int | None = Field(None, ge=0, lt=2**62, description="An offset: lines from there on.")
-    before: int | None = Field(None, ge=0, lt=2**62, description="An offset: lines that end there.")
-    search: Text = Field("", description="Only lines that hold this, in any case, from `after` or the beginning on.")
+    after: int | None = Field(None, ge=0, lt=2**62, description="Offset: return lines from there on.")
+    before: int | None = Field(None, ge=0, lt=2**62, description="Offset: return lines that end there.")
+    search: Text = Field(
+        "", description="Return only lines that contain this text, ignoring case, from `after` or the beginning on."
+    )
     limit: int = Field(500, ge=1, le=logs.MAX_LINES)
 
 
 class WantedAttempt(Schema):
-    attempt: int | None = Field(None, ge=1, lt=2**31, description="Its number; default: the latest.")
+    attempt: int | None = Field(None, ge=1, lt=2**31, description="Attempt number; default: the latest.")
 
 
 class LogLineShape(Schema):
@@ -47,8 +49,10 @@ class LogLineShape(Schema):
 
 class LogPageShape(Schema):
     items: list[LogLineShape]
-    start: int = Field(description="`before` this is what comes before.")
-    end: int = Field(description="`after` this is what follows, also what is written later.")
+    start: int = Field(description="Offset of the first line; send it as `before` to get earlier lines.")
+    end: int = Field(
+        description="Offset after the last line; send it as `after` to get later lines, including new ones."
+    )
     size: int = Field(description="Bytes of the whole log.")
     attempt: int
     next: str | None = Field(description="`end`, while there is more.")
@@ -99,7 +103,7 @@ def lines(request: ApiRequest, job_id: int, wanted: Query[WantedLog]) -> dict[st
 @router.get(
     "/{int:job_id}/logs/files",
     response=LogFiles,
-    summary="The logs that there are",
+    summary="A job's logs",
     openapi_extra=described(errors={404: NO_LOG}),
 )
 def files(request: ApiRequest, job_id: int, wanted: Query[WantedAttempt]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from portal.series.envelope import Outline
 from vigil_core.untrusted import plain
 
 router = agents.machines  # one address, one router: agents post to some of these
-NO_AGENT = {404: "No agent has ever told anything of a machine of that name."}
+NO_AGENT = {404: "No agent has ever reported from a node with this name."}
 HOUR_S = 3600
 
 
@@ -33,11 +33,11 @@ class HolderShape(Schema):
     """A job that a GPU is allocated to, as far as you may see it."""
 
     scheduler_id: str
-    job: int | None = Field(description="Vigil's number, where it is a job of Vigil's that you can see.")
+    job: int | None = Field(description="Vigil's job number, if it is a Vigil job that you can see.")
     user: str
     name: str
     since: datetime
-    source: str = Field(description="Who says so: launcher, scheduler (its indices), or processes.")
+    source: str = Field(description="Source of the allocation: launcher, scheduler (its indices), or processes.")
 
 
 class ProcessShape(Schema):
@@ -45,7 +45,7 @@ class ProcessShape(Schema):
     user: str
     name: str
     memory_mib: int | None
-    job: str = Field(description="The scheduler's id; empty: it belongs to no job.")
+    job: str = Field(description="The scheduler's job id; empty: none.")
 
 
 class MachineGpu(Schema):
@@ -59,9 +59,9 @@ class MachineGpu(Schema):
     slowdown_c: int | None
     is_lost: bool
     lost_at: datetime | None
-    fault: str = Field(description="What its counters say is broken; empty: nothing. `vigil-agent check` fails on it.")
-    newest: dict[str, int] = Field(description="The newest values by field; what is not told is missing.")
-    counters: dict[str, Any] = Field(description="Slow ones, as last told: ECC, remapped rows, links.")
+    fault: str = Field(description="Fault according to its counters; empty: none. `vigil-agent check` fails on it.")
+    newest: dict[str, int] = Field(description="Newest values by field; fields without data are missing.")
+    counters: dict[str, Any] = Field(description="Slow counters as last reported: ECC, remapped rows, links.")
     counted_at: datetime | None
     holders: list[HolderShape]
     processes: list[ProcessShape]
@@ -88,22 +88,27 @@ class WantedMachineSeries(Schema):
     """Curves of a node or its GPUs."""
 
     name: list[Text] = Field(
-        ["gpu_percent"], max_length=32, description=f"{', '.join(GPU_FIELDS)}; or what the host tells, as cpu_percent."
+        ["gpu_percent"], max_length=32, description=f"{', '.join(GPU_FIELDS)}; or a host metric such as cpu_percent."
     )
-    gpu: list[Text] = Field([], max_length=64, description="Indices or UUIDs; none: all.")
+    gpu: list[Text] = Field([], max_length=64, description="Indices or UUIDs; default: all.")
     start: int | None = Field(None, ge=0, lt=2**40, alias="from", description="Unix second; default: an hour ago.")
     end: int | None = Field(None, ge=0, lt=2**40, alias="to", description="Unix second; default: now.")
-    points: int = Field(500, ge=2, le=20_000, description="About so many; longer curves come as min, max and mean.")
-    digits: int | None = Field(None, ge=3, le=15, description="Round to so many significant digits.")
+    points: int = Field(
+        500,
+        ge=2,
+        le=20_000,
+        description="Approximate number of points; longer curves are reduced to min, max and mean.",
+    )
+    digits: int | None = Field(None, ge=3, le=15, description="Round to this many significant digits.")
 
 
 class MachineLine(Schema):
     """A curve: `value` if each point is a single sample, else `min`, `max` and `mean` of intervals."""
 
     name: str
-    gpu: int | None = Field(None, description="The GPU's index; null: it is the machine's own.")
+    gpu: int | None = Field(None, description="The GPU's index; null: the curve belongs to the node.")
     uuid: str | None = None
-    step: list[int] = Field(description="Unix seconds: where each stretch begins.")
+    step: list[int] = Field(description="Unix seconds at which each interval begins.")
     value: list[float | None] | None = None
     min: list[float | None] | None = None
     max: list[float | None] | None = None
@@ -126,9 +131,9 @@ class MachineEventShape(Schema):
     text: str
     at: datetime
     last_at: datetime
-    is_open: bool = Field(description="It lasts.")
+    is_open: bool = Field(description="Still ongoing.")
     count: int
-    is_confirmed: bool = Field(description="Kernel log and NVML both told it.")
+    is_confirmed: bool = Field(description="Reported by both kernel log and NVML.")
     data: dict[str, Any]
 
 
@@ -144,7 +149,7 @@ class WantedMachineEvents(WantedPage):
 @router.get(
     "/{str:name}/telemetry",
     response=Telemetry,
-    summary="What a machine does now",
+    summary="A node's current telemetry",
     openapi_extra=described(errors=NO_AGENT),
 )
 def telemetry(request: ApiRequest, name: str) -> dict[str, Any]:
@@ -164,7 +169,7 @@ def telemetry(request: ApiRequest, name: str) -> dict[str, Any]:
 @router.get(
     "/{str:name}/gpus",
     response=MachineGpuList,
-    summary="A machine's GPUs, and who holds them",
+    summary="A node's GPUs and their allocations",
     openapi_extra=described(errors=NO_AGENT),
 )
 def gpus(request: ApiRequest, name: str) -> dict[str, Any]:
@@ -175,7 +180,7 @@ def gpus(request: ApiRequest, name: str) -> dict[str, Any]:
 @router.get(
     "/{str:name}/series",
     response=MachineLines,
-    summary="Curves of a machine and its GPUs",
+    summary="Curves of a node and its GPUs",
     openapi_extra=described(errors=NO_AGENT),
 )
 def series(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -> HttpResponse:
@@ -206,7 +211,7 @@ def series(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -
 @router.get(
     "/{str:name}/events",
     response=MachineEvents,
-    summary="What happened to a machine, newest first",
+    summary="A node's events, newest first",
     openapi_extra=described(errors=NO_AGENT),
 )
 def events(request: ApiRequest, name: str, wanted: Query[WantedMachineEvents]) -> dict[str, Any]:
@@ -230,7 +235,7 @@ def span(wanted: WantedMachineSeries) -> tuple[int, int]:
     end = wanted.end if wanted.end is not None else int(time.time())
     start = wanted.start if wanted.start is not None else end - HOUR_S
     if start > end:
-        raise bad_field("from", f"{start} lies after to = {end}. Swap them.")
+        raise bad_field("from", f"{start} is after to = {end}. Swap them.")
     return start, end
 
 

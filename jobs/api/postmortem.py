@@ -25,7 +25,7 @@ from portal.http.openapi import described
 from portal.http.problems import Problem
 
 router = Router(tags=["post-mortems"])
-NONE_YET = "You can see no such job, or there is no verdict: nothing went wrong, or just now."
+NONE_YET = "No such job that you can see, or no verdict: nothing failed, or only just now."
 
 _PLAIN = r"^[^\x00]*$"
 Narrative = Annotated[str, StringConstraints(max_length=editing.NARRATIVE, pattern=_PLAIN)]
@@ -36,14 +36,14 @@ Username = Annotated[str, StringConstraints(max_length=150, pattern=_PLAIN)]
 
 
 class EvidenceShape(Schema):
-    file: str = Field(description="The log; of what is no log, who says so.")
-    line: int = Field(description="As `grep -n` counts; 0: it is no line of a log.")
+    file: str = Field(description="The log file, or the source if it is not a log.")
+    line: int = Field(description="Line number as in `grep -n`; 0: not a log line.")
     text: str
     role: str = Field(description="root, confirmation, echo, survived, or context.")
     cause: str
     rank: int | None = None
     node: str = ""
-    at: float | None = Field(None, description="Unix seconds, where its line or its source tells.")
+    at: float | None = Field(None, description="Unix seconds, if known.")
     count: int = 1
 
 
@@ -55,17 +55,17 @@ class OtherShape(Schema):
 class PostMortemFigures(Schema):
     """The cost: work since the last checkpoint, plus allocated time until training resumed."""
 
-    bad_at: datetime | None = Field(description="The first sign of it.")
-    noticed_at: datetime = Field(description="The end of the attempt.")
-    kept_step: int = Field(description="Of the checkpoint that was, or could be, gone on from; 0: the beginning.")
+    bad_at: datetime | None = Field(description="First sign of the failure.")
+    noticed_at: datetime = Field(description="End of the attempt.")
+    kept_step: int = Field(description="Step of the checkpoint that was or could be resumed from; 0: the beginning.")
     steps_lost: int | None
     lost_seconds: float
-    gpu_hours: float | None = Field(description="Null: it held no GPUs.")
-    money: float | None = Field(description="Where the site names a price.")
+    gpu_hours: float | None = Field(description="Null: no GPUs were allocated.")
+    money: float | None = Field(description="Null: the site has not set a price.")
     currency: str
-    detect_seconds: float | None = Field(description="From the last step that rank 0 told of to the end.")
-    again_seconds: float | None = Field(description="From the end until the next attempt trained.")
-    catch_up_seconds: float | None = Field(description="From the end until the last step was done again.")
+    detect_seconds: float | None = Field(description="From the last step reported by rank 0 to the end.")
+    again_seconds: float | None = Field(description="From the end until the next attempt was training.")
+    catch_up_seconds: float | None = Field(description="From the end until the last step was repeated.")
 
 
 class PostMortemAct(Schema):
@@ -90,7 +90,7 @@ class OverruleShape(Schema):
 class FollowUpShape(Schema):
     id: int
     text: str
-    owner: str = Field(description="A user name; empty: nobody yet.")
+    owner: str = Field(description="User name; empty: nobody yet.")
     due: date | None
     done_at: datetime | None
 
@@ -99,49 +99,53 @@ class PostMortemShape(Schema):
     job: int
     attempt: int = Field(description="Its number.")
     at: datetime = Field(description="When it ended.")
-    cause: str = Field(description="A person's word, where there is one; else the evidence's.")
-    evidence_cause: str = Field(description="What the evidence says, overruled or not.")
+    cause: str = Field(description="The cause named by a person, else by the evidence.")
+    evidence_cause: str = Field(description="The cause by the evidence, overruled or not.")
     title: str = Field(description="The cause in plain words.")
-    confidence: float = Field(description="Of the evidence's cause, from 0 to 1.")
+    confidence: float = Field(description="Confidence in the evidence's cause, from 0 to 1.")
     owner: str = Field(description="Who must act: researcher, sysadmin, both, nobody.")
     source: str = Field(
         "",
-        description="Whose word the evidence's cause is: machine, scheduler, launcher (what it left in the job's own"
-        " folder), program; empty: of an older release.",
+        description="Source of the evidence's cause: machine, scheduler, launcher (from files in the job's own"
+        " directory), program; empty: from an older release.",
     )
-    doubts: list[str] = Field([], description="What speaks against it, as that the job held no GPU.")
-    reported_by: str = Field(description="Both in words, or the person, where a sysadmin must act; else empty.")
-    is_confirmed: bool = Field(description="The machine or the scheduler supports it, where a sysadmin must act.")
+    doubts: list[str] = Field([], description="Reasons to doubt it, such as that the job had no GPU.")
+    reported_by: str = Field(description="Who reported it, if a sysadmin must act; else empty.")
+    is_confirmed: bool = Field(description="Confirmed by the machine or the scheduler, if a sysadmin must act.")
     says: str
     advice: str
-    follows: str = Field(description="How it went on, in a sentence.")
+    follows: str = Field(description="How the job continued, in a sentence.")
     evidence: list[EvidenceShape]
     runner_up: OtherShape | None
     ruled_out: list[OtherShape]
-    not_seen: list[str] = Field(description="What could not be looked at.")
+    not_seen: list[str] = Field(description="What could not be examined.")
     rank: int | None
     node: str
     exception: str
-    frame: str = Field(description="The innermost of the person's own code.")
+    frame: str = Field(description="Innermost frame of the user's code.")
     version: int
-    is_final: bool = Field(description="No evidence can come any more.")
+    is_final: bool = Field(description="No more evidence can arrive.")
     made_at: datetime
     versions: list[PostMortemVersion] = Field(description="Every verdict, oldest first.")
-    next_attempt: int | None = Field(description="The number of the one that followed.")
+    next_attempt: int | None = Field(description="Number of the attempt that followed.")
     decision: str = Field(description="What Vigil decided, in a sentence.")
-    did: list[PostMortemAct] = Field(description="What Vigil did, and what came of it.")
+    did: list[PostMortemAct] = Field(description="What Vigil did, and the result.")
     figures: PostMortemFigures
     published_at: datetime | None = Field(description="Null: a draft.")
     overruled: OverruleShape | None
     narrative: str
     factors: list[str] = Field(description="What contributed to it.")
     actions: list[FollowUpShape]
-    revision: int = Field(description="Of what people wrote; send it with a change, so that nobody's is lost.")
+    revision: int = Field(
+        description="Revision of what people wrote; send it with a change to detect concurrent edits."
+    )
     url: str
 
 
 class WantedVerdict(Schema):
-    attempt: int | None = Field(None, ge=1, le=2**31 - 1, description="Its number; the newest that failed.")
+    attempt: int | None = Field(
+        None, ge=1, le=2**31 - 1, description="Attempt number; default: the newest that failed."
+    )
 
 
 class FollowUpChange(Schema):
@@ -168,17 +172,19 @@ class PostMortemChanges(Schema):
     narrative: Narrative | None = None
     factors: list[Factor] | None = Field(None, max_length=editing.FACTORS)
     actions: list[FollowUpChange] | None = Field(
-        None, max_length=editing.ACTIONS, description="All of them: those that are not named go."
+        None, max_length=editing.ACTIONS, description="The complete list: actions that are missing are deleted."
     )
     is_published: bool | None = None
     overrule: OverruleChange | None = None
-    revision: int | None = Field(None, ge=0, lt=2**31, description="As it was read: 409 if somebody changed it since.")
+    revision: int | None = Field(
+        None, ge=0, lt=2**31, description="Revision that was read; 409 if it has changed since."
+    )
 
 
 @router.get(
     "/{int:job_id}/postmortem",
     response=PostMortemShape,
-    summary="Why it ended badly",
+    summary="Why a job failed",
     openapi_extra=described(errors={404: NONE_YET}),
 )
 def postmortem(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) -> dict[str, Any]:
@@ -193,7 +199,7 @@ def postmortem(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) -
 
 @router.get(
     "/{int:job_id}/postmortem.md",
-    summary="Why it ended badly, as Markdown",
+    summary="Why a job failed, as Markdown",
     openapi_extra=described(
         {
             "responses": {
@@ -212,7 +218,7 @@ def as_markdown(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) 
 @router.patch(
     "/{int:job_id}/postmortem",
     response=PostMortemShape,
-    summary="Write, publish or overrule it",
+    summary="Edit, publish or overrule a post-mortem",
     openapi_extra=described(
         errors={403: NOT_YOURS, 404: NONE_YET, 409: "Somebody else has changed it since `revision`."}
     ),
@@ -225,7 +231,7 @@ def change(
     user, incident, given = request.auth, document.incident, changes.model_fields_set
     for name in given - {"overrule", "revision"}:
         if getattr(changes, name) is None:
-            raise bad_field(name, "Leave it out to keep it; null is no value for it.")
+            raise bad_field(name, "null is not allowed. Omit the field to keep its value.")
     with transaction.atomic():
         if given & {"narrative", "factors", "actions", "revision"}:
             editing.write(
@@ -252,7 +258,7 @@ def _document(job: Job, number: int | None) -> Document:
         where = ""
         if (attempt := verdicts.restarted_in_place(job, number)) is not None:
             where = f" Attempt {attempt} restarted in place: its incidents are in GET /api/v1/postmortems."
-        raise Problem(404, f"There is no verdict on #{job.pk}. {which} has not ended badly, or did just now.{where}")
+        raise Problem(404, f"There is no verdict on #{job.pk}. {which} has not failed, or only just now.{where}")
     return document
 
 

@@ -26,7 +26,9 @@ class IncidentRow(Schema):
     name: str
     project: str
     attempt: int = Field(description="Its number.")
-    incarnation: int | None = Field(description="Its ranks were started again in place; null: the attempt ended.")
+    incarnation: int | None = Field(
+        description="Incarnation whose ranks were restarted in place; null: the attempt ended."
+    )
     at: datetime
     cause: str = Field(description="Empty while its logs are being read.")
     confidence: float | None
@@ -37,8 +39,8 @@ class IncidentRow(Schema):
     version: int
     is_final: bool
     is_overruled: bool
-    overruled_by: str = Field(description="Who named the cause; empty: the evidence did, or they are gone.")
-    is_confirmed: bool = Field(description="The machine or the scheduler supports it, where a sysadmin must act.")
+    overruled_by: str = Field(description="Who named the cause; empty: the evidence, or a deleted user.")
+    is_confirmed: bool = Field(description="Confirmed by the machine or the scheduler, if a sysadmin must act.")
     published_at: datetime | None
     url: str
 
@@ -53,13 +55,13 @@ class WantedIncidents(WantedPage):
 
     project: list[Text] = []
     cause: Annotated[list[str], among(list(CAUSES), "a cause")] = []
-    owner: Owner = Field("", description="Who must act, by the cause.")
+    owner: Owner = Field("", description="Who must act on the cause.")
     node: Text = ""
     published: bool | None = None
     since: Moment | None = None
 
 
-@router.get("/postmortems", response=Incidents, summary="What went wrong, newest first")
+@router.get("/postmortems", response=Incidents, summary="Incidents, newest first")
 def postmortems(request: ApiRequest, wanted: Query[WantedIncidents]) -> HttpResponse:
     """Return failed attempts, each with a post-mortem at its job, and restarts in place."""
     search = IncidentSearch(

@@ -29,18 +29,18 @@ class ProfileRequest(Schema):
 
 
 class RequestedProfile(Schema):
-    id: str = Field(description="The profile's, as in the list.")
+    id: str = Field(description="Id of the profile, as in the list.")
 
 
 class ProfileShape(Schema):
     id: str
     attempt: int = Field(description="The attempt's number.")
     rank: int
-    name: str = Field(description="Of the trace; empty until it is written.")
+    name: str = Field(description="File name of the trace; empty until it is written.")
     first_step: int | None
     last_step: int | None
     bytes: int
-    waits: bool = Field(description="It was asked for, and is not written yet.")
+    waits: bool = Field(description="Requested, but not written yet.")
     problem: str
     asked_at: datetime | None
     saved_at: datetime | None
@@ -58,8 +58,8 @@ class Profiles(Schema):
     openapi_extra=described(
         errors={
             403: NOT_YOURS,
-            404: "There is no such job that you can see, or nothing of it to profile yet.",
-            409: "It is not running, or it is a program of its own.",
+            404: "No such job that you can see, or nothing to profile yet.",
+            409: "The job is not running, or it runs its own program.",
         }
     ),
 )
@@ -70,7 +70,7 @@ def profile_job(request: ApiRequest, job_id: int, wanted: ProfileRequest | None 
     return Status(202, {"id": profiling.ask(request.auth, job, steps=wanted.steps, rank=wanted.rank)})
 
 
-@router.get("/{int:job_id}/profiles", response=Profiles, summary="Its profiles, newest first")
+@router.get("/{int:job_id}/profiles", response=Profiles, summary="A job's profiles, newest first")
 def listed(request: ApiRequest, job_id: int) -> dict[str, Any]:
     """Return profiles, including requested ones that are not written yet and failed ones with the reason."""
     job = job_of(request, job_id)
@@ -82,7 +82,7 @@ def listed(request: ApiRequest, job_id: int) -> dict[str, Any]:
     summary="A trace, as chrome://tracing and ui.perfetto.dev open it",
     openapi_extra=described(
         {"responses": {200: {"description": "As written", "content": {"application/gzip": {"schema": GZIP}}}}},
-        errors={404: "There is no such job that you can see, or no such attempt or trace."},
+        errors={404: "No such job that you can see, or no such attempt or trace."},
     ),
 )
 def file(request: ApiRequest, job_id: int, number: int, name: str) -> StreamingHttpResponse:

@@ -19,9 +19,9 @@ class QueuedShape(Schema):
     """A pending or running job of the scheduler, of any user."""
 
     scheduler_id: str
-    component: str = Field(description='"85+1" of heterogeneous job 85, as Slurm writes it; empty of every other job.')
-    job: int | None = Field(description="Vigil's number, where it is a job of Vigil's that you can see.")
-    sweep: int | None = Field(description="Vigil's number of the sweep whose array it is, where you can see it.")
+    component: str = Field(description='"85+1" for a component of heterogeneous job 85, as in Slurm; else empty.')
+    job: int | None = Field(description="Vigil's job number, if it is a Vigil job that you can see.")
+    sweep: int | None = Field(description="Vigil's number of the sweep that submitted this array, if you can see it.")
     name: str
     user: str
     is_mine: bool
@@ -29,14 +29,14 @@ class QueuedShape(Schema):
     account: str
     partition: str
     qos: str
-    reason: str = Field(description="The scheduler's word.")
-    why: str = Field(description="The same in plain words.")
+    reason: str = Field(description="The scheduler's reason.")
+    why: str = Field(description="The reason, explained.")
     priority: int
-    position: int | None = Field(description="Of those that wait in its partition, by priority; 1 is next.")
-    waiting: int = Field(description="How many wait in its partition, held ones left aside.")
+    position: int | None = Field(description="Position among pending jobs of its partition, by priority; 1 is next.")
+    waiting: int = Field(description="Number of pending jobs in its partition, without held ones.")
     submitted_at: datetime | None
     started_at: datetime | None
-    starts_at: datetime | None = Field(description="The scheduler's own guess for one that waits.")
+    starts_at: datetime | None = Field(description="The scheduler's estimate for a pending job.")
     ends_at: datetime | None
     time_limit_s: int | None
     nodes: list[str]
@@ -44,10 +44,10 @@ class QueuedShape(Schema):
     cpus: int
     gpus: int
     gpu_type: str
-    gpus_by_type: dict[str, int] = Field(description="Where it asks for several types; empty otherwise.")
+    gpus_by_type: dict[str, int] = Field(description="If it requests several types; else empty.")
     memory_mib: int
     gpu_indices: dict[str, list[int]] = Field(description="By node.")
-    tasks: int = Field(description="How many jobs wait in this row: those of an array are one row.")
+    tasks: int = Field(description="Number of jobs in this row: pending jobs of an array are one row.")
     reservation: str
     features: str
     dependency: str
@@ -59,15 +59,15 @@ class QueuedShape(Schema):
 class UnseenShape(Schema):
     """Your own jobs that the queue cannot show yet."""
 
-    kept: int = Field(description="Vigil has not handed them to the scheduler yet.")
-    newer: int = Field(description="Handed over since the queue was read.")
-    text: str = Field(description="The same in a sentence; empty where the queue shows all.")
+    kept: int = Field(description="Not submitted to the scheduler yet.")
+    newer: int = Field(description="Submitted since the queue was last read.")
+    text: str = Field(description="The same in a sentence; empty if the queue shows all jobs.")
 
 
 class Queue(Schema):
     items: list[QueuedShape]
     next: str | None
-    counts: dict[str, int] = Field(description="Jobs by state, the filter of states left aside.")
+    counts: dict[str, int] = Field(description="Number of jobs by state, ignoring the filter on states.")
     reading: ReadingShape
     unseen: UnseenShape
 
@@ -75,7 +75,7 @@ class Queue(Schema):
 class WantedQueue(Schema):
     """Filters of the queue; repeat `state` for several."""
 
-    q: Text = Field("", description="Words in the name, or a scheduler's id, a person, an account.")
+    q: Text = Field("", description="Words in the name, or a scheduler's id, user or account.")
     state: Annotated[list[str], among(STATES, "a state")] = Field([], description=f"Any of {', '.join(STATES)}.")
     partition: Text = ""
     user: Text = Field("", description="A Unix user.")
@@ -84,7 +84,7 @@ class WantedQueue(Schema):
     cursor: Cursor
 
 
-@router.get("/queue", response=Queue, summary="The scheduler's queue: your own first, then by priority")
+@router.get("/queue", response=Queue, summary="The scheduler's queue: your jobs first, then by priority")
 def queue(request: ApiRequest, wanted: Query[WantedQueue]) -> dict[str, Any]:
     """Return the queue as the scheduler last reported it, with everybody's jobs if the site shows them."""
     search = QueueSearch(

@@ -37,14 +37,12 @@ MOST_WINDOW = 366
 class WantedReliability(Schema):
     """The days, grouping and project of the report."""
 
-    days: int = Field(
-        30, ge=1, le=MOST_WINDOW, description="Days of UTC; the last one is today, as far as it has come."
-    )
+    days: int = Field(30, ge=1, le=MOST_WINDOW, description="Number of days in UTC; the last one is today so far.")
     by: Annotated[str, among(BY, "what it can be told by")] = Field("cause", description=", ".join(BY))
     kind: Annotated[str, among(KINDS, "a kind of failure")] = Field(
-        "all", description="all; or of machines, which strike whatever runs; or of programs."
+        "all", description="all, machines (failures that hit any program), or programs."
     )
-    project: Text = Field("", description="Its short name: its jobs alone.")
+    project: Text = Field("", description="Project slug: count only its jobs.")
 
 
 class WantedReliabilityPage(WantedReliability):
@@ -58,34 +56,34 @@ class WantedForecast(Schema):
     nodes: int = Field(ge=1, le=MOST_NODES)
     days: float = Field(gt=0, le=MOST_DAYS)
     save_seconds: float = Field(
-        forecasting.SAVE_S, gt=0, le=MOST_SECONDS, description="That a save costs, all its consequences counted."
+        forecasting.SAVE_S, gt=0, le=MOST_SECONDS, description="Cost of a save, including all its consequences."
     )
     restart_seconds: float | None = Field(
-        None, ge=0, le=MOST_SECONDS, description="From a failure until it trains again; left out: as it was here."
+        None, ge=0, le=MOST_SECONDS, description="From a failure until training resumes; default: as observed here."
     )
-    window: int = Field(30, ge=1, le=MOST_WINDOW, description="Days of which the rate is.")
+    window: int = Field(30, ge=1, le=MOST_WINDOW, description="Number of days over which the rate is measured.")
 
 
 class RateShape(Schema):
     """Failures per node-day, with an exact 95 % interval for counts."""
 
     failures: int
-    node_days: float = Field(description="In which jobs held nodes.")
+    node_days: float = Field(description="Node-days allocated to jobs.")
     per_1000_node_days: float | None
     per_1000_interval: list[float] | None
-    mttf_days: float | None = Field(description="Of one node. Null: fewer than three failures are too few.")
+    mttf_days: float | None = Field(description="Per node. Null: there are fewer than three failures.")
     mttf_days_interval: list[float] | None
 
 
 class FailuresShape(RateShape):
     """The failures of one cause, node, rack, partition, project or week."""
 
-    name: str = Field(description="Of a week its Monday.")
+    name: str = Field(description="For a week, its Monday.")
     lost_gpu_hours: float = Field(
-        description="Since the checkpoint that was kept, and while nodes were held until they trained again."
+        description="Work since the last checkpoint, plus allocated time until training resumed."
     )
-    detect_seconds: float | None = Field(description="Median, from the last step to the end that was noticed.")
-    recover_seconds: float | None = Field(description="Median, from there until it trained again.")
+    detect_seconds: float | None = Field(description="Median time from the last step to the detected end.")
+    recover_seconds: float | None = Field(description="Median time from the end until training resumed.")
 
 
 class OffenderShape(Schema):
@@ -93,11 +91,11 @@ class OffenderShape(Schema):
 
     node: str
     failures: int
-    expected: float = Field(description="By the rate of the other nodes.")
-    programs: int = Field(description="How many different ones failed.")
-    chance: float = Field(description="That any of the nodes fails so often by chance.")
-    score: float = Field(description="Minus the logarithm of the chance, by ten.")
-    blame: str = Field(description="node: different programs fail on it; program: few do, over and over.")
+    expected: float = Field(description="Expected failures at the rate of the other nodes.")
+    programs: int = Field(description="Number of different programs that failed.")
+    chance: float = Field(description="Probability that any node fails this often by chance.")
+    score: float = Field(description="Minus the decimal logarithm of the chance.")
+    blame: str = Field(description="node: different programs fail on it; program: few programs fail repeatedly.")
 
 
 class PublishedShape(Schema):
@@ -114,13 +112,13 @@ class Reliability(Schema):
     since: date = Field(description="The first of the days.")
     by: str
     kind: str
-    text: str = Field(description="All of it in a few sentences.")
+    text: str = Field(description="Summary in a few sentences.")
     total: FailuresShape
     effective_time: float | None = Field(
-        description="Of jobs that have ended: time of steps that are kept, of that which they were queued and held."
+        description="Share of the queued and allocated time of ended jobs that produced useful steps."
     )
     offenders: list[OffenderShape] = Field(description="The worst first.")
-    published: list[PublishedShape] = Field(description="What others have published of their hardware.")
+    published: list[PublishedShape] = Field(description="Published failure rates of other clusters.")
 
 
 class CurvePoint(Schema):
@@ -135,21 +133,21 @@ class ForecastShape(Schema):
     days: float
     save_seconds: float
     restart_seconds: float
-    is_assumed: bool = Field(description="Too few failures were seen here: the rate is one that others published.")
+    is_assumed: bool = Field(description="The rate is a published one, as too few failures were observed here.")
     per_1000_node_days: float
     expected_failures: float
     expected_failures_interval: list[float] | None = Field(description="Null: the rate is assumed.")
     chance_of_none: float
     chance_of_none_interval: list[float] | None
-    mtbf_seconds: float = Field(description="Between failures of all its nodes together.")
-    best_interval_seconds: float = Field(description="From one save to the next: what keeps most.")
-    young_interval_seconds: float = Field(description="√(2·C·MTTF), which is the same where saves are cheap.")
-    effective_time: float = Field(description="Saving at the best interval.")
+    mtbf_seconds: float = Field(description="Mean time between failures of all nodes together.")
+    best_interval_seconds: float = Field(description="Save interval with the largest useful share.")
+    young_interval_seconds: float = Field(description="√(2·C·MTBF), Young's approximation for cheap saves.")
+    effective_time: float = Field(description="Share of useful time at the best interval.")
     curve: list[CurvePoint]
     text: str
 
 
-@router.get("/reliability", response=Reliability, summary="How often nodes and programs fail, and what it costs")
+@router.get("/reliability", response=Reliability, summary="Failure rates of nodes and programs, and their cost")
 def reliability(request: ApiRequest, wanted: Query[WantedReliabilityPage]) -> dict[str, Any]:
     """Return the failure rates. Failures are incidents, by their newest verdict or a person's correction.
 
@@ -157,7 +155,7 @@ def reliability(request: ApiRequest, wanted: Query[WantedReliabilityPage]) -> di
     """
     skip = whole(wanted.cursor or "0", 2**31)
     if skip is None:
-        raise bad_field("cursor", "The cursor is not one of ours. Begin without one.")
+        raise bad_field("cursor", "Invalid cursor. Start without one.")
     now, filters = timezone.now(), _filters(wanted)
     found = report.find(request.auth, filters, now)
     page = found.rows[skip : skip + wanted.limit]
@@ -178,7 +176,7 @@ def reliability(request: ApiRequest, wanted: Query[WantedReliabilityPage]) -> di
 
 @router.get(
     "/reliability.csv",
-    summary="The same as CSV",
+    summary="The same report as CSV",
     openapi_extra=described(csv_file.description(CSV_HEADER, most=CSV_ROWS)),
 )
 def reliability_csv(request: ApiRequest, wanted: Query[WantedReliability]) -> StreamingHttpResponse:
@@ -188,7 +186,7 @@ def reliability_csv(request: ApiRequest, wanted: Query[WantedReliability]) -> St
     return csv_file.answer(request, name, CSV_HEADER, lambda: _csv_rows(user, filters))
 
 
-@router.get("/reliability/forecast", response=ForecastShape, summary="What so many nodes must expect in so many days")
+@router.get("/reliability/forecast", response=ForecastShape, summary="Forecast failures for N nodes over T days")
 def reliability_forecast(request: ApiRequest, wanted: Query[WantedForecast]) -> dict[str, Any]:
     """Forecast failures from the interruptions of the last days, assuming that they occur at random.
 

@@ -26,7 +26,7 @@ _COLUMNS = {
         "runs": {
             "type": "array",
             "items": {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 3},
-            "description": "[stream index, batch index, number of points], cutting the columns.",
+            "description": "[stream index, batch index, number of points]: how to split the columns.",
         },
         "step": {"type": "array", "items": {"type": "integer", "minimum": 0}},
         "value": {
@@ -46,7 +46,7 @@ _STREAM = {
         "boot_id": {"type": "string"},
         "restart_count": {"type": "integer", "minimum": 0},
         "first": {"type": "integer", "minimum": 0, "description": "seq of the first batch"},
-        "times": {"type": "array", "items": {"type": "number"}, "description": "Unix seconds, one a batch"},
+        "times": {"type": "array", "items": {"type": "number"}, "description": "Unix seconds, one per batch"},
         "end": {"type": "boolean"},
     },
 }
@@ -79,7 +79,7 @@ _TAKEN = {
         "streams": {
             "type": "object",
             "additionalProperties": {"type": "integer"},
-            "description": "The seq that each stream goes on with.",
+            "description": "The seq with which each stream continues.",
         },
         "version": {"type": "integer"},
     },
@@ -90,7 +90,7 @@ _TAKEN = {
     "/attempts/{attempt_id}/reports",
     auth=None,
     throttle=[],
-    summary="Take what an attempt's ranks report",
+    summary="Send reports of an attempt's ranks",
     openapi_extra=described(
         {
             "requestBody": {"required": True, "content": {"application/json": {"schema": _POST}}},
@@ -98,11 +98,11 @@ _TAKEN = {
             "security": [{"Bearer": []}],
         },
         errors={
-            400: "It is not UTF-8.",
-            401: "The attempt has ended, or the token is another's.",
-            413: "It is larger than one post may be: send less at once.",
-            415: "It is packed otherwise than with gzip.",
-            422: "It is no report, or holds what one may not. `errors` names where.",
+            400: "The body is not UTF-8.",
+            401: "The attempt has ended, or the token belongs to another one.",
+            413: "The body is too large: send smaller posts.",
+            415: "The body is compressed with something other than gzip.",
+            422: "The report is invalid. `errors` names the fields.",
         },
     ),
 )

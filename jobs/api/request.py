@@ -20,8 +20,8 @@ from vigil_core import bounded
 from vigil_core.bounded import Bounds
 from vigil_core.untrusted import whole
 
-NOT_YOURS = "It is somebody else's, and you do not lead its project; or the token may only read."
-NOT_HERE = "You may not do this in this project or on this scheduler, or the token may only read."
+NOT_YOURS = "The job belongs to somebody else and you do not lead its project, or the token is read-only."
+NOT_HERE = "You may not do this in this project or on this scheduler, or the token is read-only."
 TYPES = "Send application/json, application/toml or multipart/form-data."
 # A specification, in an object that says what it is.
 _BODY = Bounds(depth=bounded.SPECIFICATION.depth + 1, items=bounded.SPECIFICATION.items + 10)
@@ -66,7 +66,7 @@ class _RawRequest:
     code: bytes | None = None
 
 
-_SPEC = {"type": "object", "description": "As /api/v1/spec/schema says.", "additionalProperties": True}
+_SPEC = {"type": "object", "description": "See /api/v1/spec/schema.", "additionalProperties": True}
 _EXAMPLE = {"name": "first-run", "kind": "distributed", "run": {"recipe": "language", "steps": 200}}
 _EXAMPLE_TOML = 'name = "first-run"\nkind = "distributed"\n\n[run]\nrecipe = "language"\nsteps = 200\n'
 _PROPERTIES = {"spec_toml": {"type": "string"}, "parent": {"type": "integer", "description": "The job this clones."}}
@@ -92,7 +92,7 @@ BODY: dict[str, Any] = {
                         "code": {
                             "type": "string",
                             "format": "binary",
-                            "description": "The folder of [script] or [client] as tar.gz.",
+                            "description": "The directory of [script] or [client] as tar.gz.",
                         },
                     },
                     "required": ["spec_toml"],
@@ -108,7 +108,7 @@ KEY_HEADER: dict[str, Any] = {
             "name": "Idempotency-Key",
             "required": False,
             "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
-            "description": "A repeat with the same key and body within 24 hours answers the same and does nothing.",
+            "description": "A repeat with the same key and body within 24 hours only returns the same response.",
         }
     ]
 }
@@ -140,7 +140,7 @@ def job_or_sweep_request(request: HttpRequest) -> JobRequest | SweepRequest:
         text = sent.text if sent.text is not None else write_toml(spec)
         return JobRequest(spec=spec, spec_toml=text, parent=sent.parent, code=sent.code)
     if sent.parent is not None:
-        raise bad_field("parent", "A sweep is cloned from no job. Leave it out.")
+        raise bad_field("parent", "A sweep cannot be cloned from a job. Omit this field.")
     text = sent.text if sent.text is not None else plain_toml(sent.data)
     return SweepRequest(spec=SweepSpec.parse(sent.data, text), spec_toml=text, code=sent.code)
 
@@ -233,7 +233,7 @@ def _from_body(data: dict[str, Any], code: bytes | None = None) -> _RawRequest:
         errors = [
             FieldError(field=".".join(map(str, e["loc"])), message=plain_message(dict(e))) for e in error.errors()
         ]
-        raise Problem(422, "The body is not what this address takes.", kind="invalid", errors=errors) from error
+        raise Problem(422, "The body is invalid.", kind="invalid", errors=errors) from error
     if (body.spec is None) == (body.spec_toml is None):
         raise bad_field("spec", "Send either spec (an object) or spec_toml (the text), and not both.")
     if body.spec_toml is not None:
@@ -251,7 +251,7 @@ def _from_form(request: HttpRequest) -> _RawRequest:
     if (parent := whole(data.get("parent"))) is not None:
         data["parent"] = parent
     if strangers := set(request.FILES) - {"code", "spec_toml"}:
-        text = "No file is taken by this name. Send the program's folder as one file named code, its TOML as spec_toml."
+        text = "Unknown file name. Send the program's directory as one file named code, and its TOML as spec_toml."
         raise bad_field(sorted(strangers)[0], text)
     if isinstance(file := request.FILES.get("spec_toml"), UploadedFile):  # curl's -F spec_toml=@job.toml
         if (file.size or 0) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:  # as of a field

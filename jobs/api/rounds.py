@@ -22,9 +22,9 @@ from portal.http.paging import Order, page
 from training.federation.tables import FEWEST_EVALUATED, STATES
 
 router = Router(tags=["rounds"])
-_WHOLE = "Whole, of however many clients."
-_EVALUATED = "That its accuracy is measured on; null: a run of an older version."
-_NAME = "Whose its data are; empty: nobody knows."
+_WHOLE = "Exact, for any number of clients."
+_EVALUATED = "Samples on which its accuracy is measured; null: a run of an older version."
+_NAME = "Owner of its data; empty: unknown."
 
 
 class WantedRounds(WantedPage):
@@ -32,7 +32,7 @@ class WantedRounds(WantedPage):
 
     start: int | None = Field(None, ge=0, lt=2**31, alias="from", description="First round.")
     end: int | None = Field(None, ge=0, lt=2**31, alias="to", description="Last round.")
-    clients: bool = Field(False, description="With what each client did that was named.")
+    clients: bool = Field(False, description="Include what each listed client did.")
 
 
 class ClientRoundShape(Schema):
@@ -42,8 +42,8 @@ class ClientRoundShape(Schema):
     name: str = Field(description=_NAME)
     state: str = Field(description=", ".join(STATES))
     loss: float | None
-    accuracy: float | None = Field(description="Of the global model on the client's own samples.")
-    seconds: float | None = Field(description="Null: the pace has no clock of its own.")
+    accuracy: float | None = Field(description="Accuracy of the global model on the client's samples.")
+    seconds: float | None = Field(description="Null: this pace does not measure time.")
 
 
 class RoundShape(Schema):
@@ -54,22 +54,22 @@ class RoundShape(Schema):
     incarnation: int
     told_at: datetime
     trained: int = Field(description=_WHOLE)
-    late: int = Field(description="Their updates came after their round, and were used.")
-    dropped: int = Field(description="They sent nothing, or too late.")
-    rejected: int = Field(description="The aggregation left their updates out.")
-    broken: int = Field(description="Their updates were no numbers.")
+    late: int = Field(description="Clients whose updates arrived after their round, and were used.")
+    dropped: int = Field(description="Clients that sent nothing, or too late.")
+    rejected: int = Field(description="Clients whose updates the aggregation left out.")
+    broken: int = Field(description="Clients whose updates were not finite.")
     seconds: float | None
     bytes_up: int
     bytes_down: int
     loss: float | None
-    accuracy: float | None = Field(description="Of the global model; null: there was no validation.")
+    accuracy: float | None = Field(description="Accuracy of the global model; null: no validation.")
     worst: int | None = Field(
-        description=f"The client with the lowest accuracy, of those evaluated on at least {FEWEST_EVALUATED} samples."
+        description=f"Client with the lowest accuracy, of those evaluated on at least {FEWEST_EVALUATED} samples."
     )
     worst_name: str = Field(description=_NAME)
     worst_evaluation_samples: int | None = Field(description=_EVALUATED)
     clients: list[ClientRoundShape] | None = Field(
-        None, description="Those that were named, with `clients`; of many clients first those in trouble."
+        None, description="The listed clients, if `clients` is set; with many clients, those with problems first."
     )
 
 
@@ -81,8 +81,8 @@ class RoundPage(Schema):
 class WantedClients(WantedPage):
     sort: Annotated[str, among(SORTS, "an order")] = Field(
         WORST,
-        description=f"One of {', '.join(SORTS)}. `worst`: the lowest accuracy first, and after all others "
-        f"clients with fewer than {FEWEST_EVALUATED} evaluation samples; - reverses.",
+        description=f"One of {', '.join(SORTS)}. `worst`: the lowest accuracy first, with "
+        f"clients with fewer than {FEWEST_EVALUATED} evaluation samples last; - reverses the order.",
         json_schema_extra={"enum": list(SORTS)},
     )
 
@@ -92,22 +92,22 @@ class ClientShape(Schema):
 
     number: int
     name: str = Field(description=_NAME)
-    samples: int | None = Field(description="That it trains on.")
+    samples: int | None = Field(description="Training samples.")
     evaluation_samples: int | None = Field(description=_EVALUATED)
-    split: list[int] | None = Field(description="The same by label, in the order of `labels`.")
+    split: list[int] | None = Field(description="Training samples by label, in the order of `labels`.")
     trained: int
     late: int
     dropped: int
     rejected: int
     broken: int
-    loss: float | None = Field(description="When it last trained.")
-    accuracy: float | None = Field(description="Of its own samples, when it last took part.")
-    seconds: float | None = Field(description="Of its rounds, the mean; null: the pace has no clock of its own.")
+    loss: float | None = Field(description="Loss when it last trained.")
+    accuracy: float | None = Field(description="Accuracy on its samples when it last took part.")
+    seconds: float | None = Field(description="Mean time of its rounds; null: this pace does not measure time.")
     last_round: int | None
 
 
 class Clients(Schema):
-    labels: list[str] = Field(description="Of the data; empty where nothing is told of them.")
+    labels: list[str] = Field(description="Labels of the data; empty if not reported.")
     items: list[ClientShape]
     next: str | None
 
@@ -122,7 +122,7 @@ def rounds(request: ApiRequest, job_id: int, wanted: Query[WantedRounds]) -> Htt
     """Return rounds, each as the newest attempt did it. Jobs of other kinds have none."""
     job = job_of(request, job_id)
     if wanted.start is not None and wanted.end is not None and wanted.start > wanted.end:
-        raise bad_field("from", f"{wanted.start} lies after to = {wanted.end}. Swap them.")
+        raise bad_field("from", f"{wanted.start} is after to = {wanted.end}. Swap them.")
     attempts = list(job.attempts.select_related("job").order_by("number"))
     rows = recorded.of_record(recorded.spans(attempts))
     if wanted.start is not None:

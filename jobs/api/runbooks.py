@@ -22,8 +22,8 @@ class RunbookShape(Schema):
     title: str = Field(description="The cause in plain words.")
     owner: str = Field(description="Who must act: researcher, sysadmin, both, nobody.")
     advice: str = Field(description="What to do first, in a sentence or two.")
-    markdown: str = Field(description="The site's text where it has one, else Vigil's own.")
-    is_site: bool = Field(description="The text is the site's.")
+    markdown: str = Field(description="The site's text if it has one, else Vigil's.")
+    is_site: bool = Field(description="Whether the text is the site's.")
     changed_at: datetime | None
     changed_by: str | None
 
@@ -32,13 +32,13 @@ class RunbookShape(Schema):
     "/{code}",
     response=RunbookShape,
     summary="What to do about a cause",
-    openapi_extra=described(errors={404: "There is no such cause."}),
+    openapi_extra=described(errors={404: "No such cause."}),
 )
 def runbook(request: ApiRequest, code: str) -> dict[str, Any]:
     """Return the runbook of a cause such as `gpu.off_bus`: its meaning, what it is confused with, and what helps."""
     cause = CAUSES.get(code)
     if cause is None:
-        raise Problem(404, "There is no such cause. The page /runbooks lists them.")
+        raise Problem(404, "No such cause. See /runbooks for a list.")
     found = runbooks.find(code)
     site = found.site
     return {

@@ -32,7 +32,7 @@ class WantedPoints(Schema):
 
     name: Text = "loss"
     rank: int = Field(0, ge=-(10**6), lt=10**9, description="Negative: the launcher of node −rank−1.")
-    all: bool = Field(False, description="Superseded values too, of steps that were done twice.")
+    all: bool = Field(False, description="Include superseded values of repeated steps.")
     start: int | None = Field(None, ge=0, lt=2**53, alias="from", description="First step.")
     end: int | None = Field(None, ge=0, lt=2**53, alias="to", description="Last step.")
 
@@ -41,9 +41,14 @@ class WantedCurves(WantedPoints):
     """Several series of one rank, or across ranks."""
 
     name: list[Text] = Field(["loss"], max_length=32)  # type: ignore[assignment]
-    points: int = Field(1000, ge=2, le=20_000, description="About so many; longer curves come as min, max and mean.")
-    digits: int | None = Field(None, ge=3, le=15, description="Round to so many significant digits: enough to draw.")
-    band: bool = Field(False, description="Across ranks instead: min, median, max and the worst rank.")
+    points: int = Field(
+        1000,
+        ge=2,
+        le=20_000,
+        description="Approximate number of points; longer curves are reduced to min, max and mean.",
+    )
+    digits: int | None = Field(None, ge=3, le=15, description="Round to this many significant digits.")
+    band: bool = Field(False, description="Return bands across ranks: min, median, max and the worst rank.")
 
 
 class CurveShape(Schema):
@@ -60,21 +65,21 @@ class CurveShape(Schema):
     mean: list[float | None] | None = None
     median: list[float | None] | None = None
     worst_rank: list[int] | None = Field(
-        None, description="The rank with the largest value, or with NaN; -1 where it cannot be told from afar."
+        None, description="The rank with the largest value, or with NaN; -1 if unknown at this resolution."
     )
     gaps: list[tuple[int, int, str]] = []
-    count: int | None = Field(None, description="How many points the curve stands for; not with `band`.")
-    last_step: int | None = Field(None, description="The last of their steps; `step` has where each stretch begins.")
+    count: int | None = Field(None, description="Number of points that the curve represents; not with `band`.")
+    last_step: int | None = Field(None, description="The last of these steps; `step` holds the start of each interval.")
     breaks: list[int] = Field([], description="Steps at which another attempt or incarnation takes over.")
     superseded: list[tuple[int, int]] = Field(
-        [], description="Stretches (from, to) that were done again; `all` has what was there before."
+        [], description="Ranges (from, to) of repeated steps; use `all` for their previous values."
     )
 
 
 class CurvePage(Schema):
     items: list[CurveShape]
     next: str | None = None
-    version: int = Field(description="Of the latest attempt: all of its frames up to this are in these curves.")
+    version: int = Field(description="Version of the latest attempt: all frames up to it are included in these curves.")
     attempt: int | None = Field(description="Id of the latest attempt.")
 
 
@@ -83,13 +88,13 @@ class SeriesNames(Schema):
     next: str | None = None
 
 
-@router.get("/{int:job_id}/series/names", response=SeriesNames, summary="Which series there are")
+@router.get("/{int:job_id}/series/names", response=SeriesNames, summary="Names of a job's series")
 def names(request: ApiRequest, job_id: int) -> dict[str, Any]:
     """Return the names that /series accepts."""
     return {"items": store.names(list(_owners(job_of(request, job_id))))}
 
 
-@router.get("/{int:job_id}/series", response=CurvePage, summary="Curves, no longer than a chart needs")
+@router.get("/{int:job_id}/series", response=CurvePage, summary="Curves for charts")
 def series(request: ApiRequest, job_id: int, wanted: Query[WantedCurves]) -> HttpResponse:
     """Return one rank's curve over all attempts; with `band`, bands across ranks.
 
@@ -149,7 +154,7 @@ def _owners(job: Job) -> dict[Owner, int]:
 
 def _check(wanted: WantedPoints) -> None:
     if wanted.start is not None and wanted.end is not None and wanted.start > wanted.end:
-        raise bad_field("from", f"{wanted.start} lies after to = {wanted.end}. Swap them.")
+        raise bad_field("from", f"{wanted.start} is after to = {wanted.end}. Swap them.")
 
 
 def _curves(owners: dict[Owner, int], name: str, wanted: WantedPoints, *, points: int | None) -> list[Curve]:

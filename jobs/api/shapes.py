@@ -25,16 +25,16 @@ Values = dict[str, float | str | None]
 class AttemptShape(Schema):
     id: int
     number: int
-    state: str = Field(description="Slurm's word, lower-case.")
+    state: str = Field(description="Slurm's state, lower-case.")
     reason: str = Field(description="Why it waits or ended, in the scheduler's words or Vigil's.")
-    explained: str = Field(description="Why it waits or ended, in the words of its page.")
+    explained: str = Field(description="Why it waits or ended, as explained on its page.")
     scheduler_id: str
     nodes: list[str]
     exit_code: int | None
     signal: int | None
-    cause: str = Field(description="Why it ended, in one word.")
+    cause: str = Field(description="Why it ended, as a code.")
     decision: str = Field(description="What Vigil decided after its end.")
-    excluded_nodes: list[str] = Field(description="What it is kept from, as those before it died there.")
+    excluded_nodes: list[str] = Field(description="Nodes to avoid, because earlier attempts failed there.")
     failure: dict[str, Any] = Field(description="The first failure, as its launcher saw it.")
     resume_from: int | None = Field(description="Id of the checkpoint it started from.")
     step: int | None
@@ -46,9 +46,9 @@ class AttemptShape(Schema):
     started_at: datetime | None
     ended_at: datetime | None
     cancel_asked_at: datetime | None
-    release_outcome: str = Field(description="Why a held job was not released; empty: nobody asked, or it was.")
-    kill_requested_at: datetime | None = Field(description="Since when it is to end at once, without a checkpoint.")
-    decided_at: datetime | None = Field(description="When Vigil decided what comes after it: nothing, or another one.")
+    release_outcome: str = Field(description="Why a held job was not released; empty: not requested, or released.")
+    kill_requested_at: datetime | None = Field(description="When a kill was requested.")
+    decided_at: datetime | None = Field(description="When Vigil decided whether another attempt follows.")
 
 
 class SlurmStepShape(Schema):
@@ -65,7 +65,7 @@ class SlurmStepShape(Schema):
 
 
 class AttemptDetail(AttemptShape):
-    slurm_steps: list[SlurmStepShape] = Field(description="Once Slurm's accounts have told them, after its end.")
+    slurm_steps: list[SlurmStepShape] = Field(description="Available once Slurm's accounting has them, after the end.")
 
 
 class ProgressShape(Schema):
@@ -78,9 +78,9 @@ class ProgressShape(Schema):
 class PlaceShape(Schema):
     """A job's place in its sweep."""
 
-    id: int = Field(description="The sweep's.")
-    index: int = Field(description="Its place, from 0.")
-    values: dict[str, Any] = Field(description="What it has of what the sweep goes over, by path.")
+    id: int = Field(description="Id of the sweep.")
+    index: int = Field(description="Index in the sweep, from 0.")
+    values: dict[str, Any] = Field(description="Values of the varied fields, by path.")
 
 
 class JobShape(Schema):
@@ -91,7 +91,7 @@ class JobShape(Schema):
     owner: str
     state: str = Field(description="Its latest attempt's.")
     reason: str = Field(description="Its latest attempt's.")
-    explained: str = Field(description="Why it waits or ended, in the words of its page.")
+    explained: str = Field(description="Why it waits or ended, as explained on its page.")
     attempt: AttemptShape | None = Field(description="The latest.")
     progress: ProgressShape
     latest: Values = Field(description="Newest values of rank 0.")
@@ -100,36 +100,36 @@ class JobShape(Schema):
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
-    over: bool = Field(description="It has ended, and Vigil will not start it anew by itself.")
+    over: bool = Field(description="The job has ended, and Vigil will not restart it.")
     parent: int | None = Field(description="The job it was cloned from.")
-    sweep: PlaceShape | None = Field(description="Of one of a sweep: which, and with which values.")
+    sweep: PlaceShape | None = Field(description="If the job belongs to a sweep: which one, and with which values.")
     url: str
 
 
 class GoodputShape(Schema):
     fraction: float = Field(description="useful_seconds over wall_seconds.")
-    useful_seconds: float = Field(description="Of steps that count: each once, and none that was lost.")
-    wall_seconds: float = Field(description="That its attempts held their allocations.")
+    useful_seconds: float = Field(description="Time of useful steps: each counted once, without lost ones.")
+    wall_seconds: float = Field(description="Time for which nodes were allocated.")
 
 
 class CoverageShape(Schema):
     """The part of a federation's clients and data that has not contributed to any round so far."""
 
     clients: int
-    never: int = Field(description="Clients whose updates counted in no round.")
-    excluded: int = Field(description="Of these, those that were asked in some round.")
+    never: int = Field(description="Clients whose updates were used in no round.")
+    excluded: int = Field(description="Of these, those that were selected in some round.")
     samples: int
-    never_samples: int = Field(description="Samples of the clients that never counted.")
-    foremost: list[int] = Field(description="Some of them, those with most samples first.")
-    text: str = Field(description="The same in a sentence; empty where all have counted, and before round 5.")
+    never_samples: int = Field(description="Samples of clients that were never used.")
+    foremost: list[int] = Field(description="Some of these clients, most samples first.")
+    text: str = Field(description="The same in a sentence; empty if all were used, and before round 5.")
 
 
 class JobDetail(JobShape):
-    coverage: CoverageShape | None = Field(description="Of a federation, once its server has reported it.")
-    goodput: GoodputShape | None = Field(description="Null where it reports no steps, or has not run yet.")
+    coverage: CoverageShape | None = Field(description="For a federation, once its server has reported it.")
+    goodput: GoodputShape | None = Field(description="Null: the job reports no steps, or has not run yet.")
     spec: dict[str, Any]
     spec_toml: str
-    directory: str = Field(description="Its run directory, once there is one.")
+    directory: str = Field(description="Run directory, once it exists.")
 
 
 class SpecShape(Schema):
@@ -184,9 +184,9 @@ class SpreadShape(Schema):
 
 class ShareShape(Schema):
     number: int
-    name: str = Field(description="Whose its data are; empty: nobody knows.")
-    samples: int = Field(description="That it would train on.")
-    split: list[int] = Field(description="The same by label, in the order of `labels`.")
+    name: str = Field(description="Owner of its data; empty: unknown.")
+    samples: int = Field(description="Training samples.")
+    split: list[int] = Field(description="Training samples by label, in the order of `labels`.")
 
 
 class RestShape(Schema):
@@ -204,20 +204,18 @@ class OutlineShape(Schema):
     samples: int
     labels: list[str]
     spreads: dict[str, SpreadShape] = Field(
-        description="`samples`, `labels` that a client has at all, and `commonest_share`: the part of its samples that "
-        "is of the label that it has most of."
+        description="`samples`, number of `labels` per client, and `commonest_share`: the share of a client's samples "
+        "with its most common label."
     )
     items: list[ShareShape] = Field(description=f"At most {NAMED:,} clients, by number.")
-    rest: RestShape | None = Field(description="Null: all are named.")
+    rest: RestShape | None = Field(description="Null: all are listed.")
 
 
 class CheckShape(Schema):
     spec: dict[str, Any] = Field(description="The spec with every default filled in.")
     spec_toml: str
     findings: list[FindingShape]
-    split: OutlineShape | None = Field(
-        description="Null: it is no federation, or its data are known only where they are."
-    )
+    split: OutlineShape | None = Field(description="Null: not a federation, or its data are only known to its clients.")
 
 
 class Jobs(Schema):

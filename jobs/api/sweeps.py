@@ -28,12 +28,12 @@ class SweepShape(Schema):
     name: str
     project: str
     owner: str
-    values: dict[str, list[Any]] = Field(description="What it goes over, by path.")
-    at_once: int | None = Field(description="How many of its jobs run at the same time.")
-    counts: dict[str, int] = Field(description="How many of its jobs are in each state.")
+    values: dict[str, list[Any]] = Field(description="Varied values, by path.")
+    at_once: int | None = Field(description="Maximum number of its jobs that run at the same time.")
+    counts: dict[str, int] = Field(description="Number of its jobs by state.")
     jobs: int
-    over: bool = Field(description="All have ended, and Vigil starts none of them anew.")
-    stopped_why: str = Field(description="Why Vigil started no more of its jobs; empty: it did not stop it.")
+    over: bool = Field(description="All jobs have ended, and Vigil restarts none of them.")
+    stopped_why: str = Field(description="Why Vigil stopped the sweep; empty: it did not.")
     created_at: datetime
     url: str
 
@@ -45,9 +45,9 @@ class RefusedCombination(Schema):
 
 class SettingShape(Schema):
     values: dict[str, Any] = Field(description="Its values by path, without the seed.")
-    mean: float | None = Field(description="Over the seeds that are measured; null: none of them is.")
-    spread: float | None = Field(description="The standard deviation over seeds; null: fewer than two are measured.")
-    seeds: int = Field(description="How many seeds are measured.")
+    mean: float | None = Field(description="Mean over measured seeds; null: none.")
+    spread: float | None = Field(description="Standard deviation over seeds; null: fewer than two are measured.")
+    seeds: int = Field(description="Number of measured seeds.")
     jobs: list[int]
 
 
@@ -56,15 +56,15 @@ class StandingShape(Schema):
     text: str = Field(description="The comparison in a sentence, as on the page.")
     best: list[int] = Field(
         description="The best job; in a sweep over seeds all jobs of the setting with the best mean. Empty where the"
-        " difference to the next setting is no more than chance."
+        " difference to the next setting is not significant."
     )
     settings: list[SettingShape] = Field(description="In a sweep over seeds: the best first, 100 at most.")
 
 
 class SweepDetail(SweepShape):
     spec_toml: str
-    standing: StandingShape | None = Field(description="How its jobs compare; null while they have measured nothing.")
-    refused: list[RefusedCombination] = Field(description="Combinations of which there is no job, each with why.")
+    standing: StandingShape | None = Field(description="How its jobs compare; null: nothing measured yet.")
+    refused: list[RefusedCombination] = Field(description="Combinations without a job, and why.")
 
 
 class Sweeps(Schema):

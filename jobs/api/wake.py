@@ -13,7 +13,9 @@ router = Router(tags=["scheduler"])
 
 
 class Woken(Schema):
-    woken: bool = Field(description="It looks at once. False: Redis is away, and it looks in two seconds.")
+    woken: bool = Field(
+        description="The poll starts at once. False: Redis is unavailable; the next poll is within two seconds."
+    )
 
 
 @router.post(
@@ -21,12 +23,12 @@ class Woken(Schema):
     auth=None,
     throttle=[],
     response={202: Woken},
-    summary="Have Vigil look at the scheduler at once",
+    summary="Poll the scheduler now",
     openapi_extra=described(
         {"security": [{"Bearer": []}]},
         errors={
-            401: "This is not what VIGIL_PUSH_SECRET says.",
-            404: "VIGIL_PUSH_SECRET is not set: nobody may wake it.",
+            401: "The token does not match VIGIL_PUSH_SECRET.",
+            404: "VIGIL_PUSH_SECRET is not set, so this endpoint is disabled.",
             429: "Too many wrong secrets within a minute.",
         },
     ),

@@ -31,7 +31,7 @@ ORDERS = (*SORTS, *(f"-{name}" for name in SORTS))
 class WantedWaste(Schema):
     """The days, grouping and order of the report."""
 
-    days: int = Field(7, ge=1, le=MOST_DAYS, description="Days of UTC; the last one is today, as far as it has come.")
+    days: int = Field(7, ge=1, le=MOST_DAYS, description="Number of days in UTC; the last one is today so far.")
     by: Annotated[str, among(BY, "what it can be told by")] = Field("project", description=", ".join(BY))
     sort: Annotated[str, among(ORDERS, "an order")] = Field("-idle", description=f"{', '.join(SORTS)}; - reverses.")
 
@@ -45,13 +45,13 @@ class WasteRow(Schema):
     """The GPU use of one project, person or job in these days."""
 
     name: str
-    project: str = Field(description="Empty: the job went past Vigil, or these are many.")
-    person: str = Field(description="A person here, else the scheduler's user; empty: these are many.")
-    job: int | None = Field(description="Vigil's number, where it is a job of Vigil's that you can see.")
-    scheduler_id: str = Field(description="Of a job with several attempts it is one's.")
-    held_hours: float = Field(description="GPU-hours in which it was sampled while it was held.")
-    used_hours: float = Field(description="The same times the utilisation.")
-    idle_hours: float = Field(description="Of those held, the ones in which nothing was done at all.")
+    project: str = Field(description="Empty: from outside Vigil, or several.")
+    person: str = Field(description="A person here, else the scheduler's user; empty: several.")
+    job: int | None = Field(description="Vigil's job number, if it is a Vigil job that you can see.")
+    scheduler_id: str = Field(description="The scheduler's id; of one attempt, if there are several.")
+    held_hours: float = Field(description="Allocated GPU-hours, as far as sampled.")
+    used_hours: float = Field(description="Allocated GPU-hours times utilisation.")
+    idle_hours: float = Field(description="Allocated GPU-hours without any activity.")
     used_share: float | None
 
 
@@ -60,7 +60,7 @@ class WasteTotal(Schema):
     used_hours: float
     idle_hours: float
     used_share: float | None
-    idle_cost: float | None = Field(description="Where the site names a price of a GPU-hour.")
+    idle_cost: float | None = Field(description="Null: the site has not set a price of a GPU-hour.")
     currency: str
 
 
@@ -71,9 +71,9 @@ class IdleShape(Schema):
     job: int | None
     name: str
     person: str
-    gpus: int = Field(description="That are idle.")
-    held: int = Field(description="GPUs that it holds.")
-    since: datetime = Field(description="Since when the longest idle one of them is.")
+    gpus: int = Field(description="Idle GPUs.")
+    held: int = Field(description="Allocated GPUs.")
+    since: datetime = Field(description="Start of the longest idle time.")
     nodes: list[str]
 
 
@@ -83,17 +83,17 @@ class Waste(Schema):
     days: int
     since: date = Field(description="The first of the days.")
     by: Literal["project", "person", "job"]
-    text: str = Field(description="All of it in a sentence.")
+    text: str = Field(description="Summary in a sentence.")
     total: WasteTotal
-    idle_now: list[IdleShape] = Field(description="Of those that you may see, the longest idle first.")
+    idle_now: list[IdleShape] = Field(description="Jobs that you may see, longest idle first.")
 
 
-@router.get("/waste", response=Waste, summary="GPU-hours held, used and idle, by project, person or job")
+@router.get("/waste", response=Waste, summary="GPU-hours allocated, used and idle, by project, person or job")
 def waste(request: ApiRequest, wanted: Query[WantedWastePage]) -> dict[str, Any]:
     """Return GPU-hours, about 20 minutes behind as samples are merged first. The site decides whose jobs you see."""
     skip = whole(wanted.cursor or "0", 2**31)
     if skip is None:
-        raise bad_field("cursor", "The cursor is not one of ours. Begin without one.")
+        raise bad_field("cursor", "Invalid cursor. Start without one.")
     now, filters = timezone.now(), _filters(wanted)
     found = report.find(request.auth, filters, now, limit=wanted.limit, skip=skip)
     idle = report.idle_now(request.auth, now)
@@ -112,7 +112,7 @@ def waste(request: ApiRequest, wanted: Query[WantedWastePage]) -> dict[str, Any]
 
 @router.get(
     "/waste.csv",
-    summary="The same as CSV",
+    summary="The same report as CSV",
     openapi_extra=described(csv_file.description(CSV_HEADER, most=CSV_ROWS)),
 )
 def as_csv(request: ApiRequest, wanted: Query[WantedWaste]) -> StreamingHttpResponse:

@@ -21,43 +21,49 @@ class BlockShape(Schema):
         "limit", "nodes", "fragmentation", "priority", "dependency", "time", "reservation", "partition", "held"
     ]
     text: str
-    name: str = Field(description='Of the limit, reservation or partition: "QOS small"; else the scheduler\'s word.')
+    name: str = Field(
+        description='Name of the limit, reservation or partition: "QOS small"; else the scheduler\'s reason.'
+    )
     amount: str = Field(description="What the numbers count: gres/gpu, cpu, mem (MiB), nodes, jobs, seconds …")
-    limit: int | None = Field(description="How much there may be, or is.")
+    limit: int | None = Field(description="The limit, or what is available.")
     used: int | None
     asked: int | None
-    is_said: bool = Field(description="It is what the scheduler's own word means.")
-    is_final: bool = Field(description="Waiting will not help against it.")
+    is_said: bool = Field(description="Whether the scheduler's own reason means this.")
+    is_final: bool = Field(description="Waiting will not help.")
 
 
 class AheadShape(Schema):
     jobs: int
     gpus: int
-    named: list[str] = Field(description="Those of them that you may see, five at most.")
+    named: list[str] = Field(description="Jobs that you may see, at most five.")
 
 
 class VariantShape(Schema):
     text: str
-    changes: dict[str, Any] = Field(description="Of the spec, by dotted path.")
+    changes: dict[str, Any] = Field(description="Changes to the spec, by dotted path.")
     set: list[str] = Field(description="The same as options of `vigil submit --set`.")
     starts_now: bool
     why: str
-    url: str = Field(description="The form, filled in with it.")
+    url: str = Field(description="The form with these changes.")
 
 
 class WhyShape(Schema):
     job: int
     state: str
-    text: str = Field(description="In a sentence; of one that does not wait, since when it runs or why it ended.")
-    said: str = Field(description="The scheduler's word as it is.")
-    meaning: str = Field(description="In plain words.")
+    text: str = Field(
+        description="Summary in a sentence; for a job that does not wait, since when it runs or why it ended."
+    )
+    said: str = Field(description="The scheduler's reason, unchanged.")
+    meaning: str = Field(description="The reason, explained.")
     starts_at: datetime | None = Field(description="The scheduler's own estimate.")
-    never: bool = Field(description="As it is, it cannot start, however long it waits.")
+    never: bool = Field(description="The job can never start as requested.")
     blocks: list[BlockShape]
     ahead: AheadShape
-    variants: list[VariantShape] = Field(description="The same request otherwise, best first; five at most.")
-    told_at: datetime | None = Field(description="As of when: the scheduler's last word on nodes and queue.")
-    stale: str = Field(description="Why the scheduler has not been heard since, if so.")
+    variants: list[VariantShape] = Field(
+        description="Variants of the request that would start sooner, best first; at most five."
+    )
+    told_at: datetime | None = Field(description="Time of the scheduler's last report on nodes and queue.")
+    stale: str = Field(description="Why there has been no report since, if so.")
 
 
 @router.get("/{int:job_id}/why", response=WhyShape, summary="Why it waits, and what would start now")
