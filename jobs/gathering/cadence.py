@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from jobs.gathering.job_life import JobLife
 from jobs.models import CadenceOrder, Event
-from jobs.presenting.header import JobLife
 from jobs.reliability import mttf, save_interval
 from jobs.reliability.allocations import whole
 from jobs.submitting.cadence import first_to_obey

@@ -9,7 +9,14 @@ from django.db.models import Sum
 
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Client, Job
-from jobs.presenting.comparison import TITLES, ComparedFederation, FederationComparison, RoundCurve, compare
+from jobs.presenting.comparison import (
+    TITLES,
+    ComparedFederation,
+    FederationComparison,
+    JobRef,
+    RoundCurve,
+    compare,
+)
 from jobs.rounds import SENT
 from portal.series import read
 from portal.series.store import Owner
@@ -40,7 +47,7 @@ def _federation(job: Job) -> ComparedFederation:
     )
     last = max((int(curve.round[-1]) for curve in (*lines.values(), *sent) if len(curve.round)), default=0)
     return ComparedFederation(
-        job=job,
+        job=JobRef(job.pk, job.name),
         rounds=last,
         lines=lines,
         sent=RoundCurve(at, total * MIB),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from jobs import rounds
 from jobs.client_name import called
 from jobs.gathering.clients import NEVER_IN_TIME, WORST, first_clients
+from jobs.gathering.job_life import JobLife
 from jobs.models import Client, Event, Round
 from jobs.presenting import federation as drawn
-from jobs.presenting.federation import Fairness, SlowClient
-from jobs.presenting.header import JobLife, number
+from jobs.presenting.federation import ClientFacts, Fairness, SlowClient
+from jobs.presenting.header import number
 from training.federation.tables import NAME_LETTERS
 from vigil_core import untrusted
 
@@ -96,9 +97,9 @@ def round_matrix(life: JobLife, *, before: int | None = None) -> RoundMatrix:
     chosen = np.arange(total) if total <= ROWS else _choose_clients(states)
     clients = {row.number: row for row in Client.objects.filter(job=life.job, number__in=chosen.tolist())}
     cells = _cells(states, chosen, columns)
-    rows = [(client, clients.get(client)) for client in chosen.tolist()]
+    rows = [(number, row.name if (row := clients.get(number)) else "") for number in chosen.tolist()]
     data = drawn.matrix(
-        window,
+        {row.number: row.accuracy for row in window if row.accuracy is not None},
         cells.tolist(),
         rows,
         first=first,
@@ -137,7 +138,7 @@ def fairness_of(life: JobLife, clients: Sequence[Client]) -> Fairness | None:
     is_timed = Client.objects.filter(job=life.job, timed__gt=0).exists()
     name = "accuracy" if measure == "accuracy" else "validation_loss"
     return drawn.fairness(
-        clients,
+        [_facts(client) for client in clients],
         split,
         labels,
         measure=measure,
@@ -156,7 +157,13 @@ def stragglers(life: JobLife) -> list[SlowClient]:
     shown = first_clients(life.job, "seconds", STRAGGLERS, Q(timed__gt=0) | NEVER_IN_TIME)
     totals = timed.values_list("seconds_sum", "timed")[: MEDIAN_OF + 1]
     means = np.array([total / times for total, times in totals])
-    return drawn.stragglers(shown, float(np.median(means)) if len(means) <= MEDIAN_OF else None)
+    facts = [_facts(client) for client in shown]
+    return drawn.stragglers(facts, float(np.median(means)) if len(means) <= MEDIAN_OF else None)
+
+
+def _facts(client: Client) -> ClientFacts:
+    names = [field.name for field in fields(ClientFacts)]
+    return ClientFacts(**{name: getattr(client, name) for name in names})
 
 
 def _pace(life: JobLife) -> object:

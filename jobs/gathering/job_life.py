@@ -1,31 +1,226 @@
-"""Load a job with its attempts and checkpoints for the head of its page, in few queries."""
+"""Load a job with its attempts and checkpoints, and turn them into facts for the head of its page."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from django.db.models import Count, F, Max
+from django.urls import reverse
 from django.utils import timezone
 
 from jobs import rounds
 from jobs.checkpoints import newest_on_line
 from jobs.client_name import called
+from jobs.following.policy import instead_of_resuming
 from jobs.gathering.clients import RELIABLE
-from jobs.incarnations import spread
+from jobs.incarnations import number_of, spread
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Checkpoint, Client, Event, Incident, Job
 from jobs.presenting import header
+from jobs.presenting import ribbon as ribbons
+from jobs.presenting import sentence as sentences
+from jobs.presenting.header import HeaderFact, RoundTraffic, number
 from jobs.presenting.sentence import WorstClient, soon
-from jobs.presenting.size import is_elastic, limit_seconds
-from jobs.progress import progress
+from jobs.presenting.size import is_elastic, limit_seconds, wants
+from jobs.progress import Progress, progress
+from jobs.why.reasons import reason_of
 from training.federation.tables import FEWEST_EVALUATED
+from vigil_core import formatting
 
 MOST_EVENTS = 600
 EVALUATED_WITHIN = 20
-"""Rounds: whom the model serves worst is told only of those in which clients were judged."""
+"""Rounds to search for the worst client, which is only reported for rounds that evaluate clients."""
 
 
-def load(job: Job, now: datetime | None = None) -> header.JobLife:
+@dataclass(kw_only=True)
+class JobLife:
+    """A job with everything that the head of its page shows."""
+
+    job: Job
+    attempts: list[Attempt]
+    checkpoints: list[Checkpoint]  # newest first, pruned ones left out
+    progress: Progress
+    now: datetime
+    # The checkpoint that "Resume" would start from, if the job has ended.
+    resumable: Checkpoint | None = None
+    done_at: datetime | None = None
+    limit_at: datetime | None = None
+    restarts: dict[int, list[tuple[datetime, str]]] = field(default_factory=dict)
+    # Step and time of the newest checkpoint that each attempt saved, even if pruned since.
+    saved: dict[int, tuple[int, datetime]] = field(default_factory=dict)
+    # Ranks and nodes of an elastic job since its last restart in place, as its launcher reported.
+    spread: tuple[int, int] | None = None
+    # For a federation, once a round is done.
+    exchange: RoundTraffic | None = None
+    # Ids of the attempts that have a post-mortem.
+    postmortems: frozenset[int] = frozenset()
+
+    @property
+    def latest(self) -> Attempt:
+        return self.attempts[-1]
+
+    @property
+    def steps_left(self) -> bool:
+        """Return whether a resume has anything left to do."""
+        steps = self.progress.steps
+        return steps is None or self.resumable is None or self.resumable.step < steps
+
+    @property
+    def first_due(self) -> int | None:
+        """Return the step at which the next checkpoint is due, if the trainer saves every so many steps."""
+        every = self._saves_every
+        return ((self.progress.step or 0) // every + 1) * every if isinstance(every, int) and every else None
+
+    @property
+    def saves_by_itself(self) -> bool:
+        """Return whether the trainer decides when to save, based on the cost of a save."""
+        return self._saves_every == "auto"
+
+    @property
+    def _saves_every(self) -> object:
+        return (self.job.spec.get("run") or {}).get("checkpoint_every")
+
+    @property
+    def counts(self) -> str:
+        """Return the unit of progress: "step" or "round"."""
+        return self.job.of_kind.counts
+
+    @property
+    def cancelling(self) -> bool:
+        return self.latest.is_alive and self.latest.cancel_asked_at is not None
+
+    @property
+    def killing(self) -> bool:
+        return self.latest.is_alive and self.latest.kill_requested_at is not None
+
+    @property
+    def saves_before_it_ends(self) -> bool:
+        """Return whether cancelling lets the job save a last checkpoint first."""
+        return self.latest.is_alive and self.latest.state != "pending" and not self.job.is_attached
+
+    @property
+    def ran_s(self) -> float | None:
+        """Return the total run time of all attempts in seconds; None before the first has started."""
+        spans = [((a.ended_at or self.now) - a.started_at).total_seconds() for a in self.attempts if a.started_at]
+        return sum(spans) if spans else None
+
+    @property
+    def ribbon(self) -> ribbons.Ribbon:
+        spans = [self._span(attempt) for attempt in self.attempts]
+        saves = [self._save(checkpoint) for checkpoint in self.checkpoints]
+        of_rounds = self.counts == "round" and self.progress.steps
+        goal = f"round {formatting.count(self.progress.steps)}" if of_rounds else ""
+        return ribbons.draw(spans, saves, now=self.now, done_at=self.done_at, limit_at=self.limit_at, goal=goal)
+
+    @property
+    def sentence(self) -> sentences.Sentence:
+        attempt = self.latest
+        newest = self.resumable
+        return sentences.describe_job(
+            sentences.SentenceFacts(
+                state=attempt.state,
+                now=self.now,
+                number=attempt.number,
+                reason=reason_of(attempt),
+                wants=wants(self.job.spec),
+                queued_at=attempt.submitted_at or attempt.created_at,
+                started_at=attempt.started_at,
+                ended_at=attempt.ended_at,
+                ran_s=self.ran_s,
+                ends_by=self.limit_at,
+                done_at=self.done_at,
+                step=attempt.step,
+                steps=self.progress.steps,
+                counts=self.counts,
+                phase=attempt.phase,
+                last_report_at=attempt.last_report_at,
+                resumed_step=attempt.resume_from.step if attempt.resume_from else None,
+                newest_checkpoint=newest.step if newest else None,
+                instead=instead_of_resuming(attempt.cause),
+                validation_loss=number(attempt.latest, "validation_loss"),
+                accuracy=number(attempt.latest, "accuracy") if self.exchange else None,
+                worst=self.exchange.worst if self.exchange else None,
+                worst_accuracy=number(attempt.latest, "client_accuracy_min"),
+                cancelling=self.cancelling,
+                cancelled_by=attempt.cancel_asked_by.username if attempt.cancel_asked_by else "",
+                killing=self.killing,
+                killed_by=attempt.kill_requested_by.username if attempt.kill_requested_by else "",
+                reports=self.job.of_kind.trains or attempt.last_report_at is not None,
+                attached=self.job.is_attached,
+                unconfirmed=attempt.is_unconfirmed,
+            )
+        )
+
+    @property
+    def facts(self) -> list[HeaderFact]:
+        """Return the cells of the fact strip."""
+        attempt, done, newest = self.latest, self.progress, self.resumable
+        return header.strip(
+            header.StripFacts(
+                kind=self.job.of_kind,
+                spec=self.job.spec,
+                latest=attempt.latest,
+                is_alive=attempt.is_alive,
+                nodes=attempt.nodes,
+                now=self.now,
+                started_at=attempt.started_at,
+                ended_at=attempt.ended_at,
+                done_at=self.done_at,
+                ran_s=self.ran_s,
+                step=done.step,
+                steps=done.steps,
+                fraction=done.fraction,
+                lost_steps=sum(_lost_steps(attempt, self.saved) for attempt in self.attempts),
+                checkpoint=(newest.step, newest.created_at) if newest else None,
+                spread=self.spread,
+                traffic=self.exchange,
+            )
+        )
+
+    def _span(self, attempt: Attempt) -> ribbons.AttemptSpan:
+        lost = _lost_steps(attempt, self.saved)
+        return ribbons.AttemptSpan(
+            number=attempt.number,
+            state=attempt.state,
+            began=attempt.submitted_at or attempt.created_at,
+            started=attempt.started_at,
+            ended=attempt.ended_at,
+            note=_note(attempt, lost, self.counts),
+            lost_from=self.saved.get(attempt.pk, (0, attempt.started_at))[1] if lost else None,
+            resumed_from=attempt.resume_from.created_at if attempt.resume_from else None,
+            restarts=tuple(self.restarts.get(attempt.pk, ())),
+            rounds=self._rounds_of(attempt),
+            url=reverse("job_attempts", args=[self.job.pk]) + f"#attempt-{attempt.number}",
+            postmortem=self.postmortem_of(attempt),
+        )
+
+    def _rounds_of(self, attempt: Attempt) -> tuple[int, int] | None:
+        """Return the first and last round that a federation's attempt did."""
+        if self.counts != "round" or attempt.step is None:
+            return None
+        first = attempt.resume_from.step + 1 if attempt.resume_from else 1
+        return (first, attempt.step) if attempt.step >= first else None
+
+    def postmortem_of(self, attempt: Attempt) -> str:
+        """Return the address of the attempt's post-mortem; "" if it did not fail."""
+        if attempt.pk not in self.postmortems:
+            return ""
+        return f"{reverse('job_postmortem', args=[self.job.pk])}?attempt={attempt.number}"
+
+    def _save(self, checkpoint: Checkpoint) -> ribbons.RibbonSave:
+        return ribbons.RibbonSave(
+            at=checkpoint.created_at,
+            state=checkpoint.state,
+            url=reverse("job_checkpoints", args=[self.job.pk]) + f"#{checkpoint.name}",
+            title=(
+                f"Checkpoint at {self.counts} {formatting.count(checkpoint.step)},"
+                f" {checkpoint.get_state_display().lower()}"
+            ),
+        )
+
+
+def load(job: Job, now: datetime | None = None) -> JobLife:
     """Load the job's attempts, checkpoints and progress in few queries."""
     now = now or timezone.now()
     attempts = list(
@@ -39,7 +234,7 @@ def load(job: Job, now: datetime | None = None) -> header.JobLife:
     latest = attempts[-1]
     done = progress(latest, now)
     limit = limit_seconds(job.spec)
-    return header.JobLife(
+    return JobLife(
         job=job,
         attempts=attempts,
         checkpoints=checkpoints,
@@ -66,7 +261,7 @@ def _resumable(latest: Attempt, checkpoints: list[Checkpoint]) -> Checkpoint | N
     return (newest_on_line(latest) or resumable[0]) if resumable else None
 
 
-def _round_traffic(job: Job, attempts: list[Attempt]) -> header.RoundTraffic | None:
+def _round_traffic(job: Job, attempts: list[Attempt]) -> RoundTraffic | None:
     """Return a federation's newest round; None before the first."""
     newest = rounds.newest(rounds.spans(attempts), EVALUATED_WITHIN)
     if not newest:
@@ -74,7 +269,7 @@ def _round_traffic(job: Job, attempts: list[Attempt]) -> header.RoundTraffic | N
     row = newest[-1]
     worst = next((row.worst for row in reversed(newest) if row.worst is not None), None)
     sent = rounds.sent_bytes([owner_of(attempt.pk) for attempt in attempts])
-    return header.RoundTraffic(
+    return RoundTraffic(
         counted=row.counted, selected=row.asked, seconds=row.seconds, worst=_worst(job, worst), sent_bytes=sent
     )
 
@@ -102,5 +297,24 @@ def _saved(job: Job) -> dict[int, tuple[int, datetime]]:
 def _restarts(attempts: list[Attempt]) -> dict[int, list[tuple[datetime, str]]]:
     """Return restarts in place by attempt id."""
     events = Event.objects.filter(attempt__in=attempts, kind__in=header.RECOVERIES).order_by("id")
-    rows = events.values_list("kind", "attempt_id", "incarnation", "time", "data")[:MOST_EVENTS]
-    return header.recoveries(list(rows), {attempt.pk: attempt.incarnation for attempt in attempts})
+    rows = [
+        (kind, pk, incarnation, number_of(data), at, data)
+        for kind, pk, incarnation, at, data in events.values_list("kind", "attempt_id", "incarnation", "time", "data")[
+            :MOST_EVENTS
+        ]
+    ]
+    return header.recoveries(rows, {attempt.pk: attempt.incarnation for attempt in attempts})
+
+
+def _note(attempt: Attempt, lost: int, counts: str) -> str:
+    note = formatting.word(attempt.state)
+    return f"{note} · {formatting.plural(lost, counts)} lost" if lost else note
+
+
+def _lost_steps(attempt: Attempt, saved: dict[int, tuple[int, datetime]]) -> int:
+    """Return the steps done after the newest checkpoint of an attempt that did not complete."""
+    if attempt.is_alive or attempt.state == "completed" or attempt.step is None:
+        return 0
+    saved_here = saved.get(attempt.pk)
+    base = saved_here[0] if saved_here else attempt.resume_from.step if attempt.resume_from else 0
+    return max(0, attempt.step - base)

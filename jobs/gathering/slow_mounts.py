@@ -11,9 +11,9 @@ import numpy as np
 from django.db.models import Q
 
 from jobs.gathering import charts
+from jobs.gathering.job_life import JobLife
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt
-from jobs.presenting.header import JobLife
 from nodes.models import NodeEvent
 from portal.series import read, store
 from vigil_core import formatting, untrusted

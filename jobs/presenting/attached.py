@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from jobs.models import Job
-
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 _TITLES = {
     "partition": "Partition",
@@ -20,14 +16,14 @@ _TITLES = {
 }
 
 
-def facts(job: Job) -> list[tuple[str, str]]:
-    """Its command and folder, as it said; and what it asked Slurm for."""
-    return [*_command_facts(job), *_resource_facts(job.spec.get("resources") or {})] if job.is_attached else []
+def facts(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the job's command and directory, as it reported them, and the resources that it requested."""
+    return [*_command_facts(spec), *_resource_facts(spec.get("resources") or {})]
 
 
-def _command_facts(job: Job) -> Iterator[tuple[str, str]]:
-    for name, title in (("command", "Command"), ("directory", "In")):
-        if value := job.spec.get(name):
+def _command_facts(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, title in (("command", "Command"), ("directory", "Directory")):
+        if value := spec.get(name):
             yield title, str(value)
 
 

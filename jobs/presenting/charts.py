@@ -5,14 +5,10 @@ Pure: jobs.gathering reads the curves.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jobs.presenting.header import JobLife
-from jobs.presenting.size import is_elastic, ranks_and_nodes
-
-if TYPE_CHECKING:
-    from jobs.models import Job
-
+from jobs.presenting.size import ATTACHED, is_elastic, ranks_and_nodes
+from vigil_core.kinds import Kind
 
 LAUNCHER = -1  # the stream of the first node's launcher
 PLAIN_COMMUNICATION = "plain"
@@ -165,28 +161,28 @@ ROUND_BYTES: dict[str, Any] = {
 }
 
 
-def figures(job: Job, life: JobLife, names: list[str]) -> list[dict[str, Any]]:
+def figures(kind: Kind, spec: dict[str, Any], names: list[str], *, is_alive: bool) -> list[dict[str, Any]]:
     """Return the charts for this kind of job, in order. `names` are the series that it has reported so far."""
-    if job.kind == "distributed":
-        return _trainer_figures(job, names)
-    if job.kind == "federated":
+    if kind.name == "distributed":
+        return _trainer_figures(spec, names)
+    if kind.name == "federated":
         return _federation_figures(names)
-    return _attached_figures(life, names) if job.is_attached else _script_figures(names)
+    return _attached_figures(spec, names, is_alive=is_alive) if kind.name == ATTACHED else _script_figures(names)
 
 
-def empty_text(job: Job, life: JobLife) -> str:
+def empty_text(kind: Kind, *, state: str, is_alive: bool) -> str:
     """Return the text shown instead of empty charts, saying when to expect values."""
-    if not life.latest.is_alive:
+    if not is_alive:
         return "This job ended without reporting any values."
-    if life.latest.state == "pending":
+    if state == "pending":
         return "No values yet: the job is in the queue."
-    if not job.of_kind.trains:
+    if not kind.trains:
         return "No values yet. The script reports them with vigil_report.log(step, loss=…)."
-    return f"No values yet. The trainer reports about every second once {job.of_kind.counts} 1 is done."
+    return f"No values yet. The trainer reports about every second once {kind.counts} 1 is done."
 
 
-def _trainer_figures(job: Job, names: list[str]) -> list[dict[str, Any]]:
-    run = job.spec.get("run") or {}
+def _trainer_figures(spec: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
+    run = spec.get("run") or {}
     samples = run.get("recipe") == "vision"
     speed = {
         "id": "speed",
@@ -216,7 +212,7 @@ def _trainer_figures(job: Job, names: list[str]) -> list[dict[str, Any]]:
     sent = [SENT] if run.get("communication", PLAIN_COMMUNICATION) != PLAIN_COMMUNICATION else []
     small = [*([ACCURACY] if samples else []), speed, *measured, *sent, norm, STEP_TIME]
     widths = ["half"] * len(small) if len(small) % 2 == 0 else ["third"] * 3 + ["half"] * (len(small) - 3)
-    alone = ranks_and_nodes(job.spec)[0] == 1 and not is_elastic(job.spec)  # then there is nothing to compare
+    alone = ranks_and_nodes(spec)[0] == 1 and not is_elastic(spec)  # then there is nothing to compare
     loss = [{**LOSS, "width": "full"}] if alone else [LOSS, RANKS]
     return [*loss, *({**figure, "width": width} for figure, width in zip(small, widths, strict=True))]
 
@@ -228,12 +224,12 @@ def _federation_figures(names: list[str]) -> list[dict[str, Any]]:
     return [{**figure, "xunit": "round"} for figure in (*lead, ROUND_SECONDS, ROUND_BYTES)]
 
 
-def _attached_figures(life: JobLife, names: list[str]) -> list[dict[str, Any]]:
+def _attached_figures(spec: dict[str, Any], names: list[str], *, is_alive: bool) -> list[dict[str, Any]]:
     """Return charts of the reported series; an empty loss chart only if values are expected (`vigil attach --
     command`).
     """
     drawn = _reported_figures(names)
-    return drawn or ([LOSS] if life.latest.is_alive and life.job.spec.get("command") else [])
+    return drawn or ([LOSS] if is_alive and spec.get("command") else [])
 
 
 def _script_figures(names: list[str]) -> list[dict[str, Any]]:

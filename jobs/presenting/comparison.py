@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +11,19 @@ from numpy.typing import NDArray
 from jobs.presenting.significance import chance_margin
 from vigil_core import formatting
 
-if TYPE_CHECKING:
-    from jobs.models import Job
-
 Floats = NDArray[np.float64]
 WIDTH, HEIGHT = 1000.0, 200.0
 MAX_OVERHANG = 4.0
 """Times of where two are compared that are drawn: one that went on for long would press the other flat."""
 TITLES = {"accuracy": "Accuracy", "validation_loss": "Validation loss", "loss": "Loss"}
+
+
+@dataclass(frozen=True)
+class JobRef:
+    """The number and name of a job, for links."""
+
+    pk: int
+    name: str
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class RoundCurve:
 class ComparedFederation:
     """A federation: its metrics by round, and the cumulative cost of its rounds."""
 
-    job: Job
+    job: JobRef
     rounds: int
     lines: dict[str, RoundCurve]
     sent: RoundCurve
@@ -71,7 +75,7 @@ class ComparedFederation:
 class ComparedResult:
     """The state of one federation after some round. `color` is that of its line."""
 
-    job: Job
+    job: JobRef
     color: int
     round: int
     value: float | None

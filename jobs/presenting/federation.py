@@ -7,14 +7,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jobs.client_name import called
 from training.federation.tables import STATES
 from vigil_core import formatting
-
-if TYPE_CHECKING:
-    from jobs.models import Client, Round
 
 RECENT_ROUNDS = 30
 """Rounds that the sentence is about."""
@@ -34,6 +31,30 @@ _TROUBLE_STATES = {"rejected": "failed", "broken": "failed", "dropped": "cancell
 """The state whose colour a client in such trouble has."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClientFacts:
+    """A client's totals over all rounds, and its newest values."""
+
+    number: int
+    name: str
+    samples: int | None
+    evaluation_samples: int | None
+    trained: int
+    late: int
+    dropped: int
+    rejected: int
+    broken: int
+    loss: float | None
+    accuracy: float | None
+    seconds: float | None
+    """Mean time of its rounds."""
+
+    @property
+    def out(self) -> int:
+        """Return how often its update arrived and was not used."""
+        return self.rejected + self.broken
+
+
 @dataclass(frozen=True)
 class BarShare:
     """A segment of a client's bar, in per cent of the largest client's bar; `color` is 0 to 8."""
@@ -47,7 +68,7 @@ class BarShare:
 class ClientRow:
     """A client's row in the fairness table."""
 
-    client: Client
+    client: ClientFacts
     trouble: str
     """ "late 21×"; "" where it is hardly ever in any."""
     state: str
@@ -82,15 +103,15 @@ class SlowClient:
     per cent.
     """
 
-    client: Client
+    client: ClientFacts
     times: float | None
     width: float
 
 
 def matrix(
-    window: Sequence[Round],
+    accuracies: Mapping[int, float],
     cells: Sequence[Sequence[int]],
-    clients: Sequence[tuple[int, Client | None]],
+    clients: Sequence[tuple[int, str]],
     *,
     first: int,
     columns: int,
@@ -99,10 +120,10 @@ def matrix(
 ) -> dict[str, Any]:
     """Return the data for the drawing: a row per client, a column per round.
 
-    A cell is the index of a state, −1 if unknown. The note at a row's end counts its cells.
+    `accuracies` are those of the rounds, `clients` numbers and names. A cell is the index of a state, −1 if unknown.
+    The note at a row's end counts its cells.
     """
-    rows = [_matrix_row(number, client, values) for (number, client), values in zip(clients, cells, strict=True)]
-    accuracies = {row.number - first: formatting.loss(row.accuracy) for row in window if row.accuracy is not None}
+    rows = [_matrix_row(number, name, values) for (number, name), values in zip(clients, cells, strict=True)]
     return {
         "rows": rows,
         "states": STATES,
@@ -110,12 +131,11 @@ def matrix(
         "columns": columns,
         "done": done,
         "total": total,
-        "accuracy": accuracies,
+        "accuracy": {number - first: formatting.loss(accuracy) for number, accuracy in accuracies.items()},
     }
 
 
-def _matrix_row(number: int, client: Client | None, values: Sequence[int]) -> dict[str, Any]:
-    owner = client.name if client else ""
+def _matrix_row(number: int, owner: str, values: Sequence[int]) -> dict[str, Any]:
     times = {state: values.count(i) for i, state in enumerate(STATES)}
     trouble = _main_trouble(times)
     return {
@@ -128,7 +148,7 @@ def _matrix_row(number: int, client: Client | None, values: Sequence[int]) -> di
     }
 
 
-def trouble_of(client: Client) -> str:
+def trouble_of(client: ClientFacts) -> str:
     """Return the client's most frequent problem, if it occurs often enough to mention."""
     return _main_trouble({state: int(getattr(client, state)) for state in STATES})
 
@@ -168,7 +188,7 @@ def trouble_sentence(
 
 
 def fairness(
-    clients: Sequence[Client],
+    clients: Sequence[ClientFacts],
     split: Mapping[int, Sequence[int]],
     labels: Sequence[str],
     *,
@@ -191,7 +211,7 @@ def fairness(
     return Fairness(measure=measure, rows=rows, low=low, high=high, line=at, labels=legend(labels), is_timed=is_timed)
 
 
-def stragglers(clients: Sequence[Client], median: float | None) -> list[SlowClient]:
+def stragglers(clients: Sequence[ClientFacts], median: float | None) -> list[SlowClient]:
     """Return rows for these clients, which come slowest first."""
     most = max((client.seconds or 0.0 for client in clients), default=0.0)
     return [
@@ -205,7 +225,7 @@ def stragglers(clients: Sequence[Client], median: float | None) -> list[SlowClie
 
 
 def _client_row(
-    client: Client,
+    client: ClientFacts,
     counts: Sequence[int] | None,
     labels: Sequence[str],
     value: float | None,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training.config.exit_codes import STOPPED
-
-if TYPE_CHECKING:
-    from jobs.models import Attempt
-
 
 _NAMES = {"batch": "the batch script", "extern": "the external step", "interactive": "the shell"}
 
@@ -24,29 +21,29 @@ class SlurmSteps:
     wrong: bool
 
 
-def describe_steps(attempt: Attempt) -> SlurmSteps | None:
+def describe_steps(reported: Iterable[object], *, is_attached: bool) -> SlurmSteps | None:
     """Return the steps; None if Slurm reported none."""
-    steps = [step for step in attempt.slurm_steps if isinstance(step, dict)]
+    steps = [step for step in reported if isinstance(step, dict)]
     if not steps:
         return None
-    lines = [_line(step, _stopped(attempt, step)) for step in steps]
+    lines = [_line(step, _stopped(step, is_attached=is_attached)) for step in steps]
     others = [(step, line) for step, line in zip(steps, lines, strict=True) if step.get("state") != "completed"]
     total = f"{len(steps)} Slurm step{'s' * (len(steps) != 1)}"
     if not others:
         return SlurmSteps(f"{total}, all completed", lines, wrong=False)
-    wrong = [line for step, line in others if not _stopped(attempt, step)]
+    wrong = [line for step, line in others if not _stopped(step, is_attached=is_attached)]
     if not wrong:
         return SlurmSteps(f"{total}, stopped to be resumed", lines, wrong=False)
     first = wrong[0] + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else "")
     return SlurmSteps(f"{total}: {first}", lines, wrong=True)
 
 
-def _stopped(attempt: Attempt, step: dict[str, Any]) -> bool:
+def _stopped(step: dict[str, Any], *, is_attached: bool) -> bool:
     """Return whether the launcher stopped the step with a checkpoint to be resumed.
 
     The exit code may mean something else for programs of attached jobs.
     """
-    return step.get("exit_code") == STOPPED and not step.get("signal") and not attempt.job.is_attached
+    return step.get("exit_code") == STOPPED and not step.get("signal") and not is_attached
 
 
 def _line(step: dict[str, Any], stopped: bool) -> str:

@@ -13,9 +13,9 @@ from django.views.decorators.http import require_POST
 from jobs.errors import JobError
 from jobs.gathering import cadence as gathering
 from jobs.gathering.cadence import SaveCadence
+from jobs.gathering.job_life import JobLife
 from jobs.models import Attempt, Job
 from jobs.presenting import cadence as words
-from jobs.presenting.header import JobLife
 from jobs.submitting import cadence as ordering
 from portal.access import user_of
 from vigil_core import formatting

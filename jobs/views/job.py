@@ -20,10 +20,10 @@ from jobs.errors import SpecError
 from jobs.gathering import charts as curves
 from jobs.gathering import gpu_tab, guard_events, hardware_events, layouts, slow_mounts, verdicts
 from jobs.gathering import job_life as lives
+from jobs.gathering.job_life import JobLife
 from jobs.models import Attempt, Checkpoint, Incident, Job
 from jobs.presenting import attached, charts, environments, sentence, slurm_steps
 from jobs.presenting.guard_events import GuardEvent
-from jobs.presenting.header import JobLife
 from jobs.presenting.layouts import ChosenLayout
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import clone, release
@@ -62,7 +62,7 @@ class JobPage:
             "may_kill": self.may_kill,
             "tab": tab,
             "counts": counts,
-            "outside": attached.facts(self.job),
+            "outside": attached.facts(self.job.spec) if self.job.is_attached else [],
             "has_gpus": lambda: gpu_tab.has_any(self.life),
             **more,
         }
@@ -85,7 +85,9 @@ def overview(request: HttpRequest, job_id: int) -> HttpResponse:
     """Show the first tab; for a federated job its rounds."""
     page = page_of(request, job_id)
     charted = {
-        "figures": charts.figures(page.job, page.life, curves.names(page.life)),
+        "figures": charts.figures(
+            page.job.of_kind, page.job.spec, curves.names(page.life), is_alive=page.life.latest.is_alive
+        ),
         "series": curves.first_paint(page.job, page.life),
     }
     context = page.context("overview", **charted, **_overview(request, page))
@@ -112,7 +114,9 @@ def _overview(request: HttpRequest, page: JobPage) -> dict[str, Any]:
         "marks": {
             **curves.marks(page.life),
             **({"slow": slow_mounts.by_step(page.life, slow)} if slow else {}),
-            "empty": charts.empty_text(page.job, page.life),
+            "empty": charts.empty_text(
+                page.job.of_kind, state=page.life.latest.state, is_alive=page.life.latest.is_alive
+            ),
         },
         "newest": page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
         "shown": performance.performance_panel(page.life, may_change=page.may_change),
@@ -233,7 +237,10 @@ def _attempt_row(
     end = attempt.ended_at or life.now
     ran = (end - attempt.started_at).total_seconds() if attempt.started_at else None
     warnings = sorted([*life.restarts.get(attempt.pk, []), *guarded], key=lambda warning: warning[0])
-    steps, postmortem = slurm_steps.describe_steps(attempt), life.postmortem_of(attempt)
+    steps, postmortem = (
+        slurm_steps.describe_steps(attempt.slurm_steps, is_attached=attempt.job.is_attached),
+        life.postmortem_of(attempt),
+    )
     return AttemptRow(attempt, reason_of(attempt), ran, warnings, layout, environment, steps, postmortem)
 
 

@@ -19,9 +19,9 @@ from django.views.decorators.http import require_POST, require_safe
 
 from jobs.disk import profiles as files
 from jobs.errors import JobError, ProfileError
+from jobs.gathering.job_life import JobLife
 from jobs.goodput import Goodput, goodput
 from jobs.models import Attempt, Event, Job
-from jobs.presenting.header import JobLife
 from jobs.profiles import Profile, profiles
 from jobs.submitting import profiling
 from portal.access import user_of

@@ -8,9 +8,9 @@ from django.http import HttpRequest
 
 from jobs.coverage import sentence_of
 from jobs.gathering import federation as gathered
+from jobs.gathering.job_life import JobLife
 from jobs.goodput import goodput
 from jobs.models import Attempt
-from jobs.presenting.header import JobLife
 from jobs.presenting.sentence import Sentence
 from training.federation import custom
 from vigil_core.untrusted import whole

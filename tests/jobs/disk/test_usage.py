@@ -239,7 +239,7 @@ def test_more_checkpoints_told_than_found_is_not_called_all_of_it() -> None:
     a_told_checkpoint(large, 4 * MB)
     text = lab.signed_in(lab.sysadmin()).get("/disk").text.replace("\N{NO-BREAK SPACE}", " ")
     assert "All of that is checkpoints" not in text
-    assert re.search(r"Its trainers told of 6\S* MB in checkpoints, more than was found when it was measured\.", text)
+    assert re.search(r"Its trainers reported 6\S* MB in checkpoints, more than was found when it was measured\.", text)
 
 
 def test_page_before_anything_ran() -> None:

@@ -148,11 +148,11 @@ def test_a_long_run_is_compared_by_its_stretches(client: Client, mira: User, pro
 
 
 def test_there_is_nothing_to_compare_without_two(client: Client, mira: User, project: Project) -> None:
-    assert "There are not two federated jobs" in text(client.get("/jobs/compare"))
+    assert "You can see fewer than two federated jobs" in text(client.get("/jobs/compare"))
     one = federation(mira, project, "one", rounds=2, gain=0.1, mib=1.0)
     new = a_federation(mira, project, state="pending")
-    assert "Choose two federated jobs" in text(client.get(f"/jobs/compare?job={one.pk}"))
-    assert "Choose two federated jobs" in text(client.get(f"/jobs/compare?job={one.pk}&job={one.pk}"))
+    assert "Select jobs to compare" in text(client.get(f"/jobs/compare?job={one.pk}"))
+    assert "Select jobs to compare" in text(client.get(f"/jobs/compare?job={one.pk}&job={one.pk}"))
     assert "Nothing to compare yet" in text(client.get(f"/jobs/compare?job={one.pk}&job={new.pk}"))
     assert client.get("/jobs/compare?job=x&job=&job=9").status_code == 200
     assert f'/jobs/compare?job={one.pk}">Compare…' in text(client.get(f"/jobs/{one.pk}"))

@@ -160,7 +160,7 @@ class TestRounds:
         assert 'id="of-matrix"' not in text(client.get(f"/jobs/{job.pk}/life?tab=logs"))
 
     def test_before_the_first_round_it_says_what_to_expect(self, client: Client, mira: User, project: Project) -> None:
-        for state, says in {"pending": "waits in the queue", "running": "within a second", "failed": "its log"}.items():
+        for state, says in {"pending": "is in the queue", "running": "within a second", "failed": "its log"}.items():
             html = text(client.get(f"/jobs/{a_federation(mira, project, state=state).pk}"))
             assert "No rounds yet" in html
             assert says in html
@@ -177,7 +177,7 @@ class TestRounds:
         rows = matrix(html)["rows"]
         assert len(rows) == 60
         assert rows[0]["name"] == "client 777"
-        assert "Of 1,000 clients those in trouble are shown and some of the others, 60 together" in html
+        assert "Showing 60 of 1,000 clients: those with problems, and a sample of the others." in html
 
     def test_of_many_rounds_the_newest_are_shown_and_older_ones_behind_a_link(
         self, client: Client, mira: User, project: Project

@@ -40,7 +40,14 @@ FIGURES: dict[str, Any] = {
     "steps_lost": 9, "kept_step": 20,
 }  # fmt: skip
 CADENCE: Any = SimpleNamespace(
-    best_kept=0.9, present_s=60.0, kept=0.8, cost_s=1.0, mtbf_s=3600.0, source="seen", best_s=90.0, best_every=12
+    best_efficiency=0.9,
+    present_s=60.0,
+    efficiency=0.8,
+    cost_s=1.0,
+    mtbf_s=3600.0,
+    source="seen",
+    best_s=90.0,
+    best_every=12,
 )
 ITEM = {
     "step": 20, "name": "c", "state": "verified", "pinned": False, "problem": "", "bytes": 1, "seconds": 1.0,

@@ -84,4 +84,4 @@ def test_a_claim_that_did_not_hold_says_so(client: Client, mira: User, project: 
     html = text(client.get(f"/jobs/{job.pk}"))
     assert "Not attached." in html
     assert "Slurm has no job 77 of yours." in html
-    assert "Your move" not in html
+    assert "What to do:" not in html

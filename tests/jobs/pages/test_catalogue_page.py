@@ -92,8 +92,8 @@ def test_what_is_not_fit_is_told_at_its_field_and_nothing_is_lost(ops: Client) -
 
 
 def test_the_trial_beside_the_form(ops: Client) -> None:
-    assert "Write a pattern" in text(ops.post("/catalogue/check", {}))
-    assert "It is fit." in text(ops.post("/catalogue/check", OURS))
+    assert "Enter a pattern" in text(ops.post("/catalogue/check", {}))
+    assert "The entry works." in text(ops.post("/catalogue/check", OURS))
     assert "0.04 s for 5.2" in text(ops.post("/catalogue/check", OURS))
     hostile = ops.post("/catalogue/check", {**OURS, "during": "<script>alert(1)</script>"})
     assert "<script>" not in hostile.text
@@ -140,7 +140,7 @@ def test_a_replay_from_the_form_to_saving(ops: Client, mira: User) -> None:
     said = text(page)
     assert "1 verdict would change. " in said
     assert "1 of them to the cause named by a person." in said
-    assert "1 of 2 incidents, 1 with logs" in said
+    assert "1 of 2 incidents, 1 with readable logs" in said
     assert "&lt;b&gt;wren" in page.text
     assert 'hx-trigger="every 1s"' in page.text
     fragment = ops.get(begun["Location"], headers={"HX-Target": "replay"})
@@ -170,7 +170,7 @@ def test_a_replay_of_a_new_one_overwrites_none_of_its_name(ops: Client) -> None:
     assert "Not saved: There is an entry storage.ours_down" in text(answer)
     assert SiteEntry.objects.get().source == row.source
     saved = ops.post(f"/catalogue/entries/{row.name}", {**OURS, "do": "save"}, follow=True)
-    assert "does not count until it is switched on" in text(saved)
+    assert "It is disabled and not used" in text(saved)
 
 
 def test_for_sysadmins_alone(mira: User) -> None:

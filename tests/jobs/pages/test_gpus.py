@@ -140,7 +140,7 @@ def test_launchers_tell_where_no_agent_does(mira: User) -> None:
     launched(job, 55.0)
     html = page(mira, job)
     assert "Its GPUs: utilisation 55 % on average." in html
-    assert "as the job’s launchers logged them" in html
+    assert "as logged by the job’s launchers" in html
     assert "all together" in html
     assert "Of temperature launchers log nothing" in page(mira, job, "?field=temperature_c")
 

@@ -62,7 +62,7 @@ def test_a_running_job_tells_its_life(client: Client, mira: User, project: Proje
     assert 'data-state="running" data-alive="1"' in html
     assert 'id="figures" type="application/json"' in html
     assert "Cancel nightjar?" in html
-    assert "still running: cancel it first" in html, "no resume while it runs"
+    assert "The job is running: cancel it first" in html, "no resume while it runs"
 
 
 def test_charts_know_where_attempts_and_restarts_begin(client: Client, mira: User, project: Project) -> None:
@@ -187,13 +187,13 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
     page = client.get(f"/jobs/{job.pk}/attempts").content.decode()
     for line in (
         "step 60 skipped: gradient norm 5,200, usually 1.3 (samples from place 944)",
-        "and 4 more like it, the last",
+        "and 4 more of this kind, the last",
         "rank 3 on dgx&lt;02&gt; delays the others: 12.3 times its usual step time, most of it computing",
         "step 1,200 was not finite, first in the output of blocks.1.mlp on rank 2",
         "the replica check at step 80 failed on rank 2",
         "the replica check at step 90 found ranks that differ, but not which is wrong",
         "step 91 was not finite, but finite when repeated: hardware fault on rank 1 on dgx&lt;02&gt;",
-        "done again: hardware of an unknown rank",
+        "finite when repeated: hardware fault on an unknown rank",
         "the gradient norm&#x27;s level changed at step 67: usually 1.3, now 52",
         "diverged at step 3,000: 10 of 28 steps",
         "not saved at step 80: [Errno 28] No space left on device",
@@ -213,7 +213,7 @@ def test_what_became_of_gpus_stands_on_the_overview(client: Client, mira: User, 
             "GPU 3 on <02> is lost (GPU-5, 0000",
         ),
         ("gpu.lost", {"gpu": [1]}, "A GPU is lost: according to its driver"),
-        ("gpu.silent", {"since": 1, "node": "dgx01"}, "The GPUs on dgx01 tell nothing any more"),
+        ("gpu.silent", {"since": 1, "node": "dgx01"}, "The GPUs on dgx01 report nothing"),
         (
             "gpu.answers",
             {"seconds": 90.0, "node": "dgx01"},
@@ -243,7 +243,7 @@ def test_the_newest_warnings_stand_on_the_overview(client: Client, mira: User, p
         assert "Rank 3 on dgx&lt;02&gt; keeps" in page
         assert "tep 60 skipped" not in page
         assert "All of them, by attempt" in page
-    assert "keeps the others" not in client.get(f"/jobs/{job.pk}/life?tab=spec").content.decode()
+    assert "delays the others" not in client.get(f"/jobs/{job.pk}/life?tab=spec").content.decode()
 
 
 def test_the_layout_that_auto_came_to_is_told_with_the_reasons(client: Client, mira: User, project: Project) -> None:
@@ -289,7 +289,7 @@ def test_what_many_stragglers_came_before_is_told_all_the_same(client: Client, m
     told = {"step": 1200, "where": "the output of blocks.1.mlp", "rank": 2}
     Event.objects.create(attempt=job.latest, time=at, kind="guard.nonfinite", data=told)
     page = client.get(f"/jobs/{job.pk}/attempts").content.decode()
-    assert "and 245 more like it, the last" in page
+    assert "and 245 more of this kind, the last" in page
     assert "step 1,200 was not finite" in page
 
 

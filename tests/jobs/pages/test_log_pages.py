@@ -43,7 +43,7 @@ def test_logs_of_another_rank_are_escaped_and_coloured(client: Client, logged: J
 
 def test_logs_are_searched_on_the_server(client: Client, logged: Job) -> None:
     html = text(client.get(f"/jobs/{logged.pk}/logs?q=STEP 12"))
-    assert "111 lines hold “STEP 12”" in html
+    assert "111 lines contain “STEP 12”" in html
     assert "<mark>step 12</mark>" in html
 
 

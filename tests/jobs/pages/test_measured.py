@@ -77,7 +77,7 @@ def test_words_that_come_late_are_not_the_newest(client: Client, job: Job) -> No
 
 
 def test_says_so_while_too_little_is_measured(client: Client, mira: User, project: Project, job: Job) -> None:
-    assert "A verdict takes 20 steps" in page(client, job)
+    assert "The analysis needs 20 steps" in page(client, job)
     tell(job, "run.verdict", bound=None, because="Not enough measured yet: 6 steps.", remedy="no", split={})
     shown = page(client, job)
     assert "What bounds it" in shown
@@ -94,7 +94,7 @@ def test_tells_goodput(client: Client, job: Job) -> None:
     reports.take(job.latest.pk, post(stream))  # type: ignore[union-attr]
     shown = page(client, job)
     assert "Goodput</dt><dd>50" in shown or "Goodput</dt><dd>49.9" in shown
-    assert "2 min 30 s of steps that count, in 5 min" in shown
+    assert "2 min 30 s of useful steps in 5 min" in shown
 
 
 def test_a_job_that_ended_before_its_first_step_has_nothing_measured(

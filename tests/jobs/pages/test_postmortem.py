@@ -132,7 +132,7 @@ def test_how_it_went_on_and_what_that_cost(mira: User, client: Client, runs: Pat
     # Six minutes of work and one more held on 16 GPUs, at 2.00 each.
     assert "1.87 <small>GPU-h · €3.73</small>" in html
     assert "Loss across the restart" in html
-    assert "to the last bit" in html
+    assert "identical values" in html
     assert "new in the next attempt" in html
 
 
@@ -200,7 +200,7 @@ class TestWriting:
                 {"row": "new0", "text-new0": "x", "owner-new0": "nobody.here"},
                 "Nobody of this project is called nobody.here",
             ),
-            ({"row": "new0", "text-new0": "x", "due-new0": "tomorrow"}, "is no day"),
+            ({"row": "new0", "text-new0": "x", "due-new0": "tomorrow"}, "is not a date"),
             ({"narrative": "x" * 20_001}, "20000 letters are the most"),
             ({"factors": "x" * 501}, "500 letters are the most"),
             ({"factors": "x\n" * 51}, "50 are the most"),
@@ -244,7 +244,7 @@ class TestOverruling:
     def test_is_final_and_keeps_what_the_evidence_said(self, incident: Incident, client: Client) -> None:
         html = send(client, incident, "overrule", cause="data.corrupt", why="The index of shard 7 was cut off.")
         assert "Corrupt data, according to mira: The index of shard 7 was cut off." in html
-        assert "the evidence said <code>program.exception</code>" in html
+        assert "by the evidence it was <code>program.exception</code>" in html
         incident.refresh_from_db()
         assert (incident.cause, incident.is_final, incident.due_at) == ("data.corrupt", True, None)
         Incident.objects.update(due_at=timezone.now())

@@ -129,7 +129,7 @@ class TestTelling:
         tell(job, automatic=True, best_interval_seconds=4 * 3600.0)
         shown = page(ada, job)
         assert "The save interval is chosen automatically." in shown
-        assert "It aims at every 4 h" in shown, "by what its trainer was told"
+        assert "It is approaching 4 h" in shown, "by what its trainer was told"
         assert "from attempt" not in shown
 
     def test_as_good_as_the_best(self, ada: User, job: Job) -> None:
@@ -158,7 +158,7 @@ class TestAsking:
         client = signed_in(ada)
         assert client.post(f"/jobs/{job.pk}/cadence", {"every": "240"}).status_code == 302
         assert CadenceOrder.objects.get().every == 240
-        assert "From attempt 2 on it saves every 240 steps, as ada asked" in page(ada, job)
+        assert "From attempt 2 on it saves every 240 steps (changed by ada" in page(ada, job)
         client.post(f"/jobs/{job.pk}/cadence", {"every": ""})
         assert not CadenceOrder.objects.exists()
 

@@ -161,8 +161,8 @@ class TestForecast:
 class TestPage:
     def test_a_new_site_says_what_to_expect(self) -> None:
         page = text(signed_in(sysadmin()).get("/reliability"))
-        assert "In 30 days no job held a node." in page
-        assert "as Meta measured them" in page
+        assert "In 30 days no node was allocated." in page
+        assert "published rate of" in page
 
     @pytest.mark.parametrize("by", ["cause", "node", "rack", "partition", "project", "week", "<script>"])
     @pytest.mark.parametrize("days", ["7", "365", "-1"])

@@ -126,7 +126,7 @@ def test_a_job_that_never_starts_says_so_first(mira: User, scheduler: Told) -> N
     for address in (f"/jobs/{job.pk}", f"/jobs/{job.pk}/life"):
         html = text(mira, address)
         assert '<p class="say">It never starts as it is.' in html
-        assert "lets a job run for" in html[html.index("never starts") : html.index("Your move:")]
+        assert "lets a job run for" in html[html.index("never starts") : html.index("What to do:")]
 
 
 def test_where_everybody_sees_their_own_alone(mira: User, scheduler: Told, settings: Any) -> None:
@@ -170,7 +170,7 @@ def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None
     sync.read(Told(machines=[node("dgx-01")]))
     assert "The queue is empty." in text(mira, "/queue")
     a_job(mira, a_project(), state="pending", name="siskin")
-    one = "1 job of yours has not been handed to the scheduler yet."
+    one = "1 job of yours has not been submitted to the scheduler yet."
     stranger = person("stranger")
     for address in ("/queue", "/nodes"):
         assert one in text(mira, address)
@@ -182,7 +182,7 @@ def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None
     for task in (0, 1):
         facts = {"scheduler_id": f"17_{task}", "submitted_at": now}
         a_job(mira, a_project(), state="pending", name=f"rates-{task}", attempt=facts)
-    handed = "2 jobs of yours were handed over since the queue was read."
+    handed = "2 jobs of yours were submitted since the queue was last read."
     assert f"{one} {handed}" in text(mira, "/queue")
     client = signed_in(mira)
     assert client.get("/api/v1/queue").json()["unseen"] == {"kept": 1, "newer": 2, "text": f"{one} {handed}"}
