@@ -17,12 +17,12 @@ from django.views.decorators.http import require_POST, require_safe
 from console.pages.free_slots import FreeSlots, free_now
 from console.pages.readiness import banner
 from jobs.gathering import verdicts
+from jobs.gathering.job_row import JobRow
 from jobs.gathering.sparklines import sparks
 from jobs.listing.jobs import JobSearch
 from jobs.models import Attempt, Checkpoint, Incident, Job, Sweep
 from jobs.models.job import JobQuerySet
 from jobs.presenting.header import number
-from jobs.presenting.job_row import JobRow
 from jobs.why.reasons import reason_of
 from nodes.models import Node
 from portal import notify

@@ -19,7 +19,6 @@ from jobs.gathering.postmortem import Document
 from jobs.models import FollowUp, Job
 from jobs.postmortem import editing
 from jobs.postmortem.editing import Action
-from jobs.presenting import markdown
 from portal.http.api import ApiRequest, among, bad_field
 from portal.http.openapi import described
 from portal.http.problems import Problem
@@ -211,7 +210,7 @@ def postmortem(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) -
 )
 def as_markdown(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) -> HttpResponse:
     """Return the post-mortem for a ticket or a repository. Log text is safely fenced; HTML is escaped."""
-    text = markdown.write(_document(job_of(request, job_id), wanted.attempt))
+    text = _document(job_of(request, job_id), wanted.attempt).as_markdown()
     return HttpResponse(text, content_type="text/markdown; charset=utf-8")
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from datetime import datetime
+from dataclasses import fields
 from typing import Any
 
 from jobs.disk import rundir
+from jobs.disk.captured import Captured, Change, Gpu, Ran, cpu_of, gpus_of
 from jobs.disk.folders import find_folder, root_of
 from jobs.models import Attempt
 from vigil_core import untrusted
@@ -26,64 +26,6 @@ _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._!+-]{0,63}")
 _HEX = re.compile(r"[0-9a-f]{12,64}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-
-
-@dataclass(frozen=True)
-class Gpu:
-    name: str
-    memory_gib: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Captured:
-    """Texts are empty and numbers None where nothing is known."""
-
-    captured_at: datetime | None = None
-    node: str = ""
-    python: str = ""
-    implementation: str = ""
-    executable: str = ""
-    torch: str = ""
-    torch_for: str = ""  # CPU, CUDA 12.8
-    packages: dict[str, str] = field(default_factory=dict)
-    packages_left_out: int = 0
-    os: str = ""
-    kernel: str = ""
-    machine: str = ""
-    cpu: str = ""
-    cpus: int | None = None
-    memory_gib: float | None = None
-    gpus: list[Gpu] = field(default_factory=list)
-    driver: str = ""
-    cuda: str = ""
-    vigil: str = ""
-    vigil_commit: str = ""
-    vigil_digest: str = ""
-    git: str = ""
-    ref: str = ""
-    commit: str = ""
-    dirty: bool = False
-    digest: str = ""
-    config_hash: str = ""
-    variables: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Change:
-    """One thing that is not as it was; "" is nothing."""
-
-    what: str
-    before: str
-    after: str
-
-
-@dataclass(frozen=True)
-class Ran:
-    """An attempt's environment beside that of the newest earlier attempt that has one (`since`, its number)."""
-
-    environment: Captured
-    since: int | None = None
-    changes: list[Change] = field(default_factory=list)
 
 
 def read(attempt: Attempt) -> Captured | None:
@@ -147,19 +89,6 @@ def changes(before: Captured, after: Captured) -> Iterator[Change]:
                 yield Change(name, old, new)
     for name in sorted(set(before.variables) ^ set(after.variables)):
         yield Change(f"variable {name}", *(("set", "") if name in before.variables else ("", "set")))
-
-
-def gpus_of(environment: Captured) -> str:
-    """ "8 × NVIDIA H100 80GB HBM3", each kind once."""
-    names = [gpu.name for gpu in environment.gpus]
-    kinds = [(names.count(name), name) for name in dict.fromkeys(names)]
-    return ", ".join(f"{count} × {name}" if count > 1 else name for count, name in kinds)
-
-
-def cpu_of(environment: Captured) -> str:
-    if environment.cpus is None:
-        return environment.cpu
-    return f"{environment.cpus} × {environment.cpu or environment.machine or 'CPU'}"
 
 
 _COMPARED = (

@@ -7,6 +7,7 @@ from typing import Any
 
 from jobs.gathering.job_life import JobLife
 from jobs.models import CadenceOrder, Event
+from jobs.presenting.cadence import CadenceFacts
 from jobs.reliability import mttf, save_interval
 from jobs.reliability.allocations import whole
 from jobs.submitting.cadence import first_to_obey
@@ -15,57 +16,15 @@ from vigil_core import untrusted
 KIND = "checkpoint.cadence"
 WRITES = 2.0
 """An interval is at least so many times as long as the write, as the trainer has it: one would always be under way."""
-MOST_EVERY = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveCadence:
-    """The save intervals of a job. They are in seconds from one save to the next.
+class SaveCadence(CadenceFacts):
+    """The save intervals of a job, and the order that changes them."""
 
-    `efficiency` is the share of time that is useful training at the present interval, `best_efficiency` at the best
-    one.
-    """
-
-    cost_s: float
-    present_s: float | None
-    best_s: float
-    is_automatic: bool
-    aim_s: float | None
-    """Where its trainer decides by itself: by the time between failures that it was told as it began."""
-    mtbf_s: float
-    source: str
-    """Of the time between failures: config (a person's word), seen (here), assumed."""
-    efficiency: float | None
-    best_efficiency: float
-    step_s: float | None
-    gpus: int
-    left_s: float | None
     order: CadenceOrder | None
     from_attempt: int
-    """That does as the order says; without one, the first that would."""
-
-    @property
-    def gain(self) -> float:
-        return max(0.0, self.best_efficiency - self.efficiency) if self.efficiency is not None else 0.0
-
-    @property
-    def is_worth_it(self) -> bool:
-        return self.gain >= save_interval.LEAST_GAIN and not self.is_automatic
-
-    @property
-    def best_every(self) -> int | None:
-        """Return the best interval in steps; None if the duration of a step is unknown."""
-        return min(MOST_EVERY, max(1, round(self.best_s / self.step_s))) if self.step_s else None
-
-    @property
-    def gpu_hours_a_day(self) -> float:
-        """Return what the difference to the best interval costs per day."""
-        return 24 * self.gain * self.gpus
-
-    @property
-    def gpu_hours_left(self) -> float | None:
-        """Return what the difference costs for the rest of the run; None if its end is unknown."""
-        return None if self.left_s is None else self.left_s / 3600 * self.gain * self.gpus
+    """The first attempt that follows the order, or would follow a new one."""
 
 
 def measure(life: JobLife) -> SaveCadence | None:

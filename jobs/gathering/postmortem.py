@@ -13,13 +13,13 @@ from django.conf import settings
 
 from diagnosis.causes import CAUSES, UNKNOWN, Cause
 from jobs import lost
-from jobs.gathering import rank_steps, restart_curve, similar, verdicts
-from jobs.gathering.verdicts import EvidencePiece
+from jobs.gathering import cost, rank_steps, restart_curve, similar, verdicts
 from jobs.lost import Lost
 from jobs.models import Attempt, Checkpoint, Diagnosis, FollowUp, Incident, Job, PostMortem
-from jobs.presenting import cost, headline, lanes, restart_drawing
+from jobs.presenting import headline, lanes, markdown, restart_drawing
 from jobs.presenting import rank_steps as strips
 from jobs.presenting.cost import Cost, NextAttempt
+from jobs.presenting.evidence import EvidencePiece
 from jobs.reliability.allocations import whole
 from portal.models import User
 from vigil_core import formatting
@@ -155,7 +155,7 @@ class Document:
 
     @cached_property
     def cost(self) -> Cost:
-        return cost.cost(
+        return cost.measure(
             self.lost,
             step=self.attempt.step,
             gpus=whole((self.job.spec.get("resources") or {}).get("gpus_per_node")),
@@ -269,8 +269,48 @@ class Document:
                 name=name, ranks=counts[name], signs=tuple(signs.get(name, ())), is_blamed=name == blamed
             )
 
+    def as_markdown(self) -> str:
+        """Return the document for a ticket or a repository."""
+        incident, attempt, written = self.incident, self.attempt, self.written
+        overruled = (self.machine_cause, str(incident.overruled_by or "somebody"), incident.overruled_why)
+        return markdown.write(
+            markdown.PostMortemText(
+                job=self.job.pk,
+                job_name=self.job.name,
+                attempt=attempt.number,
+                nodes=attempt.nodes,
+                state=attempt.state,
+                at=incident.at,
+                is_published=incident.published_at is not None,
+                headline=self.headline,
+                cause=incident.cause if incident.is_overruled else self.cause.code,
+                overruled=overruled if incident.is_overruled else None,
+                confidence=incident.confidence,
+                reported_by=self.reported_by,
+                owner=self.cause.owner,
+                advice=self.advice,
+                counts=self.job.of_kind.counts,
+                cost=self.cost,
+                evidence=self.evidence,
+                verdict=self.verdict,
+                rank_steps=self.rank_steps,
+                across_restart=self.curve.words if self.curve else "",
+                vigil_actions=[(act.at, f"{act.text}{f', {act.more}' if act.more else ''}") for act in self.acts],
+                narrative=written.narrative if written else "",
+                factors=written.factors if written else [],
+                actions=[_action_item(follow_up) for follow_up in self.follow_ups],
+            )
+        )
+
     def similar_incidents(self, user: User) -> list[similar.SimilarIncident]:
         return similar.find(self.incident, user)
+
+
+def _action_item(follow_up: FollowUp) -> markdown.ActionItem:
+    owner = str(follow_up.owner) if follow_up.owner else ""
+    return markdown.ActionItem(
+        text=follow_up.text, owner=owner, due=follow_up.due, is_done=follow_up.done_at is not None
+    )
 
 
 def load(job: Job, number: int | None) -> Document | None:

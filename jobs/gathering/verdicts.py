@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,6 +14,7 @@ from diagnosis import verdict
 from diagnosis.causes import CAUSES, UNKNOWN
 from jobs.models import Attempt, Diagnosis, Incident, Job
 from jobs.postmortem import incident_notices
+from jobs.presenting.evidence import EvidencePiece
 from jobs.presenting.rank_steps import ranks_text
 from vigil_core import untrusted
 from vigil_core.masking import DOTS, masked
@@ -24,20 +24,6 @@ _DIGITS = re.compile(r"\d+")
 _RANK = re.compile(r"(\d{1,9})\.(\d{1,9})\.log")
 _LAUNCHER = re.compile(r"launcher\.(\d{1,9})\.log")
 _OWNERS = {"both": "researcher or sysadmin", "nobody": "nobody has to act"}
-
-
-@dataclass(frozen=True)
-class EvidencePiece:
-    """A line of evidence. `link` leads to the log, filtered for it; "" if there is no log."""
-
-    role: str
-    where: str
-    text: str
-    count: int
-    link: str
-    at: datetime | None = None
-    rank: int | None = None
-    node: str = ""
 
 
 @dataclass(frozen=True)

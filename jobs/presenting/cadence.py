@@ -2,19 +2,64 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from jobs.presenting.cost import price_text
 from jobs.reliability.save_interval import LEAST_GAIN
 from vigil_core import formatting
 
-if TYPE_CHECKING:
-    from jobs.gathering.cadence import SaveCadence
-
 _SOURCES = {"config": "as configured", "seen": "observed on its nodes", "assumed": "assumed"}
+MOST_EVERY = 10**9
 
 
-def summary(cadence: SaveCadence) -> tuple[str, str]:
+@dataclass(frozen=True, kw_only=True)
+class CadenceFacts:
+    """The save intervals of a job. They are in seconds from one save to the next.
+
+    `efficiency` is the share of time that is useful training at the present interval, `best_efficiency` at the best
+    one.
+    """
+
+    cost_s: float
+    present_s: float | None
+    best_s: float
+    is_automatic: bool
+    aim_s: float | None
+    """The interval that an automatic trainer aims at, by the time between failures given to it at its start."""
+    mtbf_s: float
+    source: str
+    """Source of the time between failures: config (set by a person), seen (observed here), assumed."""
+    efficiency: float | None
+    best_efficiency: float
+    step_s: float | None
+    gpus: int
+    left_s: float | None
+
+    @property
+    def gain(self) -> float:
+        return max(0.0, self.best_efficiency - self.efficiency) if self.efficiency is not None else 0.0
+
+    @property
+    def is_worth_it(self) -> bool:
+        return self.gain >= LEAST_GAIN and not self.is_automatic
+
+    @property
+    def best_every(self) -> int | None:
+        """Return the best interval in steps; None if the duration of a step is unknown."""
+        return min(MOST_EVERY, max(1, round(self.best_s / self.step_s))) if self.step_s else None
+
+    @property
+    def gpu_hours_a_day(self) -> float:
+        """Return what the difference to the best interval costs per day."""
+        return 24 * self.gain * self.gpus
+
+    @property
+    def gpu_hours_left(self) -> float | None:
+        """Return what the difference costs for the rest of the run; None if its end is unknown."""
+        return None if self.left_s is None else self.left_s / 3600 * self.gain * self.gpus
+
+
+def summary(cadence: CadenceFacts) -> tuple[str, str]:
     """Return two sentences: whether the job saves as often as it should, and what the difference costs."""
     best = formatting.duration(cadence.best_s)
     if cadence.is_automatic:
@@ -33,7 +78,7 @@ def summary(cadence: SaveCadence) -> tuple[str, str]:
     return f"{every}; every {best} would leave {gain} more of its time for training.", _cost(cadence)
 
 
-def facts(cadence: SaveCadence, counts: str = "step") -> list[tuple[str, str]]:
+def facts(cadence: CadenceFacts, counts: str = "step") -> list[tuple[str, str]]:
     """Return (title, value) pairs for the page. `counts` is the job's unit of progress: "step" or "round"."""
     best_part = formatting.percent(1 - cadence.best_efficiency)
     now, part = [], f"{best_part} of the time at best"
@@ -53,7 +98,7 @@ def _steps(every: int | None, counts: str) -> str:
     return f", {formatting.plural(every, counts)}" if every else ""
 
 
-def _cost(cadence: SaveCadence) -> str:
+def _cost(cadence: CadenceFacts) -> str:
     if not cadence.gpus:
         return ""
     text = f"That is {_hours(cadence.gpu_hours_a_day)} a day"

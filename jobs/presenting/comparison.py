@@ -149,7 +149,7 @@ def _data_difference(sides: tuple[ComparedFederation, ComparedFederation]) -> st
     for name in [*first, *(name for name in second if name not in first)]:
         left, right = first.get(name), second.get(name)
         if left != right:
-            return f"{name} {left or 'none'} against {right or 'none'}"
+            return f"{name} {left or 'none'} vs. {right or 'none'}"
     return ""
 
 
@@ -200,7 +200,7 @@ def _verdict(standings: list[ComparedResult], measure: str) -> str:
     what = TITLES[measure].lower()
     if ahead is None:
         first, second = (formatting.loss(standing.value) for standing in standings)
-        values = first if first == second else f"{first} against {second}, {standings[0].chance}"
+        values = first if first == second else f"{first} vs. {second}, {standings[0].chance}"
         return f"no difference: {what} {values}."
     behind = next(result for result in standings if not result.is_ahead)
     if behind.value is None:
@@ -208,7 +208,7 @@ def _verdict(standings: list[ComparedResult], measure: str) -> str:
         return f"#{ahead.job.pk} {ahead.job.name} is ahead: {unmeasured}."
     return (
         f"#{ahead.job.pk} {ahead.job.name} is ahead: {what} {formatting.loss(ahead.value)}"
-        f" against {formatting.loss(behind.value)}."
+        f" vs. {formatting.loss(behind.value)}."
     )
 
 

@@ -1,17 +1,13 @@
-"""Calculate what a failure cost: steps, GPU-hours, money, and the time until the job had caught up."""
+"""Describe what a failure cost: steps, GPU-hours, money, and the time until the job had caught up."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from django.conf import settings
 
 from vigil_core import formatting
-
-if TYPE_CHECKING:
-    from jobs.lost import Lost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,26 +52,3 @@ class Cost:
     @property
     def money_text(self) -> str:
         return "" if self.money is None else formatting.money(self.money, self.currency)
-
-
-def cost(
-    lost: Lost, *, step: int | None, gpus: int, caught_up_at: datetime | None, price: float | None, currency: str
-) -> Cost:
-    """Calculate the cost of a failure.
-
-    `step` is the last step of the attempt, `gpus` the number of GPUs per node, `price` the price of a GPU-hour if set.
-    """
-    moments, saved_step = lost.moments, lost.kept.step if lost.kept else 0
-    hours = lost.node_s * gpus / 3600 if gpus else None
-    caught_up = None if caught_up_at is None else max(0.0, (caught_up_at - moments.noticed_at).total_seconds())
-    return Cost(
-        steps=max(0, step - saved_step) if step is not None else None,
-        lost_seconds=lost.seconds,
-        gpu_hours=hours,
-        money=hours * price if hours is not None and price is not None else None,
-        currency=currency,
-        detect_seconds=moments.detect_s,
-        again_seconds=moments.recover_s,
-        catch_up_seconds=caught_up,
-        is_awaited=lost.following is not None and not lost.is_over,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jobs.disk.provenance import Captured, Change, Ran, cpu_of, gpus_of
+from jobs.disk.captured import Captured, Change, Ran, cpu_of, gpus_of
 from vigil_core import formatting
 
 MAX_NAMED = 6  # changes named beside the attempt; all of them are behind it

@@ -1,96 +1,30 @@
-"""Present a job as a row of a list: on the jobs page, at home, and in live updates."""
+"""Write the short texts of a job's row in a list. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 from jobs.presenting.header import number
-from jobs.presenting.size import has_ranks, ranks_and_nodes, size
-from jobs.progress import Progress, progress
-from jobs.why.reasons import reason_of
+from jobs.presenting.size import size
 from vigil_core import formatting
 
-if TYPE_CHECKING:
-    from jobs.models import Attempt, Job
+
+def progress_text(
+    *, step: int | None, steps: int | None, counts: str, state: str, phase: str, spec: dict[str, Any]
+) -> str:
+    """Return the text under the progress bar: the progress, or what the job waits for."""
+    if step is not None:
+        done = formatting.count(step)
+        return f"{done} / {formatting.count(steps)}" if steps else f"{counts} {done}"
+    if state == "pending":
+        needs = size(spec)
+        return f"needs {needs}" if needs else formatting.MISSING
+    return phase or formatting.MISSING
 
 
-@dataclass
-class JobRow:
-    """A job as its row shows it. Its latest attempt, project, owner and tags must be loaded."""
-
-    job: Job
-    now: datetime
-
-    @property
-    def attempt(self) -> Attempt:
-        assert self.job.latest is not None
-        return self.job.latest
-
-    @property
-    def state(self) -> str:
-        return self.attempt.state
-
-    @cached_property
-    def progress(self) -> Progress:
-        return progress(self.attempt, self.now)
-
-    @property
-    def bar(self) -> float:
-        if self.state == "completed":
-            return 1.0
-        return self.progress.fraction or 0.0
-
-    @property
-    def counted(self) -> str:
-        """Return the text under the progress bar: the progress, or what the job waits for."""
-        step, steps, counts = self.progress.step, self.progress.steps, self.job.of_kind.counts
-        if step is not None:
-            return (
-                f"{formatting.count(step)} / {formatting.count(steps)}"
-                if steps
-                else f"{counts} {formatting.count(step)}"
-            )
-        if self.state == "pending":
-            needs = size(self.job.spec)
-            return f"needs {needs}" if needs else formatting.MISSING
-        return self.attempt.phase or formatting.MISSING
-
-    @property
-    def done_at(self) -> datetime | None:
-        eta = self.progress.eta_seconds
-        return self.now + timedelta(seconds=eta) if eta is not None else None
-
-    @property
-    def why(self) -> str:
-        """Return why the job waits or how it ended, short enough for a table cell."""
-        attempt = self.attempt
-        if attempt.is_alive and attempt.cancel_asked_at:
-            return "killing" if attempt.kill_requested_at else "cancelling"
-        if attempt.state == "completed" and attempt.started_at and attempt.ended_at:
-            took = formatting.duration((attempt.ended_at - attempt.started_at).total_seconds())
-            return f"attempt {attempt.number}: {took}" if attempt.number > 1 else took
-        return reason_of(attempt)
-
-    @property
-    def ranks(self) -> int | None:
-        ranks, _, gpus = ranks_and_nodes(self.job.spec)
-        return ranks if gpus or has_ranks(self.job.spec) else None
-
-    @property
-    def size(self) -> str:
-        return size(self.job.spec)
-
-    @property
-    def loss(self) -> float | None:
-        return number(self.attempt.latest, "loss")
-
-    @property
-    def speed(self) -> str:
-        """Return "290 k tok/s" if the job reports its throughput; else ""."""
-        for name, unit in (("tokens_per_second", "tok/s"), ("samples_per_second", "samples/s")):
-            if (value := number(self.attempt.latest, name)) is not None:
-                return f"{formatting.measure(value)}{formatting.NBSP}{unit}"
-        return ""
+def speed_text(latest: dict[str, Any]) -> str:
+    """Return "290 k tok/s" if the job reports its throughput; else ""."""
+    for name, unit in (("tokens_per_second", "tok/s"), ("samples_per_second", "samples/s")):
+        if (value := number(latest, name)) is not None:
+            return f"{formatting.measure(value)}{formatting.NBSP}{unit}"
+    return ""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
 
+from jobs.presenting.cost import Cost
+from jobs.presenting.evidence import EvidencePiece
+from jobs.presenting.headline import Headline
+from jobs.presenting.rank_steps import RankSteps
 from vigil_core import formatting
-
-if TYPE_CHECKING:
-    from jobs.gathering.postmortem import Document
 
 _SPECIAL = re.compile(r"([\\`*_\[\]!|~$]|:(?=//))")
 _FIRST = re.compile(r"^(?=[-+#>=:])|^(\d{1,9})(?=[.)])")  # what would make a line a list, a heading, a quotation
@@ -44,61 +47,101 @@ def code(text: str) -> str:
     return f"{fence}{edge}{clean}{edge}{fence}"
 
 
-def write(document: Document) -> str:
+@dataclass(frozen=True, kw_only=True)
+class ActionItem:
+    """An action in people's part of a post-mortem."""
+
+    text: str
+    owner: str
+    due: date | None
+    is_done: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostMortemText:
+    """Everything that the document says."""
+
+    job: int
+    job_name: str
+    attempt: int
+    nodes: Sequence[str]
+    state: str
+    at: datetime
+    is_published: bool
+    headline: Headline
+    cause: str
+    overruled: tuple[str, str, str] | None
+    """The cause by the evidence, who overruled it, and why."""
+    confidence: float | None
+    reported_by: str
+    owner: str
+    advice: str
+    counts: str
+    """Unit of progress: "step" or "round"."""
+    cost: Cost
+    evidence: Sequence[EvidencePiece]
+    verdict: Mapping[str, Any]
+    rank_steps: RankSteps | None
+    across_restart: str
+    vigil_actions: Sequence[tuple[datetime, str]]
+    narrative: str
+    factors: Sequence[str]
+    actions: Sequence[ActionItem]
+
+
+def write(document: PostMortemText) -> str:
     """Return the whole document, for a ticket or a repository."""
     return "\n\n".join(_parts(document)).replace(formatting.NBSP, " ") + "\n"
 
 
-def _parts(document: Document) -> Iterator[str]:
-    incident, attempt, job = document.incident, document.attempt, document.job
-    head = document.headline
-    yield f"# Post-mortem of {plain(job.name)}, attempt {attempt.number}"
-    where = f" on {plain(', '.join(attempt.nodes[:8]))}" if attempt.nodes else ""
-    state = "published" if incident.published_at else "draft"
-    when = formatting.exact(incident.at)
-    yield f"\\#{job.pk}.{attempt.number}{where}, {when}: {plain(attempt.state)}. {state.capitalize()}."
-    yield f"**{plain(head.lead)}** {plain(head.rest)}" + (f" **Your move:** {plain(head.move)}" if head.move else "")
+def _parts(document: PostMortemText) -> Iterator[str]:
+    head, counts = document.headline, document.counts
+    yield f"# Post-mortem of {plain(document.job_name)}, attempt {document.attempt}"
+    where = f" on {plain(', '.join(document.nodes[:8]))}" if document.nodes else ""
+    status = "Published" if document.is_published else "Draft"
+    when = formatting.exact(document.at)
+    yield f"\\#{document.job}.{document.attempt}{where}, {when}: {plain(document.state)}. {status}."
+    yield f"**{plain(head.lead)}** {plain(head.rest)}" + (f" **What to do:** {plain(head.move)}" if head.move else "")
     yield "\n".join(f"- {name}: {plain(value)}" for name, value in _facts(document))
     yield from _evidence(document)
     if document.rank_steps is not None:
-        counts = job.of_kind.counts
         bands = "\n".join(
             f"- {f'{counts} {formatting.count(step)}: ' if step >= 0 else ''}{plain(who)}"
             for step, who in document.rank_steps.bands
         )
         yield f"## Last {counts} by rank\n\n{plain(document.rank_steps.finding)}\n\n{bands}"
-    if document.curve is not None:
-        yield f"## Across the restart\n\n{plain(document.curve.words)}"
+    if document.across_restart:
+        yield f"## Across the restart\n\n{plain(document.across_restart)}"
     acts = "\n".join(
-        f"{i}. {formatting.exact(act.at)}: {plain(act.text)}{f', {plain(act.more)}' if act.more else ''}"
-        for i, act in enumerate(document.acts, 1)
+        f"{i}. {formatting.exact(at)}: {plain(text)}" for i, (at, text) in enumerate(document.vigil_actions, 1)
     )
     yield f"## What Vigil did\n\n{acts}"
-    owner = document.cause.owner
+    owner = document.owner
     yield f"## What to do\n\n{_WORDS.get(owner, owner).capitalize()}: {plain(document.advice)}"
     yield from _people(document)
 
 
-def _facts(document: Document) -> Iterator[tuple[str, str]]:
-    incident, cost = document.incident, document.cost
-    if incident.is_overruled:
-        yield "Cause", f"{incident.cause}, by {incident.overruled_by or 'somebody'}: {incident.overruled_why}"
-        yield "Before that", f"{document.machine_cause}, by the evidence"
+def _facts(document: PostMortemText) -> Iterator[tuple[str, str]]:
+    cost = document.cost
+    if document.overruled is not None:
+        evidence_cause, person, why = document.overruled
+        yield "Cause", f"{document.cause}, by {person}: {why}"
+        yield "Before that", f"{evidence_cause}, by the evidence"
     else:
-        sure = f", {formatting.share(incident.confidence)} sure" if incident.confidence is not None else ""
-        yield "Cause", f"{document.cause.code}{sure if document.cause.code != 'unknown' else ''}"
-    if document.reported_by and not incident.is_overruled:
+        is_named = document.confidence is not None and document.cause != "unknown"
+        yield "Cause", f"{document.cause}{f', {formatting.share(document.confidence)} confidence' if is_named else ''}"
+    if document.reported_by and document.overruled is None:
         yield "Reported by", document.reported_by
-    yield "Owner", _WORDS.get(document.cause.owner, document.cause.owner)
+    yield "Owner", _WORDS.get(document.owner, document.owner)
     for name, seconds in (
         ("Noticed after", cost.detect_seconds),
-        ("Trained again after", cost.again_seconds),
+        ("Training resumed after", cost.again_seconds),
         ("Caught up after", cost.catch_up_seconds),
     ):
         if seconds is not None:
             yield name, formatting.duration(seconds)
     if cost.steps is not None:
-        yield f"{document.job.of_kind.many.capitalize()} lost", formatting.count(cost.steps)
+        yield f"{document.counts.capitalize()}s lost", formatting.count(cost.steps)
     if cost.gpu_hours is not None:
         money = f", {cost.money_text}" if cost.money_text else ""
         yield "Cost", f"{formatting.measure(cost.gpu_hours)} GPU-h{money}"
@@ -106,32 +149,29 @@ def _facts(document: Document) -> Iterator[tuple[str, str]]:
         yield "Time lost", formatting.duration(cost.lost_seconds)
 
 
-def _evidence(document: Document) -> Iterator[str]:
-    verdict = document.verdict
+def _evidence(document: PostMortemText) -> Iterator[str]:
     if document.evidence:
         yield "## Evidence"
     for piece in document.evidence:
         when = f", {formatting.exact(piece.at)}" if piece.at else ""
         many = f", {formatting.count(piece.count)} times" if piece.count > 1 else ""
         yield f"**{plain(piece.role)}**, {plain(piece.where)}{when}{many}\n\n{fenced(piece.text)}"
-    if ruled_out := verdict.get("ruled_out"):
+    if ruled_out := document.verdict.get("ruled_out"):
         yield "**Ruled out**\n\n" + "\n".join(f"- {code(item['cause'])}: {plain(item['why'])}" for item in ruled_out)
-    if unexamined := verdict.get("not_seen"):
-        yield "**Not looked at**\n\n" + "\n".join(f"- {plain(item)}" for item in unexamined)
+    if unexamined := document.verdict.get("not_seen"):
+        yield "**Not examined**\n\n" + "\n".join(f"- {plain(item)}" for item in unexamined)
 
 
-def _people(document: Document) -> Iterator[str]:
-    written = document.written
-    if written is not None and written.narrative:
-        yield f"## Narrative\n\n{quoted(written.narrative)}"
-    if written is not None and written.factors:
-        yield "## What contributed to it\n\n" + "\n".join(f"- {plain(factor)}" for factor in written.factors)
-    if document.follow_ups:
-        rows = "\n".join(
-            f"- [{'x' if follow_up.done_at else ' '}] {plain(follow_up.text)}"
-            + (f" ({plain(follow_up.owner)}" if follow_up.owner else "")
-            + (f"{', ' if follow_up.owner else ' ('}due {follow_up.due.isoformat()}" if follow_up.due else "")
-            + (")" if follow_up.owner or follow_up.due else "")
-            for follow_up in document.follow_ups
-        )
-        yield f"## Actions\n\n{rows}"
+def _people(document: PostMortemText) -> Iterator[str]:
+    if document.narrative:
+        yield f"## Narrative\n\n{quoted(document.narrative)}"
+    if document.factors:
+        yield "## Contributing factors\n\n" + "\n".join(f"- {plain(factor)}" for factor in document.factors)
+    if document.actions:
+        yield "## Actions\n\n" + "\n".join(map(_action, document.actions))
+
+
+def _action(action: ActionItem) -> str:
+    about = [plain(action.owner) if action.owner else "", f"due {action.due.isoformat()}" if action.due else ""]
+    details = ", ".join(filter(None, about))
+    return f"- [{'x' if action.is_done else ' '}] {plain(action.text)}" + (f" ({details})" if details else "")

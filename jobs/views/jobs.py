@@ -10,10 +10,10 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
+from jobs.gathering.job_row import JobRow
 from jobs.listing.finder import Count
 from jobs.listing.jobs import DEFAULT_SORT, SORTS, STATE_GROUPS, STATE_WORDS, JobSearch
 from jobs.models import Attempt, Job
-from jobs.presenting.job_row import JobRow
 from jobs.views.spans import SPANS, since
 from portal.access import user_of
 from portal.http.paging import BadCursor

@@ -20,7 +20,7 @@ from jobs.gathering.postmortem import Document
 from jobs.models import Job
 from jobs.postmortem import editing
 from jobs.postmortem.editing import Action
-from jobs.presenting import lanes, markdown
+from jobs.presenting import lanes
 from portal import markdown as readable
 from portal.access import can, user_of
 from portal.models import User
@@ -103,7 +103,7 @@ def _page(request: HttpRequest, document: Document, status: int = 200, **form: o
 @require_safe
 def as_markdown(request: HttpRequest, job_id: int) -> HttpResponse:
     document = _document(request, job_id)
-    response = HttpResponse(markdown.write(document), content_type="text/markdown; charset=utf-8")
+    response = HttpResponse(document.as_markdown(), content_type="text/markdown; charset=utf-8")
     name = f"post-mortem-{job_id}-{document.attempt.number}.md"
     response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
     return response

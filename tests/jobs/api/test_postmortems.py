@@ -175,7 +175,7 @@ class TestList:
         from tests.lab import signed_in
 
         html = signed_in(mira).get("/postmortems?cause=gpu.ecc").text
-        assert "45 things went wrong." in html
+        assert "45 incidents." in html
         for cause in ("gpu.ecc", "data.missing", "unknown"):
             assert f"<code>{cause}</code> 15" in html
         assert "thing 0" in html

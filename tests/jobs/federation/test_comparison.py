@@ -42,8 +42,8 @@ def test_who_is_ahead_depends_on_what_is_equal(client: Client, mira: User, proje
     greedy = federation(mira, project, "greedy", rounds=20, gain=0.04, mib=10.0)
     thrifty = federation(mira, project, "thrifty", rounds=30, gain=0.03, mib=1.0)
     html = text(client.get(f"/jobs/compare?job={greedy.pk}&job={thrifty.pk}"))
-    assert f"After 20 rounds, #{greedy.pk} greedy is ahead: accuracy 0.800 against 0.600." in html
-    assert f"For the same 62.9 MB on the wire, #{thrifty.pk} thrifty is ahead: accuracy 0.900 against 0.120." in html
+    assert f"After 20 rounds, #{greedy.pk} greedy is ahead: accuracy 0.800 vs. 0.600." in html
+    assert f"For the same 62.9 MB on the wire, #{thrifty.pk} thrifty is ahead: accuracy 0.900 vs. 0.120." in html
     equal_rounds, equal_bytes = html.split("At equal bytes</h2>")
     assert "419 MB" in equal_rounds
     assert '<td class="num">3</td><td class="num">0.120</td><td class="num">62.9 MB</td>' in equal_bytes
@@ -64,7 +64,7 @@ def test_one_that_went_on_for_long_presses_the_other_not_flat(client: Client, mi
 def test_of_losses_the_lower_is_ahead(client: Client, mira: User, project: Project) -> None:
     one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0, what="loss")
     two = federation(mira, project, "two", rounds=5, gain=0.2, mib=1.0, what="loss")
-    assert f"#{one.pk} one is ahead: loss 0.500 against 1.000." in text(
+    assert f"#{one.pk} one is ahead: loss 0.500 vs. 1.000." in text(
         client.get(f"/jobs/compare?job={one.pk}&job={two.pk}")
     )
 
@@ -76,14 +76,14 @@ def test_of_different_data_none_is_ahead(client: Client, mira: User, project: Pr
 
     one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0, what="loss")
     html = lead(clients=20)
-    assert "Trained on different data (clients 10 against 20): losses can&#x27;t be compared." in html
+    assert "Trained on different data (clients 10 vs. 20): losses cannot be compared." in html
     assert "ahead" not in html
     others: list[tuple[dict[str, Any], str]] = [
-        ({"recipe": "language"}, "recipe tabular against language"),
-        ({"tabular": {"source": "breast_cancer"}}, "tabular.source digits against breast_cancer"),
-        ({"tabular": {"held_out": 3}}, "tabular.held_out 6 against 3"),
-        ({"split": "iid", "dirichlet": None}, "split dirichlet against iid"),
-        ({"dirichlet": {"alpha": 3.0}}, "dirichlet.alpha 0.3 against 3.0"),
+        ({"recipe": "language"}, "recipe tabular vs. language"),
+        ({"tabular": {"source": "breast_cancer"}}, "tabular.source digits vs. breast_cancer"),
+        ({"tabular": {"held_out": 3}}, "tabular.held_out 6 vs. 3"),
+        ({"split": "iid", "dirichlet": None}, "split dirichlet vs. iid"),
+        ({"dirichlet": {"alpha": 3.0}}, "dirichlet.alpha 0.3 vs. 3.0"),
     ]
     for run, says in others:
         assert f"different data ({says})" in lead(**run)
@@ -94,7 +94,7 @@ def test_while_one_runs_it_is_so_far(client: Client, mira: User, project: Projec
     one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0)
     two = federation(mira, project, "two", rounds=4, gain=0.2, mib=1.0, state="running")
     html = text(client.get(f"/jobs/compare?job={one.pk}&job={two.pk}"))
-    assert f"After 4 rounds so far, #{two.pk} two is ahead: accuracy 0.800 against 0.400." in html
+    assert f"After 4 rounds so far, #{two.pk} two is ahead: accuracy 0.800 vs. 0.400." in html
 
 
 def test_a_difference_within_what_seeds_make_is_none(client: Client, mira: User, project: Project) -> None:
@@ -109,9 +109,9 @@ def test_a_difference_within_what_seeds_make_is_none(client: Client, mira: User,
 
     one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0)
     html = found(0.13)
-    assert "no difference: accuracy 0.500 against 0.650, within the variation between seeds, ± 0.198." in html
+    assert "no difference: accuracy 0.500 vs. 0.650, within the variation between seeds, ± 0.198." in html
     assert "ahead" not in html
-    assert "two is ahead: accuracy 0.750 against 0.500." in found(0.15)
+    assert "two is ahead: accuracy 0.750 vs. 0.500." in found(0.15)
 
 
 def test_two_seeds_of_one_set_up_are_not_ranked(client: Client, mira: User, project: Project) -> None:
@@ -119,7 +119,7 @@ def test_two_seeds_of_one_set_up_are_not_ranked(client: Client, mira: User, proj
     one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0, seed=1)
     two = federation(mira, project, "two", rounds=5, gain=0.19, mib=1.0, seed=2)
     html = text(client.get(f"/jobs/compare?job={one.pk}&job={two.pk}"))
-    assert "no difference: accuracy 0.500 against 0.950, the same setup with two seeds." in html
+    assert "no difference: accuracy 0.500 vs. 0.950, the same setup with two seeds." in html
     assert "ahead" not in html
 
 
@@ -135,16 +135,16 @@ def test_losses_that_scatter_as_much_as_they_differ_are_not_ranked(
         return job
 
     one, near, far = scattering("one", 0.5), scattering("near", 0.52), scattering("far", 0.7)
-    assert "no difference: loss 0.520 against 0.540" in text(client.get(f"/jobs/compare?job={one.pk}&job={near.pk}"))
+    assert "no difference: loss 0.520 vs. 0.540" in text(client.get(f"/jobs/compare?job={one.pk}&job={near.pk}"))
     html = text(client.get(f"/jobs/compare?job={one.pk}&job={far.pk}"))
-    assert f"#{one.pk} one is ahead: loss 0.520 against 0.720." in html
+    assert f"#{one.pk} one is ahead: loss 0.520 vs. 0.720." in html
 
 
 def test_a_long_run_is_compared_by_its_stretches(client: Client, mira: User, project: Project) -> None:
     long = federation(mira, project, "long", rounds=3000, gain=0.0001, mib=1.0)
     short = federation(mira, project, "short", rounds=100, gain=0.001, mib=1.0)
     html = text(client.get(f"/jobs/compare?job={long.pk}&job={short.pk}"))
-    assert f"After 100 rounds, #{short.pk} short is ahead: accuracy 0.100 against 0.0" in html
+    assert f"After 100 rounds, #{short.pk} short is ahead: accuracy 0.100 vs. 0.0" in html
 
 
 def test_there_is_nothing_to_compare_without_two(client: Client, mira: User, project: Project) -> None:

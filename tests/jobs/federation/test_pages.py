@@ -85,7 +85,7 @@ class TestRounds:
 
     def test_its_facts_are_those_of_a_federation(self, client: Client, job: Job) -> None:
         html = text(client.get(f"/jobs/{job.pk}"))
-        for fact in ("of 30 · 2 s", "0.875", "client 3", "of 5 asked", "37.7 MB"):
+        for fact in ("of 30 · 2 s", "0.875", "client 3", "of 5 selected", "37.7 MB"):
             assert fact in html, fact
 
     def test_once_it_has_ended_its_accuracy_leads(self, client: Client, mira: User, project: Project) -> None:

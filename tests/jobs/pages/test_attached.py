@@ -74,7 +74,7 @@ def test_it_is_not_cloned_nor_resumed(client: Client, mira: User, project: Proje
 
 def test_cancelling_it_says_who_ends_it(client: Client, mira: User, project: Project) -> None:
     job = outside(mira, project, "running")
-    assert "Slurm ends it." in text(client.post(f"/jobs/{job.pk}/cancel", follow=True))
+    assert "Slurm will end it." in text(client.post(f"/jobs/{job.pk}/cancel", follow=True))
 
 
 def test_a_claim_that_did_not_hold_says_so(client: Client, mira: User, project: Project) -> None:

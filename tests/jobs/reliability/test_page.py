@@ -107,7 +107,7 @@ class TestNumbers:
         assert {one["node"]: one["blame"] for one in found} == {"bad": "node", "used": "program"}
         page = text(signed_in(lab["sam"]).get("/reliability"))
         assert "bad fails" in page
-        assert "under different programs" in page
+        assert "across different programs" in page
 
     def test_programs_of_a_few_nodes_are_found_by_their_index(self, lab: dict[str, User]) -> None:
         for _ in range(5):

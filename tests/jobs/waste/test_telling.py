@@ -50,13 +50,13 @@ class TestIdle:
         waste()
         waste()
         (notice,) = told(oskar)
-        assert notice["title"] == "notebook-oskar has held 1 GPU idle for 14 hours."
+        assert notice["title"] == "notebook-oskar has left 1 GPU idle for 14 hours."
         assert notice["detail"] == ("Release it, or explain why it is needed. On dgx-01; no process is on it."), (
             "also without any process"
         )
         assert (notice["link"], notice["kind"]) == (f"/jobs/{job.pk}", "gpu.idle")
         assert Notice.objects.count() == 1
-        assert "notebook-oskar has held 1 GPU idle" in signed_in(oskar).get("/").text.replace(NBSP, " ")
+        assert "notebook-oskar has left 1 GPU idle" in signed_in(oskar).get("/").text.replace(NBSP, " ")
 
     def test_not_of_a_node_that_stands_by_as_was_asked_for(self, oskar: User) -> None:
         idle = machine(1, node="dgx-02")
@@ -95,7 +95,7 @@ class TestIdle:
         idle_for(idle_for_long, 3)
         waste()
         (notice,) = told(oskar)
-        assert notice["title"] == "jupyter has held 2 GPUs idle, the longest for 3 hours."
+        assert notice["title"] == "jupyter has left 2 GPUs idle, the longest for 3 hours."
         assert notice["link"] == "/nodes/dgx-01"
         assert told(sysadmin()) == []
 
@@ -108,7 +108,7 @@ class TestIdle:
         idle_for(one, 1, 1)
         waste()
         (notice,) = told(oskar)
-        assert notice["title"] == "train has held 1 of its 2 GPUs idle for 60 minutes."
+        assert notice["title"] == "train has left 1 of its 2 GPUs idle for 60 minutes."
         assert notice["detail"].endswith("On dgx-01.")
 
     def test_not_before_a_quarter_of_an_hour(self, oskar: User) -> None:
