@@ -141,8 +141,8 @@ def test_launchers_tell_where_no_agent_does(mira: User) -> None:
     html = page(mira, job)
     assert "Its GPUs: utilisation 55 % on average." in html
     assert "as logged by the job’s launchers" in html
-    assert "all together" in html
-    assert "Of temperature launchers log nothing" in page(mira, job, "?field=temperature_c")
+    assert "all GPUs of a node combined" in html
+    assert "Launchers do not log temperature" in page(mira, job, "?field=temperature_c")
 
 
 def test_nothing_is_known_yet(mira: User) -> None:

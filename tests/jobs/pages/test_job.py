@@ -212,7 +212,7 @@ def test_what_became_of_gpus_stands_on_the_overview(client: Client, mira: User, 
             {"gpu": "3", "uuid": "GPU-5", "bus": "0000:05", "node": "<02>"},
             "GPU 3 on <02> is lost (GPU-5, 0000",
         ),
-        ("gpu.lost", {"gpu": [1]}, "A GPU is lost: according to its driver"),
+        ("gpu.lost", {"gpu": [1]}, "A GPU is lost, according to its driver"),
         ("gpu.silent", {"since": 1, "node": "dgx01"}, "The GPUs on dgx01 report nothing"),
         (
             "gpu.answers",
@@ -240,7 +240,7 @@ def test_the_newest_warnings_stand_on_the_overview(client: Client, mira: User, p
         page = client.get(address).content.decode()
         assert "Memory for checkpoints can&#x27;t be pinned" in page
         assert "Not saved at step 80: No space left on device" in page
-        assert "Rank 3 on dgx&lt;02&gt; keeps" in page
+        assert "Rank 3 on dgx&lt;02&gt; delays" in page
         assert "tep 60 skipped" not in page
         assert "All of them, by attempt" in page
     assert "delays the others" not in client.get(f"/jobs/{job.pk}/life?tab=spec").content.decode()

@@ -211,7 +211,7 @@ class TestPage:
         portal.answers["GET", "reliability"] = asked(sam, "by=node")
         lines = vigil("reliability", "--by", "node").stdout.splitlines()
         assert lines[0].startswith("In 30 days 2 failures in 4.5 node-days: 444 per 1,000")
-        assert lines[-1].split() == ["b", "0", "1", "0", "0", "to", "3,689", "too", "few", "0.0"]
+        assert lines[-1].split() == ["b", "0", "1", "0", "0–3,689", "too", "few", "0.0"]
         assert portal.asked[0].url.params["by"] == "node"
         assert json.loads(vigil("reliability", "--json").stdout)["by"] == "node"
         vigil("reliability", "--by", "weather", status=2)
