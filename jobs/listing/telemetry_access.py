@@ -67,7 +67,7 @@ class TelemetryAccess:
         for row, gpu_id in enumerate(gpu_ids):
             for since, until in self.hidden.get(gpu_id, ()):
                 is_hidden = (begin + grid.width > since) & (begin < until)
-                grid.mean[row, is_hidden] = grid.most[row, is_hidden] = np.nan
+                grid.mean[row, is_hidden] = grid.maximum[row, is_hidden] = np.nan
         return grid
 
 
