@@ -12,11 +12,9 @@ from django.utils.functional import cached_property  # before Python 3.12, funct
 
 from console.pages.map_rows import MapGpu, MapNode
 from nodes.cluster.racks import natural
+from nodes.health import temperature
 from vigil_core import formatting
 
-NEAR_LIMIT_C = 3  # a GPU is hot from so many degrees below its slowdown limit
-HOT_C = 86  # for GPUs without a reported limit
-THERMAL = 0x20 | 0x40  # NVML: slowed down by software, or by hardware, for heat
 BUSY_PERCENT = 50  # racks are compared by GPUs that work, for idle ones are cooler anyway
 WARM_C = 2.0
 LOW_C, HIGH_C = 30, 86
@@ -130,7 +128,10 @@ class MapRow:
     @cached_property
     def limit_c(self) -> int:
         """Return the temperature from which a script draws its GPUs as hot."""
-        return min([_hot_limit_c(device) for device in self.machine.devices], default=HOT_C)
+        return min(
+            [temperature.hot_from_c(device.slowdown_c) for device in self.machine.devices],
+            default=temperature.DEFAULT_HOT_C,
+        )
 
     @cached_property
     def why(self) -> str:
@@ -289,16 +290,12 @@ def _size(nodes: int) -> str:
     return "full" if nodes <= FOLDS_AT else "folded" if nodes <= CANVAS_AT else "canvas"
 
 
-def _hot_limit_c(device: MapGpu) -> int:
-    return device.slowdown_c - NEAR_LIMIT_C if device.slowdown_c else HOT_C
-
-
 def _state(device: MapGpu, machine: MapNode) -> str:
     if device.is_lost:
         return "lost"
     if device.is_broken:
         return "broken"
-    if device.throttle & THERMAL or (device.temperature_c or 0) >= _hot_limit_c(device):
+    if temperature.is_hot(device.temperature_c, device.slowdown_c, throttle=device.throttle):
         return "hot"
     if device.is_allocated:
         return "wasted" if device.is_wasted else "busy"

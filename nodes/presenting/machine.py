@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gpus.xids import Severity, severity
+from nodes.health import temperature
 from nodes.presenting.events import ECHO, meaning
 from vigil_core import formatting
 
 XIDS_FOR = timedelta(hours=6)  # an older Xid is history
-NEAR_C = 3  # so near to its slowdown temperature a GPU is hot
-HEAT = 0x20 | 0x40  # NVML's reasons: it runs slower because it, or its board, is hot
 MOST_MORE = 2  # sentences after the first
 NBSP = formatting.NBSP
 
@@ -32,12 +31,7 @@ class Gpu:
 
     @property
     def is_hot(self) -> bool:
-        """Whether it is about to slow down, or has."""
-        if self.throttle & HEAT:
-            return True
-        if self.temperature_c is None or self.slowdown_c is None:
-            return False
-        return self.temperature_c >= self.slowdown_c - NEAR_C
+        return temperature.is_hot(self.temperature_c, self.slowdown_c, throttle=self.throttle)
 
 
 @dataclass(frozen=True)
@@ -173,8 +167,12 @@ def _hot(facts: Facts) -> Iterator[str]:
         return
     worst = max(hot, key=lambda gpu: gpu.temperature_c or 0)
     degrees = "" if worst.temperature_c is None else f" at {worst.temperature_c}{NBSP}°C"
-    slower = "runs slower for heat" if worst.throttle & HEAT else "is hot"
-    limit = f", and slows down at {worst.slowdown_c}" if worst.slowdown_c and not worst.throttle & HEAT else ""
+    slower = "runs slower for heat" if temperature.is_throttled(worst.throttle) else "is hot"
+    limit = (
+        f", and slows down at {worst.slowdown_c}"
+        if worst.slowdown_c and not temperature.is_throttled(worst.throttle)
+        else ""
+    )
     more = f" So {'is' if len(hot) == 2 else 'are'} {len(hot) - 1} more." if len(hot) > 1 else ""
     yield f"GPU {worst.index} {slower}{degrees}{limit}.{more}"
 

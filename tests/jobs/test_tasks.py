@@ -63,7 +63,7 @@ def test_a_broker_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch, capl
 def test_a_scheduler_that_cannot_be_opened_is_said(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     settings.VIGIL_SCHEDULER = "carrier-pigeon"
     assert follow.tick()
-    assert "VIGIL_SCHEDULER=carrier-pigeon is not known" in caplog.text
+    assert "VIGIL_SCHEDULER=carrier-pigeon is not supported" in caplog.text
     assert follow.tick()  # the lease was given back
     assert Lease.objects.get().fence == 2
 

@@ -14,6 +14,7 @@ from diagnosis.signs.sign import Sign
 from jobs import allocations
 from jobs.models import Attempt, Incident
 from jobs.postmortem.evidence.collected import AROUND, Evidence, some
+from nodes.health import temperature
 from nodes.models import Agent, Gpu, Holding, NodeEvent
 from nodes.telemetry import read
 from nodes.telemetry.fields import gpu_owner, host_owner
@@ -23,7 +24,6 @@ MOST_EVENTS = 200
 MOST_AGENTS = 16  # whose curves are read
 LAST_S = 120  # before the end, in which memory counts as full by then
 NEARLY_FULL = 0.98
-NEAR_C = 1  # below the temperature at which a GPU slows down
 
 
 def events_of_machines(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
@@ -133,7 +133,7 @@ def _of_agent(agent: Agent, gpus: Sequence[Gpu], end: int) -> list[Sign]:
             signs.append(_of_curve(agent, text, cause, end))
     for gpu in gpus:
         hottest = _most(curves[gpu_owner(gpu.pk), "temperature_c"], 0) if gpu.slowdown_c else None
-        if hottest is not None and gpu.slowdown_c and hottest >= gpu.slowdown_c - NEAR_C:
+        if hottest is not None and gpu.slowdown_c and temperature.is_hot(hottest, gpu.slowdown_c):
             text = f"GPU {gpu.index} of {agent.node} was at {hottest:.0f} °C; it slows down at {gpu.slowdown_c} °C"
             signs.append(_of_curve(agent, text, "gpu.thermal", end))
     return signs
