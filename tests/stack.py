@@ -23,6 +23,7 @@ import psutil
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 T = TypeVar("T")
+UP, WEB, WORKER = ({f"{package}.{name}" for package in ("console", "portal")} for name in ("up", "web", "worker"))
 NAMES = ("redis", "web", "follow", "work", "diagnose", "beat", "agent")
 # Set for the tests' own Django, not for the portal that they start.
 _NOT_PASSED_ON = {"DATABASE_URL", "REDIS_URL", "SECRET_KEY", "DJANGO_SETTINGS_MODULE"}
@@ -78,13 +79,21 @@ class Stack:
     def start(self, *arguments: str, timeout_s: float = 60.0) -> None:
         """Start it and wait until it says that it is ready; on the port it had before, if there was one."""
         self.output.write_bytes(b"")
-        command = self.command("-m", "console.up", "--port", str(self.port), "--with-parent", *arguments)
+        command = self.command("-m", self._package("up"), "--port", str(self.port), "--with-parent", *arguments)
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 command, cwd=self.checkout, env=self.environment, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         wait_for(self._is_ready, f"`vigil up` to be ready; it says: {self.output_of()}", timeout_s)
+
+    def _package(self, process: str) -> str:
+        """Return the module of one of its processes; before version 0.2 they were modules of `portal`."""
+        return f"console.{process}" if (self.checkout / "console").is_dir() else f"portal.{process}"
+
+    @property
+    def _command_line(self) -> str:
+        return "vigil_cli.main" if (self.checkout / "vigil_cli").is_dir() else "portal.cli.main"
 
     def _is_ready(self) -> bool:
         assert self.process
@@ -196,7 +205,7 @@ class Stack:
 
     def portal_processes(self) -> list[psutil.Process]:
         """`vigil up` and its children, alive or orphaned."""
-        return [p for p in self.processes() if _name_of(p) in NAMES or "console.up" in _words(p)]
+        return [p for p in self.processes() if _name_of(p) in NAMES or UP & {*_words(p)}]
 
     def _owns(self, process: psutil.Process) -> bool:
         home = str(self.home)
@@ -230,7 +239,7 @@ class Stack:
     def vigil(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run the command line against this portal."""
         return subprocess.run(
-            self.command("-m", "vigil_cli.main", *arguments), cwd=self.checkout, env=self.environment,
+            self.command("-m", self._command_line, *arguments), cwd=self.checkout, env=self.environment,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False,
         )  # fmt: skip
 
@@ -255,10 +264,10 @@ def _name_of(process: psutil.Process) -> str:
     words = _words(process)
     if any("redis-server" in word or "valkey-server" in word for word in words[:1]):
         return "redis"
-    if "console.web" in words:
+    if WEB & {*words}:
         return "web"
     if "beat" in words:
         return "beat"
     if "nodes.agent" in words:
         return "agent"
-    return next((words[i + 1] for i, word in enumerate(words[:-1]) if word == "console.worker"), "")
+    return next((words[i + 1] for i, word in enumerate(words[:-1]) if word in WORKER), "")

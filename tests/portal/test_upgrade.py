@@ -15,8 +15,9 @@ from tests.stack import REPOSITORY, Stack, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.whole]
 
-BEFORE = "603847406221a5789c8b0a7cc07a6f89ed406bab"
-"""The last commit before modules moved into rooms; what its processes call by name must stay (protocols.md §9)."""
+BEFORE = "95747fa1884d3b146253745d5c098a735c2bfb39"
+"""The last commit of version 0.1: after it packages moved and modules were renamed. What processes of then call by name
+must stay (protocols.md §9)."""
 KEPT = {"var", ".venv"}
 
 
@@ -76,3 +77,38 @@ def test_what_ran_and_what_waited_goes_on(stack: Stack) -> None:
         assert resumed.status_code == 201, resumed.text
     assert wait_for_end(stack, runs)["state"] == "completed"
     check(stack, waits)
+
+
+def test_an_old_supervisor_starts_new_workers(stack: Stack) -> None:
+    """Files are replaced while the portal runs: what it starts from then on is today's code."""
+    stack.start()
+    job = submit_to(stack, NO_END, trained=True)
+    wait_for_step(stack, job, 20)
+    upgrade(stack.checkout)
+    for name in ("follow", "web"):
+        stack.wait_for_new(name, stack.kill(name), 60)
+    wait_for_step(stack, job, (job_of(stack, job)["progress"]["step"] or 0) + 50)
+    with stack.client() as client:
+        assert client.post(f"/api/v1/jobs/{job}/cancel").status_code == 202
+    assert wait_for_end(stack, job)["state"] == "cancelled"
+
+
+def test_a_backup_made_before_an_upgrade_brings_the_old_version_back(stack: Stack, tmp_path: Path) -> None:
+    """As docs/install.md describes going back."""
+    stack.start()
+    job = submit_to(stack, 40)
+    assert wait_for_end(stack, job)["state"] == "completed"
+    backup = tmp_path / "before.tar.gz"
+    made = stack.vigil("backup", str(backup))
+    assert made.returncode == 0, made.stderr
+    stack.stop()
+    upgrade(stack.checkout)
+    stack.start()
+    stack.stop()
+    shutil.rmtree(stack.checkout)
+    stack.checkout.mkdir()
+    before(stack.checkout)
+    restored = stack.vigil("restore", str(backup), "--force")
+    assert restored.returncode == 0, restored.stderr
+    stack.start()
+    assert job_of(stack, job)["state"] == "completed"
