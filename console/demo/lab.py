@@ -20,6 +20,7 @@ from console.demo.scenarios import LIVE, NODES, PEOPLE, PROJECTS, STORIES, DemoA
 from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
 from jobs.submitting import submit
+from nodes.schedulers import choose
 from portal.models import Membership, Project, User
 
 TAG = "demo"  # on everything that was made up
@@ -156,7 +157,7 @@ def _start_job(user: User, text: str, existing: set[str]) -> str:
     for name, number in (("{ranks}", min(2, max(1, cpus // 2))), ("{cpus}", cpus), ("{batch}", 16 * cpus)):
         text = text.replace(name, str(number))
     spec = JobSpec.parse_toml(text)
-    if spec.name in existing or settings.VIGIL_SCHEDULER != "local":
+    if spec.name in existing or not choose.capabilities_of(settings.VIGIL_SCHEDULER).runs_jobs_here:
         return ""
     submit.submit(user, spec, spec_toml=text, key=f"{TAG}-{spec.name}")
     return spec.name

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 
@@ -27,7 +26,7 @@ SHOWN_WITH = {
 
 
 def scheduler_name() -> str:
-    return "Slurm" if settings.VIGIL_SCHEDULER == "slurm" else "The scheduler"
+    return sync.capabilities().label
 
 
 def stale_text(part: Reading.Part, now: datetime) -> str:
@@ -40,7 +39,7 @@ def stale_text(part: Reading.Part, now: datetime) -> str:
 def _pause(readings: Iterable[Reading], now: datetime) -> str:
     """Report that Slurm has not answered for too long, though no call has failed yet; "" while it answers."""
     last_read_at = max((reading.read_at for reading in readings if reading.read_at), default=None)
-    if settings.VIGIL_SCHEDULER != "slurm" or last_read_at is None or now - last_read_at <= SILENT:
+    if not sync.capabilities().is_remote or last_read_at is None or now - last_read_at <= SILENT:
         return ""
     seconds = formatting.rough((now - last_read_at).total_seconds())
     shown = f"showing its answer from {formatting.clock(last_read_at, now)}."

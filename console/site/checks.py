@@ -95,8 +95,9 @@ def home_is_closed(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[Ch
 def _runs_are_shared() -> bool:
     """Return whether jobs run as other Unix users than the portal."""
     from nodes.cluster.sync import unix_user
+    from nodes.schedulers import choose
 
-    return bool(unix_user("anybody"))
+    return settings.VIGIL_SCHEDULER not in choose.NAMES or bool(unix_user("anybody"))
 
 
 @register(TAG)
@@ -108,10 +109,18 @@ def scheduler_is_supported(app_configs: Sequence[AppConfig] | None, **_: Any) ->
     return [] if name in choose.NAMES else [Error(choose.unknown_scheduler(name), id="vigil.E006")]
 
 
+def _has_capability(name: str) -> bool:
+    """Return whether the scheduler has a capability; False for an unknown scheduler, which its own check reports."""
+    from nodes.schedulers import choose
+
+    known = settings.VIGIL_SCHEDULER in choose.NAMES
+    return known and bool(getattr(choose.capabilities_of(settings.VIGIL_SCHEDULER), name))
+
+
 @register(TAG)
 def slurm_is_configured(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
     """Check the settings that Slurm needs, without contacting it. `vigil check slurm` tests everything."""
-    if settings.VIGIL_SCHEDULER != "slurm":
+    if not _has_capability("is_remote"):
         return []
     from jobs.checking import here
     from jobs.checking import settings as asked
@@ -163,7 +172,7 @@ def restart_rules_are_valid(app_configs: Sequence[AppConfig] | None, **_: Any) -
 @register(TAG)
 def trainer_is_installed(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
     """Warn if torch is missing: jobs of the local scheduler run in this environment by default. Never imports it."""
-    if settings.VIGIL_SCHEDULER != "local" or "VIGIL_JOB_PYTHON" in os.environ or importlib.util.find_spec("torch"):
+    if not _has_capability("runs_jobs_here") or "VIGIL_JOB_PYTHON" in os.environ or importlib.util.find_spec("torch"):
         return []
     install = "Run `make run` again" if installation.IS_CHECKOUT else "Install it next to Vigil: pip install torch"
     hint = f"{install}; or name a Python that has it in VIGIL_JOB_PYTHON; or use Slurm."

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jobs.checking.finding import Finding, bad, of_error, ok, warn
 from jobs.checking.site import Site
+from nodes.schedulers import choose
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm.tokens import TOO_OPEN, KeyFileTokens
 
@@ -23,9 +24,11 @@ def look(site: Site) -> Iterator[Finding]:
 
 def _scheduler(site: Site) -> Finding:
     title = "VIGIL_SCHEDULER"
-    if site.scheduler_name == "slurm":
-        return ok(title, "slurm")
-    means = "jobs run on this machine" if site.scheduler_name == "local" else "not known"
+    if site.scheduler_name not in choose.NAMES:
+        return bad(title, f"{site.scheduler_name}: not known", "Set VIGIL_SCHEDULER=slurm.")
+    if choose.capabilities_of(site.scheduler_name).has_slurm_options:
+        return ok(title, site.scheduler_name)
+    means = "jobs run on this machine"
     return bad(title, f"{site.scheduler_name}: {means}", "Set VIGIL_SCHEDULER=slurm.")
 
 

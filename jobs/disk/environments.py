@@ -10,6 +10,7 @@ from jobs.disk.batch import Batch
 from jobs.disk.rundir import runs_root
 from jobs.errors import Problem, SpecError
 from jobs.spec import Environment, JobSpec
+from nodes.schedulers import choose
 from portal.models import Project
 
 START = Path(settings.JOB_CODE) / "training" / "start.py"
@@ -62,7 +63,7 @@ def batch(spec: JobSpec, environment: Environment, root: Path, *, lead: int) -> 
 
 def misfits(environment: Environment) -> list[Problem]:
     """What this site cannot do."""
-    if environment.runs_in == "pyxis" and settings.VIGIL_SCHEDULER != "slurm":
+    if environment.runs_in == "pyxis" and not choose.capabilities_of(settings.VIGIL_SCHEDULER).has_pyxis:
         fix = 'Jobs on this machine have containers by apptainer only: write engine = "apptainer", or take it out.'
         return [Problem("environment.container", fix)]
     return []

@@ -15,6 +15,7 @@ from django.conf import settings
 from jobs.errors import Problem, Refused, SpecError
 from jobs.spec import JobSpec
 from jobs.spec.trust import misuses
+from nodes.schedulers import choose
 from portal.models import User
 
 
@@ -46,7 +47,11 @@ def problems(user: User, spec: JobSpec) -> list[Problem]:
 
 
 def _is_trusted(user: User) -> bool:
-    if settings.VIGIL_SCHEDULER != "local" or settings.VIGIL_LOCAL_TRUST == "everyone" or user.is_sysadmin:
+    if (
+        choose.capabilities_of(settings.VIGIL_SCHEDULER).runs_as_owner
+        or settings.VIGIL_LOCAL_TRUST == "everyone"
+        or user.is_sysadmin
+    ):
         return True
     return _runs_as_another(settings.VIGIL_LOCAL_USER)
 

@@ -141,13 +141,13 @@ class Tick(TickContext):
         self.live_through(dependencies.look, "jobs that wait for others")
         if self.away is not None:
             return
-        for attempt_id in handover.due(arrays=self.scheduler.has_arrays):
+        for attempt_id in handover.due(arrays=self.scheduler.capabilities.has_arrays):
             if time.monotonic() > until:
                 break
             self.held.check()
             self.live_through(partial(handover.hand_over, attempt_id, self.scheduler), f"attempt {attempt_id}")
         until = time.monotonic() + ARRAY_S
-        for sweep_id in arrays.due() if self.scheduler.has_arrays else ():
+        for sweep_id in arrays.due() if self.scheduler.capabilities.has_arrays else ():
             if time.monotonic() > until:
                 return
             self.held.check()

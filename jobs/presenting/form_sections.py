@@ -14,6 +14,7 @@ from jobs.presenting import form_schema
 from jobs.presenting.form_fields import FormField, FormSection
 from jobs.spec import RUNS
 from jobs.spec.code import ClientCode, Script
+from nodes.schedulers import choose
 from training.config import choices
 from training.config.asked import Asked
 from training.config.run_config import RunConfig
@@ -178,7 +179,11 @@ def _slurm(resources: FormSection, suggest: Callable[[str], list[str]] | None) -
     """Move the fields that only Slurm understands out of [resources] into a section, shown only if they matter."""
     fields = [field for field in resources.more if field.path.partition(".")[2] in SLURM]
     resources.more = [field for field in resources.more if field not in fields]
-    shown = [f for f in fields if settings.VIGIL_SCHEDULER == "slurm" or f.changed or f.problem]
+    shown = [
+        f
+        for f in fields
+        if choose.capabilities_of(settings.VIGIL_SCHEDULER).has_slurm_options or f.changed or f.problem
+    ]
     return (
         [FormSection("Slurm", more=[form_schema.with_suggestions(field, suggest) for field in shown])] if shown else []
     )

@@ -15,6 +15,7 @@ from jobs.spec import JobSpec
 from jobs.spec.slurm import AHEAD
 from jobs.submitting import allowed, names
 from jobs.submitting.room import misfits
+from nodes.schedulers import choose
 from portal.access import can
 from portal.models import Project, User
 
@@ -70,7 +71,7 @@ def project_of(user: User, spec: JobSpec) -> Project:
 
 def check_slurm_user(user: User, *, doing: str = "submitted") -> None:
     """Slurm runs a job as its owner's own Unix user: whoever has none cannot submit."""
-    if settings.VIGIL_SCHEDULER == "slurm" and not user.slurm_user:
+    if choose.capabilities_of(settings.VIGIL_SCHEDULER).runs_as_owner and not user.slurm_user:
         raise Refused(
             f"Not {doing}: {user} has no Slurm user yet, so Slurm would not know whose job it is.",
             "A sysadmin sets it under People in the administration.",

@@ -22,6 +22,7 @@ from jobs.queueing import queue
 from jobs.submitting.admission import check_slurm_user
 from jobs.submitting.idempotency import durable
 from nodes.models import QueuedJob
+from nodes.schedulers import choose
 from portal.access import can
 from portal.models import DEFAULT_PROJECT, Project, User
 
@@ -58,7 +59,7 @@ def attach(user: User, claim: Claim) -> Attached:
 
     Raises Refused, SpecError, or Conflict where Vigil has yet to hear of a requeue: ask again.
     """
-    if settings.VIGIL_SCHEDULER != "slurm":
+    if not choose.capabilities_of(settings.VIGIL_SCHEDULER).can_attach:
         raise Refused(
             "Not attached: this portal has no Slurm (VIGIL_SCHEDULER=local).", "Submit the run with `vigil submit`."
         )

@@ -16,8 +16,8 @@ from django.utils import timezone
 from nodes.cluster import rows
 from nodes.cluster.rows import Difference
 from nodes.models import Reading
-from nodes.schedulers.base import Listing, NodeStatus, Scheduler, SchedulerError
-from nodes.schedulers.choose import SchedulerSettings, open_scheduler
+from nodes.schedulers.base import Capabilities, Listing, NodeStatus, Scheduler, SchedulerError
+from nodes.schedulers.choose import SchedulerSettings, capabilities_of, open_scheduler
 from nodes.schedulers.clock import offset_s
 from portal.models import User
 
@@ -56,9 +56,14 @@ def scheduler() -> Scheduler:
     )
 
 
+def capabilities() -> Capabilities:
+    """Return what the scheduler in the settings can do, without opening it."""
+    return capabilities_of(settings.VIGIL_SCHEDULER)
+
+
 def speaker() -> str:
     """The Slurm user whose token polls and drains: the one set, else the first sysadmin's."""
-    if settings.VIGIL_SCHEDULER != "slurm" or settings.VIGIL_SLURM_USER:
+    if not capabilities().is_remote or settings.VIGIL_SLURM_USER:
         return str(settings.VIGIL_SLURM_USER)
     sysadmins = User.objects.filter(is_superuser=True, is_active=True).exclude(slurm_user=None).order_by("pk")
     return sysadmins.values_list("slurm_user", flat=True).first() or ""
@@ -69,7 +74,7 @@ _open = lru_cache(maxsize=4)(open_scheduler)
 
 def unix_user(submitted_as: str) -> str:
     """The Unix user that a job runs as which is submitted in this person's name; "": the portal's own."""
-    return str(settings.VIGIL_LOCAL_USER) if settings.VIGIL_SCHEDULER == "local" else submitted_as
+    return submitted_as if capabilities().runs_as_owner else str(settings.VIGIL_LOCAL_USER)
 
 
 def is_due() -> bool:

@@ -174,6 +174,30 @@ class NodeStatus:
     plays_many: bool = False  # the local scheduler's machine stands for as many nodes as a job requests
 
 
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a scheduler can do, known without opening a connection: see `choose.capabilities_of`."""
+
+    label: str
+    """How a sentence about it begins: "Slurm", "The scheduler"."""
+    has_arrays: bool
+    """Many jobs can be submitted as one array. Otherwise Vigil submits them one by one and limits how many run."""
+    is_remote: bool
+    """It is a service that may not respond, and whose requests need an address and a user with a token."""
+    runs_jobs_here: bool
+    """Jobs run on the portal's own machine, in the portal's Python environment by default."""
+    runs_as_owner: bool
+    """Each job runs as its owner's own Unix user. Otherwise all share one user, and their code must be trusted."""
+    has_slurm_options: bool
+    """Account, partition, QOS, reservation, constraint and licences mean something to it."""
+    has_pyxis: bool
+    """It can start containers through Pyxis."""
+    can_attach: bool
+    """A job that was submitted outside Vigil can be attached to it."""
+    numbers_whole_gpus: bool
+    """Its GPU indices are NVML's. Otherwise they count the device files that are configured for the node."""
+
+
 class Scheduler(Protocol):
     """The interface to Slurm, or to the local scheduler on this machine.
 
@@ -182,12 +206,7 @@ class Scheduler(Protocol):
     """
 
     @property
-    def has_arrays(self) -> bool:
-        """Return whether many jobs can be submitted as one array.
-
-        Otherwise Vigil submits them one by one and limits how many run at the same time itself.
-        """
-        ...
+    def capabilities(self) -> Capabilities: ...
 
     def submit(self, submission: Submission) -> str:
         """Submit one job and return the scheduler's id."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodes.schedulers.base import Scheduler, SchedulerError
+from nodes.schedulers.base import Capabilities, Scheduler, SchedulerError
+from nodes.schedulers.local import capabilities as local
 from nodes.schedulers.local.machine import LocalGpu, find_gpus
 from nodes.schedulers.local.scheduler import LocalScheduler
+from nodes.schedulers.slurm import capabilities as slurm
 
-NAMES = ("local", "slurm")
+_CAPABILITIES = {"local": local.CAPABILITIES, "slurm": slurm.CAPABILITIES}
+NAMES = tuple(_CAPABILITIES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,13 @@ def open_scheduler(settings: SchedulerSettings) -> Scheduler:
     if settings.name == "slurm":
         return _slurm(settings)
     raise SchedulerError(unknown_scheduler(settings.name), permanent=True)
+
+
+def capabilities_of(name: str) -> Capabilities:
+    """Return what the scheduler of this name can do, without opening it. Raises SchedulerError for an unknown name."""
+    if name not in _CAPABILITIES:
+        raise SchedulerError(unknown_scheduler(name), permanent=True)
+    return _CAPABILITIES[name]
 
 
 def unknown_scheduler(name: str) -> str:

@@ -17,6 +17,7 @@ from django.conf import settings
 
 from nodes.models import Agent, Gpu, Holding, Node, QueuedJob
 from nodes.models.telemetry import SILENT
+from nodes.schedulers import choose
 from nodes.schedulers.cluster import ALLOCATED_STATES
 
 Source = Holding.Source
@@ -87,7 +88,7 @@ class ReportingMachine:
         Slurm numbers the device files in the node's gres.conf from 0, whatever their own numbers. If it lists as many
         as there are, the index is the position in that order; else the file's own number is the best guess.
         """
-        if settings.VIGIL_SCHEDULER == "local":
+        if choose.capabilities_of(settings.VIGIL_SCHEDULER).numbers_whole_gpus:
             return {gpu.number: gpu for gpu in self.gpus}
         if self.scheduler_gpus == len(self.gpus):
             return dict(enumerate(sorted(self.gpus, key=_device_number)))

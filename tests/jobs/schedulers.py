@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from nodes.schedulers.base import JobStatus, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
+from nodes.schedulers.base import Capabilities, JobStatus, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import AccountsInfo, LicenseInfo, PartitionInfo, QueuedJobInfo, ReservationInfo
+from nodes.schedulers.local.capabilities import CAPABILITIES as LOCAL
 
 DGX_01 = NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, memory_mib=65_536, gpu_type="h100", plays_many=True)
 
@@ -42,6 +43,10 @@ class Told:
     calls: int = 0
     behind_s: float | None = None  # its clock, behind ours; None: it does not tell the time
     refuses: Callable[[str, str], SchedulerError | None] | None = None  # (what, scheduler id) that signal, cancel raise
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(LOCAL, has_arrays=self.has_arrays)
 
     def say(self, scheduler_id: str, **changes: object) -> None:
         self.jobs[scheduler_id] = replace(self.jobs[scheduler_id], **changes)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import pytest
 
+from nodes.schedulers import choose
 from nodes.schedulers.base import JobStatus, NodeStatus, Scheduler, SchedulerError, Submission
 from tests.waiting import until
 
@@ -84,6 +85,17 @@ class SchedulerContract:
         self.state(scheduler, scheduler_id, "completed")
         assert scheduler.find(asked.key, user=self.user) == scheduler_id
         assert (Path(asked.directory) / "count").read_text() == "once\n"
+
+    def test_its_capabilities_are_known_by_its_name(self, scheduler: Scheduler) -> None:
+        found = [name for name in choose.NAMES if choose.capabilities_of(name) == scheduler.capabilities]
+        assert len(found) == 1, "pages decide by the name in the settings, without opening the scheduler"
+        assert found[0] in type(scheduler).__module__
+
+    def test_it_takes_arrays_only_if_it_says_so(self, scheduler: Scheduler, work: Path) -> None:
+        if not scheduler.capabilities.has_arrays:
+            with pytest.raises(SchedulerError) as refused:
+                scheduler.submit_array(self.submission(work, "true"), [0, 1], at_once=None)
+            assert refused.value.permanent
 
     def test_an_unknown_id_is_missing_from_the_answer(self, scheduler: Scheduler) -> None:
         assert scheduler.status(["987654321"]) == {}

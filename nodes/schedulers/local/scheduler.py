@@ -21,6 +21,7 @@ from typing import Any
 from nodes.schedulers.base import JobStatus, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import AccountsInfo, LicenseInfo, PartitionInfo, QueuedJobInfo, ReservationInfo
 from nodes.schedulers.local import job_queue, job_user, machine, processes, shim, slots
+from nodes.schedulers.local.capabilities import CAPABILITIES
 from nodes.schedulers.local.machine import LocalGpu
 
 # A job's environment consists of these and the submission's variables; nothing else is inherited.
@@ -45,7 +46,7 @@ FINAL = frozenset({"completed", "failed", "cancelled", "timeout", "node_fail", "
 class LocalScheduler:
     """Implement nodes.schedulers.base.Scheduler on this machine."""
 
-    has_arrays = False
+    capabilities = CAPABILITIES
 
     def __init__(
         self,

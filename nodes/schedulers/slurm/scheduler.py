@@ -16,6 +16,7 @@ from pathlib import Path
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, Listing, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import AccountsInfo, LicenseInfo, PartitionInfo, QueuedJobInfo, ReservationInfo
 from nodes.schedulers.slurm.accounting import PastJobs
+from nodes.schedulers.slurm.capabilities import CAPABILITIES
 from nodes.schedulers.slurm.commands import SlurmCommands
 from nodes.schedulers.slurm.job_cache import JobCache
 from nodes.schedulers.slurm.request import array_expression, needs_node_update
@@ -41,7 +42,7 @@ _NODE = re.compile(r"[A-Za-z0-9_.-]{1,255}\Z")
 class Slurm:
     """Implement nodes.schedulers.base.Scheduler with Slurm. Its cache serves one follower at a time."""
 
-    has_arrays = True
+    capabilities = CAPABILITIES
 
     def __init__(self, rest: SlurmRest, *, tokens: TokenSource, user: str, scontrol: str = "scontrol") -> None:
         self.rest, self.user = rest, user
