@@ -15,7 +15,10 @@ from jobs.spec import JobSpec
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
     path.relative_to(REPOSITORY).as_posix()
-    for path in (REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(REPOSITORY.glob("docs/**/*.md")))
+    for path in (
+        *(REPOSITORY / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
+        *sorted(REPOSITORY.glob("docs/**/*.md")),
+    )
 ]
 ELSEWHERE = re.compile(r"portal/\w+\.(toml|json|sh)|docker/secrets/|jobs/check|nodes\.(lost|joined)")
 """What looks like ours and is not in the repository: files of a run directory, of a site, an address, two events."""
