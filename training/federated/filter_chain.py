@@ -15,35 +15,15 @@ import torch
 from torch import Tensor
 
 from training.config.choices import Value
+from training.federated.filter_context import FilterContext
 from training.federated.schedule import STACKED_NUMBERS, Ids
-from training.federation import parts, random_streams
+from training.federation import parts
 from training.federation.config import FederationConfig
 from training.federation.filter_order import UPDATE
 from training.federation.parts import Filter
-from training.runtime.seeds import derive_seed
 
 if TYPE_CHECKING:
     from training.federated.client_tasks import ClientUpdates
-
-
-@dataclass(frozen=True)
-class FilterContext:
-    """The clients, round and state of the rows that pass through a filter, one row for each client."""
-
-    clients: Ids
-    round: int
-    seed: int
-    """The run's seed, which `generator` derives others from."""
-    numbers: int
-    """Numbers in a row that the filter is given."""
-    dtype: torch.dtype
-    """The dtype of such a row."""
-    state: Mapping[str, Tensor]
-    """The clients' state, (clients, …) by the names in the filter's `begin`."""
-
-    def generator(self, *more: int) -> torch.Generator:
-        """Return a generator for this round and `more`, on the CPU so that all devices draw the same numbers."""
-        return torch.Generator().manual_seed(derive_seed(self.seed, random_streams.FILTER, self.round, *more))
 
 
 @dataclass(frozen=True)

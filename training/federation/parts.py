@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from training.config.choices import Value
     from training.config.shape import Misfit
     from training.data import Batch, Task
-    from training.federated.filter_chain import FilterContext
+    from training.federated.filter_context import FilterContext
     from training.federation.config import FederationConfig
     from training.federation.round_plan import RoundPlan
 
@@ -82,7 +82,7 @@ def _keeps_nothing(model: Tensor, **options: object) -> Mapping[str, Tensor]:
     return {}
 
 
-def _keeps_no_more(given: Tensor, received: Tensor, passing: FilterContext, **options: object) -> Mapping[str, Tensor]:
+def _keeps_no_more(given: Tensor, received: Tensor, context: FilterContext, **options: object) -> Mapping[str, Tensor]:
     return {}
 
 
@@ -262,20 +262,20 @@ class Adapters:
 class Filter:
     """A transformation of updates before they are sent, for several clients at once, a row each.
 
-    Its result for a row may depend only on the row, on `passing` (training.federated.filter_chain: clients,
+    Its result for a row may depend only on the row, on `context` (training.federated.filter_context: clients,
     round and their state) and on its options: never on other rows.
     """
 
     send: Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
-    """(given (clients, numbers), passing, **options): return the values to send, which the next filter takes, and by
+    """(given (clients, numbers), context, **options): return the values to send, which the next filter takes, and by
     name whatever else is sent; (clients, …) each."""
     receive: Callable[..., Tensor]
-    """(values, beside, passing, **options): return the updates (clients, numbers) as the server reads them. Raises
+    """(values, extras, context, **options): return the updates (clients, numbers) as the server reads them. Raises
     ValueError for what `send` never returns; NaN and infinity are passed on."""
     begin: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
     """(row (numbers,), **options): return the initial state of a client, and of the server for it, by name."""
     keep: Callable[..., Mapping[str, Tensor]] = _keeps_no_more
-    """(given, received, passing, **options): return their new state, (clients, …), once the server has read `received`
+    """(given, received, context, **options): return their new state, (clients, …), once the server has read `received`
     for what was given. Later filters have changed it, too."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
     """(config): yield the settings that it does not work with, without torch."""

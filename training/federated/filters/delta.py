@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.filter_chain import FilterContext
+    from training.federated.filter_context import FilterContext
 
 STAGE = "difference"
 LAST = "last"

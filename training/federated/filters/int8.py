@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.filter_chain import FilterContext
+    from training.federated.filter_context import FilterContext
 
 STAGE = "width"
 LARGEST = 127

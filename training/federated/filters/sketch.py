@@ -15,7 +15,7 @@ from training.config.shape import Misfit
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.filter_chain import FilterContext
+    from training.federated.filter_context import FilterContext
     from training.federation.config import FederationConfig
 
 STAGE = "part"

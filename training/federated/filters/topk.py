@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.filter_chain import FilterContext
+    from training.federated.filter_context import FilterContext
 
 STAGE = "part"
 RESIDUAL = "residual"
