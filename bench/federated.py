@@ -114,7 +114,7 @@ def measure(rows: Sequence[str], sizes: Sizes, *, rivals: bool = True) -> int:
     return stage.result("federated", bars=bars, **figures)
 
 
-def _one(name: str, asked: str) -> int:
+def _one(name: str, request: str) -> int:
     """A process of its own: what it found is its last line."""
     import torch
 
@@ -122,9 +122,9 @@ def _one(name: str, asked: str) -> int:
     from bench import federated_ours, federated_rivals
 
     if name in ("turns", "loop"):
-        (federated_ours.turns if name == "turns" else federated_rivals.loop)(asked)
+        (federated_ours.turns if name == "turns" else federated_rivals.loop)(request)
     else:
-        print(json.dumps(getattr(federated_ours, name)(asked)))
+        print(json.dumps(getattr(federated_ours, name)(request)))
     return 0
 
 
@@ -137,9 +137,9 @@ def _rounds(clients: int, sizes: Sizes, bars: dict[str, bool], *, rivals: bool) 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         work = folder / "work.npz"
-        asked = json.dumps({"table": {**MLP, "clients": clients}, "work": str(work)})
+        options = json.dumps({"table": {**MLP, "clients": clients}, "work": str(work)})
         ours = (sys.executable, "-m", "bench.federated", "--one")
-        contenders = {"ours": stack.enter_context(contending((*ours, "turns", asked), folder, {}))}
+        contenders = {"ours": stack.enter_context(contending((*ours, "turns", options), folder, {}))}
         contenders["loop"] = stack.enter_context(contending((*ours, "loop", str(work)), folder, {}))
         for name in RIVALS if rivals else ():
             try:
@@ -179,7 +179,7 @@ def _compared(clients: int, found: dict[str, list[Turn]], bars: dict[str, bool])
     for name, turns in found.items():
         rounds = [second for turn in turns for second in turn.seconds]
         cpu = statistics.median(turn.cpu_seconds for turn in turns)
-        ratios = [statistics.median(turn.seconds) / mine for turn, mine in zip(turns, ours, strict=True)]
+        ratios = [statistics.median(turn.seconds) / ref for turn, ref in zip(turns, ours, strict=True)]
         ratio, end = statistics.median(ratios), turns[-1]
         print(
             f"  {name:<12} {statistics.median(rounds):7.3f} s a round ({min(rounds):.3f} to {max(rounds):.3f}), CPU "
@@ -222,11 +222,11 @@ def _crowd(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
     for clients in sizes.crowds:
         options = {"source": "synthetic", "samples": SAMPLES * clients, "features": 64, "held_out": 6}
         table = {**MLP, "clients": clients, "learning_rate": 0.01, "tabular": options}
-        one = found[clients] = _found("alone", table=table, rounds=8)
-        seconds = one["seconds"] = statistics.median(one["seconds"][1:])
+        run = found[clients] = _found("alone", table=table, rounds=8)
+        seconds = run["seconds"] = statistics.median(run["seconds"][1:])
         print(
-            f"  {clients:>6,} clients: {seconds:.2f} s a round; at most {one['made_mib']:.0f} MiB while the table of "
-            f"{one['table_mib']:.0f} MiB was made, {one['table_mib'] + one['rounds_mib']:.0f} MiB with it in rounds"
+            f"  {clients:>6,} clients: {seconds:.2f} s a round; at most {run['made_mib']:.0f} MiB while the table of "
+            f"{run['table_mib']:.0f} MiB was made, {run['table_mib'] + run['rounds_mib']:.0f} MiB with it in rounds"
         )
     few, many = (found[clients] for clients in sizes.crowds)
     seconds = many["seconds"]
@@ -235,7 +235,7 @@ def _crowd(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
     print(f"  what lies above torch in rounds, without the tables: {above:.2f}×")
     bars["crowd, seconds"] = stage.bar("a round of the larger crowd", seconds, 3.0, at_least=False, unit=" s")
     bars["crowd, memory"] = stage.bar("its peak memory beside the smaller one's", ratio, 1.1, at_least=False, unit="×")
-    return {str(clients): one for clients, one in found.items()}
+    return {str(clients): first for clients, first in found.items()}
 
 
 KEPT = {1: 1.3, 2: 1.5}
@@ -252,19 +252,19 @@ def _state(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
         found = {name: _of_ranks(name, ranks, sizes) for name in ("fedavg", "scaffold")}
         figures[f"{ranks}"] = found
         for name, each in found.items():
-            peaks = ", ".join(f"{one['peak_mib']:.0f}" for one in each)
-            seconds, one = statistics.median(each[0]["seconds"][1:]), each[0]
+            peaks = ", ".join(f"{first['peak_mib']:.0f}" for first in each)
+            seconds, first = statistics.median(each[0]["seconds"][1:]), each[0]
             print(
                 f"  {ranks} rank{'s' * (ranks > 1)}, {name:<8}: at most {peaks} MiB; {seconds:.2f} s a round; a save "
-                f"stops rounds for {one['stall_seconds'] * 1000:.0f} ms and takes {one['save_seconds']:.2f} s"
+                f"stops rounds for {first['stall_seconds'] * 1000:.0f} ms and takes {first['save_seconds']:.2f} s"
             )
-        kept = found["scaffold"][0]["kept_mib"]
+        state = found["scaffold"][0]["kept_mib"]
         above = max(
             many["peak_mib"] - none["peak_mib"] for many, none in zip(found["scaffold"], found["fedavg"], strict=True)
         )
-        print(f"  clients keep {kept:.0f} MiB; above FedAvg {above:.0f} MiB")
+        print(f"  clients keep {state:.0f} MiB; above FedAvg {above:.0f} MiB")
         what = f"{ranks} rank{'s' * (ranks > 1)}, SCAFFOLD's memory above FedAvg's, beside what clients keep"
-        bars[f"state, {ranks}"] = stage.bar(what, above / kept, KEPT[ranks], at_least=False, unit="×")
+        bars[f"state, {ranks}"] = stage.bar(what, above / state, KEPT[ranks], at_least=False, unit="×")
     return figures
 
 
@@ -281,12 +281,12 @@ def _of_ranks(algorithm: str, ranks: int, sizes: Sizes) -> list[dict[str, Any]]:
         found = [
             threads.submit(_in_child, "state", asked, environment={**where, "RANK": str(rank)}) for rank in range(ranks)
         ]
-        return [one.result() for one in found]
+        return [item.result() for item in found]
 
 
 def _sum(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
     found = _found("sums", numbers=sizes.numbers, updates=sizes.updates, pairs=sizes.pairs)
-    ratios = [mine / theirs for mine, theirs in zip(found["ours"], found["plain"], strict=True)]
+    ratios = [ours_of_turn / theirs for ours_of_turn, theirs in zip(found["ours"], found["plain"], strict=True)]
     print(f"\nthe sum of {sizes.updates} updates of {sizes.numbers:,} numbers, chunk by chunk; {sizes.pairs} pairs")
     for name, what in (("ours", "float64 along a tree"), ("plain", "float32, add_(alpha=…)")):
         print(f"  {what}: {' '.join(f'{seconds:.2f}' for seconds in found[name])} s")
@@ -309,12 +309,12 @@ def _ledger(clients: int, sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]
     return found
 
 
-def _found(name: str, **asked: Any) -> dict[str, Any]:
-    return _in_child(name, json.dumps(asked))
+def _found(name: str, **request: Any) -> dict[str, Any]:
+    return _in_child(name, json.dumps(request))
 
 
-def _in_child(name: str, asked: str, *, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    return stage.in_child("bench.federated", "--one", name, asked, environment=environment)
+def _in_child(name: str, request: str, *, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    return stage.in_child("bench.federated", "--one", name, request, environment=environment)
 
 
 if __name__ == "__main__":

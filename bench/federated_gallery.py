@@ -74,7 +74,7 @@ def write(folder: Path, *, rounds: int = ROUNDS, only: Sequence[str] = ()) -> in
 
     there = [name for name, choice in choices.describe("federated.algorithms").items() if not choice.is_open]
     names = [name for name in there if not only or name in only]
-    said = [f"# Algorithms beside each other\n\n`python -m bench federated --gallery`, {stage.machine()}."]
+    text = [f"# Algorithms beside each other\n\n`python -m bench federated --gallery`, {stage.machine()}."]
     drawn: list[tuple[str, list[Course]]] = []
     refused: dict[str, str] = dict.fromkeys(names, "")
     kinds = (
@@ -97,16 +97,16 @@ def write(folder: Path, *, rounds: int = ROUNDS, only: Sequence[str] = ()) -> in
                 print(f"  {name} failed: {error}", flush=True)
                 left[name] = f"failed: {' '.join(str(error).split())[:200]}"
         if not drawn or any(course.name != BESIDE for course in courses):
-            said.append(f"## {title[0].upper()}{title[1:]}\n\n{_table(courses, rounds)}")
+            text.append(f"## {title[0].upper()}{title[1:]}\n\n{_table(courses, rounds)}")
             if any(course.name == "qfedavg" for course in courses):
-                said.append(NOTES.read_text().strip())
+                text.append(NOTES.read_text().strip())
             drawn.append((title, courses))
         refused = left
     if refused:
         lines = "\n".join(f"- {name}: {why}" for name, why in refused.items())
-        said.append(f"## Not on these\n\n{lines}")
-    said.insert(1, "![Accuracy by rounds](federated-gallery.svg)")
-    (folder / "federated-gallery.md").write_text("\n\n".join(said) + "\n")
+        text.append(f"## Not on these\n\n{lines}")
+    text.insert(1, "![Accuracy by rounds](federated-gallery.svg)")
+    (folder / "federated-gallery.md").write_text("\n\n".join(text) + "\n")
     (folder / "federated-gallery.svg").write_text(_gallery(drawn))
     if not only or "flens" in only:
         (folder / "federated-newton.svg").write_text(_newton(rounds))
@@ -123,12 +123,12 @@ def _run(name: str, table: dict[str, Any], rounds: int, *, label: str = "", **mo
     from training.config import choices
     from training.federation import config, config_checks
 
-    asked = {**table, "algorithm": name, "rounds": rounds, **OWN.get(name, {}), **more}
+    options = {**table, "algorithm": name, "rounds": rounds, **OWN.get(name, {}), **more}
     each = CLIENTS
     if "asynchronous" in (choices.get(config.FOLDERS["algorithm"], name).constants.get("PACES") or ()):  # type: ignore[operator]
-        asked |= {"pace": "asynchronous", "rounds": rounds * CLIENTS}
+        options |= {"pace": "asynchronous", "rounds": rounds * CLIENTS}
         each = 1
-    settings = config.parse(asked)
+    settings = config.parse(options)
     if problems := list(config_checks.problems(settings, 1)):
         raise _Misfit("; ".join(problem.message for problem in problems))
     course = Course(label or name, each)
@@ -137,11 +137,11 @@ def _run(name: str, table: dict[str, Any], rounds: int, *, label: str = "", **mo
         _note(course, rounds, 0, 0)
 
     def after(rounds: Rounds) -> None:
-        told = rounds._report
-        course.seconds += told.seconds
-        _note(course, rounds, told.traffic.bytes_up, told.traffic.bytes_down)
+        report = rounds._report
+        course.seconds += report.seconds
+        _note(course, rounds, report.traffic.bytes_up, report.traffic.bytes_down)
 
-    with running(asked, began=began, after=after) as run, contextlib.redirect_stdout(io.StringIO()):
+    with running(options, began=began, after=after) as run, contextlib.redirect_stdout(io.StringIO()):
         run()
     return course
 
@@ -204,8 +204,8 @@ def _gallery(drawn: Sequence[tuple[str, Sequence[Course]]]) -> str:
     panels = []
     for title, courses in drawn:
         lines = {
-            one.name: [(number * one.clients_asked / CLIENTS, value) for number, value in enumerate(one.accuracies)]
-            for one in courses
+            item.name: [(number * item.clients_asked / CLIENTS, value) for number, value in enumerate(item.accuracies)]
+            for item in courses
         }
         panels.append(Panel(f"accuracy: {title.split(',')[0]}", "rounds", lines))
     return draw("Federated algorithms on the same split", f"{CLIENTS} clients", panels)
@@ -218,20 +218,20 @@ def _newton(rounds: int) -> str:
         for k in SKETCHES if name == "flens" else SKETCHES[1:2]:
             courses.append(_run(name, CONVEX, rounds, label=f"{label}, {k} rows", **{name: {"rows": k}}))
     best = _run("fednewton", CONVEX, BEST_ROUNDS)
-    least = min(value for one in [*courses, best] for value in one.objectives)
+    least = min(value for item in [*courses, best] for value in item.objectives)
     panels = []
     for across in ("rounds", "MB, both ways"):
         lines = {
-            one.name: [
+            item.name: [
                 (number if across == "rounds" else (up + down) / MB, max(value - least, LEAST))
-                for number, (value, up, down) in enumerate(zip(one.objectives, one.up, one.down, strict=True))
+                for number, (value, up, down) in enumerate(zip(item.objectives, item.up, item.down, strict=True))
             ]
-            for one in courses
+            for item in courses
         }
         panels.append(Panel("f − f*", across, lines, is_log=True))
-    for one in courses:
-        reached = next((n for n, value in enumerate(one.objectives) if value - least < 1e-8), None)
-        print(f"  {one.name}: f − f* < 1e-8 after {reached} rounds, at last {one.objectives[-1] - least:.1e}")
+    for item in courses:
+        reached = next((n for n, value in enumerate(item.objectives) if value - least < 1e-8), None)
+        print(f"  {item.name}: f − f* < 1e-8 after {reached} rounds, at last {item.objectives[-1] - least:.1e}")
     return draw("Newton's kind on breast_cancer", f"{CLIENTS} clients, logistic regression, ridge 0.001, fp64", panels)
 
 

@@ -74,12 +74,12 @@ def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Call
             shutil.rmtree(where.run_dir, ignore_errors=True)
 
 
-def turns(asked: str) -> None:
+def turns(request: str) -> None:
     """Rounds in turn with others (bench.federated_rivals.Turns). `asked`: the run's table, and where its work goes."""
     from bench.federated_rivals import Over as NoMore
     from bench.federated_rivals import Turns
 
-    found = json.loads(asked)
+    found = json.loads(request)
     taken: list[Turns] = []
 
     def began(rounds: Rounds) -> None:
@@ -113,22 +113,22 @@ def write_work(rounds: Rounds, path: Path) -> None:
     federation, config = rounds.federation, rounds.config
     model, owners = federation.model, federation.divided.owners
     rows, targets = model.task.batch("train", np.arange(len(owners["train"])))
-    kept = model.task.batch("validation", np.arange(len(owners["validation"])))
+    state = model.task.batch("validation", np.arange(len(owners["validation"])))
     weights = model.weights.tensors(rounds.server.weights)
     Work.write(
         path,
         rows=rows.numpy(),
         targets=targets.numpy(),
         owners=owners["train"],
-        held_out_rows=kept[0].numpy(),
-        held_out_targets=kept[1].numpy(),
+        held_out_rows=state[0].numpy(),
+        held_out_targets=state[1].numpy(),
         batch=np.array(config.batch),
         learning_rate=np.array(config.learning_rate),
         **{f"weight:{name}": value.numpy() for name, value in weights.items()},
     )
 
 
-def alone(asked: str) -> dict[str, Any]:
+def alone(request: str) -> dict[str, Any]:
     """So many rounds from torch's import on: how soon the first is over, how long one takes, memory.
 
     Memory is what Linux counts as resident, above what it was once torch was imported (`torch_mib`); `rounds_mib`: at
@@ -137,21 +137,21 @@ def alone(asked: str) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
-    found = json.loads(asked)
+    found = json.loads(request)
     base, began_at = resident("VmRSS"), time.perf_counter()
     forget_peak()
     moments: list[float] = []
-    told = {"made_mib": 0.0, "first_seconds": 0.0, "table_mib": 0.0}
+    result = {"made_mib": 0.0, "first_seconds": 0.0, "table_mib": 0.0}
 
     def began(rounds: Rounds) -> None:
-        told["made_mib"] = (resident("VmHWM") - base) / MIB
-        told["table_mib"] = table_bytes(rounds) / MIB
+        result["made_mib"] = (resident("VmHWM") - base) / MIB
+        result["table_mib"] = table_bytes(rounds) / MIB
         forget_peak()
         moments.append(time.perf_counter())
 
     def after(rounds: Rounds) -> None:
         moments.append(time.perf_counter())
-        told["first_seconds"] = told["first_seconds"] or moments[-1] - began_at
+        result["first_seconds"] = result["first_seconds"] or moments[-1] - began_at
         if len(moments) > found["rounds"]:
             raise Over
 
@@ -159,15 +159,15 @@ def alone(asked: str) -> dict[str, Any]:
         run()
     in_rounds = (resident("VmHWM") - base) / MIB
     return {
-        **told,
+        **result,
         "torch_mib": base / MIB,
-        "peak_mib": max(told["made_mib"], in_rounds),
-        "rounds_mib": in_rounds - told["table_mib"],
+        "peak_mib": max(result["made_mib"], in_rounds),
+        "rounds_mib": in_rounds - result["table_mib"],
         "seconds": [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)],
     }
 
 
-def state(asked: str) -> dict[str, Any]:
+def state(request: str) -> dict[str, Any]:
     """Rounds of which one is saved while the next ones go on: the process's peak memory in them, and what clients keep.
 
     The ranks of a run call it together, each with its own RANK.
@@ -175,9 +175,9 @@ def state(asked: str) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
-    found = json.loads(asked)
+    found = json.loads(request)
     moments: list[float] = []
-    told: dict[str, Any] = {}
+    result: dict[str, Any] = {}
 
     def began(rounds: Rounds) -> None:
         forget_peak()
@@ -187,19 +187,19 @@ def state(asked: str) -> dict[str, Any]:
         moments.append(time.perf_counter())
         if rounds.step == found["saved"]:
             rounds._save()
-            told["stall_seconds"] = time.perf_counter() - moments[-1]
+            result["stall_seconds"] = time.perf_counter() - moments[-1]
         if rounds.step >= found["rounds"]:
             rounds.checkpoints.finish_flight()
             assert rounds.checkpoints.latest is not None
-            told["save_seconds"] = rounds.checkpoints.latest.seconds
-            told["peak_mib"] = resident("VmHWM") / MIB
-            clients, kept = rounds.server.clients, rounds.server.client_state
-            told["kept_mib"] = sum(v[0].nbytes * clients for v in kept.values()) / MIB
+            result["save_seconds"] = rounds.checkpoints.latest.seconds
+            result["peak_mib"] = resident("VmHWM") / MIB
+            clients, state = rounds.server.clients, rounds.server.client_state
+            result["kept_mib"] = sum(v[0].nbytes * clients for v in state.values()) / MIB
             raise Over
 
     with running(found["table"], began=began, after=after) as run, contextlib.redirect_stdout(io.StringIO()):
         run()
-    return {**told, "seconds": [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]}
+    return {**result, "seconds": [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]}
 
 
 def table_bytes(rounds: Rounds) -> int:
@@ -217,7 +217,7 @@ def _each(part: Any) -> int:
     return size
 
 
-def ledger(asked: str) -> dict[str, Any]:
+def ledger(request: str) -> dict[str, Any]:
     """CPU time of what is written down, a round: reports, in whichever thread; a checkpoint, and how often one is.
 
     Processor time and not the clock's: what else the machine does would else be half of the figure.
@@ -225,10 +225,10 @@ def ledger(asked: str) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
-    found = json.loads(asked)
+    found = json.loads(request)
     spent = {"reports": 0.0}
     marks: list[tuple[float, float]] = []
-    told: dict[str, Any] = {}
+    result: dict[str, Any] = {}
 
     def began(rounds: Rounds) -> None:
         for name in ("report_round", "report_evaluation"):
@@ -240,7 +240,7 @@ def ledger(asked: str) -> dict[str, Any]:
         if rounds.step >= found["warm"]:
             marks.append((time.process_time(), time.thread_time()))
         if len(marks) > found["rounds"]:
-            told.update(_saved(rounds))
+            result.update(_saved(rounds))
             raise Over
 
     with running(found["table"], began=began, after=after) as run, contextlib.redirect_stdout(io.StringIO()):
@@ -248,8 +248,8 @@ def ledger(asked: str) -> dict[str, Any]:
     rounds = found["rounds"]
     process, thread = ((marks[-1][which] - marks[0][which]) / rounds for which in (0, 1))
     reports = spent["reports"] / rounds + process - thread
-    part = reports / process + told["save_seconds"] / told["interval_seconds"]
-    return {"round_seconds": process, "report_seconds": reports, **told, "part": part}
+    part = reports / process + result["save_seconds"] / result["interval_seconds"]
+    return {"round_seconds": process, "report_seconds": reports, **result, "part": part}
 
 
 def _counted(function: Callable[..., None], spent: dict[str, float]) -> Callable[..., None]:
@@ -273,7 +273,7 @@ def _saved(rounds: Rounds) -> dict[str, float]:
     return {"save_seconds": sorted(taken[1:])[SAVES // 2], "interval_seconds": rounds.cadence.interval}
 
 
-def sums(asked: str) -> dict[str, Any]:
+def sums(request: str) -> dict[str, Any]:
     """Many updates of a large model added up as the controller does, and by float32's own add_, in turn."""
     import torch
 
@@ -281,7 +281,7 @@ def sums(asked: str) -> dict[str, Any]:
     from training.federated import sums as ours
 
     torch.set_num_threads(1)
-    found = json.loads(asked)
+    found = json.loads(request)
     numbers, updates = found["numbers"], found["updates"]
     weights = torch.linspace(1, 2, updates, dtype=torch.float64)
     ids = torch.arange(updates).numpy()

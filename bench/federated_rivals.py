@@ -122,10 +122,10 @@ class Turns:
         self._began = time.perf_counter()
 
     def _wait(self) -> None:
-        asked = sys.stdin.readline().strip()
-        if not asked:
+        selected = sys.stdin.readline().strip()
+        if not selected:
             raise Over
-        self._left, self._began = int(asked), time.perf_counter()
+        self._left, self._began = int(selected), time.perf_counter()
 
 
 def loop(path: str) -> None:
@@ -246,13 +246,13 @@ def flower(path: str) -> None:
 
     @client_app.train()
     def train(message: Any, context: Any) -> Any:
-        own = _read_once(path)
+        data = _read_once(path)
         net, descent = _made_once(path)
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        owned = own.owned[int(context.node_config["partition-id"])]
-        for ids in torch.split(owned[torch.randperm(len(owned))], own.batch):
+        owned = data.owned[int(context.node_config["partition-id"])]
+        for ids in torch.split(owned[torch.randperm(len(owned))], data.batch):
             descent.zero_grad()
-            functional.cross_entropy(net(own.rows[ids]), own.targets[ids]).backward()  # type: ignore[no-untyped-call]
+            functional.cross_entropy(net(data.rows[ids]), data.targets[ids]).backward()  # type: ignore[no-untyped-call]
             descent.step()
         arrays, metrics = ArrayRecord(net.state_dict()), MetricRecord({"num-examples": len(owned)})
         return Message(content=RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)

@@ -21,11 +21,11 @@ def data(client, *, spread=0.5):
     Here it is made up. Read files of your own instead, by the client's number: it is asked once for each, inside the
     allocation, and kept beside the run.
     """
-    everybody, own = (torch.Generator().manual_seed(seed) for seed in (0, client + 1))
+    everybody, random = (torch.Generator().manual_seed(seed) for seed in (0, client + 1))
     kinds = torch.randn(KINDS, MEASURES, generator=everybody)
-    labels = torch.randint(KINDS, (100 + 50 * client,), generator=own)
-    device = 1 + spread * torch.randn(MEASURES, generator=own)  # measures each thing a little too high or too low
-    return kinds[labels] * device + torch.randn(len(labels), MEASURES, generator=own), labels
+    labels = torch.randint(KINDS, (100 + 50 * client,), generator=random)
+    device = 1 + spread * torch.randn(MEASURES, generator=random)  # measures each thing a little too high or too low
+    return kinds[labels] * device + torch.randn(len(labels), MEASURES, generator=random), labels
 
 
 def name(client):

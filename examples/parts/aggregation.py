@@ -17,8 +17,8 @@ def combine(rows, weights, *, trim=1, longest=2.0):
     rows = rows.double()
     lengths = rows.norm(dim=1)
     most = longest * lengths.median()
-    kept = rows * torch.clamp(most / lengths.clamp(min=1e-12), max=1.0)[:, None]
-    ordered = kept.sort(dim=0).values
+    clipped = rows * torch.clamp(most / lengths.clamp(min=1e-12), max=1.0)[:, None]
+    ordered = clipped.sort(dim=0).values
     # Shortening leaves nobody out. A rule that drops whole rows returns their places here, and the page calls their
     # clients rejected.
     return ordered[trim : len(rows) - trim].mean(dim=0), []

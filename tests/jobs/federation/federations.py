@@ -22,8 +22,8 @@ Did = tuple[int, str, float, float, float]
 
 def spec_of(**run: Any) -> JobSpec:
     """None leaves out."""
-    asked = {name: value for name, value in (RUN | run).items() if value is not None}
-    return JobSpec.parse({"name": "heron", "kind": "federated", "run": asked})
+    options = {name: value for name, value in (RUN | run).items() if value is not None}
+    return JobSpec.parse({"name": "heron", "kind": "federated", "run": options})
 
 
 def a_federation(owner: User, project: Project, *, run: dict[str, Any] | None = None, **fields: Any) -> Job:
@@ -44,8 +44,8 @@ def table(rounds: dict[int, list[Did]], **columns: Any) -> dict[str, str]:
     told: dict[str, list[Any]] = {name: [] for name in ROUND_COLUMNS}
     each: dict[str, list[Any]] = {name: [] for name in CLIENT_COLUMNS}
     for number, did in rounds.items():
-        counts = {state: sum(one[1] == state for one in did) for state in STATES}
-        known = [one for one in did if one[3] == one[3]]
+        counts = {state: sum(item[1] == state for item in did) for state in STATES}
+        known = [item for item in did if item[3] == item[3]]
         worst = min(known, key=lambda one: one[3])[0] if known else -1
         usual = {"seconds": 2.0, "bytes_up": 1000, "bytes_down": 2000, "loss": 0.5, "accuracy": 0.9, "worst": worst}
         for name, value in {**usual, **counts, "round": number, **columns}.items():

@@ -89,13 +89,13 @@ def test_clients_come_worst_first_or_as_asked(client: Client, job: Job) -> None:
         "-worst": [2, 1, 0, 3, 4], "seconds": [3, 2, 1, 0, 4], "-number": [4, 3, 2, 1, 0], "samples": [1, 4, 3, 0, 2],
         "trouble": [3, 4, 2, 1, 0],
     }.items():  # fmt: skip
-        asked: list[int] = []
+        selected: list[int] = []
         cursor = None
-        while cursor is not None or not asked:  # two at a time
+        while cursor is not None or not selected:  # two at a time
             page = get(client, job, "clients", sort=sort, limit=2, **({"cursor": cursor} if cursor else {}))
-            asked += [row["number"] for row in page["items"]]
+            selected += [row["number"] for row in page["items"]]
             cursor = page["next"]
-        assert asked == numbers, sort
+        assert selected == numbers, sort
     assert client.get(f"/api/v1/jobs/{job.pk}/clients?sort=beauty").status_code == 422
 
 

@@ -41,18 +41,18 @@ def trained(mira: User, project: Project, *, rounds: int, coverage: Coverage = N
 
 
 @pytest.mark.parametrize(
-    ("rounds", "state", "says"), [(4, "running", ""), (5, "running", SAYS), (20, "completed", SAYS)]
+    ("rounds", "state", "message"), [(4, "running", ""), (5, "running", SAYS), (20, "completed", SAYS)]
 )
 def test_page_rest_and_command_line_say_it_from_round_five_on(
-    rounds: int, state: str, says: str, mira: User, project: Project
+    rounds: int, state: str, message: str, mira: User, project: Project
 ) -> None:
     job = trained(mira, project, rounds=rounds, state=state)
     html = text(signed_in(mira).get(f"/jobs/{job.pk}"))
-    assert (SAYS in html) == bool(says)
+    assert (SAYS in html) == bool(message)
     answer = bearer(mira).get(f"/api/v1/jobs/{job.pk}").json()
-    assert answer["coverage"]["text"] == says
+    assert answer["coverage"]["text"] == message
     assert (answer["coverage"]["never"], answer["coverage"]["never_samples"]) == (3, 804)
-    assert any(SAYS in line for line in tables.job(answer)) == bool(says)
+    assert any(SAYS in line for line in tables.job(answer)) == bool(message)
 
 
 def test_other_jobs_have_none(mira: User, project: Project) -> None:
@@ -72,18 +72,18 @@ def test_the_owner_of_a_completed_one_is_notified(
     ending.close(attempt)
     found = list(Notice.objects.filter(kind="federation.coverage", user=mira))
     assert len(found) == notices
-    assert all(SAYS.removesuffix(".") in one.title and "0, 3, 6" in one.detail for one in found)
+    assert all(SAYS.removesuffix(".") in item.title and "0, 3, 6" in item.detail for item in found)
 
 
 def test_the_dry_run_names_whom_a_deadline_leaves_out(mira: User, project: Project, settings: Any) -> None:
     settings.VIGIL_FEDERATED_LEAST_SHARE = 0.6
-    (found,) = [one for one in dry_run(mira, spec_of(**SUBSET)) if one.title == "Pace"]
+    (found,) = [item for item in dry_run(mira, spec_of(**SUBSET)) if item.title == "Pace"]
     assert found.level == "warn"
-    said = found.text.replace(NBSP, " ")
-    assert "expected to leave 3 clients of 7 out of all 20 rounds (0, 3, 6): 54 % of samples never count" in said
-    assert "This site needs 60 %" in said
+    text = found.text.replace(NBSP, " ")
+    assert "expected to leave 3 clients of 7 out of all 20 rounds (0, 3, 6): 54 % of samples never count" in text
+    assert "This site needs 60 %" in text
     for change in ({"pace": "rounds", "deadline": None}, {"deadline": {"quantile": 1.0}}):
-        assert not [one for one in dry_run(mira, spec_of(**{**SUBSET, **change})) if one.title == "Pace"]
+        assert not [item for item in dry_run(mira, spec_of(**{**SUBSET, **change})) if item.title == "Pace"]
 
 
 def test_a_site_s_least_share_reaches_the_run(settings: Any, tmp_path: Path) -> None:

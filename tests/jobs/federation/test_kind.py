@@ -64,9 +64,9 @@ def test_its_pages_speak_of_rounds(client: Client, mira: User, project: Project)
     assert "· round 12" in html
     assert "step 12" not in html
     save(job, 10)
-    told = text(client.get(f"/jobs/{job.pk}/checkpoints"))
-    assert ">Round</th>" in told
-    assert "Checkpoint at round 10" in told
+    result = text(client.get(f"/jobs/{job.pk}/checkpoints"))
+    assert ">Round</th>" in result
+    assert "Checkpoint at round 10" in result
     listed = text(client.get("/jobs?kind=federated"))
     assert f'id="job-{job.pk}"' in listed
     assert '<option value="federated" selected>' in listed
@@ -118,16 +118,16 @@ def test_a_dry_run_tells_how_its_data_would_lie(mira: User) -> None:
 
 
 def test_the_command_line_counts_rounds() -> None:
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "id": 7, "name": "heron", "kind": "federated", "state": "running", "reason": "", "latest": {"accuracy": 0.875},
         "progress": {"step": 12, "steps": 30, "fraction": 0.4, "eta_seconds": None},
     }  # fmt: skip
-    assert watch.progress_text(told) == "running · 12 / 30 rounds · accuracy 0.875"
+    assert watch.progress_text(result) == "running · 12 / 30 rounds · accuracy 0.875"
     attempt = {"number": 1, "nodes": [], "decision": ""}
     rest = {"project": "p", "owner": "o", "tags": [], "notes": "", "parent": None, "directory": "", "url": "u"}
     times = {"created_at": "2026-01-31T12:00:00Z", "started_at": None, "ended_at": None}
     assert any(
-        "rounds" in line and "12/30" in line for line in tables.job({**told, **rest, **times, "attempt": attempt})
+        "rounds" in line and "12/30" in line for line in tables.job({**result, **rest, **times, "attempt": attempt})
     )
 
 

@@ -54,8 +54,8 @@ def test_the_form_draws_a_bar_for_each_of_a_few_clients(mira: User) -> None:
     )
     assert [int(number) for number, _ in rows] == list(range(10))
     split = checked(mira, **SKEWED)["split"]
-    told = dict(re.findall(r"(\d+) (\d+)", rows[3][1]))
-    assert {int(label): int(count) for label, count in told.items()} == {
+    result = dict(re.findall(r"(\d+) (\d+)", rows[3][1]))
+    assert {int(label): int(count) for label, count in result.items()} == {
         label: count for label, count in enumerate(split["items"][3]["split"]) if count
     }
     assert "2 others</span>" in html, "ten labels in nine colours"
@@ -64,10 +64,10 @@ def test_the_form_draws_a_bar_for_each_of_a_few_clients(mira: User) -> None:
 def test_over_rest_it_is_data(mira: User) -> None:
     split = checked(mira, **SKEWED)["split"]
     assert (split["clients"], split["labels"], split["rest"]) == (10, [str(digit) for digit in range(10)], None)
-    assert split["samples"] == sum(one["samples"] for one in split["items"]) == 1497
-    assert all(one["samples"] == sum(one["split"]) for one in split["items"])
+    assert split["samples"] == sum(item["samples"] for item in split["items"]) == 1497
+    assert all(item["samples"] == sum(item["split"]) for item in split["items"])
     assert split["spreads"]["commonest_share"]["median"] > 0.3
-    assert split["spreads"]["samples"]["max"] == max(one["samples"] for one in split["items"])
+    assert split["spreads"]["samples"]["max"] == max(item["samples"] for item in split["items"])
 
 
 def test_of_ten_thousand_clients_a_summary_is_told_within_a_second(mira: User) -> None:
@@ -77,7 +77,7 @@ def test_of_ten_thousand_clients_a_summary_is_told_within_a_second(mira: User) -
     assert time.process_time() - began < 1.0
     assert (split["clients"], len(split["items"])) == (10_000, NAMED)
     assert split["rest"]["clients"] == 9_000
-    assert split["rest"]["samples"] + sum(one["samples"] for one in split["items"]) == split["samples"]
+    assert split["rest"]["samples"] + sum(item["samples"] for item in split["items"]) == split["samples"]
     began = time.process_time()
     html = form(mira, **MANY).split('id="h-split"')[1]
     assert time.process_time() - began < 1.0
@@ -88,9 +88,9 @@ def test_of_ten_thousand_clients_a_summary_is_told_within_a_second(mira: User) -
 
 def test_what_is_not_there_yet_is_one_sentence(mira: User) -> None:
     found = checked(mira, **UNSHIPPED)
-    (says,) = [finding["text"] for finding in found["findings"] if finding["title"] == "Split"]
+    (message,) = [finding["text"] for finding in found["findings"] if finding["title"] == "Split"]
     assert (
-        says
+        message
         == '"column" over 12\N{NO-BREAK SPACE}clients: the job\'s page shows who has how much once the data are there.'
     )
     assert found["split"] is None

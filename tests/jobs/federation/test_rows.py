@@ -81,15 +81,15 @@ def test_the_split_is_kept_by_client(job: Job) -> None:
 
 
 def test_names_are_kept_by_client_whichever_comes_first(job: Job) -> None:
-    told = names(*(f"owner-{number}" for number in range(3000)))
+    result = names(*(f"owner-{number}" for number in range(3000)))
     stream = Spooled().tell("round.clients", **table({1: everybody(2)}))
-    for part in told:
+    for part in result:
         stream.tell("clients.named", **part)
     stream.tell("clients.split", **split([[4, 1], [1, 1]])[0])
     tell(job, stream)
-    assert len(told) == 2
-    one = Client.objects.get(number=1)
-    assert (one.name, one.trained, one.samples) == ("owner-1", 1, 2)
+    assert len(result) == 2
+    first = Client.objects.get(number=1)
+    assert (first.name, first.trained, first.samples) == ("owner-1", 1, 2)
     assert rounds.names(job, [0, 2999, 3000]) == {0: "owner-0", 2999: "owner-2999"}
     assert len(rounds.names(job, range(1000))) == 1000
     assert sum(event.data["names"] for event in Event.objects.filter(kind="clients.named")) == 3000
@@ -105,8 +105,8 @@ def test_a_resumed_attempt_keeps_rows_of_its_own(job: Job) -> None:
         .tell("run.started", start_step=0, steps=30)
         .tell("round.clients", **table({n: everybody(2) for n in range(1, 9)})),
     )
-    kept = a_checkpoint(job, 5)
-    job.latest = Attempt.objects.create(job=job, number=2, state="running", resume_from=kept)
+    state = a_checkpoint(job, 5)
+    job.latest = Attempt.objects.create(job=job, number=2, state="running", resume_from=state)
     job.save(update_fields=["latest"])
     assert len(of_record(job)) == 8, "until it has begun, all is as it was"
     tell(

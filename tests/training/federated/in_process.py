@@ -109,11 +109,11 @@ def ready(folder: Path, run: dict[str, Any], *, world: World | None = None) -> R
 
 def train(rounds: Rounds, count: int = 1) -> list[RoundReport]:
     """So many more rounds, of which nothing is saved."""
-    told = []
+    reports = []
     for _ in range(count):
-        told.append(rounds._round(rounds.step + 1))
+        reports.append(rounds._round(rounds.step + 1))
         rounds.step += 1
-    return told
+    return reports
 
 
 def accuracy(rounds: Rounds) -> float:
@@ -199,9 +199,9 @@ def resumed(folder: Path, run: dict[str, Any]) -> tuple[Rounds, Rounds]:
     return whole, second
 
 
-def assert_same_state(one: Rounds, other: Rounds) -> None:
+def assert_same_state(first: Rounds, other: Rounds) -> None:
     """Bit for bit, whatever a checkpoint holds."""
-    parts = one.server.state(), other.server.state()
+    parts = first.server.state(), other.server.state()
     assert parts[0].keys() == parts[1].keys()
     for part, tensors in parts[0].items():
         assert tensors.keys() == parts[1][part].keys()

@@ -48,7 +48,7 @@ def started(
     algorithm: str = "",
     /,
     *,
-    telling: Telling | None = None,
+    reporter: Telling | None = None,
     files: Mapping[str, str] = NOTHING,
     world: World | None = None,
     **run: Any,
@@ -59,7 +59,7 @@ def started(
     for name, text in {"client.py": client, "algorithm.py": algorithm, **files}.items():
         (code / name).write_text(text)
         sys.modules.pop(Path(name).stem, None)  # a process has one run, but this one has many
-    return start(folder / "run", with_custom_recipe({**RUN, **run}), reporter=telling, code=code, world=world)
+    return start(folder / "run", with_custom_recipe({**RUN, **run}), reporter=reporter, code=code, world=world)
 
 
 def ready(folder: Path, *files: str, **run: Any) -> Rounds:

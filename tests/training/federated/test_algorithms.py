@@ -70,16 +70,18 @@ class TestFedAvg:
 class TestFedProx:
     def test_unheld_is_fedavg(self, tmp_path: Path) -> None:
         plain = Federation(tmp_path, "fedavg", DIGITS_FP64, dtype="fp32")
-        held = Federation(tmp_path, "fedprox", DIGITS_FP64, dtype="fp32", options={"mu": 0.0})
-        assert torch.equal(held.go(2), plain.go(2))
+        fedprox = Federation(tmp_path, "fedprox", DIGITS_FP64, dtype="fp32", options={"mu": 0.0})
+        assert torch.equal(fedprox.go(2), plain.go(2))
 
     def test_many_steps_lead_to_the_proximal_point(self, tmp_path: Path) -> None:
         mu = 20.0
         federation = Federation(tmp_path, "fedprox", REGRESSION, epochs=60, learning_rate=0.04, options={"mu": mu})
         start = torch.linspace(-1, 1, 4, dtype=torch.float64)
         federation.put(start)
-        held = mu * torch.eye(4, dtype=torch.float64)
-        points = [torch.linalg.solve(one.a + held, one.b + mu * start) for one in quadratics(federation)]
+        proximal = mu * torch.eye(4, dtype=torch.float64)
+        points = [
+            torch.linalg.solve(quadratic.a + proximal, quadratic.b + mu * start) for quadratic in quadratics(federation)
+        ]
         torch.testing.assert_close(federation.go(), mean(points, federation.divided.sizes), rtol=0, atol=1e-12)
 
 
@@ -136,10 +138,10 @@ class TestQFedAvg:
         w = torch.linspace(-1, 1, 4, dtype=torch.float64)
         federation.put(w)
         ways, curvatures = [], []
-        for one in quadratics(federation):
-            way = (w - one.descended(w, 3, rate)) / rate
-            ways.append(one.loss(w) ** q * way)
-            curvatures.append(q * one.loss(w) ** (q - 1) * way @ way + one.loss(w) ** q / rate)
+        for quadratic in quadratics(federation):
+            way = (w - quadratic.descended(w, 3, rate)) / rate
+            ways.append(quadratic.loss(w) ** q * way)
+            curvatures.append(q * quadratic.loss(w) ** (q - 1) * way @ way + quadratic.loss(w) ** q / rate)
         sizes = federation.divided.sizes
         expected = w - mean(ways, sizes) / mean(curvatures, sizes)
         torch.testing.assert_close(federation.go(), expected, rtol=0, atol=1e-12)
@@ -162,8 +164,8 @@ class TestQFedAvg:
 class TestMoon:
     def test_unheld_is_fedavg(self, tmp_path: Path) -> None:
         plain = Federation(tmp_path, "fedavg", DIGITS_FP64)
-        held = Federation(tmp_path, "moon", DIGITS_FP64, options={"mu": 0.0})
-        assert torch.equal(held.go(2), plain.go(2))
+        moon = Federation(tmp_path, "moon", DIGITS_FP64, options={"mu": 0.0})
+        assert torch.equal(moon.go(2), plain.go(2))
 
     def test_two_rounds_by_hand(self, tmp_path: Path) -> None:
         mu, temperature, rate = 2.0, 0.5, 0.3
@@ -186,9 +188,9 @@ class TestMoon:
                 towards, away = seen(w), seen(previous[client])
                 for _ in range(2):
                     v = v.detach().requires_grad_()
-                    parts, own = model.weights.tensors(v), seen(v)
-                    logits = own @ parts["head.weight"].T + parts["head.bias"]
-                    near, far = (torch.exp(cosine_similarity(own, z) / temperature) for z in (towards, away))
+                    parts, features = model.weights.tensors(v), seen(v)
+                    logits = features @ parts["head.weight"].T + parts["head.bias"]
+                    near, far = (torch.exp(cosine_similarity(features, z) / temperature) for z in (towards, away))
                     loss = cross_entropy(logits, labels) - mu * torch.log(near / (near + far)).mean()
                     (gradient,) = torch.autograd.grad(loss, v)
                     v = (v - rate * gradient).detach()

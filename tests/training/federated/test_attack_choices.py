@@ -122,10 +122,10 @@ class TestLabelFlip:
         honest, flipped = (rounds_of(tmp_path / name, attack=name) for name in ("none", "label_flip"))
         for client in range(12):
             ids = honest.federation.divided.train[client]
-            (_, truth), (_, labels) = (one.federation.model.task.batch("train", ids) for one in (honest, flipped))
+            (_, truth), (_, labels) = (item.federation.model.task.batch("train", ids) for item in (honest, flipped))
             assert torch.equal(labels, 9 - truth if client in BAD else truth)
         ids = np.arange(50)
-        assert torch.equal(*(one.federation.model.task.batch("validation", ids)[1] for one in (honest, flipped)))
+        assert torch.equal(*(item.federation.model.task.batch("validation", ids)[1] for item in (honest, flipped)))
 
     def test_or_on_one_label_that_is_another(self, tmp_path: Path) -> None:
         rounds = rounds_of(tmp_path, attack="label_flip", label_flip={"source": 7, "target": 1})
@@ -240,6 +240,6 @@ def test_who_sends_no_numbers_neither_attacks_nor_counts_as_honest(attack: str, 
         return sent
 
     rounds.work.run = spoilt  # type: ignore[method-assign]
-    (told,) = train(rounds)
-    assert sorted(told.clients[~told.is_counted].tolist()) == sorted([BAD[0], GOOD[0]])
+    (report,) = train(rounds)
+    assert sorted(report.clients[~report.is_counted].tolist()) == sorted([BAD[0], GOOD[0]])
     assert torch.isfinite(rounds.server.weights).all()

@@ -134,8 +134,8 @@ def test_no_tensor_of_a_client_leads_the_model_astray(
 def test_a_client_whose_statistics_are_left_out_is_reported(aggregation: str, tmp_path: Path) -> None:
     rounds = rounds_with(tmp_path, aggregation, "batch_norm")
     attack(rounds, STATISTICS, bad=(3,))
-    told = train(rounds, 10)
-    assert {client for one in told for client in did(one, REJECTED)} == {3}
+    reports = train(rounds, 10)
+    assert {client for report in reports for client in did(report, REJECTED)} == {3}
     assert accuracy(rounds) > 0.9
 
 

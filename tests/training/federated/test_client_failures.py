@@ -68,11 +68,11 @@ class TestWords:
 
     def test_of_many_tracebacks_most_are_one_line(self) -> None:
         text = client_failures.traceback_of(_error())
-        told = client_failures.shorten_tracebacks(dict.fromkeys(range(100), text), 3)
-        assert [client for client, one in told.items() if "\n" in one] == list(
+        shortened = client_failures.shorten_tracebacks(dict.fromkeys(range(100), text), 3)
+        assert [client for client, text_of_client in shortened.items() if "\n" in text_of_client] == list(
             range(client_failures.MAX_TRACEBACKS - 3)
         )
-        assert told[99] == client_failures.exception_line(text)
+        assert shortened[99] == client_failures.exception_line(text)
 
     def test_what_a_round_lacked(self) -> None:
         plan = RoundPlan(3, np.arange(6), np.ones(6, dtype=np.int64), too_slow=np.arange(6, 8))
@@ -81,36 +81,36 @@ class TestWords:
         )
 
     def test_who_was_first_and_who_is_left(self) -> None:
-        said = client_failures.describe_lost_round(
+        text = client_failures.describe_lost_round(
             5, [_facts(6, dropped=4)] * 3, "2 of the 5 updates", clients=8, eligible=6
         )
-        assert said == (
+        assert text == (
             "round 5 was lost 3 times: 2 of the 5 updates. Client 0 was the first to drop out: KeyError: 'x'. "
             "2 of 8 clients are not asked any more, as their updates were not made of numbers."
         )
 
     def test_nobody_whose_update_is_a_number(self) -> None:
-        said = client_failures.describe_lost_round(1, [_facts(6, broken=6)] * 3, "0 of the 1", clients=6, eligible=0)
-        assert said == "round 1 was lost 3 times: none of the 6 updates was made of numbers"
+        text = client_failures.describe_lost_round(1, [_facts(6, broken=6)] * 3, "0 of the 1", clients=6, eligible=0)
+        assert text == "round 1 was lost 3 times: none of the 6 updates was made of numbers"
 
 
 class TestBounds:
     def test_fifty_thousand_rounds_in_which_all_fail_stay_within_what_an_attempt_may_tell(self) -> None:
-        told, spy = _told()
+        reporter, spy = _told()
         for round_ in range(1, 50_001):
-            told.report(round_, dict.fromkeys(range(20), f"E{round_ % 500}: {round_}"), range(20, 40))
-            told.report_quarantined(round_, [round_], 3)
-            told.report_lost_attempt(round_, 1, "too few")
+            reporter.report(round_, dict.fromkeys(range(20), f"E{round_ % 500}: {round_}"), range(20, 40))
+            reporter.report_quarantined(round_, [round_], 3)
+            reporter.report_lost_attempt(round_, 1, "too few")
         assert {event["kind"] for event in spy.events} == {
             "client.dropped", "client.broken", "client.quarantined", "round.lost",
         }  # fmt: skip
         assert len(spy.events) == 4 * client_failures.MAX_EVENTS
 
     def test_a_client_is_told_of_once_a_kind_of_error(self, capsys: pytest.CaptureFixture[str]) -> None:
-        told, spy = _told()
+        reporter, spy = _told()
         for round_ in range(1, 9):
             kind = "KeyError" if round_ < 5 else "OSError"
-            told.report(round_, {7: f'Traceback:\n  File "a"\n    x\n{kind}: {round_}'}, ())
+            reporter.report(round_, {7: f'Traceback:\n  File "a"\n    x\n{kind}: {round_}'}, ())
         assert [event["step"] for event in spy.of("client.dropped")] == [1, 5]
         assert capsys.readouterr().out.splitlines() == [
             "client 7 dropped out: KeyError: 1 (in round 1)",
@@ -118,15 +118,15 @@ class TestBounds:
         ]
 
     def test_events_tell_whose_data_a_client_has_where_that_is_known(self) -> None:
-        told, spy = _told("ada", "")
-        told.report(1, {0: "KeyError: 1", 1: "KeyError: 1"}, [0, 2])
-        told.report_quarantined(2, [0], 3)
+        reporter, spy = _told("ada", "")
+        reporter.report(1, {0: "KeyError: 1", 1: "KeyError: 1"}, [0, 2])
+        reporter.report_quarantined(2, [0], 3)
         assert [event.get("name") for event in spy.events] == ["ada", None, "ada", None, "ada"]
 
     def test_at_most_a_few_a_round(self) -> None:
-        told, spy = _told()
-        told.report(1, dict.fromkeys(range(100), "KeyError: 1"), range(100, 200))
-        told.report(2, dict.fromkeys(range(100), "KeyError: 1"), ())
+        reporter, spy = _told()
+        reporter.report(1, dict.fromkeys(range(100), "KeyError: 1"), range(100, 200))
+        reporter.report(2, dict.fromkeys(range(100), "KeyError: 1"), ())
         assert [event["client"] for event in spy.of("client.dropped")] == list(range(10))
         assert len(spy.of("client.broken")) == client_failures.MAX_EVENTS_PER_ROUND
 
@@ -135,8 +135,8 @@ def _failed(run: Run, world: int = 1) -> tuple[Incarnation, dict[str, Any]]:
     """What rank 0 told of its end."""
     incarnation = run.start(world)
     assert set(incarnation.wait()) == {1}, incarnation.output()
-    (told,) = run.events("run.failed")
-    return incarnation, told
+    (event,) = run.events("run.failed")
+    return incarnation, event
 
 
 @pytest.mark.slow
@@ -168,26 +168,26 @@ class TestRuns:
         assert set(run.series("trained").values()) == {7.0}
 
     def test_all_fail_before_the_first_round(self, tmp_path: Path) -> None:
-        _, told = _failed(planted_clients(tmp_path, {"raising": EVERYBODY}))
-        assert told["exception"] == "ClientsFailed"
-        assert told["error"].startswith("all 5 clients that were tried out failed, client 0 so:\nTraceback")
-        assert told["error"].endswith("LookupError: the disk of owner 0 is gone")
+        _, event = _failed(planted_clients(tmp_path, {"raising": EVERYBODY}))
+        assert event["exception"] == "ClientsFailed"
+        assert event["error"].startswith("all 5 clients that were tried out failed, client 0 so:\nTraceback")
+        assert event["error"].endswith("LookupError: the disk of owner 0 is gone")
 
     @pytest.mark.parametrize("world", [1, 2])
     def test_all_fail_in_the_first_round(self, tmp_path: Path, world: int) -> None:
         run = planted_clients(tmp_path, {"raising": EVERYBODY, "later": 1})
-        incarnation, told = _failed(run, world)
-        assert told["exception"] == "ClientsFailed"
-        assert told["error"].startswith("in round 1 all 8 clients failed, client 0 so:\nTraceback")
-        assert told["error"].endswith("LookupError: the disk of owner 0 is gone")
+        incarnation, event = _failed(run, world)
+        assert event["exception"] == "ClientsFailed"
+        assert event["error"].startswith("in round 1 all 8 clients failed, client 0 so:\nTraceback")
+        assert event["error"].endswith("LookupError: the disk of owner 0 is gone")
         assert len(run.events("client.dropped")) == client_failures.MAX_EVENTS_PER_ROUND
         assert len(run.events("round.lost")) == 1, "others would fail, too"
         assert incarnation.output().rstrip().endswith("LookupError: the disk of owner 0 is gone")
         assert not run.series("loss"), "no round came to anything"
 
     def test_all_fail_later(self, tmp_path: Path) -> None:
-        _, told = _failed(planted_clients(tmp_path, {"raising": EVERYBODY, "since": 4}))  # one was tried out
-        assert told["error"].startswith("in round 3 all 8 clients failed, 3 times in a row, client 0 so:\n")
+        _, event = _failed(planted_clients(tmp_path, {"raising": EVERYBODY, "since": 4}))  # one was tried out
+        assert event["error"].startswith("in round 3 all 8 clients failed, 3 times in a row, client 0 so:\n")
 
     def test_one_without_numbers_is_not_asked_after_three(self, tmp_path: Path) -> None:
         run = planted_clients(tmp_path, {"nan": "5"})
@@ -208,15 +208,15 @@ class TestRuns:
         assert set(run.series("trained").values()) == {7.0}
 
     def test_nobody_comes_to_numbers(self, tmp_path: Path) -> None:
-        _, told = _failed(planted_clients(tmp_path, {"nan": EVERYBODY}))
-        assert told["exception"] == "QuorumLost"
-        assert told["error"] == "round 1 was lost 3 times: none of the 8 updates was made of numbers"
+        _, event = _failed(planted_clients(tmp_path, {"nan": EVERYBODY}))
+        assert event["exception"] == "QuorumLost"
+        assert event["error"] == "round 1 was lost 3 times: none of the 8 updates was made of numbers"
 
     def test_some_raise_and_the_others_come_to_no_numbers(self, tmp_path: Path) -> None:
         """Until nobody is left whom to ask."""
         run = planted_clients(tmp_path, {"nan": "0,1,2,3", "raising": "4,5,6,7"})
-        _, told = _failed(run)
-        assert told["error"] == (
+        _, event = _failed(run)
+        assert event["error"] == (
             "round 1 was lost 3 times: 0 of the 1 updates that it takes; 8 clients were asked, 4 dropped out, "
             "4 sent no numbers. Client 4 was the first to drop out: LookupError: the disk of owner 4 is gone. "
             "4 of 8 clients are not asked any more, as their updates were not made of numbers."

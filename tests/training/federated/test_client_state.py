@@ -102,8 +102,8 @@ def test_a_save_takes_no_copy_of_it_while_rounds_go_on(tmp_path: Path) -> None:
     train(rounds, 2)
     rounds.checkpoints.wait()
     assert digest(tmp_path / "saved") == digest(tmp_path / "whole")
-    own = sum(values.nbytes for values in before.values())
-    assert rounds.checkpoints.staging.bytes < own
+    state_bytes = sum(values.nbytes for values in before.values())
+    assert rounds.checkpoints.staging.bytes < state_bytes
     assert all(not torch.equal(rounds.server.client_state[name], values) for name, values in before.items())
 
 

@@ -69,9 +69,9 @@ class TestSchedule:
             **SGD,
             "checkpoint_every": 2,
         }
-        told = Telling()
-        run(tmp_path / "whole", table, reporter=told)
-        assert told.series["client_learning_rate"] == pytest.approx({1: 0.3, 2: 0.3, 3: 0.15, 4: 0.15})
+        reporter = Telling()
+        run(tmp_path / "whole", table, reporter=reporter)
+        assert reporter.series["client_learning_rate"] == pytest.approx({1: 0.3, 2: 0.3, 3: 0.15, 4: 0.15})
         run(tmp_path / "parts", {**table, "rounds": 2})
         run(tmp_path / "parts", table)
         assert digest(tmp_path / "parts") == digest(tmp_path / "whole")
@@ -155,17 +155,17 @@ class TestMomentum:
         by_hand += "    return {'delta': -client.learning_rate * client.gradient(client.model, 0)}\n\n\n" + ALGORITHM
         with pytest.raises(ConfigError, match=r"run\.client_momentum: is 0\.9, but own never calls client\.descend"):
             ready(tmp_path / "algorithm", LINEAR, by_hand, recipe="client", algorithm="own", client_momentum=0.9)
-        own = LINEAR + "\n\ndef train(model, batches, learning_rate):\n    pass\n"
+        client_file = LINEAR + "\n\ndef train(model, batches, learning_rate):\n    pass\n"
         with pytest.raises(ConfigError, match=r"run\.client_weight_decay: is 0\.1, but clients have a train\(\)"):
-            ready(tmp_path / "client", own, client_weight_decay=0.1)
+            ready(tmp_path / "client", client_file, client_weight_decay=0.1)
 
 
 class TestCustomTrain:
     def test_is_given_client_round_and_rate_where_it_takes_them(self, tmp_path: Path) -> None:
-        own = "\n\ndef train(model, batches, learning_rate, *, client, round):\n"
-        own += "    nn.init.constant_(model.weight, learning_rate)\n    nn.init.constant_(model.bias, client)\n"
-        own += "    return float(100 * client + round)\n"
-        loop = ready(tmp_path, LINEAR + own, client_lr_schedule="exponential", exponential={"decay": 0.5})
+        source = "\n\ndef train(model, batches, learning_rate, *, client, round):\n"
+        source += "    nn.init.constant_(model.weight, learning_rate)\n    nn.init.constant_(model.bias, client)\n"
+        source += "    return float(100 * client + round)\n"
+        loop = ready(tmp_path, LINEAR + source, client_lr_schedule="exponential", exponential={"decay": 0.5})
         train(loop, 3)
         assert loop.server.losses.tolist() == [3, 103, 203]
         assert torch.allclose(loop.server.weights[:12], torch.full((12,), 0.3 * 0.25))
@@ -173,11 +173,11 @@ class TestCustomTrain:
 
     @pytest.mark.parametrize("arguments", ["", ", client=None", ", *, round=None", ", **more", ", *, decay=1.0"])
     def test_or_not_where_it_does_not(self, arguments: str, tmp_path: Path) -> None:
-        own = f"\n\ndef train(model, batches, learning_rate{arguments}):\n    return 1.0\n"
-        train(loop := ready(tmp_path, LINEAR + own))
+        source = f"\n\ndef train(model, batches, learning_rate{arguments}):\n    return 1.0\n"
+        train(loop := ready(tmp_path, LINEAR + source))
         assert loop.server.losses.tolist() == [1, 1, 1]
 
     def test_an_option_of_that_name_stays_an_option(self, tmp_path: Path) -> None:
-        own = "\n\ndef train(model, batches, learning_rate, *, round=7):\n    return float(round)\n"
-        train(loop := ready(tmp_path, LINEAR + own, client={"round": 5}))
+        source = "\n\ndef train(model, batches, learning_rate, *, round=7):\n    return float(round)\n"
+        train(loop := ready(tmp_path, LINEAR + source, client={"round": 5}))
         assert loop.server.losses.tolist() == [5, 5, 5]

@@ -41,11 +41,11 @@ LIMIT = 1e-13
 
 def drift(rounds: Rounds) -> Tensor:
     """Return the server's control less the mean of the clients', which are ahead of it by what is on its way."""
-    kept, part, factor = KEPT[rounds.config.algorithm]
+    state, part, factor = KEPT[rounds.config.algorithm]
     server = rounds.server
     sizes = rounds.work.sizes_of(rounds.work.training_task, server)
     coming = factor * sums.split(server.pending.rows, sizes)[part].sum(dim=0) / CLIENTS
-    return server.memory[kept] + coming - server.client_state[kept].mean(dim=0)
+    return server.memory[state] + coming - server.client_state[state].mean(dim=0)
 
 
 def with_faults(rounds: Rounds, seed: int) -> None:
@@ -119,9 +119,9 @@ def test_what_is_under_way_counts_in_the_first_round_of_a_pace_that_waits(tmp_pa
     under_way = late.server.pending.clients.tolist()
     assert under_way
     rounds = resumed(tmp_path / "waits", table, late)
-    (told,) = train(rounds)
-    assert set(under_way) < set(told.clients.tolist())
-    assert sorted(told.clients.tolist()) == list(range(CLIENTS))
+    (report,) = train(rounds)
+    assert set(under_way) < set(report.clients.tolist())
+    assert sorted(report.clients.tolist()) == list(range(CLIENTS))
     assert not len(rounds.server.pending.clients)
 
 

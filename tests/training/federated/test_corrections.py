@@ -26,31 +26,31 @@ def test_scaffolds_control_is_the_mean_of_all_clients(tmp_path: Path) -> None:
     everybody: set[int] = set()
     for _ in range(6):
         before = federation.server.client_state["control"].clone()
-        asked = federation.round().clients.tolist()
-        everybody |= set(asked)
-        own, control = federation.server.client_state["control"], federation.server.memory["control"]
-        torch.testing.assert_close(own.mean(dim=0), control, rtol=0, atol=1e-14)
-        rest = [client for client in range(4) if client not in asked]
-        assert torch.equal(own[rest], before[rest])
-        assert not torch.equal(own[asked], before[asked])
+        selected = federation.round().clients.tolist()
+        everybody |= set(selected)
+        controls, control = federation.server.client_state["control"], federation.server.memory["control"]
+        torch.testing.assert_close(controls.mean(dim=0), control, rtol=0, atol=1e-14)
+        rest = [client for client in range(4) if client not in selected]
+        assert torch.equal(controls[rest], before[rest])
+        assert not torch.equal(controls[selected], before[selected])
     assert everybody == set(range(4))
 
 
 def test_scaffold_by_hand(tmp_path: Path) -> None:
     federation = Federation(tmp_path, "scaffold", REGRESSION, epochs=3, per_round=2, options={"learning_rate": 0.5})
     parts, x = quadratics(federation), federation.model
-    c, own = torch.zeros_like(x), torch.zeros(4, len(x), dtype=torch.float64)
+    c, controls = torch.zeros_like(x), torch.zeros(4, len(x), dtype=torch.float64)
     for _ in range(5):
-        asked = federation.round().clients.tolist()
-        ends, fresh = [], own.clone()
-        for client in asked:
+        selected = federation.round().clients.tolist()
+        ends, fresh = [], controls.clone()
+        for client in selected:
             y = x
             for _ in range(3):
-                y = y - RATE * (parts[client].gradient(y) - own[client] + c)
-            fresh[client] = own[client] - c + (x - y) / (3 * RATE)
+                y = y - RATE * (parts[client].gradient(y) - controls[client] + c)
+            fresh[client] = controls[client] - c + (x - y) / (3 * RATE)
             ends.append(y)
         x = x + 0.5 * (torch.stack(ends).mean(dim=0) - x)
-        c, own = c + (fresh - own)[asked].mean(dim=0) * 2 / 4, fresh
+        c, controls = c + (fresh - controls)[selected].mean(dim=0) * 2 / 4, fresh
     torch.testing.assert_close(federation.model, x, rtol=0, atol=1e-12)
 
 
@@ -80,8 +80,8 @@ def test_feddyn_finds_what_is_best_for_all(tmp_path: Path) -> None:
     federation = Federation(tmp_path, "feddyn", FAR, per_round=3, options={"alpha": 0.5})
     for _ in range(40):
         federation.round()
-        own, h = federation.server.client_state["gradient"], federation.server.memory["gradient"]
-        torch.testing.assert_close(own.mean(dim=0), h, rtol=0, atol=1e-13)
+        gradients, h = federation.server.client_state["gradient"], federation.server.memory["gradient"]
+        torch.testing.assert_close(gradients.mean(dim=0), h, rtol=0, atol=1e-13)
     torch.testing.assert_close(federation.model, best(federation), rtol=0, atol=1e-4)
 
 
@@ -90,14 +90,17 @@ def test_feddyns_term_is_each_clients_gradient(tmp_path: Path) -> None:
     alpha = 4.0
     federation = Federation(tmp_path, "feddyn", REGRESSION, epochs=25, learning_rate=0.2, options={"alpha": alpha})
     parts, x = quadratics(federation), federation.model
-    own, h = torch.zeros(4, len(x), dtype=torch.float64), torch.zeros_like(x)
-    held = alpha * torch.eye(len(x), dtype=torch.float64)
+    gradients, h = torch.zeros(4, len(x), dtype=torch.float64), torch.zeros_like(x)
+    proximal = alpha * torch.eye(len(x), dtype=torch.float64)
     for _ in range(3):
         ends = torch.stack(
-            [torch.linalg.solve(one.a + held, one.b + g + alpha * x) for one, g in zip(parts, own, strict=True)]
+            [
+                torch.linalg.solve(quadratic.a + proximal, quadratic.b + g + alpha * x)
+                for quadratic, g in zip(parts, gradients, strict=True)
+            ]
         )
-        own = torch.stack([one.gradient(end) for one, end in zip(parts, ends, strict=True)])
+        gradients = torch.stack([quadratic.gradient(end) for quadratic, end in zip(parts, ends, strict=True)])
         h = h - alpha * (ends - x).mean(dim=0)
         x = ends.mean(dim=0) - h / alpha
     torch.testing.assert_close(federation.go(3), x, rtol=0, atol=1e-11)
-    torch.testing.assert_close(federation.server.client_state["gradient"], own, rtol=0, atol=1e-11)
+    torch.testing.assert_close(federation.server.client_state["gradient"], gradients, rtol=0, atol=1e-11)

@@ -37,16 +37,16 @@ def foreseen(table: dict[str, Any]) -> CoverageForecast:
     return forecast(config, data_division.divide(config, labels).sizes)
 
 
-def reported(telling: Telling) -> Coverage:
-    found = Coverage.unpack(telling.of("round.clients")[-1]["coverage"])
+def reported(reporter: Telling) -> Coverage:
+    found = Coverage.unpack(reporter.of("round.clients")[-1]["coverage"])
     assert found is not None
     return found
 
 
 def test_a_run_over_a_subset_says_so(tmp_path: Path) -> None:
     """As large clients are the slow ones, most of the data may lie with those that no round waits for."""
-    run(tmp_path, SUBSET, reporter=(telling := Telling()))
-    found = reported(telling)
+    run(tmp_path, SUBSET, reporter=(reporter := Telling()))
+    found = reported(reporter)
     assert found.text == "3 of 7 clients never counted, 54 % of samples."
     assert found.excluded == 3
     assert found.foremost[0] == 0, "the largest of all"
@@ -95,7 +95,7 @@ def test_what_a_checkpoint_says_nothing_of_is_not_guessed() -> None:
 def test_a_site_may_ask_for_a_least_share(tmp_path: Path) -> None:
     """The run ends as failed, with all that it has learnt in a checkpoint; with other clients it can go on."""
     for least, failed in ((0.45, False), (0.6, True)):
-        loop = start(tmp_path / str(least), SUBSET, reporter=(telling := Telling()))
+        loop = start(tmp_path / str(least), SUBSET, reporter=(reporter := Telling()))
         loop._least_share = least
         if failed:
             with pytest.raises(
@@ -104,13 +104,13 @@ def test_a_site_may_ask_for_a_least_share(tmp_path: Path) -> None:
                 loop.run()
         else:
             assert loop.run()
-        assert len(telling.of("run.completed")) == 1 - failed
+        assert len(reporter.of("run.completed")) == 1 - failed
         assert committed(tmp_path / str(least) / "job" / "checkpoints")[-1].step == 20
-        assert reported(telling).never == 3
+        assert reported(reporter).never == 3
 
 
 @pytest.mark.parametrize(
-    ("told", "text"),
+    ("result", "text"),
     [
         ({"never": 0, "excluded": 0, "never_samples": 0}, ""),
         ({"never": 3, "excluded": 3, "never_samples": 4}, "3 of 1,000 clients never counted, under 1 % of samples."),
@@ -120,8 +120,8 @@ def test_a_site_may_ask_for_a_least_share(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_it_is_said_in_a_sentence(told: dict[str, int], text: str) -> None:
-    found = Coverage(clients=1000, samples=1_000_000, foremost=(), **told)
+def test_it_is_said_in_a_sentence(result: dict[str, int], text: str) -> None:
+    found = Coverage(clients=1000, samples=1_000_000, foremost=(), **result)
     assert found.text == text
     assert Coverage.unpack(found.pack()) == found
 

@@ -27,10 +27,10 @@ def simulated(channels: int, tries: int = 2000) -> dict[str, float]:
     """The mean squared error of each estimate of channels around 3, each measured with error 1."""
     draw = torch.Generator().manual_seed(1)
     true = 3 + torch.randn(tries, channels, generator=draw, dtype=torch.float64)
-    seen = true + torch.randn(tries, channels, generator=draw, dtype=torch.float64)
-    to_zero = (1 - (channels - 2) / seen.square().sum(1, keepdim=True)).clamp(min=0) * seen
-    lindley = torch.stack([shrunk(row, torch.ones_like(row)) for row in seen])
-    estimates = {"measured": seen, "to_zero": to_zero, "lindley": lindley}
+    observed = true + torch.randn(tries, channels, generator=draw, dtype=torch.float64)
+    to_zero = (1 - (channels - 2) / observed.square().sum(1, keepdim=True)).clamp(min=0) * observed
+    lindley = torch.stack([shrunk(row, torch.ones_like(row)) for row in observed])
+    estimates = {"measured": observed, "to_zero": to_zero, "lindley": lindley}
     return {name: float((value - true).square().sum(1).mean()) for name, value in estimates.items()}
 
 

@@ -59,8 +59,8 @@ class Seen:
         )
         for name, value in self.layout.tensors(self.w).items():
             self.model.get_parameter(name).data.copy_(value)
-        look = self.client.forward(self.w, 0)
-        self.rows, self.labels = look.inputs, look.labels
+        forward = self.client.forward(self.w, 0)
+        self.rows, self.labels = forward.inputs, forward.labels
 
     def terms(self, *, alpha: float = 0.1, adversarial: float = 0.1) -> Terms:
         return Terms(self.client, 0, alpha=alpha, adversarial=adversarial)
@@ -95,8 +95,8 @@ def hessian(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return jacrev(jacrev(loss))
 
 
-def close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-9, atol=1e-11)
+def close(item: Tensor, other: Tensor) -> bool:
+    return torch.allclose(item, other, rtol=1e-9, atol=1e-11)
 
 
 class TestCurvatures:
@@ -124,10 +124,10 @@ class TestCurvatures:
         assert float(found) == pytest.approx(3)
 
     def test_of_a_network(self, tmp_path: Path) -> None:
-        seen = Seen(tmp_path)
-        label = int(seen.labels.mode().values)
-        whole = hessian(lambda w: seen.terms().by_class(w)[label])(seen.w)
-        found = curvatures(seen.terms().by_class, seen.w, 100)[label]
+        case = Seen(tmp_path)
+        label = int(case.labels.mode().values)
+        whole = hessian(lambda w: case.terms().by_class(w)[label])(case.w)
+        found = curvatures(case.terms().by_class, case.w, 100)[label]
         assert float(found) == pytest.approx(float(torch.linalg.eigvalsh(whole).abs().max()), rel=1e-4)
 
     def test_none_where_a_class_is_not_there(self) -> None:
@@ -137,60 +137,60 @@ class TestCurvatures:
 
 class TestTerms:
     def test_losses_of_classes(self, tmp_path: Path) -> None:
-        seen = Seen(tmp_path)
-        each = functional.cross_entropy(seen.model(seen.rows), seen.labels, reduction="none")
-        for label, found in enumerate(seen.terms().by_class(seen.w)):
-            own = each[seen.labels == label]
-            assert float(found) == pytest.approx(float(own.mean().detach()) if len(own) else 0.0)
-        assert len(set(seen.labels.tolist())) > 1
+        case = Seen(tmp_path)
+        each = functional.cross_entropy(case.model(case.rows), case.labels, reduction="none")
+        for label, found in enumerate(case.terms().by_class(case.w)):
+            of_class = each[case.labels == label]
+            assert float(found) == pytest.approx(float(of_class.mean().detach()) if len(of_class) else 0.0)
+        assert len(set(case.labels.tolist())) > 1
 
     def test_coherence_by_double_backward(self, tmp_path: Path) -> None:
-        seen = Seen(tmp_path)
-        classification = seen.slope(seen.loss(), create_graph=True)
-        adversary = seen.slope(-0.7 * seen.told(), create_graph=True)
-        discriminators = seen.is_discriminator()
+        case = Seen(tmp_path)
+        classification = case.slope(case.loss(), create_graph=True)
+        adversary = case.slope(-0.7 * case.told(), create_graph=True)
+        discriminators = case.is_discriminator()
         together = -0.3 * classification @ adversary
-        terms = seen.terms(alpha=0.3, adversarial=0.7)
-        assert float(terms.coherence(seen.w)) == pytest.approx(float(together.detach()))
+        terms = case.terms(alpha=0.3, adversarial=0.7)
+        assert float(terms.coherence(case.w)) == pytest.approx(float(together.detach()))
         assert abs(float(together.detach())) > 1e-3
-        expected = torch.where(discriminators, 0, seen.slope(together))
-        assert close(grad(terms.coherence)(seen.w), expected)
+        expected = torch.where(discriminators, 0, case.slope(together))
+        assert close(grad(terms.coherence)(case.w), expected)
 
     def test_the_adversary_and_the_discriminator_pull_apart(self, tmp_path: Path) -> None:
-        seen = Seen(tmp_path)
-        slope, discriminators = 0.7 * seen.slope(seen.told()), seen.is_discriminator()
-        terms = seen.terms(adversarial=0.7)
-        assert close(grad(terms.discrimination)(seen.w), torch.where(discriminators, slope, 0))
-        assert close(grad(terms.adversary)(seen.w), torch.where(discriminators, 0, -slope))
+        case = Seen(tmp_path)
+        slope, discriminators = 0.7 * case.slope(case.told()), case.is_discriminator()
+        terms = case.terms(adversarial=0.7)
+        assert close(grad(terms.discrimination)(case.w), torch.where(discriminators, slope, 0))
+        assert close(grad(terms.adversary)(case.w), torch.where(discriminators, 0, -slope))
         assert float(slope[discriminators].norm()) > 0 < float(slope[~discriminators].norm())
 
     def test_inputs_are_shifted_by_rho_a_class(self, tmp_path: Path) -> None:
-        seen = Seen(tmp_path)
-        shift = seen.terms().shift(seen.w, 0.25)
-        rows = seen.rows.clone().requires_grad_()
-        each = functional.cross_entropy(seen.model(rows), seen.labels, reduction="none")
-        for label in set(seen.labels.tolist()):
-            own = seen.labels == label
-            (slope,) = torch.autograd.grad(each[own].mean(), rows, retain_graph=True)
-            assert float(shift[own].norm()) == pytest.approx(0.25)
-            assert close(shift[own], 0.25 * slope[own] / slope.norm())
+        case = Seen(tmp_path)
+        shift = case.terms().shift(case.w, 0.25)
+        rows = case.rows.clone().requires_grad_()
+        each = functional.cross_entropy(case.model(rows), case.labels, reduction="none")
+        for label in set(case.labels.tolist()):
+            of_class = case.labels == label
+            (slope,) = torch.autograd.grad(each[of_class].mean(), rows, retain_graph=True)
+            assert float(shift[of_class].norm()) == pytest.approx(0.25)
+            assert close(shift[of_class], 0.25 * slope[of_class] / slope.norm())
 
     def test_sharpness(self, tmp_path: Path) -> None:
-        seen = Seen(tmp_path)
-        shift = seen.terms().shift(seen.w, 0.25)
-        said, beside = seen.model(seen.rows).log_softmax(-1), seen.model(seen.rows + shift).log_softmax(-1)
-        expected = functional.kl_div(beside, said, reduction="batchmean", log_target=True)
-        assert float(seen.terms().sharpness(seen.w, shift)) == pytest.approx(float(expected.detach()))
-        assert close(grad(seen.terms().sharpness)(seen.w, shift), seen.slope(expected))
-        assert float(seen.terms().sharpness(seen.w, shift * 0)) == 0
+        case = Seen(tmp_path)
+        shift = case.terms().shift(case.w, 0.25)
+        log_p, log_q = case.model(case.rows).log_softmax(-1), case.model(case.rows + shift).log_softmax(-1)
+        expected = functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+        assert float(case.terms().sharpness(case.w, shift)) == pytest.approx(float(expected.detach()))
+        assert close(grad(case.terms().sharpness)(case.w, shift), case.slope(expected))
+        assert float(case.terms().sharpness(case.w, shift * 0)) == 0
 
     def test_all_of_them_together(self, tmp_path: Path) -> None:
-        seen = Seen(tmp_path)
-        terms, weights = seen.terms(), torch.linspace(0.1, 1, 3, dtype=torch.float64)
-        shift = terms.shift(seen.w, 0.25)
-        parts = [weights @ terms.by_class(seen.w), terms.sharpness(seen.w, shift), terms.coherence(seen.w)]
-        parts += [terms.adversary(seen.w), terms.discrimination(seen.w)]
-        assert float(terms.regularization(seen.w, weights, shift)) == pytest.approx(float(sum(parts)))
+        case = Seen(tmp_path)
+        terms, weights = case.terms(), torch.linspace(0.1, 1, 3, dtype=torch.float64)
+        shift = terms.shift(case.w, 0.25)
+        parts = [weights @ terms.by_class(case.w), terms.sharpness(case.w, shift), terms.coherence(case.w)]
+        parts += [terms.adversary(case.w), terms.discrimination(case.w)]
+        assert float(terms.regularization(case.w, weights, shift)) == pytest.approx(float(sum(parts)))
         assert parts[3] == -parts[4] != 0
 
 

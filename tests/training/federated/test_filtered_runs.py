@@ -92,10 +92,10 @@ class TestAClientWhoseUpdateDoesNotCount:
             loop.work._load = failing  # type: ignore[method-assign]
             loop.work.unstacked_reason = "so that a chunk is of one client, and all of it fails"
 
-        told, changed = _second_round(tmp_path, fail)
-        assert told.states.tolist() == [DROPPED if client == 3 else TRAINED for client in told.clients]
-        assert (told.traffic.up == 0).tolist() == [client == 3 for client in told.traffic.clients]
-        assert (told.traffic.down > 0).all(), "it was asked"
+        report, changed = _second_round(tmp_path, fail)
+        assert report.states.tolist() == [DROPPED if client == 3 else TRAINED for client in report.clients]
+        assert (report.traffic.up == 0).tolist() == [client == 3 for client in report.traffic.clients]
+        assert (report.traffic.down > 0).all(), "it was asked"
         assert changed == [client != 3 for client in range(12)]
 
     def test_that_sent_what_is_no_number(self, tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ class TestAClientWhoseUpdateDoesNotCount:
 
             loop.work._compute = breaking  # type: ignore[method-assign]
 
-        told, changed = _second_round(tmp_path, break_)
-        assert told.states.tolist() == [BROKEN if client == 3 else TRAINED for client in told.clients]
-        assert (told.traffic.up > 400).all(), "it was sent all the same"
+        report, changed = _second_round(tmp_path, break_)
+        assert report.states.tolist() == [BROKEN if client == 3 else TRAINED for client in report.clients]
+        assert (report.traffic.up > 400).all(), "it was sent all the same"
         assert changed == [client != 3 for client in range(12)]
 
 
@@ -121,32 +121,32 @@ def test_what_was_sent_in_vain_is_counted(tmp_path: Path) -> None:
     loop = start(tmp_path, {**TOPK_INT8, "rounds": 1, "per_round": 3})
     loop.checkpoints.start_from(None)
     loop._prepare(None)
-    answered, asked = loop.work._compute, []
+    answered, selected = loop.work._compute, []
 
     def breaking(*arguments: Any, **options: Any) -> ClientUpdates:
         sent = answered(*arguments, **options)
-        asked.extend(sent.clients.tolist())
-        if len(asked) <= 3:
+        selected.extend(sent.clients.tolist())
+        if len(selected) <= 3:
             sent.values["delta"][:] = torch.nan
         return sent
 
     loop.work._compute = breaking  # type: ignore[method-assign]
     loop._one_step()
     traffic = loop._report.traffic
-    assert len(asked) == 6
-    assert traffic.clients.tolist() == sorted(set(asked))
-    assert (traffic.down // traffic.down.min()).tolist() == [asked.count(client) for client in traffic.clients]
+    assert len(selected) == 6
+    assert traffic.clients.tolist() == sorted(set(selected))
+    assert (traffic.down // traffic.down.min()).tolist() == [selected.count(client) for client in traffic.clients]
     assert (traffic.up > 400).all()
 
 
 def test_whoever_was_given_up_has_been_asked(tmp_path: Path) -> None:
     loop = run(tmp_path, {**LATE, "rounds": 1, "deadline": {"quantile": 0.5, "late": "drop"}})
-    told = loop._report
-    slow = sorted(told.clients[told.states == DROPPED].tolist())
+    report = loop._report
+    slow = sorted(report.clients[report.states == DROPPED].tolist())
     assert slow
-    assert told.traffic.clients[told.traffic.up == 0].tolist() == slow
-    assert len(set(told.traffic.down.tolist())) == 1
-    assert len(told.traffic.down) == 12
+    assert report.traffic.clients[report.traffic.up == 0].tolist() == slow
+    assert len(set(report.traffic.down.tolist())) == 1
+    assert len(report.traffic.down) == 12
 
 
 def _second_round(folder: Path, sabotage: Any) -> tuple[RoundReport, list[bool]]:
@@ -164,21 +164,21 @@ def _second_round(folder: Path, sabotage: Any) -> tuple[RoundReport, list[bool]]
 def test_what_is_asked_beside_training_is_not_filtered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line search asks for losses, and counts its bytes as they are."""
     table = {**TOPK_INT8, "rounds": 1}
-    seen: list[ClientUpdates] = []
+    observed: list[ClientUpdates] = []
     summed = Controller._partial_sums
 
-    def watched(controller: Controller, question: Any, sizes: Any, sent: ClientUpdates, mine: Any) -> Any:
-        seen.append(sent)
+    def watched(controller: Controller, question: Any, sizes: Any, sent: ClientUpdates, local: Any) -> Any:
+        observed.append(sent)
         if question.is_training:
             model = controller.server.weights
             controller.query(
                 "norm", lambda client: {"norm": client.model.norm()}, {"norm": "clients"}, vectors={}, model=model
             )
-        return summed(controller, question, sizes, sent, mine)
+        return summed(controller, question, sizes, sent, local)
 
     monkeypatch.setattr(Controller, "_partial_sums", watched)
     loop = run(tmp_path, table)
-    assert {frozenset(sent.wire) for sent in seen} == {
+    assert {frozenset(sent.wire) for sent in observed} == {
         frozenset({"delta", "delta.topk.places", "delta.int8.scale"}),
         frozenset({"norm"}),
     }
@@ -187,10 +187,10 @@ def test_what_is_asked_beside_training_is_not_filtered(tmp_path: Path, monkeypat
 
 def test_digits_are_learnt_from_a_seventh_of_the_bytes(tmp_path: Path) -> None:
     """A tenth of the numbers, of 8 bits: measured .943 to .983 with three seeds, whole updates .950 to .983."""
-    told = Telling()
+    reporter = Telling()
     table = {**TOPK_INT8, "clients": 10, "rounds": 30, "dirichlet": {"alpha": 0.3}, "tabular": {"hidden": 64}}
-    loop = run(tmp_path, table, reporter=told)
-    assert told.series["accuracy"][30] >= 0.85
+    loop = run(tmp_path, table, reporter=reporter)
+    assert reporter.series["accuracy"][30] >= 0.85
     messages = loop.work.messages_of(loop.work.training_task, loop.server)
     assert (messages.up.body, messages.down.body) == (481 + 481 * 4 + 2 * 4, 4810 * 4)
-    assert told.series["mib_up"][30] < told.series["mib_down"][30] / 7
+    assert reporter.series["mib_up"][30] < reporter.series["mib_down"][30] / 7

@@ -49,11 +49,11 @@ def named(name: str, numbers: int) -> FilterChain:
 
 
 def through(
-    made: FilterChain, rows: Tensor, round_: int = 1, kept: dict[str, Tensor] | None = None, first: int = 0
+    made: FilterChain, rows: Tensor, round_: int = 1, state: dict[str, Tensor] | None = None, first: int = 0
 ) -> FilteredUpdates:
     """`first`: the number of the first client."""
     clients = np.arange(first, first + len(rows))
-    return made.transform(rows, clients, round_, made.begin(len(rows)) if kept is None else kept)
+    return made.transform(rows, clients, round_, made.begin(len(rows)) if state is None else state)
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -64,20 +64,20 @@ def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 class TestEachChain:
     def test_gives_back_rows_made_of_what_is_sent_alone(self, name: str) -> None:
         made, rows = named(name, 50), drawn(3, 50)
-        kept = made.begin(3)
+        state = made.begin(3)
         for round_ in (1, 2, 3):
-            passed = through(made, rows, round_, kept)
+            passed = through(made, rows, round_, state)
             assert (passed.rows.shape, passed.rows.dtype) == (rows.shape, rows.dtype)
-            received = made.receive(passed.wire, np.arange(3), round_, kept)
+            received = made.receive(passed.wire, np.arange(3), round_, state)
             assert torch.equal(received, passed.rows)
-            assert passed.state.keys() == kept.keys() == made.state_names
-            kept = passed.state
+            assert passed.state.keys() == state.keys() == made.state_names
+            state = passed.state
 
     def test_makes_the_same_of_a_client_whoever_is_beside_it(self, name: str) -> None:
         made, rows = named(name, 50), drawn(6, 50)
-        together, kept = through(made, rows), made.begin(1)
+        together, state = through(made, rows), made.begin(1)
         for client in range(6):
-            alone = through(made, rows[client : client + 1], kept=kept, first=client)
+            alone = through(made, rows[client : client + 1], state=state, first=client)
             for part, whole in ((alone.wire, together.wire), (alone.state, together.state)):
                 assert all(torch.equal(part[which], whole[which][client : client + 1]) for which in whole)
             assert torch.equal(alone.rows[0], together.rows[client])
@@ -124,12 +124,12 @@ class TestTopk:
     def test_over_rounds_nothing_is_lost(self) -> None:
         """Whole numbers, whose sums are exact."""
         made = chain(["topk"], 60, topk={"density": 0.05})
-        kept, given_, received = made.begin(3), torch.zeros(3, 60), torch.zeros(3, 60)
+        state, given_, received = made.begin(3), torch.zeros(3, 60), torch.zeros(3, 60)
         for round_ in range(1, 41):
             rows = drawn(3, 60, seed=round_).mul(100).round()
-            passed = through(made, rows, round_, kept)
-            kept, given_, received = passed.state, given_ + rows, received + passed.rows
-            assert torch.equal(received + kept["topk_residual"], given_)
+            passed = through(made, rows, round_, state)
+            state, given_, received = passed.state, given_ + rows, received + passed.rows
+            assert torch.equal(received + state["topk_residual"], given_)
 
     @pytest.mark.parametrize("width", ["int8", "fp16"])
     def test_what_later_filters_lose_is_sent_later_too(self, width: str) -> None:
@@ -228,19 +228,19 @@ class TestDelta:
     def test_what_was_lost_is_in_the_next_difference(self) -> None:
         """Of an update that stays the same the server comes to know ever more, by int8 alone never."""
         rows, made = drawn(2, 300), chain(["delta", "int8"], 300, **NEAREST)
-        kept, off = made.begin(2), []
+        state, off = made.begin(2), []
         for round_ in range(1, 4):
-            passed = through(made, rows, round_, kept)
-            kept = passed.state
+            passed = through(made, rows, round_, state)
+            state = passed.state
             off.append(float((passed.rows - rows).abs().max()))
-        assert torch.equal(kept["delta_last"], passed.rows)
+        assert torch.equal(state["delta_last"], passed.rows)
         assert off[1] < off[0] / 100
         assert off[2] < 1e-6
 
 
 class TestRefused:
     @pytest.mark.parametrize(
-        ("filters", "options", "field", "said"),
+        ("filters", "options", "field", "text"),
         [
             (["int8", "topk"], {}, "filters", 'Write filters = ["topk", "int8"].'),
             (["topk", "delta"], WITHOUT, "filters", 'Write filters = ["delta", "topk"].'),
@@ -253,11 +253,11 @@ class TestRefused:
         ],
     )
     def test_what_does_not_go_together(
-        self, filters: list[str], options: dict[str, Any], field: str, said: str
+        self, filters: list[str], options: dict[str, Any], field: str, text: str
     ) -> None:
         (problem,) = config_checks.problems(config.parse({"filters": filters, **options}), 1)
         assert problem.field == field
-        assert said in problem.message
+        assert text in problem.message
 
     def test_an_algorithm_without_an_update(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _send_else(monkeypatch, {"gradient": "samples", "curvature": "samples"})

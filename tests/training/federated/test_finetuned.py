@@ -60,18 +60,18 @@ def test_stacked_and_one_by_one_agree_whatever_clients_keep(name: str, tmp_path:
 
 def test_training_goes_on_as_without_it(tmp_path: Path) -> None:
     table = {**DIGITS, "rounds": 3, "tabular": {"hidden": 16, "batch_norm": True}}
-    told = Telling()
+    reporter = Telling()
     run(tmp_path / "without", table)
-    run(tmp_path / "with", {**table, "finetune_steps": 4}, reporter=told)
+    run(tmp_path / "with", {**table, "finetune_steps": 4}, reporter=reporter)
     assert digest(tmp_path / "with") == digest(tmp_path / "without")
-    assert {"finetuned_accuracy", "finetuned_accuracy_min", "finetuned_accuracy_median"} <= told.series.keys()
-    assert told.series["finetuned_accuracy"][3] > told.series["accuracy"][3]
+    assert {"finetuned_accuracy", "finetuned_accuracy_min", "finetuned_accuracy_median"} <= reporter.series.keys()
+    assert reporter.series["finetuned_accuracy"][3] > reporter.series["accuracy"][3]
 
 
 def test_clients_of_ones_own_are_tuned_and_judged_in_their_own_way(tmp_path: Path) -> None:
-    own = "\n\ndef train(model, batches, learning_rate, *, client):\n    nn.init.constant_(model.bias, client)\n"
-    own += "    return float(len(batches))\n"
-    own += "\n\ndef evaluate(model, x, y):\n    return {'accuracy': float(model.bias[0])}\n"
-    loop = ready(tmp_path, LINEAR + own, finetune_steps=2)
+    source = "\n\ndef train(model, batches, learning_rate, *, client):\n    nn.init.constant_(model.bias, client)\n"
+    source += "    return float(len(batches))\n"
+    source += "\n\ndef evaluate(model, x, y):\n    return {'accuracy': float(model.bias[0])}\n"
+    loop = ready(tmp_path, LINEAR + source, finetune_steps=2)
     train(loop)
     assert judged(loop).finetuned["accuracy"].tolist() == [0, 1, 2]

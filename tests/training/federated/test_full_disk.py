@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     """Its folder has a file system of its own, of 4 MiB, where one may be mounted."""
-    asked = {"recipe": "tabular", "rounds": 100_000, "clients": 4, "validate_every": 0, "checkpoint_every": 5}
-    run = Run(tmp_path / "run", {**asked, "keep_checkpoints": 2, "flush_steps": 1}, kind="federated")
+    options = {"recipe": "tabular", "rounds": 100_000, "clients": 4, "validate_every": 0, "checkpoint_every": 5}
+    run = Run(tmp_path / "run", {**options, "keep_checkpoints": 2, "flush_steps": 1}, kind="federated")
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(run.job_dir)], capture_output=True)
     if mounted.returncode:
         pytest.skip("no file system can be mounted here")

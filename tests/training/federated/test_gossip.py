@@ -87,8 +87,8 @@ def test_a_torus_is_as_square_as_can_be(clients: int, degree: int) -> None:
 
 
 def test_random_neighbours_are_others_each_time() -> None:
-    one, other = (graph("random", 40, 4, np.random.RandomState(seed)) for seed in (1, 2))
-    assert not np.array_equal(one, other)
+    first, other = (graph("random", 40, 4, np.random.RandomState(seed)) for seed in (1, 2))
+    assert not np.array_equal(first, other)
 
 
 class TestRounds:
@@ -127,10 +127,10 @@ class TestRounds:
     @pytest.mark.parametrize(("topology", "degree"), [("ring", 2), ("torus", 3), ("complete", 5), ("random", 4)])
     def test_bytes_go_between_neighbours(self, tmp_path: Path, topology: str, degree: int) -> None:
         options = {**RUN["options"], "gossip": {"topology": topology}}
-        told = train(ready(tmp_path, {**RUN, "options": options}))[0]
+        reports = train(ready(tmp_path, {**RUN, "options": options}))[0]
         fedavg = train(ready(tmp_path / "fedavg", {**RUN, "algorithm": "fedavg"}))[0]
-        assert told.traffic.bytes_up == degree * fedavg.traffic.bytes_down
-        assert told.traffic.bytes_down == 0
+        assert reports.traffic.bytes_up == degree * fedavg.traffic.bytes_down
+        assert reports.traffic.bytes_down == 0
 
     @pytest.mark.parametrize("batch_norm", [False, True])
     def test_it_learns(self, tmp_path: Path, batch_norm: bool) -> None:
@@ -140,9 +140,9 @@ class TestRounds:
         assert found[5] > 0.7 > 0.3 > found[0]
         judged = rounds.evaluator.evaluate(rounds.server, should_continue=lambda: True)
         assert judged is not None
-        own = float(np.nanmean(judged.by_client["accuracy"]))
-        assert own > 0.7
-        assert own != pytest.approx(judged.means["accuracy"], abs=1e-6), "clients are judged by their own"
+        client_accuracy = float(np.nanmean(judged.by_client["accuracy"]))
+        assert client_accuracy > 0.7
+        assert client_accuracy != pytest.approx(judged.means["accuracy"], abs=1e-6), "clients are judged by their own"
 
     @pytest.mark.parametrize("topology", ["ring", "random"])
     def test_resumed_bit_for_bit(self, tmp_path: Path, topology: str) -> None:

@@ -115,7 +115,7 @@ class TestInTheMiddleOfARound:
             _kill(run, 1 - kill % 2, kill, 9 + 9 * kill, gone)
         assert launcher.wait(240) == 0, run.log()
         ended = run.events("incarnation.ended")
-        assert [(one["rank"], one["signal"]) for one in ended[:1]] == [(1, signal.SIGKILL)]
+        assert [(item["rank"], item["signal"]) for item in ended[:1]] == [(1, signal.SIGKILL)]
         assert ended[0]["restarting"]
         started = run.events("incarnation.started")
         assert started[1]["resumed_from"].startswith("step-")

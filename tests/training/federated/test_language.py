@@ -42,10 +42,10 @@ def test_clients_are_packages_and_learn(texts: Path, tmp_path: Path) -> None:
     assert set(labels.owner_names) == WORDS.keys() == set(federation.divided.names)
     for client, ids in enumerate(federation.divided.train):
         assert len(set(labels.of["train"][ids].tolist())) == 1, "one package a client"
-        (own,) = set(labels.of["train"][ids].tolist())
-        assert federation.divided.names[client] == labels.owner_names[own]
-        kept = federation.divided.validation[client]
-        assert set(labels.of["validation"][kept].tolist()) <= {own}
+        (owner,) = set(labels.of["train"][ids].tolist())
+        assert federation.divided.names[client] == labels.owner_names[owner]
+        validation = federation.divided.validation[client]
+        assert set(labels.of["validation"][validation].tolist()) <= {owner}
     assert rounds.work.unstacked_reason == "", "attention goes through vmap"
     losses = mean_losses(rounds, 3)
     assert losses == sorted(losses, reverse=True)

@@ -86,7 +86,7 @@ class TestTheSame:
 
 class TestRefused:
     @pytest.mark.parametrize(
-        ("change", "said"),
+        ("change", "text"),
         [
             (lambda header: header.update(round=11), "is of round 11, not 12"),
             (lambda header: header.update(round=True), "is of round true, not 12"),
@@ -108,8 +108,8 @@ class TestRefused:
             (lambda header: header["tensors"][2].update(more=1), "in another way than was asked for"),
         ],
     )
-    def test_another_header(self, change: Callable[[dict[str, Any]], object], said: str) -> None:
-        assert said in refusal(changed(change))
+    def test_another_header(self, change: Callable[[dict[str, Any]], object], text: str) -> None:
+        assert text in refusal(changed(change))
 
     def test_more_or_fewer_bytes(self) -> None:
         assert "has 49 bytes of tensors, not 36" in refusal(changed(lambda header: None, bytes(49)))
@@ -185,10 +185,10 @@ def test_counted_is_what_each_client_s_message_takes(
     """Three rounds: every message that would be sent is encoded, and decoded again."""
     up: dict[tuple[int, int], int] = {}
     down: list[int] = []
-    told: list[RoundReport] = []
+    result: list[RoundReport] = []
     summed, one_round = Controller._partial_sums, Rounds._round
 
-    def encoded(controller: Controller, question: ClientTask, sizes: Any, sent: ClientUpdates, mine: Any) -> Any:
+    def encoded(controller: Controller, question: ClientTask, sizes: Any, sent: ClientUpdates, local: Any) -> Any:
         described = controller._work.messages_of(question, controller.server).up
         samples = controller.samples_of(sent.clients).tolist()
         for place, client in enumerate(sent.clients.tolist()):
@@ -198,24 +198,24 @@ def test_counted_is_what_each_client_s_message_takes(
             up[controller.round, client] = len(message)
             decoded = described.decode(message, **sender).tensors
             assert all(torch.equal(decoded[name], value) for name, value in tensors.items())
-        return summed(controller, question, sizes, sent, mine)
+        return summed(controller, question, sizes, sent, local)
 
     def played(loop: Rounds, round_: int) -> RoundReport:
         model = loop.federation.model.weights.tensors(loop.server.weights)
         described = loop.work.messages_of(loop.work.training_task, loop.server).down
         down.append(len(described.encode(model, round_=round_, client=None, samples=None)))
-        told.append(one_round(loop, round_))
-        return told[-1]
+        result.append(one_round(loop, round_))
+        return result[-1]
 
     monkeypatch.setattr(Controller, "_partial_sums", encoded)
     monkeypatch.setattr(Rounds, "_round", played)
     series = Telling()
     run(tmp_path, {**DIGITS, "rounds": 3, "per_round": 9, "filters": filters}, reporter=series)
-    assert len(told) == 3
-    for round_, (one, size) in enumerate(zip(told, down, strict=True), start=1):
-        assert one.traffic.clients.tolist() == sorted(one.clients.tolist())
-        assert one.traffic.up.tolist() == [up[round_, client] for client in one.traffic.clients.tolist()]
-        assert one.traffic.down.tolist() == [size] * 9
+    assert len(result) == 3
+    for round_, (item, size) in enumerate(zip(result, down, strict=True), start=1):
+        assert item.traffic.clients.tolist() == sorted(item.clients.tolist())
+        assert item.traffic.up.tolist() == [up[round_, client] for client in item.traffic.clients.tolist()]
+        assert item.traffic.down.tolist() == [size] * 9
     assert sum(series.series["mib_up"].values()) * 2**20 == pytest.approx(sum(up.values()))
 
 

@@ -26,13 +26,13 @@ from training.federation.config import parse
 
 
 def test_a_model_and_data_are_enough(tmp_path: Path) -> None:
-    loop = started(tmp_path, rounds=20, telling=(telling := Telling()))
+    loop = started(tmp_path, rounds=20, reporter=(reporter := Telling()))
     assert loop.run()
-    (began,) = telling.of("run.started")
+    (began,) = reporter.of("run.started")
     assert (began["recipe"], began["algorithm"], began["parameters"], began["alone"]) == ("client", "fedavg", 15, "")
-    losses = telling.series["validation_loss"]
+    losses = reporter.series["validation_loss"]
     assert losses[20] < 0.8 * losses[1]
-    assert telling.series["accuracy"].keys() == losses.keys()
+    assert reporter.series["accuracy"].keys() == losses.keys()
 
 
 def test_each_client_has_what_its_data_say(tmp_path: Path) -> None:
@@ -59,9 +59,9 @@ def test_what_data_keep_for_validation_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("training", ["", MOMENTUM])
 def test_training_in_its_own_way_is_what_the_server_takes_the_mean_of(tmp_path: Path, training: str) -> None:
-    own = "\n\ndef train(model, batches, learning_rate):\n    own = float(len(batches))\n"
-    own += "    nn.init.constant_(model.weight, own)\n    nn.init.constant_(model.bias, -own)\n    return own\n"
-    loop = ready(tmp_path, LINEAR + (training or own), batch=5)
+    source = "\n\ndef train(model, batches, learning_rate):\n    own = float(len(batches))\n"
+    source += "    nn.init.constant_(model.weight, own)\n    nn.init.constant_(model.bias, -own)\n    return own\n"
+    loop = ready(tmp_path, LINEAR + (training or source), batch=5)
     loop._round(1)
     if not training:  # 1, 2 and 3 batches of 5, 10 and 15 samples
         mean = (1 * 5 + 2 * 10 + 3 * 15) / 30
@@ -95,10 +95,10 @@ def test_it_resumes_bit_for_bit_and_asks_for_no_data_twice(tmp_path: Path) -> No
     client = LINEAR.replace("data(client)", "data(client, *, asked)") + MOMENTUM
     client = client.replace("    draw =", "    open(f'{asked}/{client}', 'x').close()\n    draw =")
     for name, lengths in {"whole": [4], "parts": [2, 4]}.items():
-        (asked := tmp_path / f"{name}-asked").mkdir()
+        (marker := tmp_path / f"{name}-asked").mkdir()
         for rounds in lengths:
-            assert started(tmp_path / name, client, rounds=rounds, client={"asked": str(asked)}).run()
-        assert {path.name for path in asked.iterdir()} == {"0", "1", "2"}
+            assert started(tmp_path / name, client, rounds=rounds, client={"asked": str(marker)}).run()
+        assert {path.name for path in marker.iterdir()} == {"0", "1", "2"}
     assert digest(tmp_path / "whole" / "run") == digest(tmp_path / "parts" / "run")
 
 
@@ -127,30 +127,30 @@ LEAKY = LINEAR.replace("return x,", f"x[0] = {SECRET}\n    return x,")
 def test_nothing_but_declared_tensors_leaves_a_client(tmp_path: Path, leak: str, error: str | None) -> None:
     """Whatever train() puts into the model or gives back: neither message, report nor checkpoint holds a sample."""
     client = f"{LEAKY}\n\ndef train(model, batches, learning_rate):\n    {leak}\n"
-    telling = Telling()
+    reporter = Telling()
     if error is not None:
         with pytest.raises(ClientsFailed, match=error):
-            started(tmp_path, client, telling=telling, batch=5).run()
+            started(tmp_path, client, reporter=reporter, batch=5).run()
         return
-    loop = started(tmp_path, client, telling=telling, batch=5)
+    loop = started(tmp_path, client, reporter=reporter, batch=5)
     assert loop.run()
     up = loop.work.messages_of(loop.work.training_task, loop.server).up
     assert {name: shape for name, (shape, _) in up.tensors.items()} == {"delta": (15,)}
     written = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and "data" not in path.parts]
     assert written
     assert not any(struct.pack("<f", SECRET) * 4 in path.read_bytes() for path in written)
-    assert str(SECRET) not in json.dumps([telling.series, telling.events])
+    assert str(SECRET) not in json.dumps([reporter.series, reporter.events])
 
 
 def test_a_client_that_raises_drops_out_by_name(tmp_path: Path) -> None:
     client = LINEAR + MOMENTUM.replace("    optimizer =", "    assert len(batches) != 3, 'no three'\n    optimizer =")
-    telling = Telling()
-    assert started(tmp_path, client, telling=telling, batch=5).run()
-    (dropped,) = telling.of("client.dropped")
+    reporter = Telling()
+    assert started(tmp_path, client, reporter=reporter, batch=5).run()
+    (dropped,) = reporter.of("client.dropped")
     assert dropped["client"] == 2
     assert "client.py" in dropped["traceback"]
     assert "AssertionError: no three" in dropped["traceback"]
-    assert telling.series["dropped"][1] == 1
+    assert reporter.series["dropped"][1] == 1
 
 
 EXPANDED = LINEAR.replace(
@@ -164,7 +164,7 @@ def _with(data: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("client", "run", "says"),
+    ("client", "run", "message"),
     [
         ("def data(client): pass", {}, r"client\.entry: client\.py has no function model\(\), but data\(\)\."),
         ("x = 1", {}, r"client\.entry: client\.py has no function model\(\)"),
@@ -191,11 +191,11 @@ def _with(data: str) -> str:
     ],
 )  # fmt: skip
 def test_what_cannot_be_run_is_refused_with_what_to_do(
-    tmp_path: Path, client: str, run: dict[str, Any], says: str
+    tmp_path: Path, client: str, run: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((ConfigError, DataError)) as refused:
         ready(tmp_path, client, **({"recipe": "client"} | run))
-    assert re.search(says, str(refused.value)), refused.value
+    assert re.search(message, str(refused.value)), refused.value
 
 
 NORMALISED = (
@@ -237,19 +237,19 @@ def test_a_train_of_ones_own_is_refused_where_the_algorithm_would_not_be_applied
 
 
 @pytest.mark.parametrize(
-    ("train", "says"),
+    ("train", "message"),
     [
         ("client.kept['v'] = client.apart().descend(lambda w, g: g + w)", "takes or corrects the steps of clients"),
         ("delta = delta / client.steps", "counts the steps of clients"),
     ],
 )
-def test_so_is_an_algorithm_of_ones_own(tmp_path: Path, train: str, says: str) -> None:
+def test_so_is_an_algorithm_of_ones_own(tmp_path: Path, train: str, message: str) -> None:
     """As Ditto does, and FedNova."""
     algorithm = "SENT = {'delta': 'samples'}\n\n\ndef begin(model):\n    return {'v': model}\n\n\ndef train(client):\n"
     algorithm += (
         f"    delta = client.descend() - client.model\n    {train}\n    return {{'delta': delta}}\n\n\n{ALGORITHM}"
     )
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         ready(tmp_path, LINEAR + MOMENTUM, algorithm, recipe="client", algorithm="own")
 
 
@@ -301,12 +301,12 @@ def loss(model, x, y):
 
 def test_numbers_without_dims_train_and_constants_stay_at_home(tmp_path: Path) -> None:
     """A scale without dims, a causal mask full of −∞, a count that goes on; and a model that is called by name."""
-    telling = Telling()
-    loop = started(tmp_path, SCALED, telling=telling)
+    reporter = Telling()
+    loop = started(tmp_path, SCALED, reporter=reporter)
     assert loop.run()
     assert loop.federation.model.weights.size == 16
     assert list(loop.federation.model.statistics.shapes) == ["seen"]
-    assert telling.series["validation_loss"][4] < telling.series["validation_loss"][1]
+    assert reporter.series["validation_loss"][4] < reporter.series["validation_loss"][1]
 
 
 def test_what_is_drawn_by_chance_follows_from_the_seed(tmp_path: Path) -> None:
@@ -326,9 +326,9 @@ def test_what_is_drawn_by_chance_follows_from_the_seed(tmp_path: Path) -> None:
 
 def test_scores_have_names_that_nobody_else_has(tmp_path: Path) -> None:
     """All that a federation tells by itself is refused as a name, but for the accuracy and the loss."""
-    telling = Telling()
-    assert started(tmp_path, telling=telling, rounds=1).run()
-    assert telling.series.keys() - {"loss", "accuracy"} <= RESERVED_SERIES
+    reporter = Telling()
+    assert started(tmp_path, reporter=reporter, rounds=1).run()
+    assert reporter.series.keys() - {"loss", "accuracy"} <= RESERVED_SERIES
     evaluate = "\n\ndef evaluate(model, x, y):\n    return {'dropped': 1}\n"
     with pytest.raises(ClientsFailed, match=r"a score called 'dropped', which is Vigil's own"):
         started(tmp_path / "taken", LINEAR + evaluate).run()
@@ -336,10 +336,10 @@ def test_scores_have_names_that_nobody_else_has(tmp_path: Path) -> None:
 
 def test_a_client_that_exits_drops_out(tmp_path: Path) -> None:
     client = LINEAR + MOMENTUM.replace("    optimizer =", "    len(batches) == 3 and exit(3)\n    optimizer =")
-    telling = Telling()
-    assert started(tmp_path, client, telling=telling, batch=5).run()
-    assert telling.of("client.dropped")[0]["client"] == 2
-    assert "exit code 3" in telling.of("client.dropped")[0]["traceback"]
+    reporter = Telling()
+    assert started(tmp_path, client, reporter=reporter, batch=5).run()
+    assert reporter.of("client.dropped")[0]["client"] == 2
+    assert "exit code 3" in reporter.of("client.dropped")[0]["traceback"]
 
 
 def test_odd_files_beside_it_do_no_harm(tmp_path: Path) -> None:

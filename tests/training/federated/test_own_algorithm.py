@@ -26,11 +26,11 @@ def aggregate(server, *, momentum=0.9):
     return server.model + server.memory["velocity"]
 """
     table = {"recipe": "tabular", "tabular": {"hidden": 8}}
-    mine = started(tmp_path / "own", LINEAR, momentum, **table, algorithm="own", own={"momentum": 0.5})
+    custom = started(tmp_path / "own", LINEAR, momentum, **table, algorithm="own", own={"momentum": 0.5})
     theirs = started(tmp_path / "theirs", **table, algorithm="fedavgm", fedavgm={"momentum": 0.5})
-    assert mine.run()
+    assert custom.run()
     assert theirs.run()
-    assert torch.equal(mine.server.weights, theirs.server.weights)
+    assert torch.equal(custom.server.weights, theirs.server.weights)
 
 
 def test_an_algorithm_says_what_its_clients_send(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ BY_TURNS = f"{DIVIDE}return np.arange(len(labels.of['train'])) % clients\n"
 MEAN = f"{RULE}return (weights @ rows.double()) / weights.sum(), []\n"
 
 
-def with_rule(folder: Path, text: str, *, own: dict[str, Any] | None = None, **run: Any) -> Any:
-    options = {"own_aggregation": own} if own else {}
+def with_rule(folder: Path, text: str, *, options_of_rule: dict[str, Any] | None = None, **run: Any) -> Any:
+    options = {"own_aggregation": options_of_rule} if options_of_rule else {}
     return ready(
         folder, files={"aggregation.py": text}, **{**DIGITS, "aggregation": "own_aggregation", **options, **run}
     )
@@ -58,13 +58,13 @@ class TestRule:
     def test_is_like_vigils(self, tmp_path: Path, more: dict[str, Any]) -> None:
         """The trimmed mean as somebody else would write it; running statistics pass through it, too."""
         attacked = {**DIGITS, "attack": "scaling", "attackers": [3], **more}
-        mine = with_rule(tmp_path / "own", self.TRIMMED, own={"trim": 2}, **attacked)
+        custom = with_rule(tmp_path / "own", self.TRIMMED, options_of_rule={"trim": 2}, **attacked)
         theirs = start(tmp_path / "theirs", {**attacked, "aggregation": "trimmed_mean", "trimmed_mean": {"trim": 2}})
         theirs._prepare(None)
-        train(mine, 3)
+        train(custom, 3)
         train(theirs, 3)
-        assert torch.allclose(mine.server.weights, theirs.server.weights, atol=1e-6)
-        assert torch.allclose(mine.server.statistics, theirs.server.statistics, atol=1e-6)
+        assert torch.allclose(custom.server.weights, theirs.server.weights, atol=1e-6)
+        assert torch.allclose(custom.server.statistics, theirs.server.statistics, atol=1e-6)
 
     def test_sees_each_update_with_its_weight(self, tmp_path: Path) -> None:
         rule = (
@@ -74,15 +74,15 @@ class TestRule:
             tmp_path, LINEAR, files={"aggregation.py": rule}, recipe="client", aggregation="own_aggregation", clients=3
         )
         before = loop.server.weights.clone()
-        (told,) = train(loop)
+        (report,) = train(loop)
         ((rows, weights),) = sys.modules["aggregation"].seen
         assert (tuple(rows.shape), rows.dtype, weights.dtype) == ((3, 15), torch.float32, torch.float64)
         assert weights.tolist() == [5, 10, 15]
         assert torch.allclose(loop.server.weights, before + rows[0])
-        assert sorted(told.clients[told.states == REJECTED].tolist()) == [1, 2]
+        assert sorted(report.clients[report.states == REJECTED].tolist()) == [1, 2]
 
     @pytest.mark.parametrize(
-        ("answer", "says"),
+        ("answer", "message"),
         [
             ("rows.mean(dim=0)", r"returns a tensor of shape \(1210,\)\. Return a row and the places left out: row"),
             ("None", r"returns a NoneType\. Return a row"),
@@ -103,15 +103,15 @@ class TestRule:
             ("rows[0], range(10)", r"leaves out all 10 rows\. Keep one, or raise .+\.TooFewUpdates"),
         ],
     )  # fmt: skip
-    def test_answer_is_checked(self, tmp_path: Path, answer: str, says: str) -> None:
+    def test_answer_is_checked(self, tmp_path: Path, answer: str, message: str) -> None:
         loop = with_rule(tmp_path, f"{RULE}return {answer}\n")
-        with pytest.raises((TypeError, ValueError), match=rf"^combine\(\) of aggregation\.py .*{says}"):
+        with pytest.raises((TypeError, ValueError), match=rf"^combine\(\) of aggregation\.py .*{message}"):
             train(loop)
 
     @pytest.mark.parametrize("places", ["[1, 3]", "(3, 1)", "torch.tensor([1, 3])", "torch.tensor([1, 3]).numpy()"])
     def test_places_may_be_any_list_of_numbers(self, tmp_path: Path, places: str) -> None:
-        (told,) = train(with_rule(tmp_path, f"{RULE}return rows[0], {places}\n"))
-        assert sorted(told.clients[told.states == REJECTED].tolist()) == [1, 3]
+        (report,) = train(with_rule(tmp_path, f"{RULE}return rows[0], {places}\n"))
+        assert sorted(report.clients[report.states == REJECTED].tolist()) == [1, 3]
 
     def test_what_it_writes_into_its_arguments_changes_nothing(self, tmp_path: Path) -> None:
         """What the server weighs clients by, and how far it takes their statistics to be, is its own."""
@@ -119,7 +119,7 @@ class TestRule:
         clean = with_rule(tmp_path / "clean", MEAN, **table)
         writing = MEAN.replace("return", "answer =") + "    rows.zero_(), weights.zero_()\n    return answer\n"
         dirty = with_rule(tmp_path / "dirty", writing, **table)
-        assert [one.samples for one in train(clean, 2)] == [one.samples for one in train(dirty, 2)]
+        assert [report.samples for report in train(clean, 2)] == [report.samples for report in train(dirty, 2)]
         assert torch.equal(clean.server.weights, dirty.server.weights)
         assert torch.equal(clean.server.statistics, dirty.server.statistics)
 
@@ -143,8 +143,8 @@ class TestRule:
             problem.field for problem in config_checks.problems(parse({**DIGITS, **table, "aggregation": "median"}), 1)
         ]
         assert (found[0] if found else None) == field
-        own = parse({**DIGITS, **table, "aggregation": "own_aggregation"})
-        assert [problem.field for problem in config_checks.problems(own, 1)] == found
+        custom = parse({**DIGITS, **table, "aggregation": "own_aggregation"})
+        assert [problem.field for problem in config_checks.problems(custom, 1)] == found
 
     def test_goes_with_filters_and_late_updates(self, tmp_path: Path) -> None:
         table = {"filters": ["topk", "int8"], "pace": "deadline", "deadline": {"quantile": 0.5}, "split": "quantity"}
@@ -155,12 +155,12 @@ class TestSelection:
     def test_takes_part_who_it_says(self, tmp_path: Path) -> None:
         rule = f"{SELECT}return np.array([round.round, 9])\n"
         loop = with_selection(tmp_path, rule, per_round=2)
-        assert [sorted(told.clients.tolist()) for told in train(loop, 3)] == [[1, 9], [2, 9], [3, 9]]
+        assert [sorted(report.clients.tolist()) for report in train(loop, 3)] == [[1, 9], [2, 9], [3, 9]]
         assert loop.server.last_rounds.tolist() == [0, 1, 2, 3, 0, 0, 0, 0, 0, 3]
 
     def test_is_told_what_is_known(self, tmp_path: Path) -> None:
-        seen = f"{SELECT}seen.append(round)\n    return round.eligible[: round.count]\n\n\nseen = []\n"
-        loop = with_selection(tmp_path, seen, per_round=4)
+        observed = f"{SELECT}seen.append(round)\n    return round.eligible[: round.count]\n\n\nseen = []\n"
+        loop = with_selection(tmp_path, observed, per_round=4)
         train(loop, 2)
         first, second = sys.modules["selection"].seen
         assert (first.wanted, first.round, first.attempt, len(first.eligible)) == (4, 1, 1, 10)
@@ -170,7 +170,7 @@ class TestSelection:
         assert (~np.isnan(second.losses)).tolist() == [True] * 4 + [False] * 6
 
     @pytest.mark.parametrize(
-        ("answer", "says"),
+        ("answer", "message"),
         [
             ("None", r"returns a NoneType\. Return client numbers from round\.eligible"),
             ("[]", r"returns no client in round 1\. Return at least one of round\.eligible"),
@@ -184,9 +184,9 @@ class TestSelection:
             ("[1, 1]", r"not ascending, or one twice"),
         ],
     )
-    def test_answer_is_checked(self, tmp_path: Path, answer: str, says: str) -> None:
+    def test_answer_is_checked(self, tmp_path: Path, answer: str, message: str) -> None:
         loop = with_selection(tmp_path, f"{SELECT}return {answer}\n")
-        with pytest.raises((TypeError, ValueError), match=rf"^select\(\) of selection\.py .*{says}"):
+        with pytest.raises((TypeError, ValueError), match=rf"^select\(\) of selection\.py .*{message}"):
             train(loop)
 
     def test_what_it_writes_into_its_argument_changes_nothing(self, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ class TestSplit:
         assert len(train(loop, 1)) == 1
 
     @pytest.mark.parametrize(
-        ("answer", "says"),
+        ("answer", "message"),
         [
             ("None", r"returns a NoneType\. Return 1,\d+ whole numbers from 0 to 9: the client of each sample"),
             ("np.arange(10)", r"returns an array of int64 of shape \(10,\)"),
@@ -226,8 +226,8 @@ class TestSplit:
             ("labels.of['train'] // 2", r"gives 5 of 10 clients no sample \(5, 6, 7, …\)\. Give each at least one"),
         ],
     )
-    def test_answer_is_checked(self, tmp_path: Path, answer: str, says: str) -> None:
-        with pytest.raises((TypeError, ValueError), match=rf"^divide\(\) of split\.py .*{says}"):
+    def test_answer_is_checked(self, tmp_path: Path, answer: str, message: str) -> None:
+        with pytest.raises((TypeError, ValueError), match=rf"^divide\(\) of split\.py .*{message}"):
             with_split(tmp_path, f"{DIVIDE}return {answer}\n")
 
     def test_samples_look_as_its_view_says(self, tmp_path: Path) -> None:
@@ -237,23 +237,23 @@ class TestSplit:
         files = {"split.py": f"import torch\n{BY_TURNS}{view}"}
         plain = with_split(tmp_path / "plain", BY_TURNS)
         table = {**DIGITS, "split": "own_split", "own_split": {"times": 2.0}, "dtype": "fp64"}
-        seen = ready(tmp_path / "seen", files=files, **table)
+        observed = ready(tmp_path / "seen", files=files, **table)
         ids = plain.federation.divided.train[3][:5]
-        was, is_ = (loop.federation.model.task.batch("train", ids)[0].double() for loop in (plain, seen))
+        was, is_ = (loop.federation.model.task.batch("train", ids)[0].double() for loop in (plain, observed))
         assert torch.allclose(is_, was * 8)
-        train(seen, 1)
-        assert accuracy(seen) > 0
+        train(observed, 1)
+        assert accuracy(observed) > 0
 
     @pytest.mark.parametrize(
-        ("answer", "says"),
+        ("answer", "message"),
         [
             ("batch[0]", r"returns a Tensor\. Return a tuple of 2 tensors"),
             ("(batch[0][:1], batch[1])", r"returns parts of 1, \d+ samples\. Return a tuple of 2 tensors"),
         ],
     )
-    def test_view_is_checked(self, tmp_path: Path, answer: str, says: str) -> None:
+    def test_view_is_checked(self, tmp_path: Path, answer: str, message: str) -> None:
         bad = f"{BY_TURNS}\n\ndef view(batch, owners, seed):\n    return {answer}\n"
-        with pytest.raises(Exception, match=rf"view\(\) of split\.py {says}"):
+        with pytest.raises(Exception, match=rf"view\(\) of split\.py {message}"):
             train(with_split(tmp_path, bad))
 
     def test_a_checkpoint_goes_on_with_the_same_division_only(self, tmp_path: Path) -> None:
@@ -311,8 +311,8 @@ def _one_rank(rank: int, size: int, folder: Path, files: dict[str, str], table: 
     world = World(rank, size, torch.device("cpu"))
     try:
         loop = ready(folder / f"{size}" / f"rank-{rank}", files=files, world=world, **table)
-        told = train(loop, 3)
-        state = loop.server.weights.numpy().tobytes().hex(), [one.clients.tolist() for one in told]
+        reports = train(loop, 3)
+        state = loop.server.weights.numpy().tobytes().hex(), [report.clients.tolist() for report in reports]
         (folder / f"{size}-{rank}").write_text(repr(state))
     except Exception as error:
         (folder / f"{size}-{rank}").write_text(f"{type(error).__name__}: {error}")
@@ -357,11 +357,11 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert file.client is not None
     for name in ("aggregation", "selection", "split"):
         sys.modules.pop(name, None)
-    telling, table = Telling(), {**file.config.model_dump(), "rounds": 30}
-    loop = start(tmp_path / "run", table, code=file.client.directory, reporter=telling)
+    reporter, table = Telling(), {**file.config.model_dump(), "rounds": 30}
+    loop = start(tmp_path / "run", table, code=file.client.directory, reporter=reporter)
     assert loop.run()
     labels = (loop.federation.divided.counts() > 0).sum(axis=1)
     assert set(labels.tolist()) == {2}
     assert np.ptp(loop.federation.divided.sizes) < 100
     assert loop.server.last_rounds.min() >= 27, "everybody takes part again soon"
-    assert telling.series["accuracy"][30] > 0.6
+    assert reporter.series["accuracy"][30] > 0.6

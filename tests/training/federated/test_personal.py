@@ -26,8 +26,8 @@ class TestAPart:
         federation = Federation(tmp_path, name, DIGITS_FP64, **run)
         layout = federation.loop.federation.model.weights
         everything = dict(federation.loop.federation.model.task.model.named_parameters())
-        kept = {tensor for tensor in everything if tensor.startswith(f"{part}.")}
-        assert set(layout.travelling) == set(everything) - kept != set(everything)
+        personal = {tensor for tensor in everything if tensor.startswith(f"{part}.")}
+        assert set(layout.travelling) == set(everything) - personal != set(everything)
         numbers = sum(shape.numel() for shape in layout.travelling.values())
         assert federation.messages.up.tensors == {"delta": ((numbers,), torch.float64)}
         assert set(federation.messages.down.tensors) == set(layout.travelling)
@@ -39,24 +39,27 @@ class TestAPart:
         after = federation.go(2)
         assert torch.equal(after[layout.shared :], before[layout.shared :])
         assert not torch.equal(after[: layout.shared], before[: layout.shared])
-        for kept in federation.server.client_state.values():
-            assert len(kept.unique(dim=0)) == 5  # type: ignore[no-untyped-call]
+        for state in federation.server.client_state.values():
+            assert len(state.unique(dim=0)) == 5  # type: ignore[no-untyped-call]
         expected = {PERSONAL, STATISTICS} if name == "fedbn" else {PERSONAL}
         assert federation.server.client_state.keys() == expected
 
     def test_of_one_client_is_as_if_it_travelled(self, name: str, tmp_path: Path) -> None:
         _, run = PARTS[name]
-        own, plain = (Federation(tmp_path, one, DIGITS_FP64, clients=1, split="iid", **run) for one in (name, "fedavg"))
-        own.go(2)
+        personal, plain = (
+            Federation(tmp_path, algorithm, DIGITS_FP64, clients=1, split="iid", **run)
+            for algorithm in (name, "fedavg")
+        )
+        personal.go(2)
         plain.go(2)
-        layouts = [one.loop.federation.model.weights for one in (own, plain)]
-        whole = torch.cat([own.server.shared, own.server.client_state[PERSONAL][0]])
+        layouts = [algorithm.loop.federation.model.weights for algorithm in (personal, plain)]
+        whole = torch.cat([personal.server.shared, personal.server.client_state[PERSONAL][0]])
         tensors, expected = layouts[0].tensors(whole), layouts[1].tensors(plain.server.weights)
         for tensor, value in expected.items():
             torch.testing.assert_close(tensors[tensor], value, rtol=0, atol=1e-12)
         if name == "fedbn":
             torch.testing.assert_close(
-                own.server.client_state[STATISTICS][0], plain.server.statistics, rtol=0, atol=1e-12
+                personal.server.client_state[STATISTICS][0], plain.server.statistics, rtol=0, atol=1e-12
             )
 
 
@@ -76,23 +79,23 @@ class TestDitto:
     def test_the_global_model_is_fedavgs(self, tmp_path: Path) -> None:
         plain, ditto = (Federation(tmp_path, name, DIGITS_FP64, dtype="fp32") for name in ("fedavg", "ditto"))
         for _ in range(2):
-            told, expected = ditto.round(), plain.round()
+            report, expected = ditto.round(), plain.round()
             assert torch.equal(ditto.model, plain.model)
-            assert told.loss == expected.loss
+            assert report.loss == expected.loss
         assert ditto.messages == plain.messages
 
     def test_a_clients_own_model_is_held_near_it(self, tmp_path: Path) -> None:
         pull, rate = 1.5, 0.05
         federation = Federation(tmp_path, "ditto", REGRESSION, epochs=3, per_round=2, options={"pull": pull})
-        parts, own = quadratics(federation), federation.model.expand(4, -1).clone()
+        parts, models = quadratics(federation), federation.model.expand(4, -1).clone()
         for _ in range(5):
             sent = federation.model
             for client in federation.round().clients:
                 for _ in range(3):
-                    held = parts[client].gradient(own[client]) + pull * (own[client] - sent)
-                    own[client] -= rate * held
-            torch.testing.assert_close(federation.server.client_state["personal_model"], own, rtol=0, atol=1e-12)
-        assert len(own.unique(dim=0)) == 4  # type: ignore[no-untyped-call]
+                    direction = parts[client].gradient(models[client]) + pull * (models[client] - sent)
+                    models[client] -= rate * direction
+            torch.testing.assert_close(federation.server.client_state["personal_model"], models, rtol=0, atol=1e-12)
+        assert len(models.unique(dim=0)) == 4  # type: ignore[no-untyped-call]
 
     def test_clients_are_judged_by_their_own(self, tmp_path: Path) -> None:
         federation = Federation(tmp_path, "ditto", DIGITS_FP64)

@@ -58,25 +58,25 @@ def coverage() -> CoverageLog:
     return CoverageLog(np.full(CLIENTS, 2**31))
 
 
-def a_round(draw: np.random.Generator, asked: int) -> RoundReport:
+def a_round(draw: np.random.Generator, selected_clients: int) -> RoundReport:
     """Numbers that nothing makes shorter, and clients in every kind of trouble."""
-    clients = draw.choice(CLIENTS, asked, replace=False)
-    states = draw.choice([TRAINED, LATE, DROPPED, REJECTED, BROKEN], asked, p=[0.8, 0.05, 0.05, 0.05, 0.05])
+    clients = draw.choice(CLIENTS, selected_clients, replace=False)
+    states = draw.choice([TRAINED, LATE, DROPPED, REJECTED, BROKEN], selected_clients, p=[0.8, 0.05, 0.05, 0.05, 0.05])
     dropped = clients[states == DROPPED].tolist()
-    sizes = draw.integers(10**5, 10**6, asked)
+    sizes = draw.integers(10**5, 10**6, selected_clients)
     return RoundReport(
         clients=clients,
         selected=clients,
-        losses=draw.lognormal(size=asked),
+        losses=draw.lognormal(size=selected_clients),
         states=states,
         failed={client: ERRORS[client % 2] for client in dropped},
-        samples=asked,
+        samples=selected_clients,
         loss=draw.lognormal(),
         compute_seconds=0.1,
         wait_seconds=0.1,
         transfer_seconds=0.1,
         traffic=Traffic(clients, sizes, sizes),
-        client_seconds=draw.lognormal(size=asked),
+        client_seconds=draw.lognormal(size=selected_clients),
         seconds=draw.lognormal(),
     )
 
@@ -91,12 +91,12 @@ def judged(draw: np.random.Generator, accuracies: NDArray[np.float64]) -> Evalua
 def test_the_fullest_event_is_told_whole(clock: Clock, tmp_path: Path) -> None:
     """As many rounds as one tells of, the last few of 10,000 clients: there is room for it, and it can be read."""
     reporter = vigil_report.Stream(tmp_path, rank=0, incarnation=0)
-    told, draw = RoundReporter(reporter, NAMELESS, coverage()), np.random.default_rng(0)
+    round_reporter, draw = RoundReporter(reporter, NAMELESS, coverage()), np.random.default_rng(0)
     rounds = [a_round(draw, 10_000 if number > ROUNDS - 3 else 400) for number in range(1, ROUNDS + 1)]
     accuracies = draw.random(CLIENTS)
-    for number, one in enumerate(rounds, start=1):
-        told.report_round(number, one, judged(draw, accuracies))
-    told.close()
+    for number, report in enumerate(rounds, start=1):
+        round_reporter.report_round(number, report, judged(draw, accuracies))
+    round_reporter.close()
     reporter.close()
     (file,) = (tmp_path / "spool").iterdir()
     _, batches, _ = read_spool(file)
@@ -105,7 +105,7 @@ def test_the_fullest_event_is_told_whole(clock: Clock, tmp_path: Path) -> None:
     assert "truncated" not in event
     table = RoundTable.unpack(event)
     assert table.rounds["round"].tolist() == list(range(1, ROUNDS + 1))
-    assert table.rounds["trained"].tolist() == [int((one.states == TRAINED).sum()) for one in rounds]
+    assert table.rounds["trained"].tolist() == [int((report.states == TRAINED).sum()) for report in rounds]
     assert NAMED / 2 < len(table.clients["client"]) <= NAMED
     assert (table.clients["state"] != TRAINED).all(), "those in trouble come first"
 
@@ -116,13 +116,13 @@ def test_a_client_that_few_samples_evaluate_is_not_the_worst(clock: Clock) -> No
     def found(*evaluated: int) -> tuple[int, float]:
         reporter, divided = Reporter(), SimpleNamespace(names=(), evaluated=np.array(evaluated))
         federation: Any = SimpleNamespace(**{**vars(NAMELESS), "divided": divided})
-        told = RoundReporter(reporter, federation, coverage())
+        round_reporter = RoundReporter(reporter, federation, coverage())
         accuracies = Evaluation({"accuracy": 0.5}, {"accuracy": np.array([0.0, 0.4, 0.9])})
         draw = np.random.default_rng(0)
-        one = replace(a_round(draw, 3), clients=np.arange(3), selected=np.arange(3))
-        told.report_round(1, one, accuracies)
-        told.report_evaluation(1, accuracies)
-        told.close()
+        report = replace(a_round(draw, 3), clients=np.arange(3), selected=np.arange(3))
+        round_reporter.report_round(1, report, accuracies)
+        round_reporter.report_evaluation(1, accuracies)
+        round_reporter.close()
         (event,) = reporter.of("round.clients")
         return int(RoundTable.unpack(event).rounds["worst"][0]), reporter.series["client_accuracy_min"][1]
 
@@ -150,12 +150,12 @@ def test_whatever_numbers_there_are_rounds_are_whole() -> None:
 @pytest.mark.parametrize("rounds", [3_000, pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.whole])])
 def test_however_long_it_is_events_are_few(rounds: int, clock: Clock) -> None:
     """A second a round, of which the most events come: one each at first, then ever fewer."""
-    told, draw = RoundReporter(reporter := Reporter(), NAMELESS, coverage()), np.random.default_rng(0)
+    round_reporter, draw = RoundReporter(reporter := Reporter(), NAMELESS, coverage()), np.random.default_rng(0)
     some = [a_round(draw, 10) for _ in range(50)]
     for number in range(1, rounds + 1):
         clock.now += 1.0
-        told.report_round(number, some[number % 50], None)
-    told.close()
+        round_reporter.report_round(number, some[number % 50], None)
+    round_reporter.close()
     tables = [RoundTable.unpack(event) for event in reporter.of("round.clients")]
     assert np.concatenate([table.rounds["round"] for table in tables]).tolist() == list(range(1, rounds + 1))
     assert 2_500 <= len(tables) <= 2_501 + 2_500 * math.log(rounds / 2_500)
@@ -168,11 +168,11 @@ def test_however_long_it_is_events_are_few(rounds: int, clock: Clock) -> None:
 
 def test_rounds_of_milliseconds_wait_for_each_other(clock: Clock) -> None:
     """No more than so many at once, however rare the events have become."""
-    told, draw = RoundReporter(reporter := Reporter(), NAMELESS, coverage()), np.random.default_rng(0)
+    round_reporter, draw = RoundReporter(reporter := Reporter(), NAMELESS, coverage()), np.random.default_rng(0)
     clock.now = 30 * 86_400.0
-    one: Any = a_round(draw, 10)
+    report: Any = a_round(draw, 10)
     for number in range(1, 2 * ROUNDS + 2):
         clock.now += 0.01
-        told.report_round(number, one, None)
+        round_reporter.report_round(number, report, None)
     tables = [RoundTable.unpack(event) for event in reporter.of("round.clients")]
     assert [len(table.rounds["round"]) for table in tables] == [1, ROUNDS, ROUNDS]

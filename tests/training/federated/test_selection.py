@@ -48,11 +48,11 @@ def select(
     )
 
 
-def shares(of: FederationConfig, rounds: int, **known: Any) -> NDArray[np.float64]:
+def shares(of: FederationConfig, rounds: int, **values: Any) -> NDArray[np.float64]:
     """(clients,): in which part of the rounds each takes part."""
     counts = np.zeros(of.clients)
     for round_ in range(1, rounds + 1):
-        counts[select(of, round_, **known)] += 1
+        counts[select(of, round_, **values)] += 1
     return counts / rounds
 
 
@@ -62,11 +62,11 @@ def test_what_every_selection_promises(name: str, clients: int, seed: int, round
     of = asked(name, clients=clients, per_round=data.draw(st.integers(1, clients)), seed=seed)
     eligible = np.array(sorted(data.draw(st.sets(st.integers(0, clients - 1), min_size=1))))
     draw = np.random.RandomState(seed)
-    known: dict[str, Any] = {
+    known_losses: dict[str, Any] = {
         "samples": draw.randint(1, 50, clients),
         "losses": np.where(draw.rand(clients) < 0.5, np.nan, 1.0),
     }
-    found = select(of, round_, eligible=eligible, **known)
+    found = select(of, round_, eligible=eligible, **known_losses)
     assert len(found)
     assert (np.diff(found) > 0).all()
     assert np.isin(found, eligible).all()
@@ -74,7 +74,7 @@ def test_what_every_selection_promises(name: str, clients: int, seed: int, round
         assert len(found) <= of.selected
     if name not in {"poisson", "availability"}:
         assert len(found) == min(of.selected, len(eligible))
-    assert np.array_equal(found, select(of, round_, eligible=eligible, **known))
+    assert np.array_equal(found, select(of, round_, eligible=eligible, **known_losses))
 
 
 @pytest.mark.parametrize("name", NAMES)

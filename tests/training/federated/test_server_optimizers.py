@@ -23,7 +23,7 @@ SECOND: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def delta_at(federation: Federation, w: Tensor) -> Tensor:
     """The mean update, by hand."""
-    ends = [one.descended(w, STEPS, RATE) for one in quadratics(federation)]
+    ends = [quadratic.descended(w, STEPS, RATE) for quadratic in quadratics(federation)]
     return mean(ends, federation.divided.sizes) - w
 
 
@@ -91,10 +91,10 @@ def test_diloco_is_adamw_inside_and_nesterov_outside(steps: int, weights: str, t
     parts, models = quadratics(federation), [outer.clone() for _ in range(4)]
     near = [torch.optim.AdamW([w], lr=RATE, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.2) for w in models]
     for _ in range(3):
-        for one, w, optimizer in zip(parts, models, near, strict=True):
+        for quadratic, w, optimizer in zip(parts, models, near, strict=True):
             w.copy_(outer)  # the moments are those of the round before
             for _ in range(steps):
-                w.grad = one.gradient(w)
+                w.grad = quadratic.gradient(w)
                 optimizer.step()
         outer.grad = outer - mean(models, federation.divided.sizes if weights == "samples" else [1.0] * 4)
         far.step()
@@ -107,7 +107,7 @@ def test_fedbuff_counts_each_update_once_as_in_its_paper(tmp_path: Path) -> None
     options = {"weights": "equal", "learning_rate": 0.5}
     federation = Federation(tmp_path, "fedbuff", REGRESSION, options=options, **pace)
     x = federation.model
-    models = [one.descended(x, 1, RATE) for one in quadratics(federation)]
+    models = [quadratic.descended(x, 1, RATE) for quadratic in quadratics(federation)]
     torch.testing.assert_close(federation.go(1), x / 2 + mean(models, [1.0] * 4) / 2, rtol=0, atol=1e-12)
 
 
@@ -117,10 +117,10 @@ def test_fedasync_holds_clients_near_what_they_were_sent(tmp_path: Path) -> None
     options = {"proximal": 2.0, "mixing": 0.5}
     federation = Federation(tmp_path, "fedasync", REGRESSION, epochs=3, options=options, **pace)
     x, models = federation.model, []
-    for one in quadratics(federation):
+    for quadratic in quadratics(federation):
         w = x
         for _ in range(3):
-            w = w - RATE * (one.gradient(w) + 2.0 * (w - x))
+            w = w - RATE * (quadratic.gradient(w) + 2.0 * (w - x))
         models.append(w)
     found = x / 2 + mean(models, federation.divided.sizes) / 2
     torch.testing.assert_close(federation.go(1), found, rtol=0, atol=1e-12)

@@ -73,7 +73,7 @@ def test_every_sample_has_one_owner_and_none_is_invented_or_lost(
     assert owners.shape == (clients + more,)
     assert ((owners >= 0) & (owners < clients)).all()
     assert np.array_equal(np.sort(np.concatenate(divided.train)), np.arange(clients + more))
-    assert divided.sizes.tolist() == [len(own) for own in divided.train]
+    assert divided.sizes.tolist() == [len(ids) for ids in divided.train]
     assert divided.counts().sum() == clients + more
     assert (divided.counts().sum(axis=0) == np.bincount(labels.of["train"], minlength=classes)).all()
     judged = divided.owners["validation"]
@@ -96,8 +96,8 @@ def test_data_that_leave_nothing_to_train_on_are_refused_as_such(name: str) -> N
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "column"])
 def test_another_seed_another_split(name: str) -> None:
     labels = labels_of(1000, 10)
-    one, other = (divide(name, labels, 10, seed=seed).owners["train"] for seed in (0, 1))
-    assert not np.array_equal(one, other)
+    first, other = (divide(name, labels, 10, seed=seed).owners["train"] for seed in (0, 1))
+    assert not np.array_equal(first, other)
 
 
 @given(st.integers(1, 200), st.integers(0, 1000), st.sampled_from(["iid", "shift"]))
@@ -167,8 +167,8 @@ def test_a_draw_that_was_good_is_the_same_as_before(seed: int) -> None:
 def test_it_is_drawn_again_and_not_only_filled_up() -> None:
     """Of 20 clients at alpha = 0.1 one draw in nine gives everybody ten; nobody then has exactly ten, as if filled."""
     sizes = [divide("dirichlet", labels_of(1500, 10), 20, seed=seed, alpha=0.1).sizes for seed in range(20)]
-    assert min(one.min() for one in sizes) >= 10
-    assert sum(int((one == 10).sum()) for one in sizes) < 10
+    assert min(size.min() for size in sizes) >= 10
+    assert sum(int((size == 10).sum()) for size in sizes) < 10
 
 
 @pytest.mark.parametrize(("clients", "alpha", "least"), [(100, 0.05, 7), (20, 0.001, 10), (700, 0.1, 1)])
@@ -223,13 +223,13 @@ class TestClassImbalance:
 
     def test_it_trains_on_them_alone(self, tmp_path: Path) -> None:
         rounds = ready(tmp_path, {**DIGITS, "class_imbalance": 20.0})
-        (told,) = train(rounds)
-        assert told.samples == rounds.federation.divided.sizes.sum() < 1000
+        (report,) = train(rounds)
+        assert report.samples == rounds.federation.divided.sizes.sum() < 1000
 
     def test_it_takes_classes(self) -> None:
         labels = without_owners(labels_of(500, 1))
-        asked = self.asked("iid", 10.0)
-        (misfit,) = data_division.check(asked, data_division.divide(asked, labels))
+        config = self.asked("iid", 10.0)
+        (misfit,) = data_division.check(config, data_division.divide(config, labels))
         assert misfit.field == "class_imbalance"
 
 
@@ -280,10 +280,10 @@ def test_a_long_tail_falls_geometrically_from_another_head_for_each() -> None:
 
 
 def test_columns_keep_owners_together_and_join_the_smallest() -> None:
-    whose = np.repeat(np.arange(5), [50, 40, 5, 4, 1])
+    owners = np.repeat(np.arange(5), [50, 40, 5, 4, 1])
     zeros = np.zeros(100, dtype=np.int64)
     labels = Labels(
-        {"train": zeros, "validation": zeros[:5]}, ("",), {"train": whose, "validation": np.arange(5)}, tuple("abcde")
+        {"train": zeros, "validation": zeros[:5]}, ("",), {"train": owners, "validation": np.arange(5)}, tuple("abcde")
     )
     divided = divide("column", labels, 3)
     assert divided.sizes.tolist() == [50, 40, 10]
@@ -323,17 +323,17 @@ class TestShift:
     def test_features_are_scaled_and_moved_by_client_alone(self) -> None:
         rows = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         owners = np.array([2, 0, 2, -1, 0, 5])
-        seen, labels = view((rows, torch.arange(6)), owners, 7, strength=0.5)
+        viewed, labels = view((rows, torch.arange(6)), owners, 7, strength=0.5)
         scale, move = drawn(owners, 4, 7, 0.5)
-        assert torch.equal(seen, rows * torch.from_numpy(scale) + torch.from_numpy(move))
+        assert torch.equal(viewed, rows * torch.from_numpy(scale) + torch.from_numpy(move))
         assert labels.tolist() == list(range(6))
-        assert torch.equal(seen[3], rows[3])
+        assert torch.equal(viewed[3], rows[3])
         assert np.array_equal(scale[0], scale[2])
         assert not np.array_equal(scale[0], scale[1])
         alone, _ = view((rows[4:5], torch.arange(1)), owners[4:5], 7, strength=0.5)
-        assert torch.equal(alone[0], seen[4])
+        assert torch.equal(alone[0], viewed[4])
         other, _ = view((rows, torch.arange(6)), owners, 8, strength=0.5)
-        assert not torch.equal(other, seen)
+        assert not torch.equal(other, viewed)
 
     @given(st.integers(0, 2**32 - 1), st.floats(0, 10), st.integers(1, 50))
     @settings(max_examples=30, deadline=None)
@@ -344,10 +344,10 @@ class TestShift:
 
     def test_images_are_changed_by_channel(self) -> None:
         images = torch.ones(2, 3, 4, 4)
-        seen, _ = view((images, torch.zeros(2)), np.array([0, 1]), 0, strength=1.0)
-        assert seen.shape == images.shape
-        assert (seen == seen[:, :, :1, :1]).all()
-        assert not (seen[0] == seen[1]).any()
+        viewed, _ = view((images, torch.zeros(2)), np.array([0, 1]), 0, strength=1.0)
+        assert viewed.shape == images.shape
+        assert (viewed == viewed[:, :, :1, :1]).all()
+        assert not (viewed[0] == viewed[1]).any()
 
     def test_what_has_no_features_is_refused(self) -> None:
         with pytest.raises(ValueError, match='Write split = "iid"'):
@@ -359,9 +359,9 @@ class TestShift:
         owners = rounds.federation.divided.owners
         for split in ("train", "validation"):
             ids = np.arange(0, 200, 3)
-            seen, _ = rounds.federation.model.task.batch(split, ids)
+            viewed, _ = rounds.federation.model.task.batch(split, ids)
             as_is = plain.federation.model.task.batch(split, ids)
-            assert torch.equal(seen, view(as_is, owners[split][ids], 0, strength=0.5)[0])
+            assert torch.equal(viewed, view(as_is, owners[split][ids], 0, strength=0.5)[0])
         train(rounds, 2)
         assert torch.isfinite(rounds.server.weights).all()
 

@@ -74,8 +74,8 @@ def watch(rounds: Rounds) -> dict[int, torch.Tensor]:
     return found
 
 
-def did(told: RoundReport, state: int) -> list[int]:
-    return sorted(told.clients[told.states == state].tolist())
+def did(report: RoundReport, state: int) -> list[int]:
+    return sorted(report.clients[report.states == state].tolist())
 
 
 class TestAnAttack:
@@ -97,23 +97,23 @@ class TestAnAttack:
     def test_is_borne_and_told(self, aggregation: str, options: Any, tmp_path: Path) -> None:
         rounds = rounds_of(tmp_path, aggregation=aggregation, **{aggregation: options})
         spoil(rounds, factor=FAR)
-        told = train(rounds, 10)
+        reports = train(rounds, 10)
         assert accuracy(rounds) > 0.6
-        assert all(set(BAD) <= set(did(one, REJECTED)) for one in told)
-        assert did(told[-1], REJECTED) == list(BAD)
+        assert all(set(BAD) <= set(did(report, REJECTED)) for report in reports)
+        assert did(reports[-1], REJECTED) == list(BAD)
         good = [client for client in range(10) if client not in BAD]
-        assert told[-1].samples == rounds.federation.divided.sizes[good].sum()
+        assert reports[-1].samples == rounds.federation.divided.sizes[good].sum()
         up = rounds.work.messages_of(rounds.work.training_task, rounds.server).up
-        samples = rounds.federation.divided.sizes[told[-1].clients]
-        assert told[-1].traffic.bytes_up == up.sizes(10, told[-1].clients.tolist(), samples.tolist()).sum()
+        samples = rounds.federation.divided.sizes[reports[-1].clients]
+        assert reports[-1].traffic.bytes_up == up.sizes(10, reports[-1].clients.tolist(), samples.tolist()).sum()
 
     def test_of_numbers_that_are_none_never_gets_in(self, tmp_path: Path) -> None:
         rounds = rounds_of(tmp_path, aggregation="krum", krum={"f": 2})
         spoil(rounds, factor=float("nan"))
-        (told,) = train(rounds)
-        assert did(told, BROKEN) == list(BAD)
-        assert len(did(told, TRAINED)) == 1
-        assert len(did(told, REJECTED)) == 7
+        (report,) = train(rounds)
+        assert did(report, BROKEN) == list(BAD)
+        assert len(did(report, TRAINED)) == 1
+        assert len(did(report, REJECTED)) == 7
         assert torch.isfinite(rounds.server.weights).all()
 
 
@@ -125,8 +125,8 @@ class TestTenTimesTooLarge:
         rounds = rounds_of(folder, clients=11, dtype="fp64", **table)
         before, learnt = rounds.server.weights.clone(), watch(rounds)
         spoil(rounds, factor=10)
-        (told,) = train(rounds, 1)
-        return rounds.server.weights - before, torch.stack([learnt[client] for client in range(11)]), told
+        (report,) = train(rounds, 1)
+        return rounds.server.weights - before, torch.stack([learnt[client] for client in range(11)]), report
 
     def test_leads_the_mean_astray(self, tmp_path: Path) -> None:
         moved, learnt, _ = self.moved(tmp_path)
@@ -136,10 +136,10 @@ class TestTenTimesTooLarge:
     @pytest.mark.parametrize("aggregation", BEARS)
     def test_is_borne(self, aggregation: str, tmp_path: Path) -> None:
         """The round leads to about where it would lead without: nearer to it than some of the clients themselves."""
-        moved, learnt, told = self.moved(tmp_path, aggregation=aggregation, **{aggregation: BEARS[aggregation]})
+        moved, learnt, report = self.moved(tmp_path, aggregation=aggregation, **{aggregation: BEARS[aggregation]})
         mean = learnt.mean(dim=0)
         assert (moved - mean).norm() <= (learnt - mean).norm(dim=1).max()
-        out = set(did(told, REJECTED))
+        out = set(did(report, REJECTED))
         if aggregation in ("krum", "multi_krum", "bulyan"):
             assert set(BAD) <= out
         if aggregation in ("norm_clipping", "fltrust"):
@@ -156,10 +156,10 @@ class TestTenTimesTooLarge:
 def test_the_update_of_the_only_one_that_counts_is_the_next_model_s(tmp_path: Path) -> None:
     rounds = rounds_of(tmp_path, aggregation="krum", krum={"f": 1}, dtype="fp64")
     before, found = rounds.server.weights.clone(), watch(rounds)
-    (told,) = train(rounds)
-    (chosen,) = did(told, TRAINED)
+    (report,) = train(rounds)
+    (chosen,) = did(report, TRAINED)
     assert torch.equal(rounds.server.weights, before + found[chosen])
-    assert told.loss == told.losses[told.clients == chosen]
+    assert report.loss == report.losses[report.clients == chosen]
 
 
 def test_statistics_pass_through_the_rule_by_themselves(tmp_path: Path) -> None:
@@ -218,11 +218,11 @@ def test_a_robust_round_waits_by_a_deadline_and_tells_of_late_ones(tmp_path: Pat
     table: dict[str, Any] = {"aggregation": "multi_krum", "multi_krum": {"f": 2}, "clients": 20}
     rounds = rounds_of(tmp_path, **table, pace="deadline", deadline={"quantile": 0.6})
     spoil(rounds, factor=FAR)
-    told = train(rounds, 4)
-    assert sum(len(did(one, LATE)) for one in told)
-    bad = [client for one in told for client in did(one, REJECTED)]
+    reports = train(rounds, 4)
+    assert sum(len(did(report, LATE)) for report in reports)
+    bad = [client for report in reports for client in did(report, REJECTED)]
     assert set(BAD) & set(bad)
-    assert not any(set(BAD) & set(did(one, TRAINED) + did(one, LATE)) for one in told)
+    assert not any(set(BAD) & set(did(report, TRAINED) + did(report, LATE)) for report in reports)
     assert torch.isfinite(rounds.server.weights).all()
 
 
@@ -238,17 +238,17 @@ def test_a_round_with_too_few_updates_is_tried_again_and_then_given_up(tmp_path:
 def test_a_client_that_fails_is_no_rejected_one(tmp_path: Path) -> None:
     rounds = rounds_of(tmp_path, aggregation="median", learning_rate=0.1)
     rounds.work.unstacked_reason = "for the test"
-    one = rounds.work._compute_each
+    compute_each = rounds.work._compute_each
 
     def failing(chunk_one: Any, chunk: Any, *arguments: Any) -> ClientUpdates:
-        sent = one(chunk_one, chunk, *arguments)
+        sent = compute_each(chunk_one, chunk, *arguments)
         if 4 in chunk.clients:
             sent.failed[4] = "Traceback"
         return sent
 
     rounds.work._compute_each = failing  # type: ignore[method-assign, assignment]
-    (told,) = train(rounds)
-    assert did(told, DROPPED) == [4]
+    (report,) = train(rounds)
+    assert did(report, DROPPED) == [4]
 
 
 class TestWhatTheServerTrainsOn:
@@ -297,12 +297,12 @@ def _one_rank(rank: int, size: int, folder: Path, table: dict[str, Any]) -> None
     world = World(rank, size, torch.device("cpu"))
     rounds = ready(folder / f"{size}" / f"rank-{rank}", {**DIGITS, **table}, world=world)
     spoil(rounds, factor=FAR)
-    told = train(rounds, 3)
+    reports = train(rounds, 3)
     state = [rounds.server.weights, rounds.server.statistics, *rounds.server.memory.values()]
     found = {
         "state": [tensor.numpy().tobytes().hex() for tensor in state],
-        "rejected": [did(one, REJECTED) for one in told],
-        "late": [did(one, LATE) for one in told],
+        "rejected": [did(report, REJECTED) for report in reports],
+        "late": [did(report, LATE) for report in reports],
     }
     (folder / f"{size}-{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -333,5 +333,5 @@ def test_the_same_bits_on_one_two_and_three_ranks(table: dict[str, Any], tmp_pat
             process.join(ranks.SECONDS)
         assert [process.exitcode for process in processes] == [0] * size
     found = [json.loads((tmp_path / f"{size}-{rank}.json").read_text()) for size in (1, 2, 3) for rank in range(size)]
-    assert all(one == found[0] for one in found)
+    assert all(found_by_rank == found[0] for found_by_rank in found)
     assert any(found[0]["rejected"] if table["aggregation"] != "mean" else found[0]["late"])

@@ -62,7 +62,7 @@ def rounds_of(folder: Path, run: dict[str, Any]) -> Rounds:
 
 def mean_losses(rounds: Rounds, count: int) -> list[float]:
     """The mean ones of so many more rounds."""
-    return [told.loss for told in train(rounds, count)]
+    return [report.loss for report in train(rounds, count)]
 
 
 class Federation(ranks.Run):
