@@ -238,7 +238,7 @@ def _crowd(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
     return {str(clients): first for clients, first in found.items()}
 
 
-KEPT = {1: 1.3, 2: 1.5}
+STATE_RATIO = {1: 1.3, 2: 1.5}
 """By ranks: what one of them may take for client state, in sizes of the whole. One rank stores it, and needs the rest
 for a chunk and for what a save sets aside. Each of two stores a half and, during a round, copies of the clients that it
 computes; the one whose clients have less to do computes two thirds of them."""
@@ -264,7 +264,7 @@ def _state(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
         )
         print(f"  clients keep {state:.0f} MiB; above FedAvg {above:.0f} MiB")
         what = f"{ranks} rank{'s' * (ranks > 1)}, SCAFFOLD's memory above FedAvg's, beside what clients keep"
-        bars[f"state, {ranks}"] = stage.bar(what, above / state, KEPT[ranks], at_least=False, unit="×")
+        bars[f"state, {ranks}"] = stage.bar(what, above / state, STATE_RATIO[ranks], at_least=False, unit="×")
     return figures
 
 
@@ -274,12 +274,12 @@ def _of_ranks(algorithm: str, ranks: int, sizes: Sizes) -> list[dict[str, Any]]:
 
     options = {"source": "synthetic", "samples": SAMPLES * sizes.keepers, "features": 64, "held_out": 6}
     table = {**MLP, "clients": sizes.keepers, "learning_rate": 0.01, "algorithm": algorithm, "tabular": options}
-    asked = json.dumps({"table": table, "rounds": 8, "saved": 3})
+    text = json.dumps({"table": table, "rounds": 8, "saved": 3})
     where = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     where["MASTER_PORT"] = str(stage.free_port())
     with ThreadPoolExecutor(ranks) as threads:
         found = [
-            threads.submit(_in_child, "state", asked, environment={**where, "RANK": str(rank)}) for rank in range(ranks)
+            threads.submit(_in_child, "state", text, environment={**where, "RANK": str(rank)}) for rank in range(ranks)
         ]
         return [item.result() for item in found]
 

@@ -26,11 +26,11 @@ ENOUGH = 0.9
 COMMON: dict[str, Any] = {"recipe": "tabular", "clients": CLIENTS, "batch": 32, "validate_every": 0}
 DIGITS = {**COMMON, "learning_rate": 0.3, "split": "dirichlet", "dirichlet": {"alpha": 0.3}}
 NORMALISED = {**DIGITS, "tabular": {"batch_norm": True}}
-OWN: dict[str, dict[str, Any]] = {"diloco": {"learning_rate": 0.003}}
+OPTIONS: dict[str, dict[str, Any]] = {"diloco": {"learning_rate": 0.003}}
 """Where the rate of all is not one that anybody would take: AdamW's steps have another length."""
 NOTES = Path(__file__).with_name("federated_gallery_notes.md")
 """On q-FedAvg, below its table: measured apart, as it takes more rounds than the others need."""
-BESIDE = "fedavg"
+BASELINE = "fedavg"
 """In each table, to compare with."""
 CONVEX = {
     **COMMON, "ridge": 1e-3, "dtype": "fp64", "tabular": {"source": "breast_cancer", "model": "logistic"},
@@ -51,7 +51,7 @@ class Course:
     """How one algorithm fared, round by round, from before the first."""
 
     name: str
-    clients_asked: int
+    clients_selected: int
     """In a round."""
     accuracies: list[float] = field(default_factory=list)
     objectives: list[float] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Course:
     def enough(self) -> float | None:
         """Rounds until ENOUGH, in which each client is asked once on average."""
         reached = next((number for number, accuracy in enumerate(self.accuracies) if accuracy >= ENOUGH), None)
-        return None if reached is None else reached * self.clients_asked / CLIENTS
+        return None if reached is None else reached * self.clients_selected / CLIENTS
 
 
 def write(folder: Path, *, rounds: int = ROUNDS, only: Sequence[str] = ()) -> int:
@@ -87,7 +87,7 @@ def write(folder: Path, *, rounds: int = ROUNDS, only: Sequence[str] = ()) -> in
     )
     for title, table in kinds:
         courses, left = [], {}
-        for name in refused if not drawn or not refused or BESIDE not in names else [BESIDE, *refused]:
+        for name in refused if not drawn or not refused or BASELINE not in names else [BASELINE, *refused]:
             try:
                 courses.append(_run(name, table, rounds))
                 print(_row(courses[-1]), flush=True)
@@ -96,7 +96,7 @@ def write(folder: Path, *, rounds: int = ROUNDS, only: Sequence[str] = ()) -> in
             except Exception as error:  # the others can still be told of
                 print(f"  {name} failed: {error}", flush=True)
                 left[name] = f"failed: {' '.join(str(error).split())[:200]}"
-        if not drawn or any(course.name != BESIDE for course in courses):
+        if not drawn or any(course.name != BASELINE for course in courses):
             text.append(f"## {title[0].upper()}{title[1:]}\n\n{_table(courses, rounds)}")
             if any(course.name == "qfedavg" for course in courses):
                 text.append(NOTES.read_text().strip())
@@ -123,7 +123,7 @@ def _run(name: str, table: dict[str, Any], rounds: int, *, label: str = "", **mo
     from training.config import choices
     from training.federation import config, config_checks
 
-    options = {**table, "algorithm": name, "rounds": rounds, **OWN.get(name, {}), **more}
+    options = {**table, "algorithm": name, "rounds": rounds, **OPTIONS.get(name, {}), **more}
     each = CLIENTS
     if "asynchronous" in (choices.get(config.FOLDERS["algorithm"], name).constants.get("PACES") or ()):  # type: ignore[operator]
         options |= {"pace": "asynchronous", "rounds": rounds * CLIENTS}
@@ -204,8 +204,10 @@ def _gallery(drawn: Sequence[tuple[str, Sequence[Course]]]) -> str:
     panels = []
     for title, courses in drawn:
         lines = {
-            item.name: [(number * item.clients_asked / CLIENTS, value) for number, value in enumerate(item.accuracies)]
-            for item in courses
+            course.name: [
+                (number * course.clients_selected / CLIENTS, value) for number, value in enumerate(course.accuracies)
+            ]
+            for course in courses
         }
         panels.append(Panel(f"accuracy: {title.split(',')[0]}", "rounds", lines))
     return draw("Federated algorithms on the same split", f"{CLIENTS} clients", panels)
@@ -218,15 +220,15 @@ def _newton(rounds: int) -> str:
         for k in SKETCHES if name == "flens" else SKETCHES[1:2]:
             courses.append(_run(name, CONVEX, rounds, label=f"{label}, {k} rows", **{name: {"rows": k}}))
     best = _run("fednewton", CONVEX, BEST_ROUNDS)
-    least = min(value for item in [*courses, best] for value in item.objectives)
+    least = min(value for course in [*courses, best] for value in course.objectives)
     panels = []
     for across in ("rounds", "MB, both ways"):
         lines = {
-            item.name: [
+            course.name: [
                 (number if across == "rounds" else (up + down) / MB, max(value - least, LEAST))
-                for number, (value, up, down) in enumerate(zip(item.objectives, item.up, item.down, strict=True))
+                for number, (value, up, down) in enumerate(zip(course.objectives, course.up, course.down, strict=True))
             ]
-            for item in courses
+            for course in courses
         }
         panels.append(Panel("f − f*", across, lines, is_log=True))
     for item in courses:

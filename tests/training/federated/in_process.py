@@ -167,7 +167,7 @@ class Federation:
         return accuracy(self.loop)
 
 
-class Telling(NullReporter):
+class RecordingReporter(NullReporter):
     """Keeps what it is told."""
 
     def __init__(self) -> None:

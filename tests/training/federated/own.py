@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.training.federated.in_process import Telling, start
+from tests.training.federated.in_process import RecordingReporter, start
 from training.federated.rounds import Rounds
 from training.federation.config import with_custom_recipe
 from training.runtime.distributed import World
@@ -48,7 +48,7 @@ def started(
     algorithm: str = "",
     /,
     *,
-    reporter: Telling | None = None,
+    reporter: RecordingReporter | None = None,
     files: Mapping[str, str] = NOTHING,
     world: World | None = None,
     **run: Any,

@@ -50,7 +50,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_weights(tmp_path_factory.mktemp("weights") / "llama")
 
 
-def asked(kind: str, texts: Path, weights: Path, **more: Any) -> dict[str, Any]:
+def config_of(kind: str, texts: Path, weights: Path, **more: Any) -> dict[str, Any]:
     """[run] with these adapters."""
     given = {"from_weights": str(weights), **(LORA if "lora" in kind else {}), **more.pop("language", {})}
     return table(texts, adapters=kind, language=given, **{"learning_rate": 30.0, **more})
@@ -82,7 +82,7 @@ def test_what_makes_no_sense_is_refused_by_name(change: dict[str, Any], field: s
 @pytest.mark.parametrize("kind", ["lora", "ffa_lora", "scl"])
 def test_a_message_is_what_was_declared(kind: str, texts: Path, weights: Path, tmp_path: Path) -> None:
     """4 bytes a number, and the header; so in the counted bytes of a round."""
-    rounds = rounds_of(tmp_path, asked(kind, texts, weights))
+    rounds = rounds_of(tmp_path, config_of(kind, texts, weights))
     federation, work = rounds.federation, rounds.work
     assert work.unstacked_reason == "", "attention and adapters go through vmap"
     numbers = NUMBERS[kind]
@@ -105,8 +105,8 @@ def test_a_message_is_what_was_declared(kind: str, texts: Path, weights: Path, t
 def test_it_begins_at_the_weights_and_only_what_is_declared_changes(
     kind: str, texts: Path, weights: Path, tmp_path: Path
 ) -> None:
-    plain = rounds_of(tmp_path / "plain", asked("none", texts, weights))
-    rounds = rounds_of(tmp_path / "adapted", asked(kind, texts, weights))
+    plain = rounds_of(tmp_path / "plain", config_of("none", texts, weights))
+    rounds = rounds_of(tmp_path / "adapted", config_of(kind, texts, weights))
     inputs = rounds.federation.model.task.batch("train", np.arange(8))[0]
     base, adapted = plain.federation.model.task.model, rounds.federation.model.task.model
     assert torch.equal(base(inputs), adapted(inputs)), "bit for bit"
@@ -130,7 +130,7 @@ def test_the_mean_of_products_is_the_product_of_means_only_where_a_is_fixed(
 ) -> None:
     apart = {}
     for kind in ("lora", "ffa_lora"):
-        rounds = rounds_of(tmp_path / kind, asked(kind, texts, weights, dtype="fp64"))
+        rounds = rounds_of(tmp_path / kind, config_of(kind, texts, weights, dtype="fp64"))
         train(rounds)  # B is no longer zero
         clients = _clients_of(rounds)
         shares = rounds.federation.divided.sizes / rounds.federation.divided.sizes.sum()
@@ -174,8 +174,8 @@ def _product(rounds: Rounds, vector: Tensor) -> Tensor:
 
 
 def test_a_of_ffa_lora_stays_as_the_seed_gave_it_and_never_travels(texts: Path, weights: Path, tmp_path: Path) -> None:
-    lora = rounds_of(tmp_path / "lora", asked("lora", texts, weights)).federation.model
-    rounds = rounds_of(tmp_path / "ffa", asked("ffa_lora", texts, weights))
+    lora = rounds_of(tmp_path / "lora", config_of("lora", texts, weights)).federation.model
+    rounds = rounds_of(tmp_path / "ffa", config_of("ffa_lora", texts, weights))
     model = rounds.federation.model
     assert all(".lora_B." in name for name in model.weights.travelling)
     assert set(model.constants) == {name for name in lora.weights.shapes if ".lora_A." in name}
@@ -191,7 +191,7 @@ def test_scl_tells_what_it_sends_with_and_without_down_proj(
     train_down_proj: bool, texts: Path, weights: Path, tmp_path: Path
 ) -> None:
     scl = {"train_down_proj": train_down_proj, "rank": 8}
-    rounds = rounds_of(tmp_path, {**asked("scl", texts, weights), "scl": scl})
+    rounds = rounds_of(tmp_path, {**config_of("scl", texts, weights), "scl": scl})
     model = rounds.federation.model
     down = LAYERS * WIDTH * HIDDEN
     assert model.weights.size == NUMBERS["scl"] + down * train_down_proj
@@ -230,7 +230,7 @@ def trained(texts: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("trained")
     found = {}
     for kind in NUMBERS:
-        run = found[kind] = Federation(folder / kind, asked(kind, texts, weights, checkpoint_every=2))
+        run = found[kind] = Federation(folder / kind, config_of(kind, texts, weights, checkpoint_every=2))
         run.finish(1)
     return found
 

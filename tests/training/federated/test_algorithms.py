@@ -181,14 +181,14 @@ class TestMoon:
                 rows, labels = model.task.batch("train", owned[client])
                 v = w
 
-                def seen(w: Tensor, rows: Tensor = rows) -> Tensor:
+                def features_of(w: Tensor, rows: Tensor = rows) -> Tensor:
                     parts = model.weights.tensors(w)
                     return torch.relu(rows @ parts["hidden.weight"].T + parts["hidden.bias"])
 
-                towards, away = seen(w), seen(previous[client])
+                towards, away = features_of(w), features_of(previous[client])
                 for _ in range(2):
                     v = v.detach().requires_grad_()
-                    parts, features = model.weights.tensors(v), seen(v)
+                    parts, features = model.weights.tensors(v), features_of(v)
                     logits = features @ parts["head.weight"].T + parts["head.bias"]
                     near, far = (torch.exp(cosine_similarity(features, z) / temperature) for z in (towards, away))
                     loss = cross_entropy(logits, labels) - mu * torch.log(near / (near + far)).mean()

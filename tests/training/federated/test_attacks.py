@@ -87,13 +87,13 @@ def watch(rounds: Rounds) -> dict[str, dict[int, Tensor]]:
     found: dict[str, dict[int, Tensor]] = {}
     run = rounds.work.run
 
-    def seen(*arguments: Any, **options: Any) -> ClientUpdates:
+    def record(*arguments: Any, **options: Any) -> ClientUpdates:
         sent = run(*arguments, **options)
         for name, rows in sent.values.items():
             found.setdefault(name, {}).update(zip(sent.clients.tolist(), rows.double().clone(), strict=True))
         return sent
 
-    rounds.work.run = seen  # type: ignore[method-assign]
+    rounds.work.run = record  # type: ignore[method-assign]
     return found
 
 

@@ -31,7 +31,7 @@ class Spy:
         return [event for event in self.events if event["kind"] == kind]
 
 
-def _told(*names: str) -> tuple[client_failures.FailureReporter, Spy]:
+def _reporting(*names: str) -> tuple[client_failures.FailureReporter, Spy]:
     spy = Spy()
     return client_failures.FailureReporter(spy, names), spy  # type: ignore[arg-type]
 
@@ -96,7 +96,7 @@ class TestWords:
 
 class TestBounds:
     def test_fifty_thousand_rounds_in_which_all_fail_stay_within_what_an_attempt_may_tell(self) -> None:
-        reporter, spy = _told()
+        reporter, spy = _reporting()
         for round_ in range(1, 50_001):
             reporter.report(round_, dict.fromkeys(range(20), f"E{round_ % 500}: {round_}"), range(20, 40))
             reporter.report_quarantined(round_, [round_], 3)
@@ -107,7 +107,7 @@ class TestBounds:
         assert len(spy.events) == 4 * client_failures.MAX_EVENTS
 
     def test_a_client_is_told_of_once_a_kind_of_error(self, capsys: pytest.CaptureFixture[str]) -> None:
-        reporter, spy = _told()
+        reporter, spy = _reporting()
         for round_ in range(1, 9):
             kind = "KeyError" if round_ < 5 else "OSError"
             reporter.report(round_, {7: f'Traceback:\n  File "a"\n    x\n{kind}: {round_}'}, ())
@@ -118,13 +118,13 @@ class TestBounds:
         ]
 
     def test_events_tell_whose_data_a_client_has_where_that_is_known(self) -> None:
-        reporter, spy = _told("ada", "")
+        reporter, spy = _reporting("ada", "")
         reporter.report(1, {0: "KeyError: 1", 1: "KeyError: 1"}, [0, 2])
         reporter.report_quarantined(2, [0], 3)
         assert [event.get("name") for event in spy.events] == ["ada", None, "ada", None, "ada"]
 
     def test_at_most_a_few_a_round(self) -> None:
-        reporter, spy = _told()
+        reporter, spy = _reporting()
         reporter.report(1, dict.fromkeys(range(100), "KeyError: 1"), range(100, 200))
         reporter.report(2, dict.fromkeys(range(100), "KeyError: 1"), ())
         assert [event["client"] for event in spy.of("client.dropped")] == list(range(10))
@@ -226,11 +226,11 @@ class TestRuns:
     def test_a_quorum_that_is_lost_three_times_ends_it(self, tmp_path: Path, world: int) -> None:
         deadline = {"quorum": 0.75, "quantile": 1.0}
         run = planted_clients(tmp_path, {"raising": "5,6,7", "since": 2}, pace="deadline", deadline=deadline)
-        incarnation, told = _failed(run, world)
-        assert told["exception"] == "QuorumLost"
-        assert "was lost 3 times: " in told["error"]
-        assert "of the 6 updates that it takes; 7 clients were asked, 3 dropped out" in told["error"]
-        assert "Client 5 was the first to drop out: LookupError: the disk of owner 5 is gone." in told["error"]
+        incarnation, failure = _failed(run, world)
+        assert failure["exception"] == "QuorumLost"
+        assert "was lost 3 times: " in failure["error"]
+        assert "of the 6 updates that it takes; 7 clients were asked, 3 dropped out" in failure["error"]
+        assert "Client 5 was the first to drop out: LookupError: the disk of owner 5 is gone." in failure["error"]
         assert [event["attempt"] for event in run.events("round.lost")] == [1, 2, 3]
         assert {event["client"] for event in run.events("client.dropped")} == {5, 6, 7}
         assert "QuorumLost: round 2 was lost" in incarnation.output().splitlines()[-1]

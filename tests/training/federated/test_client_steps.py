@@ -15,7 +15,7 @@ from tests.training.federated.in_process import (
     DIGITS_FP64,
     REGRESSION,
     Federation,
-    Telling,
+    RecordingReporter,
     digest,
     run,
     train,
@@ -69,7 +69,7 @@ class TestSchedule:
             **SGD,
             "checkpoint_every": 2,
         }
-        reporter = Telling()
+        reporter = RecordingReporter()
         run(tmp_path / "whole", table, reporter=reporter)
         assert reporter.series["client_learning_rate"] == pytest.approx({1: 0.3, 2: 0.3, 3: 0.15, 4: 0.15})
         run(tmp_path / "parts", {**table, "rounds": 2})
@@ -102,10 +102,10 @@ class TestMomentum:
         w, found = federation.model, []
         for quadratic in quadratics(federation):
 
-            def held(v: Tensor, quadratic: Any = quadratic) -> Tensor:
+            def proximal(v: Tensor, quadratic: Any = quadratic) -> Tensor:
                 return quadratic.gradient(v) + 0.7 * (v - w)
 
-            found.append(by_torch(w, held, 4, 0.05))
+            found.append(by_torch(w, proximal, 4, 0.05))
         torch.testing.assert_close(federation.go(), mean(found, federation.divided.sizes), rtol=0, atol=1e-12)
 
     def test_fednova_divides_by_the_weights_of_the_gradients(self, tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ class TestMomentum:
         ],
     )
     def test_where_a_rule_cannot_take_it_it_is_refused(self, algorithm: str, refused: set[str]) -> None:
-        asked = config.parse({"clients": 12, "algorithm": algorithm, **SGD})
-        assert {problem.field for problem in config_checks.problems(asked, 1)} == refused
+        parsed = config.parse({"clients": 12, "algorithm": algorithm, **SGD})
+        assert {problem.field for problem in config_checks.problems(parsed, 1)} == refused
 
     def test_who_would_ignore_it_is_refused(self, tmp_path: Path) -> None:
         by_hand = "SENT = {'delta': 'samples'}\n\n\ndef train(client):\n"

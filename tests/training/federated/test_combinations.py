@@ -50,8 +50,8 @@ def _added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problems(**table: Any) -> list[tuple[str, str]]:
-    asked = config.parse({"clients": 12, **table})
-    return [(problem.field, problem.message) for problem in config_checks.problems(asked, 1)]
+    parsed = config.parse({"clients": 12, **table})
+    return [(problem.field, problem.message) for problem in config_checks.problems(parsed, 1)]
 
 
 @pytest.mark.parametrize("aggregation", ROBUST)

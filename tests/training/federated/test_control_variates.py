@@ -26,7 +26,7 @@ from training.federation import config_checks
 from training.federation.config import FOLDERS, parse
 
 CLIENTS = 8
-KEPT = {"scaffold": ("control", "change", 1.0), "feddyn": ("gradient", "delta", -0.1)}
+STATE_NAMES = {"scaffold": ("control", "change", 1.0), "feddyn": ("gradient", "delta", -0.1)}
 """By algorithm: what client and server keep, and which part of an update changes it how much."""
 PACES: list[dict[str, Any]] = [
     {"pace": "rounds"},
@@ -41,7 +41,7 @@ LIMIT = 1e-13
 
 def drift(rounds: Rounds) -> Tensor:
     """Return the server's control less the mean of the clients', which are ahead of it by what is on its way."""
-    state, part, factor = KEPT[rounds.config.algorithm]
+    state, part, factor = STATE_NAMES[rounds.config.algorithm]
     server = rounds.server
     sizes = rounds.work.sizes_of(rounds.work.training_task, server)
     coming = factor * sums.split(server.pending.rows, sizes)[part].sum(dim=0) / CLIENTS
@@ -77,7 +77,7 @@ def resumed(folder: Path, run: dict[str, Any], before: Rounds | None) -> Rounds:
 
 
 @given(
-    algorithm=st.sampled_from(sorted(KEPT)),
+    algorithm=st.sampled_from(sorted(STATE_NAMES)),
     paces=st.lists(st.sampled_from(PACES), min_size=1, max_size=3),
     selection=st.sampled_from(built_in("selection")),
     per_round=st.integers(2, CLIENTS),
@@ -109,7 +109,7 @@ def test_the_server_s_control_is_the_mean_of_the_clients(
                     assert drift(rounds).abs().max() < LIMIT
         assert rounds is not None
         if not fails and selection == "uniform":
-            assert rounds.server.memory[KEPT[algorithm][0]].abs().max() > 1e3 * LIMIT
+            assert rounds.server.memory[STATE_NAMES[algorithm][0]].abs().max() > 1e3 * LIMIT
 
 
 def test_what_is_under_way_counts_in_the_first_round_of_a_pace_that_waits(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.training.federated.in_process import Telling, run, start
+from tests.training.federated.in_process import RecordingReporter, run, start
 from training.federated.coverage import CoverageError, CoverageLog
 from training.federation import config_checks, data_division
 from training.federation.config import parse
@@ -37,7 +37,7 @@ def foreseen(table: dict[str, Any]) -> CoverageForecast:
     return forecast(config, data_division.divide(config, labels).sizes)
 
 
-def reported(reporter: Telling) -> Coverage:
+def reported(reporter: RecordingReporter) -> Coverage:
     found = Coverage.unpack(reporter.of("round.clients")[-1]["coverage"])
     assert found is not None
     return found
@@ -45,7 +45,7 @@ def reported(reporter: Telling) -> Coverage:
 
 def test_a_run_over_a_subset_says_so(tmp_path: Path) -> None:
     """As large clients are the slow ones, most of the data may lie with those that no round waits for."""
-    run(tmp_path, SUBSET, reporter=(reporter := Telling()))
+    run(tmp_path, SUBSET, reporter=(reporter := RecordingReporter()))
     found = reported(reporter)
     assert found.text == "3 of 7 clients never counted, 54 % of samples."
     assert found.excluded == 3
@@ -95,7 +95,7 @@ def test_what_a_checkpoint_says_nothing_of_is_not_guessed() -> None:
 def test_a_site_may_ask_for_a_least_share(tmp_path: Path) -> None:
     """The run ends as failed, with all that it has learnt in a checkpoint; with other clients it can go on."""
     for least, failed in ((0.45, False), (0.6, True)):
-        loop = start(tmp_path / str(least), SUBSET, reporter=(reporter := Telling()))
+        loop = start(tmp_path / str(least), SUBSET, reporter=(reporter := RecordingReporter()))
         loop._least_share = least
         if failed:
             with pytest.raises(

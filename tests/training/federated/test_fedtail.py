@@ -37,19 +37,19 @@ def with_options(**options: object) -> dict[str, Any]:
     return {**RUN, "options": {**RUN["options"], "fedtail": options}}
 
 
-class Seen:
+class TailCase:
     """A client of a federation, a point to look from, and the same model and batch as torch has them."""
 
     def __init__(self, folder: Path, **options: object) -> None:
         self.rounds = ready(folder, {**with_options(**options), "dtype": "fp64", "local_steps": 1})
         clients: list[Client] = []
 
-        def kept(client: Client, **options: object) -> dict[str, Tensor]:
+        def record(client: Client, **options: object) -> dict[str, Tensor]:
             clients.append(client)
             return {"delta": client.gradient(client.model, 0)}
 
         self.rounds.work.unstacked_reason = "to be looked at"
-        object.__setattr__(self.rounds.federation.model.algorithm, "train", kept)
+        object.__setattr__(self.rounds.federation.model.algorithm, "train", record)
         train(self.rounds)
         (self.client,) = [client for client in clients if client.number == 2]
         self.layout = self.rounds.federation.model.weights
@@ -124,7 +124,7 @@ class TestCurvatures:
         assert float(found) == pytest.approx(3)
 
     def test_of_a_network(self, tmp_path: Path) -> None:
-        case = Seen(tmp_path)
+        case = TailCase(tmp_path)
         label = int(case.labels.mode().values)
         whole = hessian(lambda w: case.terms().by_class(w)[label])(case.w)
         found = curvatures(case.terms().by_class, case.w, 100)[label]
@@ -137,7 +137,7 @@ class TestCurvatures:
 
 class TestTerms:
     def test_losses_of_classes(self, tmp_path: Path) -> None:
-        case = Seen(tmp_path)
+        case = TailCase(tmp_path)
         each = functional.cross_entropy(case.model(case.rows), case.labels, reduction="none")
         for label, found in enumerate(case.terms().by_class(case.w)):
             of_class = each[case.labels == label]
@@ -145,7 +145,7 @@ class TestTerms:
         assert len(set(case.labels.tolist())) > 1
 
     def test_coherence_by_double_backward(self, tmp_path: Path) -> None:
-        case = Seen(tmp_path)
+        case = TailCase(tmp_path)
         classification = case.slope(case.loss(), create_graph=True)
         adversary = case.slope(-0.7 * case.told(), create_graph=True)
         discriminators = case.is_discriminator()
@@ -157,7 +157,7 @@ class TestTerms:
         assert close(grad(terms.coherence)(case.w), expected)
 
     def test_the_adversary_and_the_discriminator_pull_apart(self, tmp_path: Path) -> None:
-        case = Seen(tmp_path)
+        case = TailCase(tmp_path)
         slope, discriminators = 0.7 * case.slope(case.told()), case.is_discriminator()
         terms = case.terms(adversarial=0.7)
         assert close(grad(terms.discrimination)(case.w), torch.where(discriminators, slope, 0))
@@ -165,7 +165,7 @@ class TestTerms:
         assert float(slope[discriminators].norm()) > 0 < float(slope[~discriminators].norm())
 
     def test_inputs_are_shifted_by_rho_a_class(self, tmp_path: Path) -> None:
-        case = Seen(tmp_path)
+        case = TailCase(tmp_path)
         shift = case.terms().shift(case.w, 0.25)
         rows = case.rows.clone().requires_grad_()
         each = functional.cross_entropy(case.model(rows), case.labels, reduction="none")
@@ -176,7 +176,7 @@ class TestTerms:
             assert close(shift[of_class], 0.25 * slope[of_class] / slope.norm())
 
     def test_sharpness(self, tmp_path: Path) -> None:
-        case = Seen(tmp_path)
+        case = TailCase(tmp_path)
         shift = case.terms().shift(case.w, 0.25)
         log_p, log_q = case.model(case.rows).log_softmax(-1), case.model(case.rows + shift).log_softmax(-1)
         expected = functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
@@ -185,7 +185,7 @@ class TestTerms:
         assert float(case.terms().sharpness(case.w, shift * 0)) == 0
 
     def test_all_of_them_together(self, tmp_path: Path) -> None:
-        case = Seen(tmp_path)
+        case = TailCase(tmp_path)
         terms, weights = case.terms(), torch.linspace(0.1, 1, 3, dtype=torch.float64)
         shift = terms.shift(case.w, 0.25)
         parts = [weights @ terms.by_class(case.w), terms.sharpness(case.w, shift), terms.coherence(case.w)]
@@ -248,11 +248,11 @@ def _by_hand(rounds: Rounds, gamma: str) -> Tensor:
         slope = grad(lambda w, each=each: each(w).mean())(w)
         for label in set(labels.tolist()):
 
-            def own(w: Tensor, each: Any = each, is_own: Tensor = labels == label) -> Any:
+            def loss_of(w: Tensor, each: Any = each, is_own: Tensor = labels == label) -> Any:
                 return each(w)[is_own].mean()
 
-            sigma = torch.linalg.eigvalsh(hessian(own)(w)).abs().max()
-            slope = slope + (1 / (1 + sigma) if gamma == "formula" else sigma / (1 + sigma)) * grad(own)(w)
+            sigma = torch.linalg.eigvalsh(hessian(loss_of)(w)).abs().max()
+            slope = slope + (1 / (1 + sigma) if gamma == "formula" else sigma / (1 + sigma)) * grad(loss_of)(w)
         total += len(ids) * (w - 0.2 * slope)
     return total / int(divided.sizes.sum())
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from tests.training.federated.in_process import DIGITS, Telling, digest, run, start
+from tests.training.federated.in_process import DIGITS, RecordingReporter, digest, run, start
 from tests.training.ranks import fork
 from training.attempt import place
 from training.attempt.place import Place
@@ -77,17 +77,17 @@ def _rank(where: Place, rank: int, size: int, table: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-class TestAClientWhoseUpdateDoesNotCount:
+class TestAClientWithoutACountedUpdate:
     """Number 3, in the second of two rounds: what it keeps is as it was, and the others' is not."""
 
     def test_that_failed(self, tmp_path: Path) -> None:
         def fail(loop: Rounds) -> None:
-            look_up, owners = loop.work._load, loop.federation.divided.owners["train"]
+            load, owners = loop.work._load, loop.federation.divided.owners["train"]
 
             def failing(ids: Any, shape: Any) -> Any:
                 if loop.step == 1 and (owners[ids] == 3).any():
                     raise ValueError("no such sample")
-                return look_up(ids, shape)
+                return load(ids, shape)
 
             loop.work._load = failing  # type: ignore[method-assign]
             loop.work.unstacked_reason = "so that a chunk is of one client, and all of it fails"
@@ -187,7 +187,7 @@ def test_what_is_asked_beside_training_is_not_filtered(tmp_path: Path, monkeypat
 
 def test_digits_are_learnt_from_a_seventh_of_the_bytes(tmp_path: Path) -> None:
     """A tenth of the numbers, of 8 bits: measured .943 to .983 with three seeds, whole updates .950 to .983."""
-    reporter = Telling()
+    reporter = RecordingReporter()
     table = {**TOPK_INT8, "clients": 10, "rounds": 30, "dirichlet": {"alpha": 0.3}, "tabular": {"hidden": 64}}
     loop = run(tmp_path, table, reporter=reporter)
     assert reporter.series["accuracy"][30] >= 0.85

@@ -13,7 +13,7 @@ from tests.training.federated.in_process import (
     DIGITS_FP64,
     REGRESSION,
     Federation,
-    Telling,
+    RecordingReporter,
     digest,
     run,
     train,
@@ -60,7 +60,7 @@ def test_stacked_and_one_by_one_agree_whatever_clients_keep(name: str, tmp_path:
 
 def test_training_goes_on_as_without_it(tmp_path: Path) -> None:
     table = {**DIGITS, "rounds": 3, "tabular": {"hidden": 16, "batch_norm": True}}
-    reporter = Telling()
+    reporter = RecordingReporter()
     run(tmp_path / "without", table)
     run(tmp_path / "with", {**table, "finetune_steps": 4}, reporter=reporter)
     assert digest(tmp_path / "with") == digest(tmp_path / "without")

@@ -16,7 +16,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.training.federated.in_process import DIGITS, Telling, run
+from tests.training.federated.in_process import DIGITS, RecordingReporter, run
 from training.federated.client_tasks import ClientTask, ClientUpdates
 from training.federated.controller import Controller
 from training.federated.messages import HEADER_BYTES, MessageError, MessageLayout, Traffic
@@ -186,7 +186,7 @@ def test_counted_is_what_each_client_s_message_takes(
     up: dict[tuple[int, int], int] = {}
     down: list[int] = []
     result: list[RoundReport] = []
-    summed, one_round = Controller._partial_sums, Rounds._round
+    summed, play_round = Controller._partial_sums, Rounds._round
 
     def encoded(controller: Controller, question: ClientTask, sizes: Any, sent: ClientUpdates, local: Any) -> Any:
         described = controller._work.messages_of(question, controller.server).up
@@ -204,12 +204,12 @@ def test_counted_is_what_each_client_s_message_takes(
         model = loop.federation.model.weights.tensors(loop.server.weights)
         described = loop.work.messages_of(loop.work.training_task, loop.server).down
         down.append(len(described.encode(model, round_=round_, client=None, samples=None)))
-        result.append(one_round(loop, round_))
+        result.append(play_round(loop, round_))
         return result[-1]
 
     monkeypatch.setattr(Controller, "_partial_sums", encoded)
     monkeypatch.setattr(Rounds, "_round", played)
-    series = Telling()
+    series = RecordingReporter()
     run(tmp_path, {**DIGITS, "rounds": 3, "per_round": 9, "filters": filters}, reporter=series)
     assert len(result) == 3
     for round_, (item, size) in enumerate(zip(result, down, strict=True), start=1):

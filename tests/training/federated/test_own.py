@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.federated.in_process import Telling, digest
+from tests.training.federated.in_process import RecordingReporter, digest
 from tests.training.federated.own import ALGORITHM, LINEAR, MOMENTUM, RUN, ready, started
 from training.config import choices
 from training.config.asked import ConfigError
@@ -26,7 +26,7 @@ from training.federation.config import parse
 
 
 def test_a_model_and_data_are_enough(tmp_path: Path) -> None:
-    loop = started(tmp_path, rounds=20, reporter=(reporter := Telling()))
+    loop = started(tmp_path, rounds=20, reporter=(reporter := RecordingReporter()))
     assert loop.run()
     (began,) = reporter.of("run.started")
     assert (began["recipe"], began["algorithm"], began["parameters"], began["alone"]) == ("client", "fedavg", 15, "")
@@ -127,7 +127,7 @@ LEAKY = LINEAR.replace("return x,", f"x[0] = {SECRET}\n    return x,")
 def test_nothing_but_declared_tensors_leaves_a_client(tmp_path: Path, leak: str, error: str | None) -> None:
     """Whatever train() puts into the model or gives back: neither message, report nor checkpoint holds a sample."""
     client = f"{LEAKY}\n\ndef train(model, batches, learning_rate):\n    {leak}\n"
-    reporter = Telling()
+    reporter = RecordingReporter()
     if error is not None:
         with pytest.raises(ClientsFailed, match=error):
             started(tmp_path, client, reporter=reporter, batch=5).run()
@@ -144,7 +144,7 @@ def test_nothing_but_declared_tensors_leaves_a_client(tmp_path: Path, leak: str,
 
 def test_a_client_that_raises_drops_out_by_name(tmp_path: Path) -> None:
     client = LINEAR + MOMENTUM.replace("    optimizer =", "    assert len(batches) != 3, 'no three'\n    optimizer =")
-    reporter = Telling()
+    reporter = RecordingReporter()
     assert started(tmp_path, client, reporter=reporter, batch=5).run()
     (dropped,) = reporter.of("client.dropped")
     assert dropped["client"] == 2
@@ -301,7 +301,7 @@ def loss(model, x, y):
 
 def test_numbers_without_dims_train_and_constants_stay_at_home(tmp_path: Path) -> None:
     """A scale without dims, a causal mask full of −∞, a count that goes on; and a model that is called by name."""
-    reporter = Telling()
+    reporter = RecordingReporter()
     loop = started(tmp_path, SCALED, reporter=reporter)
     assert loop.run()
     assert loop.federation.model.weights.size == 16
@@ -326,7 +326,7 @@ def test_what_is_drawn_by_chance_follows_from_the_seed(tmp_path: Path) -> None:
 
 def test_scores_have_names_that_nobody_else_has(tmp_path: Path) -> None:
     """All that a federation tells by itself is refused as a name, but for the accuracy and the loss."""
-    reporter = Telling()
+    reporter = RecordingReporter()
     assert started(tmp_path, reporter=reporter, rounds=1).run()
     assert reporter.series.keys() - {"loss", "accuracy"} <= RESERVED_SERIES
     evaluate = "\n\ndef evaluate(model, x, y):\n    return {'dropped': 1}\n"
@@ -336,7 +336,7 @@ def test_scores_have_names_that_nobody_else_has(tmp_path: Path) -> None:
 
 def test_a_client_that_exits_drops_out(tmp_path: Path) -> None:
     client = LINEAR + MOMENTUM.replace("    optimizer =", "    len(batches) == 3 and exit(3)\n    optimizer =")
-    reporter = Telling()
+    reporter = RecordingReporter()
     assert started(tmp_path, client, reporter=reporter, batch=5).run()
     assert reporter.of("client.dropped")[0]["client"] == 2
     assert "exit code 3" in reporter.of("client.dropped")[0]["traceback"]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.training import ranks
-from tests.training.federated.in_process import Telling, accuracy, digest, start, train
+from tests.training.federated.in_process import RecordingReporter, accuracy, digest, start, train
 from tests.training.federated.own import LINEAR, ready, started
 from training import run_file
 from training.config.asked import ConfigError
@@ -292,11 +292,11 @@ DRAWING = {
     "    return np.random.permutation(np.arange(many) % clients)\n",
 }
 """Each draws from everything that there is."""
-ALL_OWN = {"aggregation": "own_aggregation", "selection": "own_selection", "split": "own_split", "per_round": 6}
+ALL_CUSTOM = {"aggregation": "own_aggregation", "selection": "own_selection", "split": "own_split", "per_round": 6}
 
 
 def test_what_they_draw_follows_from_the_seed_over_a_resume(tmp_path: Path) -> None:
-    run = {**DIGITS, **ALL_OWN}
+    run = {**DIGITS, **ALL_CUSTOM}
     for name, lengths in {"whole": [4], "parts": [2, 4]}.items():
         for rounds in lengths:
             assert started(tmp_path / name, files=DRAWING, **{**run, "rounds": rounds}).run()
@@ -305,7 +305,7 @@ def test_what_they_draw_follows_from_the_seed_over_a_resume(tmp_path: Path) -> N
     assert found[0] == found[1] != found[2]
 
 
-def _one_rank(rank: int, size: int, folder: Path, files: dict[str, str], table: dict[str, Any]) -> None:
+def _run_rank(rank: int, size: int, folder: Path, files: dict[str, str], table: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
     world = World(rank, size, torch.device("cpu"))
@@ -320,7 +320,7 @@ def _one_rank(rank: int, size: int, folder: Path, files: dict[str, str], table: 
 
 
 def on_ranks(size: int, folder: Path, files: dict[str, str], table: dict[str, Any]) -> list[str]:
-    processes = [ranks.fork(_one_rank, rank, size, folder, files, table) for rank in range(size)]
+    processes = [ranks.fork(_run_rank, rank, size, folder, files, table) for rank in range(size)]
     for process in processes:
         process.join(ranks.SECONDS)
     assert [process.exitcode for process in processes] == [0] * size
@@ -329,8 +329,8 @@ def on_ranks(size: int, folder: Path, files: dict[str, str], table: dict[str, An
 
 @pytest.mark.slow
 def test_the_same_bits_on_one_and_on_two_ranks(tmp_path: Path) -> None:
-    (alone,) = on_ranks(1, tmp_path, DRAWING, {**DIGITS, **ALL_OWN})
-    assert on_ranks(2, tmp_path, DRAWING, {**DIGITS, **ALL_OWN}) == [alone, alone]
+    (alone,) = on_ranks(1, tmp_path, DRAWING, {**DIGITS, **ALL_CUSTOM})
+    assert on_ranks(2, tmp_path, DRAWING, {**DIGITS, **ALL_CUSTOM}) == [alone, alone]
 
 
 @pytest.mark.slow
@@ -357,7 +357,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert file.client is not None
     for name in ("aggregation", "selection", "split"):
         sys.modules.pop(name, None)
-    reporter, table = Telling(), {**file.config.model_dump(), "rounds": 30}
+    reporter, table = RecordingReporter(), {**file.config.model_dump(), "rounds": 30}
     loop = start(tmp_path / "run", table, code=file.client.directory, reporter=reporter)
     assert loop.run()
     labels = (loop.federation.divided.counts() > 0).sum(axis=1)

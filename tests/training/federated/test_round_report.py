@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import vigil_report
-from tests.training.federated.in_process import Telling as Reporter
+from tests.training.federated.in_process import RecordingReporter as Reporter
 from training.federated import client_failures, round_report
 from training.federated.coverage import CoverageLog
 from training.federated.evaluation import Evaluation
@@ -26,7 +26,7 @@ from training.reporting.spool import read_spool
 CLIENTS = 100_000
 SERIES, EVENTS = 1_000, 50_000
 """Of an attempt, by the portal's intake."""
-MOST_TOLD = 20_000
+MAX_EVENTS = 20_000
 ERRORS = ("KeyError: 1", "OSError: 5")
 
 
@@ -159,7 +159,7 @@ def test_however_long_it_is_events_are_few(rounds: int, clock: Clock) -> None:
     tables = [RoundTable.unpack(event) for event in reporter.of("round.clients")]
     assert np.concatenate([table.rounds["round"] for table in tables]).tolist() == list(range(1, rounds + 1))
     assert 2_500 <= len(tables) <= 2_501 + 2_500 * math.log(rounds / 2_500)
-    assert 2_500 * (1 + math.log(1_000_000 / 2_500)) < MOST_TOLD, "of the longest run that can be asked for"
+    assert 2_500 * (1 + math.log(1_000_000 / 2_500)) < MAX_EVENTS, "of the longest run that can be asked for"
     for kind in ("client.dropped", "client.broken"):
         assert len(reporter.of(kind)) <= client_failures.MAX_EVENTS
     assert len(reporter.events) < EVENTS / 2

@@ -37,21 +37,21 @@ Ids = NDArray[np.int64]
 def labels_of(samples: int, classes: int, *, owners: int = 7, seed: int = 0, validation: int = 0) -> Labels:
     draw = np.random.RandomState(seed)
     of = {"train": draw.randint(classes, size=samples), "validation": draw.randint(classes, size=validation)}
-    whose = {"train": draw.randint(owners, size=samples), "validation": draw.randint(owners, size=validation)}
-    return Labels(of, tuple(map(str, range(classes))), whose, tuple(map(str, range(owners))))  # type: ignore[arg-type]
+    owners_by_split = {"train": draw.randint(owners, size=samples), "validation": draw.randint(owners, size=validation)}
+    return Labels(of, tuple(map(str, range(classes))), owners_by_split, tuple(map(str, range(owners))))  # type: ignore[arg-type]
 
 
 def without_owners(labels: Labels) -> Labels:
     return Labels(labels.of, labels.names)
 
 
-def asked(split: str, clients: int, *, seed: int = 0, **options: Any) -> FederationConfig:
+def config_of(split: str, clients: int, *, seed: int = 0, **options: Any) -> FederationConfig:
     return config.parse({"split": split, "clients": clients, "seed": seed, split: options})
 
 
 def divide(split: str, labels: Labels, clients: int, *, seed: int = 0, **options: Any) -> data_division.DataDivision:
     labels = labels if split == "column" else without_owners(labels)
-    return data_division.divide(asked(split, clients, seed=seed, **options), labels)
+    return data_division.divide(config_of(split, clients, seed=seed, **options), labels)
 
 
 @given(
@@ -88,7 +88,7 @@ def test_every_sample_has_one_owner_and_none_is_invented_or_lost(
 @pytest.mark.parametrize("name", NAMES)
 def test_data_that_leave_nothing_to_train_on_are_refused_as_such(name: str) -> None:
     divided = divide(name, labels_of(0, 3, validation=9), 4)
-    (misfit,) = data_division.check(asked(name, 4), divided)
+    (misfit,) = data_division.check(config_of(name, 4), divided)
     assert misfit.field == "recipe"
     assert "nothing to train on" in str(misfit)
 
@@ -181,8 +181,8 @@ def test_where_no_draw_reaches_everybody_whoever_has_most_gives(clients: int, al
 @pytest.mark.parametrize(("clients", "alpha"), [(20, 0.1), (100, 0.05)])
 def test_common_set_ups_of_digits_are_taken_whatever_the_seed(clients: int, alpha: float) -> None:
     for seed in range(30):
-        asked = config.parse({"clients": clients, "split": "dirichlet", "dirichlet": {"alpha": alpha}, "seed": seed})
-        assert list(config_checks.problems(asked, 1)) == []
+        parsed = config.parse({"clients": clients, "split": "dirichlet", "dirichlet": {"alpha": alpha}, "seed": seed})
+        assert list(config_checks.problems(parsed, 1)) == []
 
 
 def test_hsu_s_clients_have_as_many_and_few_classes_where_alpha_is_small() -> None:
@@ -196,13 +196,13 @@ def test_hsu_s_clients_have_as_many_and_few_classes_where_alpha_is_small() -> No
 
 
 class TestClassImbalance:
-    def asked(self, split: str, imbalance: float, **more: Any) -> FederationConfig:
+    def config_of(self, split: str, imbalance: float, **more: Any) -> FederationConfig:
         return config.parse({"split": split, "clients": 10, "class_imbalance": imbalance, **more})
 
     @pytest.mark.parametrize("split", [name for name in NAMES if name != "column"])
     def test_classes_fall_off_geometrically_over_all_clients(self, split: str) -> None:
         labels = without_owners(labels_of(20_000, 10, validation=500))
-        divided = data_division.divide(self.asked(split, 50.0), labels)
+        divided = data_division.divide(self.config_of(split, 50.0), labels)
         counts = divided.counts().sum(axis=0)
         assert counts[0] / counts[-1] == pytest.approx(50, rel=0.05)
         assert (np.diff(counts) < 0).all()
@@ -210,12 +210,12 @@ class TestClassImbalance:
         assert counts.sum() == divided.sizes.sum() == sum(map(len, divided.train)) < 20_000
         assert (divided.owners["train"] == -1).sum() == 20_000 - counts.sum()
         assert (divided.owners["validation"] >= 0).all(), "and is judged by all classes alike"
-        again = data_division.divide(self.asked(split, 50.0), labels)
+        again = data_division.divide(self.config_of(split, 50.0), labels)
         assert np.array_equal(divided.owners["train"], again.owners["train"])
 
     def test_owners_keep_what_is_left(self) -> None:
         labels = labels_of(5000, 10, owners=7, validation=100)
-        divided = data_division.divide(self.asked("column", 20.0, clients=7), labels)
+        divided = data_division.divide(self.config_of("column", 20.0, clients=7), labels)
         assert labels.owners is not None
         used = divided.owners["train"] >= 0
         assert np.array_equal(divided.owners["train"][used], labels.owners["train"][used])
@@ -228,7 +228,7 @@ class TestClassImbalance:
 
     def test_it_takes_classes(self) -> None:
         labels = without_owners(labels_of(500, 1))
-        config = self.asked("iid", 10.0)
+        config = self.config_of("iid", 10.0)
         (misfit,) = data_division.check(config, data_division.divide(config, labels))
         assert misfit.field == "class_imbalance"
 

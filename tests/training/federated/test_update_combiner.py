@@ -65,12 +65,12 @@ def watch(rounds: Rounds) -> dict[int, torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     run = rounds.work.run
 
-    def seen(chunk: Any, *arguments: Any, **options: Any) -> ClientUpdates:
+    def record(chunk: Any, *arguments: Any, **options: Any) -> ClientUpdates:
         sent = run(chunk, *arguments, **options)
         found.update(zip(sent.clients.tolist(), sent.values["delta"].clone(), strict=True))
         return sent
 
-    rounds.work.run = seen  # type: ignore[method-assign]
+    rounds.work.run = record  # type: ignore[method-assign]
     return found
 
 
@@ -240,8 +240,8 @@ def test_a_client_that_fails_is_no_rejected_one(tmp_path: Path) -> None:
     rounds.work.unstacked_reason = "for the test"
     compute_each = rounds.work._compute_each
 
-    def failing(chunk_one: Any, chunk: Any, *arguments: Any) -> ClientUpdates:
-        sent = compute_each(chunk_one, chunk, *arguments)
+    def failing(chunk_arguments: Any, chunk: Any, *arguments: Any) -> ClientUpdates:
+        sent = compute_each(chunk_arguments, chunk, *arguments)
         if 4 in chunk.clients:
             sent.failed[4] = "Traceback"
         return sent
@@ -257,19 +257,19 @@ class TestWhatTheServerTrainsOn:
         divided = rounds.federation.divided
         assert len(divided.root) == 100
         assert (divided.owners["validation"][divided.root] == -1).all()
-        looked_up: list[int] = []
+        read_ids: list[int] = []
         batch = rounds.federation.model.task.batch
 
-        def seen(split: Any, ids: Any) -> Any:
-            looked_up.extend(ids.tolist() if split == "validation" else ())
+        def record(split: Any, ids: Any) -> Any:
+            read_ids.extend(ids.tolist() if split == "validation" else ())
             return batch(split, ids)
 
-        object.__setattr__(rounds.federation.model.task, "batch", seen)
+        object.__setattr__(rounds.federation.model.task, "batch", record)
         accuracy(rounds)
-        assert sorted([*looked_up, *divided.root.tolist()]) == list(range(len(divided.owners["validation"])))
-        looked_up.clear()
+        assert sorted([*read_ids, *divided.root.tolist()]) == list(range(len(divided.owners["validation"])))
+        read_ids.clear()
         train(rounds, 1)
-        assert set(looked_up) == set(divided.root.tolist())
+        assert set(read_ids) == set(divided.root.tolist())
 
     @pytest.mark.parametrize(
         ("table", "field"),
@@ -281,8 +281,8 @@ class TestWhatTheServerTrainsOn:
     def test_must_leave_some(self, table: dict[str, Any], field: str) -> None:
         from training.federation import config_checks
 
-        asked = config.parse({**DIGITS, "aggregation": "fltrust", **table})
-        (problem,) = config_checks.problems(asked, 1)
+        parsed = config.parse({**DIGITS, "aggregation": "fltrust", **table})
+        (problem,) = config_checks.problems(parsed, 1)
         assert problem.field == field
 
     def test_is_taken_only_where_it_is_asked_for(self, tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ class TestWhatTheServerTrainsOn:
         assert data_division.root_samples(rounds.config) == 0
 
 
-def _one_rank(rank: int, size: int, folder: Path, table: dict[str, Any]) -> None:
+def _run_rank(rank: int, size: int, folder: Path, table: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
     world = World(rank, size, torch.device("cpu"))
@@ -328,7 +328,7 @@ def _one_rank(rank: int, size: int, folder: Path, table: dict[str, Any]) -> None
 )
 def test_the_same_bits_on_one_two_and_three_ranks(table: dict[str, Any], tmp_path: Path) -> None:
     for size in (1, 2, 3):
-        processes = [ranks.fork(_one_rank, rank, size, tmp_path, table) for rank in range(size)]
+        processes = [ranks.fork(_run_rank, rank, size, tmp_path, table) for rank in range(size)]
         for process in processes:
             process.join(ranks.SECONDS)
         assert [process.exitcode for process in processes] == [0] * size
