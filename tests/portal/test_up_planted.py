@@ -20,9 +20,9 @@ from tests.endings import Ending, Endings, endings_of
 from tests.nvml import StandIn
 from tests.planted import Planted
 from tests.stack import REPOSITORY, Stack, wait_for
-from tests.training.federated.planted import CLIENTS
-from tests.training.federated.planted import RECIPE as CLIENTS_RECIPE
-from tests.training.federated.planted import RUN as FEDERATION
+from tests.training.federated.failing_clients import CLIENTS
+from tests.training.federated.failing_clients import RECIPE as CLIENTS_RECIPE
+from tests.training.federated.failing_clients import RUN as FEDERATION
 from tests.training.guards.planted import PLANTED as RECIPE
 from tests.training.guards.planted import sample_at
 

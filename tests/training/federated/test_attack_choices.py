@@ -12,9 +12,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from tests.training.federated.custom_files import ALGORITHM, LINEAR
+from tests.training.federated.custom_files import ready as ready_own
 from tests.training.federated.in_process import DIGITS, REGRESSION, accuracy, ready, train
-from tests.training.federated.own import ALGORITHM, LINEAR
-from tests.training.federated.own import ready as ready_own
 from training.config import choices
 from training.config.asked import ConfigError
 from training.federated.attack.alie import largest_z

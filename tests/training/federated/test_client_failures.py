@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.training.federated.planted import CLIENTS, planted_clients
+from tests.training.federated.failing_clients import CLIENTS, planted_clients
 from tests.training.ranks import Incarnation, Run
 from training.federated import client_failures
 from training.federated.task_results import ClientOutcomes

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.training.federated.custom_files import ALGORITHM, LINEAR, ready
 from tests.training.federated.in_process import (
     DIGITS,
     DIGITS_FP64,
@@ -20,7 +21,6 @@ from tests.training.federated.in_process import (
     run,
     train,
 )
-from tests.training.federated.own import ALGORITHM, LINEAR, ready
 from tests.training.federated.quadratic import mean, quadratics, together
 from training.config import choices
 from training.config.asked import ConfigError

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from tests.training.federated.custom_files import LINEAR, ready
 from tests.training.federated.in_process import accuracy, train
-from tests.training.federated.own import LINEAR, ready
 from training.federation import parts
 
 OLD_DITTO = """

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.training.federated.custom_files import LINEAR, ready
 from tests.training.federated.in_process import (
     DIGITS,
     DIGITS_FP64,
@@ -18,7 +19,6 @@ from tests.training.federated.in_process import (
     run,
     train,
 )
-from tests.training.federated.own import LINEAR, ready
 from tests.training.federated.quadratic import quadratics
 from training.federated.evaluation import Evaluation
 from training.federated.rounds import Rounds

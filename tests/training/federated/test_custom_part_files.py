@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.training.federated.custom_files import ready
 from tests.training.federated.in_process import train
-from tests.training.federated.own import ready
 from training.config.asked import ConfigError
 
 DIGITS: dict[str, Any] = {"recipe": "tabular", "clients": 10, "learning_rate": 0.3, "tabular": {"hidden": 16}}

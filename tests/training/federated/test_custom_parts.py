@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from tests.training import ranks
+from tests.training.federated.custom_files import LINEAR, ready, started
 from tests.training.federated.in_process import RecordingReporter, accuracy, digest, start, train
-from tests.training.federated.own import LINEAR, ready, started
 from training import run_file
 from training.config.asked import ConfigError
 from training.federated.controller import QuorumLost

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.training.federated.custom_files import ALGORITHM, LINEAR, MOMENTUM, RUN, ready, started
 from tests.training.federated.in_process import RecordingReporter, digest
-from tests.training.federated.own import ALGORITHM, LINEAR, MOMENTUM, RUN, ready, started
 from training.config import choices
 from training.config.asked import ConfigError
 from training.corpus.errors import DataError

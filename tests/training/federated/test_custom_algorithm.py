@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.federated.own import LINEAR, ready, started
+from tests.training.federated.custom_files import LINEAR, ready, started
 from training.config.asked import ConfigError
 
 
