@@ -115,7 +115,7 @@ def measure(rows: Sequence[str], sizes: Sizes, *, rivals: bool = True) -> int:
 
 
 def _one(name: str, request: str) -> int:
-    """A process of its own: what it found is its last line."""
+    """Run a measurement in a process of its own, whose last line is the result."""
     import torch
 
     torch.set_num_threads(1)
@@ -129,7 +129,7 @@ def _one(name: str, request: str) -> int:
 
 
 def _rounds(clients: int, sizes: Sizes, bars: dict[str, bool], *, rivals: bool) -> dict[str, Any]:
-    """Ours and the others in turn; the first round of each is not counted."""
+    """Run our rounds and the others' in turn; the first round of each is not counted."""
     from bench.federated_ours import MLP
 
     print(f"\n{clients:,} clients, {sizes.turns} turns of {sizes.rounds} rounds each, after one that warms up")
@@ -269,7 +269,7 @@ def _state(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
 
 
 def _of_ranks(algorithm: str, ranks: int, sizes: Sizes) -> list[dict[str, Any]]:
-    """What each rank of a run has found."""
+    """Return the results of each rank of a run."""
     from bench.federated_ours import MLP
 
     options = {"source": "synthetic", "samples": SAMPLES * sizes.keepers, "features": 64, "held_out": 6}

@@ -1,4 +1,4 @@
-"""Every algorithm of training/federated/algorithms on one split, as a table and a picture; Newton's kind as another.
+"""Compare all algorithms of training/federated/algorithms on one split, and Newton-type ones on convex models.
 
 `python -m bench federated --gallery` writes docs/federated-gallery.md, .svg and docs/federated-newton.svg.
 """
@@ -27,11 +27,11 @@ COMMON: dict[str, Any] = {"recipe": "tabular", "clients": CLIENTS, "batch": 32, 
 DIGITS = {**COMMON, "learning_rate": 0.3, "split": "dirichlet", "dirichlet": {"alpha": 0.3}}
 NORMALISED = {**DIGITS, "tabular": {"batch_norm": True}}
 OPTIONS: dict[str, dict[str, Any]] = {"diloco": {"learning_rate": 0.003}}
-"""Where the rate of all is not one that anybody would take: AdamW's steps have another length."""
+"""Options where the common learning rate makes no sense: AdamW's steps have another length."""
 NOTES = Path(__file__).with_name("federated_gallery_notes.md")
-"""On q-FedAvg, below its table: measured apart, as it takes more rounds than the others need."""
+"""Notes on q-FedAvg below its table: measured separately, because it needs more rounds than others."""
 BASELINE = "fedavg"
-"""In each table, to compare with."""
+"""The algorithm that each table has for comparison."""
 CONVEX = {
     **COMMON, "ridge": 1e-3, "dtype": "fp64", "tabular": {"source": "breast_cancer", "model": "logistic"},
 }  # fmt: skip
@@ -48,14 +48,14 @@ MB = 1e6
 
 @dataclass
 class Course:
-    """How one algorithm fared, round by round, from before the first."""
+    """The course of one algorithm, round by round, from before the first."""
 
     name: str
     clients_selected: int
-    """In a round."""
+    """Clients that are selected in a round."""
     accuracies: list[float] = field(default_factory=list)
     objectives: list[float] = field(default_factory=list)
-    """The mean loss over everything that clients train on, the ridge with it."""
+    """The mean loss over all training samples, including the ridge."""
     up: list[int] = field(default_factory=list)
     down: list[int] = field(default_factory=list)
     """Bytes of all rounds so far."""
@@ -64,7 +64,7 @@ class Course:
 
     @property
     def enough(self) -> float | None:
-        """Rounds until ENOUGH, in which each client is asked once on average."""
+        """Return the rounds until ENOUGH, in units in which each client is selected once on average."""
         reached = next((number for number, accuracy in enumerate(self.accuracies) if accuracy >= ENOUGH), None)
         return None if reached is None else reached * self.clients_selected / CLIENTS
 
@@ -115,11 +115,11 @@ def write(folder: Path, *, rounds: int = ROUNDS, only: Sequence[str] = ()) -> in
 
 
 class _Misfit(Exception):
-    """An algorithm is not for this."""
+    """Raised for an algorithm that does not support the setup."""
 
 
 def _run(name: str, table: dict[str, Any], rounds: int, *, label: str = "", **more: Any) -> Course:
-    """One federation from its first round to its last."""
+    """Run a federation from its first round to its last."""
     from training.config import choices
     from training.federation import config, config_checks
 

@@ -26,7 +26,7 @@ MIB = 2**20
 
 
 class Over(Exception):
-    """It has run for long enough."""
+    """Raised when a run has run for long enough."""
 
 
 @contextmanager
@@ -203,7 +203,7 @@ def state(request: str) -> dict[str, Any]:
 
 
 def table_bytes(rounds: Rounds) -> int:
-    """Of all samples together."""
+    """Return the bytes of all samples together."""
     owners = rounds.federation.divided.owners
     sample = rounds.federation.model.task.batch("train", owners["train"][:0])
     samples = sum(map(len, owners.values()))

@@ -32,7 +32,7 @@ MARK = "@"
 
 @dataclass(frozen=True)
 class Work:
-    """What all of them train: FedAvg by plain descent on a network with one hidden layer."""
+    """The work of all contenders: FedAvg with plain descent on a network with one hidden layer."""
 
     rows: Tensor
     targets: Tensor
@@ -67,7 +67,7 @@ class Work:
         return model
 
     def score(self, model: nn.Module) -> dict[str, float]:
-        """How good it is on what nobody trains on: to see that all have done the same."""
+        """Return the loss on held-out samples, to check that all contenders have done the same work."""
         rows, targets = self.held_out
         with torch.no_grad():
             answers = model(rows)
@@ -94,7 +94,7 @@ class Network(nn.Module):
 
 
 class Over(Exception):
-    """Nobody wants more rounds."""
+    """Raised when no more rounds are wanted."""
 
 
 class Turns:

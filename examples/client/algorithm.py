@@ -1,6 +1,6 @@
-"""Federated averaging whose steps shorten from round to round: what the server makes of what the clients sent.
+"""Federated averaging with steps that shorten from round to round: how the server combines the clients' updates.
 
-Everything is vectors of float64: `server.model`, and in `server.mean` the mean of the clients' updates by samples.
+All values are float64 vectors: `server.model`, and in `server.mean` the mean of the clients' updates by samples.
 """
 
 

@@ -1,6 +1,6 @@
-"""Eight hospitals that measure the same twelve things, each on devices of its own: what a client has, and what it does.
+"""Eight hospitals measure the same twelve values, each on its own devices: the clients' model, data and training.
 
-`model` and `data` are all that has to be here; every other function may be left out.
+Only `model` and `data` are required; every other function is optional.
 """
 
 import torch
@@ -11,15 +11,15 @@ MEASURES, KINDS = 12, 4
 
 
 def model(*, hidden=32):
-    """The server's model, before the first round. `hidden`: see [run.client]."""
+    """Return the server's model before the first round. `hidden`: see [run.client]."""
     return nn.Sequential(nn.Linear(MEASURES, hidden), nn.ReLU(), nn.Linear(hidden, KINDS))
 
 
 def data(client, *, spread=0.5):
-    """What client number 0, 1, 2 … has: tensors whose first dim is its samples, the labels at the end.
+    """Return the data of client 0, 1, 2 …: tensors whose first dim is the samples, labels last.
 
-    Here it is made up. Read files of your own instead, by the client's number: it is asked once for each, inside the
-    allocation, and kept beside the run.
+    These are made up. Read your own files instead, by the client's number: the function is called once for each client,
+    inside the allocation, and its result is stored with the run.
     """
     everybody, random = (torch.Generator().manual_seed(seed) for seed in (0, client + 1))
     kinds = torch.randn(KINDS, MEASURES, generator=everybody)
@@ -29,14 +29,14 @@ def data(client, *, spread=0.5):
 
 
 def name(client):
-    """What people call it."""
+    """Return the client's name on pages."""
     return f"hospital {client + 1}"
 
 
 def train(model, batches, learning_rate, *, momentum=0.9):
-    """One round of a client in its own way: it changes the model, and may return its mean loss.
+    """Train one client for one round: change the model, and optionally return the mean loss.
 
-    Without this function clients take plain steps of gradient descent, many of them computed at once.
+    Without this function clients take plain steps of gradient descent, and many of them are computed at once.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=momentum)
     losses = []
@@ -51,7 +51,7 @@ def train(model, batches, learning_rate, *, momentum=0.9):
 
 
 def evaluate(model, measures, labels):
-    """How good the model is for one client, over all that it keeps for validation: numbers by name."""
+    """Return scores by name for all validation samples of one client."""
     answers = model(measures).argmax(dim=1)
     found = [(answers[labels == kind] == kind).double().mean() for kind in labels.unique()]
     return {"accuracy": (answers == labels).double().mean(), "recall": sum(found) / len(found)}

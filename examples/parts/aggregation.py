@@ -1,4 +1,4 @@
-"""A rule that sees each update: none may be much longer than the others, then the mean without the extremes."""
+"""A robust rule: bound the length of each update, then take the mean without the extremes of each number."""
 
 import torch
 
@@ -8,8 +8,8 @@ from training.federation.parts import TooFewUpdates
 def combine(rows, weights, *, trim=1, longest=2.0):
     """Return the combined row, and the places of the rows that were left out.
 
-    rows: (clients, numbers), of the clients in ascending order, all of them finite; weights: (clients,) float64.
-    `trim`: values cut off at each end, of each number; `longest`: how many times the median length a row may have.
+    rows: (clients, numbers), in ascending order of clients, all finite; weights: (clients,) float64.
+    `trim`: values cut off at each end of each number; `longest`: maximum length of a row, in median lengths.
     """
     if len(rows) <= 2 * trim:
         # The round is tried again with other clients.
@@ -19,6 +19,6 @@ def combine(rows, weights, *, trim=1, longest=2.0):
     most = longest * lengths.median()
     clipped = rows * torch.clamp(most / lengths.clamp(min=1e-12), max=1.0)[:, None]
     ordered = clipped.sort(dim=0).values
-    # Shortening leaves nobody out. A rule that drops whole rows returns their places here, and the page calls their
-    # clients rejected.
+    # Shortening rejects no client. A rule that drops whole rows returns their places here, and the page reports their
+    # clients as rejected.
     return ordered[trim : len(rows) - trim].mean(dim=0), []

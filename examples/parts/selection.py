@@ -1,4 +1,4 @@
-"""A selection that prefers clients which were not asked for long, and draws the rest by lot."""
+"""Select the clients that have waited longest, and draw the rest at random."""
 
 import numpy as np
 
@@ -6,9 +6,9 @@ import numpy as np
 def select(round, *, newest=1):
     """Return the numbers of the clients that take part, ascending.
 
-    `newest`: of a round's clients so many are drawn from all; the others are those that have waited longest.
+    `newest`: how many of them are drawn from all clients; the others are those that have waited longest.
     """
-    order = round.draw.permutation(round.eligible)  # by lot among those that have waited as long
+    order = round.draw.permutation(round.eligible)  # at random among those that have waited equally long
     waited = order[np.argsort(round.last_rounds[order], kind="stable")]
     many = max(0, round.count - newest)
     chosen, rest = waited[:many], waited[many:]

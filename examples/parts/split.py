@@ -1,4 +1,4 @@
-"""A split by labels: each client has samples of a few labels alone, and of those about as many as the others."""
+"""Split by labels: each client has samples of a few labels only, about equally many as other clients with them."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ import numpy as np
 def divide(labels, clients, draw, *, labels_each=2):
     """Return the client of each training sample: (samples,) whole numbers from 0 to clients - 1.
 
-    labels.of["train"]: (samples,), the label of each. draw: numpy's RandomState, seeded by the run.
+    `labels.of["train"]` (samples,): the label of each sample. `draw`: a numpy RandomState, seeded by the run.
     """
     of = labels.of["train"]
     names = np.unique(of)
     order = draw.permutation(len(names))
     owners = np.empty(len(of), dtype=np.int64)
-    # Client 0 has the first labels_each of the shuffled labels, client 1 the next ones, round and round.
+    # Client 0 has the first labels_each of the shuffled labels, client 1 the next ones, and so on in a circle.
     firsts = labels_each * np.arange(clients)
     has = [{int(order[(first + i) % len(names)]) for i in range(labels_each)} for first in firsts]
     for place, name in enumerate(names):
