@@ -139,12 +139,12 @@ def _cause(attempt: Any) -> str:
 def _backlog(told: Any) -> float:
     """Verdicts a second, where nothing else is done."""
     from jobs.following import ending
-    from jobs.following.cause import Ended
+    from jobs.following.cause import AttemptEnd
     from jobs.models import Attempt
     from jobs.postmortem import incidents
 
     for attempt in _attempts(BACKLOG, told, first=0):
-        ending.end(attempt, Ended("failed", 1))
+        ending.end(attempt, AttemptEnd("failed", 1))
     incidents.get_ready()
     began = time.monotonic()
     done = incidents.diagnose_due(began + BAR_ALL_S)

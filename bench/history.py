@@ -79,7 +79,7 @@ def make(jobs: int) -> tuple[Lab, dict[str, float]]:
     triggers.create_triggers(connection)
     done("listing")
     bulk.settle(connection)
-    sums.keep()  # as the worker would within a minute
+    sums.update()  # as the worker would within a minute
     done("settled")
     return lab, took
 

@@ -63,12 +63,12 @@ def _sweep_cases(client: Client) -> Iterator[Case]:
 def _postmortem(job: Any) -> tuple[str, dict[str, Any]]:
     """Return the address of a job's post-mortem, and the longest text that people may write into it."""
     from jobs.following import ending
-    from jobs.following.cause import Ended
+    from jobs.following.cause import AttemptEnd
     from jobs.models import Attempt, Incident
     from jobs.postmortem import incidents
 
     attempt = Attempt.objects.get(job=job)
-    ending.end(attempt, Ended("failed", 1))
+    ending.end(attempt, AttemptEnd("failed", 1))
     incidents.diagnose(Incident.objects.get(attempt=attempt).pk)
     actions = [{"text": f"{i} {'x' * 290}", "owner": "oskar", "due": "2027-01-01"} for i in range(50)]
     factors = [f"{i} {'x' * 490}" for i in range(50)]

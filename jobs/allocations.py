@@ -1,4 +1,4 @@
-"""Where GPUs meet jobs: which a job holds and held, by the scheduler's id and the time, and what its launchers say."""
+"""Relate GPUs to jobs: which GPUs a job has or had, by scheduler id and time, and what its launchers report."""
 
 from __future__ import annotations
 
@@ -15,75 +15,77 @@ from nodes.telemetry import holdings
 from nodes.telemetry.claims import MAX_REPORTED_GPUS, LauncherReport
 from vigil_core import untrusted
 
-TOLD = "gpus"  # the launcher's event
+GPUS_EVENT = "gpus"  # the launcher's event
 AT_ONCE = 500
-_Told = tuple[int, datetime]  # the number of an event, and its time
-_known: dict[_Told, list[str]] = {}
+_EventKey = tuple[int, datetime]  # the number of an event, and its time
+_gpus_by_event: dict[_EventKey, list[str]] = {}
 """What was read of events before: they never change."""
 
 
-def hold() -> None:
-    """Bring in step who holds which GPU."""
-    holdings.update(_words())
+def update() -> None:
+    """Update which job each GPU is allocated to."""
+    holdings.update(_claims())
 
 
-def _words() -> Iterator[LauncherReport]:
-    """The last word of each launcher of what runs, in the order in which they came."""
-    told = Event.objects.filter(kind=TOLD, rank__lt=0, attempt__ended_at=None).exclude(attempt__scheduler_id="")
-    last = told.values("attempt", "attempt__scheduler_id", "rank").annotate(last=Max("pk"), at=Max("time"))
-    whose = {(pk, at): job for pk, at, job in last.order_by("last").values_list("last", "at", "attempt__scheduler_id")}
-    for gone in _known.keys() - whose.keys():
-        del _known[gone]
-    _read([key for key in whose if key not in _known])
-    for key, scheduler_id in whose.items():
-        if key in _known:
-            yield LauncherReport(scheduler_id, _known[key])
+def _claims() -> Iterator[LauncherReport]:
+    """Yield the last report of each launcher of running jobs, in order of arrival."""
+    events = Event.objects.filter(kind=GPUS_EVENT, rank__lt=0, attempt__ended_at=None).exclude(attempt__scheduler_id="")
+    last = events.values("attempt", "attempt__scheduler_id", "rank").annotate(last=Max("pk"), at=Max("time"))
+    job_by_event = {
+        (pk, at): job for pk, at, job in last.order_by("last").values_list("last", "at", "attempt__scheduler_id")
+    }
+    for gone in _gpus_by_event.keys() - job_by_event.keys():
+        del _gpus_by_event[gone]
+    _read([key for key in job_by_event if key not in _gpus_by_event])
+    for key, scheduler_id in job_by_event.items():
+        if key in _gpus_by_event:
+            yield LauncherReport(scheduler_id, _gpus_by_event[key])
 
 
-def _read(keys: Sequence[_Told]) -> None:
+def _read(keys: Sequence[_EventKey]) -> None:
     for start in range(0, len(keys), AT_ONCE):
-        some = dict(keys[start : start + AT_ONCE])
-        rows = Event.objects.filter(pk__in=some).order_by().values_list("pk", "data")
-        _known.update(((pk, some[pk]), _uuids(data)) for pk, data in rows)
+        batch = dict(keys[start : start + AT_ONCE])
+        rows = Event.objects.filter(pk__in=batch).order_by().values_list("pk", "data")
+        _gpus_by_event.update(((pk, batch[pk]), _uuids(data)) for pk, data in rows)
 
 
 def _uuids(data: dict[str, object]) -> list[str]:
-    """The whole GPUs that are named: of a slice (MIG) the one that it is cut from."""
+    """Return the reported GPUs; for a slice (MIG) the GPU that it belongs to."""
     gpus = data.get("gpus")
-    named = [one for one in gpus if isinstance(one, dict)] if isinstance(gpus, list) else []
-    found = (untrusted.name(one.get("parent") or one.get("uuid"), 96) for one in named[:MAX_REPORTED_GPUS])
+    named = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+    found = (untrusted.name(gpu.get("parent") or gpu.get("uuid"), 96) for gpu in named[:MAX_REPORTED_GPUS])
     return list(dict.fromkeys(uuid for uuid in found if uuid))
 
 
-def held_by(attempts: Iterable[Attempt]) -> dict[int, list[Holding]]:
-    """What each attempt held. The scheduler may use a number again, so its time counts, too."""
+def allocated_to(attempts: Iterable[Attempt]) -> dict[int, list[Holding]]:
+    """Return each attempt's GPU allocations. The scheduler may reuse an id, so the time counts, too."""
     rows = {attempt.pk: attempt for attempt in attempts if attempt.scheduler_id and attempt.started_at}
     by_id: dict[str, list[Attempt]] = {}
     for attempt in rows.values():
         by_id.setdefault(attempt.scheduler_id, []).append(attempt)
     found: dict[int, list[Holding]] = {pk: [] for pk in rows}
-    held = (
+    allocated = (
         Holding.objects.filter(scheduler_id__in=by_id)
         .select_related("gpu", "agent")
         .order_by("agent__node", "gpu__index")
     )
-    for holding in held:
+    for holding in allocated:
         for attempt in by_id[holding.scheduler_id]:
-            if is_of(holding, attempt):
+            if overlaps(holding, attempt):
                 found[attempt.pk].append(holding)
     return found
 
 
-def is_of(holding: Holding, attempt: Attempt) -> bool:
-    """Whether an attempt with the holding's number ran while it lasted."""
+def overlaps(holding: Holding, attempt: Attempt) -> bool:
+    """Return whether an attempt with the allocation's id ran while it lasted."""
     began, ended = attempt.started_at, attempt.ended_at
     if began is None or (ended is not None and holding.since >= ended):
         return False
     return holding.until is None or holding.until > began
 
 
-def of_any(attempts: AttemptQuerySet) -> Exists:
-    """Selects the holdings of these attempts: `is_of`, asked of the database."""
+def overlaps_any(attempts: AttemptQuerySet) -> Exists:
+    """Return a condition on allocations of these attempts: `overlaps` as a database query."""
     began = Q(started_at__lt=OuterRef("until")) | Q(IsNull(OuterRef("until"), True), started_at__isnull=False)
     ended = Q(ended_at=None) | Q(ended_at__gt=OuterRef("since"))
     same = attempts.exclude(scheduler_id="").filter(scheduler_id=OuterRef("scheduler_id"))

@@ -13,23 +13,23 @@ State = Checkpoint.State
 
 
 def newest_on_line(attempt: Attempt) -> Checkpoint | None:
-    """The newest resumable checkpoint on the line of descent of this attempt, never just the highest number."""
+    """Return the newest resumable checkpoint on the line of descent of this attempt, never just the highest number."""
     resumable = Checkpoint.objects.resumable().filter(job=attempt.job_id).order_by("-generation", "-step")
     if not resumable.exists():  # it may have been preempted any number of times
         return None
     earlier = Attempt.objects.filter(job=attempt.job_id, number__lt=attempt.number).select_related("resume_from")
-    for one in chain([attempt], earlier.order_by("-number")):  # each goes on where the one before would have
-        if (newest := resumable.filter(attempt=one).first()) is not None:
+    for candidate in chain([attempt], earlier.order_by("-number")):  # each continues where the one before would have
+        if (newest := resumable.filter(attempt=candidate).first()) is not None:
             return newest
-        if one.resume_from is not None:
-            return _ancestor(one.resume_from)
+        if candidate.resume_from is not None:
+            return _ancestor(candidate.resume_from)
     return None
 
 
 def newest_before(attempt: Attempt, step: int) -> Checkpoint | None:
-    """The newest resumable checkpoint on its line that is of this step or an earlier one."""
-    own = Checkpoint.objects.resumable().filter(attempt=attempt, step__lte=step)
-    if (newest := own.order_by("-generation", "-step").first()) is not None:
+    """Return the newest resumable checkpoint on its line of this step or an earlier one."""
+    rows = Checkpoint.objects.resumable().filter(attempt=attempt, step__lte=step)
+    if (newest := rows.order_by("-generation", "-step").first()) is not None:
         return newest
     earlier = Attempt.objects.filter(job_id=attempt.job_id, number__lt=attempt.number).order_by("-number").first()
     found = attempt.resume_from or (newest_on_line(earlier) if earlier is not None else None)
@@ -40,7 +40,7 @@ def newest_before(attempt: Attempt, step: int) -> Checkpoint | None:
 
 
 def committed_by(attempt: Attempt) -> int:
-    """How many checkpoints this attempt has committed, pruned ones included: whether it got anywhere."""
+    """Return how many checkpoints this attempt has committed, pruned ones included: whether it made progress."""
     return Checkpoint.objects.filter(attempt=attempt).count()
 
 
@@ -58,20 +58,20 @@ def last_write_seconds(job_id: int) -> float | None:
 
 
 def due_for_verification() -> Checkpoint | None:
-    """The newest committed checkpoint of some job that nobody has looked through yet, and could now."""
+    """Return the newest committed checkpoint that has not been verified yet and may be tried now."""
     is_time = Q(verify_after=None) | Q(verify_after__lte=timezone.now())
     rows = Checkpoint.objects.filter(is_time, state=State.COMMITTED, problem="").order_by("-created_at")
     return rows.select_related("job").first()
 
 
 def _ancestor(checkpoint: Checkpoint) -> Checkpoint | None:
-    """The nearest resumable checkpoint up the line of parents."""
-    seen: set[int] = set()
+    """Return the nearest resumable checkpoint up the line of parents."""
+    visited: set[int] = set()
     current: Checkpoint | None = checkpoint
-    while current is not None and current.pk not in seen:
+    while current is not None and current.pk not in visited:
         if current.resumable:
             return current
-        seen.add(current.pk)
+        visited.add(current.pk)
         current = _parent(current)
     return None
 

@@ -1,12 +1,12 @@
-"""What can be wrong with a request about a job: one small tree, each error saying what to do next.
+"""Define what can be wrong with a request about a job: one small tree, each error with its remedy.
 
 JobError
 ├── SpecError            a specification (or a step, or an upload) is wrong: 422, a list of fields with their fixes
 ├── Refused              the person may not do this here: 403, with the remedy
 ├── Conflict             not in this state: 409
 ├── IdempotencyConflict  the same key came with another body: 422
-├── LogError             a log was asked for that there is not: 404
-└── ProfileError         a profile was asked for that there is not, or cannot be: 404
+├── LogError             the requested log does not exist: 404
+└── ProfileError         the requested profile does not exist, or cannot be made: 404
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: the field by its dotted path ("run.global_batch"; "" for the whole), and the fix."""
+    """A problem of a field, given by its dotted path ("run.global_batch"; "" for the whole), and the fix."""
 
     field: str
     message: str
@@ -27,11 +27,11 @@ class Problem:
 
 
 class JobError(Exception):
-    """Base of everything that a person can set right."""
+    """Base of all errors that a person can fix."""
 
 
 class SpecError(JobError):
-    """The specification does not hold; nothing was changed."""
+    """The specification is invalid; nothing was changed."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(problems)
@@ -43,7 +43,7 @@ class SpecError(JobError):
 
 
 class Refused(JobError):
-    """Raised where a person may not do this, or not here."""
+    """The person may not do this, or not here."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         self.reason, self.remedy = reason, remedy
@@ -59,7 +59,7 @@ class IdempotencyConflict(JobError):
 
     def __init__(self) -> None:
         super().__init__(
-            "This Idempotency-Key came before with another body. Send the same body again, or take a new key."
+            "This Idempotency-Key was used before with another body. Send the same body again, or use a new key."
         )
 
 

@@ -1,12 +1,12 @@
-"""Goodput: the part of the time that a job held its allocations in which it made progress that it still has.
+"""Compute goodput: the fraction of a job's allocated time in which it made progress that still counts.
 
-useful    the time of each step of rank 0 (`step_seconds`: its data waited for, but no validation, save or start-up),
-          each step once: as the newest incarnation did it. A step that lies behind where a later incarnation went on
-          from was done in vain, also where nobody has done it again yet; so were those after the newest checkpoint of a
-          job that ended before it was complete.
+useful    the time of each step of rank 0 (`step_seconds`: waiting for data included, but no validation, save or
+          start-up), each step once: as the newest incarnation did it. A step beyond the start of a later incarnation
+          was done in vain, even if nobody has repeated it yet; so were steps after the newest checkpoint of a job that
+          ended before it was complete.
 wall      from the start to the end (or now) of every attempt; waiting in the queue is not counted.
 
-Of very long jobs whole stretches of steps are added, so at the places where work was lost it is right to within one.
+For very long jobs whole stretches of steps are added, so where work was lost it is exact to within one stretch.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ class Goodput:
 
 
 def goodput(attempts: Sequence[Attempt], now: datetime) -> Goodput | None:
-    """A job's goodput by all its attempts, oldest first; None where it reports no steps, or has not run yet."""
-    spans = [((one.ended_at or now) - one.started_at).total_seconds() for one in attempts if one.started_at]
+    """Return a job's goodput over all its attempts, oldest first; None if it reports no steps, or has not run yet."""
+    spans = [
+        ((attempt.ended_at or now) - attempt.started_at).total_seconds() for attempt in attempts if attempt.started_at
+    ]
     wall = sum(span for span in spans if span > 0)
     owners = [owner_of(attempt.pk) for attempt in attempts]
     found, sources = read.stretches(owners, SERIES, points=EXACT)
@@ -49,27 +51,30 @@ def goodput(attempts: Sequence[Attempt], now: datetime) -> Goodput | None:
         return None
     ids = [(owner[1], incarnation) for owner, incarnation in sources]
     limits = _limits(ids, starts.steps(attempts, MOST_STARTS), attempts[-1])
-    last_kept = np.array([limits[source] for source in found.source.tolist()])
+    last_useful = np.array([limits[source] for source in found.source.tolist()])
     length = found.last - found.first + 1
-    kept = np.clip((last_kept - found.first + 1) / length, 0.0, 1.0)
-    return Goodput(float(np.sum(np.maximum(found.sum, 0.0) * kept)), wall)
+    useful = np.clip((last_useful - found.first + 1) / length, 0.0, 1.0)
+    return Goodput(float(np.sum(np.maximum(found.sum, 0.0) * useful)), wall)
 
 
 def _limits(sources: Sequence[tuple[int, int]], starts: dict[tuple[int, int], int], latest: Attempt) -> list[float]:
-    """The last step of each source that was not done in vain; sources are (attempt, incarnation), oldest first."""
-    limits, limit = [], _last_kept(latest)
+    """Return the last step of each source that was not done in vain.
+
+    Sources are (attempt, incarnation), oldest first.
+    """
+    limits, limit = [], _last_useful_step(latest)
     for source in reversed(sources):
         limits.append(limit)
         limit = min(limit, starts.get(source, math.inf))
     return limits[::-1]
 
 
-def _last_kept(latest: Attempt) -> float:
-    """The last step that was kept: the newest checkpoint's where the job ended before it was complete, else any."""
+def _last_useful_step(latest: Attempt) -> float:
+    """Return the last step that counts: the newest checkpoint's if the job ended early, else any."""
     if latest.is_alive or latest.state == Attempt.State.COMPLETED:
         return math.inf
-    own = Checkpoint.objects.filter(attempt=latest).exclude(state=Checkpoint.State.CORRUPT)
-    step = own.order_by("-step").values_list("step", flat=True).first()
+    saved = Checkpoint.objects.filter(attempt=latest).exclude(state=Checkpoint.State.CORRUPT)
+    step = saved.order_by("-step").values_list("step", flat=True).first()
     if step is None:
         step = latest.resume_from.step if latest.resume_from else 0
     return float(step)

@@ -1,4 +1,4 @@
-"""What an attempt's launchers tell of its incarnations: the ranks that run from one restart in place to the next."""
+"""Read what an attempt's launchers report of its incarnations: the ranks that run between restarts in place."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from jobs.models import Attempt, Event
 STARTED = "incarnation.started"
 
 
-class Spread(NamedTuple):
+class IncarnationSize(NamedTuple):
     ranks: int
     nodes: int
 
 
-def spread(attempt: Attempt) -> Spread | None:
-    """The newest incarnation's spread; None before the first."""
+def size_of(attempt: Attempt) -> IncarnationSize | None:
+    """Return the newest incarnation's size; None before the first."""
     data = _newest(attempt)
     ranks, nodes = data.get("world_size"), data.get("nodes")
-    return Spread(ranks, len(nodes)) if isinstance(ranks, int) and isinstance(nodes, list) and nodes else None
+    return IncarnationSize(ranks, len(nodes)) if isinstance(ranks, int) and isinstance(nodes, list) and nodes else None
 
 
 def standing_by(attempt: Attempt, spares: int) -> set[str]:
-    """The attempt's nodes on which the newest incarnation runs no rank: spares, or what it has gone on without.
+    """Return the attempt's nodes on which the newest incarnation runs no rank: spares, or nodes that it has lost.
 
-    None where that leaves out more than were asked for: it is the job's own word.
+    Empty if these are more than the requested spares: the job itself reports them.
     """
     nodes = _newest(attempt).get("nodes")
     if not isinstance(nodes, list):
         return set()
-    found = set(attempt.nodes).difference(one for one in nodes if isinstance(one, str))
+    found = set(attempt.nodes).difference(node for node in nodes if isinstance(node, str))
     return found if len(found) <= spares else set()
 
 
 def _newest(attempt: Attempt) -> dict[str, Any]:
-    """What was told of the newest incarnation. Lost launchers may be late in telling of theirs."""
+    """Return what was reported of the newest incarnation. Lost launchers may report theirs late."""
     started = Event.objects.filter(attempt=attempt, kind=STARTED).order_by("-id")
     return max(started.values_list("data", flat=True)[:20], key=number_of, default={})
 
 
 def number_of(data: dict[str, Any]) -> int:
-    """The number of the incarnation that a launcher's event tells of; 0 where it tells none."""
+    """Return the incarnation's number in a launcher's event; 0 if it has none."""
     number = data.get("incarnation")
     return number if isinstance(number, int) else 0

@@ -1,7 +1,7 @@
-"""The right to follow: a lease in the database, on the database's clock, with a fence that every write checks.
+"""Lease the right to follow in the database, on the database's clock, with a fence that every write checks.
 
 A holder that was stopped (SIGSTOP, a long pause) past its lease finds on its next write that somebody else has
-taken over: the fence in the row is no longer its own, its transaction is rolled back, nothing of it lands.
+taken over: the fence in the row is no longer its own, its transaction is rolled back, and none of it is written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SECONDS = 15
 
 
 class LeaseLost(Exception):
-    """Somebody else holds the lease now. What was about to be written was not."""
+    """Another process has the lease now. What was about to be written was not."""
 
 
 def _from_now(seconds: float) -> Combinable:
@@ -32,8 +32,8 @@ def _from_now(seconds: float) -> Combinable:
 
 
 @dataclass(frozen=True)
-class Held:
-    """A lease in our hands, as long as the fence in the row is ours."""
+class ActiveLease:
+    """A lease that this process has, as long as the fence in the row is its own."""
 
     name: str
     holder: str
@@ -41,7 +41,7 @@ class Held:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A transaction that only commits if the lease is still ours; it renews it on the way."""
+        """Open a transaction that commits only if the lease is still ours, and renew the lease in it."""
         with transaction.atomic():
             row = Lease.objects.filter(name=self.name, holder=self.holder, fence=self.fence)
             if row.update(expires_at=_from_now(SECONDS)) != 1:
@@ -49,7 +49,7 @@ class Held:
             yield
 
     def check(self) -> None:
-        """LeaseLost unless it is still ours; renewed where it is. Before something is asked of others."""
+        """Renew the lease before a call to another system. Raise LeaseLost if it is not ours any more."""
         with self.writing():
             pass
 
@@ -58,14 +58,14 @@ class Held:
         Lease.objects.filter(name=self.name, holder=self.holder, fence=self.fence).update(expires_at=Now())
 
 
-def take(name: str, *, holder: str | None = None) -> Held | None:
-    """The lease, if nobody holds it; never waits."""
+def take(name: str, *, holder: str | None = None) -> ActiveLease | None:
+    """Take the lease if it is free; never waits."""
     holder = holder or f"{socket.gethostname()[:60]}:{os.getpid()}:{os.urandom(4).hex()}"
     with transaction.atomic():
-        # Nobody is given one for longer than SECONDS: then the clock was set back, perhaps while nobody had it.
+        # No lease is granted for longer than SECONDS: if one expires later, the clock was set back.
         free = Lease.objects.filter(Q(expires_at__lte=Now()) | Q(expires_at__gt=_from_now(2 * SECONDS)), name=name)
         if free.update(holder=holder, fence=F("fence") + 1, expires_at=_from_now(SECONDS)) == 1:
-            return Held(name, holder, Lease.objects.values_list("fence", flat=True).get(name=name))
+            return ActiveLease(name, holder, Lease.objects.values_list("fence", flat=True).get(name=name))
     if Lease.objects.filter(name=name).exists():
         return None
     try:
@@ -73,4 +73,4 @@ def take(name: str, *, holder: str | None = None) -> Held | None:
             Lease.objects.create(name=name, holder=holder, fence=1, expires_at=_from_now(SECONDS))
     except IntegrityError:
         return None
-    return Held(name, holder, 1)
+    return ActiveLease(name, holder, 1)

@@ -1,9 +1,9 @@
-"""What sockets hear: after each commit one binary message a job, and one line for the lists of its project.
+"""Publish to sockets: after each commit one binary message per job, and one line for the lists of its project.
 
 A frame is a little-endian uint32, that many bytes of JSON (padded with blanks to a multiple of 8), then columns: for
 each entry of the header's `series` the steps (n × f64), then the values (n × f32; a band has four such columns: min,
 median, max, worst rank). A message on Redis is a uint32, that many bytes of frame, and what the hub makes bands of:
-the points of all ranks but 0 in the same form, or nothing where there are none.
+the points of all ranks but 0 in the same form, or nothing if there are none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jobs.models import Attempt, Event
 from portal.publish import publish as send
 from portal.series.store import Fresh
 
-POINTS = 8_192  # of one message; after an outage there are more, and who looks reads them from the database
+POINTS = 8_192  # per message; after an outage there are more, which pages read from the database
 EVENTS = 64
 BAND = ("min", "median", "max", "worst")
 _LENGTH = struct.Struct("<I")
@@ -38,7 +38,7 @@ def project_topic(project_id: int) -> str:
 
 
 def announce(attempt_id: int) -> None:
-    """Say that something about an attempt changed that its pages show: its version rises, sockets get a header.
+    """Announce that something that pages show of an attempt changed: its version rises, sockets get a header.
 
     Call it after the change, in its transaction or outside of one.
     """
@@ -50,9 +50,9 @@ def announce(attempt_id: int) -> None:
 
 
 def publish(attempt: Attempt, columns: Sequence[Fresh], events: Sequence[Event]) -> None:
-    """Tell the sockets of a job, and the lists of its project, what was just committed."""
+    """Send the sockets of a job, and the lists of its project, what was just committed."""
     job, about = attempt.job, header(attempt)
-    about["events"] = [told(event) for event in events[:EVENTS]]
+    about["events"] = [event_message(event) for event in events[:EVENTS]]
     partial = len(events) > EVENTS or sum(len(fresh.step) for fresh in columns) > POINTS
     if partial:
         about["partial"], columns = True, []  # who sees this reads again
@@ -62,7 +62,7 @@ def publish(attempt: Attempt, columns: Sequence[Fresh], events: Sequence[Event])
 
 
 def header(attempt: Attempt) -> dict[str, Any]:
-    """What every frame begins with."""
+    """Return the fields that every frame begins with."""
     return {
         "attempt": attempt.pk,
         "number": attempt.number,
@@ -76,33 +76,33 @@ def header(attempt: Attempt) -> dict[str, Any]:
 
 
 def line(attempt: Attempt) -> dict[str, Any]:
-    """A job as lists follow it."""
+    """Return a job's line for lists."""
     return {"job": attempt.job_id, **header(attempt), "latest": attempt.latest}
 
 
-def told(event: Event) -> dict[str, Any]:
-    """An event as sockets have it; long texts are left to who reads it."""
+def event_message(event: Event) -> dict[str, Any]:
+    """Return an event as sockets receive it; long texts are cut, and read from the database when needed."""
     data = {key: value[:500] if isinstance(value, str) else value for key, value in event.data.items()}
     about = {"kind": event.kind, "time": event.time.timestamp(), "rank": event.rank, "incarnation": event.incarnation}
     return {**data, **about}
 
 
 def pack(about: dict[str, Any], *columns: NDArray[Any]) -> bytes:
-    """A frame: the header, then the columns as they are."""
+    """Return a frame: the header, then the columns as they are."""
     text = msgspec.json.encode(about)
     text += b" " * (-(len(text) + _LENGTH.size) % 8)
     return b"".join((_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(column).tobytes() for column in columns)))
 
 
 def unpack(frame: bytes) -> tuple[dict[str, Any], memoryview]:
-    """A frame's header, and the bytes of its columns."""
+    """Return a frame's header, and the bytes of its columns."""
     (length,) = _LENGTH.unpack_from(frame)
     end = _LENGTH.size + length
     return msgspec.json.decode(frame[_LENGTH.size : end]), memoryview(frame)[end:]
 
 
 def columns_of(about: dict[str, Any], data: memoryview) -> list[dict[str, NDArray[Any]]]:
-    """The columns of each entry of the header's `series`, by name."""
+    """Return the columns of each entry of the header's `series`, by name."""
     found, at = [], 0
     for entry in about.get("series", ()):
         n, columns = entry["n"], {"step": np.frombuffer(data, "<f8", entry["n"], at)}
@@ -115,19 +115,19 @@ def columns_of(about: dict[str, Any], data: memoryview) -> list[dict[str, NDArra
 
 
 def split(message: bytes) -> tuple[bytes, bytes]:
-    """A message's frame, and its block of all ranks' points."""
+    """Return a message's frame, and its block of all ranks' points."""
     (length,) = _LENGTH.unpack_from(message)
     end = _LENGTH.size + length
     return message[_LENGTH.size : end], message[end:]
 
 
 def narrow(value: NDArray[Any]) -> NDArray[np.float32]:
-    """float32 for drawing. What is finite stays finite."""
+    """Convert to float32 for drawing. Finite values stay finite."""
     return np.where(np.isfinite(value), np.clip(value, -_FLOAT32_MAX, _FLOAT32_MAX), value).astype("<f4")
 
 
 def _values(about: dict[str, Any], columns: Iterable[Fresh]) -> list[NDArray[Any]]:
-    """The columns of rank 0 and of the first launcher; notes them in the header."""
+    """Return the columns of rank 0 and of the first launcher, and list them in the header."""
     about["series"], found = [], []
     for fresh in columns:
         ranks = {run[0] for run in fresh.runs}
@@ -144,7 +144,7 @@ def _values(about: dict[str, Any], columns: Iterable[Fresh]) -> list[NDArray[Any
 
 
 def _others(about: dict[str, Any], columns: Sequence[Fresh]) -> bytes:
-    """The points of all ranks but 0, which the frame has."""
+    """Return the points of all ranks but 0, which the frame has."""
     entries, flat = [], []
     for fresh in columns:
         ranks, counts = [run[0] for run in fresh.runs], [run[2] for run in fresh.runs]

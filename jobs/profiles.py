@@ -1,4 +1,4 @@
-"""The profiles of a job: which were asked for, which there are, as events tell."""
+"""List the profiles of a job, requested and written, from its events."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from jobs.models import Attempt, Event
 from vigil_core import untrusted
 
-ASKED, SAVED, FAILED = "profile.asked", "profile.saved", "profile.failed"
+REQUESTED, SAVED, FAILED = "profile.asked", "profile.saved", "profile.failed"
 MOST = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """`name` is "" until its rank has written it, `problem` says why it did not."""
+    """A requested profile. `name` is "" until its rank has written it, `problem` explains why it did not."""
 
     id: str
     attempt: int
@@ -34,45 +34,47 @@ class Profile:
 
 
 def profiles(attempts: Iterable[Attempt]) -> list[Profile]:
-    """Newest first, at most the newest so many events tell."""
+    """Return the profiles, newest first, from at most the newest 2 × MOST events."""
     numbers = {attempt.pk: attempt for attempt in attempts}
-    rows = Event.objects.filter(attempt__in=list(numbers), kind__in=(ASKED, SAVED, FAILED)).order_by("-id")[: 2 * MOST]
+    rows = Event.objects.filter(attempt__in=list(numbers), kind__in=(REQUESTED, SAVED, FAILED)).order_by("-id")[
+        : 2 * MOST
+    ]
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for event in rows:
         number = event.data.get("id")
         if not isinstance(number, str) or len(number) > 32:
             continue
-        told = found.setdefault((event.attempt_id, number), {"id": number, "kinds": set()})
-        told["kinds"].add(event.kind)
-        told |= _told(event)
-    # A rank goes by the last that was asked of it: once that is answered, none before it can still come.
+        merged = found.setdefault((event.attempt_id, number), {"id": number, "kinds": set()})
+        merged["kinds"].add(event.kind)
+        merged |= _fields_of(event)
+    # A rank obeys the last request: once that is answered, no earlier one can still be.
     answered: dict[tuple[int, int], datetime] = {}
-    for (attempt_id, _), told in found.items():
-        if told["kinds"] > {ASKED}:
-            at = answered.get((attempt_id, told["rank"]), told["asked_at"])
-            answered[attempt_id, told["rank"]] = max(at, told["asked_at"])
+    for (attempt_id, _), merged in found.items():
+        if merged["kinds"] > {REQUESTED}:
+            at = answered.get((attempt_id, merged["rank"]), merged["asked_at"])
+            answered[attempt_id, merged["rank"]] = max(at, merged["asked_at"])
     return [
-        _profile(told, numbers[attempt_id], answered.get((attempt_id, told.get("rank", 0))))
-        for (attempt_id, _), told in found.items()
+        _profile(merged, numbers[attempt_id], answered.get((attempt_id, merged.get("rank", 0))))
+        for (attempt_id, _), merged in found.items()
     ][:MOST]
 
 
-def _profile(told: dict[str, Any], attempt: Attempt, answered: datetime | None) -> Profile:
-    kinds = told.pop("kinds")
-    is_replaced = kinds == {ASKED} and answered is not None and told["asked_at"] < answered
-    waits = kinds == {ASKED} and attempt.state == Attempt.State.RUNNING and not is_replaced
-    problem = told.pop("problem", "")
+def _profile(merged: dict[str, Any], attempt: Attempt, answered: datetime | None) -> Profile:
+    kinds = merged.pop("kinds")
+    is_replaced = kinds == {REQUESTED} and answered is not None and merged["asked_at"] < answered
+    waits = kinds == {REQUESTED} and attempt.state == Attempt.State.RUNNING and not is_replaced
+    problem = merged.pop("problem", "")
     if is_replaced:
-        problem = "Another was asked for before it began."
-    elif kinds == {ASKED} and not waits:
+        problem = "Another profile was requested before it began."
+    elif kinds == {REQUESTED} and not waits:
         problem = "Its attempt ended before it was written."
-    return Profile(**{"rank": 0, **told}, attempt=attempt.number, waits=waits, problem=problem)
+    return Profile(**{"rank": 0, **merged}, attempt=attempt.number, waits=waits, problem=problem)
 
 
-def _told(event: Event) -> dict[str, Any]:
-    """What an event says of its profile; anybody's program may have told it."""
+def _fields_of(event: Event) -> dict[str, Any]:
+    """Return an event's fields of its profile; any program may have sent it, so nothing is trusted."""
     data = event.data
-    if event.kind == ASKED:
+    if event.kind == REQUESTED:
         return {"asked_at": event.time, "rank": untrusted.count(data.get("rank")) or 0}
     if event.kind == FAILED:
         return {"problem": untrusted.line(data.get("reason")) or "It failed."}

@@ -1,4 +1,4 @@
-"""How far an attempt is, and when it will be done."""
+"""Compute how far an attempt is, and when it will be done."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +10,7 @@ from jobs.models import Attempt
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Steps done of steps asked for; None where the trainer has not said (yet)."""
+    """Steps done of steps requested; None if the trainer has not reported them (yet)."""
 
     step: int | None = None
     steps: int | None = None
@@ -22,7 +22,7 @@ LONGEST_ESTIMATE_S = 10 * 366 * 86_400  # a trainer may report any number of ste
 
 
 def progress(attempt: Attempt | None, now: datetime | None = None) -> Progress:
-    """The attempt's progress by its last report; needs no query (resume_from only if it is already loaded)."""
+    """Return the attempt's progress by its last report; needs no query (resume_from only if it is already loaded)."""
     if attempt is None or attempt.step is None:
         return Progress(steps=attempt.steps if attempt else None)
     step, steps = attempt.step, attempt.steps
@@ -34,7 +34,7 @@ def progress(attempt: Attempt | None, now: datetime | None = None) -> Progress:
 
 
 def _eta_seconds(attempt: Attempt, left: int, now: datetime) -> float | None:
-    """Steps left at the pace of the last minutes, less what has passed since the newest report."""
+    """Return the time for the steps left at the recent pace, less what has passed since the newest report."""
     if attempt.pace_steps <= 0 or attempt.last_report_at is None:
         return None
     whole = left * attempt.pace_seconds / attempt.pace_steps

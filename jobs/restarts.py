@@ -1,4 +1,4 @@
-"""Restarts in place: an incarnation that ended badly and began again within its attempt is an incident of its own."""
+"""Open an incident for each restart in place: an incarnation that ended badly and was restarted in its attempt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobs.queueing import queue
 from vigil_core import untrusted
 
 ENDED = "incarnation.ended"
-MOST = 50  # incidents of one attempt: what a job says of itself must cost others nothing
+MOST = 50  # incidents per attempt: a job's own reports must not cost others anything
 NOT_BAD = frozenset({"joined", "stopped"})  # it made room for more nodes, or was asked to stop
 
 

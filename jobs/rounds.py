@@ -1,4 +1,4 @@
-"""A federation's rounds of record, each as the newest attempt did it, and what is packed in their rows."""
+"""Read a federation's rounds of record, each as the newest attempt did it, and the packed columns of their rows."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ MOST_STARTS = 1_000
 NAMED = np.dtype([("client", "<u4"), ("state", "<u1"), ("loss", "<f4"), ("accuracy", "<f4"), ("seconds", "<f4")])
 """A client in a round; NaN: not known."""
 SENT = ("mib_up", "mib_down")
-MOST_ASKED = 500
+MOST_BY_NUMBER = 500
 """Clients that are asked for by their numbers; of more all names are read."""
 EXACT = 64
 """Points are added one by one up to so many; from there on by whole rows."""
 
 
 @dataclass(frozen=True)
-class Span:
-    """The rounds of record of one attempt: all it has told up to `last`; None: all."""
+class RoundSpan:
+    """The rounds of record of one attempt: up to `last`, or all if that is None."""
 
     attempt: Attempt
     last: int | None
@@ -38,25 +38,25 @@ def pack(named: NDArray[np.void]) -> bytes:
 
 
 def unpack(packed: bytes | memoryview) -> NDArray[np.void]:
-    """What each client did that was named in a round."""
+    """Return what each named client did in a round."""
     body = bytes(packed)
     return np.frombuffer(zlib.decompress(body) if body else b"", NAMED)
 
 
-def spans(attempts: Sequence[Attempt]) -> list[Span]:
-    """Of a job's attempts, all of them, oldest first: what lies behind where a later one went on is not of record."""
+def spans(attempts: Sequence[Attempt]) -> list[RoundSpan]:
+    """Return the spans of a job's attempts, oldest first: rounds beyond a later attempt's start are not of record."""
     begun = starts.steps(attempts, MOST_STARTS)
     found, limit = [], None
     for attempt in reversed(attempts):
         if limit is None or limit > 0:
-            found.append(Span(attempt, limit))
-        own = [step for (attempt_id, _), step in begun.items() if attempt_id == attempt.pk]
-        limit = min([*own, *([] if limit is None else [limit])], default=None)
+            found.append(RoundSpan(attempt, limit))
+        starts_of_attempt = [step for (attempt_id, _), step in begun.items() if attempt_id == attempt.pk]
+        limit = min([*starts_of_attempt, *([] if limit is None else [limit])], default=None)
     return found[::-1]
 
 
-def of_record(spanned: Sequence[Span]) -> QuerySet[Round]:
-    """The rows of these spans."""
+def of_record(spanned: Sequence[RoundSpan]) -> QuerySet[Round]:
+    """Return the rows of these spans."""
     wanted = Q(pk__in=[])
     for span in spanned:
         upto = {} if span.last is None else {"number__lte": span.last}
@@ -64,8 +64,8 @@ def of_record(spanned: Sequence[Span]) -> QuerySet[Round]:
     return Round.objects.filter(wanted)
 
 
-def newest(spanned: Sequence[Span], most: int, *, before: int | None = None) -> list[Round]:
-    """The last rows, before a round if one is given; oldest first. Looks no further than it must."""
+def newest(spanned: Sequence[RoundSpan], most: int, *, before: int | None = None) -> list[Round]:
+    """Return the last rows, optionally before a round, oldest first. Reads no further than it must."""
     found: list[Round] = []
     for span in reversed(spanned):
         rows = Round.objects.filter(attempt=span.attempt)
@@ -79,10 +79,10 @@ def newest(spanned: Sequence[Span], most: int, *, before: int | None = None) -> 
 
 
 def names(job: Job, clients: Iterable[int]) -> dict[int, str]:
-    """What those of these clients are called that have names."""
+    """Return the names of those clients that have one."""
     wanted = set(clients)
     rows = Client.objects.filter(job=job).exclude(name="")
-    if len(wanted) <= MOST_ASKED:
+    if len(wanted) <= MOST_BY_NUMBER:
         rows = rows.filter(number__in=wanted)
     return {number: name for number, name in rows.values_list("number", "name") if number in wanted}
 
@@ -94,7 +94,7 @@ def evaluation_samples(job: Job, clients: Iterable[int]) -> dict[int, int]:
 
 
 def splits(job: Job, clients: Sequence[int]) -> tuple[list[str], dict[int, list[int]]]:
-    """The labels, and of each of these clients how many samples of each it trains on, as far as is told."""
+    """Return the labels, and for each of these clients its number of training samples per label, as far as reported."""
     parts = list(ClientSplit.objects.filter(job=job).order_by("first").values_list("pk", "first", "clients"))
     firsts = np.array([first for _, first, _ in parts], np.int64)
     wanted: dict[int, list[int]] = {}
@@ -113,7 +113,7 @@ def splits(job: Job, clients: Sequence[int]) -> tuple[list[str], dict[int, list[
 
 
 def sent_bytes(owners: Sequence[Owner]) -> float | None:
-    """That have travelled so far, in rounds that were done again as well; None where nobody tells."""
+    """Return the bytes sent so far, repeated rounds included; None if nothing was reported."""
     found = [read.stretches(owners, name, points=EXACT)[0].sum for name in SENT]
-    told = [float(np.nansum(sums)) for sums in found if len(sums)]
-    return sum(told) * 2**20 if told else None
+    totals = [float(np.nansum(sums)) for sums in found if len(sums)]
+    return sum(totals) * 2**20 if totals else None

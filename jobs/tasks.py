@@ -23,10 +23,10 @@ def submit(attempt_id: int) -> None:
 def follow() -> None:
     """Run one tick of the follower, if there is anything to do."""
     from jobs.following.follow import is_needed, tick
-    from jobs.following.measured import measured
+    from jobs.following.tick_metrics import run_measured
 
     if is_needed():
-        measured(tick)
+        run_measured(tick)
 
 
 @shared_task(name="jobs.tasks.wake")
@@ -34,10 +34,10 @@ def wake(echo: int = 0) -> None:
     """Run a tick because Slurm reported a change, and queue a few more right after it."""
     from jobs.following import wake as waking
     from jobs.following.follow import tick
-    from jobs.following.measured import measured
+    from jobs.following.tick_metrics import run_measured
 
     waking.begin()
-    measured(tick)
+    run_measured(tick)
     waking.echo(echo)
 
 
@@ -86,10 +86,10 @@ def verify() -> None:
 @shared_task(name="jobs.tasks.compact")
 def compact() -> None:
     """Merge the chunks of series that have grown, for a few seconds at most."""
-    from jobs.intake.reports import quiet
+    from jobs.intake.reports import quiet_owners
     from portal.series.compact import compact
 
-    compact(budget_s=10.0, quiet=quiet)
+    compact(budget_s=10.0, quiet=quiet_owners)
 
 
 @shared_task(name="jobs.tasks.apply_rounds")
@@ -125,7 +125,7 @@ def empty_trash() -> None:
     from jobs.disk import trash, upload
 
     trash.empty()
-    upload.forget_stale(awaited=upload.awaited())
+    upload.delete_stale(pending=upload.pending_uploads())
 
 
 @shared_task(name="jobs.tasks.waste")

@@ -275,21 +275,21 @@ processes and ten beside all other tests on a machine of half the speed; the res
 WHOLE_S = 60.0
 """Limit until the verdict and the decision, where many jobs start and end at once on two cores."""
 
-EXCEPTION = Planted("exception", "program.exception", r"That would happen again.* Your move\.$", rank=2, ranks=4)
-DEVICE_MEMORY = Planted("device_memory", "memory.gpu_oom", r"Started anew from step 10 as attempt 2", rank=1)
-KILLED = Planted("killed", "unknown", r"Started anew from the beginning as attempt 2", rank=1)
+EXCEPTION = Planted("exception", "program.exception", r"Not restarted: the same would happen again\.", rank=2, ranks=4)
+DEVICE_MEMORY = Planted("device_memory", "memory.gpu_oom", r"Restarted from step 10 as attempt 2", rank=1)
+KILLED = Planted("killed", "unknown", r"Restarted from the beginning as attempt 2", rank=1)
 ONCE = Planted("killed_once", "", r"^$", in_place=1, again=1)
-MISMATCH = Planted("mismatch", "collective.mismatch", r"It had not saved anything .* Your move\.$")
-CORRUPT = Planted("checkpoint", "checkpoint.corrupt", r"Started anew from step 10 as attempt 3", rank=0)
-BROKEN_DISK = Planted("checkpoint", "storage.io", r"Started anew from step 20 as attempt 2", ranks=1)
-MISSING = Planted("missing", "data.missing", r"That would happen again.* Your move\.$", ranks=1)
-PACKAGE = Planted("package", "environment.package", r"That would happen again.* Your move\.$", ranks=1)
-ARGUMENT = Planted("argument", "program.config", r"That would happen again.* Your move\.$", ranks=1)
-PORT = Planted("port", "rendezvous.failed", r"Started anew from the beginning as attempt 2", ranks=1, again=PORT_TRIES)
-LONG_LOG = Planted("long_log", "program.exception", r"Your move\.$", ranks=1)
+MISMATCH = Planted("mismatch", "collective.mismatch", r"Not restarted: it saved no checkpoint since its start")
+CORRUPT = Planted("checkpoint", "checkpoint.corrupt", r"Restarted from step 10 as attempt 3", rank=0)
+BROKEN_DISK = Planted("checkpoint", "storage.io", r"Restarted from step 20 as attempt 2", ranks=1)
+MISSING = Planted("missing", "data.missing", r"Not restarted: the same would happen again\.", ranks=1)
+PACKAGE = Planted("package", "environment.package", r"Not restarted: the same would happen again\.", ranks=1)
+ARGUMENT = Planted("argument", "program.config", r"Not restarted: the same would happen again\.", ranks=1)
+PORT = Planted("port", "rendezvous.failed", r"Restarted from the beginning as attempt 2", ranks=1, again=PORT_TRIES)
+LONG_LOG = Planted("long_log", "program.exception", r"Not restarted", ranks=1)
 SUCCESS = Planted("success", "", r"^$")
-CANCELLED = Planted("for_ever", "", r"^Cancelled, so Vigil does not start it anew")
-TOO_LATE = ("scheduler.time_limit", r"It had not saved anything .* Your move\.$")
+CANCELLED = Planted("for_ever", "", r"^Not restarted: it was cancelled")
+TOO_LATE = ("scheduler.time_limit", r"Not restarted: it saved no checkpoint since its start")
 ANYWHERE = {
     "device memory": DEVICE_MEMORY,
     "killed": KILLED,
@@ -304,7 +304,7 @@ ANYWHERE = {
 }
 """Whose end no scheduler has a say in."""
 PATIENCE = {"step": 2.0, "data": 20.0, "exchange": 20.0, "validate": 20.0, "save": 20.0}
-HUNG = ("collective.timeout", r"Started anew from .* as attempt 2")
+HUNG = ("collective.timeout", r"Restarted from .* as attempt 2")
 
 
 def upload(spec: Mapping[str, Any]) -> dict[str, Any]:

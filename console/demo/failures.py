@@ -11,7 +11,7 @@ from django.utils import timezone
 from console.demo.scenarios import NODES, PROJECTS
 from jobs import lease
 from jobs.failures import sums
-from jobs.lease import Held
+from jobs.lease import ActiveLease
 from jobs.models import Failure
 from jobs.reliability.allocations import AttemptAllocation
 from portal.models import Project
@@ -45,7 +45,7 @@ def make() -> None:
         lent.release()
 
 
-def _make(counter_lease: Held) -> None:
+def _make(counter_lease: ActiveLease) -> None:
     chance = np.random.default_rng(1450)
     projects = list(Project.objects.filter(slug__in=PROJECTS).order_by("slug"))
     today = timezone.now().astimezone(UTC).date()

@@ -58,7 +58,7 @@ def post_reports(
     for number, (first, last) in enumerate(chapter.steps):
         run = kind(attempt, story, chapter, number, first, last, generation + number)
         for post in run.posts(now):
-            reports.take(attempt.pk, wire.parse(json.dumps(post).encode()), seconds=math.inf)
+            reports.ingest(attempt.pk, wire.parse(json.dumps(post).encode()), seconds=math.inf)
         now = run.now + 15.0
     return now - 15.0
 

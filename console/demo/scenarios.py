@@ -184,7 +184,7 @@ STORIES = (
                 "torch.AcceleratorError: CUDA error: unknown error",
                 echo="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3384, remote process"
                 " exited or there was a network error, NCCL version 2.27.3",
-                decision="GPU fell off the bus on dgx-03 (84 % sure). Started anew from step 3,000 without"
+                decision="GPU fell off the bus on dgx-03 (84 % sure). Restarted from step 3,000 without"
                 " dgx-03 as attempt 2. Restart 1 of 3.",
             ),
             DemoAttempt(hours_ago=10.0, steps=((3000, 6000),), nodes=("dgx-05",), queued_minutes=2.5),
@@ -197,8 +197,8 @@ STORIES = (
             DemoAttempt(
                 hours_ago=9.1, steps=((0, 14),), state="failed", cause="exception", exit_code=1, nodes=("dgx-02",),
                 failure={"rank": 0, "incarnation": 0, "exit_code": 1, "kind": "exception", "error": _OUT_OF_MEMORY},
-                decision="Out of GPU memory (96 % sure). It had not saved anything since its start, so the"
-                " same would happen again. Your move.",
+                decision="Out of GPU memory (96 % sure). Not restarted: it saved no checkpoint since its"
+                " start, so the same would happen again.",
                 log=f"  File \"training/trainer.py\", in _accumulate\n    loss.backward()\n{_OUT_OF_MEMORY}",
             ),
         ),
@@ -214,8 +214,8 @@ STORIES = (
                     "rank": 3, "incarnation": 0, "exit_code": 1, "kind": "exception",
                     "error": "FloatingPointError: the loss is not finite at step 1522",
                 },
-                decision="Loss or gradient became NaN (80 % sure). That would happen again, so Vigil does"
-                " not start it anew. Your move.",
+                decision="Loss or gradient became NaN (80 % sure). Not restarted: the same would happen"
+                " again.",
                 log="FloatingPointError: the loss is not finite at step 1522",
             ),
         ),
@@ -250,7 +250,7 @@ STORIES = (
         tries=(
             DemoAttempt(
                 hours_ago=27, steps=((0, 860),), state="cancelled", cause="cancelled", exit_code=75, nodes=("dgx-06",),
-                decision="Cancelled, so Vigil does not start it anew. Resume goes on from its newest checkpoint.",
+                decision="Not restarted: it was cancelled. Resume continues from its newest checkpoint.",
             ),
         ),
     ),
@@ -262,8 +262,7 @@ STORIES = (
             DemoAttempt(
                 hours_ago=22, steps=((0, 1620),), state="failed", cause="stopped", exit_code=75,
                 nodes=("dgx-07", "dgx-08"), queued_minutes=95, reason="Stopped at its time limit, with a checkpoint",
-                decision="It was asked to stop, saved a checkpoint and ended. Started anew from step 1,620"
-                " as attempt 2.",
+                decision="Stopped on request after saving a checkpoint. Restarted from step 1,620 as attempt 2.",
             ),
             DemoAttempt(hours_ago=16.5, steps=((1620, 2400),), nodes=("dgx-07", "dgx-08"), queued_minutes=22),
         ),

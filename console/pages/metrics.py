@@ -12,7 +12,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
 from console.health import heartbeats, run
-from jobs.following.measured import KEY
+from jobs.following.tick_metrics import KEY
 from nodes.telemetry import gauges
 from portal import counted
 from portal.publish import connection

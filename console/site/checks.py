@@ -122,10 +122,10 @@ def slurm_is_configured(app_configs: Sequence[AppConfig] | None, **_: Any) -> li
     """Check the settings that Slurm needs, without contacting it. `vigil check slurm` tests everything."""
     if not _has_capability("is_remote"):
         return []
-    from jobs.checking import here
     from jobs.checking import settings as asked
+    from jobs.checking import this_site
 
-    site = here.settings_only()
+    site = this_site.settings_only()
     found = [finding for finding in (asked.url(site), asked.tokens(site)) if finding.level == "error"]
     if found:
         message = " ".join(f"{finding.detail}. {finding.remedy}" for finding in found)

@@ -75,7 +75,9 @@ def attach(request: ApiRequest, response: HttpResponse, wanted: WantedAttachment
     that Vigil does not know yet that the job was requeued; try again.
     """
     claim = wanted.model_dump(exclude={"reports", "tags", "name"})
-    found = attaching.attach(request.auth, attaching.Claim(**claim, name=wanted.name or "", tags=tuple(wanted.tags)))
+    found = attaching.attach(
+        request.auth, attaching.AttachClaim(**claim, name=wanted.name or "", tags=tuple(wanted.tags))
+    )
     attempt = found.attempt
     reports = None
     if wanted.reports:
@@ -84,7 +86,7 @@ def attach(request: ApiRequest, response: HttpResponse, wanted: WantedAttachment
             "number": attempt.number,
             "scheduler_id": attempt.scheduler_id,
             "restart_count": attempt.scheduler_restart_count,
-            "token": tokens.of_attached(attempt),
+            "token": tokens.token_of_attached(attempt),
         }
     response.headers["Location"] = f"/api/v1/jobs/{attempt.job_id}"
     shown = job_shape(job_of(request, attempt.job_id))

@@ -79,7 +79,7 @@ def cadence(request: ApiRequest, job_id: int) -> dict[str, Any]:
 )
 def order_cadence(request: ApiRequest, job_id: int, change: CadenceChange) -> Status[None]:
     """Change the interval for future attempts. Running and queued attempts keep theirs."""
-    ordering.order(request.auth, job_of(request, job_id), change.every)
+    ordering.set_cadence(request.auth, job_of(request, job_id), change.every)
     return Status(204, None)
 
 

@@ -47,7 +47,7 @@ class Uses(Schema):
 def use(request: ApiRequest) -> dict[str, object]:
     """Return sizes of run directories as last measured; sysadmins see every project."""
     names = [name for name in UseShape.model_fields if name != "project"]
-    found = usage.use_of(request.auth)
+    found = usage.disk_use(request.auth)
     return {"items": [{"project": u.project.slug, **{name: getattr(u, name) for name in names}} for u in found]}
 
 
@@ -69,5 +69,5 @@ def change(request: ApiRequest, slug: Slug, wanted: Retention) -> Project:
         raise Problem(404, f"There is no project {slug} that you can see.")
     if not can(request.auth, "manage", project):
         raise Problem(403, f"Only leads of {slug} can change this. Ask one of them.", kind="refused")
-    retention.set_keep(request.auth, project, wanted.keep_checkpoints_days)
+    retention.set_retention(request.auth, project, wanted.keep_checkpoints_days)
     return Project.objects.get(pk=project.pk)

@@ -80,7 +80,7 @@ def attempt_environment(request: ApiRequest, job_id: int, number: int) -> dict[s
     attempt = Attempt.objects.filter(job=job, number=number).select_related("job").first()
     if attempt is None:
         raise Problem(404, f"#{job_id} has no attempt {number}.")
-    ran = provenance.ran(attempt)
+    ran = provenance.compare_with_earlier(attempt)
     if ran is None:
         when = "It is captured when its ranks have started." if attempt.is_alive else "Its launcher did not capture it."
         raise Problem(404, f"Attempt {number} of #{job_id} has no captured environment. {when}")

@@ -360,7 +360,7 @@ def pin(request: ApiRequest, job_id: int, name: str, wanted: Pinning) -> dict[st
     `name` is as in the list, such as step-400; step-400.g2 always means the one that generation 2 wrote.
     """
     found = job_of(request, job_id, "change")
-    checkpoint = found.checkpoints.called(plain(name)).first()
+    checkpoint = found.checkpoints.by_name(plain(name)).first()
     if checkpoint is None:
         raise Problem(404, f"#{job_id} has no checkpoint {name[:80]}.")
     lifecycle.pin(request.auth, found, checkpoint, pinned=wanted.pinned)

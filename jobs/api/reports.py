@@ -127,7 +127,7 @@ def _answer(attempt_id: str, authorization: str, encoding: str, chunks: Iterable
 
 
 def _admit(attempt_id: str, authorization: str) -> None:
-    reports.admit(int(attempt_id), authorization)
+    reports.authorize(int(attempt_id), authorization)
 
 
 DOOR = Door(re.compile(r"/api/v1/attempts/(\d{1,18})/reports"), _answer, _admit)

@@ -1,5 +1,6 @@
 """Parse requests about jobs: a spec in any of three forms, the idempotency key, and the job in the path."""
 
+import difflib
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,7 +232,7 @@ def _from_body(data: dict[str, Any], code: bytes | None = None) -> _RawRequest:
         body = SpecBody.model_validate(data)
     except ValidationError as error:
         errors = [
-            FieldError(field=".".join(map(str, e["loc"])), message=plain_message(dict(e))) for e in error.errors()
+            FieldError(field=".".join(map(str, e["loc"])), message=_body_message(dict(e))) for e in error.errors()
         ]
         raise Problem(422, "The body is invalid.", kind="invalid", errors=errors) from error
     if (body.spec is None) == (body.spec_toml is None):
@@ -240,6 +241,17 @@ def _from_body(data: dict[str, Any], code: bytes | None = None) -> _RawRequest:
         return _from_toml(body.spec_toml, parent=body.parent, code=code)
     assert body.spec is not None
     return _RawRequest(data=body.spec, parent=body.parent, code=code)
+
+
+def _body_message(error: dict[str, Any]) -> str:
+    """Return what is wrong with a field of the body. A spec's own field suggests that the spec was not wrapped."""
+    message, field = plain_message(error), str(error["loc"][-1])
+    if error["type"] != "extra_forbidden":
+        return message
+    if field in JobSpec.model_fields:
+        return f'{message} Did you mean to wrap the specification in "spec"?'
+    close = difflib.get_close_matches(field[:80], list(SpecBody.model_fields), n=1, cutoff=0.6)
+    return f'{message} Did you mean "{close[0]}"?' if close else message
 
 
 def _from_toml(text: str, *, parent: int | None = None, code: bytes | None = None) -> _RawRequest:

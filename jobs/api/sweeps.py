@@ -11,7 +11,7 @@ from pydantic import Field
 from jobs.api.request import NOT_YOURS, SUBMISSION, key_of, sweep_of, sweep_request
 from jobs.gathering.sweep_standing import compare_jobs, measured_by
 from jobs.models import Sweep
-from jobs.models.sweep import standing
+from jobs.models.sweep import states_of
 from jobs.presenting.sweep_standing import SweepStanding
 from jobs.submitting import sweeps as lifecycle
 from portal.http.api import ApiRequest, Cursor, Limit, Text
@@ -101,7 +101,7 @@ def sweeps(request: ApiRequest, wanted: Query[WantedSweeps]) -> dict[str, Any]:
     rows = rows.filter(project__slug__in=wanted.project) if wanted.project else rows
     rows = rows.filter(owner__username=wanted.owner) if wanted.owner else rows
     found = page(rows, Order("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
-    stand = standing(found.items)
+    stand = states_of(found.items)
     return {"items": [_shape(sweep, *stand[sweep.pk]) for sweep in found.items], "next": found.next}
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from jobs.api.request import job_of
 from jobs.why import pending
+from jobs.why.blocks import Block
 from jobs.why.variants import Variant, as_options
 from portal.http.api import ApiRequest
 
@@ -79,16 +80,21 @@ def why(request: ApiRequest, job_id: int) -> dict[str, Any]:
         "job": answer.job.pk,
         "state": answer.attempt.state,
         "text": answer.text,
-        "said": found.said if found else "",
+        "said": found.reason if found else "",
         "meaning": found.meaning if found else "",
         "starts_at": datetime.fromtimestamp(found.starts_at, UTC) if found and found.starts_at else None,
         "never": found.never if found else False,
-        "blocks": [asdict(block) for block in found.blocks] if found else [],
+        "blocks": [_block(block) for block in found.blocks] if found else [],
         "ahead": asdict(found.ahead) if found else {"jobs": 0, "gpus": 0, "named": []},
         "variants": [_variant(answer.job.pk, variant) for variant in found.variants] if found else [],
-        "told_at": answer.told_at,
+        "told_at": answer.read_at,
         "stale": answer.stale,
     }
+
+
+def _block(block: Block) -> dict[str, Any]:
+    fields = asdict(block)
+    return {"asked": fields.pop("requested"), "is_said": fields.pop("is_reason"), **fields}
 
 
 def _variant(job_id: int, variant: Variant) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a check of the site found: one line of what was seen, and one of what to do where that is not well."""
+"""Report what a check of the site found: one line about the state, and one about the remedy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _SENTENCE = re.compile(r"(?<=[.?!]) (?=[A-Z])")
 
 
 @dataclass(frozen=True)
-class Finding:
-    """`detail` has the value that was seen, never a token or a key. `skip`: it could not be looked at."""
+class CheckFinding:
+    """A result of a check. `detail` has the observed value, never a token or a key. `skip`: it was not checked."""
 
     level: Level
     title: str
@@ -20,24 +20,24 @@ class Finding:
     remedy: str = ""
 
 
-def ok(title: str, detail: str) -> Finding:
-    return Finding("ok", title, detail)
+def ok(title: str, detail: str) -> CheckFinding:
+    return CheckFinding("ok", title, detail)
 
 
-def warn(title: str, detail: str, remedy: str) -> Finding:
-    return Finding("warn", title, detail, remedy)
+def warn(title: str, detail: str, remedy: str) -> CheckFinding:
+    return CheckFinding("warn", title, detail, remedy)
 
 
-def bad(title: str, detail: str, remedy: str) -> Finding:
-    return Finding("error", title, detail, remedy)
+def failed(title: str, detail: str, remedy: str) -> CheckFinding:
+    return CheckFinding("error", title, detail, remedy)
 
 
-def skip(title: str, detail: str, remedy: str = "Mend what is said above, and check again.") -> Finding:
-    return Finding("skip", title, detail, remedy)
+def skip(title: str, detail: str, remedy: str = "Fix the problems above, and check again.") -> CheckFinding:
+    return CheckFinding("skip", title, detail, remedy)
 
 
-def of_error(title: str, error: Exception, remedy: str = "") -> Finding:
-    """Our errors say what happened, then what to do."""
-    said = str(error) or type(error).__name__
-    first, *rest = _SENTENCE.split(said, maxsplit=1)
-    return bad(title, first, remedy or " ".join(rest) or "See docs/slurm.md.")
+def from_exception(title: str, exception: Exception, remedy: str = "") -> CheckFinding:
+    """Return a finding for an error, whose text has what happened, then what to do."""
+    text = str(exception) or type(exception).__name__
+    first, *rest = _SENTENCE.split(text, maxsplit=1)
+    return failed(title, first, remedy or " ".join(rest) or "See docs/slurm.md.")

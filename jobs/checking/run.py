@@ -1,4 +1,4 @@
-"""All checks in the order in which a sysadmin mends things. To add one: write a function, and name it here."""
+"""Run all checks in the order in which a sysadmin fixes things. To add one, write a function and name it here."""
 
 from __future__ import annotations
 
@@ -7,77 +7,79 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from jobs.checking import cluster, conf, rights, runs, settings, slurmrestd, trial
-from jobs.checking.finding import Finding, bad, of_error, skip
-from jobs.checking.site import Site
+from jobs.checking.finding import CheckFinding, failed, from_exception, skip
+from jobs.checking.site import CheckedSite
 from nodes.schedulers.base import SchedulerError
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Check:
-    """`needs`: others by name, without which it cannot be looked at."""
+class SiteCheck:
+    """A check by name. `needs`: names of checks that must pass first."""
 
     name: str
-    look: Callable[[Site], Iterable[Finding]]
+    run: Callable[[CheckedSite], Iterable[CheckFinding]]
     needs: tuple[str, ...] = ()
 
 
 CHECKS = (
-    Check("Unix user", settings.identity),
-    Check("settings", settings.look),
-    Check("key", settings.key, ("settings",)),
-    Check("slurmrestd", slurmrestd.reach, ("settings", "key")),
-    Check("token", slurmrestd.believed, ("slurmrestd",)),
-    Check("forged token", slurmrestd.rejects_forged_tokens, ("token",)),
-    Check("version", slurmrestd.speaks, ("token",)),
-    Check("clocks", slurmrestd.clocks, ("token",)),
-    Check("accounts", rights.accounts, ("token",)),
-    Check("rights", rights.level, ("accounts",)),
-    Check("people", rights.people, ("token",)),
-    Check("projects", rights.projects, ("accounts",)),
-    Check("nodes", cluster.nodes, ("token",)),
-    Check("partitions", cluster.partitions, ("token",)),
-    Check("run root", runs.there),
-    Check("run root's mode", runs.mode, ("run root",)),
-    Check("run root's group", runs.group, ("run root",)),
-    Check("the way to it", runs.ways, ("run root",)),
-    Check("access control lists", runs.lists, ("run root",)),
-    Check("room", runs.room, ("run root",)),
-    Check("Vigil's folder", runs.code),
+    SiteCheck("Unix user", settings.identity),
+    SiteCheck("settings", settings.check),
+    SiteCheck("key", settings.key, ("settings",)),
+    SiteCheck("slurmrestd", slurmrestd.reach, ("settings", "key")),
+    SiteCheck("token", slurmrestd.accepts_token, ("slurmrestd",)),
+    SiteCheck("forged token", slurmrestd.refuses_forged_token, ("token",)),
+    SiteCheck("version", slurmrestd.supports, ("token",)),
+    SiteCheck("clocks", slurmrestd.clocks, ("token",)),
+    SiteCheck("accounts", rights.accounts, ("token",)),
+    SiteCheck("rights", rights.level, ("accounts",)),
+    SiteCheck("people", rights.people, ("token",)),
+    SiteCheck("projects", rights.projects, ("accounts",)),
+    SiteCheck("nodes", cluster.nodes, ("token",)),
+    SiteCheck("partitions", cluster.partitions, ("token",)),
+    SiteCheck("run root", runs.exists),
+    SiteCheck("run root's mode", runs.mode, ("run root",)),
+    SiteCheck("run root's group", runs.group, ("run root",)),
+    SiteCheck("the way to it", runs.path, ("run root",)),
+    SiteCheck("access control lists", runs.lists, ("run root",)),
+    SiteCheck("room", runs.room, ("run root",)),
+    SiteCheck("Vigil's folder", runs.code),
 )
 
 
-def look(site: Site, wishes: trial.Wishes | None, tell: trial.Tell) -> Iterator[Finding]:
-    """Every finding as it is made. `wishes` None: without jobs."""
-    failed: set[str] = set()
-    jobs = [] if wishes is None else [_jobs(wishes, tell)]
-    # slurm.conf last: where this machine cannot tell it, a job's node has.
-    for check in (*CHECKS, *jobs, Check("slurm.conf", conf.look, ("settings", "key"))):
-        missing = [name for name in check.needs if name in failed]
+def run_checks(
+    site: CheckedSite, options: trial.TrialOptions | None, report: trial.ProgressReporter
+) -> Iterator[CheckFinding]:
+    """Yield every finding as it is made. Without `options` no trial jobs are submitted."""
+    unmet: set[str] = set()
+    jobs = [] if options is None else [_jobs(options, report)]
+    # slurm.conf comes last: if this machine cannot read it, a trial job's node has.
+    for check in (*CHECKS, *jobs, SiteCheck("slurm.conf", conf.check, ("settings", "key"))):
+        missing = [name for name in check.needs if name in unmet]
         if missing:
-            failed.add(check.name)
-            yield skip(check.name[:1].upper() + check.name[1:], f"not looked at: it needs {missing[0]}")
+            unmet.add(check.name)
+            yield skip(check.name[:1].upper() + check.name[1:], f"not checked: it needs {missing[0]}")
             continue
-        for finding in _safely(check, site):
+        for finding in _run_safely(check, site):
             if finding.level == "error":
-                failed.add(check.name)
+                unmet.add(check.name)
             yield finding
 
 
-def _jobs(wishes: trial.Wishes, tell: trial.Tell) -> Check:
-    return Check("jobs", lambda site: trial.look(site, wishes, tell), ("token", "partitions", "run root"))
+def _jobs(options: trial.TrialOptions, report: trial.ProgressReporter) -> SiteCheck:
+    return SiteCheck("jobs", lambda site: trial.run_trials(site, options, report), ("token", "partitions", "run root"))
 
 
-def _safely(check: Check, site: Site) -> Iterator[Finding]:
-    """None hides the others, whatever happens in it."""
+def _run_safely(check: SiteCheck, site: CheckedSite) -> Iterator[CheckFinding]:
+    """Run a check so that its failure does not hide the others."""
     title = check.name[:1].upper() + check.name[1:]
     try:
-        yield from check.look(site)
+        yield from check.run(site)
     except (SchedulerError, OSError) as error:
-        yield of_error(title, error)
+        yield from_exception(title, error)
     except Exception as error:
         logger.exception("the check %s failed", check.name)
-        yield bad(
+        yield failed(
             title, f"the check itself failed: {type(error).__name__}", "Please report it, with what the log says."
         )

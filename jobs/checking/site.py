@@ -1,4 +1,4 @@
-"""What the checks look at: the settings, the cluster behind them, the people. Read once, and only when asked for."""
+"""Gather what the checks inspect: settings, cluster and people. Each is read once, and only when needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nodes.schedulers.slurm.values import at, mapping, objects, text, words
 
 
 @dataclass(frozen=True)
-class Who:
+class Submitter:
     """A person in a project, as Slurm would know them: whom jobs may be submitted as."""
 
     name: str
@@ -29,8 +29,8 @@ class Who:
 
 
 @dataclass
-class Site:
-    """One that the checks are about. `people`: None where the portal has no database yet."""
+class CheckedSite:
+    """The site under check. `people`: None if the portal has no database yet."""
 
     home: Path
     runs: Path
@@ -42,12 +42,12 @@ class Site:
     ca_file: str = ""
     report_url: str = ""
     reports: str = "post"
-    people: Sequence[Who] | None = ()
+    people: Sequence[Submitter] | None = ()
     without_project: Sequence[str] = ()  # Slurm users of people who belong to no project
     accounts_of_projects: Mapping[str, str] = field(default_factory=dict)
     open: Callable[[], Scheduler] | None = None  # the worker's way to its scheduler
     scontrol: str = "scontrol"
-    told_by_node: dict[str, str] = field(default_factory=dict)  # slurm.conf, as a job saw it
+    conf_on_node: dict[str, str] = field(default_factory=dict)  # slurm.conf, as a job saw it
 
     @cached_property
     def scheduler(self) -> Scheduler:
@@ -66,18 +66,18 @@ class Site:
         return self.rest.http.tokens
 
     def rest_with(self, tokens: TokenSource) -> SlurmRest:
-        """Another client of the same slurmrestd, which shows other tokens."""
+        """Return another client of the same slurmrestd, with other tokens."""
         return SlurmRest(SlurmHttp(self.url, tokens=tokens, user=self.user, ca_file=self.ca_file))
 
-    def own_tokens(self) -> TokenSource:
-        """Made without asking anything."""
+    def make_tokens(self) -> TokenSource:
+        """Make a source of tokens without network access."""
         return CommandTokens(self.token_command) if self.token_command else KeyFileTokens(Path(self.key_file))
 
     @cached_property
     def release(self) -> str:
-        """Slurm's own, "24.11.5", as its answers say."""
-        told = mapping((self.rest.http.get("diag") or {}).get("meta"))
-        return text(at(told, "slurm", "release")) or text(at(told, "Slurm", "release"))
+        """Return Slurm's release, such as "24.11.5", from its responses."""
+        meta = mapping((self.rest.http.get("diag") or {}).get("meta"))
+        return text(at(meta, "slurm", "release")) or text(at(meta, "Slurm", "release"))
 
     @cached_property
     def partitions(self) -> Listing[PartitionInfo]:
@@ -93,29 +93,34 @@ class Site:
 
     @cached_property
     def admin_level(self) -> str:
-        """The accounts' level of our Slurm user: none, operator, administrator; "" where they know no such user."""
+        """Return the level of our Slurm user in accounting: none, operator or administrator.
+
+        "" if it is unknown there.
+        """
         answer = self.rest.http.get(f"user/{self.user}", service="slurmdb") or {}
-        found = next((one for one in objects(answer.get("users")) if text(one.get("name")) == self.user), None)
+        found = next((user for user in objects(answer.get("users")) if text(user.get("name")) == self.user), None)
         return "" if found is None else (words(found.get("administrator_level")) or ("None",))[0].lower()
 
     @cached_property
     def conf(self) -> Mapping[str, str]:
-        """slurm.conf as `scontrol show config` tells it with our token; SchedulerError where it does not."""
-        return conf_of(self.ask_scontrol("show", "config", token=self.tokens.token_for(self.user)))
+        """Return slurm.conf by `scontrol show config` with our token. Raises SchedulerError if that fails."""
+        return conf_of(self.run_scontrol("show", "config", token=self.tokens.token_for(self.user)))
 
-    def ask_scontrol(self, *words: str, token: str) -> str:
+    def run_scontrol(self, *words: str, token: str) -> str:
         command = shutil.which(self.scontrol)
         if command is None:
-            raise SchedulerError("scontrol is not installed beside the worker. Install Slurm's client commands there.")
-        code, printed, said = run(command, *words, token=token)
+            raise SchedulerError(
+                "scontrol is not installed on the worker's machine. Install Slurm's client commands there."
+            )
+        code, printed, errors = run(command, *words, token=token)
         if code:
-            last = (said or f"exit code {code}").splitlines()[-1]
+            last = (errors or f"exit code {code}").splitlines()[-1]
             raise SchedulerError(f"scontrol: {last}. Does SLURM_CONF, or /etc/slurm, name this cluster?")
         return printed
 
 
 def conf_of(printed: str) -> dict[str, str]:
-    """ "MinJobAge = 60 sec" by name; what is (null) or N/A is ""."""
+    """Parse lines such as "MinJobAge = 60 sec" by name; (null) and N/A become ""."""
     found = {}
     for line in printed.splitlines():
         name, equals, value = line.partition("=")

@@ -1,12 +1,12 @@
-"""slurmrestd: whether it is there, whom it believes, what it speaks, and what time it is for Slurm."""
+"""Check slurmrestd: reachable, tokens accepted and refused, its version, and the clocks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from jobs.checking.finding import Finding, bad, of_error, ok, warn
-from jobs.checking.site import Site
+from jobs.checking.finding import CheckFinding, failed, from_exception, ok, warn
+from jobs.checking.site import CheckedSite
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.clock import offset_s
 from nodes.schedulers.slurm.http import SlurmError, SlurmUnreachable
@@ -17,12 +17,12 @@ APART_S = 30  # clocks
 FAR_APART_S = 300  # a token is good for 900 s
 
 
-def reach(site: Site) -> Iterator[Finding]:
-    title = "slurmrestd answers"
+def reach(site: CheckedSite) -> Iterator[CheckFinding]:
+    title = "slurmrestd responds"
     try:
         served = site.rest.http.api
     except SchedulerError as error:
-        yield of_error(
+        yield from_exception(
             title, error, "" if isinstance(error, SlurmUnreachable) else "Check VIGIL_SLURM_URL and slurmrestd's log."
         )
         return
@@ -31,48 +31,48 @@ def reach(site: Site) -> Iterator[Finding]:
     parts = urlsplit(site.url)
     if parts.scheme == "http" and parts.hostname not in {"127.0.0.1", "::1", "localhost"}:
         remedy = "Put TLS before slurmrestd and write https://…, or let it listen on a unix socket."
-        yield warn("The way to slurmrestd", "http over a network: tokens can be read on the way", remedy)
+        yield warn("Connection to slurmrestd", "http over a network: tokens can be read on the way", remedy)
     elif parts.scheme == "https":
-        yield ok("The way to slurmrestd", "https, its certificate verified")
+        yield ok("Connection to slurmrestd", "https, its certificate verified")
     else:
-        yield ok("The way to slurmrestd", "a unix socket" if parts.scheme == "unix" else "this machine's own")
+        yield ok("Connection to slurmrestd", "a unix socket" if parts.scheme == "unix" else "this machine's own")
 
 
-def believed(site: Site) -> Iterator[Finding]:
-    """Asks what only somebody who is believed gets answered: a ping is answered to everybody."""
-    title = f"Slurm believes {site.user}"
+def accepts_token(site: CheckedSite) -> Iterator[CheckFinding]:
+    """Check that a token is accepted, by a query that needs one: a ping is answered for everybody."""
+    title = f"Slurm accepts tokens of {site.user}"
     try:
         site.rest.clock()
     except SlurmError as error:
         remedy = "Is the key that of AuthAltParameters=jwt_key=… in slurm.conf? Do the clocks agree? Is slurmctld up?"
-        yield of_error(title, error, remedy)
+        yield from_exception(title, error, remedy)
         return
-    yield ok(title, f"a token of {site.user} was taken")
+    yield ok(title, f"a token of {site.user} was accepted")
 
 
-def speaks(site: Site) -> Iterator[Finding]:
+def supports(site: CheckedSite) -> Iterator[CheckFinding]:
     title, version = "Slurm's version", site.rest.version
     spoken = f"Slurm {site.release}, REST {site.rest.http.api.version_of('slurm')}"
     if site.rest.http.api.is_untested:
         remedy = f"Let slurmrestd serve {text_of(NEWEST)} as well (-d {text_of(NEWEST)}), or upgrade Vigil."
-        detail = f"{spoken}, newer than any that Vigil was tested with: it reads, and submits and changes nothing"
+        detail = f"{spoken}, newer than any version that Vigil was tested with: it only reads"
         yield warn(title, detail, remedy)
         return
     if version >= COMPLETE_API:
-        yield ok(title, f"{spoken}: nothing is lacking")
+        yield ok(title, f"{spoken}: fully supported")
         return
-    lacking = "has no words for draining nodes, nor for jobs on nodes by name"
+    lacking = "cannot drain nodes, nor run jobs on nodes by name"
     try:
         _ = site.conf
     except SchedulerError as error:
         remedy = "Install scontrol with this cluster's slurm.conf beside the worker, or Slurm 23.11."
         yield warn(title, f"{spoken}, which {lacking}; {str(error).partition('. ')[0]}", remedy)
         return
-    yield ok(title, f"{spoken}, which {lacking}: scontrol does that, and takes our token")
+    yield ok(title, f"{spoken}, which {lacking}: scontrol does that with our token")
 
 
 class ForgedTokens:
-    """Tokens with valid claims and an invalid signature."""
+    """Tokens with the same claims and an invalid signature."""
 
     def __init__(self, real: TokenSource) -> None:
         self.real = real
@@ -85,33 +85,33 @@ class ForgedTokens:
         self.real.forget(user)
 
 
-def rejects_forged_tokens(site: Site) -> Iterator[Finding]:
+def refuses_forged_token(site: CheckedSite) -> Iterator[CheckFinding]:
     title = "Slurm refuses a forged token"
     rest = site.rest_with(ForgedTokens(site.tokens))
     try:
         rest.clock()
     except SlurmUnreachable as error:
-        yield of_error(title, error)
+        yield from_exception(title, error)
     except SchedulerError:
         yield ok(title, "refused")
     else:
-        remedy = "Start slurmrestd with -a rest_auth/jwt alone: as it is, whoever reaches it may be anybody."
-        yield bad(title, "taken: authentication is off", remedy)
+        remedy = "Start slurmrestd with -a rest_auth/jwt alone: as it is, anybody who reaches it can act as any user."
+        yield failed(title, "accepted: authentication is off", remedy)
     finally:
         rest.http.close()
 
 
-def clocks(site: Site) -> Iterator[Finding]:
+def clocks(site: CheckedSite) -> Iterator[CheckFinding]:
     title = "The clocks agree"
     offset = offset_s(site.rest.clock)
     if offset is None:
-        yield warn(title, "Slurm does not say what time it is for it", "Let NTP set the clocks of both machines.")
+        yield warn(title, "Slurm does not report its time", "Let NTP set the clocks of both machines.")
         return
     apart = abs(offset)
     detail = f"{apart:.0f} s apart"
     remedy = "Let NTP (chrony, systemd-timesyncd) set the clocks of the portal's machine and of slurmctld's."
     if apart > FAR_APART_S:
-        yield bad(title, detail, remedy)
+        yield failed(title, detail, remedy)
     elif apart > APART_S:
         yield warn(title, detail, remedy)
     else:

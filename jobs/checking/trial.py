@@ -1,7 +1,7 @@
-"""A small job on each partition's nodes, made and handed over as any job is: it proves what no question can.
+"""Submit a small trial job to each partition like any other job: it proves what no query can.
 
 Its run directory is made, shared, read back and removed by the functions that do so for people's jobs; its batch
-script is theirs, with a program of ours instead of the launcher. No row is written: nobody sees it in Vigil.
+script is theirs, with a program of ours in place of the launcher. No row is written: it does not appear in Vigil.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 from django.db import DatabaseError
 
-from jobs.checking.finding import Finding, bad, of_error, ok, skip, warn
+from jobs.checking.finding import CheckFinding, failed, from_exception, ok, skip, warn
 from jobs.checking.rights import account_fits
-from jobs.checking.seen import plain, read
-from jobs.checking.site import Site, Who
+from jobs.checking.site import CheckedSite, Submitter
+from jobs.checking.trial_report import printable, read
 from jobs.disk import environments, rundir, sharing, trash
 from jobs.errors import JobError
 from jobs.spec import STOP_SECONDS, Environment, JobSpec
@@ -36,21 +36,21 @@ LIMIT_S = 300
 PATIENCE_S = 120.0
 EVERY_S = 1.0
 REMOVAL_S = 5.0
-NO_PROJECT = "vigil-check"  # the folder for whoever has none
+NO_PROJECT = "vigil-check"  # the folder for people without a project
 # Reasons that no patience helps against.
 NEVER = (
     "Partition", "InvalidAccount", "InvalidQOS", "BadConstraints", "AccountNotAllowed", "QOSNotAllowed", "JobHeld",
     "JobLaunchFailure", LAUNCH_FAILED, "AssocMaxWall", "ReqNodeNotAvail", "Nodes_required",
 )  # fmt: skip
-Tell = Callable[[str], None]
+ProgressReporter = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One that was handed over. `root` is its run directory, `directory` the same below the run root."""
+class TrialJob:
+    """A submitted trial. `root` is its run directory, `directory` the same relative to the run root."""
 
     partition: str
-    who: Who
+    who: Submitter
     gpus: int
     directory: str
     root: Path
@@ -58,7 +58,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class TrialOptions:
     """The partitions to try (empty: all), as whom (empty: somebody who may), and the seconds to wait for each."""
 
     partitions: tuple[str, ...] = ()
@@ -66,48 +66,55 @@ class Wishes:
     patience_s: float = PATIENCE_S
 
 
-def look(site: Site, wishes: Wishes, tell: Tell) -> Iterator[Finding]:
-    """Partition by partition; then, as another person, the refusal."""
-    chosen = [one for one in site.partitions if not wishes.partitions or one.name in wishes.partitions]
-    for name in sorted(set(wishes.partitions) - {one.name for one in chosen}):
-        known = ", ".join(one.name for one in site.partitions)
-        yield bad(f"Partition {name}", "there is none of this name", f"Name one of {known}.")
-    kept: list[Trial] = []
+def run_trials(site: CheckedSite, options: TrialOptions, report: ProgressReporter) -> Iterator[CheckFinding]:
+    """Try each partition, then check that another person is refused access."""
+    chosen = [
+        partition for partition in site.partitions if not options.partitions or partition.name in options.partitions
+    ]
+    for name in sorted(set(options.partitions) - {partition.name for partition in chosen}):
+        names = ", ".join(partition.name for partition in site.partitions)
+        yield failed(f"Partition {name}", "there is no partition of this name", f"Name one of {names}.")
+    trials: list[TrialJob] = []
     try:
         for partition in chosen:
-            yield from _on(site, partition, wishes, tell, kept)
-        yield from _refusal(site, kept, wishes, tell)
+            yield from _try_partition(site, partition, options, report, trials)
+        yield from _refusal(site, trials, options, report)
     finally:
-        for trial in kept:
+        for trial in trials:
             yield from _remove(site, trial)
 
 
-def _on(site: Site, partition: PartitionInfo, wishes: Wishes, tell: Tell, kept: list[Trial]) -> Iterator[Finding]:
+def _try_partition(
+    site: CheckedSite, partition: PartitionInfo, options: TrialOptions, report: ProgressReporter, trials: list[TrialJob]
+) -> Iterator[CheckFinding]:
     title = f"Partition {partition.name}"
     if partition.state != "up":
-        yield bad(title, f"is {partition.state}", f"scontrol update PartitionName={partition.name} State=UP")
+        yield failed(title, f"is {partition.state}", f"scontrol update PartitionName={partition.name} State=UP")
         return
-    who = next(_candidates(site, partition, wishes.user), None)
+    who = next(_candidates(site, partition, options.user), None)
     if who is None:
-        detail = f"nobody known to Vigil may use it{f' as {wishes.user}' if wishes.user else ''}"
+        detail = f"nobody in Vigil may use it{f' as {options.user}' if options.user else ''}"
         yield warn(title, detail, "Name a person with --user, or give somebody a Slurm user and an association.")
         return
     gpus = int(any(node.gpus and partition.name in node.partitions for node in site.nodes))
     trial = yield from _hand_over(site, partition, who, gpus, {"report": site.reports == "post"}, title)
     if trial is None:
         return
-    kept.append(trial)
-    status = yield from _wait(site, trial, wishes, tell, title)
+    trials.append(trial)
+    status = yield from _wait(site, trial, options, report, title)
     if status is not None:
         yield from read(site, trial.root, partition.name, status, gpus=trial.gpus, user=who.slurm_user)
 
 
-def _candidates(site: Site, partition: PartitionInfo, user: str) -> Iterator[Who]:
-    """Finds who may use it; other Unix users than our own first, as the run directory is shared with them."""
+def _candidates(site: CheckedSite, partition: PartitionInfo, user: str) -> Iterator[Submitter]:
+    """Yield who may use the partition.
+
+    Other Unix users than the portal's first, as run directories are shared with them.
+    """
     people = list(site.people or ())
-    ours = Who(site.user, site.user, NO_PROJECT)
+    ours = Submitter(site.user, site.user, NO_PROJECT)
     if user:
-        people = [who for who in people if user in {who.name, who.slurm_user}] or [Who(user, user, NO_PROJECT)]
+        people = [who for who in people if user in {who.name, who.slurm_user}] or [Submitter(user, user, NO_PROJECT)]
     else:
         people = [*(who for who in people if who.slurm_user != site.user), ours]
     for who in people:
@@ -117,26 +124,26 @@ def _candidates(site: Site, partition: PartitionInfo, user: str) -> Iterator[Who
 
 
 def _hand_over(
-    site: Site, partition: PartitionInfo, who: Who, gpus: int, asked: Mapping[str, Any], title: str
-) -> Generator[Finding, None, Trial | None]:
+    site: CheckedSite, partition: PartitionInfo, who: Submitter, gpus: int, probe_options: Mapping[str, Any], title: str
+) -> Generator[CheckFinding, None, TrialJob | None]:
     try:
-        return _submitted(site, partition, who, gpus, asked)
+        return _submit(site, partition, who, gpus, probe_options)
     except (SchedulerError, JobError) as error:
-        yield of_error(title, error, _why(error))
+        yield from_exception(title, error, _remedy(error))
     except OSError as error:
-        yield bad(title, f"no run directory could be made for {who.slurm_user}: {error}", "See VIGIL_RUNS above.")
+        yield failed(title, f"no run directory could be made for {who.slurm_user}: {error}", "See VIGIL_RUNS above.")
     return None
 
 
-def _why(error: Exception) -> str:
+def _remedy(error: Exception) -> str:
     return (
-        "See what Slurm says of this person's associations: sacctmgr show assoc user=…"
-        if getattr(error, "number", None)
-        else ""
+        "See this person's associations in Slurm: sacctmgr show assoc user=…" if getattr(error, "number", None) else ""
     )
 
 
-def _submitted(site: Site, partition: PartitionInfo, who: Who, gpus: int, asked: Mapping[str, Any]) -> Trial:
+def _submit(
+    site: CheckedSite, partition: PartitionInfo, who: Submitter, gpus: int, probe_options: Mapping[str, Any]
+) -> TrialJob:
     directory = rundir.make(who.project, 0)
     root = rundir.path_of(directory)
     try:
@@ -145,17 +152,17 @@ def _submitted(site: Site, partition: PartitionInfo, who: Who, gpus: int, asked:
         spec = _spec(who, partition.name, gpus, limit)
         token = {"attempt": 0, "url": site.report_url, "token": f"vga_{secrets.token_urlsafe(32)}"}
         rundir.write(root / "portal" / "token", json.dumps(token), mode=0o600)
-        rundir.write(root / "portal" / "check.json", json.dumps(asked))
+        rundir.write(root / "portal" / "check.json", json.dumps(probe_options))
         batch = replace(environments.batch(spec, _environment(spec), root, lead=STOP_SECONDS), start=PROBE)
         rundir.write(root / "portal" / "batch.sh", batch.text(), mode=0o750)
         scheduler_id = site.scheduler.submit(_submission(spec, who, root, limit))
     except BaseException:
         _discard(directory)
         raise
-    return Trial(partition.name, who, gpus, directory, root, scheduler_id)
+    return TrialJob(partition.name, who, gpus, directory, root, scheduler_id)
 
 
-def _spec(who: Who, partition: str, gpus: int, limit_s: int) -> JobSpec:
+def _spec(who: Submitter, partition: str, gpus: int, limit_s: int) -> JobSpec:
     limit = f"{limit_s // 3600:02}:{limit_s // 60 % 60:02}:{limit_s % 60:02}"
     resources = {"partition": partition, "gpus_per_node": gpus, "time_limit": limit}
     return JobSpec.parse({"name": "vigil-check", "project": who.project, "resources": resources})
@@ -166,10 +173,10 @@ def _environment(spec: JobSpec) -> Environment:
         project = Project.objects.named(spec.project).first()
     except DatabaseError:  # before Vigil's first start
         project = None
-    return environments.of(spec, project) if project is not None else environments.of_site()
+    return environments.environment_of(spec, project) if project is not None else environments.site_environment()
 
 
-def _submission(spec: JobSpec, who: Who, root: Path, limit_s: int) -> Submission:
+def _submission(spec: JobSpec, who: Submitter, root: Path, limit_s: int) -> Submission:
     key = secrets.token_hex(8)
     return Submission(
         key=key,
@@ -188,17 +195,17 @@ def _submission(spec: JobSpec, who: Who, root: Path, limit_s: int) -> Submission
 
 
 def _wait(
-    site: Site, trial: Trial, wishes: Wishes, tell: Tell, title: str
-) -> Generator[Finding, None, JobStatus | None]:
-    """Waits until it has ended, and returns its status then. One that takes too long is cancelled, and says why."""
-    began, since, said = time.monotonic(), time.monotonic(), ""
+    site: CheckedSite, trial: TrialJob, options: TrialOptions, report: ProgressReporter, title: str
+) -> Generator[CheckFinding, None, JobStatus | None]:
+    """Wait until the job has ended, and return its status. A job that takes too long is cancelled and reported."""
+    began, since, last_words = time.monotonic(), time.monotonic(), ""
     status = JobStatus(scheduler_id=trial.scheduler_id, state="unknown")
-    # A job that has begun has as long again: a first import of torch over NFS takes its time.
-    while time.monotonic() - since < wishes.patience_s:
+    # A running job gets the same time again: a first import of torch over NFS is slow.
+    while time.monotonic() - since < options.patience_s:
         try:
             found = site.scheduler.status([trial.scheduler_id]).get(trial.scheduler_id)
         except SchedulerError as error:
-            tell(f"{title}: {error}")
+            report(f"{title}: {error}")
             found = None
         if found is not None:
             if found.state == "running" and status.state != "running":
@@ -207,39 +214,46 @@ def _wait(
             if status.state not in ALIVE | {"unknown"}:
                 return status
         words = f"{status.state} {explained(status.reason)}".strip()
-        if words != said:
-            tell(f"{title}: job {trial.scheduler_id} of {trial.who.slurm_user} is {words}")
-            said = words
+        if words != last_words:
+            report(f"{title}: job {trial.scheduler_id} of {trial.who.slurm_user} is {words}")
+            last_words = words
         time.sleep(EVERY_S)
     _cancel(site, trial)
     yield _too_long(status, time.monotonic() - began, title)
     return None
 
 
-def _too_long(status: JobStatus, seconds: float, title: str) -> Finding:
+def _too_long(status: JobStatus, seconds: float, title: str) -> CheckFinding:
     why = explained(status.reason) or status.state
     if status.state == "pending" and status.reason.startswith(NEVER):
-        return bad(title, f"the job did not start: {why}", "See sinfo -R and scontrol show partition.")
+        return failed(title, f"the job did not start: {why}", "See sinfo -R and scontrol show partition.")
     if status.state == "pending":
-        detail = f"busy, not broken: the job still waits after {seconds:.0f} s. {why}"
-        return warn(title, detail, "Check again when there is room, or wait longer with --wait SECONDS.")
-    return bad(
+        detail = f"busy, not broken: the job is still waiting after {seconds:.0f} s. {why}"
+        return warn(title, detail, "Check again when resources are free, or wait longer with --wait SECONDS.")
+    return failed(
         title,
         f"the job is {status.state} after {seconds:.0f} s",
         "See the node's slurmd log, and whether its disks hang.",
     )
 
 
-def _refusal(site: Site, kept: list[Trial], wishes: Wishes, tell: Tell) -> Iterator[Finding]:
-    """What one person's job wrote, another person's job neither reads nor lists."""
-    title = "Others are refused"
+def _refusal(
+    site: CheckedSite, trials: list[TrialJob], options: TrialOptions, report: ProgressReporter
+) -> Iterator[CheckFinding]:
+    """Check that another person's job can neither read nor list what the first one wrote."""
+    title = "Access by others is refused"
     first = next(
-        (one for one in kept if one.who.slurm_user != site.user and (one.root / "job" / "check.json").exists()), None
+        (
+            trial
+            for trial in trials
+            if trial.who.slurm_user != site.user and (trial.root / "job" / "check.json").exists()
+        ),
+        None,
     )
     if first is None:
-        yield skip(title, "no job of a person's ran, so there is nothing to keep from others")
+        yield skip(title, "no job of another user ran, so there is nothing to protect")
         return
-    partition = next(one for one in site.partitions if one.name == first.partition)
+    partition = next(item for item in site.partitions if item.name == first.partition)
     others = (
         who for who in _candidates(site, partition, "") if who.slurm_user not in {first.who.slurm_user, site.user}
     )
@@ -253,43 +267,45 @@ def _refusal(site: Site, kept: list[Trial], wishes: Wishes, tell: Tell) -> Itera
     second = yield from _hand_over(site, partition, other, 0, {"foreign": foreign}, title)
     if second is None:
         return
-    kept.append(second)
-    status = yield from _wait(site, second, wishes, tell, title)
+    trials.append(second)
+    status = yield from _wait(site, second, options, report, title)
     if status is not None:
-        yield _judge(site, first, second)
+        yield _check_refusal(site, first, second)
 
 
-def _judge(site: Site, first: Trial, second: Trial) -> Finding:
-    title = "Others are refused"
-    told = rundir.read_json_under(site.runs, f"{second.directory}/job/check.json") or {}
-    refused = told.get("refused")
+def _check_refusal(site: CheckedSite, first: TrialJob, second: TrialJob) -> CheckFinding:
+    title = "Access by others is refused"
+    probe_report = rundir.read_json_under(site.runs, f"{second.directory}/job/check.json") or {}
+    refused = probe_report.get("refused")
     if not isinstance(refused, dict) or len(refused) < 6:
-        return bad(
-            title, f"the job of {second.who.slurm_user} told nothing", "See what is said of its partition above."
+        return failed(
+            title, f"the job of {second.who.slurm_user} reported nothing", "See the findings on its partition above."
         )
-    # Through the project's folder everybody goes, and nobody may list it.
+    # Everybody may enter the project's folder, and nobody may list it.
     open_to = {
-        name or "the folder": plain(way) for name, way in refused.items() if way and (name, way) != ("project", "enter")
+        name or "the folder": printable(way)
+        for name, way in refused.items()
+        if way and (name, way) != ("project", "enter")
     }
     if open_to:
-        said = ", ".join(f"{way} {name}" for name, way in open_to.items())
-        return bad(
+        access = ", ".join(f"{way} {name}" for name, way in open_to.items())
+        return failed(
             title,
-            f"{second.who.slurm_user} can {said} of {first.who.slurm_user}'s run",
+            f"{second.who.slurm_user} can {access} of {first.who.slurm_user}'s run",
             f"chmod 2710 {site.runs}, and check again.",
         )
     return ok(title, f"{second.who.slurm_user} can neither list nor read the run of {first.who.slurm_user}")
 
 
-def _remove(site: Site, trial: Trial) -> Iterator[Finding]:
+def _remove(site: CheckedSite, trial: TrialJob) -> Iterator[CheckFinding]:
     _cancel(site, trial)
     left = _discard(trial.directory)
     if left is not None:
-        remedy = "Its owner, or root, removes it. Does the file system keep default access control lists?"
-        yield bad(f"Partition {trial.partition}", f"its run directory cannot be removed: {left}", remedy)
+        remedy = "Its owner, or root, can remove it. Does the file system support default access control lists?"
+        yield failed(f"Partition {trial.partition}", f"its run directory cannot be removed: {left}", remedy)
 
 
-def _cancel(site: Site, trial: Trial) -> None:
+def _cancel(site: CheckedSite, trial: TrialJob) -> None:
     try:
         site.scheduler.cancel(trial.scheduler_id, user=trial.who.slurm_user)
     except SchedulerError:
@@ -297,7 +313,7 @@ def _cancel(site: Site, trial: Trial) -> None:
 
 
 def _discard(directory: str) -> Path | None:
-    """Remove a run directory as the worker does; what is left of it, if anything."""
+    """Remove a run directory as the worker does. Return what is left of it, if anything."""
     with trash.discarded(directory):
         pass
     trash.empty()
@@ -307,7 +323,7 @@ def _discard(directory: str) -> Path | None:
     ):  # a project's own folder stays: somebody's job may be about to be made in it
         with suppress(OSError):
             os.rmdir(rundir.path_of(directory).parent)
-    deadline = time.monotonic() + REMOVAL_S  # the worker may be at it, too
+    deadline = time.monotonic() + REMOVAL_S  # the worker may be deleting it at the same time
     while (left := next(rubbish.glob(f"{directory.replace('/', '-')}-*"), None)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left

@@ -1,7 +1,7 @@
-"""Whether a Unix user gets to a place, read off modes and access lists, and the first folder that does not let them.
+"""Find the first folder that a Unix user may not enter, from modes and access control lists.
 
-What is told is how this machine sees it: a node may know the user in other groups. So it names what is closed here,
-and of what is open here claims nothing.
+The result is how this machine sees it: on a node the user may be in other groups. So a barrier that is found here is
+real, while a path without one may still be closed on a node.
 """
 
 from __future__ import annotations
@@ -20,51 +20,53 @@ READ, WRITE, ENTER = 0o4, 0o2, 0o1
 
 @dataclass(frozen=True)
 class Barrier:
-    """A place that does not let somebody do what they must. `is_groups`: its group may, and they are not in it."""
+    """A folder that keeps a user out. `is_groups`: its group may enter, and the user is not in it."""
 
     path: Path
     user: str
     owner: str
     group: str
     mode: int
-    does: str  # enter, write to
+    action: str  # enter, write to
     is_groups: bool
 
     def __str__(self) -> str:
         if self.is_groups:
             return (
-                f"{self.user} may not {self.does} {self.path}: it is open to the group {self.group},"
+                f"{self.user} may not {self.action} {self.path}: it is open to the group {self.group},"
                 f" and {self.user} is not in it."
             )
-        whose = f"{self.mode:04o}, of {self.owner} and the group {self.group}"
-        return f"{self.user} may not {self.does} {self.path}: its mode is {whose}."
+        mode = f"{self.mode:04o}, of {self.owner} and the group {self.group}"
+        return f"{self.user} may not {self.action} {self.path}: its mode is {mode}."
 
     @property
     def remedy(self) -> str:
-        """What somebody with the right to can do."""
+        """Return what somebody with the permission to do so can do about it."""
         if self.is_groups:
             return f"usermod -aG {self.group} {self.user}, on the portal and on the nodes"
-        return f"chmod g+{'x' if self.does == 'enter' else 'rwx'} {self.path}, or an entry for {self.user} in its list"
+        return (
+            f"chmod g+{'x' if self.action == 'enter' else 'rwx'} {self.path}, or an entry for {self.user} in its list"
+        )
 
 
 def barrier(path: Path, user: str, *, write: bool = False) -> Barrier | None:
-    """The first folder on the way to and at `path` that keeps the user out; None where nothing does, or nobody knows.
+    """Return the first folder on the way to `path`, or `path` itself, that keeps the user out; None if none is known.
 
-    `write`: they must make files in it, too.
+    With `write` the user must be able to create files in it, too.
     """
     try:
         entry = pwd.getpwnam(user)
         groups = set(os.getgrouplist(user, entry.pw_gid))
         for folder in (*reversed(path.parents), path):
             needs = ENTER | (WRITE if write and folder == path else 0)
-            if entry.pw_uid and (found := _look(folder, entry, groups, needs)) is not None:
+            if entry.pw_uid and (found := _check(folder, entry, groups, needs)) is not None:
                 return found
-    except (KeyError, OSError, ValueError):  # an unknown user, a place that is away or closed to us, an odd list
+    except (KeyError, OSError, ValueError):  # an unknown user, an unreachable or closed folder, an unusual list
         return None
     return None
 
 
-def _look(folder: Path, entry: pwd.struct_passwd, groups: set[int], needs: int) -> Barrier | None:
+def _check(folder: Path, entry: pwd.struct_passwd, groups: set[int], needs: int) -> Barrier | None:
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)
     acl = _acl(folder, mode)
@@ -76,31 +78,31 @@ def _look(folder: Path, entry: pwd.struct_passwd, groups: set[int], needs: int) 
         owner=user_name(found.st_uid),
         group=group_name(found.st_gid),
         mode=mode,
-        does="write to" if needs & WRITE else "enter",
+        action="write to" if needs & WRITE else "enter",
         is_groups=found.st_gid not in groups and acl.group & needs == needs and entry.pw_uid not in acl.users,
     )
 
 
 def _acl(folder: Path, mode: int) -> sharing.Acl:
-    """Its list; without one what its mode says."""
+    """Return the folder's access control list, or what its mode amounts to if it has none."""
     if data := sharing.read(folder):
         return sharing.parse(data)
     return sharing.Acl(owner=mode >> 6 & 0o7, group=mode >> 3 & 0o7, other=mode & 0o7)
 
 
 def _bits(acl: sharing.Acl, found: os.stat_result, uid: int, groups: set[int]) -> int:
-    """What the user may, in the kernel's order (acl(5)): of groups every one that they are in counts."""
+    """Return the user's permission bits in the kernel's order (acl(5)): all groups that the user is in count."""
     mask = 0o7 if acl.mask is None else acl.mask
     if uid == found.st_uid:
         return acl.owner
     if uid in acl.users:
         return acl.users[uid] & mask
-    own = [acl.group] if found.st_gid in groups else []
-    own += [bits for gid, bits in acl.groups.items() if gid in groups]
-    if not own:
+    matching = [acl.group] if found.st_gid in groups else []
+    matching += [bits for gid, bits in acl.groups.items() if gid in groups]
+    if not matching:
         return acl.other
     together = 0
-    for bits in own:
+    for bits in matching:
         together |= bits & mask
     return together
 

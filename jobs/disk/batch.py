@@ -1,7 +1,7 @@
-"""batch.sh: the one script that both schedulers run (docs/decisions/0002). Text only: no Django, nothing is looked up.
+"""Write batch.sh, the one script that both schedulers run (docs/decisions/0002). Text only, without Django.
 
-Everything that is put into it is quoted for bash; what stands in an #SBATCH line, which nothing can quote, is refused
-if it could end the line.
+Every value in it is quoted for bash; in an #SBATCH line, where nothing can be quoted, a value that could end the line
+is refused.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# Two submissions of one attempt (an answer was lost, so it was asked again): the first takes the claim, a link, made
-# with its content in one step; the other ends at once. A requeue of the first finds its own id there.
+# If one attempt is submitted twice (a response was lost, so it was sent again), the first job takes the claim, a link
+# that is made with its content in one step; the other ends at once. A requeue of the first finds its own id there.
 #
-# The last task of an array to start has the whole array's number for its own: it is called "<array>_<task>" everywhere.
+# The last task of an array to start has the array's id as its own, so tasks are called "<array>_<task>" everywhere.
 #
-# srun kills its tasks at once when it gets TERM (22.05 and 24.11), and passes USR1 on: USR1 is what it always gets, and
-# a file tells the launchers which signal it was. They look for it by themselves: a signal in the first seconds, which
-# would end an srun or a Python that has no handler yet, is left to the file alone.
-# `wait` returns early when a trapped signal arrives, so it is repeated until it was not one that ended it.
+# srun kills its tasks at once when it gets TERM (22.05 and 24.11), and passes USR1 on. So it always gets USR1, and a
+# file names the original signal. Launchers check for the file by themselves: in the first seconds, when a signal would
+# end an srun or a Python that has no handler yet, only the file is written.
+# `wait` returns early when a trapped signal arrives, so it is repeated until the step itself has ended.
 #
-# Without --cpus-per-task, and with nothing left in the environment that stands for it, a step has all CPUs of the
-# allocation on each node, however many these are. 24.11 would otherwise give it one task's share.
+# Without --cpus-per-task, and without the environment variables that stand for it, a step has all CPUs of the
+# allocation on each node. 24.11 would otherwise give it one task's share.
 #
-# srun answers with the highest code of its tasks. What counts is the leading launcher's last word, if it had one.
+# srun exits with the highest code of its tasks. The leading launcher's own exit code counts, if it wrote one.
 _SCRIPT = """\
 #!/bin/bash
 {directives}
@@ -82,7 +82,7 @@ fi
 exit "$code"
 """
 
-# `module` is a function that only login shells have: a batch script asks for it where it is usually kept.
+# `module` is a function that only login shells have: a batch script sources it from the usual places.
 _MODULES = """
 before=$'\\n'$(compgen -e)$'\\n'
 set +u
@@ -93,7 +93,7 @@ done
 type module >/dev/null 2>&1 || fail 'environment.modules: this node has no module command.'
 modules=({names})
 for name in "${{modules[@]}}"; do
-    module load "$name" || fail "environment.modules: $name cannot be loaded on this node; module avail lists what can."
+    module load "$name" || fail "environment.modules: $name cannot be loaded on this node; see module avail."
 done
 set -u
 """
@@ -108,12 +108,12 @@ elif [ -x "$conda/bin/python" ]; then
     export CONDA_PREFIX=$conda PATH=$conda/bin:$PATH
 else
     barred "$conda/bin/python"
-    fail "environment.conda: no conda on this node, and $conda is no folder of an environment. Give its folder."
+    fail "environment.conda: no conda on this node, and $conda is not the folder of an environment. Give its folder."
 fi
 set -u
 python=$(type -P python) || fail "environment.conda: $conda has no python."
 """
-# The launcher hands to ranks only what it knows by name: what was set since `before` is asked for.
+# The launcher passes only listed variables on to ranks: list those that were set since `before`.
 _PASS_ON = """
 VIGIL_PASS_ON=
 for name in $(compgen -e); do
@@ -125,13 +125,13 @@ _PYTHON = """
 [ ! -d "$python" ] || python=$python/bin/python
 type -P -- "$python" >/dev/null || {
     barred "$python"
-    fail "$python is no interpreter on this node. Say another under [environment]."
+    fail "$python is not an interpreter on this node. Name another under [environment]."
 }
 """
 _LINE = re.compile(r"[\x21-\x7e]*\Z")
 
 
-# One array for the first attempts of a sweep's jobs: each task goes on as its job's own batch script.
+# One array for the first attempts of a sweep's jobs: each task executes its own job's batch script.
 _ARRAY = """\
 #!/bin/bash
 {directives}
@@ -148,7 +148,7 @@ cd "$run" && exec /bin/bash "$run/portal/batch.sh" >> "$run/job/batch.1.log" 2>&
 
 
 def array_text(batch: str, runs: Mapping[int, tuple[Path, str]]) -> str:
-    """array.sh, from the batch script of any of its jobs; `runs`: run directory and attempt's key by task."""
+    """Return array.sh, built from any job's batch script. `runs`: run directory and attempt's key by array index."""
     directives = [line for line in batch.splitlines() if line.startswith("#SBATCH ")]
     cases = [f"{task}) run={_quoted(run)} key={_quoted(key)} ;;" for task, (run, key) in sorted(runs.items())]
     return _ARRAY.format(directives="\n".join(directives), cases="\n".join(cases))
@@ -156,7 +156,7 @@ def array_text(batch: str, runs: Mapping[int, tuple[Path, str]]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What a batch script is made of. Texts are as they shall arrive, unquoted."""
+    """The values of a batch script, unquoted."""
 
     run: Path
     start: Path  # training/start.py
@@ -168,7 +168,7 @@ class Batch:
     engine: str = ""  # pyxis or apptainer, where there is a container
     mounts: tuple[str, ...] = ()
     gpus: bool = False
-    goes_on: bool = False  # in the nodes that are left
+    is_elastic: bool = False  # in the nodes that are left
     required_nodes: tuple[str, ...] = ()
     excluded_nodes: tuple[str, ...] = ()
 
@@ -184,9 +184,9 @@ class Batch:
         )
 
     def _directives(self) -> list[str]:
-        """Said to sbatch by the script itself, whatever the request can carry."""
+        """Return the options for sbatch that stand in the script itself, whatever the REST request can carry."""
         lines = [f"--signal=B:USR1@{self.lead}", "--open-mode=append"]
-        lines += ["--no-kill"] if self.goes_on else []
+        lines += ["--no-kill"] if self.is_elastic else []
         lines += [f"--nodelist={','.join(self.required_nodes)}"] if self.required_nodes else []
         lines += [f"--exclude={','.join(self.excluded_nodes)}"] if self.excluded_nodes else []
         if wrong := [line for line in lines if not _LINE.match(line)]:
@@ -206,15 +206,15 @@ class Batch:
         return "".join(parts)
 
     def _options(self) -> list[str]:
-        """The options of srun: an elastic job outlives a lost node, and pyxis is told of the container."""
-        found = ["--no-kill"] if self.goes_on else []
+        """Return the options for srun: --no-kill for an elastic job, the container's for pyxis."""
+        found = ["--no-kill"] if self.is_elastic else []
         if self.container and self.engine == "pyxis":
             found.append(_quoted(f"--container-image={self.container}"))
             found.append(_quoted(f"--container-mounts={','.join(self.mounts)}"))
         return found
 
     def _inside(self) -> list[str]:
-        """What starts the interpreter, where that is not srun itself."""
+        """Return the command that starts the interpreter, unless srun itself does."""
         if not self.container or self.engine == "pyxis":
             return []
         binds = [word for mount in self.mounts for word in ("--bind", mount)]
@@ -222,5 +222,5 @@ class Batch:
 
 
 def _quoted(text: object) -> str:
-    """One word for bash, whatever is in it."""
+    """Quote a value as one word for bash."""
     return shlex.quote(str(text))

@@ -7,14 +7,14 @@ from datetime import datetime
 
 
 @dataclass(frozen=True)
-class Gpu:
+class CapturedGpu:
     name: str
     memory_gib: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Captured:
-    """Texts are empty and numbers None where nothing is known."""
+class CapturedEnvironment:
+    """A captured environment. Unknown texts are empty, unknown numbers None."""
 
     captured_at: datetime | None = None
     node: str = ""
@@ -31,7 +31,7 @@ class Captured:
     cpu: str = ""
     cpus: int | None = None
     memory_gib: float | None = None
-    gpus: list[Gpu] = field(default_factory=list)
+    gpus: list[CapturedGpu] = field(default_factory=list)
     driver: str = ""
     cuda: str = ""
     vigil: str = ""
@@ -47,8 +47,8 @@ class Captured:
 
 
 @dataclass(frozen=True)
-class Change:
-    """One thing that is not as it was; "" is nothing."""
+class EnvironmentChange:
+    """A difference between two environments; "" where a side has nothing."""
 
     what: str
     before: str
@@ -56,22 +56,22 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Ran:
-    """An attempt's environment beside that of the newest earlier attempt that has one (`since`, its number)."""
+class EnvironmentDiff:
+    """An attempt's environment, and its changes since the newest earlier attempt that has one (`since`, its number)."""
 
-    environment: Captured
+    environment: CapturedEnvironment
     since: int | None = None
-    changes: list[Change] = field(default_factory=list)
+    changes: list[EnvironmentChange] = field(default_factory=list)
 
 
-def gpus_of(environment: Captured) -> str:
-    """ "8 × NVIDIA H100 80GB HBM3", each kind once."""
+def gpus_of(environment: CapturedEnvironment) -> str:
+    """Return the GPUs as "8 × NVIDIA H100 80GB HBM3", each type once."""
     names = [gpu.name for gpu in environment.gpus]
     kinds = [(names.count(name), name) for name in dict.fromkeys(names)]
     return ", ".join(f"{count} × {name}" if count > 1 else name for count, name in kinds)
 
 
-def cpu_of(environment: Captured) -> str:
+def cpu_of(environment: CapturedEnvironment) -> str:
     if environment.cpus is None:
         return environment.cpu
     return f"{environment.cpus} × {environment.cpu or environment.machine or 'CPU'}"

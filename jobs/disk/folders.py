@@ -1,4 +1,4 @@
-"""The places of an attempt's files in its job's run directory, and the last words that it left there."""
+"""Locate an attempt's files in its job's run directory, and read the results that it left there."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 from jobs.disk import rundir
 from jobs.models import Attempt
 
-MOST_FOLDERS = 1_000  # of attempts that are looked into: a job may have made any number
+MOST_FOLDERS = 1_000  # attempt folders that are read: a job may have made any number
 _FOLDER = re.compile(r"attempt-\d{1,9}\Z")
 
 
 def root_of(attempt: Attempt) -> Path | None:
-    """The run directory, once there is one."""
+    """Return the run directory, or None before it is made."""
     return rundir.path_of(attempt.job.directory) if attempt.job.directory else None
 
 
 def find_folder(attempt: Attempt) -> str:
-    """The name of the folder that the launcher made for this (scheduler id, restart count); "" while there is none."""
+    """Return the name of the folder that the launcher made for this (scheduler id, restart count); "" before that."""
     root = root_of(attempt)
     if attempt.directory or root is None or not attempt.scheduler_id:
         return attempt.directory
@@ -36,15 +36,15 @@ def find_folder(attempt: Attempt) -> str:
 
 
 def _folders(root: Path, number: int) -> Iterator[str]:
-    """The folders that a launcher may have made: that of the number which it was told, then the newest others."""
-    told = f"attempt-{number}"
-    yield told
-    names = (name for name in rundir.names_under(root, "job") if _FOLDER.match(name) and name != told)
+    """Yield the folders that a launcher may have made: its attempt number's first, then the newest others."""
+    expected = f"attempt-{number}"
+    yield expected
+    names = (name for name in rundir.names_under(root, "job") if _FOLDER.match(name) and name != expected)
     yield from sorted(names, key=lambda name: -int(name.removeprefix("attempt-")))[:MOST_FOLDERS]
 
 
 def result_of(attempt: Attempt) -> dict[str, Any] | None:
-    """The launcher's last word, if it had one."""
+    """Return the launcher's result.json, or None if it wrote none."""
     root, folder = root_of(attempt), find_folder(attempt)
     if root is None or not folder:
         return None
@@ -52,7 +52,7 @@ def result_of(attempt: Attempt) -> dict[str, Any] | None:
 
 
 def has_begun(attempt: Attempt) -> bool:
-    """Whether its batch script has run, or its command reported: each leaves something before it does anything."""
+    """Return whether its batch script has run, or its command has reported: each first leaves a file or a report."""
     if attempt.last_report_at is not None or find_folder(attempt):
         return True
     if (root := root_of(attempt)) is None:
@@ -65,13 +65,13 @@ def has_begun(attempt: Attempt) -> bool:
 
 
 def age_of_result(attempt: Attempt) -> float | None:
-    """Seconds since the launcher's last word; None where it has had none."""
+    """Return the seconds since the launcher wrote its result, or None if it wrote none."""
     root, folder = root_of(attempt), find_folder(attempt)
     if root is None or not folder:
         return None
     try:
         descriptor = rundir.open_under(root, f"job/{folder}/result.json")
-    except (OSError, rundir.Unsafe):
+    except (OSError, rundir.UnsafePath):
         return None
     try:
         return time.time() - os.fstat(descriptor).st_mtime
@@ -79,21 +79,21 @@ def age_of_result(attempt: Attempt) -> float | None:
         os.close(descriptor)
 
 
-def said_before_launch(attempt: Attempt) -> str:
-    """Why batch.sh could start no launcher: a module, an environment, a package that is not there."""
+def launch_error(attempt: Attempt) -> str:
+    """Return why batch.sh could not start a launcher, such as a missing module, environment or package."""
     root = root_of(attempt)
     if root is None or not attempt.scheduler_id.replace("_", "", 1).isdecimal():
         return ""
-    told = f"job/told/{attempt.scheduler_id}.{attempt.scheduler_restart_count}/failed"
+    path = f"job/told/{attempt.scheduler_id}.{attempt.scheduler_restart_count}/failed"
     try:
-        text = rundir.read_under(root, told, limit=4096).decode(errors="replace")
+        text = rundir.read_under(root, path, limit=4096).decode(errors="replace")
     except OSError:
         return ""
     return "".join(c for c in text.strip()[:500] if c.isprintable())
 
 
-def is_away(attempt: Attempt) -> bool:
-    """Whether its run directory was made and is not there, as when the file system is away: who knows what it holds."""
+def is_unreachable(attempt: Attempt) -> bool:
+    """Return whether its run directory was made but cannot be reached, as while its file system is not mounted."""
     root = root_of(attempt)
     if root is None:
         return False

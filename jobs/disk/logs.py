@@ -1,7 +1,7 @@
-"""Logs of ranks and launchers, read where they lie: bounded, in pages, and never through a link.
+"""Read logs of ranks and launchers in place: bounded, in pages, and never through a link.
 
 A cursor is the byte offset of a line's beginning: following costs nothing, and a page's address keeps its meaning.
-Lines are UTF-8 with what is broken replaced; colours and other control sequences are left to who shows them.
+Lines are UTF-8 with invalid bytes replaced; colours and other control sequences are left to the caller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jobs.models import Attempt, Job
 
 MAX_LINES = 2_000
 PAGE_BYTES = 1 << 20  # of one answer
-SEARCH_BYTES = 16 << 20  # looked through for one answer
+SEARCH_BYTES = 16 << 20  # searched for one response
 PIECE_BYTES = 256 << 10  # of a download
 LINE_BYTES = 16 << 10  # of one line; the rest of a longer one is left out
 _RANK = re.compile(r"(\d{1,9})\.(\d{1,9})\.log\Z")
@@ -29,7 +29,7 @@ _LAUNCHER = re.compile(r"launcher\.(\d{1,9})\.log\Z")
 
 @dataclass(frozen=True)
 class LogFile:
-    """A log that there is. Launchers have negative ranks, −node−1; None is the batch script's own output."""
+    """An existing log. Launchers have negative ranks, −node−1; None is the batch script's output."""
 
     rank: int | None
     incarnation: int
@@ -44,7 +44,7 @@ class LogLine:
 
 @dataclass(frozen=True)
 class LogPage:
-    """Lines in order. `start` and `end` are cursors: `before=start` is what came before, `after=end` what follows."""
+    """Lines in order. `start` and `end` are cursors: `before=start` reads what precedes, `after=end` what follows."""
 
     lines: list[LogLine]
     start: int
@@ -61,7 +61,7 @@ class LogPage:
 
 
 def available(attempt: Attempt) -> list[LogFile]:
-    """The logs of an attempt: ranks by incarnation, then launchers, then the batch script's output."""
+    """Return the logs of an attempt: ranks by incarnation, then launchers, then the batch script's output."""
     found = []
     root, folder = root_of(attempt), find_folder(attempt)
     if root is None:
@@ -75,7 +75,7 @@ def available(attempt: Attempt) -> list[LogFile]:
             elif match := _LAUNCHER.match(name):
                 found.append(LogFile(-1 - int(match[1]), 0, size))
     found.sort(key=lambda log: (log.rank is not None and log.rank < 0, log.incarnation, abs(log.rank or 0)))
-    if (size := _size(root, batch(attempt))) is not None:
+    if (size := _size(root, batch_log(attempt))) is not None:
         found.append(LogFile(None, 0, size))
     return found
 
@@ -91,9 +91,9 @@ def read(
     limit: int = 500,
     search: str = "",
 ) -> LogPage:
-    """One page of a log: the last lines, or those `after` or `before` a cursor; with `search` only those that hold it.
+    """Return a page of a log: the last lines, lines `after` or `before` a cursor, or lines that contain `search`.
 
-    `incarnation` None: the newest that there is. Raises LogError where there is no such log.
+    `incarnation` None: the newest that exists. Raises LogError if there is no such log.
     """
     if attempt.job_id != job.pk:
         raise LogError(f"#{job.pk} has no attempt with that id.")
@@ -107,28 +107,28 @@ def read(
 
 
 @dataclass(frozen=True)
-class Download:
-    """A whole log as it is now, to keep: its name as a file, and its bytes piece by piece."""
+class LogDownload:
+    """A whole log as it is now: a file name, and its bytes piece by piece."""
 
     name: str
     pieces: Iterator[bytes]
 
 
-def download(job: Job, attempt: Attempt, rank: int | None = 0, incarnation: int | None = None) -> Download:
-    """All of a log, terminal colours included. Raises LogError where there is no such log."""
+def download(job: Job, attempt: Attempt, rank: int | None = 0, incarnation: int | None = None) -> LogDownload:
+    """Return all of a log, terminal colours included. Raises LogError if there is no such log."""
     if attempt.job_id != job.pk:
         raise LogError(f"#{job.pk} has no attempt with that id.")
     if rank is not None and rank >= 0 and incarnation is None:
         incarnation = _newest(attempt, rank)
     with _opened(attempt, rank, incarnation):
-        pass  # that there is none is said now, not after the head of the answer
+        pass  # a missing log is reported now, before the response has begun
     what = "batch" if rank is None else f"rank-{rank}" if rank >= 0 else f"launcher-{-1 - rank}"
     start = f"-start-{incarnation + 1}" if incarnation and rank is not None and rank >= 0 else ""
-    return Download(f"job-{job.pk}.{attempt.number}-{what}{start}.log", _pieces(attempt, rank, incarnation))
+    return LogDownload(f"job-{job.pk}.{attempt.number}-{what}{start}.log", _pieces(attempt, rank, incarnation))
 
 
 def _pieces(attempt: Attempt, rank: int | None, incarnation: int | None) -> Iterator[bytes]:
-    """The log up to where it ends at the first look; what is written meanwhile would never end."""
+    """Yield the log up to its size at the first read; a log that keeps growing would never end."""
     with _opened(attempt, rank, incarnation) as (descriptor, size):
         at = 0
         while at < size and (piece := os.pread(descriptor, min(PIECE_BYTES, size - at), at)):
@@ -138,33 +138,33 @@ def _pieces(attempt: Attempt, rank: int | None, incarnation: int | None) -> Iter
 
 @contextmanager
 def _opened(attempt: Attempt, rank: int | None, incarnation: int | None) -> Iterator[tuple[int, int]]:
-    """A descriptor of the log, and its size now."""
-    root, relative = _place(attempt, rank, incarnation)
+    """Open the log. Yield its descriptor and its present size."""
+    root, relative = _locate(attempt, rank, incarnation)
     try:
         descriptor = rundir.open_under(root, relative)
     except FileNotFoundError:
-        raise LogError(f"{name_of(rank)} has written no log in attempt {attempt.number} yet.") from None
+        raise LogError(f"{writer_of(rank)} has not written a log in attempt {attempt.number} yet.") from None
     except OSError as error:
-        raise LogError(f"The log of {name_of(rank)} cannot be read: {error}.") from None
+        raise LogError(f"The log of {writer_of(rank)} cannot be read: {error}.") from None
     try:
         yield descriptor, os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
 
 
-def _place(attempt: Attempt, rank: int | None, incarnation: int | None) -> tuple[Path, str]:
-    """Run directory and path of a log. Only numbers go into the name, so a request cannot lead anywhere else."""
+def _locate(attempt: Attempt, rank: int | None, incarnation: int | None) -> tuple[Path, str]:
+    """Return the run directory and the path of a log. Only numbers go into the name, so no request leads elsewhere."""
     root, folder = root_of(attempt), find_folder(attempt)
     if attempt.job.is_attached:
         raise LogError(
             f"sbatch started #{attempt.job_id}: its output is where that put it, by default slurm-<number>.out."
         )
     if root is None:
-        raise LogError(f"Attempt {attempt.number} has not begun: there is no log yet.")
+        raise LogError(f"Attempt {attempt.number} has not started: there is no log yet.")
     if rank is None:
-        return root, batch(attempt)
+        return root, batch_log(attempt)
     if not folder:
-        raise LogError(f"Attempt {attempt.number} has not begun: there is no log yet.")
+        raise LogError(f"Attempt {attempt.number} has not started: there is no log yet.")
     if rank < 0:
         return root, f"job/{folder}/logs/launcher.{-1 - rank}.log"
     if incarnation is None:
@@ -176,15 +176,18 @@ def _newest(attempt: Attempt, rank: int) -> int:
     return max((log.incarnation for log in available(attempt) if log.rank == rank), default=0)
 
 
-def batch(attempt: Attempt) -> str:
-    """The file of the batch script's output, below the run directory; a requeued attempt goes on in its first one's."""
+def batch_log(attempt: Attempt) -> str:
+    """Return the path of the batch script's output in the run directory.
+
+    Requeued attempts append to the first one's.
+    """
     same = Attempt.objects.filter(job_id=attempt.job_id, scheduler_id=attempt.scheduler_id).exclude(scheduler_id="")
     first = same.order_by("number").values_list("number", flat=True).first()
     return f"job/batch.{first or attempt.number}.log"
 
 
-def name_of(rank: int | None) -> str:
-    """Names the writer of a log, as a sentence begins with it."""
+def writer_of(rank: int | None) -> str:
+    """Return who wrote a log, as a sentence begins with it."""
     if rank is None:
         return "The batch script"
     return f"Rank {rank}" if rank >= 0 else f"The launcher of node {-1 - rank}"
@@ -202,7 +205,7 @@ def _size(root: Path, relative: str) -> int | None:
 
 
 def _forwards(descriptor: int, size: int, after: int, limit: int, *, whole: bool) -> LogPage:
-    """Lines from a cursor on. While it may grow, a line without an end is left for the next page."""
+    """Return lines from a cursor on. While the log may grow, an incomplete last line is left for the next page."""
     start = min(max(0, after), size)
     data = os.pread(descriptor, PAGE_BYTES, start)
     is_last = start + len(data) >= size
@@ -212,7 +215,7 @@ def _forwards(descriptor: int, size: int, after: int, limit: int, *, whole: bool
 
 
 def _backwards(descriptor: int, size: int, before: int, limit: int) -> LogPage:
-    """The last lines that end before a cursor."""
+    """Return the last lines that end before a cursor."""
     start = max(0, before - PAGE_BYTES)
     data = os.pread(descriptor, before - start, start)
     if start > 0:  # begin at a line's beginning
@@ -229,7 +232,10 @@ def _backwards(descriptor: int, size: int, before: int, limit: int) -> LogPage:
 
 
 def _search(descriptor: int, size: int, after: int, limit: int, wanted: str) -> LogPage:
-    """Lines from a cursor on that hold a text, in any case; looks through a bounded part, `end` says how far it got."""
+    """Return lines from a cursor on that contain a text in any case.
+
+    Reads a bounded part; `end` is where it stopped.
+    """
     start = at = min(max(0, after), size)
     found: list[LogLine] = []
     while at < size and at - start < SEARCH_BYTES and len(found) < limit:
@@ -249,7 +255,7 @@ def _search(descriptor: int, size: int, after: int, limit: int, wanted: str) -> 
 
 
 def _lines(data: bytes, start: int, limit: int, *, take_rest: bool) -> tuple[list[LogLine], int]:
-    """Lines of a piece that begins at a line's beginning, and the offset after the last one taken."""
+    """Return the lines of a piece that begins at a line's beginning, and the offset after the last one."""
     lines: list[LogLine] = []
     at = 0
     while at < len(data) and len(lines) < limit:

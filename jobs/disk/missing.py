@@ -12,8 +12,8 @@ from jobs.disk import rundir
 from jobs.models import Attempt
 
 
-class Missing(OSError):
-    """The run directory is not there. It may come back, so what waits for it goes on waiting."""
+class RunDirectoryMissing(OSError):
+    """The run directory is missing. It may come back, so jobs that wait for it keep waiting."""
 
     def __init__(self, directory: str) -> None:
         super().__init__(errno.ENOTCONN, problem_of(directory))
@@ -24,7 +24,7 @@ class Missing(OSError):
 
 def text_of(error: OSError) -> str:
     """Return why a run directory could not be used."""
-    return str(error) if isinstance(error, Missing) else f"The run directory cannot be written: {error}"
+    return str(error) if isinstance(error, RunDirectoryMissing) else f"The run directory cannot be written: {error}"
 
 
 def problem(attempt: Attempt) -> str:
@@ -46,7 +46,7 @@ def is_there(root: Path) -> bool:
 def problem_of(directory: str) -> str:
     """Return what is missing: the file system with all run directories, or only this one."""
     root = rundir.path_of(directory)
-    if rundir.is_away(directory):
+    if rundir.is_unreachable(directory):
         return (
             f"Its run directory {root} cannot be reached: the folder above it is missing, too."
             " Mount the file system of VIGIL_RUNS; the job then starts by itself."

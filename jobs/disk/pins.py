@@ -1,10 +1,10 @@
-"""`portal/pinned.json`: which checkpoints of a job its trainer must not prune. The database says so, the file follows.
+"""Keep `portal/pinned.json` up to date: the checkpoints that a job's trainer must not prune, as the database has them.
 
     {"pinned": [{"name": "step-400", "step": 400, "generation": 1}]}
 
-Whoever changes a pin writes it after the commit; what that did not get done the follower's tick does, and so does the
-start of an attempt. Nobody locks: who writes looks afterwards whether it still says what the database says, so whoever
-writes last has written the truth.
+Whoever changes a pin writes the file after the commit; if that fails, the follower's tick writes it, and so does the
+start of an attempt. There is no lock: after writing, the writer compares the file with the database again, so whoever
+writes last has written the present state.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ AT_ONCE = 20  # of jobs in a tick, in any order
 
 
 def write(job: Job) -> None:
-    """Make the file say what is pinned. If it cannot be written now, the tick does it later."""
+    """Write what is pinned into the file. If that fails now, a tick does it later."""
     if not job.directory:
         return
     root = rundir.path_of(job.directory)
     try:
         for _ in range(TRIES):
-            wanted = _told(Checkpoint.objects.pinned().filter(job=job.pk))
-            if _said(job) == wanted:
+            wanted = pins_payload(Checkpoint.objects.pinned().filter(job=job.pk))
+            if read_pins_file(job) == wanted:
                 return
             rundir.write(root / FILE, json.dumps(wanted))
     except OSError as error:
@@ -40,45 +40,46 @@ def write(job: Job) -> None:
 
 
 def repair() -> None:
-    """Write it for those running jobs of whose pins it says something else."""
+    """Rewrite the file of running jobs where it differs from the database."""
     running = Attempt.objects.alive().values("job")
     jobs = Job.objects.filter(pk__in=running).exclude(directory="").only("directory").order_by("?")[:AT_ONCE]
     by_job: dict[int, list[Checkpoint]] = {job.pk: [] for job in jobs}
     for checkpoint in Checkpoint.objects.pinned().filter(job__in=by_job):
         by_job[checkpoint.job_id].append(checkpoint)
     for job in jobs:
-        if _said(job) != _told(by_job[job.pk]):
+        if read_pins_file(job) != pins_payload(by_job[job.pk]):
             write(job)
 
 
-def is_gone(job: Job, checkpoint: Checkpoint) -> bool:
-    """Whether its folder is missing where others of its job are looked for: its trainer has just pruned it."""
+def is_pruned(job: Job, checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint's folder is missing while the job's others can be listed: its trainer pruned it."""
     if not job.directory:
         return False
     root = rundir.path_of(job.directory)
     names = {checkpoint.name, f"step-{checkpoint.step}.g{checkpoint.generation}"}
     try:
         with rundir.folder_under(root, "job/checkpoints"):
-            pass  # where this one is missing too, nothing is known
+            pass  # if this folder is missing, too, nothing is known
         return not any(rundir.has_checkpoint(job.directory, name) for name in names)
     except OSError:
         return False
 
 
-def _told(pinned: Iterable[Checkpoint]) -> dict[str, Any]:
+def pins_payload(pinned: Iterable[Checkpoint]) -> dict[str, Any]:
+    """Return the content of the file for these checkpoints."""
     pins = [{"name": c.name, "step": c.step, "generation": c.generation} for c in pinned]
     return {"pinned": sorted(pins, key=lambda pin: (pin["step"], pin["generation"]))}
 
 
-def _said(job: Job) -> dict[str, Any]:
-    """What the file says; one that is missing pins nothing."""
+def read_pins_file(job: Job) -> dict[str, Any]:
+    """Return the content of the file. A missing file pins nothing; an unreadable one is {}."""
     nothing: dict[str, Any] = {"pinned": []}
     try:
         text = rundir.read_under(rundir.path_of(job.directory), FILE)
     except OSError:
         return nothing
     try:
-        said = json.loads(text)
+        payload = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return payload if isinstance(payload, dict) else {}

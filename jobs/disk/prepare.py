@@ -1,4 +1,4 @@
-"""Prepare an attempt: what the portal writes into its run directory, and the request that goes to the scheduler."""
+"""Prepare an attempt: write the portal's files into its run directory, and build the request to the scheduler."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import tomlkit
 from django.conf import settings
 from django.utils import timezone
 
-from jobs import checkpoints, suspects
+from jobs import blamed_nodes, checkpoints
 from jobs.disk import environments, pins, rundir, sharing, trust, upload
 from jobs.disk.batch import array_text
-from jobs.disk.missing import Missing
+from jobs.disk.missing import RunDirectoryMissing
 from jobs.errors import Refused
 from jobs.models import Attempt, CadenceOrder, Job, Sweep
 from jobs.reliability import mttf
@@ -28,16 +28,18 @@ from nodes.scheduling import gpu_types
 
 
 def prepare(attempt: Attempt) -> Path:
-    """Everything that the batch script needs, before the scheduler is asked. May be repeated for the same attempt.
+    """Write everything that the batch script needs, before the submission. Safe to repeat for the same attempt.
 
-    Whoever's job it is is asked after anew: trust may have been withdrawn since it was submitted.
+    The owner's trust is checked again: it may have been withdrawn since the job was submitted.
     """
     job = attempt.job
-    asked = JobSpec.parse(job.spec)
-    trust.check(job.owner, asked)
+    requested = JobSpec.parse(job.spec)
+    trust.check(job.owner, requested)
     root = _directory_of(job)
     sharing.share(root, sync.unix_user(attempt.scheduler_user))
-    spec = _rewound(suspects.without(_saving(asked, job), attempt), attempt.rewinds)
+    spec = _with_halved_learning_rate(
+        blamed_nodes.with_exclusions(_with_ordered_cadence(requested, job), attempt), attempt.rewinds
+    )
     texts = {
         "spec.toml": job.spec_toml,
         **_environment_texts(attempt, spec, root),
@@ -53,8 +55,8 @@ def prepare(attempt: Attempt) -> Path:
 
 
 def _environment_texts(attempt: Attempt, spec: JobSpec, root: Path) -> dict[str, str]:
-    """What the launcher reads and what the scheduler starts, by the file's name: both are of one environment."""
-    environment = environments.of(spec, attempt.job.project)
+    """Return the files that launcher and scheduler read, by name, all of the same environment."""
+    environment = environments.environment_of(spec, attempt.job.project)
     run = run_toml(
         spec,
         environments.variables(environment),
@@ -66,20 +68,20 @@ def _environment_texts(attempt: Attempt, spec: JobSpec, root: Path) -> dict[str,
 
 
 def chosen_start(attempt: Attempt) -> str | None:
-    """The checkpoint that it has to start from; None: the newest that its launchers find."""
+    """Return the checkpoint that it must start from, or None for the newest that its launchers find."""
     return attempt.resume_from.name if attempt.has_chosen_start and attempt.resume_from is not None else None
 
 
-def _saving(spec: JobSpec, job: Job) -> JobSpec:
-    """Saves as often as somebody has asked for since it was submitted."""
+def _with_ordered_cadence(spec: JobSpec, job: Job) -> JobSpec:
+    """Return the spec with the checkpoint interval that somebody has requested since the submission."""
     every = CadenceOrder.objects.filter(job=job).values_list("every", flat=True).first()
     if every is None or spec.run is None:
         return spec
     return spec.model_copy(update={"run": spec.run.model_copy(update={"checkpoint_every": every})})
 
 
-def _rewound(spec: JobSpec, rewinds: int) -> JobSpec:
-    """Halves the learning rate for each time that the job was set back."""
+def _with_halved_learning_rate(spec: JobSpec, rewinds: int) -> JobSpec:
+    """Return the spec with the learning rate halved once for each rewind of the job."""
     if not rewinds or spec.run is None:
         return spec
     return spec.model_copy(
@@ -88,9 +90,9 @@ def _rewound(spec: JobSpec, rewinds: int) -> JobSpec:
 
 
 def submission(attempt: Attempt, root: Path) -> Submission:
-    """The request to the scheduler."""
+    """Return the request to the scheduler."""
     job = attempt.job
-    resources = suspects.without(JobSpec.parse(job.spec), attempt).resources
+    resources = blamed_nodes.with_exclusions(JobSpec.parse(job.spec), attempt).resources
     begin = resources.begin_at
     return Submission(
         key=attempt.key,
@@ -105,7 +107,7 @@ def submission(attempt: Attempt, root: Path) -> Submission:
         ranks_per_node=resources.local_world_size,
         cpus_per_node=resources.cpus_per_node,
         gpus_per_node=resources.gpus_per_node,
-        gpu_type=_spelled(resources.gpu_type),
+        gpu_type=_spelling(resources.gpu_type),
         memory_mib_per_node=resources.memory_mib_per_node,
         time_limit_s=resources.time_limit_seconds,
         grace_s=grace_of(attempt),
@@ -123,19 +125,19 @@ def submission(attempt: Attempt, root: Path) -> Submission:
     )
 
 
-def _spelled(gpu_type: str) -> str:
+def _spelling(gpu_type: str) -> str:
     """Return the GPU type as the cluster spells it: Slurm knows no "H100" where it was configured as "h100"."""
     return gpu_types.spelling(gpu_type, read.gpu_types()) or gpu_type if gpu_type else ""
 
 
 def array_submission(sweep: Sweep, attempts: Sequence[Attempt]) -> Submission:
-    """The request for the first attempts of a sweep's jobs together. All of them are prepared, and ask for the same."""
+    """Return one request for the first attempts of a sweep's jobs. All are prepared, and request the same resources."""
     root = rundir.path_of(attempts[0].job.directory)
-    runs = {one.job.sweep_index or 0: (rundir.path_of(one.job.directory), one.key) for one in attempts}
+    runs = {attempt.job.sweep_index or 0: (rundir.path_of(attempt.job.directory), attempt.key) for attempt in attempts}
     path = root / "portal" / "array.sh"
     rundir.write(path, array_text((root / "portal" / "batch.sh").read_text(), runs), mode=0o750)
-    alike = submission(attempts[0], root)
-    return replace(alike, key=sweep.key, name=sweep.name, script=str(path), output="/dev/null", environment={})
+    template = submission(attempts[0], root)
+    return replace(template, key=sweep.key, name=sweep.name, script=str(path), output="/dev/null", environment={})
 
 
 def grace_of(attempt: Attempt) -> int:
@@ -151,9 +153,9 @@ def run_toml(
     mtbf_hours: float | None = None,
     data_roots: Sequence[str] | None = None,
 ) -> str:
-    """What the launcher and the trainer read; `python -m training run.toml` runs it without any portal.
+    """Return run.toml for launcher and trainer; `python -m training run.toml` runs it without a portal.
 
-    `data_roots`: the folders that alone it may read of what it names; None: any.
+    `data_roots`: the only folders that it may read paths from; None: any.
     """
     resources = spec.resources
     document: dict[str, Any] = {
@@ -188,18 +190,18 @@ def run_toml(
 
 
 def _directory_of(job: Job) -> Path:
-    """The job's run directory, made if it has none yet; OSError if its file system is not there."""
+    """Return the job's run directory, made if it has none yet. Raise OSError if its file system is missing."""
     rundir.open_root()
     if not job.directory:
         _make_directory(job)
     root = rundir.path_of(job.directory)
     if not (root / "job").is_dir():
-        raise Missing(job.directory)
+        raise RunDirectoryMissing(job.directory)
     return root
 
 
 def _make_directory(job: Job) -> None:
-    """A directory of its own; of two workers that make one at the same time, the row takes one and the other goes."""
+    """Make a run directory; of two workers at the same time, the row takes one and the other one is removed."""
     made = rundir.make(job.project.slug, job.pk)
     if Job.objects.filter(pk=job.pk, directory="").update(directory=made) != 1:
         for part in ("portal", "job", ""):
@@ -209,17 +211,17 @@ def _make_directory(job: Job) -> None:
 
 
 def _unpack_code(job: Job, root: Path) -> None:
-    """The uploaded directory, once: every attempt of a job runs the same snapshot. What it was is told beside it."""
+    """Unpack the uploaded directory once: every attempt of a job runs the same snapshot. code.json describes it."""
     target = root / "job" / "code"
     if target.exists():
         return
     key = job.sweep.key if job.sweep is not None else job.attempts.values_list("key", flat=True).get(number=1)
     try:
-        sent = upload.about(key)
+        uploaded = upload.describe(key)
     except FileNotFoundError:
-        reason = "The code that it was sent with is kept for a day where nothing starts with it, and is gone."
-        raise Refused(reason, "Submit it once more, with its code.") from None
-    rundir.write(root / "portal" / "code.json", json.dumps(asdict(sent)))
+        reason = "Its uploaded code is gone: an upload is stored for a day unless a job starts with it."
+        raise Refused(reason, "Submit it again, with its code.") from None
+    rundir.write(root / "portal" / "code.json", json.dumps(asdict(uploaded)))
     upload.unpack(key, target)
     if job.sweep is None:  # the others of a sweep need it, too: it is forgotten once all have it (tasks.empty_trash)
-        upload.forget(key)
+        upload.delete(key)

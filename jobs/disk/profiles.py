@@ -1,4 +1,4 @@
-"""Profiles of steps: asking a rank for one through the run directory, and reading what it left there without trust."""
+"""Request profiles from a rank through the run directory, and read the untrusted files that it writes."""
 
 from __future__ import annotations
 
@@ -20,37 +20,40 @@ PIECE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
-class Download:
-    """A whole trace: its name as a file, and its bytes piece by piece."""
+class ProfileDownload:
+    """A whole trace: a file name, and its bytes piece by piece."""
 
     name: str
     pieces: Iterator[bytes]
 
 
-def ask(attempt: Attempt, *, number: str, rank: int, steps: int) -> None:
-    """The rank sees it at a step's boundary, within about a second; of several at once only the last counts."""
+def request_profile(attempt: Attempt, *, number: str, rank: int, steps: int) -> None:
+    """Request a profile.
+
+    The rank reads it at a step boundary within about a second; of several only the last counts.
+    """
     root, folder = root_of(attempt), find_folder(attempt)
     if root is None or not folder:
-        raise ProfileError(f"Attempt {attempt.number} has not begun: there is nothing to profile yet.")
-    told = {"id": number, "directory": folder, "rank": rank, "steps": steps}
-    rundir.write(root / "portal" / REQUEST, json.dumps(told))
+        raise ProfileError(f"Attempt {attempt.number} has not started: there is nothing to profile yet.")
+    request = {"id": number, "directory": folder, "rank": rank, "steps": steps}
+    rundir.write(root / "portal" / REQUEST, json.dumps(request))
 
 
-def download(attempt: Attempt, name: str) -> Download:
-    """A trace as its rank wrote it. Raises ProfileError where there is none of that name."""
+def download(attempt: Attempt, name: str) -> ProfileDownload:
+    """Return a trace as its rank wrote it. Raises ProfileError if there is none of that name."""
     root, folder = root_of(attempt), find_folder(attempt)
     if root is None or not folder or not NAME.match(name):
         raise ProfileError(f"Attempt {attempt.number} has no profile {name[:120]}.")
     relative = f"job/{folder}/{FOLDER}/{name}"
     try:
-        os.close(rundir.open_under(root, relative))  # that there is none is said now, not after the head of the answer
+        os.close(rundir.open_under(root, relative))  # fail now, before the response has begun
     except OSError:
-        raise ProfileError(f"{name} of attempt {attempt.number} is not on disk any more.") from None
-    return Download(f"job-{attempt.job_id}.{attempt.number}-{name}", _pieces(root, relative))
+        raise ProfileError(f"{name} of attempt {attempt.number} is no longer on disk.") from None
+    return ProfileDownload(f"job-{attempt.job_id}.{attempt.number}-{name}", _pieces(root, relative))
 
 
 def _pieces(root: Path, relative: str) -> Iterator[bytes]:
-    """Yields the file in pieces, as much of it as there was at the first look."""
+    """Yield the file in pieces, up to its size when it was opened."""
     with os.fdopen(rundir.open_under(root, relative), "rb", buffering=0) as file:
         left = os.fstat(file.fileno()).st_size
         while left > 0 and (piece := file.read(min(PIECE_BYTES, left))):

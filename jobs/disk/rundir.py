@@ -1,9 +1,9 @@
-"""Run directories: made by us, filled by jobs. Everything under `job/` is hostile: one function opens it.
+"""Access run directories, made by the portal and filled by jobs. Everything under `job/` is untrusted.
 
 <VIGIL_RUNS>/<project>/<id>-<6 random>/portal/   written by the portal alone
 <VIGIL_RUNS>/<project>/<id>-<6 random>/job/      written by the job alone
 
-Where the job runs as another Unix user, jobs/disk/sharing.py lets that one in.
+If the job runs as another Unix user, jobs/disk/sharing.py gives that user access.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from jobs.disk import sharing
 logger = logging.getLogger(__name__)
 
 # Setgid, so that the group passes on; nothing for the world.
-WAY = 0o2710  # the root and the projects: people's jobs go through to their own, and nobody can list them
-RUN = 0o2700  # until it is shared
-FOLDER = 0o2750
-JOB_FOLDER = 0o2770
+PARENT_MODE = 0o2710  # root and projects: people's jobs enter through them, and nobody can list them
+RUN_MODE = 0o2700  # until it is shared
+FOLDER_MODE = 0o2750
+JOB_FOLDER_MODE = 0o2770
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Unsafe(OSError):
+class UnsafePath(OSError):
     """Something under a run directory is not what it should be: a link, a pipe, a device, a path that leads out."""
 
 
@@ -44,50 +44,50 @@ def runs_root() -> Path:
 
 
 def path_of(directory: str) -> Path:
-    """The absolute path of a job's run directory, from what the job's row says."""
+    """Return the absolute path of a job's run directory from its row's value."""
     parts = directory.split("/")
     if len(parts) != 2 or any(part in {"", ".", ".."} for part in parts):
-        raise Unsafe(f"{directory!r} is not a run directory")
+        raise UnsafePath(f"{directory!r} is not a run directory")
     return runs_root() / directory
 
 
 def open_root() -> Path:
-    """The run root, made where it is the default, under VIGIL_HOME; OSError where a configured one is not there.
+    """Return the run root. Make the default one under VIGIL_HOME; raise OSError if a configured one is missing.
 
-    That one is never made: while its file system is not mounted, jobs would fill a disk that no node can see.
+    A configured root is never made: while its file system is not mounted, jobs would fill a disk that no node can see.
     """
     root = runs_root()
     if root == Path(settings.VIGIL_HOME) / "runs":
-        _make_way(root)
+        _make_parent(root)
     elif not root.is_dir():
-        raise OSError(errno.ENOTCONN, "VIGIL_RUNS is not there: mount its file system, or make the folder", str(root))
-    elif root.stat().st_uid not in {os.geteuid(), 0}:  # whose it is may swap what we write, as scripts that others run
+        raise OSError(errno.ENOTCONN, "VIGIL_RUNS is missing: mount its file system, or make the folder", str(root))
+    elif root.stat().st_uid not in {os.geteuid(), 0}:  # its owner could swap our files
         raise OSError(
-            errno.EPERM, "VIGIL_RUNS is somebody else's folder: chown it to the user that runs Vigil", str(root)
+            errno.EPERM, "VIGIL_RUNS belongs to another user: chown it to the user that runs Vigil", str(root)
         )
     return root
 
 
 def make(project: str, job_id: int) -> str:
-    """A new run directory, made exclusively, our own until it is shared; answers its path relative to the root."""
+    """Make a new run directory exclusively, private until it is shared. Return its path relative to the root."""
     root = open_root()
-    _make_way(root / project)
+    _make_parent(root / project)
     while True:
         directory = f"{project}/{job_id}-{secrets.token_hex(3)}"
         try:
-            _make_folder(root / directory, RUN)
+            _make_folder(root / directory, RUN_MODE)
         except FileExistsError:
             continue
         break
-    _make_folder(root / directory / "portal", FOLDER)
-    _make_folder(root / directory / "job", JOB_FOLDER)
+    _make_folder(root / directory / "portal", FOLDER_MODE)
+    _make_folder(root / directory / "job", JOB_FOLDER_MODE)
     return directory
 
 
 def write(path: Path, text: str, *, mode: int = 0o640) -> None:
-    """Write a file of ours whole or not at all: a reader sees the old or the new one.
+    """Write a file of the portal's atomically: a reader sees the old or the new one.
 
-    `mode` is that of our own; whom the folder is shared with may read it, and run it, where we may.
+    `mode` is the portal's own; whom the folder is shared with may read and run the file where the portal may.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -104,13 +104,13 @@ def write(path: Path, text: str, *, mode: int = 0o640) -> None:
         raise
 
 
-def is_away(directory: str) -> bool:
-    """Whether even its project's folder is missing: then the file system is, and says nothing of what it holds."""
+def is_unreachable(directory: str) -> bool:
+    """Return whether even its project's folder is missing, as while the file system is not mounted."""
     return not path_of(directory).parent.is_dir()
 
 
 def has_checkpoint(directory: str, name: str) -> bool:
-    """Whether a run directory holds a committed checkpoint of this name; OSError where that cannot be told."""
+    """Return whether a run directory has a committed checkpoint of this name. Raise OSError if that is unknown."""
     try:
         os.close(open_under(path_of(directory), f"job/checkpoints/{name}/COMMITTED"))
     except FileNotFoundError:
@@ -120,14 +120,14 @@ def has_checkpoint(directory: str, name: str) -> bool:
 
 @contextlib.contextmanager
 def folder_under(root: Path, relative: str) -> Iterator[int]:
-    """A descriptor of a folder below `root`, each component opened by itself and none of them a link."""
+    """Open a folder below `root` component by component, refusing links. Yield its descriptor."""
     descriptor = os.open(root, OPEN_FOLDER)
     try:
         for part in parts_of(relative):
             try:
                 inner = os.open(part, OPEN_FOLDER, dir_fd=descriptor)
             except NotADirectoryError:  # a link, too
-                raise Unsafe(f"{part!r} is not a folder") from None
+                raise UnsafePath(f"{part!r} is not a folder") from None
             os.close(descriptor)
             descriptor = inner
         yield descriptor
@@ -136,7 +136,7 @@ def folder_under(root: Path, relative: str) -> Iterator[int]:
 
 
 def open_under(root: Path, relative: str) -> int:
-    """A descriptor for reading a regular file below `root`, or Unsafe; FileNotFoundError where there is none.
+    """Open a regular file below `root` for reading. Raise UnsafePath, or FileNotFoundError if there is none.
 
     No component may be a link, so nothing outside can be reached; a FIFO does not block; a device or folder is refused.
     """
@@ -146,16 +146,16 @@ def open_under(root: Path, relative: str) -> int:
             descriptor = os.open(name, _FILE, dir_fd=folder)
         except OSError as error:
             if error.errno in {errno.ELOOP, errno.ENXIO}:  # a link; a socket, or a device without a driver
-                raise Unsafe(f"{name!r} is not a regular file") from None
+                raise UnsafePath(f"{name!r} is not a regular file") from None
             raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise Unsafe(f"{name!r} is not a regular file")
+        raise UnsafePath(f"{name!r} is not a regular file")
     return descriptor
 
 
 def read_under(root: Path, relative: str, *, limit: int = 1 << 20) -> bytes:
-    """The whole of a small file below `root`; more than `limit` bytes is Unsafe."""
+    """Return the content of a small file below `root`. Raise UnsafePath beyond `limit` bytes."""
     descriptor = open_under(root, relative)
     try:
         data = b""
@@ -164,12 +164,12 @@ def read_under(root: Path, relative: str, *, limit: int = 1 << 20) -> bytes:
     finally:
         os.close(descriptor)
     if len(data) > limit:
-        raise Unsafe(f"{relative!r} is larger than {limit:,} bytes")
+        raise UnsafePath(f"{relative!r} is larger than {limit:,} bytes")
     return data
 
 
 def read_json_under(root: Path, relative: str, *, limit: int = 1 << 20) -> dict[str, Any] | None:
-    """A JSON object that a job wrote, or None where there is none that can be read."""
+    """Return a JSON object that a job wrote, or None if there is none that can be read."""
     try:
         value = json.loads(read_under(root, relative, limit=limit))
     except (OSError, ValueError, RecursionError):
@@ -178,33 +178,36 @@ def read_json_under(root: Path, relative: str, *, limit: int = 1 << 20) -> dict[
 
 
 def names_under(root: Path, relative: str, *, limit: int = 20_000) -> list[str]:
-    """The names in a folder below `root`, sorted; none where it is absent, or its job does not let us in."""
+    """Return the names in a folder below `root`, sorted; none if it is missing or its job closed it to the portal."""
     try:
         with folder_under(root, relative) as folder, os.scandir(folder) as entries:
             return sorted(entry.name for entry, _ in zip(entries, range(limit), strict=False))
-    except (FileNotFoundError, PermissionError, Unsafe):
+    except (FileNotFoundError, PermissionError, UnsafePath):
         return []
 
 
 def parts_of(relative: str) -> list[str]:
-    """The components of a path below a root; anything that could lead out is Unsafe."""
+    """Return the components of a path below a root. Raise UnsafePath for anything that could lead out."""
     parts = [part for part in relative.split("/") if part]
     if relative.startswith("/") or any(part in {".", ".."} or "\0" in part for part in parts):
-        raise Unsafe(f"{relative!r} leads out of the run directory")
+        raise UnsafePath(f"{relative!r} leads out of the run directory")
     return parts
 
 
-def _make_way(path: Path) -> None:
-    """A folder that leads to run directories, if it is not there yet. People go through it by its group: that of the
-    root, to which all belong whose jobs run here, or that of VIGIL_LOCAL_USER."""
+def _make_parent(path: Path) -> None:
+    """Make a folder above run directories, if it is missing.
+
+    People enter it through its group: the root's group, which everybody whose jobs run here belongs to, or that of
+    VIGIL_LOCAL_USER.
+    """
     try:
-        _make_folder(path, WAY)
+        _make_folder(path, PARENT_MODE)
     except FileExistsError:
         return
     if settings.VIGIL_LOCAL_USER and os.geteuid() == 0:
-        with contextlib.suppress(KeyError):  # said where the job is handed over
+        with contextlib.suppress(KeyError):  # reported when the job is submitted
             os.chown(path, -1, pwd.getpwnam(settings.VIGIL_LOCAL_USER).pw_gid)
-            path.chmod(WAY)  # chown drops setgid
+            path.chmod(PARENT_MODE)  # chown drops setgid
 
 
 def _make_folder(path: Path, mode: int) -> None:

@@ -1,12 +1,12 @@
-"""Run directories shared with the Unix user whose job works in them: POSIX access control lists give each its part.
+"""Share run directories with the Unix user whose job works in them, by POSIX access control lists.
 
-    <run>/    the person: enter and list; nobody else but the portal, whatever group they are in
-    portal/   the person: read what is there and what will be written
-    job/      the person and the portal: everything, in all that is made inside, however deep and by whom
+    <run>/    the user: enter and list; nobody else but the portal, whatever group they are in
+    portal/   the user: read what is there and what will be written
+    job/      the user and the portal: everything, in all that is made inside, however deep and by whom
 
-They are extended attributes in the kernel's own format, so this takes no library and no other program.
+Lists are extended attributes in the kernel's own format, so this needs no library and no other program.
 
-The group bits of a file that has a list are its *mask*: they bound what the list gives to persons. So the umask takes
+The group bits of a file that has a list are its *mask*: they limit what the list grants to users. So the umask takes
 nothing away in these folders, but an explicit `chmod 600` or `mkdir(mode=0o700)` does, and only its owner can undo it.
 """
 
@@ -45,15 +45,15 @@ class Acl:
 
 
 def share(run: Path, user: str) -> None:
-    """Open a run directory to the Unix user that its job runs as. "" is ourselves, and nothing to do.
+    """Give the Unix user that its job runs as access to a run directory. "" is the portal's own user: nothing to do.
 
-    Whatever the lists were before, they say this afterwards; so it may be repeated, and with another user.
-    Raises Refused, with the remedy, where there is no such user or the file system keeps no lists.
+    It replaces any earlier lists, so it may be repeated, and with another user. Raises Refused, with the remedy, if
+    there is no such user or the file system has no access control lists.
     """
     if not user or (person := _uid(user)) == os.geteuid():
         return
-    everything = _of({os.geteuid(): EVERYTHING, person: EVERYTHING})
-    reading = _of({person: READ_ENTER})
+    everything = _acl_of({os.geteuid(): EVERYTHING, person: EVERYTHING})
+    reading = _acl_of({person: READ_ENTER})
     for folder, access, default in (
         (run / "job", everything, everything),
         (run / "portal", reading, reading),
@@ -66,13 +66,15 @@ def share(run: Path, user: str) -> None:
         except OSError as error:
             if error.errno != errno.ENOTSUP:
                 raise
-            reason = f"The file system of {folder} keeps no access control lists, so {user} cannot be let in alone."
-            remedy = "Mount it with POSIX ACLs (ext4, XFS, Lustre, NFS 3 have them), or set VIGIL_RUNS to one that has."
+            reason = (
+                f"The file system of {folder} has no access control lists, so access cannot be granted to {user} alone."
+            )
+            remedy = "Mount it with POSIX ACLs (ext4, XFS, Lustre and NFS 3 have them), or move VIGIL_RUNS to such one."
             raise Refused(reason, remedy) from None
 
 
 def is_possible(folder: Path) -> bool:
-    """Whether its file system keeps lists."""
+    """Return whether its file system has access control lists."""
     try:
         os.getxattr(folder, DEFAULT)
     except OSError as error:
@@ -81,7 +83,7 @@ def is_possible(folder: Path) -> bool:
 
 
 def share_like(neighbour: Path, grown: Path) -> None:
-    """Give a tree that grew elsewhere, where only we can reach, what it would have got beside `neighbour`'s entries."""
+    """Give a tree that was built in private the access that it would have got next to `neighbour`'s entries."""
     listed = _get(neighbour, DEFAULT)
     if not listed:
         return
@@ -99,15 +101,15 @@ def share_like(neighbour: Path, grown: Path) -> None:
 
 
 def mode_of(descriptor: int, mode: int) -> int:
-    """The mode that lets a file of ours be read by the person of its folder, too, and by nobody else.
+    """Return the mode that lets the folder's user read a file of the portal's, and nobody else.
 
-    Its group bits are those of the list that it was born with, which gives the group nothing; without one: as it is.
+    Its group bits are those of the list that it inherited, which grants the group nothing; without a list: as it is.
     """
     return mode | (mode & 0o500) >> 3 if _get(descriptor, ACCESS) else mode
 
 
 def read(folder: Path) -> bytes:
-    """Its access list as the kernel keeps it; b"" where its mode alone counts."""
+    """Return the folder's access control list in the kernel's format; b"" if only its mode counts."""
     return _get(folder, ACCESS)
 
 
@@ -122,7 +124,7 @@ def pack(acl: Acl) -> bytes:
 
 
 def parse(data: bytes) -> Acl:
-    """Raises ValueError where that is no list of this format."""
+    """Parse a list in the kernel's format. Raises ValueError if it is none of this format."""
     if len(data) < _HEADER.size or _HEADER.unpack_from(data) != (_VERSION,) or (len(data) - 4) % _ENTRY.size:
         raise ValueError("not an access control list of version 2")
     entries = list(_ENTRY.iter_unpack(data[_HEADER.size :]))
@@ -139,7 +141,7 @@ def parse(data: bytes) -> Acl:
     )
 
 
-def _of(users: Mapping[int, int]) -> Acl:
+def _acl_of(users: Mapping[int, int]) -> Acl:
     mask = 0
     for bits in users.values():
         mask |= bits
@@ -150,13 +152,13 @@ def _uid(user: str) -> int:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
-        reason = f"The portal's machine knows no Unix user {user}."
-        remedy = "It needs the same users as the nodes (sssd, LDAP), or its owner's Slurm user is to be corrected."
+        reason = f"The portal's machine has no Unix user {user}."
+        remedy = "Give it the same users as the nodes (sssd, LDAP), or correct the owner's Slurm user."
         raise Refused(reason, remedy) from None
 
 
 def _get(place: Path | int, name: str) -> bytes:
-    """b"" where there is none, or none can be."""
+    """Return the extended attribute; b"" if there is none, or none is possible."""
     try:
         return os.getxattr(place, name)
     except OSError as error:

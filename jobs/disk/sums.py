@@ -1,4 +1,4 @@
-"""What each project's jobs take on disk: added up at once where there are few jobs, else as last added up."""
+"""Add up the disk use of each project's jobs: at each request where jobs are few, else in the background."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from django.utils import timezone
 from jobs.models import Checkpoint, DiskSum, Job
 from portal.models import Project
 
-MOST = 10_000
-"""Jobs that are added up whenever somebody looks."""
-ANYWAY = timedelta(hours=1)  # after which sums are made anew, whatever was measured since: jobs are deleted, too
-REST = 200  # times what adding up took, before it is done again
+FEW_JOBS = 10_000
+"""Up to so many jobs are added up at each request."""
+MAX_AGE = timedelta(hours=1)  # sums are renewed even without new measurements: jobs are deleted, too
+PAUSE_FACTOR = 200  # times the duration of adding up, before it is repeated
 
 
-def of(projects: Sequence[Project]) -> dict[int, DiskSum]:
-    """By project, of those that have jobs. Of many jobs the sums are minutes old."""
+def sums_of(projects: Sequence[Project]) -> dict[int, DiskSum]:
+    """Return the sums by project, for those that have jobs. With many jobs the sums are minutes old."""
     ids = [project.pk for project in projects]
     if _are_few(ids):
-        return _added_up(ids)
-    kept = DiskSum.objects.in_bulk(ids)
-    missing = [project for project in ids if project not in kept]
-    return kept | (_added_up(missing) if missing else {})  # in the first minutes after an upgrade
+        return _add_up(ids)
+    stored = DiskSum.objects.in_bulk(ids)
+    missing = [project for project in ids if project not in stored]
+    return stored | (_add_up(missing) if missing else {})  # in the first minutes after an upgrade
 
 
-def keep(now: datetime | None = None) -> int:
-    """Add up what has changed since, where it is too much to be done at each look; answers how many projects."""
+def update(now: datetime | None = None) -> int:
+    """Update sums that have changed, where jobs are too many to add up at each request. Return how many projects."""
     now = now or timezone.now()
     ids = sorted(Project.objects.values_list("pk", flat=True))
     if _are_few(ids):
         return 0
-    # The last of each project; grouped by it, SQLite would look through every job there is.
-    lately = Job.objects.filter(disk_measured_at__gt=now - ANYWAY).order_by("disk_measured_at")
+    # Keeps the last of each project; with GROUP BY, SQLite would scan every job.
+    lately = Job.objects.filter(disk_measured_at__gt=now - MAX_AGE).order_by("disk_measured_at")
     changed = dict(lately.values_list("project", "disk_measured_at"))
-    kept, done = DiskSum.objects.in_bulk(), 0
+    stored, done = DiskSum.objects.in_bulk(), 0
     for project in ids:
-        if (one := kept.get(project)) is not None:
-            is_old = one.counted_at <= now - ANYWAY or (changed.get(project) or one.counted_at) > one.counted_at
-            if not is_old or now - one.counted_at < timedelta(seconds=one.seconds * REST):
+        if (last := stored.get(project)) is not None:
+            is_old = last.counted_at <= now - MAX_AGE or (changed.get(project) or last.counted_at) > last.counted_at
+            if not is_old or now - last.counted_at < timedelta(seconds=last.seconds * PAUSE_FACTOR):
                 continue
         began = time.monotonic()
-        found = _added_up([project]).get(project) or DiskSum(project_id=project)
+        found = _add_up([project]).get(project) or DiskSum(project_id=project)
         found.counted_at, found.seconds = now, time.monotonic() - began
         found.save()
         done += 1
@@ -53,15 +53,15 @@ def keep(now: datetime | None = None) -> int:
 
 def _are_few(projects: Sequence[int]) -> bool:
     jobs = Job.objects.filter(project__in=projects).order_by()
-    return jobs[: MOST + 1].count() <= MOST
+    return jobs[: FEW_JOBS + 1].count() <= FEW_JOBS
 
 
-def _added_up(projects: Sequence[int]) -> dict[int, DiskSum]:
-    """Jobs and checkpoints apart, each once; jobs by an index that has all of these columns, as their rows are long."""
-    kept = Checkpoint.objects.exclude(state=Checkpoint.State.PRUNED).filter(job__project__in=projects)
-    # One that is larger than all that was found of its job (doubled, as disks compress) does not lie there.
-    kept = kept.filter(bytes__lte=F("job__disk_bytes") * 2)
-    held = dict(kept.order_by().values_list("job__project").annotate(sum=Sum("bytes")))
+def _add_up(projects: Sequence[int]) -> dict[int, DiskSum]:
+    """Add up jobs and checkpoints by one query each; jobs through an index with all these columns, as rows are long."""
+    stored = Checkpoint.objects.exclude(state=Checkpoint.State.PRUNED).filter(job__project__in=projects)
+    # A checkpoint larger than twice its job's measured size (disks compress) cannot be there.
+    stored = stored.filter(bytes__lte=F("job__disk_bytes") * 2)
+    checkpoint_bytes = dict(stored.order_by().values_list("job__project").annotate(sum=Sum("bytes")))
     jobs = Job.objects.filter(project__in=projects).order_by().values("project_id")
     rows = jobs.annotate(
         jobs=Count("pk"),
@@ -71,4 +71,6 @@ def _added_up(projects: Sequence[int]) -> dict[int, DiskSum]:
         oldest_job_at=Min("created_at"),
         measured_at=Min("disk_measured_at"),
     )
-    return {row["project_id"]: DiskSum(checkpoint_bytes=held.get(row["project_id"], 0), **row) for row in rows}
+    return {
+        row["project_id"]: DiskSum(checkpoint_bytes=checkpoint_bytes.get(row["project_id"], 0), **row) for row in rows
+    }

@@ -1,7 +1,8 @@
-"""The token with which an attempt's shipper reports: left in the run directory, kept as a digest, dead at close.
+"""Manage the token with which an attempt's shipper reports: left in the run directory, stored as a digest.
 
-The file is the portal's word to exactly one submission, and shippers read it again when it changes. So it also says
-how reports travel: "post" to the address, or "tail", where nodes cannot reach the portal and the worker reads spools.
+It is revoked when the attempt closes. The file is addressed to exactly one submission, and shippers read it again when
+it changes. So it also states how reports travel: "post" to the address, or "tail", where nodes cannot reach the portal
+and the worker reads spools.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from portal.models import digest
 
 
 def is_tailed() -> bool:
-    """Whether the site has its spools read by the worker."""
+    """Return whether the worker reads this site's spools."""
     return bool(settings.VIGIL_REPORTS == "tail")
 
 
-def of_attached(attempt: Attempt) -> str:
-    """The token of an attempt whose folder is not ours to write into: its owner asks for it, and gets the same again.
+def token_of_attached(attempt: Attempt) -> str:
+    """Return the token of an attached attempt, whose folder the portal cannot write: its owner fetches it.
 
-    So it is derived, as nothing but digests is kept. It dies as every other does.
+    It is derived, so that every call returns the same one while only a digest is stored. It is revoked like any other.
     """
-    word = salted_hmac("jobs.disk.tokens.attached", f"{attempt.pk}.{attempt.key}", algorithm="sha256").hexdigest()
-    secret = f"vga_{word}"
+    mac = salted_hmac("jobs.disk.tokens.attached", f"{attempt.pk}.{attempt.key}", algorithm="sha256").hexdigest()
+    secret = f"vga_{mac}"
     if attempt.token_digest != digest(secret):
         attempt.token_digest = digest(secret)
         Attempt.objects.filter(pk=attempt.pk, closed_at=None).update(token_digest=attempt.token_digest)
@@ -36,9 +37,9 @@ def of_attached(attempt: Attempt) -> str:
 
 
 def leave(attempt: Attempt) -> None:
-    """Write portal/token for this (scheduler id, restart count). The file first: a tick finds a row without one."""
+    """Write portal/token for this (scheduler id, restart count), then its digest: a tick finds a row without one."""
     secret = f"vga_{secrets.token_urlsafe(32)}"
-    told = {
+    payload = {
         "attempt": attempt.pk,
         "number": attempt.number,
         "scheduler_id": attempt.scheduler_id,
@@ -47,6 +48,6 @@ def leave(attempt: Attempt) -> None:
         "token": secret,
         "reports": settings.VIGIL_REPORTS,
     }
-    rundir.write(rundir.path_of(attempt.job.directory) / "portal" / "token", json.dumps(told), mode=0o600)
+    rundir.write(rundir.path_of(attempt.job.directory) / "portal" / "token", json.dumps(payload), mode=0o600)
     attempt.token_digest, attempt.tailed = digest(secret), is_tailed()
     Attempt.objects.filter(pk=attempt.pk).update(token_digest=attempt.token_digest, tailed=attempt.tailed)

@@ -1,6 +1,6 @@
-"""What is removed of run directories: out of the way by a rename at once, its bytes later.
+"""Remove run directories and checkpoints: a rename moves them out of the way at once, their bytes go later.
 
-A job filled it, and may still be at work in it: no link is followed, and neither depth nor modes are believed.
+A job filled them, and may still be writing: no link is followed, and neither depth nor modes are trusted.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.disk.rundir import OPEN_FOLDER, folder_under, is_away, parts_of, path_of, runs_root
+from jobs.disk.rundir import OPEN_FOLDER, folder_under, is_unreachable, parts_of, path_of, runs_root
 from jobs.errors import Conflict
 
 logger = logging.getLogger(__name__)
 
 TRASH = ".trash"
-_told: set[str] = set()  # what could not be removed, and is said once
+_reported: set[str] = set()  # entries that could not be deleted, each logged once
 
 
 @contextlib.contextmanager
 def discarded(directory: str) -> Iterator[None]:
-    """Move a run directory out of the way, and back if what follows fails; `empty` removes the bytes.
+    """Move a run directory to the trash, and back if the caller's block fails; `empty` deletes the bytes.
 
-    Raises Conflict where its file system is away: what lies there would be nobody's once it is back.
+    Raises Conflict if its file system is unreachable: its content would belong to no job once it is back.
     """
     if not directory:
         yield
         return
-    if is_away(directory):
+    if is_unreachable(directory):
         folder = path_of(directory).parent
         raise Conflict(
-            f"Not deleted. {folder} is not there, so nothing in it can be removed: mount its file system."
-            " Where it is gone for good, make the empty folder."
+            f"Not deleted. {folder} is missing, so nothing in it can be deleted: mount its file system."
+            " If it is gone for good, make the empty folder."
         )
-    place, moved = path_of(directory), _made() / f"{directory.replace('/', '-')}-{secrets.token_hex(4)}"
+    place, moved = path_of(directory), _trash_folder() / f"{directory.replace('/', '-')}-{secrets.token_hex(4)}"
     with contextlib.suppress(FileNotFoundError):
         os.rename(place, moved)
     try:
@@ -50,29 +50,29 @@ def discarded(directory: str) -> Iterator[None]:
 
 
 def discard_checkpoint(directory: str, name: str) -> None:
-    """Move one of a job's checkpoints out of the way, by its name alone: no link on the way is followed.
+    """Move one of a job's checkpoints to the trash, by its name alone: no link on the way is followed.
 
-    FileNotFoundError where there is none; PermissionError where the job closed it to us.
+    Raises FileNotFoundError if there is none, PermissionError if the job closed it to the portal.
     """
     (single,) = parts_of(name)
     target = f"{directory.replace('/', '-')}-{single}-{secrets.token_hex(4)}"
-    with folder_under(runs_root(), f"{directory}/job/checkpoints") as folder, folder_under(_made(), "") as into:
+    with folder_under(runs_root(), f"{directory}/job/checkpoints") as folder, folder_under(_trash_folder(), "") as into:
         os.rename(single, target, src_dir_fd=folder, dst_dir_fd=into)
 
 
 def empty() -> None:
-    """Remove what was discarded, and say of each thing once that it cannot be."""
+    """Delete the content of the trash, and log once for each entry that it cannot be deleted."""
     there = runs_root() / TRASH
     for entry in sorted(there.iterdir()) if there.is_dir() else ():
         try:
             _remove(entry)
         except OSError as error:
-            if entry.name not in _told:
-                _told.add(entry.name)
+            if entry.name not in _reported:
+                _reported.add(entry.name)
                 logger.warning("%s cannot be removed; its owner, or root, can: %s", entry, error)
 
 
-def _made() -> Path:
+def _trash_folder() -> Path:
     path = runs_root() / TRASH
     path.mkdir(mode=0o700, exist_ok=True)
     return path
@@ -86,16 +86,16 @@ def _remove(entry: Path) -> None:
         shutil.rmtree(entry, ignore_errors=True)
         if os.path.lexists(entry):
             if os.geteuid() != 0:  # root needs no leave
-                _open_up(entry)
+                _make_accessible(entry)
             shutil.rmtree(entry)
-    except (RecursionError, OSError) as error:  # each level takes a frame, and a descriptor
+    except (RecursionError, OSError) as error:  # each level uses a stack frame and a descriptor
         if isinstance(error, OSError) and error.errno != errno.EMFILE:
             raise
         _remove_deep(entry)
 
 
 def _remove_deep(entry: Path) -> None:
-    """A tree deeper than a stack: what is in a folder comes up to the top, until nothing has anything in it."""
+    """Delete a tree deeper than the stack: lift everything in a folder to the top until all folders are empty."""
     top = os.open(entry, OPEN_FOLDER)
     try:
         while names := os.listdir(top):
@@ -107,7 +107,7 @@ def _remove_deep(entry: Path) -> None:
 
 
 def _lift(name: str, top: int) -> None:
-    """Remove something from a folder, having moved the folders in it up into that one."""
+    """Delete an entry of `top`; if it is a folder, move its content up into `top` first."""
     try:
         folder = os.open(name, OPEN_FOLDER, dir_fd=top)
     except NotADirectoryError:  # a link, too
@@ -121,18 +121,18 @@ def _lift(name: str, top: int) -> None:
     os.rmdir(name, dir_fd=top)
 
 
-def _open_up(folder: Path) -> None:
-    """Give ourselves leave to remove what is in it: some programs take it away from their own user, as git-annex.
+def _make_accessible(folder: Path) -> None:
+    """Make folders writable that some programs, such as git-annex, close to their own user.
 
-    Only what is ours can be opened; a process of its job may still be at work in it, so no link is followed.
+    Only our own folders can be opened; a process of its job may still be writing, so no link is followed.
     """
-    _open_one(os.fspath(folder), None)
+    _make_folder_accessible(os.fspath(folder), None)
     for _, names, _, inside in os.fwalk(folder, follow_symlinks=False):
         for name in names:
-            _open_one(name, inside)
+            _make_folder_accessible(name, inside)
 
 
-def _open_one(name: str, inside: int | None) -> None:
+def _make_folder_accessible(name: str, inside: int | None) -> None:
     with contextlib.suppress(OSError):
         descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
         try:

@@ -1,8 +1,8 @@
-"""Whose jobs may bring code, and which files the others' may read (docs/security.md).
+"""Decide whose jobs may bring code, and which files the jobs of others may read (docs/security.md).
 
-Under Slurm a job runs as its owner's own Unix user, with VIGIL_LOCAL_USER as one that can do no harm: what it may do is
-the system's to say. Else it runs as the portal's, which can read every secret: that is for sysadmins, unless
-VIGIL_LOCAL_TRUST=everyone says that all people here are.
+Under Slurm a job runs as its owner's own Unix user, with VIGIL_LOCAL_USER as one that can do no harm: its permissions
+are the system's business. Otherwise it runs as the portal's user, which can read every secret: that is for sysadmins,
+unless VIGIL_LOCAL_TRUST=everyone declares that everybody here is trusted.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from portal.models import User
 
 
 def roots_of(user: User) -> tuple[str, ...] | None:
-    """The folders that this person's jobs may read; None: whatever their Unix user may."""
+    """Return the folders that this person's jobs may read, or None for whatever their Unix user may."""
     return None if _is_trusted(user) else tuple(map(str, settings.VIGIL_DATA_ROOTS))
 
 
 def check(user: User, spec: JobSpec) -> None:
-    """Raises Refused or SpecError where this person's job may not do what the specification asks for."""
+    """Raise Refused or SpecError if this person's job may not do what the specification requests."""
     check_program(user, spec)
     if found := problems(user, spec):
         raise SpecError(found)
 
 
 def check_program(user: User, spec: JobSpec) -> None:
-    """A program of one's own, or clients, are code as a whole."""
+    """Raise Refused if the job brings a program or clients of its own, and its owner is not trusted."""
     if spec.code is not None and not _is_trusted(user):
         raise Refused(
-            "Not submitted: jobs run as the portal's own Unix user here, so code is taken from sysadmins only.",
+            "Not submitted: jobs run as the portal's own Unix user here, so only sysadmins may bring code.",
             "A sysadmin can set VIGIL_LOCAL_USER to another Unix user for jobs, or VIGIL_LOCAL_TRUST=everyone.",
         )
 
 
 def problems(user: User, spec: JobSpec) -> list[Problem]:
-    """Tells by field what a job of this person's that brings no code asks for and may not do."""
+    """Return, by field, what this person's job without code requests and may not do."""
     roots = roots_of(user)
     return [] if roots is None or spec.code is not None else list(misuses(spec, roots))
 
@@ -57,8 +57,8 @@ def _is_trusted(user: User) -> bool:
 
 
 def _runs_as_another(name: str) -> bool:
-    """Whether jobs run as a Unix user that is not the portal's, whatever it is called, nor root."""
+    """Return whether jobs run as a Unix user other than the portal's, whatever it is called, and other than root."""
     try:
         return bool(name) and pwd.getpwnam(name).pw_uid not in {0, os.geteuid()}
-    except KeyError:  # nobody by that name: no job starts
+    except KeyError:  # there is no such user, so no job starts
         return True

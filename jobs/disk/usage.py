@@ -1,4 +1,4 @@
-"""How much disk run directories use: measured in the background, job by job, when something may have changed."""
+"""Measure the disk use of run directories in the background, job by job, when something may have changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from portal.models import Membership, Project, User
 logger = logging.getLogger(__name__)
 
 AGAIN_AFTER = timedelta(minutes=15)  # while a job runs
-LOOK_BACK = timedelta(days=7)  # for changes after a job was measured: far longer than they ever wait for their turn
+CHANGED_WITHIN = timedelta(
+    days=7
+)  # for changes after a job was measured: far longer than they ever wait for their turn
 BUDGET_S = 10.0  # of one go; the worker is niced, and others wait for it
 MOST_ENTRIES = 1_000_000
 DEEPEST = 32
@@ -28,8 +30,8 @@ _BLOCK = 512  # what st_blocks counts in, on every system
 
 
 @dataclass(frozen=True)
-class Size:
-    """What a folder takes on disk; `is_partial` if not all of it was counted."""
+class DiskSize:
+    """The disk use of a folder; `is_partial` if not all of it was counted."""
 
     bytes: int
     is_partial: bool
@@ -39,7 +41,7 @@ class Size:
 
 
 def measure_due(budget_s: float = BUDGET_S) -> int:
-    """Measure what may have changed, longest ago first, for so long; answers how many jobs that were. Then add up."""
+    """Measure jobs that may have changed, the longest ago first, for so long, then add up. Return how many jobs."""
     deadline = time.monotonic() + budget_s
     measured = 0
     for job in due().only("directory").order_by(F("disk_measured_at").asc(nulls_first=True), "pk")[:1000]:
@@ -47,69 +49,69 @@ def measure_due(budget_s: float = BUDGET_S) -> int:
             break
         measure(job, budget_s)
         measured += 1
-    sums.keep()
+    sums.update()
     return measured
 
 
 def due() -> QuerySet[Job]:
-    """Never measured; running, and measured a while ago; or something ended, closed or was removed since."""
+    """Return jobs never measured; running, and measured a while ago; or ended, closed or cleaned up since."""
     now = timezone.now()
     parts = [Attempt.objects.alive().filter(job__disk_measured_at__lt=now - AGAIN_AFTER)]
     for change in ("ended_at", "closed_at", "spools_removed_at"):
-        # By its own index, and of late: what every attempt there ever was says is not asked each minute.
-        lately = Attempt.objects.filter(**{f"{change}__gte": now - LOOK_BACK})
+        # Each by its own index, and only recent changes: every attempt ever made is not scanned each minute.
+        lately = Attempt.objects.filter(**{f"{change}__gte": now - CHANGED_WITHIN})
         parts.append(lately.filter(**{f"{change}__gte": F("job__disk_measured_at")}))
     never = Job.objects.filter(disk_measured_at=None).order_by().values("pk")
-    # A union, and not any of these: PostgreSQL looks at every job to see whether it is among one or another.
+    # A union, not a disjunction, for which PostgreSQL would check every job against each part.
     return Job.objects.filter(pk__in=never.union(*(part.order_by().values("job") for part in parts)))
 
 
 def measure(job: Job, budget_s: float = BUDGET_S) -> None:
-    """Count one job's run directory and write it down, with the time at which counting began."""
+    """Measure one job's run directory and store the result, with the time at which counting began."""
     began = timezone.now()
     try:
         size = _size_of(job, time.monotonic() + budget_s)
-    except OSError as error:  # the file system is away, say: what was known stays, others get their turn
+    except OSError as error:  # such as an unmounted file system: the last size stays, and other jobs get their turn
         logger.warning("job %s: its run directory cannot be measured: %s", job.pk, error)
         Job.objects.filter(pk=job.pk).update(disk_measured_at=began)
         return
     Job.objects.filter(pk=job.pk).update(disk_bytes=size.bytes, disk_is_partial=size.is_partial, disk_measured_at=began)
 
 
-def _size_of(job: Job, deadline: float) -> Size:
+def _size_of(job: Job, deadline: float) -> DiskSize:
     if not job.directory:
-        return Size(0, False)
+        return DiskSize(0, False)
     try:
         with rundir.folder_under(rundir.runs_root(), job.directory) as folder:
             return size_of(folder, deadline=deadline)
     except FileNotFoundError:
-        if rundir.is_away(job.directory):
+        if rundir.is_unreachable(job.directory):
             raise
-        return Size(0, False)
+        return DiskSize(0, False)
 
 
-def size_of(folder: int, *, deadline: float, most_entries: int = MOST_ENTRIES) -> Size:
-    """What everything below an open folder takes: blocks, not lengths, so that holes count nothing.
+def size_of(folder: int, *, deadline: float, most_entries: int = MOST_ENTRIES) -> DiskSize:
+    """Return the disk use of everything below an open folder, in blocks, so that holes count nothing.
 
     The job filled it: no link is followed, no other file system entered, nothing opened but folders, nothing counted
-    twice, and neither depth nor number is believed.
+    twice, and neither depth nor number is trusted.
     """
-    device, seen, total = os.fstat(folder).st_dev, set[int](), 0
+    device, linked_inodes, total = os.fstat(folder).st_dev, set[int](), 0
     entries = _walk(folder, device, DEEPEST)
     for count, found in enumerate(entries):
         if found is None or count >= most_entries or time.monotonic() > deadline:
             entries.close()
-            return Size(total, True)
+            return DiskSize(total, True)
         if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
-            if found.st_ino in seen:
+            if found.st_ino in linked_inodes:
                 continue
-            seen.add(found.st_ino)
+            linked_inodes.add(found.st_ino)
         total += found.st_blocks * _BLOCK
-    return Size(total, False)
+    return DiskSize(total, False)
 
 
 def _walk(folder: int, device: int, depth: int) -> Generator[os.stat_result | None, None, None]:
-    """Everything below a folder; None where it goes deeper than we do."""
+    """Yield the status of everything below a folder; None where it is deeper than DEEPEST."""
     with os.scandir(folder) as names:
         for name in names:
             try:
@@ -126,7 +128,7 @@ def _walk(folder: int, device: int, depth: int) -> Generator[os.stat_result | No
                 continue
             try:
                 inner = os.open(name.name, rundir.OPEN_FOLDER, dir_fd=folder)
-            except OSError:  # gone meanwhile, or the job keeps it to itself
+            except OSError:  # gone meanwhile, or closed by the job
                 continue
             try:
                 yield from _walk(inner, device, depth - 1)
@@ -138,25 +140,26 @@ def _walk(folder: int, device: int, depth: int) -> Generator[os.stat_result | No
 
 
 @dataclass(frozen=True)
-class Use:
-    """What a project's jobs take."""
+class ProjectDiskUse:
+    """The disk use of a project's jobs."""
 
     project: Project
     jobs: int
     bytes: int
-    checkpoint_bytes: int  # as their trainers told, of jobs that `bytes` has
-    unmeasured: int  # jobs that no look has counted yet
-    partial: int  # jobs of which there is more than was counted
+    checkpoint_bytes: int  # as reported by trainers, of jobs included in `bytes`
+    unmeasured: int  # jobs that have not been measured yet
+    partial: int  # jobs that were only measured in part
     oldest_job_at: datetime | None
-    measured_at: datetime | None  # the oldest look that is in the sum
+    measured_at: datetime | None  # the oldest measurement in the sum
 
     @classmethod
-    def of(cls, project: Project, one: DiskSum | None) -> Use:
-        if one is None:
+    def from_sum(cls, project: Project, stored: DiskSum | None) -> ProjectDiskUse:
+        if stored is None:
             return cls(project, 0, 0, 0, 0, 0, None, None)
         return cls(
-            project, one.jobs, one.bytes, one.checkpoint_bytes, one.unmeasured, one.partial, one.oldest_job_at,
-            one.measured_at,
+            project, stored.jobs, stored.bytes, stored.checkpoint_bytes, stored.unmeasured, stored.partial,
+            stored.oldest_job_at,
+            stored.measured_at,
         )  # fmt: skip
 
     @property
@@ -164,14 +167,14 @@ class Use:
         return self.project.keep_checkpoints_days
 
     @property
-    def is_told_more(self) -> bool:
-        """Trainers told of more than lies there: the two sums are of different moments, and not to be compared."""
+    def is_inconsistent(self) -> bool:
+        """Return whether trainers reported more than was measured: the two sums are of different moments."""
         return self.checkpoint_bytes > self.bytes
 
     @property
     def other_bytes(self) -> int | None:
-        """Logs, code, results, and what no trainer told of; None where the sums cannot say."""
-        return None if self.is_told_more else self.bytes - self.checkpoint_bytes
+        """Return the bytes of logs, code and results, or None if the sums are inconsistent."""
+        return None if self.is_inconsistent else self.bytes - self.checkpoint_bytes
 
 
 def may_see(user: User) -> bool:
@@ -179,23 +182,23 @@ def may_see(user: User) -> bool:
 
 
 def projects_of(user: User) -> QuerySet[Project]:
-    """The projects whose disk use is this person's business: all for sysadmins, else those that they lead."""
+    """Return the projects whose disk use this person may see: all for sysadmins, else those that they lead."""
     if user.is_sysadmin:
         return Project.objects.all()
     led = user.memberships.filter(role=Membership.Role.LEAD).values("project")
     return Project.objects.filter(pk__in=led)
 
 
-def use_of(user: User) -> list[Use]:
-    """Each such project's use, the largest first."""
+def disk_use(user: User) -> list[ProjectDiskUse]:
+    """Return the disk use of each such project, the largest first."""
     projects = list(projects_of(user))
-    added_up = sums.of(projects)
-    uses = [Use.of(project, added_up.get(project.pk)) for project in projects]
+    sums_by_project = sums.sums_of(projects)
+    uses = [ProjectDiskUse.from_sum(project, sums_by_project.get(project.pk)) for project in projects]
     return sorted(uses, key=lambda use: (-use.bytes, use.project.slug))
 
 
 def largest(user: User, most: int = 20) -> list[Job]:
-    """The jobs that take most in these projects: the first of an index, or the first of each project's."""
+    """Return the largest jobs of these projects: the first of an index, or of each project's."""
     there = Job.objects.filter(disk_bytes__gt=0).order_by("-disk_bytes", "-pk")
     if not user.is_sysadmin:
         each = (there.filter(project=project).values_list("disk_bytes", "pk") for project in projects_of(user))

@@ -20,7 +20,7 @@ from django.utils import timezone
 from jobs import lease
 from jobs.failures import job_times, sums
 from jobs.failures.incidents import SETTLED_AFTER, fields_of
-from jobs.lease import Held
+from jobs.lease import ActiveLease
 from jobs.models import Attempt, Failure, Incident
 from jobs.reliability.allocations import allocations, default_partition
 
@@ -96,7 +96,7 @@ def _write_batch(some: Sequence[Row], write: Callable[[Sequence[Row]], None]) ->
     return len(some)
 
 
-def _count_incidents(lock: Held, batches: Any, now: datetime) -> int:
+def _count_incidents(lock: ActiveLease, batches: Any, now: datetime) -> int:
     default = default_partition()
 
     def write(some: Sequence[Incident]) -> None:
@@ -133,7 +133,7 @@ def _write(incident: Incident, fields: Fields) -> None:
         Failure.objects.update_or_create(incident=incident, defaults=fields)
 
 
-def _count_attempts(lock: Held, batches: Any, now: datetime) -> int:
+def _count_attempts(lock: ActiveLease, batches: Any, now: datetime) -> int:
     def write(some: Sequence[Attempt]) -> None:
         confirmed = {attempt.pk for attempt in some if not attempt.is_unconfirmed and attempt.started_at is not None}
         found = allocations(Attempt.objects.filter(pk__in=confirmed), now)

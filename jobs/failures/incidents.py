@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from jobs import lost
+from jobs import lost_work
 from jobs.failures.kinds import MACHINES, NOT_FAILURES, PROGRAMS, UNDIAGNOSED
 from jobs.models import Incident
 from jobs.reliability.allocations import partition_of, whole
@@ -20,7 +20,7 @@ def fields_of(incident: Incident, default_partition: str, now: datetime) -> dict
         return None
     attempt, job = incident.attempt, incident.attempt.job
     resources = job.spec.get("resources") or {}
-    found = lost.of(incident)
+    found = lost_work.lost_work(incident)
     struck = (cause in MACHINES and incident.is_confirmed) or cause in UNDIAGNOSED
     return {
         "at": incident.at,

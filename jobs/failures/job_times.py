@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from jobs.goodput import SERIES, goodput
 from jobs.intake.reports import owner_of
-from jobs.lease import Held
+from jobs.lease import ActiveLease
 from jobs.models import Attempt, JobTime
 from jobs.reliability.allocations import default_partition, partition_of
 from portal.series import read
@@ -15,7 +15,7 @@ from portal.series import read
 FEW = 25  # jobs between two looks at the lease: each may take a while
 
 
-def job_times(lock: Held, jobs: set[int], now: datetime) -> list[JobTime]:
+def job_times(lock: ActiveLease, jobs: set[int], now: datetime) -> list[JobTime]:
     """Return unsaved rows for those jobs that have ended and report steps."""
     attempts: dict[int, list[Attempt]] = defaultdict(list)
     rows = Attempt.objects.filter(job__in=jobs).select_related("job", "resume_from").order_by("job", "number")

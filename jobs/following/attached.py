@@ -1,7 +1,8 @@
-"""What people handed to Slurm past Vigil and had followed (`vigil attach`): is it theirs, and what does it ask for?
+"""Follow jobs that people submitted to Slurm outside Vigil and attached (`vigil attach`).
 
-Anybody may claim any number. So nothing is done about, or told of, a scheduler's job until the scheduler itself has
-said that it is of that person's user: `submitted_at` is then set. What is somebody else's, or Vigil's own, ends here.
+Anybody may claim any number. So nothing is done about a scheduler's job, and nothing of it is shown, until the
+scheduler itself has confirmed that it belongs to that person's user: `submitted_at` is then set. A claim on somebody
+else's job, or on one that Vigil submitted, ends here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from django.utils import timezone
 
 from jobs import live
 from jobs.following import ending
-from jobs.following.cause import Ended
+from jobs.following.cause import AttemptEnd
 from jobs.following.tick import TickContext, logger
 from jobs.models import Attempt, Job, Stray, Sweep
 from jobs.spec import limit_of
@@ -22,76 +23,76 @@ from nodes.cluster import sync
 from nodes.models import QueuedJob, Reading
 from nodes.schedulers.base import UNKNOWN, JobStatus
 
-UNHEARD_FOR = timedelta(seconds=5)  # before a scheduler that does not know it is believed
-_ODD = re.compile(r"[^A-Za-z0-9._-]+")
+UNCONFIRMED_FOR = timedelta(seconds=5)  # how long a job may be missing from the scheduler before the claim is refused
+_DISALLOWED = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def confirm(tick: TickContext, attempt: Attempt, status: JobStatus | None) -> bool:
-    """Whether the scheduler says that it is this person's. If it says otherwise the attempt has ended."""
+    """Return whether the scheduler confirms that the job belongs to this person. If it denies that, end the attempt."""
     if status is None:
-        _not_there(tick, attempt)
+        _note_missing(tick, attempt)
         return False
     if not status.user and status.state == UNKNOWN:
-        return False  # not told yet
+        return False  # not known yet
     if status.user != attempt.scheduler_user:
         refuse(tick, attempt)
         return False
-    if is_vigils(status):
-        refuse(tick, attempt, f"{attempt.scheduler_id} is a job of Vigil's own, which is followed already.")
+    if is_vigil_job(status):
+        refuse(tick, attempt, f"{attempt.scheduler_id} was submitted by Vigil, which already follows it.")
         return False
     count = max(status.restart_count, attempt.scheduler_restart_count)  # its own script may know of a requeue first
     submitted = datetime.fromtimestamp(status.submitted_at, UTC) if status.submitted_at else timezone.now()
-    with tick.held.writing():
+    with tick.lease.writing():
         rows = Attempt.objects.filter(pk=attempt.pk, ended_at=None)
         rows.update(submitted_at=submitted, scheduler_restart_count=count, unknown_since=None)
         live.announce(attempt.pk)
     attempt.submitted_at, attempt.scheduler_restart_count, attempt.unknown_since = submitted, count, None
     logger.info("attempt %s: %s is %s's, attached", attempt.pk, attempt.scheduler_id, attempt.scheduler_user)
-    sync.hurry(Reading.Part.QUEUE)  # for what it asks for
+    sync.hurry(Reading.Part.QUEUE)  # the queue has its resources
     return True
 
 
-def is_vigils(status: JobStatus) -> bool:
-    """Whether Vigil submitted it: it carries a key of ours, or is followed as an ordinary job's."""
+def is_vigil_job(status: JobStatus) -> bool:
+    """Return whether Vigil submitted the job: it carries one of Vigil's keys, or an ordinary job follows it."""
     followed = Attempt.objects.alive().filter(scheduler_id=status.scheduler_id).exclude(job__kind=Job.ATTACHED)
     if followed.exists():
         return True
-    return bool(status.keys) and any(rows.filter(key__in=status.keys).exists() for rows in _KEYED)
+    return bool(status.keys) and any(rows.filter(key__in=status.keys).exists() for rows in _MODELS_WITH_KEYS)
 
 
 def refuse(tick: TickContext, attempt: Attempt, reason: str = "") -> None:
-    """The end of a claim that does not hold: nothing of that job is told, and no report is taken any more."""
+    """End a claim that does not hold: nothing of that job is shown, and no more reports are accepted."""
     now = timezone.now()
     reason = reason or f"Slurm has no job {attempt.scheduler_id} of yours. `squeue --me` lists them."
     closed: dict[str, Any] = {"decided_at": now, "closed_at": now, "token_digest": "", "slurm_steps_at": now}
-    with tick.held.writing():
-        ending.end(attempt, Ended("failed"), cause="rejected", reason=reason, **closed)
+    with tick.lease.writing():
+        ending.end(attempt, AttemptEnd("failed"), cause="rejected", reason=reason, **closed)
 
 
 def describe(tick: TickContext) -> None:
-    """Write into their specs what Slurm says that they ask for, once the queue has told it."""
-    untold = Attempt.objects.alive().confirmed().filter(job__kind=Job.ATTACHED, job__spec__resources__isnull=True)
-    waiting = {attempt.scheduler_id: attempt for attempt in untold.select_related("job")[:200]}
+    """Write what attached jobs requested of Slurm into their specs, once the queue has been read."""
+    undescribed = Attempt.objects.alive().confirmed().filter(job__kind=Job.ATTACHED, job__spec__resources__isnull=True)
+    waiting = {attempt.scheduler_id: attempt for attempt in undescribed.select_related("job")[:200]}
     for row in QueuedJob.objects.filter(scheduler_id__in=waiting, is_made_up=False):
         attempt = waiting[row.scheduler_id]
         if row.user == attempt.scheduler_user:
-            with tick.held.writing():
+            with tick.lease.writing():
                 _describe(attempt.job, row)
                 live.announce(attempt.pk)
 
 
 def name_of(row: QueuedJob) -> str:
-    """Its name in Slurm, as far as a job of ours may be called so."""
-    return _ODD.sub("-", row.name)[:64].strip("-._") or f"slurm-{row.scheduler_id}"
+    """Return the job's name in Slurm, reduced to what a job's name in Vigil may be."""
+    return _DISALLOWED.sub("-", row.name)[:64].strip("-._") or f"slurm-{row.scheduler_id}"
 
 
 def resources_of(row: QueuedJob) -> dict[str, Any]:
-    """What it asks for, in the words of [resources]; CPUs, GPUs and memory of a node."""
+    """Return what the job requests under the names of [resources], with CPUs, GPUs and memory per node."""
     nodes = max(1, row.node_count)
-    told: dict[str, Any] = {
+    resources: dict[str, Any] = {
         "nodes": nodes,
         "gpus_per_node": -(-row.gpus // nodes),
-        "gpu_type": "" if row.gpus_by_type else row.gpu_type,  # of several types one would be wrong for all
+        "gpu_type": "" if row.gpus_by_type else row.gpu_type,  # with several types, any one of them would be wrong
         "cpus_per_node": -(-row.cpus // nodes),
         "memory_gib": round(row.memory_mib / nodes / 1024, 2) or None,
         "time_limit": limit_of(row.time_limit_s) if row.time_limit_s else None,
@@ -102,14 +103,14 @@ def resources_of(row: QueuedJob) -> dict[str, Any]:
         "constraint": row.features,
         "licenses": row.licenses,
     }
-    return {name: value for name, value in told.items() if value not in ("", None)}
+    return {name: value for name, value in resources.items() if value not in ("", None)}
 
 
-def _not_there(tick: TickContext, attempt: Attempt) -> None:
+def _note_missing(tick: TickContext, attempt: Attempt) -> None:
     now = timezone.now()
     if attempt.unknown_since is None:
         tick.note(attempt, unknown_since=now)
-    elif now - attempt.unknown_since > UNHEARD_FOR:
+    elif now - attempt.unknown_since > UNCONFIRMED_FOR:
         refuse(tick, attempt)
 
 
@@ -121,4 +122,4 @@ def _describe(job: Job, row: QueuedJob) -> None:
     Job.objects.filter(pk=job.pk).update(spec=spec)
 
 
-_KEYED = (Attempt.objects, Sweep.objects, Stray.objects)
+_MODELS_WITH_KEYS = (Attempt.objects, Sweep.objects, Stray.objects)

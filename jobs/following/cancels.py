@@ -1,4 +1,4 @@
-"""Cancelling is a state that the follower advances: asked → signalled → killed, a step a tick.
+"""Advance cancellations, a step a tick: requested → signalled → killed.
 
 A requested kill skips the signal and the wait for a last checkpoint.
 """
@@ -21,21 +21,21 @@ from jobs.spec import STOP_SECONDS
 
 LAUNCHER_WAIT = timedelta(seconds=15)  # beyond the grace: the launcher kills and reports in good order first
 KILL_AGAIN = timedelta(seconds=10)
-BUDGET_S = 2.0  # a tick: a scheduler that lets every call time out must not hold up what else is to be followed
+BUDGET_S = 2.0  # per tick: a scheduler whose calls all time out must not delay the rest of the tick
 AT_ONCE = 200
 
 
 def advance(tick: TickContext) -> None:
-    """Take each one that is due one step further, as far as the budget reaches; in any order, so that none starves."""
+    """Take each cancellation that is due one step further within the budget; in random order, so that none starves."""
     until = time.monotonic() + BUDGET_S
     for attempt in _due(timezone.now()).with_job().order_by("?")[:AT_ONCE]:
         if time.monotonic() > until:
             return
-        tick.live_through(partial(_advance, tick, attempt), f"attempt {attempt.pk}")
+        tick.run_isolated(partial(_advance, tick, attempt), f"attempt {attempt.pk}")
 
 
 def _due(now: datetime) -> AttemptQuerySet:
-    """Picks the cancelled ones that may need something: most wait for their launchers to stop, or for Slurm to kill."""
+    """Return the cancelled attempts that may need a step: most only wait for their launcher or for Slurm."""
     waits = Q(state=Attempt.State.PENDING) | Q(job__kind=Job.ATTACHED)
     shortest = now - timedelta(seconds=STOP_SECONDS) - LAUNCHER_WAIT
     due = (
@@ -53,13 +53,15 @@ def _advance(tick: TickContext, attempt: Attempt) -> None:
     if attempt.cancel_killed_at is not None:
         if now - attempt.cancel_killed_at > KILL_AGAIN:
             _kill(tick, attempt, now)
-    elif attempt.state == Attempt.State.PENDING or attempt.job.is_attached:  # nobody there knows USR1: as scancel does
+    elif (
+        attempt.state == Attempt.State.PENDING or attempt.job.is_attached
+    ):  # nothing there handles USR1, so end it as scancel does
         _kill(tick, attempt, now)
     elif attempt.kill_requested_at is not None:
-        _tell(attempt, now)
+        _write_cancelled_file(attempt, now)
         _kill(tick, attempt, now)
     elif attempt.cancel_signalled_at is None:
-        _tell(attempt, now)
+        _write_cancelled_file(attempt, now)
         # Not TERM: Slurm gives that to the srun in the script as well, which then kills its tasks at once.
         tick.scheduler.signal(attempt.scheduler_id, "USR1", user=attempt.scheduler_user)
         tick.note(attempt, cancel_signalled_at=now)
@@ -67,10 +69,10 @@ def _advance(tick: TickContext, attempt: Attempt) -> None:
         _kill(tick, attempt, now)
 
 
-def _tell(attempt: Attempt, now: datetime) -> None:
-    """Leave a file by which batch.sh asks for no requeue, and the launcher says why it stopped.
+def _write_cancelled_file(attempt: Attempt, now: datetime) -> None:
+    """Write the file that keeps batch.sh from requesting a requeue and gives the launcher the reason to stop.
 
-    A full disk, or one that is away, must not keep a job running: should it be requeued for that, it is killed.
+    A full or unreachable disk must not keep a job running: if it is requeued because of that, it is killed.
     """
     root = folders.root_of(attempt)
     if root is None:
@@ -78,7 +80,7 @@ def _tell(attempt: Attempt, now: datetime) -> None:
     try:
         rundir.write(root / "portal" / "cancelled", now.isoformat())
     except OSError as error:
-        logger.warning("attempt %s: its run directory is not told that it is cancelled: %s", attempt.pk, error)
+        logger.warning("attempt %s: the cancellation cannot be written to its run directory: %s", attempt.pk, error)
 
 
 def _kill(tick: TickContext, attempt: Attempt, now: datetime) -> None:

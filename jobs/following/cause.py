@@ -1,4 +1,7 @@
-"""Why an attempt ended, in one word: the scheduler's state and exit code, and the launcher's last word. Pure."""
+"""Find out in one word why an attempt ended, from the scheduler's state and exit code and the launcher's result.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,33 @@ from jobs.intake.wire import storable
 from training.config.exit_codes import STOPPED
 from vigil_core.masking import masked
 
-# The causes, in one word each, and what a page says of them.
-WORDS = {
-    "completed": "It has done all that it was to do.",
-    "cancelled": "Somebody cancelled it.",
-    "stopped": "It was asked to stop, saved a checkpoint and ended.",
-    "unsaved": "It was asked to stop and left with exit code 0 before it was done, with no checkpoint to go on from.",
-    "preempted": "The scheduler took its nodes for another job.",
-    "requeued": "It was put back into the queue, by somebody or by the scheduler.",
-    "node_fail": "A node was lost.",
-    "forgotten": "The scheduler does not know it any more.",
-    "permission": "Its Unix user may not use its run directory.",
+# The causes, in one word each, with the sentence that pages show.
+CAUSE_TEXTS = {
+    "completed": "Completed.",
+    "cancelled": "Cancelled.",
+    "stopped": "Stopped on request after saving a checkpoint.",
+    "unsaved": "It was asked to stop and exited with code 0 before it was done, without a checkpoint to resume from.",
+    "preempted": "Preempted: the scheduler gave its nodes to another job.",
+    "requeued": "Requeued by a person or by the scheduler.",
+    "node_fail": "A node failed.",
+    "forgotten": "The scheduler no longer knows the job.",
+    "permission": "Its Unix user has no access to its run directory.",
     "launch": "A node could not start it.",
     "lost": "A process was killed from outside.",
-    "hang": "A rank did not move any more.",
+    "hang": "A rank stopped making progress.",
     "exception": "The program raised an exception.",
-    "diverged": "Its loss or gradient ran away.",
-    "nonfinite": "Its loss or gradient was not finite.",
-    "corruption": "What must come out the same did not: some hardware is broken.",
-    "out_of_memory": "It ran out of memory.",
+    "diverged": "Loss or gradient diverged.",
+    "nonfinite": "Loss or gradient became NaN or infinite.",
+    "corruption": "Results that must be identical differ: some hardware is faulty.",
+    "out_of_memory": "Out of memory.",
     "timeout": "It reached its time limit before it could save.",
-    "unmet": "A job that it was to wait for did not complete.",
-    "rejected": "The scheduler did not take it.",
+    "unmet": "A job that it depends on did not complete.",
+    "rejected": "The scheduler rejected it.",
     "fenced": "A newer launch of the same job had taken over.",
-    "withdrawn": "What was found out since its start was decided says that it would fail again.",
-    "failed": "The program ended with an error.",
+    "withdrawn": "Its restart was taken back: a later finding shows that it would fail again.",
+    "failed": "The program exited with an error.",
 }
-# What ends a run whose numbers can't be trusted, by the trainer's word for it.
+# The cause of a run whose numbers cannot be trusted, by the trainer's name for the error.
 NUMERICS = {"divergence": "diverged", "nonfinite": "nonfinite", "corruption": "corruption"}
 _NUMERICS = re.compile(rf"(?:[\w.]+\.)?NumericsError: numerics\.({'|'.join(NUMERICS)}): (.+)")
 
@@ -45,31 +48,31 @@ MOST_LINES, MOST_LINE = 3, 200  # quoted from the end of a log, as many as the l
 
 
 @dataclass(frozen=True)
-class Ended:
-    """What is known of the end of an attempt: the scheduler's words, and the launcher's last one."""
+class AttemptEnd:
+    """The end of an attempt, according to the scheduler and the launcher."""
 
     state: str
     exit_code: int | None = None
     signal: int | None = None
     result: Mapping[str, Any] | None = None  # result.json
-    cancelled: bool = False  # a person asked for it
-    forgotten: bool = False  # the scheduler cannot tell
+    cancelled: bool = False  # a person requested it
+    forgotten: bool = False  # the scheduler no longer knows it
     unlaunched: str = ""  # permission or launch: its batch script was never started (jobs.following.unlaunched)
 
     @classmethod
-    def untold(cls, result: Mapping[str, Any] | None, *, cancelled: bool) -> Ended:
-        """The end of a job that the scheduler has forgotten, by the launcher's last word if it had one."""
+    def from_result(cls, result: Mapping[str, Any] | None, *, cancelled: bool) -> AttemptEnd:
+        """Return the end of a job that the scheduler has forgotten, by the launcher's result where there is one."""
         if result is None:
             return cls("failed", cancelled=cancelled, forgotten=True)
         code = result.get("exit_code")
-        known = code if type(code) is int and 0 <= code < 256 else None
-        return cls("completed" if known == 0 else "failed", known, result=result, cancelled=cancelled)
+        exit_code = code if type(code) is int and 0 <= code < 256 else None
+        return cls("completed" if exit_code == 0 else "failed", exit_code, result=result, cancelled=cancelled)
 
 
-def cause_of(ended: Ended) -> tuple[str, dict[str, Any]]:
-    """The cause in one word, and the first failure that the launcher saw."""
+def cause_of(ended: AttemptEnd) -> tuple[str, dict[str, Any]]:
+    """Return the cause in one word, and the first failure that the launcher saw."""
     result = ended.result or {}
-    failure = _failure(result.get("first_failure"))
+    failure = _parse_failure(result.get("first_failure"))
     if ended.state == "completed":
         return "completed", failure
     if ended.cancelled or ended.state == "cancelled":
@@ -78,7 +81,7 @@ def cause_of(ended: Ended) -> tuple[str, dict[str, Any]]:
         return "forgotten", failure
     if ended.state == "failed" and _ran_out_of_time(result):
         return "timeout", failure
-    if ended.exit_code == STOPPED or (result.get("cause") == "stopped" and not _is_told(ended)):
+    if ended.exit_code == STOPPED or (result.get("cause") == "stopped" and not _is_stop_explained(ended)):
         return "stopped", failure
     if ended.state in {"preempted", "requeued"}:
         return ended.state, failure
@@ -92,24 +95,24 @@ def cause_of(ended: Ended) -> tuple[str, dict[str, Any]]:
 
 
 def _ran_out_of_time(result: Mapping[str, Any]) -> bool:
-    """Whether the warning of its time limit ended it, or not heeding that, before it had saved anything."""
+    """Return whether it reached its time limit before it had saved, whether it heeded the warning or not."""
     is_unsaved = result.get("cause") in {"stopped", "stop_timeout"} and result.get("exit_code") != STOPPED
     return is_unsaved and result.get("asked") == "time_limit"
 
 
-def _is_told(ended: Ended) -> bool:
-    """Whether the scheduler says why it was asked to stop, and its launcher that it could not save."""
+def _is_stop_explained(ended: AttemptEnd) -> bool:
+    """Return whether the scheduler explains why it had to stop, while its launcher could not save."""
     code = (ended.result or {}).get("exit_code")
     return ended.state not in {"failed", "timeout", "deadline"} and code not in {None, STOPPED}
 
 
-def _cause_of_failure(ended: Ended, failure: Mapping[str, Any]) -> str:
-    """The cause of a plain `failed`: the launcher's word on the first rank if there is one, else the exit code's."""
+def _cause_of_failure(ended: AttemptEnd, failure: Mapping[str, Any]) -> str:
+    """Return the cause of a plain `failed`: by the launcher's word on the first rank, else by the exit code."""
     if ended.unlaunched:
         return ended.unlaunched
-    known = {"hang": "hang", "stop_timeout": "hang", "node": "node_fail", "fenced": "fenced", "unsaved": "unsaved"}
-    if (told := known.get(str((ended.result or {}).get("cause")))) is not None:
-        return told
+    causes = {"hang": "hang", "stop_timeout": "hang", "node": "node_fail", "fenced": "fenced", "unsaved": "unsaved"}
+    if (cause := causes.get(str((ended.result or {}).get("cause")))) is not None:
+        return cause
     kind = failure.get("kind")
     if kind == "exception" and (numerics := numerics_of(failure)):
         return numerics[0]
@@ -125,25 +128,27 @@ def _cause_of_failure(ended: Ended, failure: Mapping[str, Any]) -> str:
 
 
 def numerics_of(failure: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The cause and what the guards of our own trainer said, where they ended the run (training.guards.numerics)."""
+    """Return the cause and the message of our trainer's guards, where they ended the run (training.guards.numerics)."""
     found = _NUMERICS.match(str(failure.get("error", "")))
     return (NUMERICS[found[1]], found[2][:1].upper() + found[2][1:]) if found else None
 
 
-def _failure(value: object) -> dict[str, Any]:
-    """The first failure in known shapes: the file comes from the job, so nothing of it is believed blindly."""
+def _parse_failure(value: object) -> dict[str, Any]:
+    """Return the first failure with known fields only: the file comes from the job, so none of it is trusted."""
     if not isinstance(value, dict):
         return {}
-    kept: dict[str, Any] = {}
+    failure: dict[str, Any] = {}
     for name in ("rank", "incarnation", "exit_code", "signal"):
         if isinstance(value.get(name), int) and not isinstance(value[name], bool) and abs(value[name]) < 2**31:
-            kept[name] = value[name]
+            failure[name] = value[name]
     for name, longest in (("kind", 32), ("error", 2000)):
         if isinstance(value.get(name), str):
-            kept[name] = masked(storable(value[name])[: 2 * longest])[:longest]  # no secret is cut before it is found
+            failure[name] = masked(storable(value[name])[: 2 * longest])[
+                :longest
+            ]  # a secret that is cut in two would not be found
     if lines := value.get("last_lines"):
-        kept["last_lines"] = _lines(lines)
-    return kept
+        failure["last_lines"] = _lines(lines)
+    return failure
 
 
 def _lines(value: object) -> list[str]:
@@ -153,7 +158,7 @@ def _lines(value: object) -> list[str]:
     return [line[:MOST_LINE] for line in masked(text).split("\n") if line.strip()]
 
 
-def described(failure: Mapping[str, Any], cause: str) -> str:
+def describe_failure(failure: Mapping[str, Any], cause: str) -> str:
     """Return how the first rank failed, in words for people: its error, else its exit code with its last output.
 
     The last lines of a program that names no error are context and not a reason, so they are labelled. Empty where the

@@ -1,9 +1,9 @@
-"""The end of an attempt: its last word, what it left on disk, and the moment from which it takes no reports any more.
+"""End an attempt: its result, what it left on disk, and the moment from which it accepts no more reports.
 
-    end        the scheduler's final state and the cause, by a conditional update; whoever changed the row goes on
-    collect    what the shipper had not posted, from the spools
-    follow_up  the next attempt, or the decision to stop (policy, next_attempt)
-    close      once nothing can come any more
+    end        store the scheduler's final state and the cause by a conditional update; whoever changed the row goes on
+    collect    read from the spools what the shipper had not posted
+    follow_up  create the next attempt, or decide to stop (policy, next_attempt)
+    close      once no more reports can come
 Each leaves a row that the next tick finds: ended_at without decided_at, decided_at without closed_at.
 """
 
@@ -21,11 +21,11 @@ from django.utils import timezone
 
 from jobs import coverage, live
 from jobs.disk import folders, rundir
-from jobs.following import known
-from jobs.following.cause import NUMERICS, WORDS, Ended, cause_of, described, numerics_of
-from jobs.following.hopeless import stop_sweep
+from jobs.following import end_reason
+from jobs.following.cause import CAUSE_TEXTS, NUMERICS, AttemptEnd, cause_of, describe_failure, numerics_of
 from jobs.following.next_attempt import next_attempt
 from jobs.following.policy import decide
+from jobs.following.sweep_stop import stop_sweep
 from jobs.intake import spools
 from jobs.models import Attempt, Stream
 from jobs.postmortem import incidents
@@ -34,14 +34,14 @@ from vigil_core.masking import masked
 logger = logging.getLogger(__name__)
 
 NO_GROWTH = timedelta(minutes=10)
-AWAY_AT_MOST = timedelta(days=1)  # a run directory for so long is not away, but gone
-DECIDE_AFTER = timedelta(seconds=20)  # of looking through spools; that goes on until the attempt is closed
+AWAY_LIMIT = timedelta(days=1)  # a run directory that is unreachable for longer counts as deleted
+DECIDE_AFTER = timedelta(seconds=20)  # of reading spools; reading goes on until the attempt is closed
 _SPOOL = re.compile(r"\d+\.-?\d+\.[0-9a-f]+\.jsonl\Z")
 
 
 def end(
     attempt: Attempt,
-    ended: Ended,
+    ended: AttemptEnd,
     *,
     cause: str = "",
     reason: str = "",
@@ -49,7 +49,12 @@ def end(
     only: Q | None = None,
     **fields: Any,
 ) -> bool:
-    """Write the end of an attempt, `only` if its row is still so; whether it was us. In the caller's transaction."""
+    """Store the end of an attempt in the caller's transaction, unless another process has.
+
+    Return whether this call did.
+
+    `only` narrows it to a row that is still in that condition.
+    """
     found, failure = cause_of(ended)
     cause = cause or found
     now = timezone.now()
@@ -76,24 +81,24 @@ def end(
 
 
 def reason_of(attempt: Attempt, cause: str, failure: dict[str, Any]) -> str:
-    """Why it ended, in a sentence for people."""
+    """Return why it ended, in a sentence for people."""
     if cause == "completed":
         return ""
     if cause == "cancelled":
-        return _who_cancelled(attempt)
+        return _cancel_reason(attempt)
     if cause in NUMERICS.values() and (numerics := numerics_of(failure)):
         return f"{numerics[1]}."
-    if text := described(failure, cause):
+    if text := describe_failure(failure, cause):
         return text
-    before = masked(folders.said_before_launch(attempt)) if cause == "failed" else ""
-    return before or WORDS.get(cause, "")
+    before = masked(folders.launch_error(attempt)) if cause == "failed" else ""
+    return before or CAUSE_TEXTS.get(cause, "")
 
 
 CANCELLED_OUTSIDE = "Cancelled outside Vigil, as by scancel."
-"""Stands until accounting names the person (jobs.following.steps)."""
+"""The reason until accounting names the person (jobs.following.steps)."""
 
 
-def _who_cancelled(attempt: Attempt) -> str:
+def _cancel_reason(attempt: Attempt) -> str:
     who, sweep = attempt.cancel_asked_by, attempt.job.sweep
     if who is None and attempt.cancel_asked_at is not None and sweep is not None and sweep.stopped_why:
         return f"Its sweep was stopped. {sweep.stopped_why}"
@@ -107,16 +112,18 @@ def _who_cancelled(attempt: Attempt) -> str:
 
 
 def follow_up(attempt: Attempt) -> Attempt | None:
-    """Decide what comes after an attempt that has ended, once; the next attempt, if there is one. In a transaction.
+    """Decide once what follows an attempt that has ended. Return the next attempt, if there is one.
 
-    A cancel that came since the attempt was read leaves it undecided: the next tick knows of it.
+    Needs a transaction.
+
+    A cancel that came after the attempt was read leaves it undecided: the next tick reads the cancel.
     """
     decision = decide(attempt, attempt.cause)
     undecided = Attempt.objects.filter(pk=attempt.pk, decided_at=None)
     if decision.restart:
         undecided = undecided.filter(cancel_asked_at=None)
-    told = {"decision": decision.text, "decided_version": decision.version, "blamed_nodes": list(decision.blamed)}
-    if undecided.update(decided_at=timezone.now(), **told) != 1:
+    changes = {"decision": decision.text, "decided_version": decision.version, "blamed_nodes": list(decision.blamed)}
+    if undecided.update(decided_at=timezone.now(), **changes) != 1:
         return None
     live.announce(attempt.pk)
     logger.info("attempt %s: %s", attempt.pk, decision.text or "nothing follows")
@@ -135,19 +142,22 @@ def follow_up(attempt: Attempt) -> Attempt | None:
 
 
 def collect(attempt: Attempt, *, until: float) -> None:
-    """Take in from disk what was never posted, until a moment (monotonic seconds); the row says how far that came."""
+    """Ingest reports from disk that were never posted, until a moment (monotonic seconds).
+
+    The row stores the progress.
+    """
     is_first = attempt.collecting_since is None
     if is_first:
         _note(attempt, collecting_since=timezone.now())
-    if folders.is_away(attempt):
+    if folders.is_unreachable(attempt):
         if is_first:
-            logger.warning("attempt %s: its run directory is not there; looked for again", attempt.pk)
+            logger.warning("attempt %s: its run directory is unreachable; a later tick tries again", attempt.pk)
         return
     try:
         root, folder = folders.root_of(attempt), folders.find_folder(attempt)
         if root is not None and folder and attempt.closed_at is None:
             spools.collect(attempt, root, until=until)
-    except Exception:  # what is damaged must not hold up what follows
+    except Exception:  # a damaged spool must not delay the follow-up
         logger.exception("attempt %s: its spools cannot be read in this tick", attempt.pk)
     if time.monotonic() < until:
         _note(attempt, collected_at=timezone.now())
@@ -160,37 +170,37 @@ def _note(attempt: Attempt, **changes: datetime) -> None:
 
 
 def is_collecting_due(attempt: Attempt) -> bool:
-    """Whether to look for late reports: until one look is through, then twice a minute, as each reads all spools."""
+    """Return whether to read the spools: until one pass is complete, then twice a minute, as each reads them all."""
     assert attempt.ended_at is not None
     since = (timezone.now() - attempt.ended_at).total_seconds()
     return attempt.collected_at is None or since < 10 or since % 30 < 3
 
 
 def may_decide(attempt: Attempt) -> bool:
-    """Whether its spools have been read and it is known why it ended, or what follows shall not wait for that any more.
+    """Return whether the spools are read and the verdict is known, or have been awaited for long enough.
 
-    A person who cancels it decides by that.
+    Once a person has cancelled the job, nothing is awaited.
     """
-    if attempt.cancel_asked_at is None and known.is_awaited(attempt):
+    if attempt.cancel_asked_at is None and end_reason.is_verdict_awaited(attempt):
         return False
     if attempt.collected_at is not None:
         return True
     return attempt.collecting_since is not None and timezone.now() - attempt.collecting_since > DECIDE_AFTER
 
 
-def nothing_can_come(attempt: Attempt) -> bool:
-    """Whether every stream on disk is read and has ended, or nothing has grown for ten minutes after the end."""
+def is_closable(attempt: Attempt) -> bool:
+    """Return whether every stream on disk is read and ended, or nothing has grown for ten minutes after the end."""
     assert attempt.ended_at is not None
     last = max(attempt.ended_at, attempt.last_report_at or attempt.ended_at)
-    if folders.is_away(attempt):
-        return timezone.now() - last > AWAY_AT_MOST
+    if folders.is_unreachable(attempt):
+        return timezone.now() - last > AWAY_LIMIT
     if attempt.collected_at is None:
         return False
     if timezone.now() - last > NO_GROWTH:
         return True
     root, folder = folders.root_of(attempt), folders.find_folder(attempt)
     streams = Stream.objects.filter(attempt=attempt)
-    if attempt.job.is_attached:  # whoever posts for it ends with it
+    if attempt.job.is_attached:  # its reporting process ends with the job
         return not streams.filter(ended=False).exists()
     if root is None or not folder:
         return not streams.exists()
@@ -199,7 +209,10 @@ def nothing_can_come(attempt: Attempt) -> bool:
 
 
 def close(attempt: Attempt) -> None:
-    """No reports from now on: the token is dead. What is still undecided stays open, so that a tick finds it."""
+    """Accept no more reports: revoke the token.
+
+    An attempt that is still undecided stays open, so that a tick finds it.
+    """
     rows = Attempt.objects.filter(pk=attempt.pk, closed_at=None).exclude(decided_at=None)
     if rows.update(closed_at=timezone.now(), token_digest="") == 1:
         live.announce(attempt.pk)

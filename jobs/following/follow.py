@@ -1,13 +1,13 @@
-"""The follower: one tick every two seconds by whoever holds the lease. Everything that is due is found in the database.
+"""Run the follower: one tick every two seconds by the holder of the lease, with all due work read from the database.
 
     poll      scheduler states → attempt states (poll)
-    release   jobs that are held, and are to start (releases)
-    cancel    asked → signalled → killed, a step a tick (cancels); what came too late (strays)
-    give back what has ended and still holds its nodes (leftover_allocations)
-    settle    what ended: collect, decide, close (ending)
-    submit    what no scheduler has yet (handover; sweeps: arrays)
-Nothing here may take long: a tick that is cut short goes on with the next one. A scheduler that did not answer the poll
-is not asked anything else in that tick, and nothing is concluded from its silence.
+    release   held jobs for which somebody requested it (releases)
+    cancel    requested → signalled → killed, a step a tick (cancels); submissions that came too late (strays)
+    give back allocations whose job has ended (leftover_allocations)
+    settle    attempts that ended: collect, decide, close (ending)
+    submit    attempts that no scheduler has yet (handover; sweeps: arrays)
+Nothing here may take long: a tick that is cut short continues in the next one. A scheduler that did not answer the poll
+gets no other call in that tick, and nothing is concluded from its silence.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from jobs.models import Attempt, Job
 from nodes.cluster import drain, sync
 from nodes.schedulers.base import Scheduler, SchedulerError
 
-FOLDERS_S = 1.0  # a tick's budget for each part that may have much to do, so that none keeps the others waiting
+FOLDERS_S = 1.0  # budget per tick for each part that may have much to do, so that none delays the others
 SUBMIT_S = 2.0
 ARRAY_S = 1.5  # for sweeps: their run directories are many
 SETTLE_S = 2.5
@@ -50,72 +50,72 @@ COLLECT_S = 1.0  # of that, for one attempt
 
 
 def is_needed() -> bool:
-    """Whether a tick would find anything to do. Where not, nothing is locked or asked."""
+    """Return whether a tick would find anything to do. If not, nothing is locked or queried."""
     return not is_idle() or has_orders() or sync.is_due()
 
 
 def tick(scheduler: Scheduler | None = None) -> bool:
-    """One tick, if nobody else is at it; whether it was us."""
-    held = lease.take("follow")
-    if held is None:
+    """Run one tick unless another process holds the lease. Return whether this process ran it."""
+    active = lease.take("follow")
+    if active is None:
         return False
     try:
-        Tick(held, scheduler or sync.scheduler()).run()
-    except SchedulerError as error:  # it cannot even be opened: the settings name one that is not there
+        Tick(active, scheduler or sync.scheduler()).run()
+    except SchedulerError as error:  # it cannot even be opened: the settings name an unknown one
         logger.warning("nothing is followed: %s", error)
     except LeaseLost:
         logger.warning("lost the lease in the middle of a tick; whoever has it now goes on")
         return True
-    held.release()
+    active.release()
     return True
 
 
 class Tick(TickContext):
-    """One tick of the follower, under its lease."""
+    """A tick of the follower, under its lease."""
 
     def run(self) -> None:
         if is_idle():
-            self.live_through(self.look_at_cluster, "look_at_cluster")
+            self.run_isolated(self.sync_cluster, "look_at_cluster")
             return
-        ask = (self.poll, self.find_folders, self.cancel, self.give_back)
+        scheduler_parts = (self.poll, self.find_folders, self.cancel, self.give_back)
         for part in (
-            *ask,
+            *scheduler_parts,
             self.submit,
             self.settle,
             self.submit,
-            self.ask_for_steps,
-            self.look_at_nodes,
-            self.notify_of_held_launches,
+            self.fetch_steps,
+            self.sync_nodes,
+            self.notify_of_launch_failures,
             pins.repair,
         ):
-            self.live_through(part, part.__name__)
+            self.run_isolated(part, part.__name__)
 
     def poll(self) -> None:
         Poll(self).run()
 
     def find_folders(self) -> None:
-        """Tie attempts to the folders that their launchers made, and leave a token where there is none yet."""
+        """Link attempts to the folders that their launchers made, and leave a token where there is none yet."""
         until = time.monotonic() + FOLDERS_S
         ours = Attempt.objects.open().exclude(scheduler_id="").exclude(job__kind=Job.ATTACHED)
         there = ours.with_job()
-        odd = Q(token_digest="") | ~Q(tailed=tokens.is_tailed())
-        for attempt in there.filter(odd, ended_at=None).order_by("?")[:200]:
+        needs_token = Q(token_digest="") | ~Q(tailed=tokens.is_tailed())
+        for attempt in there.filter(needs_token, ended_at=None).order_by("?")[:200]:
             if time.monotonic() > until:
                 return
-            self.live_through(partial(self.leave_token, attempt), f"attempt {attempt.pk}")
+            self.run_isolated(partial(self.leave_token, attempt), f"attempt {attempt.pk}")
         for attempt in there.filter(directory="").exclude(state=Attempt.State.PENDING).order_by("?")[:200]:
             if time.monotonic() > until:
                 return
-            self.live_through(partial(folders.find_folder, attempt), f"attempt {attempt.pk}")
+            self.run_isolated(partial(folders.find_folder, attempt), f"attempt {attempt.pk}")
 
     def cancel(self) -> None:
-        if self.away is None:
+        if self.outage is None:
             releases.advance(self)
             cancels.advance(self)
             strays.pursue(self)
 
     def give_back(self) -> None:
-        if self.away is None:
+        if self.outage is None:
             leftover_allocations.give_back(self)
 
     def leave_token(self, attempt: Attempt) -> None:
@@ -128,54 +128,54 @@ class Tick(TickContext):
         tokens.leave(attempt)
 
     def settle(self) -> None:
-        """What has ended and is not closed: read its spools, decide what follows, close it. Undecided ones go first."""
+        """Read the spools of ended attempts, decide what follows, close them. Undecided ones go first."""
         until = time.monotonic() + SETTLE_S
         rows = Attempt.objects.open().exclude(ended_at=None).with_job().select_related("resume_from")
         for attempt in rows.annotate(is_undecided=Q(decided_at=None)).order_by("-is_undecided", "?")[:200]:
             if time.monotonic() > until:
                 return
-            self.live_through(partial(self._settle, attempt, until), f"attempt {attempt.pk}")
+            self.run_isolated(partial(self._settle, attempt, until), f"attempt {attempt.pk}")
 
     def submit(self) -> None:
         until = time.monotonic() + SUBMIT_S
-        self.live_through(dependencies.look, "jobs that wait for others")
-        if self.away is not None:
+        self.run_isolated(dependencies.advance, "jobs that wait for others")
+        if self.outage is not None:
             return
         for attempt_id in handover.due(arrays=self.scheduler.capabilities.has_arrays):
             if time.monotonic() > until:
                 break
-            self.held.check()
-            self.live_through(partial(handover.hand_over, attempt_id, self.scheduler), f"attempt {attempt_id}")
+            self.lease.check()
+            self.run_isolated(partial(handover.hand_over, attempt_id, self.scheduler), f"attempt {attempt_id}")
         until = time.monotonic() + ARRAY_S
         for sweep_id in arrays.due() if self.scheduler.capabilities.has_arrays else ():
             if time.monotonic() > until:
                 return
-            self.held.check()
-            self.live_through(partial(arrays.hand_over, sweep_id, self.scheduler, until=until), f"sweep {sweep_id}")
+            self.lease.check()
+            self.run_isolated(partial(arrays.hand_over, sweep_id, self.scheduler, until=until), f"sweep {sweep_id}")
 
-    def ask_for_steps(self) -> None:
-        if self.away is None:
-            steps.ask(self)
+    def fetch_steps(self) -> None:
+        if self.outage is None:
+            steps.fetch(self)
 
-    def notify_of_held_launches(self) -> None:
-        if self.away is None:
+    def notify_of_launch_failures(self) -> None:
+        if self.outage is None:
             held_launches.notify_people()
 
-    def look_at_nodes(self) -> None:
-        if self.away is not None:  # said where people look, without asking once more
-            drain.put_off(self.away)
-            sync.miss(self.away)
+    def sync_nodes(self) -> None:
+        if self.outage is not None:  # shown on the pages without another call
+            drain.put_off(self.outage)
+            sync.miss(self.outage)
             return
-        if self.look_at_cluster():
+        if self.sync_cluster():
             attached.describe(self)
 
-    def look_at_cluster(self) -> bool:
-        """Whether anything of it was read anew."""
+    def sync_cluster(self) -> bool:
+        """Read the cluster's state where it is due. Return whether anything was read."""
         if has_orders():
             drain.carry_out(self.scheduler)
         is_new = sync.sync(self.scheduler)
         if is_new:
-            self.live_through(allocations.hold, "allocations.hold")
+            self.run_isolated(allocations.update, "allocations.hold")
         return is_new
 
     def _settle(self, attempt: Attempt, until: float) -> None:
@@ -183,8 +183,8 @@ class Tick(TickContext):
             ending.collect(attempt, until=min(until, time.monotonic() + COLLECT_S))
         attempt.refresh_from_db(fields=["last_report_at", "decided_at", "cancel_asked_at"])
         if attempt.decided_at is None and ending.may_decide(attempt):
-            with self.held.writing():
+            with self.lease.writing():
                 ending.follow_up(attempt)
-        if ending.nothing_can_come(attempt):
-            with self.held.writing():
+        if ending.is_closable(attempt):
+            with self.lease.writing():
                 ending.close(attempt)

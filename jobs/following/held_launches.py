@@ -14,7 +14,7 @@ from portal.notify import SYSADMINS
 from vigil_core import formatting
 
 OWNER, SITE = "job.held", "job.held.site"
-MOST = 100  # jobs a tick: a node whose prolog fails may hold a whole queue within minutes
+MOST = 100  # jobs per tick: a node whose prolog fails may hold a whole queue within minutes
 
 
 def notify_people() -> None:
@@ -36,18 +36,18 @@ def _raise(attempt: Attempt) -> None:
     where = f" on {formatting.listed(nodes)}" if nodes else ""
     job, release = attempt.job, release_ways(attempt.scheduler_id, attempt.job_id)
     reasons = Node.objects.filter(name__in=nodes).exclude(reason="").values_list("name", "reason")
-    cause = " ".join(f"Slurm says of {name}: {reason}." for name, reason in reasons)
-    cause = cause or "Most often a prolog failed: slurmd's log on the node says why."
+    cause = " ".join(f"Slurm's reason for {name}: {reason}." for name, reason in reasons)
+    cause = cause or "Usually a prolog failed: see slurmd's log on the node."
     facts = [("Node", ", ".join(nodes)), ("To release it", release)]
     link = reverse("job", args=[job.pk])
     notify.raise_notice(
         f"{OWNER}:{attempt.pk}", kind=OWNER, to=job.owner, tone="warn", link=link, facts=facts,
         title=f"{job.name} does not start: Slurm could not launch it{where} and holds it",
-        detail=f"{cause} Sysadmins have been notified. Once the node is repaired, {release} lets it start.",
+        detail=f"{cause} Sysadmins have been notified. Once the node is repaired, release it: {release}.",
     )  # fmt: skip
     notify.raise_notice(
         f"{SITE}:{attempt.pk}", kind=SITE, to=SYSADMINS, tone="warn", link=link, facts=facts,
         title=f"Slurm could not launch job #{job.pk} of {job.owner}{where} and holds it",
-        detail=f"{cause} Once the node is repaired, {release} lets it start. With"
+        detail=f"{cause} Once the node is repaired, release it: {release}. With"
         " SchedulerParameters=nohold_on_prolog_fail Slurm tries other nodes by itself.",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Whether there is anything to follow: one quick look, so that a portal where nothing runs costs next to nothing."""
+"""Find out by one quick query whether there is anything to follow, so that an idle portal costs next to nothing."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from django.utils import timezone
 
 from jobs.following.steps import LOOK_BACK
 
-# By the partial index of open attempts, the index of ends, and a table that is nearly always empty. Written out: the
-# query itself takes a tenth of the time that putting it together would.
-_LOOK = """
+# Uses the partial index of open attempts, the index of ends, and a table that is nearly always empty. Plain SQL: the
+# query takes a tenth of the time that the ORM would need to build it.
+_HAS_WORK = """
     SELECT EXISTS (SELECT 1 FROM jobs_attempt WHERE closed_at IS NULL)
         OR EXISTS (SELECT 1 FROM jobs_attempt WHERE ended_at > %s AND slurm_steps_at IS NULL AND scheduler_id <> '')
         OR EXISTS (SELECT 1 FROM jobs_stray)"""
-_ORDERS = "SELECT EXISTS (SELECT 1 FROM nodes_nodeorder WHERE state = 'asked')"
+_HAS_ORDERS = "SELECT EXISTS (SELECT 1 FROM nodes_nodeorder WHERE state = 'asked')"
 
 
 def is_idle() -> bool:
-    """Nothing waits, runs, or has just ended, and nothing is to be removed from the scheduler."""
+    """Return whether nothing waits, runs or has just ended, and nothing is to be removed from the scheduler."""
     since = connection.ops.adapt_datetimefield_value(timezone.now() - LOOK_BACK)
-    return not _is(_LOOK, since)
+    return not _query_bool(_HAS_WORK, since)
 
 
 def has_orders() -> bool:
-    """Somebody wants a node drained, or back."""
-    return _is(_ORDERS)
+    """Return whether somebody has requested that a node be drained or undrained."""
+    return _query_bool(_HAS_ORDERS)
 
 
-def _is(question: str, *params: Any) -> bool:
+def _query_bool(sql: str, *params: Any) -> bool:
     with connection.cursor() as cursor:
-        cursor.execute(question, params)
+        cursor.execute(sql, params)
         return bool(cursor.fetchone()[0])

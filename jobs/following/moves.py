@@ -1,4 +1,4 @@
-"""What follows a failure, by its cause: Vigil's own table, and what site, project and job change of it."""
+"""Choose what follows a failure by its cause: Vigil's own table, and what site, project and job change of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.spec import restarts
 from jobs.spec.restarts import Move
 from portal.models import Project
 
-TABLE: Mapping[str, Move] = {
+DEFAULT_MOVES: Mapping[str, Move] = {
     "gpu.*": "elsewhere",
     "numerics.corruption": "elsewhere",
     "scheduler.node_fail": "elsewhere",
@@ -31,63 +31,67 @@ TABLE: Mapping[str, Move] = {
     "federated.quorum": "once",
     "scheduler.preempted": "restart",
 }
-"""Whatever is not named here would only happen again: Vigil stops."""
+"""A cause that is not named here would only recur: Vigil stops."""
 
-WHERE_NAMED: Mapping[str, Move] = {"network.fabric": "elsewhere", "environment.driver": "elsewhere"}
-"""What follows instead where it is known on which node it was."""
+MOVES_ON_KNOWN_NODE: Mapping[str, Move] = {"network.fabric": "elsewhere", "environment.driver": "elsewhere"}
+"""What follows instead if the failed node is known."""
 
 
 def move_of(code: str, *, node: str, job: Mapping[str, Any], project: Project) -> Move:
-    """What follows this cause, on this node if it is known. `job`: its specification, as plain values."""
-    asked = restarts.named(code, (_of_job(job), of_project(project), of_site()))
-    if asked is not None:
-        return asked
-    return WHERE_NAMED.get(code, _own(code)) if node else _own(code)
+    """Return what follows this cause, on this node if it is known. `job`: its specification, as plain values."""
+    configured = restarts.lookup(code, (_job_moves(job), project_moves(project), site_moves()))
+    if configured is not None:
+        return configured
+    return MOVES_ON_KNOWN_NODE.get(code, _default(code)) if node else _default(code)
 
 
-def _own(code: str) -> Move:
-    return restarts.named(code, [TABLE]) or "stop"
+def _default(code: str) -> Move:
+    return restarts.lookup(code, [DEFAULT_MOVES]) or "stop"
 
 
-def changed(job: Mapping[str, Any], project: Project) -> dict[str, tuple[Move, str]]:
-    """The rows that somebody has changed, by cause or kind of causes: to what, and whether job, project or site did."""
+def overrides(job: Mapping[str, Any], project: Project) -> dict[str, tuple[Move, str]]:
+    """Return the changed rows, by cause or kind of causes: the move, and whether job, project or site changed it."""
     found: dict[str, tuple[Move, str]] = {}
-    for whose, on in (("the job", _of_job(job)), ("its project", of_project(project)), ("the site", of_site())):
+    for level, on in (
+        ("the job", _job_moves(job)),
+        ("its project", project_moves(project)),
+        ("the site", site_moves()),
+    ):
         for key, move in on.items():
-            found.setdefault(key, (move, whose))
+            found.setdefault(key, (move, level))
     return found
 
 
 def summary() -> list[str]:
-    """What Vigil itself does after what people ask about first, a clause each."""
-    return [f"{after} {restarts.MOVES[_own(code)]}" for after, code in _ASKED_FIRST]
+    """Return what Vigil does by default after the most common failures, a clause each."""
+    return [f"{after} {restarts.MOVES[_default(code)]}" for after, code in _SUMMARY]
 
 
-_ASKED_FIRST = (
-    ("after a broken GPU or a lost node it", "gpu.ecc"),
-    ("after a fault of network or storage, a hang, or what nothing explains, it", "unknown"),
+_SUMMARY = (
+    ("after a broken GPU or a failed node it", "gpu.ecc"),
+    ("after a network or storage fault, a hang or an unknown failure it", "unknown"),
     ("out of memory or time it", "memory.gpu_oom"),
     ("a run that diverges", "numerics.divergence"),
-    ("what cannot read its checkpoint", "checkpoint.corrupt"),
+    ("a run that cannot read its checkpoint", "checkpoint.corrupt"),
 )
 
 
-def of_site() -> Mapping[str, Move]:
-    return _read(settings.VIGIL_RESTART_ON)
+def site_moves() -> Mapping[str, Move]:
+    return _parse(settings.VIGIL_RESTART_ON)
 
 
-def of_project(project: Project) -> Mapping[str, Move]:
-    return _read(project.restart_on)
+def project_moves(project: Project) -> Mapping[str, Move]:
+    return _parse(project.restart_on)
 
 
-def _of_job(job: Mapping[str, Any]) -> Mapping[str, Move]:
+def _job_moves(job: Mapping[str, Any]) -> Mapping[str, Move]:
     on = (job.get("restart") or {}).get("on")
     return on if isinstance(on, dict) else {}
 
 
 @lru_cache(maxsize=256)
-def _read(text: str) -> Mapping[str, Move]:
-    """What was checked when it was written: should it not hold any more, the table is as if it were not there."""
+def _parse(text: str) -> Mapping[str, Move]:
+    """Parse moves that were valid when they were written. If they are not valid any more, they count as empty."""
     try:
         return restarts.parse_toml(text)
     except SpecError:

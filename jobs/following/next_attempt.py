@@ -1,10 +1,10 @@
-"""One more attempt of a job: who makes it first has made it."""
+"""Create the next attempt of a job; of two processes the first one creates it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobs import checkpoints, suspects
+from jobs import blamed_nodes, checkpoints
 from jobs.errors import Conflict
 from jobs.models import Attempt, Checkpoint, Job
 
@@ -17,21 +17,22 @@ def next_attempt(
     starts_back: bool = False,
     excluded_nodes: Sequence[str] | None = None,
 ) -> Attempt:
-    """One more attempt of the same job, due to be submitted. In a transaction; whoever comes second gets Conflict.
+    """Create one more attempt of the same job, due to be submitted. Needs a transaction.
 
-    It is kept from `excluded_nodes`: if none are given, those to blame for the ends of those before it. Where the last
-    one was to start is kept until something has been saved since, unless a person says otherwise.
+    It excludes `excluded_nodes`: by default the nodes blamed for the ends of earlier attempts. A chosen start of the
+    last attempt applies until something has been saved since, unless a person resumes it elsewhere. Raises Conflict if
+    another process created the attempt first.
     """
     if Attempt.objects.filter(job_id=last.job_id, number__gt=last.number).exists():
-        raise Conflict(f"#{last.job_id} was started anew by somebody else just now.")
+        raise Conflict(f"#{last.job_id} was just restarted by somebody else.")
     is_requeued = origin == Attempt.Origin.REQUEUED
-    if is_requeued:  # as it was asked for when it was submitted
+    if is_requeued:  # Slurm requeues it with the options of its submission
         excluded_nodes = last.excluded_nodes
     if origin != Attempt.Origin.RESUMED and not starts_back and last.has_chosen_start:
         starts_back = not checkpoints.committed_by(last)
         resume_from = last.resume_from if starts_back and is_requeued else resume_from
     if excluded_nodes is None:
-        excluded_nodes = suspects.kept_from(last.job, before=last.number + 1)
+        excluded_nodes = blamed_nodes.excluded_nodes(last.job, before=last.number + 1)
     attempt = Attempt.objects.create(
         job_id=last.job_id,
         number=last.number + 1,

@@ -1,4 +1,4 @@
-"""What follows an attempt's end: the next attempt, or the decision to stop; by why it ended and what it has left."""
+"""Decide what follows an attempt's end, a restart or a stop, by why it ended and what it has saved."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from diagnosis.causes import UNKNOWN
-from jobs import checkpoints, suspects
-from jobs.following import known, moves
-from jobs.following.cause import WORDS
-from jobs.following.known import Known
+from jobs import blamed_nodes, checkpoints
+from jobs.following import end_reason, moves
+from jobs.following.cause import CAUSE_TEXTS
+from jobs.following.end_reason import EndReason
 from jobs.models import Attempt, Checkpoint
 from jobs.spec.restarts import Move
 
-# What a person can do where the same would only happen again.
-MOVES = {
-    "permission": "Let them in, then resume it.",
-    "unsaved": "Let it save with vigil_report.checkpoint(), or say vigil_report.finished() where it was done.",
+# What a person can do about a failure that would only recur.
+ADVICE = {
+    "permission": "Grant access, then resume it.",
+    "unsaved": "Save with vigil_report.checkpoint(), or call vigil_report.finished() if the run was done.",
     "nonfinite": "Its folder numerics/ has the samples, the module and the norms. Clone it with the fix.",
-    "corruption": "Keep it from that rank's node, and resume it from a checkpoint before the last clean check.",
+    "corruption": "Exclude that rank's node, and resume from a checkpoint before the last clean check.",
 }
-LOWER = "Clone it with a lower learning rate."
+LOWER_LEARNING_RATE = "Clone it with a lower learning rate."
 REWIND_STEPS = 200
-"""A run that has diverged goes back at least so far: the detector takes some 100 steps to be sure (docs/guards.md)."""
-FREE = frozenset({"stopped", "preempted", "requeued"})  # count against neither max_restarts nor in_place
-# How an attempt ends without having failed, or before it could.
-NEVER = frozenset({"rejected", "unmet", "fenced", "withdrawn"})
+"""A diverged run goes back at least so far: the detector takes some 100 steps to be sure (docs/guards.md)."""
+UNCOUNTED = frozenset({"stopped", "preempted", "requeued"})  # count against neither max_restarts nor in_place
+# An attempt that ends for one of these did not fail itself, or never started.
+NEVER_RESTARTED = frozenset({"rejected", "unmet", "fenced", "withdrawn"})
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows an attempt's end, in a sentence for people.
+    """The decision on what follows an attempt's end, with a sentence for people.
 
-    `blamed`: nodes that the next attempts are kept from for a day; `excluded_nodes`: all that the next one is.
-    `starts_back`: not from the newest checkpoint. `version`: of the verdict that it is by.
+    `blamed`: nodes that the next attempts avoid for a day; `excluded_nodes`: all that the next one avoids.
+    `starts_back`: it does not resume from the newest checkpoint. `version`: of the verdict that it is based on.
     """
 
     restart: bool
@@ -47,174 +47,186 @@ class Decision:
 
 
 def decide(attempt: Attempt, cause: str) -> Decision:
-    """Start anew from the newest checkpoint on the line, or stop and say why."""
+    """Decide to restart from the newest checkpoint of the attempt's line, or to stop, and explain why."""
     if cause == "completed":
         return Decision(False, "")
     if attempt.job.is_attached:
-        return Decision(False, "Vigil did not submit it, so it does not start it anew.")
+        return Decision(False, "Not restarted: Vigil did not submit it.")
     if cause == "cancelled" or attempt.cancel_asked_at is not None:
-        return Decision(False, "Cancelled, so Vigil does not start it anew. Resume goes on from its newest checkpoint.")
-    if cause in NEVER:
-        return Decision(False, f"{WORDS[cause]} {_AGAIN} Your move.")
-    if cause in FREE:
-        return _free(attempt, cause)
-    why = known.known_of(attempt, cause)
-    if (refused := _inactive(attempt, why.says)) is not None:
+        return Decision(False, "Not restarted: it was cancelled. Resume continues from its newest checkpoint.")
+    if cause in NEVER_RESTARTED:
+        return Decision(False, f"{CAUSE_TEXTS[cause]} {_WOULD_RECUR}")
+    if cause in UNCOUNTED:
+        return _continue_uncounted(attempt, cause)
+    why = end_reason.end_reason_of(attempt, cause)
+    if (refused := _inactive(attempt, why.text)) is not None:
         return replace(refused, version=why.version)
     decision = replace(_by_cause(attempt, cause, why), version=why.version)
-    if why.version or cause in known.CERTAIN:
+    if why.version or cause in end_reason.CERTAIN:
         return decision
-    return replace(decision, text=f"{decision.text} {_UNTOLD}")
+    return replace(decision, text=f"{decision.text} {_BEFORE_VERDICT}")
 
 
-_UNTOLD = "Decided by how it ended, before it was known why."
-_AGAIN = "That would happen again, so Vigil does not start it anew."
+_BEFORE_VERDICT = "Decided before the cause was known."
+_WOULD_RECUR = "Not restarted: the same would happen again."
 
 
-def _free(attempt: Attempt, cause: str) -> Decision:
-    """What was asked to end goes on, and nothing is counted: unless it gets nowhere at all."""
-    if (refused := _inactive(attempt, WORDS[cause])) is not None:
+def _continue_uncounted(attempt: Attempt, cause: str) -> Decision:
+    """Continue an attempt that was requested to end, without counting a restart, unless it makes no progress at all."""
+    if (refused := _inactive(attempt, CAUSE_TEXTS[cause])) is not None:
         return refused
-    if cause == "stopped" and struck_twice(attempt, cause):
-        return Decision(False, f"{WORDS[cause]} {_TWICE}")
-    return _anew(attempt, WORDS[cause], counted="")
+    if cause == "stopped" and failed_twice(attempt, cause):
+        return Decision(False, f"{CAUSE_TEXTS[cause]} {_TWICE}")
+    return _restart_decision(attempt, CAUSE_TEXTS[cause], count_text="")
 
 
-_TWICE = "The same struck twice with no checkpoint between. Your move."
+_TWICE = "Failed twice for the same reason without saving a checkpoint; not restarted."
 
 
-def _inactive(attempt: Attempt, says: str) -> Decision | None:
+def _inactive(attempt: Attempt, reason: str) -> Decision | None:
     if attempt.job.owner.is_active:
         return None
-    who = f"The account of {attempt.job.owner} is deactivated"
-    return Decision(False, f"{says} {who}, so Vigil does not start it anew.")
+    return Decision(False, f"{reason} Not restarted: the account of {attempt.job.owner} is deactivated.")
 
 
-def _by_cause(attempt: Attempt, cause: str, why: Known) -> Decision:
+def _by_cause(attempt: Attempt, cause: str, why: EndReason) -> Decision:
     move = moves.move_of(why.code, node=why.node, job=attempt.job.spec, project=attempt.job.project)
     if move == "stop":
-        instead = f" {MOVES[cause]}" if cause in MOVES else ""
-        return Decision(False, f"{why.says} {_AGAIN}{instead} Your move.")
-    if struck_twice(attempt, cause, why):
-        return Decision(False, f"{why.says} {_TWICE}")
+        instead = f" {ADVICE[cause]}" if cause in ADVICE else ""
+        return Decision(False, f"{why.text} {_WOULD_RECUR}{instead}")
+    if failed_twice(attempt, cause, why):
+        return Decision(False, f"{why.text} {_TWICE}")
     used, allowed = restarts_used(attempt), attempt.job.spec.get("restart", {}).get("max_restarts", 0)
     if used >= allowed:
-        return Decision(False, f"{why.says} Its {allowed} restarts are used up. Your move.")
-    return _CARRIED_OUT[move](_Asked(attempt, cause, why, move, f" Restart {used + 1} of {allowed}."))
+        return Decision(False, f"{why.text} Not restarted: its {allowed} restarts are used up.")
+    return _MOVE_FUNCTIONS[move](_RestartRequest(attempt, cause, why, move, f" Restart {used + 1} of {allowed}."))
 
 
-class _Kept(NamedTuple):
-    """Nodes that are blamed now, and all that the next attempt is kept from."""
+class _Exclusion(NamedTuple):
+    """Nodes that are blamed now, and all that the next attempt excludes."""
 
     blamed: tuple[str, ...]
-    all: tuple[str, ...]
+    excluded: tuple[str, ...]
 
 
-class _Asked(NamedTuple):
+class _RestartRequest(NamedTuple):
+    """A failed attempt for which a move decides between restart and stop."""
+
     attempt: Attempt
     cause: str
-    why: Known
+    why: EndReason
     move: Move
-    counted: str
+    count_text: str
 
     def stop(self, because: str) -> Decision:
-        return Decision(False, f"{self.why.says} {because} Your move.")
+        return Decision(False, f"{self.why.text} Not restarted: {because}")
 
-    def anew(self, without: _Kept | None = None) -> Decision:
-        return _anew(self.attempt, self.why.says, counted=self.counted, without=without)
-
-
-# One function a move of jobs.spec.restarts.
+    def restart(self, without: _Exclusion | None = None) -> Decision:
+        return _restart_decision(self.attempt, self.why.text, count_text=self.count_text, exclusion=without)
 
 
-def _restart(asked: _Asked) -> Decision:
-    return asked.anew()
+# One function for each move of jobs.spec.restarts.
 
 
-def _once(asked: _Asked) -> Decision:
-    if any(known.known_of(one, one.cause).code == asked.why.code for one in _since_a_person(asked.attempt)):
-        return asked.stop("It had been started anew for that before.")
-    return asked.anew()
+def _restart(request: _RestartRequest) -> Decision:
+    return request.restart()
 
 
-def _once_if_saved(asked: _Asked) -> Decision:
-    if not checkpoints.committed_by(asked.attempt):
-        return asked.stop("It had not saved anything since its start, so the same would happen again.")
-    return _once(asked)
+def _once(request: _RestartRequest) -> Decision:
+    if any(
+        end_reason.end_reason_of(earlier, earlier.cause).code == request.why.code
+        for earlier in _failures_since_manual_start(request.attempt)
+    ):
+        return request.stop("it was restarted for the same reason before.")
+    return request.restart()
 
 
-def _apart(asked: _Asked) -> Decision:
-    """The first time anew wherever there is room; then without the nodes that both had, if others are left."""
-    for one in _since_a_person(asked.attempt):
-        if known.known_of(one, one.cause).code != asked.why.code:
+def _once_if_saved(request: _RestartRequest) -> Decision:
+    if not checkpoints.committed_by(request.attempt):
+        return request.stop("it saved no checkpoint since its start, so the same would happen again.")
+    return _once(request)
+
+
+def _apart(request: _RestartRequest) -> Decision:
+    """Restart anywhere the first time; the second time without the nodes that both attempts had, if enough are left."""
+    for earlier in _failures_since_manual_start(request.attempt):
+        if end_reason.end_reason_of(earlier, earlier.cause).code != request.why.code:
             continue
-        shared = [node for node in asked.attempt.nodes if node in one.nodes]
-        if kept := _room_without(asked.attempt, shared):
-            return asked.anew(kept)
+        shared = [node for node in request.attempt.nodes if node in earlier.nodes]
+        if exclusion := _exclude(request.attempt, shared):
+            return request.restart(exclusion)
         break
-    return asked.anew()
+    return request.restart()
 
 
-def _elsewhere(asked: _Asked) -> Decision:
-    if asked.cause == suspects.CAUSE:
-        return _away_from_corruption(asked)
-    if not asked.why.node:
-        return _apart(asked)
-    if kept := _room_without(asked.attempt, [asked.why.node]):
-        return asked.anew(kept)
-    if asked.why.code.startswith("scheduler."):  # the scheduler starts nothing on a node that is not well
-        return asked.anew()
-    return asked.stop(f"It was on {asked.why.node}, and without it there are too few nodes.")
+def _elsewhere(request: _RestartRequest) -> Decision:
+    if request.cause == blamed_nodes.CAUSE:
+        return _away_from_corruption(request)
+    if not request.why.node:
+        return _apart(request)
+    if exclusion := _exclude(request.attempt, [request.why.node]):
+        return request.restart(exclusion)
+    if request.why.code.startswith("scheduler."):  # the scheduler starts nothing on a node that is down or drained
+        return request.restart()
+    return request.stop(_too_few_nodes(request.why.node))
 
 
-def _away_from_corruption(asked: _Asked) -> Decision:
-    """Goes on without the node that was named, from a checkpoint that is sound for all that is known."""
-    attempt, found = asked.attempt, suspects.finding(asked.attempt)
+def _too_few_nodes(node: str) -> str:
+    return f"it failed on {node}, and too few nodes are left without it."
+
+
+def _away_from_corruption(request: _RestartRequest) -> Decision:
+    """Restart without the node that was named, from a checkpoint that is sound as far as it is known."""
+    attempt, found = request.attempt, blamed_nodes.finding(request.attempt)
     if found is None or not (found.node or found.is_intact):
-        return asked.stop(f"Which node cannot be told. {MOVES['corruption']}")
+        return request.stop(f"the faulty node is unknown. {ADVICE['corruption']}")
     if found.is_intact:
         start = checkpoints.newest_on_line(attempt)
     elif (start := checkpoints.newest_before(attempt, found.clean_step)) is None:
-        return asked.stop(f"It has no checkpoint from before the last clean check. {MOVES['corruption']}")
-    kept = _room_without(attempt, [found.node]) if found.node else None
-    if found.node and not kept:
-        return asked.stop(f"It was on {found.node}, and without it there are too few nodes.")
-    which = "" if found.node else " Which node it was cannot be told."
-    decision = _anew(attempt, f"{asked.why.says}{which}", counted=asked.counted, without=kept, start=start)
+        return request.stop(f"it has no checkpoint from before the last clean check. {ADVICE['corruption']}")
+    exclusion = _exclude(attempt, [found.node]) if found.node else None
+    if found.node and not exclusion:
+        return request.stop(_too_few_nodes(found.node))
+    which = "" if found.node else " The faulty node is unknown."
+    decision = _restart_decision(
+        attempt, f"{request.why.text}{which}", count_text=request.count_text, exclusion=exclusion, start=start
+    )
     return replace(decision, starts_back=True)
 
 
-def _rewind(asked: _Asked) -> Decision:
-    """Decides whether a diverged run goes well back, with half the learning rate (jobs.disk.prepare writes it)."""
-    attempt, says = asked.attempt, asked.why.says
-    if asked.cause != "diverged":  # somebody's own program: its learning rate is its own
-        return asked.stop(f"{_AGAIN} {LOWER}")
+def _rewind(request: _RestartRequest) -> Decision:
+    """Restart a diverged run well before it diverged, with half the learning rate (jobs.disk.prepare writes it)."""
+    attempt, reason = request.attempt, request.why.text
+    if request.cause != "diverged":  # a user's program, whose learning rate Vigil cannot set
+        return request.stop(f"the same would happen again. {LOWER_LEARNING_RATE}")
     start = checkpoints.newest_before(attempt, (attempt.step or 0) - REWIND_STEPS)
     if start is None:
         many = attempt.job.of_kind.many
-        return asked.stop(f"It has no checkpoint from {REWIND_STEPS} {many} before or earlier to go back to. {LOWER}")
+        return request.stop(f"it has no checkpoint that is at least {REWIND_STEPS} {many} older. {LOWER_LEARNING_RATE}")
     counts = attempt.job.of_kind.counts
     text = (
-        f"{says} Started anew from {counts} {start.step:,} with half the learning rate as attempt {attempt.number + 1}."
+        f"{reason} Restarted from {counts} {start.step:,} with half the learning rate as attempt {attempt.number + 1}."
     )
-    return Decision(True, f"{text}{asked.counted}", start, starts_back=True)
+    return Decision(True, f"{text}{request.count_text}", start, starts_back=True)
 
 
-def _before(asked: _Asked) -> Decision:
-    """From the checkpoint before the one that cannot be read: its own newest, else the one that it started from."""
-    attempt = asked.attempt
-    own = Checkpoint.objects.filter(attempt=attempt).exclude(state=Checkpoint.State.PRUNED)
-    bad = own.order_by("-generation", "-step").first() or attempt.resume_from
+def _before(request: _RestartRequest) -> Decision:
+    """Restart before the checkpoint that cannot be read: the attempt's newest, else the one that it resumed from."""
+    attempt = request.attempt
+    rows = Checkpoint.objects.filter(attempt=attempt).exclude(state=Checkpoint.State.PRUNED)
+    bad = rows.order_by("-generation", "-step").first() or attempt.resume_from
     if bad is not None and bad.resumable:
         start = checkpoints.newest_before(attempt, bad.step - 1)
-    else:  # its trainer, or Vigil, has found it out already: what is left is before it
+    else:  # its trainer, or Vigil, has already found that out: every remaining checkpoint is older
         start = checkpoints.newest_on_line(attempt) if bad is not None else None
     if start is None:
-        return asked.stop("It has no checkpoint before that one.")
-    return replace(_anew(attempt, asked.why.says, counted=asked.counted, start=start), starts_back=True)
+        return request.stop("it has no earlier checkpoint.")
+    return replace(
+        _restart_decision(attempt, request.why.text, count_text=request.count_text, start=start), starts_back=True
+    )
 
 
-_CARRIED_OUT: Mapping[Move, Callable[[_Asked], Decision]] = {
+_MOVE_FUNCTIONS: Mapping[Move, Callable[[_RestartRequest], Decision]] = {
     "elsewhere": _elsewhere,
     "apart": _apart,
     "restart": _restart,
@@ -225,42 +237,43 @@ _CARRIED_OUT: Mapping[Move, Callable[[_Asked], Decision]] = {
 }
 
 
-def _anew(
+def _restart_decision(
     attempt: Attempt,
-    says: str,
+    reason: str,
     *,
-    counted: str,
-    without: _Kept | None = None,
+    count_text: str,
+    exclusion: _Exclusion | None = None,
     start: Checkpoint | None = None,
 ) -> Decision:
     start = start or checkpoints.newest_on_line(attempt)
     where = f"from {attempt.job.of_kind.counts} {start.step:,}" if start is not None else "from the beginning"
-    but = f" without {', '.join(without.blamed)}" if without else ""
-    text = f"{says} Started anew {where}{but} as attempt {attempt.number + 1}.{counted}"
-    if without is None:
+    but = f" without {', '.join(exclusion.blamed)}" if exclusion else ""
+    text = f"{reason} Restarted {where}{but} as attempt {attempt.number + 1}.{count_text}"
+    if exclusion is None:
         return Decision(True, text, start)
-    return Decision(True, text, start, blamed=without.blamed, excluded_nodes=without.all)
+    return Decision(True, text, start, blamed=exclusion.blamed, excluded_nodes=exclusion.excluded)
 
 
-def _room_without(attempt: Attempt, nodes: list[str]) -> _Kept | None:
-    """Those of the nodes that the next attempt can be kept from; None where too few others would be left."""
+def _exclude(attempt: Attempt, nodes: list[str]) -> _Exclusion | None:
+    """Return which of the nodes the next attempt can exclude; None if too few others would be left."""
     if not nodes:
         return None
-    others = suspects.Others.of(attempt.job)
-    kept = others.at_most([*nodes, *suspects.blamed(attempt.job, before=attempt.number)])
-    blamed = tuple(node for node in nodes if node in kept)
-    return _Kept(blamed, tuple(kept)) if blamed and others.are_enough(kept) else None
+    others = blamed_nodes.EligibleNodes.for_job(attempt.job)
+    excluded = others.at_most([*nodes, *blamed_nodes.blamed(attempt.job, before=attempt.number)])
+    blamed = tuple(node for node in nodes if node in excluded)
+    return _Exclusion(blamed, tuple(excluded)) if blamed and others.are_enough(excluded) else None
 
 
-def instead_of_resuming(cause: str) -> str:
-    """What a person should do where the newest checkpoint would lead to the same end; "" where it would not."""
-    return LOWER if cause == "diverged" else MOVES.get(cause, "")
+def advice_instead_of_resume(cause: str) -> str:
+    """Return what a person should do if the newest checkpoint would lead to the same end; "" if it would not."""
+    return LOWER_LEARNING_RATE if cause == "diverged" else ADVICE.get(cause, "")
 
 
-def struck_twice(attempt: Attempt, cause: str, why: Known | None = None) -> bool:
-    """Whether the attempt before ended of the same and this one committed nothing in between.
+def failed_twice(attempt: Attempt, cause: str, why: EndReason | None = None) -> bool:
+    """Return whether the attempt before failed for the same reason and this one saved no checkpoint in between.
 
-    Of the same: the verdicts have one fingerprint; where either has none, or does not know why, the same word.
+    The reason is the same if both verdicts have one fingerprint; if a verdict is missing or unknown, if both ended
+    alike.
     """
     if attempt.origin == Attempt.Origin.RESUMED or checkpoints.committed_by(attempt):
         return False
@@ -268,26 +281,27 @@ def struck_twice(attempt: Attempt, cause: str, why: Known | None = None) -> bool
     if before is None:
         return False
     if why is not None and why.fingerprint and why.code != UNKNOWN:
-        then = known.known_of(before, before.cause)
+        then = end_reason.end_reason_of(before, before.cause)
         if then.fingerprint and then.code != UNKNOWN:
             return why.fingerprint == then.fingerprint
     return before.cause == cause
 
 
 def restarts_used(attempt: Attempt) -> int:
-    """Restarts that count, since a person last started or resumed the job."""
+    """Return the number of counted restarts since a person last started or resumed the job."""
     return sum(
-        after.origin == Attempt.Origin.RESTARTED and before.cause not in FREE for after, before in _pairs(attempt)
+        after.origin == Attempt.Origin.RESTARTED and before.cause not in UNCOUNTED
+        for after, before in _successive_attempts(attempt)
     )
 
 
-def _since_a_person(attempt: Attempt) -> list[Attempt]:
-    """The attempts before it that failed since a person last started or resumed the job, newest first."""
-    return [before for _, before in _pairs(attempt) if before.cause not in FREE]
+def _failures_since_manual_start(attempt: Attempt) -> list[Attempt]:
+    """Return the earlier attempts that failed since a person last started or resumed the job, newest first."""
+    return [before for _, before in _successive_attempts(attempt) if before.cause not in UNCOUNTED]
 
 
-def _pairs(attempt: Attempt) -> list[tuple[Attempt, Attempt]]:
-    """Each attempt since then with the one before it, newest first."""
+def _successive_attempts(attempt: Attempt) -> list[tuple[Attempt, Attempt]]:
+    """Return each attempt since then with the one before it, newest first."""
     rows = Attempt.objects.filter(job_id=attempt.job_id, number__lte=attempt.number).order_by("-number")
     attempts, found = list(rows.with_job()), []
     for after, before in zip(attempts, attempts[1:], strict=False):

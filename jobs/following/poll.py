@@ -1,7 +1,7 @@
-"""Scheduler states → attempt states, by conditional updates; a requeue becomes an attempt of its own.
+"""Turn scheduler states into attempt states by conditional updates; a requeue becomes an attempt of its own.
 
-Of thousands that are followed few change between two ticks: what the scheduler says is compared with a few columns of
-all of them, and only those that differ are read whole.
+Of thousands of attempts few change between two ticks: the scheduler's statuses are compared with a few columns of all
+of them, and only the rows that differ are read whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from django.utils import timezone
 from jobs import live
 from jobs.disk import folders
 from jobs.following import attached, ending, handover
-from jobs.following.cause import Ended
+from jobs.following.cause import AttemptEnd
 from jobs.following.next_attempt import next_attempt
 from jobs.following.tick import TickContext
 from jobs.following.unlaunched import unlaunched_of
@@ -31,16 +31,16 @@ from vigil_core import formatting
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MISSING_FOR = timedelta(seconds=60)  # before a scheduler that does not know a job is believed
-UNTOLD_FOR = timedelta(minutes=10)  # that it cannot tell a job's state, before the launcher's last word counts
-UNTOLD_AT_ONCE = 20  # of which each costs a look at the shared file system
-APPLY_S = 3.0  # a tick; what is left differs in the next one as well
+MISSING_FOR = timedelta(seconds=60)  # before a job that the scheduler does not know counts as lost
+UNKNOWN_STATE_FOR = timedelta(minutes=10)  # before the launcher's result counts instead of the scheduler's state
+UNKNOWN_STATE_AT_ONCE = 20  # each costs an access to the shared file system
+APPLY_S = 3.0  # per tick; attempts that are left still differ in the next one
 _REQUESTS = ("cancel_asked_at", "cancel_asked_by", "kill_requested_at", "kill_requested_by")
-AT_ONCE = 500  # rows a query: SQLite bounds its variables
+AT_ONCE = 500  # rows per query: SQLite limits its variables
 
 
-class Known(NamedTuple):
-    """What we know of an attempt, as far as the scheduler may say otherwise."""
+class TrackedAttempt(NamedTuple):
+    """The stored columns of an attempt that the scheduler's status may contradict."""
 
     pk: int
     job_id: int
@@ -63,12 +63,15 @@ class Known(NamedTuple):
     def is_attached(self) -> bool:
         return self.kind == Job.ATTACHED
 
-    def is_told_of(self, status: JobStatus) -> bool:
-        """Whether it goes by its own key, or by that of its array. What was handed over past us has none of ours."""
+    def matches_key(self, status: JobStatus) -> bool:
+        """Return whether the status carries the attempt's key or its array's.
+
+        Attached jobs have none of Vigil's keys.
+        """
         return self.is_attached or not status.keys or not status.keys.isdisjoint({self.key, self.sweep_key})
 
-    def is_as(self, status: JobStatus) -> bool:
-        """Whether there is nothing to do about it, whoever's job it is."""
+    def is_unchanged(self, status: JobStatus) -> bool:
+        """Return whether the status needs no change of the attempt, whichever job it is of."""
         return (
             status.state == self.state
             and status.reason == self.reason
@@ -80,71 +83,73 @@ class Known(NamedTuple):
             and _time(status.started_at) == self.started_at
         )
 
-    def is_anothers(self, status: JobStatus, jobs: Mapping[str, int]) -> bool:
-        """Whether it is not this attempt's job at all; `jobs`: of the keys that are not the attempts' own."""
+    def belongs_to_other_job(self, status: JobStatus, jobs: Mapping[str, int]) -> bool:
+        """Return whether the status is of another job. `jobs`: job ids by keys other than the attempts' own."""
         if self.is_attached:
             return not status.may_belong_to(self.scheduler_user)
         if not status.keys:
             is_of_then = status.may_be_submitted_between(self.created_at, self.submitted_at)
             return not (is_of_then and status.may_belong_to(self.scheduler_user))
-        return not self.is_told_of(status) and all(jobs.get(key) != self.job_id for key in status.keys)
+        return not self.matches_key(status) and all(jobs.get(key) != self.job_id for key in status.keys)
 
 
 class Poll:
-    """One look at everything that has not ended."""
+    """A poll of the scheduler for every attempt that has not ended."""
 
     def __init__(self, tick: TickContext) -> None:
-        self.tick, self.held, self.scheduler = tick, tick.held, tick.scheduler
+        self.tick, self.lease, self.scheduler = tick, tick.lease, tick.scheduler
 
     def run(self) -> None:
         following = Attempt.objects.alive().exclude(scheduler_id="").order_by("id")
         following = following.annotate(sweep_key=F("job__sweep__key"), kind=F("job__kind"))
-        known = [Known(*row) for row in following.values_list(*Known._fields)]
-        if not known:
+        tracked = [TrackedAttempt(*row) for row in following.values_list(*TrackedAttempt._fields)]
+        if not tracked:
             return
         try:
-            told = self.scheduler.status(sorted({one.scheduler_id for one in known}))
+            statuses = self.scheduler.status(sorted({attempt.scheduler_id for attempt in tracked}))
         except SchedulerError as error:
-            self.tick.away = error
+            self.tick.outage = error
             raise
         until = time.monotonic() + APPLY_S
-        for attempt in self._whole(self._changed(known, told)):
+        for attempt in self._load(self._select_changed(tracked, statuses)):
             if time.monotonic() > until:
                 return
-            status = told.get(attempt.scheduler_id)
-            self.tick.live_through(partial(self.apply, attempt, status), f"attempt {attempt.pk}")
+            status = statuses.get(attempt.scheduler_id)
+            self.tick.run_isolated(partial(self.apply, attempt, status), f"attempt {attempt.pk}")
 
     def apply(self, attempt: Attempt, status: JobStatus | None) -> None:
-        """Bring one attempt in step with what the scheduler says of it."""
+        """Update one attempt to the scheduler's status."""
         if attempt.is_unconfirmed and not attached.confirm(self.tick, attempt, status):
             return
         if status is None:
-            self.miss(attempt)
+            self.handle_missing(attempt)
             return
-        if not handover.is_of(attempt, status):  # not ours to cancel either
-            self._lose(attempt, f"The scheduler's job {attempt.scheduler_id} is another one: it counts anew.")
+        if not handover.is_same_job(attempt, status):  # nor may we cancel it
+            self._end_lost(
+                attempt, f"The scheduler's job {attempt.scheduler_id} is another one: its job ids were reset."
+            )
             return
         if attempt.unknown_since is not None:
             self.tick.note(attempt, unknown_since=None)
         if status.state == UNKNOWN:
-            self.wonder(attempt)
+            self.handle_unknown_state(attempt)
             return
         if attempt.untold_since is not None:
             self.tick.note(attempt, untold_since=None)
         if status.restart_count > attempt.scheduler_restart_count:
-            # It may have been requeued more than once between two ticks: each start gets its attempt, one by one.
-            following = self.requeued(attempt, status)
+            # It may have been requeued more than once between two ticks: each start gets its own attempt.
+            following = self.handle_requeue(attempt, status)
             if following is not None:
                 self.apply(following, status)
         elif status.state in Attempt.ALIVE:
-            self._move(attempt, status)
+            self._update(attempt, status)
         else:
-            # It may have started and ended between two ticks, so nodes and start are told first. The state is left to
-            # the end's one update, with ended_at and the cause: nobody reads one without the others.
-            self._move(attempt, status, keep_state=True)
+            # It may have started and ended between two ticks, so nodes and start are stored first. The state is left to
+            # the update that ends it, with ended_at and the cause: nobody reads one without the others.
+            self._update(attempt, status, keep_state=True)
             result = folders.result_of(attempt)
             unlaunched = None if result else unlaunched_of(attempt, status)
-            ended = Ended(
+            ended = AttemptEnd(
                 status.state,
                 status.exit_code,
                 status.signal,
@@ -154,108 +159,111 @@ class Poll:
             )
             self._end(attempt, ended, reason=unlaunched.reason if unlaunched else status.reason, at=status.ended_at)
 
-    def miss(self, attempt: Attempt) -> None:
-        """The scheduler's answer is without this job: believed once that has lasted."""
+    def handle_missing(self, attempt: Attempt) -> None:
+        """Handle a job that is missing from the scheduler's answer: it counts as lost once that has lasted."""
         now = timezone.now()
         if attempt.unknown_since is None:
             self.tick.note(attempt, unknown_since=now)
         elif now - attempt.unknown_since > MISSING_FOR:
-            try:  # should it live on unseen: nothing is started beside it. Of what is not ours nothing would be
+            try:  # it may still run unseen, and nothing may start alongside it; attached jobs have no restart
                 if not attempt.job.is_attached:
                     self.scheduler.cancel(attempt.scheduler_id, user=attempt.scheduler_user)
             except SchedulerError as error:
-                if not error.permanent:  # "there is no such job" is what was to be expected
+                if not error.permanent:  # "there is no such job" is the expected answer
                     raise
-            self._lose(attempt, f"The scheduler does not know its job {attempt.scheduler_id} any more.")
+            self._end_lost(attempt, f"The scheduler no longer knows its job {attempt.scheduler_id}.")
 
-    def wonder(self, attempt: Attempt) -> None:
-        """The scheduler cannot tell its state, as when slurmctld has forgotten it and the accounts are away.
+    def handle_unknown_state(self, attempt: Attempt) -> None:
+        """Handle a job of unknown state, as when slurmctld has forgotten it and slurmdbd is unreachable.
 
-        Once that has lasted its launcher's last word is believed; without one it may well be running, unless we had it
-        killed. (Accounts that missed an end never tell it, until somebody mends them by hand.)
+        Once that has lasted its launcher's result counts; without one it may well be running, unless we had it killed.
+        (Accounting that missed an end never reports it, until somebody repairs it by hand.)
         """
-        if attempt.untold_since is None or timezone.now() - attempt.untold_since <= UNTOLD_FOR:
+        if attempt.untold_since is None or timezone.now() - attempt.untold_since <= UNKNOWN_STATE_FOR:
             return
         result = folders.result_of(attempt)
         if result is not None or attempt.cancel_killed_at is not None:
-            self._end(attempt, Ended.untold(result, cancelled=attempt.cancel_asked_at is not None))
+            self._end(attempt, AttemptEnd.from_result(result, cancelled=attempt.cancel_asked_at is not None))
             return
         since = attempt.untold_since.astimezone(timezone.get_current_timezone()).strftime("%Y-%m-%d %H:%M")
-        reason = f"The scheduler has not been able to tell its state since {since}"
+        reason = f"The scheduler has not known its state since {since}"
         reason += "." if attempt.job.is_attached else ", and its launcher has not ended it."
         if attempt.reason != reason:
             self.tick.note(attempt, reason=reason)
 
-    def requeued(self, attempt: Attempt, status: JobStatus) -> Attempt | None:
-        """The scheduler has started the same job anew: this attempt has ended, and there is a next one."""
-        ended = Ended(status.previous_end or "requeued", result=folders.result_of(attempt))
-        reason = _not_launched(status)
+    def handle_requeue(self, attempt: Attempt, status: JobStatus) -> Attempt | None:
+        """End an attempt whose job the scheduler has restarted, and create the next one."""
+        ended = AttemptEnd(status.previous_end or "requeued", result=folders.result_of(attempt))
+        reason = _launch_failure(status)
         following = None
-        with self.held.writing():
+        with self.lease.writing():
             now = timezone.now()
-            text = f"Requeued; it goes on as attempt {attempt.number + 1}."
+            text = f"Requeued; continues as attempt {attempt.number + 1}."
             nodes = attempt.nodes or list(status.previous_nodes)
             if not ending.end(attempt, ended, reason=reason, nodes=nodes, decided_at=now, decision=text):
                 return None
-            # Read under the row's lock: whoever asks later finds this attempt decided, and asks for the next one's end.
+            # Read under the row's lock: a later request finds this attempt decided, and is made of the next one.
             attempt.refresh_from_db(fields=list(_REQUESTS))
             following = next_attempt(attempt, Attempt.Origin.REQUEUED)
             following.scheduler_id = attempt.scheduler_id
             following.scheduler_user = attempt.scheduler_user
             following.scheduler_restart_count = attempt.scheduler_restart_count + 1
             following.submitting_at = following.submitted_at = now
-            for name in _REQUESTS:  # who wanted the end wants it still
+            for name in _REQUESTS:  # a requested cancel or kill still stands
                 setattr(following, name, getattr(attempt, name))
             following.save()
             live.announce(following.pk)
         return following
 
-    def _changed(self, known: Sequence[Known], told: Mapping[str, JobStatus]) -> list[int]:
-        """Whom to look at: ends first, for what follows them, and last what costs another call, or a file."""
-        jobs = _jobs_of_keys(known, told)
-        found: tuple[list[int], ...] = ([], [], [], [])  # ended, changed, missing, untold for long
-        first_untold = []
+    def _select_changed(self, tracked: Sequence[TrackedAttempt], statuses: Mapping[str, JobStatus]) -> list[int]:
+        """Return the attempts to read whole: ends first, for their follow-ups; last what costs a call or a file."""
+        jobs = _jobs_of_keys(tracked, statuses)
+        found: tuple[list[int], ...] = ([], [], [], [])  # ended, changed, missing, long in an unknown state
+        newly_unknown = []
         now = timezone.now()
-        for one in known:
-            status = told.get(one.scheduler_id)
+        for attempt in tracked:
+            status = statuses.get(attempt.scheduler_id)
             if status is None:
-                wait = attached.UNHEARD_FOR if one.is_attached and one.submitted_at is None else MISSING_FOR
-                if one.unknown_since is None or now - one.unknown_since > wait:
-                    found[2].append(one.pk)
-            elif one.is_anothers(status, jobs):
-                found[1].append(one.pk)
+                wait = attached.UNCONFIRMED_FOR if attempt.is_attached and attempt.submitted_at is None else MISSING_FOR
+                if attempt.unknown_since is None or now - attempt.unknown_since > wait:
+                    found[2].append(attempt.pk)
+            elif attempt.belongs_to_other_job(status, jobs):
+                found[1].append(attempt.pk)
             elif status.state == UNKNOWN:
-                if one.untold_since is None:
-                    first_untold.append(one.pk)
-                if one.unknown_since is not None:
-                    found[1].append(one.pk)
-                elif one.untold_since is not None and now - one.untold_since > UNTOLD_FOR:
-                    found[3].append(one.pk)
-            elif not one.is_as(status):
-                found[0 if status.state in ENDED else 1].append(one.pk)
-        # Where the accounts are away these may be thousands at once. No page shows them yet, so none is announced.
-        for part in _parts(first_untold, AT_ONCE):
-            with self.held.writing():
+                if attempt.untold_since is None:
+                    newly_unknown.append(attempt.pk)
+                if attempt.unknown_since is not None:
+                    found[1].append(attempt.pk)
+                elif attempt.untold_since is not None and now - attempt.untold_since > UNKNOWN_STATE_FOR:
+                    found[3].append(attempt.pk)
+            elif not attempt.is_unchanged(status):
+                found[0 if status.state in ENDED else 1].append(attempt.pk)
+        # While slurmdbd is unreachable these may be thousands at once. No page shows them yet, so none is announced.
+        for part in _parts(newly_unknown, AT_ONCE):
+            with self.lease.writing():
                 Attempt.objects.alive().filter(pk__in=part).update(untold_since=now)
         start = int(time.monotonic()) % max(1, len(found[3]))  # others in each tick
-        return [*found[0], *found[1], *found[2], *(found[3][start:] + found[3][:start])[:UNTOLD_AT_ONCE]]
+        return [*found[0], *found[1], *found[2], *(found[3][start:] + found[3][:start])[:UNKNOWN_STATE_AT_ONCE]]
 
-    def _whole(self, ids: Sequence[int]) -> Iterator[Attempt]:
-        """Reads these rows as they are now, in this order."""
+    def _load(self, ids: Sequence[int]) -> Iterator[Attempt]:
+        """Read these rows as they are now, in this order."""
         rows = Attempt.objects.alive().with_job().select_related("cancel_asked_by", "kill_requested_by")
         for part in _parts(ids, 50):
             found = rows.in_bulk(part)
             yield from (found[pk] for pk in part if pk in found)
 
-    def _move(self, attempt: Attempt, status: JobStatus, *, keep_state: bool = False) -> None:
-        """State, nodes, start and reason of one that lives; nothing is written when nothing changed."""
-        told: dict[str, Any] = {"nodes": list(status.nodes) or attempt.nodes, "started_at": _time(status.started_at)}
+    def _update(self, attempt: Attempt, status: JobStatus, *, keep_state: bool = False) -> None:
+        """Update state, nodes, start and reason of a live attempt; nothing is written if nothing changed."""
+        reported: dict[str, Any] = {
+            "nodes": list(status.nodes) or attempt.nodes,
+            "started_at": _time(status.started_at),
+        }
         if not keep_state:
-            told |= {"state": status.state, "reason": status.reason}
-        changes = {name: value for name, value in told.items() if value != getattr(attempt, name)}
-        if not changes or (keep_state and changes.keys() == {"started_at"} and not told["started_at"]):
+            reported |= {"state": status.state, "reason": status.reason}
+        changes = {name: value for name, value in reported.items() if value != getattr(attempt, name)}
+        if not changes or (keep_state and changes.keys() == {"started_at"} and not reported["started_at"]):
             return
-        with self.held.writing():
+        with self.lease.writing():
             rows = Attempt.objects.filter(pk=attempt.pk, state=attempt.state, ended_at=None)
             if rows.update(**changes) != 1:
                 return
@@ -265,30 +273,30 @@ class Poll:
         for name, value in changes.items():
             setattr(attempt, name, value)
 
-    def _end(self, attempt: Attempt, ended: Ended, *, reason: str = "", at: float | None = None) -> None:
-        with self.held.writing():
+    def _end(self, attempt: Attempt, ended: AttemptEnd, *, reason: str = "", at: float | None = None) -> None:
+        with self.lease.writing():
             ending.end(attempt, ended, reason=reason, at=at)
 
-    def _lose(self, attempt: Attempt, reason: str) -> None:
-        """The end of one that the scheduler has nothing to say of, unless its launcher had a last word."""
-        ended = Ended.untold(folders.result_of(attempt), cancelled=attempt.cancel_asked_at is not None)
+    def _end_lost(self, attempt: Attempt, reason: str) -> None:
+        """End an attempt that the scheduler does not know, by its launcher's result where there is one."""
+        ended = AttemptEnd.from_result(folders.result_of(attempt), cancelled=attempt.cancel_asked_at is not None)
         self._end(attempt, ended, reason="" if ended.result or ended.cancelled else reason)
 
 
-def _not_launched(status: JobStatus) -> str:
+def _launch_failure(status: JobStatus) -> str:
     """Return why a run ended before it began; "" for every other run."""
     if not is_launch_failed(status.reason):
         return ""
     where = f" on {formatting.listed(nodes_of(status.reason))}" if nodes_of(status.reason) else ""
-    return f"Slurm could not launch it{where} and put it back into the queue."
+    return f"Slurm could not launch it{where} and requeued it."
 
 
-def _jobs_of_keys(known: Sequence[Known], told: Mapping[str, JobStatus]) -> dict[str, int]:
-    """The jobs whose keys the scheduler names for other attempts: a requeued job keeps its first attempt's key."""
+def _jobs_of_keys(tracked: Sequence[TrackedAttempt], statuses: Mapping[str, JobStatus]) -> dict[str, int]:
+    """Return job ids by the keys of other attempts: a requeued job keeps the key of its first attempt."""
     foreign: set[str] = set()
-    for one in known:
-        status = told.get(one.scheduler_id)
-        if status is not None and not one.is_told_of(status):
+    for attempt in tracked:
+        status = statuses.get(attempt.scheduler_id)
+        if status is not None and not attempt.matches_key(status):
             foreign |= status.keys
     found: dict[str, int] = {}
     for part in _parts(sorted(foreign), AT_ONCE):

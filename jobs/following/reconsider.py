@@ -1,4 +1,4 @@
-"""A restart that was decided on, and that a later word speaks against: taken back while no scheduler has it."""
+"""Take back a restart that a later verdict contradicts, as long as no scheduler has it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Objection:
     text: str
 
     def note(self) -> None:
-        """Say so where it had been decided on; in the transaction that ends the attempt unsubmitted."""
-        told = {"decision": self.text, "decided_version": self.decision.version}
-        Attempt.objects.filter(pk=self.before.pk).update(**told)
+        """Store this with the attempt before, in the transaction that ends this attempt unsubmitted."""
+        changes = {"decision": self.text, "decided_version": self.decision.version}
+        Attempt.objects.filter(pk=self.before.pk).update(**changes)
         live.announce(self.before.pk)
 
 
 def objection(attempt: Attempt) -> Objection | None:
-    """By a later verdict, or a person's word since the decision; None where nothing is new, or it does not matter."""
+    """Return what a newer verdict, or a person's since the decision, has against the restart; None if nothing."""
     if attempt.origin != Attempt.Origin.RESTARTED:
         return None
     newer = Q(version__gt=F("attempt__decided_version")) | Q(overruled_at__gt=F("attempt__decided_at"))
@@ -40,5 +40,5 @@ def objection(attempt: Attempt) -> Objection | None:
     decision = decide(incident.attempt, incident.attempt.cause)
     if decision.restart:
         return None
-    text = f"{decision.text} Attempt {attempt.number}, decided on before that was known, was not started."
+    text = f"{decision.text} Attempt {attempt.number}, decided before this was known, was not started."
     return Objection(incident.attempt, decision, text)

@@ -13,7 +13,7 @@ from jobs.models import Attempt
 from nodes.schedulers.base import SchedulerError
 
 GIVE_UP = timedelta(minutes=10)  # nobody expects a job to start because of a request an hour ago
-BUDGET_S = 1.0  # a tick
+BUDGET_S = 1.0  # per tick
 AT_ONCE = 50
 
 
@@ -24,7 +24,7 @@ def advance(tick: TickContext) -> None:
     for attempt in due.select_related("release_requested_by").order_by("release_requested_at")[:AT_ONCE]:
         if time.monotonic() > until:
             return
-        tick.live_through(partial(_release, tick, attempt), f"attempt {attempt.pk}")
+        tick.run_isolated(partial(_release, tick, attempt), f"attempt {attempt.pk}")
 
 
 def _release(tick: TickContext, attempt: Attempt) -> None:
@@ -32,7 +32,7 @@ def _release(tick: TickContext, attempt: Attempt) -> None:
         tick.note(attempt, release_requested_at=None, release_outcome="")
         return
     by = attempt.release_requested_by
-    # A hold by an administrator is theirs to release: for a sysadmin Vigil asks in its own name.
+    # Only an administrator may release an administrator's hold: for a sysadmin Vigil calls Slurm in its own name.
     user = "" if by is not None and by.is_sysadmin else attempt.scheduler_user
     assert attempt.release_requested_at is not None
     try:

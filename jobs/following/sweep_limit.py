@@ -1,4 +1,4 @@
-"""How many jobs of a sweep run at the same time, where no array of the scheduler's sees to it: the others wait here."""
+"""Limit how many jobs of a sweep run at the same time where no scheduler's array does: the others wait here."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from jobs import live
 from jobs.models import Attempt, Sweep
 
 
-def held() -> list[int]:
-    """First attempts that wait until fewer of their sweep are under way; their reason says so.
+def waiting_attempts() -> list[int]:
+    """Return first attempts that wait until fewer of their sweep run, and store that as their reason.
 
-    One that has ended counts until Vigil has decided what follows: its restart keeps the place.
+    An attempt that has ended counts until Vigil has decided what follows: its restart takes the same place.
     """
     found: list[int] = []
     waits = Q(number=1, scheduler_id="", ended_at=None, submitting_at=None, cancel_asked_at=None)
@@ -22,13 +22,13 @@ def held() -> list[int]:
         waiting = list(attempts.filter(waits).order_by("job__sweep_index").values_list("pk", "reason"))
         assert sweep.at_once is not None
         rest = waiting[max(0, sweep.at_once - busy) :]
-        _say(sweep.at_once, [pk for pk, reason in rest if not reason])
+        _set_reason(sweep.at_once, [pk for pk, reason in rest if not reason])
         found += [pk for pk, _ in rest]
     return found
 
 
-def _say(at_once: int, waiting: list[int]) -> None:
-    reason = f"Waits for its turn: its sweep runs {at_once} at once."
+def _set_reason(at_once: int, waiting: list[int]) -> None:
+    reason = f"Waiting for its turn: its sweep runs {at_once} jobs at once."
     for attempt_id in waiting:
         if Attempt.objects.filter(pk=attempt_id, scheduler_id="", reason="").update(reason=reason):
             live.announce(attempt_id)

@@ -1,4 +1,4 @@
-"""What the parts of one tick of the follower share: its lease, its scheduler, and what they live through."""
+"""Share between the parts of one tick of the follower: its lease, its scheduler, and the isolation of failures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from jobs import live
-from jobs.lease import Held, LeaseLost
+from jobs.lease import ActiveLease, LeaseLost
 from jobs.models import Attempt
 from nodes.schedulers.base import Scheduler, SchedulerError
 
@@ -15,14 +15,17 @@ logger = logging.getLogger(__name__)
 
 
 class TickContext:
-    """One tick, under its lease. `away`: why the scheduler did not answer in it, so that it is not asked again."""
+    """The state of a tick under its lease.
 
-    def __init__(self, held: Held, scheduler: Scheduler) -> None:
-        self.held, self.scheduler = held, scheduler
-        self.away: SchedulerError | None = None
+    `outage`: why the scheduler did not answer in this tick, so that it gets no more calls.
+    """
 
-    def live_through(self, part: Callable[[], object], name: str) -> None:
-        """One thing that fails must not keep the others from being followed; the next tick tries it again."""
+    def __init__(self, lease: ActiveLease, scheduler: Scheduler) -> None:
+        self.lease, self.scheduler = lease, scheduler
+        self.outage: SchedulerError | None = None
+
+    def run_isolated(self, part: Callable[[], object], name: str) -> None:
+        """Run one part so that its failure does not stop the others; the next tick tries it again."""
         try:
             part()
         except LeaseLost:
@@ -33,8 +36,8 @@ class TickContext:
             logger.exception("%s failed in this tick", name)
 
     def note(self, attempt: Attempt, **changes: datetime | str | None) -> None:
-        """Write down where one that has not ended stands."""
-        with self.held.writing():
+        """Store progress of an attempt that has not ended."""
+        with self.lease.writing():
             Attempt.objects.filter(pk=attempt.pk, ended_at=None).update(**changes)
             live.announce(attempt.pk)
         for name, value in changes.items():

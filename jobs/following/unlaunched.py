@@ -1,7 +1,7 @@
-"""An attempt whose batch script the node never started: because of whose permissions, or at least that it was so.
+"""Explain why a node never started an attempt's batch script, as far as that can be known.
 
-Slurm (22.05 to 26.05) says 0:53 of all that slurmd could not do before the script's first line: open its output,
-find its user. A working folder that is not there is no reason: the script then starts in /tmp.
+Slurm (22.05 to 26.05) reports 0:53 for everything that slurmd could not do before the script's first line: open its
+output, find its user. A missing working folder is no reason: the script then starts in /tmp.
 """
 
 from __future__ import annotations
@@ -15,50 +15,53 @@ from jobs.models import Attempt
 from nodes.cluster import sync
 from nodes.schedulers.base import JobStatus
 
-NOT_STARTED = 53  # slurmd's own signal number for it
+NOT_STARTED = 53  # slurmd's signal number for a script that it could not start
 
 
 @dataclass(frozen=True)
 class Unlaunched:
-    """`cause`: permission, where the folder that is closed is known; else launch."""
+    """Why a batch script was never started.
+
+    `cause`: permission, if the folder that is closed is known; else launch.
+    """
 
     cause: str
     reason: str
 
 
 def unlaunched_of(attempt: Attempt, status: JobStatus) -> Unlaunched | None:
-    """What kept it from starting; None where its script did start, or nobody can tell."""
-    if status.state != "failed" or folders.is_away(attempt) or folders.has_begun(attempt):
+    """Return what kept it from starting; None if its script did start, or that is unknown."""
+    if status.state != "failed" or folders.is_unreachable(attempt) or folders.has_begun(attempt):
         return None
-    if (found := _closed_to(attempt)) is not None:
-        return Unlaunched("permission", _told(attempt, found))
+    if (found := _closed_folder(attempt)) is not None:
+        return Unlaunched("permission", _permission_text(attempt, found))
     if status.signal != NOT_STARTED:
         return None
     where = f" on {status.nodes[0]}" if status.nodes else ""
-    return Unlaunched("launch", f"Slurm could not start it{where} (0:53): {_possible(attempt)}")
+    return Unlaunched("launch", f"Slurm could not start it{where} (0:53): {_possible_causes(attempt)}")
 
 
-def _closed_to(attempt: Attempt) -> Barrier | None:
-    """The first folder that its user may not go through, or not write to."""
+def _closed_folder(attempt: Attempt) -> Barrier | None:
+    """Return the first folder that its user may not enter, or not write to."""
     root, user = folders.root_of(attempt), sync.unix_user(attempt.scheduler_user)
     if root is None or not user:
         return None
     return barrier(root / "job", user, write=True)
 
 
-def _told(attempt: Attempt, found: Barrier) -> str:
+def _permission_text(attempt: Attempt, found: Barrier) -> str:
     root = folders.root_of(attempt)
     if root is not None and found.path.is_relative_to(root):  # Vigil shares it again at every start
-        return f"{found} Its access list was changed: resume it, and Vigil opens it to {found.user} anew."
-    return f"{found} A sysadmin sets that right: {found.remedy}."
+        return f"{found} Its access list was changed: resume the job, and Vigil grants {found.user} access again."
+    return f"{found} A sysadmin can fix it: {found.remedy}."
 
 
-def _possible(attempt: Attempt) -> str:
-    """What it may have been, and where that is written."""
+def _possible_causes(attempt: Attempt) -> str:
+    """Return what may have kept it from starting, and which log explains it."""
     user = attempt.scheduler_user or "its user"
-    said = "slurmd's log there says which."
+    log_hint = "see slurmd's log on that node."
     root = folders.root_of(attempt)
     if root is None:
-        return f"the node could not write its output, or does not know {user}; {said}"
-    output: Path = root / logs.batch(attempt)
-    return f"the node could not write {output}, as where that is not mounted, or does not know {user}; {said}"
+        return f"the node could not write its output or does not know {user}; {log_hint}"
+    output: Path = root / logs.batch_log(attempt)
+    return f"the node could not write {output} (is it mounted there?) or does not know {user}; {log_hint}"

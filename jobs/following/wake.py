@@ -1,8 +1,8 @@
-"""Waking the follower when Slurm says by itself that something happened. It only asks sooner what it always asks.
+"""Wake the follower when Slurm reports a change by itself. It only runs sooner what a tick runs anyway.
 
-However many ask, one wake is on its way at a time, and no two begin within SPACING_S. A wake that begins makes room for
-the next one before it looks, so what happened after that look is seen by another. Redis holds these marks, which run
-out by themselves: without it, or with a lost task, the tick of every two seconds goes on.
+However many requests come, one wake is on its way at a time, and no two begin within SPACING_S. A wake that begins
+makes room for the next one before it polls, so a change after that poll is seen by another. Redis stores these marks,
+which expire by themselves: without Redis, or with a lost task, the tick of every two seconds goes on.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from portal.publish import connection
 logger = logging.getLogger(__name__)
 
 ON_ITS_WAY, JUST_BEGUN, ECHOING = "vigil:wake", "vigil:wake:begun", "vigil:wake:echo"
-LOST_S = 5  # a wake that has not begun by then is taken for lost
+LOST_S = 5  # a wake that has not begun by then counts as lost
 SPACING_S = 0.25
-# Looked again: Slurm calls its hooks some moments before the job's new state can be read.
+# When to poll again: Slurm calls its hooks some moments before the job's new state can be read.
 ECHOES_S = (0.3, 0.7)
-GUESSES = 30  # wrong secrets a minute and web process
+GUESSES = 30  # wrong secrets per minute and web process
 
 
 def admit(authorization: str) -> None:
-    """Raises Problem for anybody but who holds VIGIL_PUSH_SECRET."""
+    """Raise Problem unless the caller presents VIGIL_PUSH_SECRET."""
     wanted = settings.VIGIL_PUSH_SECRET
     if not wanted:
-        raise Problem(404, "Nobody may wake the follower here: VIGIL_PUSH_SECRET is not set.", kind="push-off")
+        raise Problem(404, "The follower cannot be woken here: VIGIL_PUSH_SECRET is not set.", kind="push-off")
     scheme, _, secret = authorization.partition(" ")
-    # Of equal length, whatever was sent, so that the time tells nothing.
+    # Digests of equal length, whatever was sent, so that the time of the comparison reveals nothing.
     is_right = hmac.compare_digest(_digest(secret.strip()), _digest(wanted))
     if is_right and scheme.lower() == "bearer":
         return
     if _guesses() > GUESSES:
         raise Problem(429, "Too many wrong secrets: try again in a minute.", headers={"Retry-After": "60"})
     headers = {"WWW-Authenticate": 'Bearer realm="Vigil"'}
-    raise Problem(401, "This is not what VIGIL_PUSH_SECRET says.", kind="unauthorized", headers=headers)
+    raise Problem(401, "The bearer token is not VIGIL_PUSH_SECRET.", kind="unauthorized", headers=headers)
 
 
 def request() -> bool:
-    """Have the follower look at once; whether it will, be it by somebody else's wake."""
+    """Have the follower run a tick at once. Return whether one will run, be it by an earlier request."""
     try:
         with connection().pipeline(transaction=False) as pipe:
             pipe.set(ON_ITS_WAY, 1, nx=True, ex=LOST_S)
             pipe.exists(JUST_BEGUN)
             is_first, is_soon = pipe.execute()
     except (redis.RedisError, OSError) as error:
-        logger.warning("the follower is not woken, its next tick comes anyway: %s", error)
+        logger.warning("the follower is not woken, its next tick runs anyway: %s", error)
         return False
     if is_first:
         queue("jobs.tasks.wake", countdown=SPACING_S if is_soon else None)
@@ -62,22 +62,22 @@ def request() -> bool:
 
 
 def begin() -> None:
-    """The follower looks from now on: what happens later is another wake's."""
+    """Note that the follower polls from now on: later changes need another wake."""
     _mark(JUST_BEGUN, SPACING_S)
     try:
         connection().delete(ON_ITS_WAY)
     except (redis.RedisError, OSError):
-        logger.warning("Redis does not answer: the next wake may be %s s late", LOST_S)
+        logger.warning("Redis does not respond: the next wake may be %s s late", LOST_S)
 
 
 def echo(number: int) -> None:
-    """Have the follower look again shortly: one row of echoes at a time, begun by the first wake."""
+    """Have the follower poll again shortly: one series of echoes at a time, begun by the first wake."""
     if number < len(ECHOES_S) and (number > 0 or _mark(ECHOING, sum(ECHOES_S))):
         queue("jobs.tasks.wake", number + 1, countdown=ECHOES_S[number])
 
 
 def _mark(name: str, seconds: float) -> bool:
-    """Whether it was not there yet; it goes by itself."""
+    """Set a mark that expires by itself. Return whether it was not set before."""
     try:
         return bool(connection().set(name, 1, nx=True, px=int(seconds * 1000)))
     except (redis.RedisError, OSError):

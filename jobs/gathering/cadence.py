@@ -10,7 +10,7 @@ from jobs.models import CadenceOrder, Event
 from jobs.presenting.cadence import CadenceFacts
 from jobs.reliability import mttf, save_interval
 from jobs.reliability.allocations import whole
-from jobs.submitting.cadence import first_to_obey
+from jobs.submitting.cadence import first_attempt_affected
 from vigil_core import untrusted
 
 KIND = "checkpoint.cadence"
@@ -58,7 +58,7 @@ def measure(life: JobLife) -> SaveCadence | None:
         gpus=count * whole(_resources(life).get("gpus_per_node")),
         left_s=life.progress.eta_seconds,
         order=order,
-        from_attempt=first_to_obey(life.attempts, order.asked_at if order else None),
+        from_attempt=first_attempt_affected(life.attempts, order.asked_at if order else None),
     )
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from jobs.lost import Lost
+from jobs.lost_work import LostWork
 from jobs.presenting.cost import Cost
 
 
 def measure(
-    lost: Lost, *, step: int | None, gpus: int, caught_up_at: datetime | None, price: float | None, currency: str
+    lost: LostWork, *, step: int | None, gpus: int, caught_up_at: datetime | None, price: float | None, currency: str
 ) -> Cost:
     """Calculate the cost of a failure.
 
     `step` is the last step of the attempt, `gpus` the number of GPUs per node, `price` the price of a GPU-hour if set.
     """
-    moments, saved_step = lost.moments, lost.kept.step if lost.kept else 0
+    moments, saved_step = lost.moments, lost.checkpoint.step if lost.checkpoint else 0
     hours = lost.node_s * gpus / 3600 if gpus else None
     caught_up = None if caught_up_at is None else max(0.0, (caught_up_at - moments.noticed_at).total_seconds())
     return Cost(

@@ -11,7 +11,7 @@ from django.db.models import Max, Min, Q
 from numpy.typing import NDArray
 
 from jobs import rounds
-from jobs.client_name import called
+from jobs.client_name import client_name
 from jobs.gathering.clients import NEVER_IN_TIME, WORST, first_clients
 from jobs.gathering.job_life import JobLife
 from jobs.models import Client, Event, Round
@@ -183,7 +183,7 @@ def dropped_out(life: JobLife) -> tuple[list[DroppedOut], bool]:
         text = text[-MOST_TEXT:].strip()
         reason = untrusted.line(text.rpartition("\n")[2]) or "No reason given."
         name = untrusted.name(data.get("name"), NAME_LETTERS)
-        found.setdefault(text, DroppedOut(reason, text, [], called(client, name))).who.append((client, at))
+        found.setdefault(text, DroppedOut(reason, text, [], client_name(client, name))).who.append((client, at))
     return list(found.values()), len(reports) == DROPPED_READ
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from django.core.cache import cache
 
-from jobs.allocations import TOLD
+from jobs.allocations import GPUS_EVENT
 from jobs.gathering import charts, gpus
 from jobs.gathering.job_life import JobLife
 from jobs.intake.reports import owner_of
@@ -45,7 +45,7 @@ def ranks_of(life: JobLife) -> dict[str, int]:
     """Return the rank of each GPU by UUID, from the newest attempt's launchers; empty if ranks may move."""
     if is_elastic(life.job.spec):
         return {}
-    events = Event.objects.filter(attempt=life.latest, kind=TOLD, rank__lt=0).order_by("id")
+    events = Event.objects.filter(attempt=life.latest, kind=GPUS_EVENT, rank__lt=0).order_by("id")
     uuids_by_node = {-(rank or 0) - 1: _gpu_uuids(data) for rank, data in events.values_list("rank", "data")}
     sizes = {len(uuids) for uuids in uuids_by_node.values()}
     if len(sizes) != 1:

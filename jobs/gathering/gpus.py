@@ -104,7 +104,7 @@ def _span(attempts: Sequence[Attempt], now: float) -> tuple[int, int]:
 def _by_agent(
     attempts: Sequence[Attempt], field: str, start: int, end: int, columns: int, user: User | None
 ) -> GpuHeat:
-    holdings = allocations.held_by(attempts)
+    holdings = allocations.allocated_to(attempts)
     gpu_ids = sorted({holding.gpu_id for rows in holdings.values() for holding in rows})
     within = _within(attempts, holdings)
     found = grid(gpu_ids, field, start=start, end=max(end, start + 1), columns=columns, within=within)

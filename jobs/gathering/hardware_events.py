@@ -19,7 +19,7 @@ Spans = dict[int, list[tuple[datetime, datetime]]]  # since and until, by GPU
 
 def recent_events(attempt: Attempt, now: datetime) -> list[tuple[datetime, str]]:
     """Return (time, text) of the newest few, oldest first. An echo is left out if its cause is listed."""
-    holdings = allocations.held_by([attempt]).get(attempt.pk, [])
+    holdings = allocations.allocated_to([attempt]).get(attempt.pk, [])
     if not holdings:
         return []
     spans: Spans = {}

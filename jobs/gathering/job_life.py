@@ -11,10 +11,10 @@ from django.utils import timezone
 
 from jobs import rounds
 from jobs.checkpoints import newest_on_line
-from jobs.client_name import called
-from jobs.following.policy import instead_of_resuming
+from jobs.client_name import client_name
+from jobs.following.policy import advice_instead_of_resume
 from jobs.gathering.clients import RELIABLE
-from jobs.incarnations import number_of, spread
+from jobs.incarnations import number_of, size_of
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Checkpoint, Client, Event, Incident, Job
 from jobs.presenting import header
@@ -137,7 +137,7 @@ class JobLife:
                 last_report_at=attempt.last_report_at,
                 resumed_step=attempt.resume_from.step if attempt.resume_from else None,
                 newest_checkpoint=newest.step if newest else None,
-                instead=instead_of_resuming(attempt.cause),
+                instead=advice_instead_of_resume(attempt.cause),
                 validation_loss=number(attempt.latest, "validation_loss"),
                 accuracy=number(attempt.latest, "accuracy") if self.exchange else None,
                 worst=self.exchange.worst if self.exchange else None,
@@ -246,7 +246,7 @@ def load(job: Job, now: datetime | None = None) -> JobLife:
         restarts=_restarts(attempts),
         exchange=_round_traffic(job, attempts) if job.kind == "federated" else None,
         saved=_saved(job),
-        spread=spread(latest) if is_elastic(job.spec) else None,
+        spread=size_of(latest) if is_elastic(job.spec) else None,
         postmortems=frozenset(
             Incident.objects.filter(attempt__in=attempts, incarnation=None).order_by().values_list("attempt", flat=True)
         ),
@@ -270,7 +270,7 @@ def _round_traffic(job: Job, attempts: list[Attempt]) -> RoundTraffic | None:
     worst = next((row.worst for row in reversed(newest) if row.worst is not None), None)
     sent = rounds.sent_bytes([owner_of(attempt.pk) for attempt in attempts])
     return RoundTraffic(
-        counted=row.counted, selected=row.asked, seconds=row.seconds, worst=_worst(job, worst), sent_bytes=sent
+        counted=row.counted, selected=row.requested, seconds=row.seconds, worst=_worst(job, worst), sent_bytes=sent
     )
 
 
@@ -282,7 +282,7 @@ def _worst(job: Job, client: int | None) -> WorstClient:
     samples = row.evaluation_samples if row else None
     is_named = client is not None and (samples is None or samples >= FEWEST_EVALUATED)
     return WorstClient(
-        name=called(client, row.name if row else "") if client is not None and is_named else "",
+        name=client_name(client, row.name if row else "") if client is not None and is_named else "",
         samples=samples,
         unreliable=counts["few"],
         is_nobody=0 < counts["known"] == counts["few"],

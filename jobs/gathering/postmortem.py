@@ -12,9 +12,9 @@ from typing import Any
 from django.conf import settings
 
 from diagnosis.causes import CAUSES, UNKNOWN, Cause
-from jobs import lost
+from jobs import lost_work
 from jobs.gathering import cost, rank_steps, restart_curve, similar, verdicts
-from jobs.lost import Lost
+from jobs.lost_work import LostWork
 from jobs.models import Attempt, Checkpoint, Diagnosis, FollowUp, Incident, Job, PostMortem
 from jobs.presenting import headline, lanes, markdown, restart_drawing
 from jobs.presenting import rank_steps as strips
@@ -126,13 +126,13 @@ class Document:
         return last if last is not None and last <= ended and (began is None or last >= began) else None
 
     @cached_property
-    def lost(self) -> Lost:
-        return lost.of(self.incident)
+    def lost(self) -> LostWork:
+        return lost_work.lost_work(self.incident)
 
     @property
     def resume_point(self) -> Checkpoint | None:
         """Return the checkpoint that the next attempt resumed from, or the newest that it could have."""
-        return self.lost.kept
+        return self.lost.checkpoint
 
     @cached_property
     def again(self) -> NextAttempt | None:

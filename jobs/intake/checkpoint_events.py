@@ -100,7 +100,7 @@ class _Changes:
                 self.new_early.add(key)
             case "checkpoint.pruned" if row.state != State.PRUNED:  # type: ignore[union-attr]
                 self._change(row, state=State.PRUNED, pinned=False)
-                self.plain[row.step] = [one for one in self.plain[row.step] if one is not row]  # type: ignore[union-attr]
+                self.plain[row.step] = [checkpoint for checkpoint in self.plain[row.step] if checkpoint is not row]  # type: ignore[union-attr]
             case "checkpoint.damaged" if row is not None and row.resumable:
                 self._change(row, state=State.CORRUPT, problem=str(event.get("reason"))[:2000])
 
@@ -149,11 +149,11 @@ def _ids_of(job_id: int, keys: Sequence[Key]) -> list[int]:
     """Return the ids of the rows of exactly these steps and generations, by the unique index."""
     found = []
     for at in range(0, len(keys), _KEYS):
-        some = keys[at : at + _KEYS]
-        pairs = ", ".join(["(%s, %s)"] * len(some))
+        batch = keys[at : at + _KEYS]
+        pairs = ", ".join(["(%s, %s)"] * len(batch))
         statement = f"SELECT id FROM jobs_checkpoint WHERE job_id = %s AND (step, generation) IN (VALUES {pairs})"
         with connection.cursor() as cursor:
-            cursor.execute(statement, [job_id, *(number for key in some for number in key)])
+            cursor.execute(statement, [job_id, *(number for key in batch for number in key)])
             found += [pk for (pk,) in cursor.fetchall()]
     return found
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jobs.intake.wire import Batch, Columns, Happening, Post
-from jobs.intake.wire import Part as Stream
+from jobs.intake.wire import BatchIndex, ReportedEvent, ReportPost, SeriesColumns
+from jobs.intake.wire import StreamBatches as Stream
 from training.reporting.lines import BATCH_BYTES
 
 EVENTS = 200  # of a part: 2 full batches, at most 80 ms of processor time on SQLite
@@ -23,15 +23,15 @@ RUNS = 1_000  # of a part, where each may be a row of points: streams of many in
 
 
 @dataclass(frozen=True)
-class _Size:
-    """Sum up what a batch, or a part, brings to be stored."""
+class _PartSize:
+    """The load that a batch, or a part, adds to a transaction."""
 
     events: int = 0
     bytes: int = 0
     runs: int = 0
 
-    def __add__(self, other: _Size) -> _Size:
-        return _Size(self.events + other.events, self.bytes + other.bytes, self.runs + other.runs)
+    def __add__(self, other: _PartSize) -> _PartSize:
+        return _PartSize(self.events + other.events, self.bytes + other.bytes, self.runs + other.runs)
 
     @property
     def fits(self) -> bool:
@@ -39,28 +39,28 @@ class _Size:
         return self.events <= EVENTS and self.bytes <= BYTES and self.runs <= RUNS
 
 
-_NOTHING = _Size()
+_NOTHING = _PartSize()
 
 
 @dataclass
-class _Part:
-    """Batches of a post: of each stream those from `first` up to `stop`, exclusive."""
+class _PostPart:
+    """Batches of a post: for each stream those from `first` up to `stop`, exclusive."""
 
     first: dict[int, int] = field(default_factory=dict)
     stop: dict[int, int] = field(default_factory=dict)
-    size: _Size = _NOTHING
+    size: _PartSize = _NOTHING
 
-    def add(self, stream: int, batch: int, size: _Size) -> None:
+    def add(self, stream: int, batch: int, size: _PartSize) -> None:
         self.first.setdefault(stream, batch)
         self.stop[stream] = batch + 1
         self.size += size
 
-    def has_room(self, stream: int, size: _Size) -> bool:
+    def has_room(self, stream: int, size: _PartSize) -> bool:
         has_stream = stream in self.stop or len(self.stop) < STREAMS
         return not self.stop or (has_stream and (self.size + size).fits)
 
 
-def cut(post: Post) -> list[Post]:
+def cut(post: ReportPost) -> list[ReportPost]:
     """Return the post as one part or several, in the order in which they have to be stored."""
     sizes = _sizes(post)
     if len(post.streams) <= STREAMS and sum(sizes.values(), _NOTHING).fits:
@@ -77,32 +77,32 @@ def cut(post: Post) -> list[Post]:
     return [_Cutter(post, part_of, place, part).post() for place, part in enumerate(parts)]
 
 
-def _parts(post: Post, sizes: Mapping[Batch, _Size]) -> list[_Part]:
-    parts = [_Part()]
+def _parts(post: ReportPost, sizes: Mapping[BatchIndex, _PartSize]) -> list[_PostPart]:
+    parts = [_PostPart()]
     for stream, sent in enumerate(post.streams):
         for batch in range(len(sent.times)):
             size = sizes.get((stream, batch), _NOTHING)
             if not parts[-1].has_room(stream, size):
-                parts.append(_Part())
+                parts.append(_PostPart())
             parts[-1].add(stream, batch, size)
         if not sent.times:
             if not parts[-1].has_room(stream, _NOTHING):
-                parts.append(_Part())
+                parts.append(_PostPart())
             parts[-1].first[stream] = parts[-1].stop[stream] = 0
     return parts
 
 
-def _sizes(post: Post) -> dict[Batch, _Size]:
-    """Return what each batch brings, of those that bring anything."""
+def _sizes(post: ReportPost) -> dict[BatchIndex, _PartSize]:
+    """Return what each batch adds; batches that add nothing are left out."""
     events = Counter(event.batch for event in post.events)
-    size: Counter[Batch] = Counter()
+    size: Counter[BatchIndex] = Counter()
     for event in post.events:
         size[event.batch] += event.bytes
     runs = _runs(post)
-    return {batch: _Size(events[batch], size[batch], runs[batch]) for batch in events.keys() | runs.keys()}
+    return {batch: _PartSize(events[batch], size[batch], runs[batch]) for batch in events.keys() | runs.keys()}
 
 
-def _runs(post: Post) -> Counter[Batch]:
+def _runs(post: ReportPost) -> Counter[BatchIndex]:
     """Return each batch's runs of points, where there may be so many rows of them that they count.
 
     The points of a series are one row for each incarnation, and for its launchers: seldom more than there are series.
@@ -115,26 +115,26 @@ def _runs(post: Post) -> Counter[Batch]:
 
 @dataclass
 class _Cutter:
-    """Builds the post of one part: its streams are renumbered, and their batches count from the part's first."""
+    """Build the post of one part: its streams are renumbered, and their batches count from the part's first."""
 
-    whole: Post
-    part_of: dict[Batch, int]
+    whole: ReportPost
+    part_of: dict[BatchIndex, int]
     place: int
-    part: _Part
+    part: _PostPart
 
-    def post(self) -> Post:
+    def post(self) -> ReportPost:
         place = {stream: number for number, stream in enumerate(self.part.stop)}
-        return Post(
+        return ReportPost(
             [self._stream(stream) for stream in place],
-            {name: kept for name, columns in self.whole.series.items() if (kept := self._columns(columns, place))},
+            {name: part for name, columns in self.whole.series.items() if (part := self._columns(columns, place))},
             list(self._events(place)),
-            {self._moved(batch, place): why for batch, why in self.whole.bad.items() if self._has(batch)},
+            {self._renumbered(batch, place): why for batch, why in self.whole.bad.items() if self._has(batch)},
         )
 
-    def _has(self, batch: Batch) -> bool:
+    def _has(self, batch: BatchIndex) -> bool:
         return self.part_of.get(batch) == self.place
 
-    def _moved(self, batch: Batch, place: dict[int, int]) -> Batch:
+    def _renumbered(self, batch: BatchIndex, place: dict[int, int]) -> BatchIndex:
         return place[batch[0]], batch[1] - self.part.first[batch[0]]
 
     def _stream(self, stream: int) -> Stream:
@@ -145,19 +145,21 @@ class _Cutter:
             end=sent.end and stop == len(sent.times),
         )  # fmt: skip
 
-    def _events(self, place: dict[int, int]) -> Iterator[Happening]:
+    def _events(self, place: dict[int, int]) -> Iterator[ReportedEvent]:
         for event in self.whole.events:
             if self._has(event.batch):
-                yield Happening(self._moved(event.batch, place), event.kind, event.time, event.data, event.bytes)
+                yield ReportedEvent(
+                    self._renumbered(event.batch, place), event.kind, event.time, event.data, event.bytes
+                )
 
-    def _columns(self, columns: Columns, place: dict[int, int]) -> Columns | None:
-        mine = [self._has((stream, batch)) for stream, batch, _ in columns.runs]
-        if not any(mine):
+    def _columns(self, columns: SeriesColumns, place: dict[int, int]) -> SeriesColumns | None:
+        in_part = [self._has((stream, batch)) for stream, batch, _ in columns.runs]
+        if not any(in_part):
             return None
         runs = [
-            (*self._moved((stream, batch), place), count)
-            for (stream, batch, count), is_mine in zip(columns.runs, mine, strict=True)
-            if is_mine
+            (*self._renumbered((stream, batch), place), count)
+            for (stream, batch, count), is_in_part in zip(columns.runs, in_part, strict=True)
+            if is_in_part
         ]
-        mask = np.repeat(mine, [count for _, _, count in columns.runs])
-        return Columns(runs, columns.step[mask], columns.value[mask])
+        mask = np.repeat(in_part, [count for _, _, count in columns.runs])
+        return SeriesColumns(runs, columns.step[mask], columns.value[mask])

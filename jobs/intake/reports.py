@@ -18,8 +18,8 @@ from django.utils import timezone
 
 from jobs import live, restarts
 from jobs.intake import checkpoint_events, parts, rounds, wire
-from jobs.intake.standing import Standing
-from jobs.intake.wire import Part, Post
+from jobs.intake.attempt_progress import AttemptProgress
+from jobs.intake.wire import ReportPost, StreamBatches
 from jobs.models import Attempt, Event, Stream
 from portal import bulk, counted
 from portal.http.posts import Malformed, inflate
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 SERIES = 1_000  # of an attempt
 STREAMS = 50_000
 EVENTS = 50_000
-# Where it stands is told as often as a script likes, once a step and rank: it takes no room from what happened.
-STANDING, STANDINGS = "progress", 10_000
+# A script may report progress once a step and rank: such events have a limit of their own, apart from all others.
+PROGRESS, MAX_PROGRESS = "progress", 10_000
 QUIET = timedelta(minutes=10)
 
 _ADVANCE = (
@@ -42,12 +42,12 @@ _ADVANCE = (
 )
 
 
-class Closed(Exception):
-    """The attempt takes no reports any more, or there is none."""
+class AttemptClosed(Exception):
+    """The attempt accepts no more reports, or does not exist."""
 
 
-class Answer(msgspec.Struct):
-    """What a shipper must obey: the seq that each of its streams goes on with, even when it is lower than before."""
+class ReportResponse(msgspec.Struct):
+    """The cursors that a shipper must obey: the seq at which each stream continues, even if lower than before."""
 
     streams: dict[str, int]
     version: int
@@ -55,40 +55,40 @@ class Answer(msgspec.Struct):
 
 
 def owner_of(attempt_id: int) -> Owner:
-    """The owner under which an attempt's series are kept."""
+    """Return the owner under which an attempt's series are stored."""
     return ("attempt", attempt_id)
 
 
-def quiet(owners: Set[Owner]) -> set[Owner]:
-    """The owners whose attempts are closed, or have long not reported by the portal's own clock."""
+def quiet_owners(owners: Set[Owner]) -> set[Owner]:
+    """Return the owners whose attempts are closed, or have not reported for long by the portal's clock."""
     ids = {number for kind, number in owners if kind == "attempt"}
-    heard = Q(last_report_at__gt=timezone.now() - QUIET)
-    talking: set[int] = set()
-    for some in bulk.batches(list(ids), 1):
-        talking.update(Attempt.objects.open().filter(heard, pk__in=some).values_list("pk", flat=True))
-    return {owner_of(attempt_id) for attempt_id in ids - talking}
+    reported_lately = Q(last_report_at__gt=timezone.now() - QUIET)
+    reporting: set[int] = set()
+    for batch in bulk.batches(list(ids), 1):
+        reporting.update(Attempt.objects.open().filter(reported_lately, pk__in=batch).values_list("pk", flat=True))
+    return {owner_of(attempt_id) for attempt_id in ids - reporting}
 
 
-def receive(attempt_id: int, authorization: str, encoding: str, chunks: Iterable[bytes]) -> Answer:
-    """The whole of POST /attempts/<id>/reports: who sends, what it is, and taking it. Raises Problem."""
-    admit(attempt_id, authorization)
+def receive(attempt_id: int, authorization: str, encoding: str, chunks: Iterable[bytes]) -> ReportResponse:
+    """Handle POST /attempts/<id>/reports: authorize the sender, parse the body, store it. Raises Problem."""
+    authorize(attempt_id, authorization)
     try:
-        return take(attempt_id, wire.parse(inflate(chunks, encoding)))
-    except Closed:
-        raise _dead_token() from None
+        return ingest(attempt_id, wire.parse(inflate(chunks, encoding)))
+    except AttemptClosed:
+        raise _invalid_token() from None
     except Malformed as error:
         raise error.problem("malformed-report") from None
 
 
-def admit(attempt_id: int, authorization: str) -> None:
-    """Refuse, by Problem, whoever does not send the token of this attempt, or whose attempt has ended."""
+def authorize(attempt_id: int, authorization: str) -> None:
+    """Raise Problem unless the sender has the token of this attempt and the attempt is open."""
     scheme, _, secret = authorization.partition(" ")
     found = Attempt.objects.open().filter(pk=attempt_id, token_digest=digest(secret))
     if scheme.lower() != "bearer" or not secret or not found.exists():
-        raise _dead_token()
+        raise _invalid_token()
 
 
-def take(attempt_id: int, post: Post, *, seconds: float = bulk.POST_S) -> Answer:
+def ingest(attempt_id: int, post: ReportPost, *, seconds: float = bulk.POST_S) -> ReportResponse:
     """Store what is new in a post, once, in a few short transactions that each advance their share of the cursors.
 
     A stream that does not continue at its cursor is ignored. The answer has the cursor of each stream, also if
@@ -96,31 +96,31 @@ def take(attempt_id: int, post: Post, *, seconds: float = bulk.POST_S) -> Answer
     """
     began = time.monotonic()
     until = began + seconds
-    answer: Answer | None = None
+    answer: ReportResponse | None = None
     for part in parts.cut(post):
         if answer is not None:
             bulk.give_way(began)
         began = time.monotonic()
         try:
-            taken = _take_part(attempt_id, part, until)
+            taken = _ingest_part(attempt_id, part, until)
         except Malformed:
             if answer is None:
                 raise
             break  # earlier parts are stored; the post is refused from this part on
-        answer = taken if answer is None else _joined(answer, taken)
+        answer = taken if answer is None else _merged(answer, taken)
         if time.monotonic() > until:
             break
     assert answer is not None
     return answer
 
 
-def _take_part(attempt_id: int, post: Post, until: float) -> Answer:
+def _ingest_part(attempt_id: int, post: ReportPost, until: float) -> ReportResponse:
     has_room = not any(event.kind in rounds.KINDS for event in post.events) or rounds.has_room(attempt_id, until)
     began = time.monotonic()
     with transaction.atomic():
         attempt = Attempt.objects.open().filter(pk=attempt_id).for_reports().first()
         if attempt is None:
-            raise Closed(f"attempt {attempt_id} takes no reports")
+            raise AttemptClosed(f"attempt {attempt_id} takes no reports")
         intake = _Intake(attempt, post)
         intake.advance(is_full=not has_room)
         if intake.accepted:
@@ -131,20 +131,20 @@ def _take_part(attempt_id: int, post: Post, until: float) -> Answer:
     if intake.has_pending:
         bulk.give_way(began)
         rounds.apply_pending(attempt_id, until)
-        transaction.on_commit(intake.publish)  # pages that hear of it find the rows
-    return Answer(intake.cursors, attempt.version, bool(intake.accepted))
+        transaction.on_commit(intake.publish)  # pages that are notified find the rows
+    return ReportResponse(intake.cursors, attempt.version, bool(intake.accepted))
 
 
-def _joined(answer: Answer, later: Answer) -> Answer:
-    return Answer({**answer.streams, **later.streams}, later.version, answer.taken or later.taken)
+def _merged(answer: ReportResponse, later: ReportResponse) -> ReportResponse:
+    return ReportResponse({**answer.streams, **later.streams}, later.version, answer.taken or later.taken)
 
 
 @dataclass
 class _Intake:
-    """One post on its way into one attempt, whose row is locked."""
+    """The intake of one post into one attempt, whose row is locked."""
 
     attempt: Attempt
-    post: Post
+    post: ReportPost
     cursors: dict[str, int] = field(default_factory=dict)
     accepted: set[int] = field(default_factory=set)  # indexes into post.streams
     columns: list[Fresh] = field(default_factory=list)
@@ -153,9 +153,9 @@ class _Intake:
     has_pending: bool = False  # events that are stored, and not yet in the rows of rounds and clients
 
     def advance(self, *, is_full: bool = False) -> None:
-        """Move the cursors of the streams that go on where they stand; the others' content is left out.
+        """Advance the cursors of streams that continue where they stand; the content of others is ignored.
 
-        With `is_full` none moves: the sender learns where they stand, and comes again.
+        With `is_full` no cursor advances: the sender learns where they stand, and tries again.
         """
         rows = self._rows()
         bad = _count_bad(self.post)
@@ -176,12 +176,12 @@ class _Intake:
         if moves:
             with connection.cursor() as cursor:
                 cursor.executemany(_ADVANCE, moves)
-                # Under the attempt's lock nobody else can have moved one; if it happened, nothing may be stored.
+                # Under the attempt's lock no other process can have moved one; if one did, nothing may be stored.
                 if cursor.rowcount != len(moves):
                     raise RuntimeError(f"{self.attempt}: a cursor moved under the lock")
 
     def _rows(self) -> dict[str, Stream]:
-        """The rows of the post's streams; a stream that begins gets one."""
+        """Return the rows of the post's streams; a new stream gets one."""
         sent = {part.id: part for part in self.post.streams}
         fields = ("uid", "incarnation", "rank", "next_seq", "ended")
         rows = {row.uid: row for row in Stream.objects.filter(attempt=self.attempt, uid__in=sent).only(*fields)}
@@ -194,75 +194,79 @@ class _Intake:
         return rows | {row.uid: row for row in made}
 
     def store(self) -> None:
-        """Everything that the accepted streams brought."""
-        self.events = self._told() + self._quarantined()
+        """Store everything that the accepted streams brought."""
+        self.events = self._reported_events() + self._quarantined()
         self._store_points()
         self._store_events()
-        standing = Standing.of(self.attempt)
+        progress = AttemptProgress.from_attempt(self.attempt)
         for fresh in self.columns:
-            standing.see_points(fresh.name, fresh.incarnation, *_of_rank_0(fresh))
+            progress.add_points(fresh.name, fresh.incarnation, *_of_rank_0(fresh))
         for event in self.events:
-            standing.see_event(event.kind, event.incarnation, event.rank, event.data)
+            progress.add_event(event.kind, event.incarnation, event.rank, event.data)
         self.attempt.version += 1
         now = timezone.now()
-        pace = Standing.pace(self.attempt, standing.step, now)
+        pace = AttemptProgress.pace(self.attempt, progress.step, now)
         Attempt.objects.filter(pk=self.attempt.pk).update(
-            version=self.attempt.version, last_report_at=now, **pace, **standing.write(self.attempt)
+            version=self.attempt.version, last_report_at=now, **pace, **progress.apply_to(self.attempt)
         )
 
     def counts(self) -> tuple[int, int]:
-        """How many batches and points it brought."""
+        """Return how many batches and points were accepted."""
         batches = sum(len(self.post.streams[index].times) for index in self.accepted)
         return batches, sum(len(fresh.step) for fresh in self.columns)
 
     def _store_points(self) -> None:
-        names = [name for name, sent in self.post.series.items() if any(map(self._takes, sent.runs))]
+        names = [name for name, sent in self.post.series.items() if any(map(self._accepts, sent.runs))]
         if not names:
             return
-        # First their rows: a post may name 50,000 series, of which an attempt has room for a few.
+        # Their rows come first: a post may name 50,000 series, more than an attempt may have.
         ids = store.declare(owner_of(self.attempt.pk), names, limit=SERIES)
         if len(ids) < len(names):
             left_out = [name for name in names if name not in ids]
             self._note_once("report.too_many_series", {"limit": SERIES, "first_left_out": left_out[0]})
-        self.columns = [fresh for name in names if name in ids for fresh in self._wanted(name, self.post.series[name])]
+        self.columns = [
+            fresh for name in names if name in ids for fresh in self._fresh_columns(name, self.post.series[name])
+        ]
         store.append(ids, self.columns)
 
-    def _wanted(self, name: str, sent: wire.Columns) -> Iterator[Fresh]:
-        """One series' points of accepted streams and good batches: by incarnation, and launchers by themselves."""
+    def _fresh_columns(self, name: str, sent: wire.SeriesColumns) -> Iterator[Fresh]:
+        """Yield one series' points of accepted streams and good batches: by incarnation, launchers apart."""
         parts = self.post.streams
-        kinds = [(parts[run[0]].incarnation, parts[run[0]].rank < 0) if self._takes(run) else None for run in sent.runs]
+        kinds = [
+            (parts[run[0]].incarnation, parts[run[0]].rank < 0) if self._accepts(run) else None for run in sent.runs
+        ]
         for kind in sorted({kind for kind in kinds if kind is not None}):
-            mine = [one == kind for one in kinds]
+            is_of_kind = [run_kind == kind for run_kind in kinds]
             runs = [
                 (parts[stream].rank, min(parts[stream].times[batch], self.now.timestamp()), count)
-                for (stream, batch, count), is_mine in zip(sent.runs, mine, strict=True)
-                if is_mine
+                for (stream, batch, count), is_selected in zip(sent.runs, is_of_kind, strict=True)
+                if is_selected
             ]
             step, value = sent.step, sent.value
-            if not all(mine):
-                mask = np.repeat(mine, [run[2] for run in sent.runs])
+            if not all(is_of_kind):
+                mask = np.repeat(is_of_kind, [run[2] for run in sent.runs])
                 step, value = step[mask], value[mask]
             yield Fresh(name, kind[0], runs, step, value)
 
-    def _takes(self, run: tuple[int, int, int]) -> bool:
+    def _accepts(self, run: tuple[int, int, int]) -> bool:
         return run[0] in self.accepted and run[:2] not in self.post.bad
 
-    def _told(self) -> list[Event]:
-        """The events of accepted streams and good batches; of where a stream stands the last alone."""
+    def _reported_events(self) -> list[Event]:
+        """Return the events of accepted streams and good batches; of progress only each stream's last."""
         good = [
             happening
             for happening in self.post.events
             if happening.batch[0] in self.accepted and happening.batch not in self.post.bad
         ]
-        last = {happening.batch[0]: i for i, happening in enumerate(good) if happening.kind == STANDING}
+        last = {happening.batch[0]: i for i, happening in enumerate(good) if happening.kind == PROGRESS}
         return [
             self._event(happening.kind, happening.time, self.post.streams[happening.batch[0]], happening.data)
             for i, happening in enumerate(good)
-            if happening.kind != STANDING or last[happening.batch[0]] == i
+            if happening.kind != PROGRESS or last[happening.batch[0]] == i
         ]
 
     def _quarantined(self) -> list[Event]:
-        """One event a stream for its batches whose content was bad."""
+        """Return one event per stream for its batches with bad content."""
         first: dict[int, tuple[int, str]] = {}
         counts: dict[int, int] = {}
         for (stream, batch), reason in self.post.bad.items():
@@ -276,26 +280,26 @@ class _Intake:
             events.append(self._event("report.quarantined", part.times[batch], part, wire.without_nul(data)))
         return events
 
-    def _event(self, kind: str, time: float, part: Part, data: dict[str, Any]) -> Event:
+    def _event(self, kind: str, time: float, part: StreamBatches, data: dict[str, Any]) -> Event:
         at = min(datetime.fromtimestamp(time, UTC), self.now)  # the job's own clock: nothing has happened tomorrow
         return Event(attempt=self.attempt, time=at, kind=kind, rank=part.rank, incarnation=part.incarnation, data=data)
 
     def _store_events(self) -> None:
         if not self.events:
             return
-        told = Event.objects.filter(attempt=self.attempt)
-        stood = told.filter(kind=STANDING).count()
-        standing = [event for event in self.events if event.kind == STANDING]
-        happened = [event for event in self.events if event.kind != STANDING]
-        room = max(0, EVENTS - (told.count() - stood))
-        if len(happened) > room:
+        stored = Event.objects.filter(attempt=self.attempt)
+        stored_progress = stored.filter(kind=PROGRESS).count()
+        progress = [event for event in self.events if event.kind == PROGRESS]
+        others = [event for event in self.events if event.kind != PROGRESS]
+        room = max(0, EVENTS - (stored.count() - stored_progress))
+        if len(others) > room:
             self._note_once("report.too_many_events", {"limit": EVENTS})
-            left_out = set(map(id, happened[room:]))
-            happened = happened[:room]
+            left_out = set(map(id, others[room:]))
+            others = others[:room]
             self.events = [event for event in self.events if id(event) not in left_out]
-        Event.objects.bulk_create([*happened, *standing[: max(0, STANDINGS - stood)]])
-        self.has_pending = rounds.note_pending(self.attempt, happened)
-        reported = [_told(event) for event in happened]
+        Event.objects.bulk_create([*others, *progress[: max(0, MAX_PROGRESS - stored_progress)]])
+        self.has_pending = rounds.note_pending(self.attempt, others)
+        reported = [_as_report(event) for event in others]
         checkpoint_events.apply(self.attempt, reported)
         restarts.note_events(self.attempt, reported)
 
@@ -312,7 +316,7 @@ class _Intake:
         live.publish(self.attempt, self.columns, self.events)
 
 
-def _stream(attempt: Attempt, part: Part) -> Stream:
+def _stream(attempt: Attempt, part: StreamBatches) -> Stream:
     return Stream(
         attempt=attempt,
         uid=part.id,
@@ -324,8 +328,8 @@ def _stream(attempt: Attempt, part: Part) -> Stream:
     )
 
 
-def _count_bad(post: Post) -> dict[int, int]:
-    """Quarantined batches by stream: bad here, or found damaged by who read the spool."""
+def _count_bad(post: ReportPost) -> dict[int, int]:
+    """Return the number of quarantined batches by stream: bad content, or damaged according to the spool's reader."""
     damaged = {event.batch for event in post.events if event.kind == "report.damaged"}
     counts: dict[int, int] = {}
     for stream, _ in post.bad.keys() | damaged:
@@ -334,18 +338,18 @@ def _count_bad(post: Post) -> dict[int, int]:
 
 
 def _of_rank_0(fresh: Fresh) -> tuple[Any, Any]:
-    """Steps and values of rank 0, in order of arrival."""
+    """Return steps and values of rank 0, in order of arrival."""
     if all(run[0] == 0 for run in fresh.runs):
         return fresh.step, fresh.value
     mask = np.repeat([run[0] == 0 for run in fresh.runs], [run[2] for run in fresh.runs])
     return fresh.step[mask], fresh.value[mask]
 
 
-def _told(event: Event) -> dict[str, Any]:
+def _as_report(event: Event) -> dict[str, Any]:
     return {**event.data, "kind": event.kind, "time": event.time.timestamp()}
 
 
-def _dead_token() -> Problem:
+def _invalid_token() -> Problem:
     return Problem(
         401,
         "This attempt does not take reports with this token: it has ended, or the token is another's.",

@@ -1,7 +1,7 @@
-"""What a federation's server reports of rounds and clients, made into rows without trust.
+"""Turn a federation's reports of rounds and clients into rows, without trusting them.
 
-A post stores such an event as it came, beside a row that says it is pending; right after, each is applied in a few
-short transactions. An event whose table can't be what our server packs stays as it came; of the others the rows have
+A post stores such an event as it came, with a row that marks it as pending; right after, each is applied in a few
+short transactions. An event whose table cannot be what our server packs stays as it came; for the others the rows have
 the table, and the event keeps only counts.
 """
 
@@ -37,12 +37,12 @@ _MOST = 2**31
 _MOST_BYTES = 2**53
 _FIELDS = [f.name for f in Round._meta.concrete_fields if f.name not in {"id", "attempt", "number"}]
 
-_DID = ("trained", "late", "dropped", "rejected", "broken", "timed", "seconds_sum")
+_OUTCOMES = ("trained", "late", "dropped", "rejected", "broken", "timed", "seconds_sum")
 _IS_NEWER = "(excluded.last_attempt, excluded.last_round) >= (jobs_client.last_attempt, jobs_client.last_round)"
-_COUNTED = ("job", "number", *_DID, "loss", "accuracy", "last_attempt", "last_round")
+_COUNTED = ("job", "number", *_OUTCOMES, "loss", "accuracy", "last_attempt", "last_round")
 _COUNT_CLIENTS = f"""
     ON CONFLICT (job_id, number) DO UPDATE SET
-        {", ".join(f"{name} = jobs_client.{name} + excluded.{name}" for name in _DID)},
+        {", ".join(f"{name} = jobs_client.{name} + excluded.{name}" for name in _OUTCOMES)},
         loss = CASE WHEN {_IS_NEWER} THEN COALESCE(excluded.loss, jobs_client.loss)
             ELSE COALESCE(jobs_client.loss, excluded.loss) END,
         accuracy = CASE WHEN {_IS_NEWER} THEN COALESCE(excluded.accuracy, jobs_client.accuracy)
@@ -139,21 +139,21 @@ def _store_split(attempt: Attempt, event: Event, done: int) -> dict[str, int] | 
     _check_clients(split.first + len(split.counts))
     if not done:
         _write_split(attempt, split)
-    some = slice(done * CLIENTS_AT_ONCE, (done + 1) * CLIENTS_AT_ONCE)
-    first = split.first + some.start
-    _set_column(attempt, "samples", first, _as_integers(split.counts[some].astype(np.int64).sum(axis=1)))
+    part = slice(done * CLIENTS_AT_ONCE, (done + 1) * CLIENTS_AT_ONCE)
+    first = split.first + part.start
+    _set_column(attempt, "samples", first, _as_integers(split.counts[part].astype(np.int64).sum(axis=1)))
     if split.evaluated is not None:
-        _set_column(attempt, "evaluation_samples", first, _as_integers(split.evaluated[some].astype(np.int64)))
-    return {"counts": len(split.counts)} if some.stop >= len(split.counts) else None
+        _set_column(attempt, "evaluation_samples", first, _as_integers(split.evaluated[part].astype(np.int64)))
+    return {"counts": len(split.counts)} if part.stop >= len(split.counts) else None
 
 
 def _store_names(attempt: Attempt, event: Event, done: int) -> dict[str, int] | None:
     """Store the names of some clients; return how many there are at the end."""
     named = ClientNames.unpack(event.data)
     _check_clients(named.first + len(named.names))
-    some = slice(done * CLIENTS_AT_ONCE, (done + 1) * CLIENTS_AT_ONCE)
-    _set_column(attempt, "name", named.first + some.start, named.names[some])
-    return {"names": len(named.names)} if some.stop >= len(named.names) else None
+    part = slice(done * CLIENTS_AT_ONCE, (done + 1) * CLIENTS_AT_ONCE)
+    _set_column(attempt, "name", named.first + part.start, named.names[part])
+    return {"names": len(named.names)} if part.stop >= len(named.names) else None
 
 
 _STORES = {ROUNDS: _store_rounds, SPLIT: _store_split, NAMED: _store_names}
@@ -165,9 +165,9 @@ def _drop_repeated(attempt: Attempt, incarnation: int, start: object) -> bool:
     if type(start) is not int or start < 0:
         return True
     beyond = attempt.rounds.filter(incarnation__lt=incarnation, number__gt=start)
-    some = list(beyond.values_list("pk", flat=True)[:ROUNDS_AT_ONCE])
-    Round.objects.filter(pk__in=some).delete()
-    return len(some) < ROUNDS_AT_ONCE
+    batch = list(beyond.values_list("pk", flat=True)[:ROUNDS_AT_ONCE])
+    Round.objects.filter(pk__in=batch).delete()
+    return len(batch) < ROUNDS_AT_ONCE
 
 
 def _check_clients(last: int) -> None:
@@ -176,19 +176,19 @@ def _check_clients(last: int) -> None:
 
 
 def _checked(table: RoundTable) -> RoundTable:
-    """Within what our columns hold, and a configuration may ask for."""
-    each = table.rounds
-    if (each["round"] > MOST_ROUNDS).any() or (table.clients["client"] >= MOST_CLIENTS).any():
+    """Check that a table fits the columns, and the limits of a configuration."""
+    columns = table.rounds
+    if (columns["round"] > MOST_ROUNDS).any() or (table.clients["client"] >= MOST_CLIENTS).any():
         raise TableError("more rounds or clients than there can be")
-    if any((each[name] >= _MOST).any() for name in STATES) or (each["worst"] >= MOST_CLIENTS).any():
+    if any((columns[name] >= _MOST).any() for name in STATES) or (columns["worst"] >= MOST_CLIENTS).any():
         raise TableError("more clients than there can be")
-    if any((each[name] > _MOST_BYTES).any() for name in ("bytes_up", "bytes_down")):
+    if any((columns[name] > _MOST_BYTES).any() for name in ("bytes_up", "bytes_down")):
         raise TableError("more bytes than there can be")
     return table
 
 
 def _limits(attempt: Attempt) -> dict[int, int]:
-    """By incarnation the round from which a later one went on: what it did beyond is not of record."""
+    """Return, by incarnation, the round from which a later one continued: rounds beyond it are not of record."""
     begun = {incarnation: step for (_, incarnation), step in starts.steps([attempt], rounds.MOST_STARTS).items()}
     found, limit = {}, MOST_ROUNDS
     for incarnation in sorted(begun, reverse=True):
@@ -207,28 +207,28 @@ def _write_rounds(attempt: Attempt, event: Event, table: RoundTable) -> None:
 
 
 def _rows(attempt: Attempt, at: datetime, incarnation: int, table: RoundTable) -> Iterable[Round]:
-    each, clients = table.rounds, table.clients
+    columns, clients = table.rounds, table.clients
     named = np.empty(len(clients["round"]), rounds.NAMED)
     for name in rounds.NAMED.names or ():
         named[name] = clients[name]
     named["seconds"][~(named["seconds"] <= untrusted.LONGEST)] = np.nan
-    for i, number in enumerate(each["round"].tolist()):
+    for i, number in enumerate(columns["round"].tolist()):
         yield Round(
             attempt=attempt,
             number=number,
             incarnation=incarnation,
             told_at=at,
-            **{name: int(each[name][i]) for name in (*STATES, "bytes_up", "bytes_down")},
-            seconds=untrusted.duration(float(each["seconds"][i])),
-            loss=_number(each["loss"][i]),
-            accuracy=_number(each["accuracy"][i]),
-            worst=int(each["worst"][i]) if each["worst"][i] >= 0 else None,
+            **{name: int(columns[name][i]) for name in (*STATES, "bytes_up", "bytes_down")},
+            seconds=untrusted.duration(float(columns["seconds"][i])),
+            loss=_number(columns["loss"][i]),
+            accuracy=_number(columns["accuracy"][i]),
+            worst=int(columns["worst"][i]) if columns["worst"][i] >= 0 else None,
             named=rounds.pack(named[clients["round"] == number]),
         )
 
 
 def _count_clients(attempt: Attempt, table: RoundTable) -> None:
-    """Add what each client did, and what is known of it since its last round: a row each that was named."""
+    """Add what each named client did, and its last known values, in one row per client."""
     order = np.lexsort((table.clients["round"], table.clients["client"]))
     columns = {name: column[order] for name, column in table.clients.items()}
     numbers, first = np.unique(columns["client"], return_index=True)
@@ -239,12 +239,12 @@ def _count_clients(attempt: Attempt, table: RoundTable) -> None:
     counts["timed"] = np.add.reduceat(is_timed.astype(np.int64), first)
     counts["seconds_sum"] = np.add.reduceat(np.where(is_timed, columns["seconds"], 0).astype(np.float64), first)
     last = np.append(first[1:], len(order)) - 1
-    known = {name: _last_known(columns[name], first) for name in ("loss", "accuracy")}
+    last_values = {name: _last_finite(columns[name], first) for name in ("loss", "accuracy")}
     rows = zip(
         numbers.tolist(),
-        *(counts[name].tolist() for name in _DID),
-        map(_number, known["loss"]),
-        map(_number, known["accuracy"]),
+        *(counts[name].tolist() for name in _OUTCOMES),
+        map(_number, last_values["loss"]),
+        map(_number, last_values["accuracy"]),
         columns["round"][last].tolist(),
         strict=True,
     )
@@ -252,19 +252,23 @@ def _count_clients(attempt: Attempt, table: RoundTable) -> None:
     bulk.insert_rows(Client, _COUNTED, counted, _COUNT_CLIENTS)
 
 
-def _last_known(values: NDArray[Any], first: NDArray[np.int64]) -> NDArray[Any]:
-    """Of each run of values, which begin at `first`, the last that is a number; NaN where none is."""
+def _last_finite(values: NDArray[Any], first: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the last finite value of each run that begins at an index in `first`; NaN if it has none."""
     places = np.where(np.isfinite(values), np.arange(len(values)), -1)
     last = np.maximum.reduceat(places, first)
     return np.where(last >= first, values[np.maximum(last, 0)], np.nan)
 
 
 def _write_split(attempt: Attempt, split: SplitTable) -> None:
-    there = ClientSplit.objects.filter(job_id=attempt.job_id)
-    if there.exclude(first=split.first).count() >= MOST_PARTS:
-        there.delete()  # another split than before
-    about = {"clients": len(split.counts), "labels": list(split.labels), "counts": split.counts.astype("<u4").tobytes()}
-    ClientSplit.objects.update_or_create(job_id=attempt.job_id, first=split.first, defaults=about)
+    parts = ClientSplit.objects.filter(job_id=attempt.job_id)
+    if parts.exclude(first=split.first).count() >= MOST_PARTS:
+        parts.delete()  # another split than before
+    values = {
+        "clients": len(split.counts),
+        "labels": list(split.labels),
+        "counts": split.counts.astype("<u4").tobytes(),
+    }
+    ClientSplit.objects.update_or_create(job_id=attempt.job_id, first=split.first, defaults=values)
 
 
 def _as_integers(counts: NDArray[np.int64]) -> list[int]:
@@ -274,10 +278,10 @@ def _as_integers(counts: NDArray[np.int64]) -> list[int]:
 
 def _set_column(attempt: Attempt, column: str, first: int, values: Sequence[Any]) -> None:
     """Write one column of the clients from `first` on; what stands there already is not written again."""
-    nothing = [0] * (len(_DID) + 2)
+    nothing = [0] * (len(_OUTCOMES) + 2)
     bulk.insert_rows(
         Client,
-        ("job", "number", column, *_DID, "last_attempt", "last_round"),
+        ("job", "number", column, *_OUTCOMES, "last_attempt", "last_round"),
         ((attempt.job_id, number, value, *nothing) for number, value in enumerate(values, first)),
         f"ON CONFLICT (job_id, number) DO UPDATE SET {column} = excluded.{column}"
         f" WHERE jobs_client.{column} IS NULL OR jobs_client.{column} <> excluded.{column}",
@@ -285,5 +289,5 @@ def _set_column(attempt: Attempt, column: str, first: int, values: Sequence[Any]
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, as databases sort them; NaN and the infinities are none."""
+    """Return a finite number, as databases sort them; None for NaN and the infinities."""
     return float(value) if np.isfinite(value) else None

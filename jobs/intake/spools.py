@@ -46,13 +46,13 @@ def collect(
                     taken += _collect_stream(attempt.pk, spool.Spool(folder, name), until)
                 except (Malformed, OSError, DataError) as error:
                     logger.warning("%s: the spool %s cannot be taken in: %s", attempt, name, error)
-                except (reports.Closed, DatabaseError):
+                except (reports.AttemptClosed, DatabaseError):
                     raise
-                except Exception:  # whatever a job wrote into one spool, the others are still to be taken
+                except Exception:  # whatever a job wrote into one spool, the others are still read
                     logger.exception("%s: the spool %s cannot be taken in", attempt, name)
-    except (FileNotFoundError, rundir.Unsafe) as error:
+    except (FileNotFoundError, rundir.UnsafePath) as error:
         logger.warning("%s: no spools to look through: %s", attempt, error)
-    except reports.Closed:
+    except reports.AttemptClosed:
         pass
     return taken
 
@@ -73,9 +73,9 @@ def _collect_stream(attempt_id: int, stream: spool.Spool, until: float) -> int:
         batches = stream.read(_AT_ONCE)
         if not batches and not stream.ended:
             break  # more may come
-        post = wire.of_spool(stream.header, batches, end=stream.ended)
+        post = wire.post_from_spool(stream.header, batches, end=stream.ended)
         post.streams[0].first = cursor
-        answer = reports.take(attempt_id, post)
+        answer = reports.ingest(attempt_id, post)
         ended = stream.ended and answer.streams[stream.stream] >= stream.next_seq
         if answer.streams[stream.stream] <= cursor and batches:
             break  # a shipper was quicker: the next call sees what is left

@@ -1,4 +1,7 @@
-"""Look through checkpoints that trainers committed: every file, every digest. No torch, no trust in what lies there."""
+"""Verify checkpoints that trainers committed: every file, every digest.
+
+Without torch, and without trusting the files.
+"""
 
 from __future__ import annotations
 
@@ -15,34 +18,36 @@ from training import manifest
 
 logger = logging.getLogger(__name__)
 
-MOST_BYTES = 20 * 10**9  # beyond that, the trainer's own look must do
+MOST_BYTES = 20 * 10**9  # larger ones are only verified by their trainer
 FIRST_WAIT, LONGEST_WAIT = timedelta(seconds=30), timedelta(hours=1)  # before what could not be read is tried again
-MISSED = 2  # times that its folder may be gone before it counts as lost: that it was pruned is told a little later
+MISSED = 2  # times that its folder may be missing before it counts as lost: its pruning is reported later
 
 
-class Gone(manifest.CheckpointError):
-    """There are others of its job, but not this one."""
+class CheckpointGone(manifest.CheckpointError):
+    """The checkpoint is missing while others of its job exist."""
 
 
 def verify_next() -> Checkpoint | None:
-    """Verify the newest one that is due; which it was."""
+    """Verify the newest checkpoint that is due. Return it."""
     checkpoint = checkpoints.due_for_verification()
     if checkpoint is not None:
         try:
             verify(checkpoint)
-        except Exception as error:  # a job wrote it: what is odd about it must not keep the others from being looked at
+        except Exception as error:  # a job wrote it: whatever is wrong with it must not stop the verification of others
             logger.exception("checkpoint %s of #%s", checkpoint.step, checkpoint.job_id)
             _try_later(checkpoint, error)
     return checkpoint
 
 
 def verify(checkpoint: Checkpoint) -> None:
-    """Mark it verified or corrupt; one that was pruned or moved meanwhile, or cannot be read now, is left as it is."""
+    """Mark it verified or corrupt; one that was pruned or moved meanwhile, or is unreadable now, is left as it is."""
     committed = Checkpoint.objects.filter(pk=checkpoint.pk, state=Checkpoint.State.COMMITTED)
     try:
-        found, problem = _look(checkpoint)
-    except (manifest.CheckpointError, rundir.Unsafe) as error:
-        if isinstance(error, manifest.Unreadable) or (isinstance(error, Gone) and checkpoint.verify_tries < MISSED):
+        found, problem = _verify_folder(checkpoint)
+    except (manifest.CheckpointError, rundir.UnsafePath) as error:
+        if isinstance(error, manifest.Unreadable) or (
+            isinstance(error, CheckpointGone) and checkpoint.verify_tries < MISSED
+        ):
             _try_later(checkpoint, error)
             return
         why = storable(str(error))[:2000]  # words from the manifest, which the job wrote
@@ -62,11 +67,14 @@ def verify(checkpoint: Checkpoint) -> None:
         live.announce(checkpoint.attempt_id)
 
 
-def _look(checkpoint: Checkpoint) -> tuple[manifest.Manifest, str]:
-    """What its folder holds, and why not all of it was looked through. CheckpointError or Unsafe: it is no good."""
+def _verify_folder(checkpoint: Checkpoint) -> tuple[manifest.Manifest, str]:
+    """Return the folder's manifest, and why not all of it was read.
+
+    Raise CheckpointError or UnsafePath if it is bad.
+    """
     root = rundir.path_of(checkpoint.job.directory)
     with rundir.folder_under(root, "job/checkpoints"):
-        pass  # where this one is missing, too, the file system is not there, and says nothing of a checkpoint
+        pass  # if this folder is missing, too, the file system is not mounted, and nothing is known of the checkpoint
     try:
         with rundir.folder_under(root, f"job/checkpoints/{checkpoint.name}") as folder:
             try:
@@ -78,13 +86,13 @@ def _look(checkpoint: Checkpoint) -> tuple[manifest.Manifest, str]:
                     f"Too large to be read here ({found.bytes:,} bytes): only its sizes were checked.",
                 )
     except FileNotFoundError:
-        raise Gone("Its folder is gone.") from None
+        raise CheckpointGone("Its folder is gone.") from None
 
 
 def _try_later(checkpoint: Checkpoint, error: Exception) -> None:
-    """Nothing is known of it: others get their turn, and this one after twice as long as the time before."""
+    """Postpone it, twice as long as the time before, so that others get their turn."""
     wait = min(FIRST_WAIT * 2 ** min(checkpoint.verify_tries, 10), LONGEST_WAIT)
     tries = min(checkpoint.verify_tries + 1, 1000)
     Checkpoint.objects.filter(pk=checkpoint.pk).update(verify_tries=tries, verify_after=timezone.now() + wait)
-    level = logging.INFO if isinstance(error, Gone) else logging.WARNING
+    level = logging.INFO if isinstance(error, CheckpointGone) else logging.WARNING
     logger.log(level, "checkpoint %s of #%s cannot be read now: %s", checkpoint.step, checkpoint.job_id, error)

@@ -1,8 +1,8 @@
-"""Report posts as shippers send them (protocols.md §3), from bytes to clean columns.
+"""Parse report posts as shippers send them (protocols.md §3), from bytes to clean columns.
 
-A frame that is malformed is refused whole (`Malformed`): nobody can say what it meant. In a well-formed frame a batch
-with bad content (a value that is no number, a name that is no name) is quarantined: it is dropped and counted, and
-the stream's cursor passes it, because sending it again would not mend it.
+A malformed frame is refused whole (`Malformed`), as its meaning is unknown. In a well-formed frame a batch with bad
+content (a value that is no number, an invalid name) is quarantined: it is dropped and counted, and the stream's cursor
+passes it, because sending it again would not repair it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ STREAMS = 2_048
 BATCHES = 50_000
 EVENTS = 2_000
 PLACE_BYTES = 64  # of an event in a post: its stream and batch
-# All that the limits above allow, with as much again for what events hold: 16 MiB of empty lists would be 360 MB.
+# All that the limits above allow, and as much again for the content of events: 16 MiB of empty lists take 360 MB.
 ITEMS = 1_000_000
-BOUNDS = Bounds(depth=ITEMS, items=ITEMS)  # how deep, each event says for itself
+BOUNDS = Bounds(depth=ITEMS, items=ITEMS)  # the depth is checked for each event
 LATEST_TIME = 32_503_680_000.0  # the year 3000, in Unix seconds
 
 EXCERPTS = {"run.failed": "error", "client.dropped": "traceback"}  # by the kind of event, where it quotes a log
 EXCERPT_LETTERS = 8_000  # twice what our trainer sends; bounds what masking costs
 
-Batch = tuple[int, int]  # index of the stream in the post, index of the batch in the stream
+BatchIndex = tuple[int, int]  # index of the stream in the post, index of the batch in the stream
 
 _Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Cursor = Annotated[int, Meta(ge=0, le=2**53)]
@@ -52,8 +52,8 @@ _Kind = Annotated[str, Meta(pattern=r"^[^\x00-\x1f]{1,64}\Z")]
 _Time = Annotated[float, Meta(ge=0, lt=LATEST_TIME)]
 
 
-class Part(msgspec.Struct):
-    """What one stream sends: batches `first` .. `first + len(times)`, with the time of each."""
+class StreamBatches(msgspec.Struct):
+    """The batches that one stream sends: `first` .. `first + len(times)`, with the time of each."""
 
     id: _Uid
     incarnation: _Count
@@ -67,7 +67,7 @@ class Part(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Columns:
+class SeriesColumns:
     """Points of one series; `runs` cut the columns: (stream, batch, number of points) each."""
 
     runs: list[tuple[int, int, int]]
@@ -76,10 +76,10 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Happening:
-    """An event of a batch; `data` is what it told beside kind and time (Unix seconds)."""
+class ReportedEvent:
+    """An event of a batch; `data` has its fields apart from kind and time (Unix seconds)."""
 
-    batch: Batch
+    batch: BatchIndex
     kind: str
     time: float
     data: dict[str, Any]
@@ -87,49 +87,49 @@ class Happening:
 
 
 @dataclass(frozen=True)
-class Post:
+class ReportPost:
     """A well-formed post. Content of the batches in `bad` (with the reason) is to be left out."""
 
-    streams: list[Part]
-    series: dict[str, Columns]
-    events: list[Happening]
-    bad: dict[Batch, str] = field(default_factory=dict)
+    streams: list[StreamBatches]
+    series: dict[str, SeriesColumns]
+    events: list[ReportedEvent]
+    bad: dict[BatchIndex, str] = field(default_factory=dict)
 
 
-class _Columns(msgspec.Struct):
+class _SentColumns(msgspec.Struct):
     runs: list[tuple[int, int, int]]
     step: list[_Step]
     value: list[_Value]
 
 
-class _Frame(msgspec.Struct):
+class _PostFrame(msgspec.Struct):
     version: Literal[1]
-    streams: list[Part]
-    series: dict[str, _Columns] = {}
+    streams: list[StreamBatches]
+    series: dict[str, _SentColumns] = {}
     events: list[msgspec.Raw] = []
 
 
-class _RawColumns(msgspec.Struct):
+class _RawSentColumns(msgspec.Struct):
     runs: list[tuple[int, int, int]]
     step: list[msgspec.Raw]
     value: list[msgspec.Raw]
 
 
-class _RawFrame(msgspec.Struct):
-    """A frame with its content left unread, to find out which batches are to blame."""
+class _RawPostFrame(msgspec.Struct):
+    """A frame whose content is not decoded yet, to find out which batches are bad."""
 
     version: Literal[1]
-    streams: list[Part]
-    series: dict[str, _RawColumns] = {}
+    streams: list[StreamBatches]
+    series: dict[str, _RawSentColumns] = {}
     events: list[msgspec.Raw] = []
 
 
-class _Place(msgspec.Struct):
+class _EventPlace(msgspec.Struct):
     stream: int
     batch: int
 
 
-class _About(msgspec.Struct):
+class _EventHead(msgspec.Struct):
     kind: _Kind
     time: _Time
 
@@ -139,19 +139,19 @@ _ESCAPE = re.compile(
     rb"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
 )
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-_frames = msgspec.json.Decoder(_Frame)
-_raw_frames = msgspec.json.Decoder(_RawFrame)
-_places = msgspec.json.Decoder(_Place)
-_abouts = msgspec.json.Decoder(_About)
+_frames = msgspec.json.Decoder(_PostFrame)
+_raw_frames = msgspec.json.Decoder(_RawPostFrame)
+_places = msgspec.json.Decoder(_EventPlace)
+_heads = msgspec.json.Decoder(_EventHead)
 _objects = msgspec.json.Decoder(dict[str, Any])
 _steps = msgspec.json.Decoder(_Step)
 _values = msgspec.json.Decoder(_Value)
 
 
-def parse(body: bytes) -> Post:
-    """The post in a body. Raises Malformed."""
+def parse(body: bytes) -> ReportPost:
+    """Parse a body. Raises Malformed."""
     check_text(body, BOUNDS)
-    bad: dict[Batch, str] = {}
+    bad: dict[BatchIndex, str] = {}
     frame = _decode(body)
     _check_streams(frame.streams)
     series = {name: _columns(name, sent, frame.streams, bad) for name, sent in frame.series.items()}
@@ -160,14 +160,14 @@ def parse(body: bytes) -> Post:
     if len(frame.events) > EVENTS:
         raise Malformed("events", f"more than {EVENTS}; send fewer at once", status=413)
     events = [event for i, raw in enumerate(frame.events) if (event := _event(i, raw, frame.streams, bad))]
-    _refuse_crowded(events, bad)
-    return Post(frame.streams, series, events, bad)
+    _quarantine_oversized(events, bad)
+    return ReportPost(frame.streams, series, events, bad)
 
 
-def of_spool(header: lines.Header, batches: Sequence[lines.Batch], *, end: bool) -> Post:
-    """The post that a shipper would send of these consecutive batches of one stream."""
-    bad: dict[Batch, str] = {}
-    part = Part(
+def post_from_spool(header: lines.Header, batches: Sequence[lines.Batch], *, end: bool) -> ReportPost:
+    """Return the post that a shipper would send for these consecutive batches of one stream."""
+    bad: dict[BatchIndex, str] = {}
+    part = StreamBatches(
         id=header.stream,
         incarnation=header.incarnation,
         rank=header.rank,
@@ -189,30 +189,30 @@ def of_spool(header: lines.Header, batches: Sequence[lines.Batch], *, end: bool)
         for event in batch.events:
             # The same road as by HTTP, so that the same is good enough.
             text = json.dumps({**event, "stream": 0, "batch": i}, separators=(",", ":"))
-            raw = msgspec.Raw(_mended(text.encode()))
-            if happening := _event(0, raw, [part], bad):
-                events.append(happening)
+            raw = msgspec.Raw(_without_lone_surrogates(text.encode()))
+            if reported := _event(0, raw, [part], bad):
+                events.append(reported)
     series = {
-        name: Columns(
+        name: SeriesColumns(
             runs[name], np.array([s for s, _ in column], np.int64), np.array([v for _, v in column], np.float64)
         )
         for name, column in points.items()
     }
-    return Post([part], series, events, bad)
+    return ReportPost([part], series, events, bad)
 
 
-def _decode(body: bytes) -> _Frame | _RawFrame:
+def _decode(body: bytes) -> _PostFrame | _RawPostFrame:
     try:
         return _frames.decode(body)
     except msgspec.ValidationError:
         return _decode_raw(body)
     except UNREADABLE as error:
-        if (mended := _mended(body)) != body:
+        if (mended := _without_lone_surrogates(body)) != body:
             return _decode(mended)
         raise Malformed("body", f"is not JSON: {error}") from None
 
 
-def _decode_raw(body: bytes) -> _RawFrame:
+def _decode_raw(body: bytes) -> _RawPostFrame:
     try:
         return _raw_frames.decode(body)
     except UNREADABLE as error:
@@ -220,14 +220,16 @@ def _decode_raw(body: bytes) -> _RawFrame:
         raise Malformed(place.rstrip("`") or "body", message) from None
 
 
-def _check_streams(streams: list[Part]) -> None:
+def _check_streams(streams: list[StreamBatches]) -> None:
     if len(streams) > STREAMS or sum(len(part.times) for part in streams) > BATCHES:
         raise Malformed("streams", f"more than {STREAMS} streams or {BATCHES} batches; send fewer at once", status=413)
     if len({part.id for part in streams}) < len(streams):
         raise Malformed("streams", "the same stream twice")
 
 
-def _columns(name: str, sent: _Columns | _RawColumns, streams: list[Part], bad: dict[Batch, str]) -> Columns:
+def _columns(
+    name: str, sent: _SentColumns | _RawSentColumns, streams: list[StreamBatches], bad: dict[BatchIndex, str]
+) -> SeriesColumns:
     place = f"series.{name[:128]}"
     if not sent.runs:
         raise Malformed(place, "is empty: leave it out")
@@ -243,13 +245,13 @@ def _columns(name: str, sent: _Columns | _RawColumns, streams: list[Part], bad: 
         raise Malformed(place, f"runs of {total} points in all, but {len(sent.step)} steps")
     if not SERIES_NAME.fullmatch(name):
         bad.update(dict.fromkeys(((run[0], run[1]) for run in sent.runs), f"no name for a series: {name[:64]!r}"))
-        return Columns(sent.runs, np.zeros(total, np.int64), np.zeros(total))
-    if isinstance(sent, _Columns):
-        return Columns(sent.runs, np.array(sent.step, np.int64), np.array(sent.value, np.float64))
-    return _sift(name, sent, bad)
+        return SeriesColumns(sent.runs, np.zeros(total, np.int64), np.zeros(total))
+    if isinstance(sent, _SentColumns):
+        return SeriesColumns(sent.runs, np.array(sent.step, np.int64), np.array(sent.value, np.float64))
+    return _decode_points(name, sent, bad)
 
 
-def _sift(name: str, sent: _RawColumns, bad: dict[Batch, str]) -> Columns:
+def _decode_points(name: str, sent: _RawSentColumns, bad: dict[BatchIndex, str]) -> SeriesColumns:
     """Read point by point, and mark the batches whose points cannot be read."""
     step, value = np.zeros(len(sent.step), np.int64), np.zeros(len(sent.value))
     at = 0
@@ -260,10 +262,12 @@ def _sift(name: str, sent: _RawColumns, bad: dict[Batch, str]) -> Columns:
             except UNREADABLE as error:
                 bad[stream, batch] = f"{name}: {error}"
         at += count
-    return Columns(sent.runs, step, value)
+    return SeriesColumns(sent.runs, step, value)
 
 
-def _event(index: int, raw: msgspec.Raw, streams: list[Part], bad: dict[Batch, str]) -> Happening | None:
+def _event(
+    index: int, raw: msgspec.Raw, streams: list[StreamBatches], bad: dict[BatchIndex, str]
+) -> ReportedEvent | None:
     try:
         place = _places.decode(raw)
     except UNREADABLE as error:
@@ -271,9 +275,9 @@ def _event(index: int, raw: msgspec.Raw, streams: list[Part], bad: dict[Batch, s
     _check_place(f"events.{index}", place.stream, place.batch, streams)
     batch = (place.stream, place.batch)
     try:
-        about = _abouts.decode(raw)
+        head = _heads.decode(raw)
         if len(bytes(raw)) > EVENT_BYTES + 1024:
-            bad[batch] = f"event {about.kind}: more than {EVENT_BYTES} bytes"
+            bad[batch] = f"event {head.kind}: more than {EVENT_BYTES} bytes"
             return None
         data = without_nul(_objects.decode(raw))
     except UNREADABLE as error:
@@ -281,14 +285,14 @@ def _event(index: int, raw: msgspec.Raw, streams: list[Part], bad: dict[Batch, s
         return None
     for key in ("stream", "batch", "kind", "time"):
         del data[key]
-    _mask_excerpt(about.kind, data)
-    return Happening(batch, about.kind, about.time, data, len(bytes(raw)))
+    _mask_excerpt(head.kind, data)
+    return ReportedEvent(batch, head.kind, head.time, data, len(bytes(raw)))
 
 
-def _refuse_crowded(events: Sequence[Happening], bad: dict[Batch, str]) -> None:
-    """A batch is stored by one transaction, so it may not bring more events, or bytes, than a line of a spool may."""
+def _quarantine_oversized(events: Sequence[ReportedEvent], bad: dict[BatchIndex, str]) -> None:
+    """Quarantine batches with more events or bytes than a line of a spool may have: one transaction stores a batch."""
     counts = Counter(event.batch for event in events)
-    size: Counter[Batch] = Counter()
+    size: Counter[BatchIndex] = Counter()
     for event in events:
         size[event.batch] += event.bytes
     reason = f"more than {lines.EVENTS_A_BATCH} events"
@@ -305,15 +309,15 @@ def _mask_excerpt(kind: str, data: dict[str, Any]) -> None:
         data[key] = masked(text[:EXCERPT_LETTERS])
 
 
-def _mended(text: bytes) -> bytes:
-    """Writes U+FFFD for halves of surrogate pairs in JSON: an undecodable file name in an error becomes such halves."""
+def _without_lone_surrogates(text: bytes) -> bytes:
+    """Replace lone surrogates in JSON by U+FFFD: an undecodable file name in an error becomes such halves."""
     return _ESCAPE.sub(lambda match: b"\\ufffd" if match[2] else match[0], text)
 
 
 def without_nul(value: Any, *, room: int = DEPTH) -> Any:
-    """Puts U+FFFD for NUL in a JSON value, as PostgreSQL cannot keep NUL; a log line may well have one.
+    """Replace NUL in a JSON value by U+FFFD, as PostgreSQL cannot store NUL; a log line may well contain one.
 
-    RecursionError where it is nested more than `room` deep: who reads it later may stand on a deeper stack than we do.
+    Raises RecursionError if it is nested more than `room` deep: a later reader may have less stack left.
     """
     if isinstance(value, str):
         return value.replace("\x00", "\ufffd")
@@ -327,10 +331,10 @@ def without_nul(value: Any, *, room: int = DEPTH) -> Any:
 
 
 def storable(text: str) -> str:
-    """A text as it came from a file, with U+FFFD for what no database keeps: NUL, and halves of surrogate pairs."""
+    """Replace characters in a file's text that no database stores, NUL and lone surrogates, by U+FFFD."""
     return _UNSTORABLE.sub("\ufffd", text)
 
 
-def _check_place(where: str, stream: int, batch: int, streams: list[Part]) -> None:
+def _check_place(where: str, stream: int, batch: int, streams: list[StreamBatches]) -> None:
     if not 0 <= stream < len(streams) or not 0 <= batch < len(streams[stream].times):
         raise Malformed(where, f"no batch {batch} in stream {stream} of this post")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from jobs.allocations import is_of
+from jobs.allocations import overlaps
 from jobs.listing.telemetry_access import sees_all
 from jobs.models import Attempt, Job
 from nodes.models import Agent, Holding
@@ -69,7 +69,7 @@ def _attempts(user: User, scheduler_ids: set[str]) -> dict[str, list[Attempt]]:
 
 def _attempt_of(holding: Holding, attempts: Iterable[Attempt]) -> Attempt | None:
     """Return the attempt that this allocation belonged to."""
-    return next((attempt for attempt in attempts if is_of(holding, attempt)), None)
+    return next((attempt for attempt in attempts if overlaps(holding, attempt)), None)
 
 
 def _span(user: User, row: Holding, attempt: Attempt | None) -> AllocationSpan:

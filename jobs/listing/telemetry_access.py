@@ -112,4 +112,4 @@ def sees_all(user: User) -> bool:
 def _visible_to(user: User) -> Q:
     by_user = Q(user=user.slurm_user) if user.slurm_user else Q(pk__in=())
     attempts = Attempt.objects.confirmed().filter(job__in=Job.objects.visible_to(user))
-    return by_user | Q(allocations.of_any(attempts))
+    return by_user | Q(allocations.overlaps_any(attempts))

@@ -1,4 +1,4 @@
-"""The models of this app: Django looks for them here."""
+"""Import all models of this app: Django looks for them here."""
 
 from jobs.models.attempt import Attempt, Event, Stream
 from jobs.models.checkpoint import Checkpoint, EarlyPrune

@@ -18,23 +18,23 @@ def _new_key() -> str:
 
 class AttemptQuerySet(models.QuerySet["Attempt"]):
     def alive(self) -> Self:
-        """Those that have not ended as far as we know: what the follower asks the scheduler about."""
+        """Return attempts that have not ended as far as is known: the follower polls the scheduler for these."""
         return self.filter(ended_at=None)
 
     def open(self) -> Self:
-        """Still taking reports."""
+        """Return attempts that still accept reports."""
         return self.filter(closed_at=None)
 
     def confirmed(self) -> Self:
-        """Leaves out those that somebody says are theirs, and the scheduler has not said so yet."""
+        """Exclude attached attempts that the scheduler has not confirmed yet."""
         return self.exclude(job__kind=Job.ATTACHED, submitted_at=None)
 
     def with_job(self) -> Self:
-        """Joins the job without its long texts: they may be 20 KB each, and are read when somebody asks."""
+        """Join the job without its long texts: they may be 20 KB each, and are read when somebody needs them."""
         return self.select_related("job").defer("job__spec", "job__spec_toml", "job__notes")
 
     def for_reports(self) -> Self:
-        """Locked, with what an intake reads and writes, and the job that it is published under."""
+        """Lock attempts, with what an intake reads and writes, and the job that they are published under."""
         where = ("number", "state", "step", "steps", "phase", "incarnation", "latest", "version")
         pace = ("pace_seconds", "pace_steps", "last_report_at")
         rows = self.select_for_update(of=("self",)).select_related("job")
@@ -42,7 +42,7 @@ class AttemptQuerySet(models.QuerySet["Attempt"]):
 
 
 class Attempt(models.Model):
-    """One submission of a job. States are Slurm's own words, lower-case."""
+    """A submission of a job to the scheduler. States are Slurm's own words, lower-case."""
 
     class State(models.TextChoices):
         PENDING = "pending"
@@ -78,7 +78,7 @@ class Attempt(models.Model):
     state = models.CharField(max_length=16, choices=State.choices, default=State.PENDING, db_index=True)
     reason = models.TextField(blank=True, help_text="Why it waits or why it ended, in the scheduler's words or ours.")
 
-    # The scheduler's side. `submitting_at` is set before the scheduler is asked: an unknown outcome is looked up.
+    # The scheduler's side. `submitting_at` is set before the submission, so that an unknown outcome is searched for.
     scheduler_id = models.CharField(max_length=64, blank=True, db_index=True)
     scheduler_user = models.CharField(
         max_length=64,
@@ -119,7 +119,7 @@ class Attempt(models.Model):
     closed_at = models.DateTimeField(null=True, blank=True, help_text="No report is taken any more; its token is dead.")
     is_counted = models.BooleanField(default=False, help_text="The sums of held time have it.")
 
-    # Cancelling is a state that the follower advances: asked → signalled → killed, or at once if a kill is requested.
+    # A cancellation is advanced by the follower: requested → signalled → killed, or at once if a kill is requested.
     cancel_asked_at = models.DateTimeField(null=True, blank=True)
     cancel_asked_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+"
@@ -156,7 +156,7 @@ class Attempt(models.Model):
         default=list, blank=True, help_text="Nodes that the job's next attempts are kept from for a day."
     )
 
-    # Where it starts, and how far the trainer says it is.
+    # Where it starts, and how far it is according to the trainer.
     resume_from = models.ForeignKey("Checkpoint", models.SET_NULL, null=True, blank=True, related_name="resumed_by")
     starts_back = models.BooleanField(
         default=False, help_text="Vigil chose where it starts: not from the newest checkpoint."
@@ -186,7 +186,7 @@ class Attempt(models.Model):
         constraints = (models.UniqueConstraint(fields=["job", "number"], name="one_attempt_a_number"),)
         indexes = (
             models.Index(fields=["ended_at", "state"], name="attempts_by_end"),
-            # Of all that ever were, the few that every tick looks through.
+            # The few rows that every tick reads, of all that ever were.
             models.Index(fields=["id"], condition=models.Q(closed_at=None), name="attempts_open"),
             models.Index(fields=["ended_at"], condition=models.Q(slurm_steps_at=None), name="attempts_without_steps"),
             models.Index(fields=["started_at"], name="attempts_by_start"),
@@ -205,24 +205,24 @@ class Attempt(models.Model):
 
     @property
     def has_chosen_start(self) -> bool:
-        """Whether a person or Vigil chose its checkpoint: its launchers do not just take the newest."""
+        """Return whether a person or Vigil chose its checkpoint: its launchers then do not take the newest."""
         return self.resume_from_id is not None and (self.starts_back or self.origin == Attempt.Origin.RESUMED)
 
     @property
     def rewinds(self) -> int:
-        """How often its job had diverged and was set back, each time with half the learning rate."""
+        """Return how often its job diverged and was rewound, each time with half the learning rate."""
         rows = Attempt.objects.filter(job_id=self.job_id, number__lte=self.number).order_by("number")
-        told = list(rows.values_list("cause", "starts_back"))
-        return sum(a[0] == "diverged" and b[1] for a, b in zip(told, told[1:], strict=False))
+        ends = list(rows.values_list("cause", "starts_back"))
+        return sum(a[0] == "diverged" and b[1] for a, b in zip(ends, ends[1:], strict=False))
 
     @property
     def is_unconfirmed(self) -> bool:
-        """Whether only a person says that it is theirs (`vigil attach`): nothing is done to the scheduler's job yet."""
+        """Return whether its owner is unconfirmed (`vigil attach`): nothing is done to the scheduler's job yet."""
         return self.job.is_attached and self.submitted_at is None
 
 
 class Stream(models.Model):
-    """One process start of one rank (or launcher): the unit of exactly-once. `next_seq` is the cursor to follow."""
+    """A process start of one rank (or launcher), whose reports are stored exactly once. `next_seq` is its cursor."""
 
     attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="streams")
     uid = models.CharField(max_length=32)
@@ -247,7 +247,7 @@ class Stream(models.Model):
 
 
 class Event(models.Model):
-    """Something that happened in an attempt, as its ranks, its launcher or Vigil told it."""
+    """Something that happened in an attempt, as its ranks, its launcher or Vigil reported it."""
 
     attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="events")
     time = models.DateTimeField()

@@ -1,4 +1,4 @@
-"""A checkpoint that a trainer committed."""
+"""Store a checkpoint that a trainer committed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _EXACT = re.compile(r"step-(?P<step>\d{1,15})\.g(?P<generation>\d{1,9})", re.ASC
 
 class CheckpointQuerySet(models.QuerySet["Checkpoint"]):
     def resumable(self) -> Self:
-        """The ones to start from: committed, and not found corrupt."""
+        """Return checkpoints to start from: committed, and not found corrupt."""
         return self.filter(state__in=Checkpoint.RESUMABLE)
 
     def pinned(self) -> Self:
-        """The ones that nothing may remove: a pin on one that is gone means nothing."""
+        """Return checkpoints that must not be removed; a pin on a pruned one has no effect."""
         return self.filter(pinned=True).exclude(state=Checkpoint.State.PRUNED)
 
-    def called(self, name: str) -> Self:
-        """Finds it by its folder's name; what is there first, then the newest. step-<n>.g<generation> is exact."""
-        known = Q(name=name)
+    def by_name(self, name: str) -> Self:
+        """Find by the folder's name, existing checkpoints first, then the newest. step-<n>.g<generation> is exact."""
+        named = Q(name=name)
         if exact := _EXACT.fullmatch(name):
-            known |= Q(step=int(exact["step"]), generation=int(exact["generation"]))
+            named |= Q(step=int(exact["step"]), generation=int(exact["generation"]))
         is_gone = Case(When(state=Checkpoint.State.PRUNED, then=1), default=0)
-        return self.filter(known).order_by(is_gone, "-generation")
+        return self.filter(named).order_by(is_gone, "-generation")
 
 
 class Checkpoint(models.Model):
@@ -82,7 +82,7 @@ class Checkpoint(models.Model):
 
 
 class EarlyPrune(models.Model):
-    """A checkpoint whose removal was reported before its commit: when the commit arrives it is removed already."""
+    """A checkpoint whose removal was reported before its commit: when the commit arrives it is already removed."""
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="+", db_index=False)
     step = models.BigIntegerField()

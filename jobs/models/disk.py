@@ -1,4 +1,4 @@
-"""What a project's jobs take on disk, added up."""
+"""Store the sums of disk use by project."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from portal.models import Project
 
 
 class DiskSum(models.Model):
-    """Of one project with all of its jobs, as of `counted_at` (jobs.disk.sums)."""
+    """The disk use of one project with all of its jobs, as of `counted_at` (jobs.disk.sums)."""
 
     project = models.OneToOneField(Project, models.CASCADE, primary_key=True, related_name="+")
     jobs = models.BigIntegerField(default=0)

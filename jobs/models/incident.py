@@ -15,16 +15,16 @@ from portal.models import Project, User
 
 class IncidentQuerySet(models.QuerySet["Incident"]):
     def visible_to(self, user: User) -> Self:
-        """Those of jobs that a person sees: members of the project, and sysadmins."""
+        """Return incidents of jobs that a person sees: of their projects, or all for sysadmins."""
         return self if user.is_sysadmin else self.filter(project__in=user.memberships.values("project"))
 
     def due(self) -> Self:
-        """Those to be diagnosed, or once more: first those whose verdict is waited for, then the longest due."""
+        """Return incidents to diagnose: first those whose verdict is awaited, then the longest due."""
         is_first = Q(incarnation=None, version=0)
         return self.filter(due_at__lte=timezone.now()).order_by(Case(When(is_first, then=0), default=1), "due_at")
 
     def judged(self) -> Self:
-        """Those of which a person said what they came of, the newest first: the machine's word or another."""
+        """Return incidents whose cause a person has set, the newest first, whether it is the machine's or another."""
         return self.exclude(overruled_cause="").order_by("-pk")
 
     def with_job(self) -> Self:
@@ -33,16 +33,16 @@ class IncidentQuerySet(models.QuerySet["Incident"]):
         )
 
     def with_people(self) -> Self:
-        """With what a list says of whose it is, and who has said what of it."""
+        """Join what a list shows of people: project, owner, and who has overruled or published it."""
         people = ("project", "attempt__job__owner", "overruled_by", "published_by")
         return self.with_job().select_related(*people)
 
 
 class Incident(models.Model):
-    """The bad end of an attempt, or of an incarnation that started again in place.
+    """The bad end of an attempt, or of an incarnation that was restarted in place.
 
-    What is known of the cause is the newest version of the verdict (`Diagnosis`), copied here for lists and counts; a
-    person's word comes before it: `cause` is then theirs, and what the machine said is in its newest version.
+    The newest version of the verdict (`Diagnosis`) is copied here for lists and counts. A person's cause takes
+    precedence: `cause` is then theirs, and the machine's is in its newest version.
     """
 
     attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="incidents")
@@ -92,7 +92,7 @@ class Incident(models.Model):
             models.UniqueConstraint(fields=["attempt", "incarnation"], name="one_incident_an_incarnation"),
         )
         indexes = (
-            # SQLite takes a partial index only where the query says its condition in the same words, constants and all.
+            # SQLite uses a partial index only if the query has the same condition, constants included.
             models.Index(fields=["due_at"], condition=Q(due_at__isnull=False), name="incidents_due"),
             # Each alone answers which incidents a page of the list has (jobs.listing.incidents).
             models.Index(fields=["-at", "-id", "cause", "project"], name="incidents_by_time"),
@@ -119,12 +119,12 @@ class Incident(models.Model):
 
     @property
     def ended_its_attempt(self) -> bool:
-        """Whether it has a post-mortem; else the ranks were started again in place."""
+        """Return whether it ended its attempt and has a post-mortem; else the ranks were restarted in place."""
         return self.incarnation is None
 
 
 class Diagnosis(models.Model):
-    """One version of the verdict on an incident; all are kept."""
+    """A version of the verdict on an incident; all versions are stored."""
 
     incident = models.ForeignKey(Incident, models.CASCADE, related_name="diagnoses")
     version = models.PositiveIntegerField()

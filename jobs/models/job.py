@@ -1,4 +1,4 @@
-"""A job: what a person asked for."""
+"""Store a job: what a person requested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JobQuerySet(models.QuerySet["Job"]):
 
 
 class Job(models.Model):
-    """What a person asked for, as a validated spec. Its state is its latest attempt's, never a second copy."""
+    """A person's request, as a validated spec. Its state is its latest attempt's, never a second copy."""
 
     project = models.ForeignKey(Project, models.PROTECT, related_name="jobs")
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="jobs")
@@ -47,7 +47,7 @@ class Job(models.Model):
     disk_measured_at = models.DateTimeField(null=True, blank=True, db_index=True, help_text="Null: not measured yet.")
     disk_is_partial = models.BooleanField(default=False, help_text="There was more than one look could count.")
 
-    ATTACHED = "attached"  # the kind of those that somebody handed to Slurm past Vigil, which only follows them
+    ATTACHED = "attached"  # the kind of jobs that somebody submitted to Slurm outside Vigil, which only follows them
 
     objects = JobQuerySet.as_manager()
 
@@ -67,7 +67,7 @@ class Job(models.Model):
 
     @cached_property
     def tag_names(self) -> list[str]:
-        """Its tags; lists set them for all their jobs at once (jobs.listing.jobs)."""
+        """Return its tags; lists set them for all their jobs at once (jobs.listing.jobs)."""
         return sorted(self.tags.values_list("name", flat=True))
 
     @property

@@ -1,4 +1,4 @@
-"""The listing: of each job the few things that lists filter and sort by, kept by the database as it keeps an index."""
+"""Store the few columns of each job that lists filter and sort by, maintained by the database like an index."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from django.db import models
 
 
 class Listing(models.Model):
-    """A job's line of the listing. Written by triggers alone (jobs.listing.triggers): code reads it, never changes it.
+    """A job's row of the listing. Only triggers write it (jobs.listing.triggers): code reads it, never changes it.
 
     Filters and orders come from three tables: the job's, its latest attempt's and the project's. No index spans tables,
-    so without this one every list would look at every job there ever was (docs/decisions/0018).
+    so without this one every list would scan every job there ever was (docs/decisions/0018).
     """
 
     id = models.BigAutoField(primary_key=True, help_text="The job's.")
@@ -24,7 +24,7 @@ class Listing(models.Model):
     ended_at = models.DateTimeField(help_text="Likewise.")
 
     class Meta:
-        # Each begins with what is asked to be equal and ends in an order with the id: a page is one stretch of it.
+        # Each begins with the columns compared for equality and ends in an order by id: a page is one range of it.
         indexes = (
             models.Index(fields=["state", "id"], name="listing_state"),
             models.Index(fields=["name", "id"], name="listing_name"),

@@ -1,4 +1,4 @@
-"""What people write of a bad end: the narrative, what contributed to it, and what is to be done about it."""
+"""Store what people write about a bad end: the narrative, contributing factors, and follow-ups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PostMortem(models.Model):
 
 
 class FollowUp(models.Model):
-    """One thing that is to be done so that it does not happen again."""
+    """A task that people set themselves so that a failure does not recur."""
 
     postmortem = models.ForeignKey(PostMortem, models.CASCADE, related_name="follow_ups")
     text = models.CharField(max_length=300)

@@ -1,6 +1,6 @@
-"""What reliability is told from: failures, the time that nodes were held, and what of it was training that is kept.
+"""Store what reliability is computed from: failures, allocated node time, and how much training of it was useful.
 
-All of them outlive the job that they were counted of: a rate must not change because somebody tidies up.
+All rows outlive the job that they were counted from: a rate must not change because somebody deletes jobs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from portal.models import Project
 
 
 class Failure(models.Model):
-    """An incident as it is counted: a person's word on its cause before the machine's."""
+    """A counted incident: a person's cause takes precedence over the machine's."""
 
     incident = models.OneToOneField(Incident, models.SET_NULL, null=True, related_name="failure")
     at = models.DateTimeField()
@@ -46,7 +46,7 @@ class Failure(models.Model):
 
 
 class Held(models.Model):
-    """Seconds in which nodes were held by attempts that have closed, times GPUs in `gpu_s`.
+    """Seconds in which nodes were allocated to attempts that have closed, times GPUs in `gpu_s`.
 
     Each is in the row of its day and in that of its week, so that a year is read from few.
     """
@@ -61,7 +61,7 @@ class Held(models.Model):
 
 
 class NodeHeld(Held):
-    """One node, by whomever."""
+    """The allocated time of one node, in all projects."""
 
     node = models.CharField(max_length=255)
 
@@ -73,7 +73,7 @@ class NodeHeld(Held):
 
 
 class ProjectNodeHeld(Held):
-    """One node, by one project: for those who see their projects alone."""
+    """The allocated time of one node in one project, for people who see their projects alone."""
 
     project = models.ForeignKey(Project, models.CASCADE, related_name="+", db_index=False)
     node = models.CharField(max_length=255)
@@ -88,7 +88,7 @@ class ProjectNodeHeld(Held):
 
 
 class ProjectHeld(Held):
-    """All nodes of one partition together, by one project; and what became of the time of jobs that ended then."""
+    """The allocated time of a partition's nodes in one project, and how its ended jobs spent their time."""
 
     project = models.ForeignKey(Project, models.CASCADE, related_name="+", db_index=False)
     partition = models.CharField(max_length=255, blank=True)
@@ -106,9 +106,9 @@ class ProjectHeld(Held):
 
 
 class JobTime(models.Model):
-    """What became of the time of a job that has ended, over all its attempts: node-seconds, so that jobs add up.
+    """The time of a job that has ended, over all its attempts, in node-seconds, so that jobs add up.
 
-    The sums have it as it is here; where the job goes on, they lose this and get the new.
+    The sums include the values stored here; if the job continues, these are subtracted and the new ones added.
     """
 
     job = models.BigIntegerField(unique=True)
@@ -124,7 +124,7 @@ class JobTime(models.Model):
 
 
 class CadenceOrder(models.Model):
-    """Somebody's word that a job saves every so many steps from its next attempt on, whatever its spec says."""
+    """A request that a job saves every so many steps from its next attempt on, whatever its spec says."""
 
     job = models.OneToOneField(Job, models.CASCADE, related_name="cadence_order")
     every = models.PositiveIntegerField()

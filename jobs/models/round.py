@@ -1,17 +1,20 @@
-"""What a federation's server told: a row a round, a row a client, and how the data lie."""
+"""Store what a federation's server reports: a row per round, a row per client, and how the data are divided."""
 
 from __future__ import annotations
 
 from django.db import models
 
-from jobs.client_name import called
+from jobs.client_name import client_name
 from jobs.models.attempt import Attempt, Event
 from jobs.models.job import Job
 from training.federation.tables import NAME_LETTERS
 
 
 class Round(models.Model):
-    """One exchange of one attempt, as its newest incarnation did it. Counts are whole; `named` holds those named."""
+    """A round of one attempt, as its newest incarnation did it.
+
+    Counts are totals; `named` has the clients by name.
+    """
 
     attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="rounds", db_index=False)
     number = models.PositiveIntegerField()
@@ -38,21 +41,21 @@ class Round(models.Model):
 
     @property
     def counted(self) -> int:
-        """Clients whose updates counted."""
+        """Return the number of clients whose updates counted."""
         return self.trained + self.late
 
     @property
     def out(self) -> int:
-        """Clients whose updates came, and did not count."""
+        """Return the number of clients whose updates arrived and did not count."""
         return self.rejected + self.broken
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         return self.counted + self.dropped + self.rejected + self.broken
 
 
 class Client(models.Model):
-    """A federation's client: what it did whenever it was named, rounds that were done again included."""
+    """A federation's client: what it did whenever it was named, repeated rounds included."""
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="clients", db_index=False)
     number = models.PositiveIntegerField()
@@ -75,25 +78,25 @@ class Client(models.Model):
         constraints = (models.UniqueConstraint(fields=["job", "number"], name="one_row_a_client"),)
 
     def __str__(self) -> str:
-        return called(self.number, self.name)
+        return client_name(self.number, self.name)
 
     @property
     def seconds(self) -> float | None:
-        """Of its rounds, the mean."""
+        """Return the mean duration of its rounds."""
         return self.seconds_sum / self.timed if self.timed else None
 
     @property
     def out(self) -> int:
-        """How often its update came, and did not count."""
+        """Return how often its update arrived and did not count."""
         return self.rejected + self.broken
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         return self.trained + self.late + self.dropped + self.rejected + self.broken
 
 
 class ClientSplit(models.Model):
-    """The data of neighbouring clients by label: `counts` are uint32, a row a client from `first` on."""
+    """The data of neighbouring clients by label: `counts` are uint32, a row per client from `first` on."""
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="client_splits", db_index=False)
     first = models.PositiveIntegerField()
@@ -109,7 +112,7 @@ class ClientSplit(models.Model):
 
 
 class PendingRoundEvent(models.Model):
-    """An event of a federation's server that is stored, and whose rounds and clients are not in rows yet.
+    """A stored event of a federation's server whose rounds and clients have no rows yet.
 
     One event may bring 400 rounds, or the names of 6,000 clients: each gets a transaction of its own.
     """

@@ -1,4 +1,4 @@
-"""What a site adds to the catalogue of failures, and the replay that shows what an entry would change."""
+"""Store a site's own entries of the failure catalogue, and the replay that shows what an entry would change."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SiteEntry(models.Model):
 
 
 class SiteCatalogue(models.Model):
-    """The entries that counted from a moment on, for verdicts of before a change that are revised after it."""
+    """The entries in force from a moment on, for earlier verdicts that are revised after a change."""
 
     KEPT = timedelta(days=2)
 
@@ -64,13 +64,13 @@ class ReplayQuerySet(models.QuerySet["Replay"]):
 
 
 class Replay(models.Model):
-    """Past incidents diagnosed once more, as if one entry were there; their verdicts stay as they are.
+    """Past incidents diagnosed again as if one entry were in force; their verdicts do not change.
 
-    It goes on as long as somebody looks, in small pieces between which real incidents come first.
+    It continues as long as somebody watches, in small pieces between which real incidents come first.
     """
 
     KEPT = timedelta(days=1)
-    LEFT_AFTER = timedelta(seconds=60)  # without anybody looking
+    LEFT_AFTER = timedelta(seconds=60)  # without a viewer
 
     entry = models.JSONField(help_text="As its table in TOML.")
     instead_of = models.CharField(max_length=64, blank=True, help_text="The name of the entry whose place it takes.")

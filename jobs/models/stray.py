@@ -1,4 +1,4 @@
-"""A stray: what the scheduler may have, or has, of an attempt that does not want it."""
+"""Store a stray: a job in the scheduler, certain or possible, whose attempt has ended."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from jobs.models.attempt import Attempt
 
 
 class Stray(models.Model):
-    """A job of the scheduler's that came too late, to be cancelled until the scheduler confirms its end.
+    """A job that reached the scheduler too late, to be cancelled until the scheduler confirms its end.
 
-    Without a `scheduler_id` it is only feared: a submission whose answer was lost may still turn up under its key. Of
-    an array that is the sweep's, and `task` says which one of it.
+    Without a `scheduler_id` it is only suspected: a submission whose response was lost may still appear under its key.
+    For an array that is the sweep's key, and `task` the index within it.
     """
 
     attempt = models.ForeignKey(Attempt, models.SET_NULL, null=True, related_name="strays")

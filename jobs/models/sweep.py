@@ -1,4 +1,4 @@
-"""A sweep: jobs that differ in a few values."""
+"""Store a sweep: jobs that differ in a few values, submitted together."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def refusals_text(refused: Sequence[tuple[Mapping[str, Any], str]], combinations
     reasons: dict[str, str] = {}
     for values, message in refused:
         reasons.setdefault(_NUMBERS.sub("#", message), f"With {values_text(values)}: {message}")
-    some = list(reasons.values())[:NAMED_REFUSALS]
-    rest = [f"The sweep's page lists all {len(refused):,}."] if len(refused) > len(some) else []
-    return " ".join([lead, *some, *rest])
+    shown = list(reasons.values())[:NAMED_REFUSALS]
+    rest = [f"The sweep's page lists all {len(refused):,}."] if len(refused) > len(shown) else []
+    return " ".join([lead, *shown, *rest])
 
 
 _GOES_ON = Q(latest__ended_at=None) | Q(latest__decided_at=None)
@@ -55,7 +55,7 @@ class SweepQuerySet(models.QuerySet["Sweep"]):
 
 
 class Sweep(models.Model):
-    """What ties the jobs of a sweep together. Its state is theirs, never a second copy."""
+    """The jobs of a sweep as a group. Its state is theirs, never a second copy."""
 
     project = models.ForeignKey(Project, models.PROTECT, related_name="sweeps")
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="sweeps")
@@ -93,22 +93,22 @@ class Sweep(models.Model):
         return f"sweep {self.pk} {self.name}"
 
     def counts(self) -> dict[str, int]:
-        """How many of its jobs are in each state."""
+        """Return how many of its jobs are in each state."""
         rows = self.jobs.order_by().values_list("latest__state").annotate(count=Count("pk"))
         return {state: count for state, count in rows if state}
 
     @property
     def over(self) -> dict[str, list[Any]]:
-        """The values that it goes over, by path; the last path varies fastest."""
+        """Return the swept values by path; the last path varies fastest."""
         return dict(self.axes)
 
     def is_over(self) -> bool:
-        """Whether all of its jobs have ended, and Vigil starts none of them anew."""
+        """Return whether all of its jobs have ended and none will be restarted."""
         return not self.jobs.filter(_GOES_ON).exists()
 
 
-def standing(sweeps: Iterable[Sweep]) -> dict[int, tuple[dict[str, int], bool]]:
-    """By number, what `counts` and `is_over` say of each, in one query."""
+def states_of(sweeps: Iterable[Sweep]) -> dict[int, tuple[dict[str, int], bool]]:
+    """Return, by sweep id, the results of `counts` and `is_over` for all, in one query."""
     found: dict[int, tuple[dict[str, int], bool]] = {sweep.pk: ({}, True) for sweep in sweeps}
     jobs = Sweep.jobs.rel.related_model._default_manager.filter(sweep__in=list(found)).order_by()
     rows = jobs.values_list("sweep", "latest__state")

@@ -1,4 +1,4 @@
-"""What held GPUs did, added up by project and person."""
+"""Store what allocated GPUs did, added up by project and person."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class GpuHours(models.Model):
 
 
 class JobHours(models.Model):
-    """The GPU-seconds of one job over all its days: of one of Vigil's over all its attempts, else of the scheduler's.
+    """The GPU-seconds of one job over all its days; for a job of Vigil's over all its attempts.
 
-    So the jobs of many days are put in order without adding up all of their days first.
+    So the jobs of many days are sorted without adding up all of their days first.
     """
 
     scheduler_id = models.CharField(max_length=64, db_index=True, help_text="Of several attempts one's.")

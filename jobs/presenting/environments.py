@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jobs.disk.captured import Captured, Change, Ran, cpu_of, gpus_of
+from jobs.disk.captured import CapturedEnvironment, EnvironmentChange, EnvironmentDiff, cpu_of, gpus_of
 from vigil_core import formatting
 
 MAX_NAMED = 6  # changes named beside the attempt; all of them are behind it
@@ -36,12 +36,12 @@ class AttemptEnvironment:
         return self.changes[MAX_NAMED:]
 
 
-def attempt_environments(found: dict[int, Ran]) -> dict[int, AttemptEnvironment]:
+def attempt_environments(found: dict[int, EnvironmentDiff]) -> dict[int, AttemptEnvironment]:
     """Return each attempt's environment, by attempt number as in jobs.disk.provenance."""
     return {number: _attempt_environment(ran, found) for number, ran in found.items()}
 
 
-def _attempt_environment(ran: Ran, others: dict[int, Ran]) -> AttemptEnvironment:
+def _attempt_environment(ran: EnvironmentDiff, others: dict[int, EnvironmentDiff]) -> AttemptEnvironment:
     environment = ran.environment
     before = others[ran.since].environment if ran.since is not None else None
     same = bool(before and environment.packages and before.packages == environment.packages)
@@ -56,7 +56,7 @@ def _attempt_environment(ran: Ran, others: dict[int, Ran]) -> AttemptEnvironment
     )
 
 
-def sentence(environment: Captured) -> str:
+def sentence(environment: CapturedEnvironment) -> str:
     """Return a summary such as "Python 3.11.7, torch 2.13.0 (CPU), Linux 6.1.0; 212 packages"."""
     torch = environment.torch.partition("+")[0]
     parts = [
@@ -70,7 +70,7 @@ def sentence(environment: Captured) -> str:
     return f"{text}; {formatting.plural(count, 'package')}" if count else text
 
 
-def facts(environment: Captured) -> list[tuple[str, str]]:
+def facts(environment: CapturedEnvironment) -> list[tuple[str, str]]:
     """Return (title, value) pairs of everything that is known, except the packages."""
     e = environment
     memory = formatting.memory(e.memory_gib * 1024**3) if e.memory_gib else ""
@@ -89,7 +89,7 @@ def facts(environment: Captured) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if value]
 
 
-def _code(e: Captured) -> str:
+def _code(e: CapturedEnvironment) -> str:
     commit = f"commit {e.commit[:SHORT]}" if e.commit else ""
     if e.git:
         return _joined(e.git, e.ref if e.ref != e.commit else "", commit)
@@ -98,7 +98,7 @@ def _code(e: Captured) -> str:
     return _joined(sent, f"digest {e.digest[:SHORT]}" if e.digest else "")
 
 
-def _change_text(change: Change) -> str:
+def _change_text(change: EnvironmentChange) -> str:
     before, after = (_short(text) for text in (change.before, change.after))
     if not before or not after:
         return f"{change.what} {after or before} {'added' if after else 'removed'}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.client_name import called
+from jobs.client_name import client_name
 from training.federation.tables import STATES
 from vigil_core import formatting
 
@@ -139,7 +139,7 @@ def _matrix_row(number: int, owner: str, values: Sequence[int]) -> dict[str, Any
     times = {state: values.count(i) for i, state in enumerate(STATES)}
     trouble = _main_trouble(times)
     return {
-        "name": called(number, owner),
+        "name": client_name(number, owner),
         "short": str(number),
         "owner": owner,
         "note": trouble or _contribution_text(times),
@@ -183,7 +183,7 @@ def trouble_sentence(
     _, times, client, state, of = max(found)
     more = len({entry[2] for entry in found}) - 1
     others = f" {formatting.plural(more, 'more client has', 'more clients have')} problems." if more else ""
-    who = called(-client, names.get(-client, ""))
+    who = client_name(-client, names.get(-client, ""))
     return f"C{who[1:]} {_TROUBLES[state].format(k=times, m=of)}.{others}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.client_name import called
+from jobs.client_name import client_name
 from jobs.presenting.federation import COLOUR_COUNT, BarShare, counts_text, first_colour, legend, shares
 from training.federation.outline import DataOutline
 from training.federation.tables import QUANTILES
@@ -87,7 +87,7 @@ def _band(outline: DataOutline) -> ClientBand:
     many = len(outline.counts)
     if many <= COLUMNS:
         chosen, caption = np.arange(many), "Each column is a client"
-        ends = [called(client, outline.name(client)) for client in (0, many - 1)]
+        ends = [client_name(client, outline.name(client)) for client in (0, many - 1)]
     else:
         order = np.argsort(outline.sizes, kind="stable")
         chosen = order[np.linspace(0, many - 1, COLUMNS).astype(np.int64)]

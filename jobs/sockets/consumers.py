@@ -1,4 +1,4 @@
-"""The sockets of jobs: `/ws/jobs/<id>` follows one, `/ws/jobs` all that a person can see."""
+"""Serve the sockets of jobs: `/ws/jobs/<id>` follows one job, `/ws/jobs` all that a person can see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 
 from jobs import live
-from jobs.intake.standing import plain
+from jobs.intake.attempt_progress import json_float
 from jobs.models import Attempt, Job
 from jobs.sockets.relay import rank_audience, relay_for
 from portal import hub
@@ -32,7 +32,7 @@ HEARTBEAT_S = 10.0
 RECHECK_S = 30.0
 LISTS_S = 1.0  # lists hear at most this often
 
-NOT_SIGNED_IN, NOT_FOUND, GOING = 4401, 4404, 1001
+NOT_SIGNED_IN, NOT_FOUND, GOING_AWAY = 4401, 4404, 1001
 _places = sockets.Places()
 
 
@@ -41,7 +41,7 @@ def the_hub() -> Hub:
 
 
 class Socket(AsyncWebsocketConsumer):
-    """Common to both: tasks that live as long as the socket, and who it belongs to."""
+    """The base of both sockets: tasks that live as long as the socket, and who it belongs to."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -50,7 +50,7 @@ class Socket(AsyncWebsocketConsumer):
         self.has_place = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Nothing of a socket stays behind, however it ends: a peer may go in the middle of `begin`."""
+        """Clean up however the socket ends: a peer may go in the middle of `begin`."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -75,12 +75,12 @@ class Socket(AsyncWebsocketConsumer):
                 await self.close(NOT_FOUND)
 
     async def begin(self, user: User) -> bool:
-        """Join what this socket follows and start its tasks; False if there is nothing that the person may see."""
+        """Join what this socket follows and start its tasks. Return False if the person may see none of it."""
         raise NotImplementedError
 
     async def join(self, topic: str, send: Send, **options: Any) -> None:
         async def guarded(message: bytes | None) -> None:
-            await self._live(send(message))
+            await self._guard(send(message))
 
         self.listeners[topic] = await the_hub().join(topic, guarded, **options)
 
@@ -88,12 +88,12 @@ class Socket(AsyncWebsocketConsumer):
         await the_hub().leave(self.listeners.pop(topic))
 
     def start(self, *loops: Any) -> None:
-        self.tasks += [asyncio.create_task(self._live(loop)) for loop in loops]
+        self.tasks += [asyncio.create_task(self._guard(loop)) for loop in loops]
 
-    async def _live(self, work: Awaitable[None]) -> None:
+    async def _guard(self, work: Awaitable[None]) -> None:
         """Do some of the socket's work; a peer that has gone ends it without noise.
 
-        Whatever else ends it closes the socket too: one that nobody checks any more must not go on telling.
+        Any other error closes the socket, too: one that is no longer rechecked must not go on sending.
         """
         try:
             await work
@@ -102,25 +102,25 @@ class Socket(AsyncWebsocketConsumer):
         except Exception:
             logger.exception("A socket of %s is closed", self.scope.get("path"))
             with contextlib.suppress(Gone):
-                await self.close(GOING)
+                await self.close(GOING_AWAY)
 
-    async def say(self, **words: Any) -> None:
+    async def send_json(self, **words: Any) -> None:
         await self.send(text_data=msgspec.json.encode(words).decode())
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            await self.say(kind="heartbeat")
+            await self.send_json(kind="heartbeat")
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """Sockets only listen; whatever a page sends is ignored."""
+        """Ignore whatever a page sends: sockets only publish."""
 
 
 class JobSocket(Socket):
-    """One job: binary frames (jobs.live), or JSON with `?format=json`; `?rank=7` adds that rank's own points.
+    """The socket of a job: binary frames (jobs.live), or JSON with `?format=json`; `?rank=7` adds that rank's points.
 
-    Beside frames there are JSON texts: `hello` once the socket has joined (read history now: whatever is newer will
-    come), `heartbeat` every 10 s with the version, and `missed` when this reader was too slow and must read again.
+    Apart from frames there are JSON texts: `hello` once the socket has joined (read history now: whatever is newer will
+    come), `heartbeat` every 10 s with the version, and `missed` if this reader was too slow and must read again.
     """
 
     async def begin(self, user: User) -> bool:
@@ -134,13 +134,13 @@ class JobSocket(Socket):
         audience = rank_audience(rank) if rank else ""
         write = None if self.as_json else self.scope["write"]
         await self.join(live.job_topic(self.job_id), self._pass_on, audience=audience, write=write)
-        await self.say(kind="hello", **(await standing(self.job_id)))
+        await self.send_json(kind="hello", **(await shared_header(self.job_id)))
         self.start(self._beat(), self._recheck())
         return True
 
     async def _pass_on(self, frame: bytes | None) -> None:
         if frame is None:
-            await self.say(kind="missed")
+            await self.send_json(kind="missed")
         elif self.as_json:
             await self.send(text_data=as_json(frame))
         else:
@@ -149,7 +149,7 @@ class JobSocket(Socket):
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            await self.say(kind="heartbeat", **(await standing(self.job_id)))
+            await self.send_json(kind="heartbeat", **(await shared_header(self.job_id)))
 
     async def _recheck(self) -> None:
         while True:
@@ -165,13 +165,13 @@ class JobSocket(Socket):
 
 
 class JobsSocket(Socket):
-    """All jobs of the person's projects: `{"kind": "jobs", "jobs": […]}`, the newest line of each, once a second."""
+    """The socket of the person's jobs: `{"kind": "jobs", "jobs": […]}`, the newest line of each, once a second."""
 
     async def begin(self, user: User) -> bool:
         self.lines: dict[int, bytes] = {}
         await self._follow(await self._projects() or set())
-        await self.say(kind="hello")
-        self.start(self._tell(), self._beat(), self._recheck())
+        await self.send_json(kind="hello")
+        self.start(self._send_lines(), self._beat(), self._recheck())
         return True
 
     async def _follow(self, projects: set[int]) -> None:
@@ -183,11 +183,11 @@ class JobsSocket(Socket):
 
     async def _collect(self, line: bytes | None) -> None:
         if line is None:
-            await self.say(kind="missed")
+            await self.send_json(kind="missed")
         else:
             self.lines[msgspec.json.decode(line)["job"]] = line
 
-    async def _tell(self) -> None:
+    async def _send_lines(self) -> None:
         while True:
             await asyncio.sleep(LISTS_S)
             if self.lines:
@@ -211,36 +211,36 @@ class JobsSocket(Socket):
 
 
 class NoSocket(AsyncWebsocketConsumer):
-    """Any other address."""
+    """A socket for unknown addresses."""
 
     async def connect(self) -> None:
         await self.accept()
         await self.close(NOT_FOUND)
 
 
-_standing: dict[int, tuple[float, asyncio.Task[dict[str, Any]]]] = {}
+_headers: dict[int, tuple[float, asyncio.Task[dict[str, Any]]]] = {}
 
 
-async def standing(job_id: int) -> dict[str, Any]:
-    """A job's header as the database has it; sockets that ask within a second share one look."""
-    asked, look = _standing.get(job_id, (0.0, None))
-    if look is None or time.monotonic() - asked > 1 or look.get_loop() is not asyncio.get_running_loop():
-        if len(_standing) > 1_000:
-            _standing.clear()
-        look = asyncio.create_task(_look(job_id))
-        _standing[job_id] = (time.monotonic(), look)
-    return await asyncio.shield(look)
+async def shared_header(job_id: int) -> dict[str, Any]:
+    """Return a job's header from the database; sockets that request it within a second share one query."""
+    read_at, task = _headers.get(job_id, (0.0, None))
+    if task is None or time.monotonic() - read_at > 1 or task.get_loop() is not asyncio.get_running_loop():
+        if len(_headers) > 1_000:
+            _headers.clear()
+        task = asyncio.create_task(_read_header(job_id))
+        _headers[job_id] = (time.monotonic(), task)
+    return await asyncio.shield(task)
 
 
 @database_sync_to_async
-def _look(job_id: int) -> dict[str, Any]:
+def _read_header(job_id: int) -> dict[str, Any]:
     attempt = Attempt.objects.filter(job_id=job_id).order_by("-number").first()
     return live.header(attempt) if attempt else {}
 
 
 def as_json(frame: bytes) -> str:
-    """A frame for scripts: the same header, with the columns in their places."""
+    """Return a frame for scripts: the same header, with the columns in their places."""
     about, data = live.unpack(frame)
     for entry, columns in zip(about.get("series", ()), live.columns_of(about, data), strict=True):
-        entry.update({name: [plain(float(x)) for x in column] for name, column in columns.items()})
+        entry.update({name: [json_float(float(x)) for x in column] for name, column in columns.items()})
     return msgspec.json.encode(about).decode()

@@ -1,10 +1,10 @@
-"""`/ws/cluster`: what machines do, as their agents tell it; with `?node=NAME` all samples of that one.
+"""Serve `/ws/cluster`: what machines do, as their agents report it; with `?node=NAME` all samples of that one.
 
-Beside these there are `hello` once it has joined (read now: whatever is newer will come), `heartbeat` every 10 s, and
-`missed` when this reader was too slow and must read again. All are JSON; `{"kind": "machines", "machines": [line]}`
-comes once a second at most, with the newest line of each machine that told something (nodes.telemetry.live: its `gpus`
-stand here by NVML's index, null where nothing is told or it is somebody else's business), and
-`{"kind": "samples", …}` of one machine as it comes, with `{"kind": "happened", "happened": [kind]}` of its events.
+Apart from these there are `hello` once it has joined (read now: whatever is newer will come), `heartbeat` every 10 s,
+and `missed` if this reader was too slow and must read again. All are JSON; `{"kind": "machines", "machines": [line]}`
+comes once a second at most, with the newest line of each machine that has reported (nodes.telemetry.live: its `gpus`
+are by NVML's index, null where nothing is reported or the person may not see it), and `{"kind": "samples", …}` of one
+machine as it comes, with `{"kind": "happened", "happened": [kind]}` of its events.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from portal.http import sockets
 from portal.models import User
 
 MOST_GPUS = 64  # of a machine
-HIDDEN_S = 5.0  # after which a GPU that somebody else's job has got tells a stranger nothing more
+HIDDEN_S = 5.0  # how long a person may still see a GPU that was just allocated to a job hidden from them
 
 
 @dataclass
-class _Slots:
-    """Each GPU's index on its machine, by UUID: the same for all sockets of a process."""
+class _GpuIndexes:
+    """The index of each GPU on its machine, by UUID: shared by all sockets of a process."""
 
     index: dict[str, int] = field(default_factory=dict)
     read_at: float = -RECHECK_S
 
-    async def know(self, uuids: Iterable[str], *, after_s: float = LISTS_S) -> None:
-        """Read them anew where one is unknown, not more often than that."""
+    async def refresh(self, uuids: Iterable[str], *, after_s: float = LISTS_S) -> None:
+        """Read the indexes again if one is unknown, at most once every `after_s` seconds."""
         now = time.monotonic()
         if now - self.read_at > after_s and not all(uuid in self.index for uuid in uuids):
             self.read_at = now
@@ -51,11 +51,11 @@ class _Slots:
         return dict(rows)
 
 
-_slots = _Slots()
+_gpu_indexes = _GpuIndexes()
 
 
 class ClusterSocket(Socket):
-    """All machines, or one."""
+    """The socket of all machines, or of one."""
 
     async def begin(self, user: User) -> bool:
         self.lines: dict[str, dict[str, Any]] = {}
@@ -69,42 +69,42 @@ class ClusterSocket(Socket):
             await self.join(live.topic(agent_id), self._pass_on)
         else:
             await self.join(live.TOPIC, self._collect)
-        await self.say(kind="hello")
-        self.start(self._beat(), self._recheck(), *([] if self.node else [self._tell()]))
+        await self.send_json(kind="hello")
+        self.start(self._beat(), self._recheck(), *([] if self.node else [self._send_lines()]))
         return True
 
     async def _pass_on(self, message: bytes | None) -> None:
-        """One machine's samples."""
+        """Pass on one machine's samples."""
         if message is None:
-            await self.say(kind="missed")
+            await self.send_json(kind="missed")
             return
-        told = msgspec.json.decode(message)
-        if "happened" in told:
-            await self.say(kind="happened", **told)
+        sample = msgspec.json.decode(message)
+        if "happened" in sample:
+            await self.send_json(kind="happened", **sample)
             return
-        for row, uuid in enumerate(told["gpus"]):
+        for row, uuid in enumerate(sample["gpus"]):
             if uuid in self.hidden:
-                for column in told["columns"].values():
+                for column in sample["columns"].values():
                     column[row] = [None] * len(column[row])
-        await self.say(kind="samples", **told)
+        await self.send_json(kind="samples", **sample)
 
     async def _collect(self, message: bytes | None) -> None:
         if message is None:
-            await self.say(kind="missed")
+            await self.send_json(kind="missed")
             return
         line = msgspec.json.decode(message)
         uuids = line.pop("uuids")
-        await _slots.know(uuids)
+        await _gpu_indexes.refresh(uuids)
         values = dict(zip(uuids, line["gpus"], strict=False))
-        line["gpus"] = _by_index({uuid: told for uuid, told in values.items() if uuid not in self.hidden})
+        line["gpus"] = _by_index({uuid: value for uuid, value in values.items() if uuid not in self.hidden})
         self.lines[line["node"]] = line
 
-    async def _tell(self) -> None:
+    async def _send_lines(self) -> None:
         while True:
             await asyncio.sleep(LISTS_S)
             if self.lines:
                 lines, self.lines = self.lines, {}
-                await self.say(kind="machines", machines=list(lines.values()))
+                await self.send_json(kind="machines", machines=list(lines.values()))
 
     async def _recheck(self) -> None:
         while True:
@@ -114,7 +114,7 @@ class ClusterSocket(Socket):
                 await self.close(NOT_SIGNED_IN if not self.node else NOT_FOUND)
                 return
             self.hidden = hidden
-            await _slots.know([""], after_s=RECHECK_S)
+            await _gpu_indexes.refresh([""], after_s=RECHECK_S)
 
     @database_sync_to_async
     def _agent_id(self) -> int | None:
@@ -122,7 +122,7 @@ class ClusterSocket(Socket):
 
     @database_sync_to_async
     def _hidden(self) -> set[str] | None:
-        """What is hidden from this person now; None: nobody is signed in any more."""
+        """Return the GPUs that are hidden from this person now; None if nobody is signed in any more."""
         user = sockets.still(self.scope)
         if not isinstance(user, User):
             return None
@@ -130,5 +130,5 @@ class ClusterSocket(Socket):
 
 
 def _by_index(values: dict[str, Any]) -> list[Any]:
-    placed = {_slots.index[uuid]: told for uuid, told in values.items() if uuid in _slots.index}
+    placed = {_gpu_indexes.index[uuid]: value for uuid, value in values.items() if uuid in _gpu_indexes.index}
     return [placed.get(index) for index in range(max(placed, default=-1) + 1)]

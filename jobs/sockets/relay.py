@@ -1,4 +1,4 @@
-"""What a web process makes of a job's messages for the sockets that follow it: frames, bands, single ranks."""
+"""Turn a job's messages into what sockets receive from a web process: frames, bands, single ranks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from portal.series.bands import PATIENCE_S, Band, Gathering
 Key = tuple[int, str, int]  # attempt, series, incarnation
 Run = tuple[str, int, int, NDArray[Any], NDArray[Any]]  # series, incarnation, rank, step, value
 
-KEPT = SERIES  # series and incarnations whose bands are being made at once
+MAX_BANDS = SERIES  # series and incarnations with bands in the making
 COLUMNS = 2**17  # of ranks in all of these: 600 MB
 EARLY = 64  # messages that may come while a relay opens
 
 
 def relay_for(topic: str) -> Relay:
-    """The relay of a topic, for the hub."""
+    """Return the relay of a topic, for the hub."""
     kind, _, number = topic.removeprefix("vigil:").partition(":")
     return JobRelay(int(number)) if kind == "job" else Plain()
 
@@ -37,7 +37,7 @@ def rank_audience(rank: int) -> str:
 
 
 class JobRelay:
-    """One job's messages: rank 0's frame goes on as it is; the other ranks' points become bands."""
+    """The relay of a job's messages: rank 0's frame is passed on as it is; the other ranks' points become bands."""
 
     def __init__(self, job_id: int) -> None:
         self.job_id = job_id
@@ -47,22 +47,22 @@ class JobRelay:
 
     async def open(self) -> None:
         """Begin with what the ranks reported last: their other halves are still to come."""
-        # Gathered in a thread, where nobody else looks: `feed` and `tick` go on meanwhile.
+        # Gathered in a thread on private data: `feed` and `tick` continue meanwhile.
         about, gathering = await database_sync_to_async(self._catch_up)()
         self._about, self._gathering = about, gathering
         early, self._early = self._early or (), None
         for message in early:
-            self._take(*live.split(message))
+            self._add(*live.split(message))
         self._make_room()
 
     def feed(self, message: bytes, audiences: set[str]) -> Iterator[Item]:
         frame, block = live.split(message)
-        # Sent before the rest is so much as read: nobody waits for bands, or lacks the frame where they cannot be made.
+        # Sent before the rest is even parsed: no reader waits for bands, or lacks the frame if they cannot be made.
         yield "", frame
-        if self._early is not None:  # bands come once it is open: before that nobody has been let in
+        if self._early is not None:  # bands come once it is open: before that there are no readers
             self._early.append(message)
             return
-        runs, touched = self._take(frame, block)
+        runs, touched = self._add(frame, block)
         yield from self._single_ranks(runs, audiences)
         complete = {key: self._gathering[key].complete(steps) for key, steps in touched.items()}
         self._make_room()
@@ -72,50 +72,50 @@ class JobRelay:
         now = time.monotonic()
         yield from self._frames({key: gathering.overdue(now) for key, gathering in self._gathering.items()})
 
-    def _take(self, frame: bytes, block: bytes) -> tuple[list[Run], dict[Key, set[int]]]:
-        """Gather a message's points; answers those of all ranks but 0, and which steps were touched."""
+    def _add(self, frame: bytes, block: bytes) -> tuple[list[Run], dict[Key, set[int]]]:
+        """Gather a message's points. Return those of all ranks but 0, and which steps were touched."""
         self._about, columns = live.unpack(frame)
         now, attempt = time.monotonic(), self._about["attempt"]
-        touched = _gather(self._gathering, attempt, _own(self._about, columns), now)
+        touched = _gather(self._gathering, attempt, _rank_0_runs(self._about, columns), now)
         runs = list(_runs(*live.unpack(block))) if block else []
         for key, steps in _gather(self._gathering, attempt, runs, now).items():
             touched.setdefault(key, set()).update(steps)
         return runs, touched
 
     def _make_room(self) -> None:
-        """Nobody says when a series or an incarnation is over, so those reported longest ago go."""
+        """Drop the bands reported longest ago: nothing announces the end of a series or an incarnation."""
         columns = sum(gathering.columns for gathering in self._gathering.values())
         for key in list(self._gathering):
-            if len(self._gathering) <= KEPT and columns <= COLUMNS:
+            if len(self._gathering) <= MAX_BANDS and columns <= COLUMNS:
                 return
             columns -= self._gathering.pop(key).columns
 
     def _frames(self, bands: dict[Key, Band | None]) -> Iterator[Item]:
-        """One frame with the bands of each attempt (as good as always there is one)."""
+        """Yield one frame with the bands of each attempt; almost always there is only one."""
         for attempt in {key[0] for key, band in bands.items() if band}:
-            mine = {key: band for key, band in bands.items() if band and key[0] == attempt}
+            bands_of_attempt = {key: band for key, band in bands.items() if band and key[0] == attempt}
             entries = [
                 {"name": name, "kind": "band", "incarnation": incarnation, "n": len(band)}
-                for (_, name, incarnation), band in mine.items()
+                for (_, name, incarnation), band in bands_of_attempt.items()
             ]
             flat = []
-            for band in mine.values():
+            for band in bands_of_attempt.values():
                 flat += [band.step.astype("<f8"), *map(live.narrow, (band.min, band.median, band.max, band.worst))]
-            # Its version was told with the frame: without `extra` a page would drop the band as nothing new.
+            # The frame already had this version: without `extra` a page would drop the band as a repetition.
             about = {**self._about, "attempt": attempt, "extra": True, "events": [], "series": entries}
             yield "", live.pack(about, *flat)
 
     def _single_ranks(self, runs: list[Run], audiences: set[str]) -> Iterator[Item]:
-        """What goes to those who asked to see one rank besides."""
+        """Yield the points of single ranks for readers who requested one."""
         for audience in audiences - {""}:
-            mine = [run for run in runs if rank_audience(run[2]) == audience]
-            if not mine:
+            runs_of_rank = [run for run in runs if rank_audience(run[2]) == audience]
+            if not runs_of_rank:
                 continue
             entries = [
                 {"name": name, "kind": "value", "rank": rank, "incarnation": incarnation, "n": len(step)}
-                for name, incarnation, rank, step, _ in mine
+                for name, incarnation, rank, step, _ in runs_of_rank
             ]
-            flat = [column for *_, step, value in mine for column in (step.astype("<f8"), value.astype("<f4"))]
+            flat = [column for *_, step, value in runs_of_rank for column in (step.astype("<f8"), value.astype("<f4"))]
             yield audience, live.pack({**self._about, "extra": True, "events": [], "series": entries}, *flat)
 
     def _catch_up(self) -> tuple[dict[str, Any], dict[Key, Gathering]]:
@@ -134,7 +134,7 @@ class JobRelay:
 
 
 def _gather(into: dict[Key, Gathering], attempt: int, runs: Iterable[Run], now: float) -> dict[Key, set[int]]:
-    """Add the points of these runs; answers the steps that each series and incarnation got."""
+    """Add the points of these runs. Return the steps that each series and incarnation got."""
     touched: dict[Key, set[int]] = {}
     for name, incarnation, rank, step, value in runs:
         key = (attempt, name, incarnation)
@@ -145,15 +145,15 @@ def _gather(into: dict[Key, Gathering], attempt: int, runs: Iterable[Run], now: 
     return touched
 
 
-def _own(about: dict[str, Any], data: memoryview) -> Iterator[Run]:
-    """Rank 0's points in a frame."""
+def _rank_0_runs(about: dict[str, Any], data: memoryview) -> Iterator[Run]:
+    """Yield rank 0's points in a frame."""
     for entry, columns in zip(about["series"], live.columns_of(about, data), strict=True):
         if entry["rank"] == 0:
             yield entry["name"], entry["incarnation"], 0, *_wide(columns)
 
 
 def _runs(about: dict[str, Any], data: memoryview) -> Iterator[Run]:
-    """The points in a block of other ranks, run by run."""
+    """Yield the points in a block of other ranks, run by run."""
     for entry, columns in zip(about["series"], live.columns_of(about, data), strict=True):
         step, value = _wide(columns)
         start = 0

@@ -1,4 +1,4 @@
-"""Somebody's own code in a specification: a program of their own, or what clients of a federation have and do."""
+"""Describe a user's own code in a specification: a program, or the parts of a federation."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from jobs.spec import values
-from jobs.spec.part import Part
+from jobs.spec.table import SpecTable
 
 
-class Code(Part):
-    """Somebody's own files: a directory that is packed and sent along, or a commit that is fetched as the job runs."""
+class Code(SpecTable):
+    """A user's files: a directory that is packed and uploaded, or a commit that is fetched when the job runs."""
 
     KIND: ClassVar[str]
     """The kind of job that it is for."""
@@ -29,18 +29,18 @@ class Code(Part):
     )
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
+    def _check_source(self) -> Self:
         if self.git and self.directory:
             raise ValueError("directory and git are both given. Keep one of them.")
         if not self.git and not self.directory:
-            raise ValueError('The program comes from nowhere. Give directory = "." or git = "https://…" and a ref.')
+            raise ValueError('No source for the program is given. Set directory = "." or git = "https://…" and a ref.')
         if self.git and not self.ref:
             raise ValueError('git needs a ref: ref = "main", a tag or a commit.')
         return self
 
 
 class Script(Code):
-    """Somebody's own program, one process a rank, with torchrun's environment."""
+    """A user's program, one process per rank, with torchrun's environment."""
 
     KIND: ClassVar[str] = "script"
     TABLE: ClassVar[str] = "script"
@@ -64,7 +64,7 @@ class Script(Code):
 
 
 class ClientCode(Code):
-    """What clients of a federation have and do, or what the server does, as somebody wrote it."""
+    """A user's parts of a federation: clients, algorithm, aggregation, selection or split."""
 
     KIND: ClassVar[str] = "federated"
     TABLE: ClassVar[str] = "client"

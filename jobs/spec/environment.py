@@ -1,4 +1,4 @@
-"""What a job's Python is and what is set around it: of the site, of a project, of a job; the nearer wins."""
+"""Describe a job's Python environment, of site, project and job; the nearest one wins."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from jobs.errors import Problem, SpecError
 from jobs.spec import values
-from jobs.spec.part import Part
+from jobs.spec.error_messages import problems_of
+from jobs.spec.table import SpecTable
 from jobs.spec.toml import read_toml
-from jobs.spec.wording import problems_of
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}\Z")
 _MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,199}\Z")
@@ -24,7 +24,7 @@ _APPTAINER = ("docker://", "oras://", "library://", "shub://")
 def _conda(value: str) -> str:
     if value and not (_NAME.match(value) or (_PATH.match(value) and value.isprintable())):
         raise ValueError(
-            f'"{value[:80]}" is no environment of conda. Write its name, or its folder: "/shared/envs/mine".'
+            f'"{value[:80]}" is not a conda environment. Write its name, or its folder: "/shared/envs/mine".'
         )
     return value
 
@@ -32,14 +32,14 @@ def _conda(value: str) -> str:
 def _modules(value: list[str]) -> list[str]:
     for name in value:
         if not _MODULE.match(name):
-            raise ValueError(f'"{name[:80]}" is no module. Write its name as module avail shows it, like cuda/12.4.')
+            raise ValueError(f'"{name[:80]}" is not a module. Write its name as module avail shows it, like cuda/12.4.')
     return value
 
 
 def _container(value: str) -> str:
     if value and not _IMAGE.match(value):
         raise ValueError(
-            f'"{value[:80]}" is no image. Write one like nvcr.io/nvidia/pytorch:24.10-py3, or the path of a .sif file.'
+            f'"{value[:80]}" is not an image. Write one like nvcr.io/nvidia/pytorch:24.10-py3, or a path to a .sif.'
         )
     return value
 
@@ -50,12 +50,12 @@ def _mounts(value: list[str]) -> list[str]:
         target, _, mode = rest.partition(":")
         good = _PATH.match(source) and (not rest or _PATH.match(target)) and mode in {"", "ro", "rw"}
         if not good or mount.endswith(":") or not mount.isprintable():
-            raise ValueError(f'"{mount[:80]}" is no mount. Write "/data", "/data:/mnt/data" or "/data:/data:ro".')
+            raise ValueError(f'"{mount[:80]}" is not a mount. Write "/data", "/data:/mnt/data" or "/data:/data:ro".')
     return value
 
 
-class Environment(Part):
-    """What is not said here is as the project or the site has it; "" says: none."""
+class Environment(SpecTable):
+    """A Python environment. A value that is not set is inherited from the project or the site; "" sets none."""
 
     python: Annotated[str, AfterValidator(values.python)] | None = Field(
         default=None,
@@ -83,7 +83,7 @@ class Environment(Part):
     )
 
     @model_validator(mode="after")
-    def _one_python(self) -> Self:
+    def _check_interpreter(self) -> Self:
         if self.conda and (self.container or self.python):
             other = "container" if self.container else "python"
             raise ValueError(f"conda and {other} are both given. Keep one of them.")
@@ -91,32 +91,32 @@ class Environment(Part):
 
     @classmethod
     def parse_toml(cls, text: str) -> Environment:
-        """A table of its own, as a site's file and a project have it; SpecError if it does not hold."""
+        """Parse a table of its own, as a site's file and a project have it. Raises SpecError if it is invalid."""
         data = read_toml(text)
         try:
             return cls.model_validate(data)
         except ValidationError as error:
             raise SpecError(Problem(p.field, p.message) for p in problems_of(error, cls, data)) from None
 
-    def over(self, beneath: Environment) -> Environment:
-        """Lays this one over another: what it says counts, and else what is beneath it.
+    def merged_over(self, base: Environment) -> Environment:
+        """Return this environment merged over another: values that it sets replace those of `base`.
 
-        Where the interpreter comes from is one thing: a container here takes no Python from beneath. Mounts add up,
-        variables, too; modules are as the nearest says.
+        Python, conda and container are one choice: a container here takes no Python from `base`. Mounts and variables
+        add up; the nearest list of modules counts alone.
         """
-        found = beneath.model_dump()
-        mine = {name: value for name, value in self.model_dump().items() if value is not None}
-        if mine.keys() & {"python", "conda", "container"}:
+        found = base.model_dump()
+        changes = {name: value for name, value in self.model_dump().items() if value is not None}
+        if changes.keys() & {"python", "conda", "container"}:
             found |= {"python": None, "conda": None, "container": None}
-        if "mounts" in mine:
-            mine["mounts"] = list(dict.fromkeys([*(beneath.mounts or ()), *mine["mounts"]]))
-        if "env" in mine:
-            mine["env"] = {**(beneath.env or {}), **mine["env"]}
-        return Environment.model_construct(**found | mine)
+        if "mounts" in changes:
+            changes["mounts"] = list(dict.fromkeys([*(base.mounts or ()), *changes["mounts"]]))
+        if "env" in changes:
+            changes["env"] = {**(base.env or {}), **changes["env"]}
+        return Environment.model_construct(**found | changes)
 
     @property
     def runs_in(self) -> str:
-        """pyxis, apptainer, or "" outside any container."""
+        """Return pyxis, apptainer, or "" outside any container."""
         if not self.container:
             return ""
         is_file = self.container.endswith(".sif") or self.container.startswith(_APPTAINER)
@@ -124,7 +124,7 @@ class Environment(Part):
 
     @property
     def image(self) -> str:
-        """The image as its engine wants it: pyxis has a # after the registry, apptainer says where it comes from."""
+        """Return the image as its engine expects it: pyxis has a # after the registry, apptainer a scheme."""
         image = self.container or ""
         if not image or image.startswith("/") or "://" in image:
             return image

@@ -1,4 +1,4 @@
-"""A job's specification, by field: what there is to ask for, with defaults, bounds and the words of the form."""
+"""Define a job's specification, by field, with defaults, bounds and the texts of the form."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from jobs.errors import Problem, SpecError
 from jobs.spec import restarts, slurm, values
 from jobs.spec.code import ClientCode, Code, Script
 from jobs.spec.environment import Environment
-from jobs.spec.mending import mended, standing
-from jobs.spec.part import Part
+from jobs.spec.error_messages import problems_of
+from jobs.spec.remaining_problems import independent_problems, validate_rest
 from jobs.spec.resources import Resources
+from jobs.spec.table import SpecTable
 from jobs.spec.toml import read_toml
-from jobs.spec.wording import problems_of
 from training.config import choices
 from training.config.asked import Asked
 from training.config.run_config import RunConfig
@@ -38,8 +38,8 @@ RUNS: dict[str, type[Asked]] = {model.KIND: model for model in (RunConfig, Feder
 MAX_DEPTH = 8  # tables in tables
 
 
-class Restart(Part):
-    """How often it may be started anew after a failure."""
+class Restart(SpecTable):
+    """[restart]: how often the job may be restarted after a failure."""
 
     max_restarts: int = Field(
         default=3, ge=0, le=100, title="Restarts at most", description="New attempts after a failure."
@@ -62,8 +62,8 @@ class Restart(Part):
 _HALF = re.compile("[\ud800-\udfff]")
 
 
-class JobSpec(Part):
-    """What a person asks for."""
+class JobSpec(SpecTable):
+    """A job's specification: what a person requests."""
 
     name: Annotated[str, AfterValidator(values.name)] = Field(
         title="Name", description="Letters, digits, dots, dashes."
@@ -96,7 +96,7 @@ class JobSpec(Part):
     @model_validator(mode="before")
     @classmethod
     def _parts_of_kind(cls, data: Any) -> Any:
-        """Every kind has its own part; the trainer's may be left out, it has defaults for everything."""
+        """Give every kind its own part; the trainer's may be left out, as all its fields have defaults."""
         if isinstance(data, dict):
             data = {key: value for key, value in data.items() if key not in {"script", "client"} or value is not None}
             if data.get("kind", "distributed") in RUNS and data.get("run") is None:
@@ -108,18 +108,18 @@ class JobSpec(Part):
     @field_validator("run", mode="before")
     @classmethod
     def _of_its_kind(cls, table: Any, info: ValidationInfo) -> Any:
-        """A table is read as what its kind asks for, so that what is wrong is told of that alone."""
+        """Parse [run] as the table of its kind, so that errors are reported against that alone."""
         model = RUNS.get(info.data.get("kind", ""), RunConfig)
         return model.model_validate(table) if isinstance(table, dict) else table
 
     @property
     def code(self) -> Code | None:
-        """What comes along of somebody's own; None: Vigil's code alone is run."""
+        """Return the user's own code, or None if only Vigil's runs."""
         return self.script or self.client
 
     @property
     def entries(self) -> dict[str, str]:
-        """The files that its code has to have, by the field that names each."""
+        """Return the files that its code must contain, by the field that names each."""
         if self.script is not None:
             return {"script.entry": self.script.entry}
         if self.client is None or not isinstance(self.run, FederationConfig):
@@ -128,67 +128,70 @@ class JobSpec(Part):
 
     @property
     def world_size(self) -> int:
-        """Ranks in all, at the smallest number of nodes."""
+        """Return the number of ranks at the smallest number of nodes."""
         return self.resources.local_world_size * self.resources.min_nodes
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> JobSpec:
-        """Reads plain values (JSON, TOML, a form), or raises SpecError with every problem found."""
+        """Parse plain values (JSON, TOML, a form). Raises SpecError with every problem found."""
         if data.get("kind") == "attached":
             fix = "Start it with sbatch, with `vigil attach -- COMMAND` in its script, or `vigil attach NUMBER` later."
-            raise SpecError.at("kind", f"attached jobs are those that Vigil did not submit. {fix}")
-        if problems := list(_unkeepable("", data)):
+            raise SpecError.at("kind", f"attached jobs are jobs that Vigil did not submit. {fix}")
+        if problems := list(_unstorable("", data)):
             raise SpecError(problems)
         try:
             spec = cls.model_validate(data)
         except ValidationError as error:
             raise SpecError(cls._all_problems(data, problems_of(error, cls, data))) from None
-        if problems := list(spec._across()):
+        if problems := list(spec._cross_field_problems()):
             raise SpecError(problems)
         return spec
 
     @classmethod
     def _all_problems(cls, data: dict[str, Any], problems: list[Problem]) -> list[Problem]:
-        """The problems of single fields, and what can be told without these."""
-        if told := list(_of_what_kind(data, problems)):
-            return told
-        rest, more = mended(cls, data, problems)
+        """Return the problems of single fields, and those that can be found without these."""
+        if kind_problems := list(_kind_first(data, problems)):
+            return kind_problems
+        rest, more = validate_rest(cls, data, problems)
         found = [*problems, *more]
-        return [*found, *standing(cls, rest._across(), found, data.get("kind"))] if rest is not None else found
+        return (
+            [*found, *independent_problems(cls, rest._cross_field_problems(), found, data.get("kind"))]
+            if rest is not None
+            else found
+        )
 
     @classmethod
     def parse_toml(cls, text: str) -> JobSpec:
-        """Reads TOML as a person writes it."""
+        """Parse TOML as a person writes it."""
         return cls.parse(read_toml(text))
 
     def settled(self, *, now: datetime, zone: tzinfo) -> JobSpec:
-        """The specification as it is kept once it is submitted: with the moment that "+2h" means now."""
+        """Return the specification as it is stored once it is submitted: with the moment that "+2h" means now."""
         if not self.resources.begin:
             return self
         begin = slurm.absolute(self.resources.begin, now=now, zone=zone)
         return self.model_copy(update={"resources": self.resources.model_copy(update={"begin": begin})})
 
-    def _across(self) -> list[Problem]:
-        """What no single field can tell."""
-        return [*self.resources.across(), *self._across_kind()]
+    def _cross_field_problems(self) -> list[Problem]:
+        """Return the problems that no single field can show."""
+        return [*self.resources.cross_field_problems(), *self._kind_problems()]
 
-    def _across_kind(self) -> list[Problem]:
+    def _kind_problems(self) -> list[Problem]:
         if self.client is not None and self.kind != "federated":
-            return [Problem("client", "[client] is for kind = federated. Take it out, or change the kind.")]
+            return [Problem("client", "[client] is for kind = federated. Remove it, or change the kind.")]
         if self.kind == "script":
             if self.run is not None:
-                return [Problem("run", "[run] is what Vigil trains. Take it out, or change the kind.")]
+                return [Problem("run", "[run] configures Vigil's trainer. Remove it, or change the kind.")]
             if self.script is None:
                 missing = 'Missing. Write [script] with directory = "." and entry = "train.py".'
                 return [Problem("script", missing)]
             return []
         if self.script is not None:
-            return [Problem("script", "[script] is for kind = script. Take it out, or change the kind.")]
+            return [Problem("script", "[script] is for kind = script. Remove it, or change the kind.")]
         if isinstance(self.run, FederationConfig):
-            if problems := list(self._across_client(self.run)):
+            if problems := list(self._client_problems(self.run)):
                 return problems
-            told = federation.problems(self.run, self.world_size)
-            return [Problem(f"run.{p.field}", p.message) for p in told]
+            return [Problem(f"run.{p.field}", p.message) for p in federation.problems(self.run, self.world_size)]
         assert self.run is not None
         full = self.resources.local_world_size * self.resources.max_nodes
         found = list(checking.problems(self.run, full))
@@ -197,18 +200,18 @@ class JobSpec(Part):
             found = list(checking.problems(self.run, self.world_size, lacking=True))
         return [Problem(f"run.{p.field}", p.message) for p in found]
 
-    def _across_client(self, run: FederationConfig) -> Iterator[Problem]:
+    def _client_problems(self, run: FederationConfig) -> Iterator[Problem]:
         if self.client is None and run.custom:
             part = run.custom[0]
             where = f"where {part.file} with {part.functions} is"
             yield Problem("client", f'Missing. Write [client] with directory = ".", {where}.')
         if self.client is not None and not run.custom:
             lines = choices.either([part.line for part in custom.PARTS])
-            yield Problem("client", f"Nothing uses it. Write {lines}, or take it out.")
+            yield Problem("client", f"It is not used. Write {lines}, or remove it.")
 
 
-def _of_what_kind(data: dict[str, Any], problems: list[Problem]) -> Iterator[Problem]:
-    """Where the kind is wrong, or a federation's is left out: that, and what is wrong whatever the kind is."""
+def _kind_first(data: dict[str, Any], problems: list[Problem]) -> Iterator[Problem]:
+    """Yield a wrong or missing kind first, and only those problems that do not depend on the kind."""
     run = data.get("run")
     if "kind" not in data and isinstance(run, dict):
         theirs = [name for name in run if name in FederationConfig.model_fields and name not in RunConfig.model_fields]
@@ -221,20 +224,20 @@ def _of_what_kind(data: dict[str, Any], problems: list[Problem]) -> Iterator[Pro
     yield from (problem for problem in problems if problem.field.partition(".")[0] not in {"run", "script", "client"})
 
 
-def _unkeepable(place: str, value: object, depth: int = 0) -> Iterator[Problem]:
-    """Strings with what no database, environment or argument can hold: NUL, or half of a pair of surrogates.
+def _unstorable(place: str, value: object, depth: int = 0) -> Iterator[Problem]:
+    """Yield strings that no database, environment or argument can hold: with NUL or a lone surrogate.
 
-    Nothing valid lies deep.
+    No valid value is nested deeply.
     """
     if isinstance(value, str):
         if "\0" in value:
-            yield Problem(place, "has a NUL character in it. Take it out.")
+            yield Problem(place, "contains a NUL character. Remove it.")
         elif _HALF.search(value):
-            yield Problem(place, "has half of a surrogate pair in it, which is no character. Take it out.")
+            yield Problem(place, "contains a lone surrogate, which is not a character. Remove it.")
     if depth > MAX_DEPTH or not isinstance(value, Mapping | list | tuple):
         return
     for name, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
         if isinstance(name, str) and _HALF.search(name):
-            yield Problem(place, "has a name with half of a surrogate pair in it. Take it out.")
+            yield Problem(place, "contains a name with a lone surrogate. Remove it.")
         else:
-            yield from _unkeepable(f"{place}.{name}".strip("."), inner, depth + 1)
+            yield from _unstorable(f"{place}.{name}".strip("."), inner, depth + 1)

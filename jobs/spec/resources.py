@@ -1,4 +1,4 @@
-"""What a job asks its scheduler for, with what follows of it: ranks, nodes at least and at most, seconds."""
+"""Define what a job requests of its scheduler, with what follows from it: ranks, bounds on nodes, seconds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from jobs.errors import Problem
 from jobs.spec import slurm, values
-from jobs.spec.part import Part
+from jobs.spec.table import SpecTable
 
 
-class Resources(Part):
-    """What the scheduler is asked for."""
+class Resources(SpecTable):
+    """[resources]: what the scheduler is to allocate."""
 
     nodes: Annotated[int | str, BeforeValidator(values.nodes)] = Field(
         default=1, title="Nodes", description='How many, or "min:max" for an elastic job.'
@@ -83,7 +83,7 @@ class Resources(Part):
 
     @property
     def least_allocated(self) -> int:
-        """Nodes that the scheduler is asked for at least: spares, too."""
+        """Return the least number of nodes to allocate, spares included."""
         return self.min_nodes + self.spares
 
     @property
@@ -91,13 +91,13 @@ class Resources(Part):
         return self.max_nodes + self.spares
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the loss of a node does not end its allocation: it goes on in those that are left."""
+    def is_elastic(self) -> bool:
+        """Return whether the allocation survives the loss of a node: the job continues on the others."""
         return self.max_nodes > self.min_nodes or self.spares > 0
 
     @property
     def local_world_size(self) -> int:
-        """Ranks on each node."""
+        """Return the number of ranks on each node."""
         return self.gpus_per_node or self.ranks_per_node
 
     @property
@@ -114,17 +114,21 @@ class Resources(Part):
 
     @property
     def begin_at(self) -> datetime | None:
-        """The moment, of a job that was submitted: its offset is written down then."""
+        """Return when a submitted job may begin: its offset was stored with it."""
         return datetime.fromisoformat(self.begin) if self.begin else None
 
-    def across(self) -> Iterator[Problem]:
-        """What no single field can tell."""
+    def cross_field_problems(self) -> Iterator[Problem]:
+        """Yield the problems that no single field can show."""
         if self.gpu_type and not self.gpus_per_node:
-            yield Problem("resources.gpu_type", "No GPU is asked for. Write gpus_per_node, too, or take the type out.")
+            yield Problem("resources.gpu_type", "No GPUs are requested. Set gpus_per_node, too, or remove the type.")
         if self.spares and self.max_nodes > self.min_nodes:
-            yield Problem("resources.spares", "An elastic job goes on without what it loses. Take spares out.")
+            yield Problem(
+                "resources.spares", "An elastic job continues without the nodes that it loses. Remove spares."
+            )
         if len(self.require_nodes) > self.most_allocated:
             named = len(self.require_nodes)
             yield Problem("resources.require_nodes", f"{named} nodes are named. Write nodes = {named}, or name fewer.")
         if both := sorted({*self.require_nodes} & {*self.exclude_nodes}):
-            yield Problem("resources.exclude_nodes", f"{both[0]} is required and excluded. Take it out of one of them.")
+            yield Problem(
+                "resources.exclude_nodes", f"{both[0]} is both required and excluded. Remove it from one of them."
+            )

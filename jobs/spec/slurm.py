@@ -1,4 +1,4 @@
-"""What may be asked of Slurm by name: words, node lists, feature expressions, licences, a time to begin.
+"""Check what a spec names in Slurm: words, node lists, feature expressions, licences, a time to begin.
 
 Each value is checked by its characters, so that it means the same in a request, in an #SBATCH line and to a shell.
 """
@@ -14,7 +14,7 @@ AHEAD = timedelta(days=366)  # how late a job may begin
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
 _CONSTRAINT = re.compile(r"[A-Za-z0-9_\[(][A-Za-z0-9_.\-&|*()\[\]:]{0,199}\Z")
 _LICENSE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.@-]{0,63})(?::[1-9][0-9]{0,5})?\Z")
-MOST_LICENSES = 20  # in one list: no cluster is known that has more
+MOST_LICENSES = 20  # in one list; no known cluster has more
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _HOSTS = re.compile(r"([A-Za-z0-9._-]*)\[([0-9,-]{1,200})\]([A-Za-z0-9._-]*)\Z")
 _SPAN = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?\Z")
@@ -24,10 +24,10 @@ UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 
 
 def word(value: str) -> str:
-    """A partition, a QOS, a reservation, a type of GPU."""
+    """Check a partition, a QOS, a reservation, or a type of GPU."""
     if value and not _WORD.match(value):
         raise ValueError(
-            f'"{value[:80]}" is no name in Slurm. Take one name of letters, digits, _ . and -, at most 64 characters.'
+            f'"{value[:80]}" is not a valid name in Slurm. Use letters, digits, _ . and -, at most 64 characters.'
         )
     return value
 
@@ -37,7 +37,7 @@ def constraint(value: str) -> str:
         return value
     if not _CONSTRAINT.match(value) or not _is_balanced(value):
         raise ValueError(
-            f'"{value[:80]}" is no expression of features. Write it without spaces, like h100&nvlink or [rack1|rack2].'
+            f'"{value[:80]}" is not a feature expression. Write it without spaces, like h100&nvlink or [rack1|rack2].'
         )
     return value
 
@@ -49,7 +49,7 @@ def licenses(value: str) -> str:
     found = [_LICENSE.match(item) for item in value.split(",")]
     if not all(found) or len(found) > MOST_LICENSES:
         raise ValueError(
-            f'"{value[:80]}" is no list of licences. Write it without spaces, like matlab:2,abaqus,'
+            f'"{value[:80]}" is not a list of licences. Write it without spaces, like matlab:2,abaqus,'
             f" with {MOST_LICENSES} names at most."
         )
     names = [match[1] for match in found if match]
@@ -69,15 +69,13 @@ def _is_balanced(text: str) -> bool:
 
 
 def hosts(value: list[str]) -> list[str]:
-    """Names of nodes, lists such as dgx[01-04,07] expanded."""
+    """Return names of nodes, with lists such as dgx[01-04,07] expanded."""
     found: dict[str, None] = {}
     for text in value:
         for name in _expanded(text):
             found[name] = None
             if len(found) > MOST_NODES:
-                raise ValueError(
-                    f"These are more than {MOST_NODES:,} nodes. Name fewer, or say what they have in common."
-                )
+                raise ValueError(f"These are more than {MOST_NODES:,} nodes. Name fewer, or use a constraint.")
     return list(found)
 
 
@@ -85,23 +83,23 @@ def _expanded(text: str) -> Iterator[str]:
     match = _HOSTS.match(text)
     if match is None:
         if not _HOST.match(text):
-            raise ValueError(f'"{text[:80]}" is no name of a node. Write "dgx01", or "dgx[01-04]" for several.')
+            raise ValueError(f'"{text[:80]}" is not the name of a node. Write "dgx01", or "dgx[01-04]" for several.')
         yield text
         return
     before, spans, after = match.groups()
     for span in spans.split(","):
         numbers = _SPAN.match(span)
         if numbers is None or int(numbers[1]) > int(numbers[2] or numbers[1]):
-            raise ValueError(f'"{text[:80]}": "{span[:20]}" is no range. Write it like dgx[01-04,07].')
+            raise ValueError(f'"{text[:80]}": "{span[:20]}" is not a range. Write it like dgx[01-04,07].')
         for number in range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1):
             name = f"{before}{number:0{len(numbers[1])}}{after}"
             if not _HOST.match(name):
-                raise ValueError(f'"{name[:80]}" is no name of a node. Write "dgx[01-04]" for dgx01 to dgx04.')
+                raise ValueError(f'"{name[:80]}" is not the name of a node. Write "dgx[01-04]" for dgx01 to dgx04.')
             yield name
 
 
 def begin(value: str) -> str:
-    """A moment as it is written: "+2h", "2026-12-01T02:00", the latter with or without an offset."""
+    """Check a moment as it is written: "+2h", or "2026-12-01T02:00" with or without an offset."""
     if not value or _AFTER.match(value):
         return value
     try:
@@ -109,14 +107,16 @@ def begin(value: str) -> str:
             raise ValueError  # by its offset it may be before the first of all days, or after the last
     except ValueError:
         value = value if len(value) <= 80 else f"{value[:80]}…"
-        raise ValueError(f'"{value}" is no moment. Write 2026-12-01T02:00, or +2h for two hours from now.') from None
+        raise ValueError(
+            f'"{value}" is not a date and time. Write 2026-12-01T02:00, or +2h for two hours from now.'
+        ) from None
     if "T" not in value and " " not in value:
         raise ValueError(f"{value} has no time of day. Write {value[:10]}T02:00.")
     return value
 
 
 def absolute(value: str, *, now: datetime, zone: tzinfo) -> str:
-    """Tells a moment for good: with its offset, to the second. A time without one is the site's."""
+    """Return a moment with its offset, to the second. A time without an offset is the site's."""
     if match := _AFTER.match(value):
         parts = re.findall(r"(\d+)([dhms])", match[1])
         moment = now + timedelta(seconds=sum(int(number) * UNITS[unit] for number, unit in parts))

@@ -1,4 +1,4 @@
-"""A sweep: a specification in which some values are lists; every combination of them is a specification of its own."""
+"""Define a sweep: a specification in which some values are lists, and every combination of them is a job."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from jobs.errors import Problem, SpecError
 from jobs.spec.code import Code
+from jobs.spec.error_messages import problems_of
 from jobs.spec.model import JobSpec
-from jobs.spec.part import Part
 from jobs.spec.sweep_options import is_within, unused_tables, without_code, without_tables
+from jobs.spec.table import SpecTable
 from jobs.spec.toml import read_toml
-from jobs.spec.wording import problems_of
 from training.federation.data_division import EMPTY_CLIENTS
 
 MOST = 1_000  # combinations
@@ -33,30 +33,30 @@ MOST_IN_ALL = 250_000
 MOST_LINKS = 10_000
 TABLE = "sweep"
 _PATH = re.compile(r"run(\.\w+)+|script\.args|script\.env\.\w+", re.ASCII)
-_EXAMPLE = 'Write a line [sweep.over], and below it what it goes over, as "run.learning_rate" = [1e-3, 2e-3].'
-_ONLY = "A sweep goes over run.…, script.args and script.env.…"
+_EXAMPLE = 'Write a line [sweep.over], and below it the values, such as "run.learning_rate" = [1e-3, 2e-3].'
+_ONLY = "A sweep can vary run.…, script.args and script.env.…"
 
 
-def _flat(over: object) -> object:
-    """{"run.steps": […]} of what TOML makes of run.steps without quotes: {"run": {"steps": […]}}."""
+def _flatten(over: object) -> object:
+    """Return {"run.steps": […]} for what TOML makes of run.steps without quotes: {"run": {"steps": […]}}."""
     if not isinstance(over, Mapping):
         return over
     found: dict[str, object] = {}
     for name, inner in over.items():
-        deeper = _flat(inner)
+        deeper = _flatten(inner)
         found |= {f"{name}.{rest}": value for rest, value in deeper.items()} if isinstance(deeper, dict) else {
             name: deeper
         }  # fmt: skip
     return found
 
 
-class Over(Part):
-    """The table [sweep]."""
+class SweepTable(SpecTable):
+    """[sweep]: the values by path, and how many jobs run at once."""
 
     at_once: int | None = Field(
         default=None, ge=1, le=MOST, title="At once", description="How many of them run at the same time."
     )
-    over: Annotated[dict[str, list[Any]], BeforeValidator(_flat)] = Field(
+    over: Annotated[dict[str, list[Any]], BeforeValidator(_flatten)] = Field(
         title="Over", description='Values by path: "run.learning_rate" = [1e-3, 2e-3]. Every combination is a job.'
     )
 
@@ -65,13 +65,13 @@ class Over(Part):
         return math.prod(map(len, self.over.values()))
 
 
-class _Whole(Part):
-    sweep: Over
+class _SpecWithSweep(SpecTable):
+    sweep: SweepTable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """One combination: the values by path, and the whole specification with them, as data and as text."""
+class SweepPoint:
+    """A combination: the values by path, and the whole specification with them, as data and as text."""
 
     values: dict[str, Any]
     spec: JobSpec
@@ -88,17 +88,17 @@ class RefusedPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSpec:
-    """What a person asks for with [sweep]."""
+    """A specification with [sweep], and all jobs that it makes."""
 
     name: str
     at_once: int | None
     over: dict[str, list[Any]]
-    points: tuple[Point, ...]  # the last path changes fastest
+    points: tuple[SweepPoint, ...]  # the last path changes fastest
     refused: tuple[RefusedPoint, ...] = ()
 
     @property
     def first(self) -> JobSpec:
-        """The first job's specification; all have its project and kind, and ask the scheduler for the same."""
+        """Return the first job's specification; all jobs have its project and kind, and request the same resources."""
         return self.points[0].spec
 
     @property
@@ -107,12 +107,12 @@ class SweepSpec:
 
     @property
     def code(self) -> Code | None:
-        """The code that comes along with it; jobs that use no file of it bring none."""
+        """Return the code that is uploaded with it; jobs that use no file of it have none."""
         return next((point.spec.code for point in self.points if point.spec.code is not None), None)
 
     @classmethod
     def parse(cls, data: dict[str, Any], text: str | None = None) -> SweepSpec:
-        """Reads plain values and the text they come from, or raises SpecError that names path and value."""
+        """Parse plain values and the text they come from. Raises SpecError that names path and value."""
         found = _table(data)
         base = {name: value for name, value in data.items() if name != TABLE}
         name = base.get("name")
@@ -122,7 +122,7 @@ class SweepSpec:
         combinations, specs, refused = _parsed(base, found.over, name)
         texts = _texts(text if text is not None else plain_toml(data), combinations, specs, found.over)
         points = (
-            Point(values=values, spec=spec, spec_toml=toml)
+            SweepPoint(values=values, spec=spec, spec_toml=toml)
             for values, spec, toml in zip(combinations, specs, texts, strict=True)
         )
         return cls(name=str(name), at_once=found.at_once, over=found.over, points=tuple(points), refused=refused)
@@ -133,7 +133,7 @@ class SweepSpec:
 
 
 def plain_toml(data: Mapping[str, Any]) -> str:
-    """Plain values as text; SpecError where TOML cannot say one."""
+    """Return plain values as TOML. Raises SpecError for a value that TOML cannot express."""
     try:
         return tomlkit.dumps(_without_none(data))
     except (ValueError, TypeError, RecursionError) as error:
@@ -144,51 +144,53 @@ def has_sweep(data: Mapping[str, Any]) -> bool:
     return TABLE in data
 
 
-def _table(data: dict[str, Any]) -> Over:
-    """[sweep] by itself: what it goes over, and over how much."""
+def _table(data: dict[str, Any]) -> SweepTable:
+    """Return the validated table [sweep]."""
     try:
-        found = _Whole.model_validate({TABLE: data.get(TABLE)}).sweep
+        found = _SpecWithSweep.model_validate({TABLE: data.get(TABLE)}).sweep
     except ValidationError as error:
-        raise SpecError(_with_example(problems_of(error, _Whole, data))) from None
-    if problems := list(_wrong(found)):
+        raise SpecError(_with_example(problems_of(error, _SpecWithSweep, data))) from None
+    if problems := list(_table_problems(found)):
         raise SpecError(problems)
     return found
 
 
 def _with_example(problems: list[Problem]) -> list[Problem]:
-    """What is missing is a table, and what stands in it nobody guesses."""
+    """Add an example to the message about a missing table, which nobody could guess."""
     return [
-        Problem(one.field, f"Missing. {_EXAMPLE}") if one.field == f"{TABLE}.over" and "Missing" in one.message else one
-        for one in problems
+        Problem(problem.field, f"Missing. {_EXAMPLE}")
+        if problem.field == f"{TABLE}.over" and "Missing" in problem.message
+        else problem
+        for problem in problems
     ]
 
 
-def _wrong(found: Over) -> Iterator[Problem]:
+def _table_problems(found: SweepTable) -> Iterator[Problem]:
     if not found.over:
-        yield Problem("sweep.over", f"Goes over nothing. {_EXAMPLE}")
+        yield Problem("sweep.over", f"No values are given. {_EXAMPLE}")
     for path, values in found.over.items():
         field = f"sweep.over.{path[:200]}"
         if path.startswith("resources."):
-            text = "All jobs of a sweep ask the scheduler for the same: it gets them as one array."
-            yield Problem(field, f"{text} Take it out, and submit a sweep for each value.")
+            text = "All jobs of a sweep request the same resources, as they are submitted as one array."
+            yield Problem(field, f"{text} Remove it, and submit a sweep for each value.")
         elif not _PATH.fullmatch(path):
-            yield Problem(field, f"{_ONLY} alone. Take it out.")
+            yield Problem(field, f"{_ONLY} only. Remove this.")
         elif not values:
             yield Problem(field, "Has no values. Write at least one.")
         elif inner := next((other for other in found.over if other.startswith(f"{path}.")), None):
-            yield Problem(field, f"{inner} lies within it. Take one of them out.")
-        elif (twice := _twice(values)) is not None:
-            yield Problem(field, f"{_said(twice)} is there twice. Take one of them out.")
+            yield Problem(field, f"{inner} lies within it. Remove one of them.")
+        elif (twice := _duplicate(values)) is not None:
+            yield Problem(field, f"{_quote(twice)} is given twice. Remove one of them.")
     if len(found.over) and found.size > MOST:
         each = " × ".join(str(len(values)) for values in found.over.values())
         text = f"{each} = {found.size:,} combinations; a sweep has {MOST:,} at most."
-        yield Problem("sweep.over", f"{text} Take fewer values, or make several sweeps of it.")
+        yield Problem("sweep.over", f"{text} Take fewer values, or split it into several sweeps.")
 
 
 def _check_cost(jobs: int, each: int, what: str, *, most: int = MOST_IN_ALL) -> None:
     """Refuse a sweep that is many jobs of a very long specification."""
     if jobs * each > most:
-        text = f"{jobs:,} jobs of {each:,} {what} each are too much: {most:,} {what} in all."
+        text = f"{jobs:,} jobs of {each:,} {what} each are too much: {most:,} {what} in total at most."
         raise SpecError.at("sweep.over", f"{text} Use fewer jobs, or a shorter specification.")
 
 
@@ -199,12 +201,12 @@ def _count(value: object) -> int:
     return sum(map(_count, value)) if isinstance(value, list) else 1
 
 
-def _twice(values: list[Any]) -> Any | None:
-    seen = set()
+def _duplicate(values: list[Any]) -> Any | None:
+    encoded = set()
     for value in values:
-        if (said := json.dumps(value, sort_keys=True, default=str)) in seen:
+        if (text := json.dumps(value, sort_keys=True, default=str)) in encoded:
             return value
-        seen.add(said)
+        encoded.add(text)
     return None
 
 
@@ -217,24 +219,24 @@ def _combinations(base: dict[str, Any], over: dict[str, list[Any]]) -> list[dict
     for values in itertools.product(*over.values()):
         whole = dict(zip(over, values, strict=True))
         tables = unused_tables(base, over, values=whole)
-        own = {path: value for path, value in whole.items() if not is_within(path, tables)}
-        found.setdefault(json.dumps(own, sort_keys=True, default=str), own)
+        used = {path: value for path, value in whole.items() if not is_within(path, tables)}
+        found.setdefault(json.dumps(used, sort_keys=True, default=str), used)
     return list(found.values())
 
 
-def _named(
+def _data_of(
     base: dict[str, Any], values: dict[str, Any], over: dict[str, list[Any]], name: object, number: int
 ) -> dict[str, Any]:
-    """The data of one combination; its job has the sweep's name with its number."""
-    data = _with(base, values)
+    """Return the data of one combination; its job has the sweep's name with its number."""
+    data = _with_values(base, values)
     without_tables(data.get("run"), unused_tables(data, over))
     without_code(data, over)
-    if isinstance(name, str) and len(name) <= 64:  # what is wrong with it is told as of any job
+    if isinstance(name, str) and len(name) <= 64:  # an invalid name is reported as for any job
         data["name"] = job_name(name, number)
     return data
 
 
-def _with(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def _with_values(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     data = copy.deepcopy(base)
     for path, value in values.items():
         *tables, key = path.split(".")
@@ -242,13 +244,13 @@ def _with(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         for table in tables:
             place = place.setdefault(table, {})
             if not isinstance(place, dict):
-                return data  # the specification is told what is wrong with it
+                return data  # parsing the specification reports what is wrong
         place[key] = copy.deepcopy(value)
     return data
 
 
 def job_name(sweep: str, number: int) -> str:
-    """`lr` → `lr-3`, within the 64 characters of a name."""
+    """Return the name of a job, `lr` → `lr-3`, within the 64 characters of a name."""
     return f"{sweep[: 64 - len(f'-{number}')]}-{number}"
 
 
@@ -260,7 +262,7 @@ def _parsed(
     specs: list[JobSpec] = []
     for values in _combinations(base, over):
         try:
-            specs.append(JobSpec.parse(_named(base, values, over, name, len(specs))))
+            specs.append(JobSpec.parse(_data_of(base, values, over, name, len(specs))))
             combinations.append(values)
         except SpecError as error:
             failed.append((values, error.problems))
@@ -268,7 +270,7 @@ def _parsed(
                 break
     wrong = failed if not specs else [row for row in failed if not _is_drawn(row[1])]
     if wrong:
-        raise SpecError(_told(wrong, is_all=not specs))
+        raise SpecError(_merge_problems(wrong, is_all=not specs))
     refused = (RefusedPoint(values=values, message=" ".join(map(str, problems))) for values, problems in failed)
     return combinations, specs, tuple(refused)
 
@@ -278,8 +280,11 @@ def _is_drawn(problems: list[Problem]) -> bool:
     return all(EMPTY_CLIENTS in problem.message for problem in problems)
 
 
-def _told(failed: list[tuple[dict[str, Any], list[Problem]]], *, is_all: bool) -> list[Problem]:
-    """What is wrong whatever the values, once; else the value, at its path, or the combination that does not fit."""
+def _merge_problems(failed: list[tuple[dict[str, Any], list[Problem]]], *, is_all: bool) -> list[Problem]:
+    """Merge the problems of all combinations.
+
+    A problem of every combination is reported once; others at the path of their value, or with their combination.
+    """
     everywhere = set.intersection(*({*problems} for _, problems in failed)) if is_all and len(failed) > 1 else set()
     found: dict[Problem, None] = {}
     for values, problems in failed:
@@ -289,18 +294,18 @@ def _told(failed: list[tuple[dict[str, Any], list[Problem]]], *, is_all: bool) -
             if path is not None and problem in everywhere:
                 found.setdefault(Problem(f"sweep.over.{path}", problem.message))
             elif path is not None:
-                said = _said(values[path])
-                text = problem.message if problem.message.startswith(said) else f"{said}: {problem.message}"
+                value_text = _quote(values[path])
+                text = problem.message if problem.message.startswith(value_text) else f"{value_text}: {problem.message}"
                 found.setdefault(Problem(f"sweep.over.{path}", text))
             elif problem in everywhere:
                 found.setdefault(problem)
             else:
-                with_them = ", ".join(f"{path} = {_said(value)}" for path, value in values.items())
+                with_them = ", ".join(f"{path} = {_quote(value)}" for path, value in values.items())
                 found.setdefault(Problem(problem.field, f"{problem.message} That is with {with_them}."))
     return list(found)[:MOST_PROBLEMS]
 
 
-def _said(value: object) -> str:
+def _quote(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else f"{text[:79]}…"
 
@@ -308,7 +313,7 @@ def _said(value: object) -> str:
 def _texts(
     text: str, combinations: list[dict[str, Any]], specs: list[JobSpec], over: dict[str, list[Any]]
 ) -> Iterator[str]:
-    """The text without [sweep] and with the values of each; the person's comments and order stay."""
+    """Yield the text of each job, without [sweep] and with its values; comments and order stay."""
     whole = tomlkit.parse(text)
     whole.remove(TABLE)
     _check_cost(len(specs), tomlkit.dumps(whole).count("\n"), "lines")
@@ -326,7 +331,7 @@ def _texts(
 
 
 def _without_none(value: Any) -> Any:
-    """TOML has no word for nothing."""
+    """Remove None values, which TOML cannot express."""
     if isinstance(value, dict):
         return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
     return [_without_none(inner) for inner in value] if isinstance(value, list) else value

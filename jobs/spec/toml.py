@@ -1,11 +1,11 @@
-"""A specification as TOML text: read within bounds, and changed so that comments and order stay."""
+"""Read a specification's TOML within bounds, and change it so that comments and order stay."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from jobs.errors import SpecError
-from jobs.spec.broken import explain
+from jobs.spec.toml_errors import explain
 from vigil_core import bounded, toml_edit
 
 MAX_BYTES = 64 * 1024
@@ -14,9 +14,7 @@ MAX_BYTES = 64 * 1024
 def read_toml(text: str) -> dict[str, Any]:
     """Return the tables of a TOML text, or raise SpecError with the line. What it may hold is bounded."""
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
-        raise SpecError.at(
-            "", f"The specification is larger than {MAX_BYTES // 1024} KB. Keep code and data out of it."
-        )
+        raise SpecError.at("", f"The specification is larger than {MAX_BYTES // 1024} KB. Leave out code and data.")
     try:
         return bounded.toml(text)
     except bounded.TooComplex as error:

@@ -1,8 +1,8 @@
-"""What each field of a specification can do to whoever's Unix user the job runs as.
+"""Define what each field of a specification can do to the Unix user that the job runs as.
 
 Most are data: numbers and words that Vigil's own trainer reads. Some name a path, which that user opens. Some choose or
-load code, which that user runs. Where all jobs run as the portal's own user, the latter are not everybody's to ask for
-(jobs.disk.trust). A field that stands in no row here counts as code, and a test walks the schema for such.
+load code, which that user runs. Where all jobs run as the portal's own user, the latter are not for everybody
+(jobs.disk.trust). A field without a row here counts as code, and a test walks the schema for such fields.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from training.config.asked import Asked
 
 
 class Power(Enum):
-    """What a field can do."""
+    """The power of a field: what it can do."""
 
     DATA = "no more than be read as a number or a word"
     READS = "have a path opened"
@@ -53,7 +53,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
         "client_lr_schedule client_momentum client_weight_decay",
     ),
     "run.language": (Power.DATA, "suffixes text_field lora_targets"),
-    "sweep": (Power.DATA, "at_once over"),  # what it goes over is judged in each specification that comes of it
+    "sweep": (Power.DATA, "at_once over"),  # swept values are checked in each resulting specification
 }
 POWERS: Mapping[str, Power] = {
     **{f"{table}.{name}".strip("."): power for table, (power, names) in _ROWS.items() for name in names.split()},
@@ -72,14 +72,12 @@ HARMLESS = frozenset({
     "TORCH_NCCL_BLOCKING_WAIT", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES",
 })  # fmt: skip
 """Variables that name no file, no program and no device. (NCCL_DEBUG_FILE, say, would write one.)"""
-REMEDY = (
-    "Take it out, or ask a sysadmin: the project's environment, or VIGIL_LOCAL_USER with another Unix user for jobs."
-)
+REMEDY = "Remove it, or ask a sysadmin: the project's environment, or VIGIL_LOCAL_USER with another Unix user for jobs."
 
 
 def misuses(spec: JobSpec, roots: Sequence[str]) -> Iterator[Problem]:
-    """What in it is not for somebody whose jobs run as the portal's own Unix user and may read `roots` alone."""
-    for field, value in _said(spec):
+    """Yield what is not for somebody whose jobs run as the portal's own Unix user and may only read `roots`."""
+    for field, value in _effective_fields(spec):
         match power_of(field):
             case Power.CODE:
                 yield Problem(field, f"Chooses what code runs, as the portal's own Unix user here. {REMEDY}")
@@ -88,48 +86,52 @@ def misuses(spec: JobSpec, roots: Sequence[str]) -> Iterator[Problem]:
                     text = f"{', '.join(strange[:5])} can choose what code runs, as the portal's own Unix user here."
                     yield Problem(field, f"{text} {REMEDY}")
             case Power.WRITES:
-                text = "Would be written to as the portal's own Unix user. Leave it out: tokens are kept beside the"
+                text = "Would be written to as the portal's own Unix user. Leave it out: tokens are stored next to the"
                 yield Problem(field, f"{text} runs, for all jobs.")
             case Power.READS if not _lies_in(value, roots):
                 yield Problem(field, _outside(value, roots))
 
 
 def _outside(path: str, roots: Sequence[str]) -> str:
-    there = f"Name one below {choices.either(roots)}, or ask" if roots else "Take what Vigil brings, or ask"
-    what = f"{path[:200]} would be read as the portal's own Unix user, and is not where jobs may read here."
+    there = f"Name one below {choices.either(roots)}, or ask" if roots else "Use the data that come with Vigil, or ask"
+    what = f"{path[:200]} would be read as the portal's own Unix user, and is not in a folder that jobs may read here."
     return f"{what} {there} a sysadmin: VIGIL_DATA_ROOTS names the folders."
 
 
 def _lies_in(path: str, roots: Sequence[str]) -> bool:
-    """Whether it leads below one of the roots, wherever links on the way lead. The trainer asks again as it opens."""
+    """Return whether a path leads below one of the roots, with links resolved.
+
+    The trainer checks again as it opens it.
+    """
     if not path.startswith("/") or ".." in Path(path).parts:
         return False
     real = os.path.realpath(path)
     return any(real == root or real.startswith(f"{root}/") for root in roots)
 
 
-def _said(part: BaseModel, table: str = "") -> Iterator[tuple[str, Any]]:
-    """Each field that can do something and is asked to: it is not empty, nor what it is when it is left out."""
+def _effective_fields(part: BaseModel, table: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each field that has a power and uses it: it is neither empty nor the default."""
     for name, about in type(part).model_fields.items():
         value = getattr(part, name)
         if isinstance(value, BaseModel):
-            yield from _said(value, f"{table}{name}.")
+            yield from _effective_fields(value, f"{table}{name}.")
         elif isinstance(part, Asked) and name == "options":
-            yield from _said_options(value, choices.CHOSEN[part.KIND].values())
+            yield from _effective_options(value, choices.CHOSEN[part.KIND].values())
         elif not _is_data(field := f"{table}{name}") and value and value != about.default:
             yield field, value
 
 
-def _said_options(tables: Mapping[str, Mapping[str, Any]], folders: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """`folders`: those of this kind of job; in others there may be modules of the same names.
+def _effective_options(tables: Mapping[str, Mapping[str, Any]], folders: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Yield options that have a power and use it.
 
-    What no module declares goes to code of somebody's own, which is judged as a whole, by where it comes from.
+    `folders`: the choices of this kind of job; other kinds may have modules of the same names. An option that no module
+    declares goes to the user's own code, which is judged as a whole by where it comes from.
     """
     for table, given in tables.items():
-        if asked := {name: value for name, value in given.items() if value and not _is_data(f"run.{table}.{name}")}:
-            known = {option.name: option for kind in folders for option in _of_module(kind, table)}
-            for name, value in asked.items():
-                if name in known and value not in {known[name].default, *known[name].words}:
+        if powerful := {name: value for name, value in given.items() if value and not _is_data(f"run.{table}.{name}")}:
+            options = {option.name: option for kind in folders for option in _of_module(kind, table)}
+            for name, value in powerful.items():
+                if name in options and value not in {options[name].default, *options[name].words}:
                     yield f"run.{table}.{name}", value
 
 

@@ -1,4 +1,4 @@
-"""What single values of a specification must look like, each error saying what to write instead."""
+"""Check single values of a specification; each error states what to write instead."""
 
 from __future__ import annotations
 
@@ -15,12 +15,20 @@ _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@^~+-]{0,199}\Z")
 _SECRET = re.compile(r"https://[^/]*@|ssh://[^/@]*:[^/]*@")
 _GIT = re.compile(r"(?:https://|ssh://)[A-Za-z0-9][\w.@:~/+%-]{2,500}\Z")
 # Set by the launcher for every rank: a spec that sets them would break the run in strange ways.
-_OURS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+_LAUNCHER_VARIABLES = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
 _LOADER = {"LD_PRELOAD", "LD_AUDIT", "BASH_ENV", "ENV", "PYTHONSTARTUP"}
 
 
 def seconds_of(limit: str) -> int:
-    """The seconds of "HH:MM:SS" or "D-HH:MM:SS"."""
+    """Return the seconds of "HH:MM:SS" or "D-HH:MM:SS"."""
     match = _LIMIT.match(limit)
     if not match:
         raise ValueError(f'"{limit}" is not a time limit. Write {_suggest_limit(limit)}.')
@@ -29,14 +37,14 @@ def seconds_of(limit: str) -> int:
 
 
 def limit_of(seconds: int) -> str:
-    """ "HH:MM:SS", or "D-HH:MM:SS" from a day on."""
+    """Return "HH:MM:SS", or "D-HH:MM:SS" from a day on."""
     days, rest = divmod(seconds, 86_400)
     clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
     return f"{days}-{clock}" if days else clock
 
 
 def _suggest_limit(text: str) -> str:
-    """What the person may have meant: "12 hours" is 12:00:00, "90" is 01:30:00 (minutes, as in Slurm)."""
+    """Return what the person may have meant: 12:00:00 for "12 hours", 01:30:00 for "90" (minutes, as in Slurm)."""
     units = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
     found = re.findall(r"(\d{1,5})\s*([dhms])", text.lower())
     seconds = sum(int(number) * units[unit] for number, unit in found)
@@ -71,7 +79,7 @@ def nodes(value: object) -> object:
 def name(value: str) -> str:
     if not _NAME.match(value) or ".." in value:
         raise ValueError(
-            f'"{value[:80]}" cannot be a name. Take letters, digits, dots, dashes and underscores,'
+            f'"{value[:80]}" is not a valid name. Use letters, digits, dots, dashes and underscores,'
             " at most 64, beginning with a letter or a digit."
         )
     return value
@@ -95,10 +103,10 @@ def python(value: str) -> str:
 
 def git(value: str) -> str:
     if value and not _GIT.match(value):
-        raise ValueError(f'"{value[:80]}" is not fetched. Write an https:// or ssh:// address of a repository.')
+        raise ValueError(f'"{value[:80]}" cannot be fetched. Write an https:// or ssh:// address of a repository.')
     if _SECRET.match(value):
         raise ValueError(
-            "The address holds a password or a token, which everybody in the project would read. Take it out: git asks"
+            "The address contains a password or a token that everybody in the project could read. Remove it: git asks"
             " your credential helper where the job runs, or write ssh://."
         )
     return value
@@ -106,35 +114,35 @@ def git(value: str) -> str:
 
 def ref(value: str) -> str:
     if value and (not _REF.match(value) or ".." in value):
-        raise ValueError(f'"{value[:80]}" cannot be a ref. Write a branch, a tag or a commit, such as main.')
+        raise ValueError(f'"{value[:80]}" is not a valid ref. Write a branch, a tag or a commit, such as main.')
     return value
 
 
 def environment(value: dict[str, str]) -> dict[str, str]:
     for name, text in value.items():
         if not _VARIABLE.match(name):
-            raise ValueError(f'"{name[:80]}" cannot be the name of a variable. Take letters, digits and underscores.')
-        if name in _OURS or name in _LOADER or name.startswith(("VIGIL_", "SLURM_", "TORCHELASTIC_")):
-            raise ValueError(f"{name} is set by Vigil or the scheduler. Take it out.")
+            raise ValueError(f'"{name[:80]}" is not a valid variable name. Use letters, digits and underscores.')
+        if name in _LAUNCHER_VARIABLES or name in _LOADER or name.startswith(("VIGIL_", "SLURM_", "TORCHELASTIC_")):
+            raise ValueError(f"{name} is set by Vigil or the scheduler. Remove it.")
         if "\0" in text:
-            raise ValueError(f"{name} holds a zero byte. Take it out.")
+            raise ValueError(f"{name} contains a zero byte. Remove it.")
     return value
 
 
 def tags(value: list[str]) -> list[str]:
     for tag in value:
         if not re.match(r"[\w.:/+-]{1,64}\Z", tag):
-            raise ValueError(f'"{tag[:80]}" cannot be a tag. Take letters, digits and . _ : / + -, at most 64.')
+            raise ValueError(f'"{tag[:80]}" is not a valid tag. Use letters, digits and . _ : / + -, at most 64.')
     return list(dict.fromkeys(value))
 
 
 def moment(value: object) -> object:
-    """TOML has moments of its own: taken as the text that they are."""
+    """Return TOML's own date and time as the text that it is."""
     return value.isoformat() if isinstance(value, datetime) else value
 
 
 def after(value: list[int]) -> list[int]:
     for number in value:
         if not 1 <= number < 2**63:
-            raise ValueError(f"{number} is no job. Write their numbers, like after = [12, 15].")
+            raise ValueError(f"{number} is not a job. Write job numbers, like after = [12, 15].")
     return list(dict.fromkeys(value))

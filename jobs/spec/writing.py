@@ -1,4 +1,4 @@
-"""A specification as a person would write it: what differs from the defaults, and what a reader looks for first."""
+"""Write a specification as a person would: values that differ from the defaults, and the most important ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.config.run_config import RunConfig
 
 
 def write_toml(spec: JobSpec, *, defaults: bool = False) -> str:
-    """The spec as text. Without `defaults`, only what differs from them and what a reader looks for first."""
+    """Return the spec as text. Without `defaults`, only values that differ from them and the most important ones."""
     always = {"name", "kind", "project", "resources.nodes", "resources.gpus_per_node", "resources.time_limit"}
     always |= {"resources.ranks_per_node"} if not spec.resources.gpus_per_node else set()
     always |= {"restart.max_restarts", "run.recipe", "run.steps", *spec.entries}
@@ -27,7 +27,7 @@ def write_toml(spec: JobSpec, *, defaults: bool = False) -> str:
 
 
 def _defaults(spec: JobSpec) -> dict[str, Any]:
-    """The defaults of everything that has one, in the shape of a dumped spec."""
+    """Return the defaults of everything that has one, in the shape of a dumped spec."""
     base = JobSpec.model_construct(name="").model_dump(mode="json", exclude_none=True)
     model: type[Asked] = type(spec.run) if spec.run is not None else RunConfig
     run = model.model_validate(_deciding(spec)).model_dump(mode="json", exclude_none=True)
@@ -40,7 +40,7 @@ def _defaults(spec: JobSpec) -> dict[str, Any]:
 
 
 def _deciding(spec: JobSpec) -> dict[str, Any]:
-    """What decides a run's defaults: what it chose, whose options have their own, and its steps, for the warm-up."""
+    """Return what a run's defaults depend on: its choices, and its steps, for the warm-up."""
     if spec.run is None:
         return {}
     length = ("steps",) if isinstance(spec.run, RunConfig) else ()
@@ -50,7 +50,7 @@ def _deciding(spec: JobSpec) -> dict[str, Any]:
 def _write(
     into: tomlkit.TOMLDocument | tomlkit.items.Table, values: dict[str, Any], base: Any, always: set[str], at: str
 ) -> None:
-    """Plain values first, then tables: TOML has no way back out of a table."""
+    """Write plain values first, then tables: in TOML nothing follows a table but another one."""
     base = base if isinstance(base, dict) else {}
     for key, value in sorted(values.items(), key=lambda item: isinstance(item[1], dict)):
         path = f"{at}.{key}" if at else key

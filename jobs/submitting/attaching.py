@@ -1,7 +1,7 @@
-"""`vigil attach`: have what somebody handed to Slurm past Vigil followed, as a job that Vigil did not submit.
+"""Attach a job that somebody submitted to Slurm outside Vigil (`vigil attach`): Vigil then follows it.
 
-Nothing is asked of Slurm here. What the queue's rows say already is refused at once; whose it is in the end the
-follower hears from Slurm before it does or tells anything (jobs.following.attached).
+Slurm is not called here. What the stored queue contradicts is refused at once; the follower checks with Slurm whom the
+job belongs to before it does or shows anything (jobs.following.attached).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from portal.access import can
 from portal.models import DEFAULT_PROJECT, Project, User
 
 NOT_YOURS = "Slurm has no job {} of yours.", "`squeue --me` lists them."
-UNCONFIRMED = "Vigil waits for Slurm to say whose it is."
-TEXT = "# Started with sbatch outside Vigil, which follows it.\n"
+UNCONFIRMED = "Waiting for Slurm to confirm the owner."
+TEXT = "# Started by sbatch outside Vigil; Vigil follows it.\n"
 REQUEUED_WITHIN = timedelta(days=7)  # of its end: later the number may be another job's
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
-    """What somebody says is theirs. `restart_count`: told by its own script; None from anywhere else."""
+class AttachClaim:
+    """A person's claim on a job. `restart_count`: from the job's own script; None from anywhere else."""
 
     scheduler_id: str
     restart_count: int | None = None
@@ -47,17 +47,17 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Attached:
-    """`created`: there was none before."""
+class AttachResult:
+    """The attempt that follows the run. `created`: there was none before."""
 
     attempt: Attempt
     created: bool
 
 
-def attach(user: User, claim: Claim) -> Attached:
-    """The attempt that follows this run of it. Said again of one that lives it is the same one, however often.
+def attach(user: User, claim: AttachClaim) -> AttachResult:
+    """Return the attempt that follows this run. Repeated for a live run it returns the same one.
 
-    Raises Refused, SpecError, or Conflict where Vigil has yet to hear of a requeue: ask again.
+    Raises Refused, SpecError, or Conflict if Vigil does not know of a requeue yet: the client tries again.
     """
     if not choose.capabilities_of(settings.VIGIL_SCHEDULER).can_attach:
         raise Refused(
@@ -68,61 +68,63 @@ def attach(user: User, claim: Claim) -> Attached:
     if row is not None and row.user != user.slurm_user:
         raise _not_yours(claim)
     if row is not None and row.tasks > 1:
-        several = f"{row.scheduler_id} is an array whose tasks are jobs of their own."
+        several = f"{row.scheduler_id} is an array, and each of its tasks is a job."
         raise Refused(f"Not attached: {several}", f"Name one, such as {row.scheduler_id}_0.")
     with durable(), transaction.atomic():
         User.objects.select_for_update().get(pk=user.pk)  # two at once make one
-        known = _known(user, claim)
-        if known is not None:
-            return Attached(known, created=False)
-        _refuse_vigils(user, claim)
+        existing = _existing_attempt(user, claim)
+        if existing is not None:
+            return AttachResult(existing, created=False)
+        _refuse_vigil_job(user, claim)
         attempt = _create(user, _project(user, claim.project), claim, row)
         transaction.on_commit(lambda: queue("jobs.tasks.follow"))
-    return Attached(attempt, created=True)
+    return AttachResult(attempt, created=True)
 
 
-def _known(user: User, claim: Claim) -> Attempt | None:
-    """The attempt that follows this run already, or goes on with its job after a requeue."""
-    mine = Attempt.objects.filter(job__kind=Job.ATTACHED, job__owner=user, scheduler_user=user.slurm_user)
-    mine = mine.filter(scheduler_id=claim.scheduler_id).select_related("job").order_by("-pk")
-    last, told = mine.first(), claim.restart_count
+def _existing_attempt(user: User, claim: AttachClaim) -> Attempt | None:
+    """Return the attempt that already follows this run, or continues its job after a requeue."""
+    claims = Attempt.objects.filter(job__kind=Job.ATTACHED, job__owner=user, scheduler_user=user.slurm_user)
+    claims = claims.filter(scheduler_id=claim.scheduler_id).select_related("job").order_by("-pk")
+    last, restart_count = claims.first(), claim.restart_count
     if last is None:
         return None
     if last.ended_at is None:
-        if told is None or told == last.scheduler_restart_count:
+        if restart_count is None or restart_count == last.scheduler_restart_count:
             return last
         if last.submitted_at is None:
-            Attempt.objects.filter(pk=last.pk).update(scheduler_restart_count=told)
-            last.scheduler_restart_count = told
+            Attempt.objects.filter(pk=last.pk).update(scheduler_restart_count=restart_count)
+            last.scheduler_restart_count = restart_count
             return last
-        if told > last.scheduler_restart_count:
-            raise Conflict(f"Vigil has not heard yet that Slurm requeued {claim.scheduler_id}. Ask again in a moment.")
+        if restart_count > last.scheduler_restart_count:
+            raise Conflict(f"Vigil does not know yet that Slurm requeued {claim.scheduler_id}. Try again in a moment.")
         raise Conflict(f"Slurm has requeued {claim.scheduler_id} since: that run is over.")
     is_late = last.ended_at < timezone.now() - REQUEUED_WITHIN
-    if told is None or told <= last.scheduler_restart_count or last.submitted_at is None or is_late:
+    if restart_count is None or restart_count <= last.scheduler_restart_count or last.submitted_at is None or is_late:
         return None
     following = next_attempt(last, Attempt.Origin.REQUEUED)  # requeued by hand after its end
     following.scheduler_id, following.scheduler_user = last.scheduler_id, last.scheduler_user
-    following.scheduler_restart_count = told
+    following.scheduler_restart_count = restart_count
     following.submitting_at = timezone.now()
     following.reason = UNCONFIRMED
     following.save()
     return following
 
 
-def _refuse_vigils(user: User, claim: Claim) -> None:
-    """One that Vigil submitted is followed as what it is."""
-    ours = Attempt.objects.alive().filter(scheduler_id=claim.scheduler_id).exclude(job__kind=Job.ATTACHED)
-    attempt = ours.select_related("job").first()
+def _refuse_vigil_job(user: User, claim: AttachClaim) -> None:
+    """Refuse a job that Vigil submitted: it is already followed."""
+    followed = Attempt.objects.alive().filter(scheduler_id=claim.scheduler_id).exclude(job__kind=Job.ATTACHED)
+    attempt = followed.select_related("job").first()
     if attempt is None:
         return
     if attempt.scheduler_user != user.slurm_user:
         raise _not_yours(claim)
-    raise Refused(f"Not attached: {claim.scheduler_id} is #{attempt.job_id} of Vigil's own, which is followed already.")
+    raise Refused(
+        f"Not attached: {claim.scheduler_id} was submitted by Vigil as #{attempt.job_id}, which it already follows."
+    )
 
 
 def _project(user: User, slug: str) -> Project:
-    """The one that is named; else the default one, or the only one that the person belongs to."""
+    """Return the named project; else the default one, or the person's only one."""
     there = {project.slug: project for project in Project.objects.visible_to(user) if can(user, "submit", project)}
     if slug in there:
         return there[slug]
@@ -132,14 +134,14 @@ def _project(user: User, slug: str) -> Project:
         return default
     if not slug and len(there) == 1:
         return next(iter(there.values()))
-    mine = ", ".join(sorted(there)[:20])
-    remedy = f"Choose one of {mine}." if mine else "You belong to none yet: ask a sysadmin to add you to one."
+    slugs = ", ".join(sorted(there)[:20])
+    remedy = f"Choose one of {slugs}." if slugs else "You are in no project yet: ask a sysadmin to add you to one."
     raise SpecError.at("project", f'"{slug}" is not a project of yours. {remedy}' if slug else remedy)
 
 
-def _create(user: User, project: Project, claim: Claim, row: QueuedJob | None) -> Attempt:
-    told = {name: value for name, value in asdict(claim).items() if value and name in _TOLD}
-    spec: dict[str, Any] = {**told, "kind": Job.ATTACHED, "project": project.slug, "tags": list(claim.tags)}
+def _create(user: User, project: Project, claim: AttachClaim, row: QueuedJob | None) -> Attempt:
+    details = {name: value for name, value in asdict(claim).items() if value and name in _SPEC_FIELDS}
+    spec: dict[str, Any] = {**details, "kind": Job.ATTACHED, "project": project.slug, "tags": list(claim.tags)}
     if row is not None:
         spec |= {"name": claim.name or name_of(row), "resources": resources_of(row)}
     name = spec.get("name") or f"slurm-{claim.scheduler_id}"
@@ -161,9 +163,9 @@ def _create(user: User, project: Project, claim: Claim, row: QueuedJob | None) -
     return attempt
 
 
-def _not_yours(claim: Claim) -> Refused:
+def _not_yours(claim: AttachClaim) -> Refused:
     reason, remedy = NOT_YOURS
     return Refused(reason.format(claim.scheduler_id), remedy)
 
 
-_TOLD = frozenset({"name", "notes", "directory", "command"})
+_SPEC_FIELDS = frozenset({"name", "notes", "directory", "command"})

@@ -1,4 +1,4 @@
-"""Asking for another interval between saves, from the next attempt on that is handed over."""
+"""Request another interval between checkpoints, from the job's next attempt on."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from portal.models import User
 MOST = 10**9
 
 
-def order(user: User, job: Job, every: int | None) -> None:
-    """Save every so many steps from the next attempt on that is handed over; None: as its specification says.
+def set_cadence(user: User, job: Job, every: int | None) -> None:
+    """Save every so many steps from the next attempt on; None: as the specification has it.
 
-    Raises Refused, Conflict where it is no run of our trainer, or SpecError.
+    Raises Refused, Conflict if it is not a run of our trainer, or SpecError.
     """
     if not can(user, "change", job):
         raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
     if not job.of_kind.trains:
-        raise Conflict(f"Not changed. #{job.pk} runs a program of its own, which saves when it likes.")
+        raise Conflict(f"Not changed. #{job.pk} runs your own program, which decides itself when to save.")
     if every is not None and not 1 <= every <= MOST:
-        raise SpecError.at("every", f"{every:,} {job.of_kind.many} can’t be: take 1 to {MOST:,}.")
+        raise SpecError.at("every", f"{every:,} {job.of_kind.many} is out of range: use 1 to {MOST:,}.")
     with transaction.atomic():
         before = CadenceOrder.objects.filter(job=job).values_list("every", flat=True).first()
         if every is None:
             CadenceOrder.objects.filter(job=job).delete()
         else:
             CadenceOrder.objects.update_or_create(job=job, defaults={"every": every, "asked_by": user})
-        said = "" if every is None else f"every {every} {job.of_kind.many}"
-        note_if_sysadmin(user, "job.cadence", job, said, Change(before={"every": before}, after={"every": every}))
+        text = "" if every is None else f"every {every} {job.of_kind.many}"
+        note_if_sysadmin(user, "job.cadence", job, text, Change(before={"every": before}, after={"every": every}))
 
 
-def first_to_obey(attempts: Sequence[Attempt], asked_at: datetime | None = None) -> int:
-    """The number of the first attempt that does as was asked then, or would if it were asked now; `attempts`: all.
+def first_attempt_affected(attempts: Sequence[Attempt], asked_at: datetime | None = None) -> int:
+    """Return the number of the first attempt with the interval requested at that time, or now.
 
-    What it runs is written as it is handed over, and what the scheduler requeues starts with the same.
+    `attempts`: all of the job's.
+
+    What an attempt runs is written when it is submitted, and a requeued attempt starts with the same.
     """
-    asked = asked_at or datetime.max.replace(tzinfo=UTC)
-    for one in attempts:
-        is_later = one.submitting_at > asked if one.submitting_at else one.state == Attempt.State.PENDING
-        if is_later and one.origin != Attempt.Origin.REQUEUED:
-            return one.number
+    moment = asked_at or datetime.max.replace(tzinfo=UTC)
+    for attempt in attempts:
+        is_later = attempt.submitting_at > moment if attempt.submitting_at else attempt.state == Attempt.State.PENDING
+        if is_later and attempt.origin != Attempt.Origin.REQUEUED:
+            return attempt.number
     return attempts[-1].number + 1

@@ -1,4 +1,4 @@
-"""Submitting the same thing again: the spec's text, pinned to the commit that its attempts ran."""
+"""Clone a job: return its spec's text, pinned to the commit that its attempts ran."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """The origin of a job's own code. The commit is its repository's own word, or that of who sent it."""
+class CodeSource:
+    """The origin of a job's own code. The commit is what its repository, or its sender, states."""
 
     git: str = ""
     ref: str = ""
@@ -27,42 +27,45 @@ class Source:
     digest: str = ""  # of the files sent
 
 
-def source_of(job: Job) -> Source | None:
-    """None for what brings none. Of git, the commit that was fetched once for all attempts; "" before that."""
+def source_of(job: Job) -> CodeSource | None:
+    """Return where the job's code comes from, or None.
+
+    For git with the commit fetched for all attempts, "" before that.
+    """
     if not (table := _table_of(job)):
         return None
     code = job.spec[table]
     git, ref, directory = (str(code.get(name) or "") for name in ("git", "ref", "directory"))
     # The launcher writes what it fetched into the job's folder: any program may have changed it since.
     place = "job/code.json" if git else "portal/code.json"
-    told = (rundir.read_json_under(rundir.path_of(job.directory), place, limit=65_536) if job.directory else None) or {}
-    commit, digest = told.get("commit"), told.get("digest")
-    return Source(
+    code = (rundir.read_json_under(rundir.path_of(job.directory), place, limit=65_536) if job.directory else None) or {}
+    commit, digest = code.get("commit"), code.get("digest")
+    return CodeSource(
         git=git,
         ref=ref,
         directory=directory,
         commit=commit if isinstance(commit, str) and untrusted.COMMIT.fullmatch(commit) else "",
-        dirty=told.get("dirty") is True,
+        dirty=code.get("dirty") is True,
         digest=digest if isinstance(digest, str) and _DIGEST.fullmatch(digest) else "",
     )
 
 
 def pinned_toml(job: Job) -> str:
-    """The spec as it was written, comments and all, but with the commit for a ref that may have moved on since."""
+    """Return the spec as it was written, comments included, with the commit in place of a ref that may have moved."""
     if job.is_attached:
         raise Conflict(
-            f"sbatch started #{job.pk}, not Vigil: there is nothing to submit again. Its script is its owner's."
+            f"sbatch started #{job.pk}, not Vigil: there is nothing to submit again. Its owner has the script."
         )
     source = source_of(job)
     if source is None or not source.git:
         return job.spec_toml
     if not source.commit:
-        raise Conflict(f"#{job.pk} has not fetched its code yet, so nobody knows the commit. Take its spec as written.")
+        raise Conflict(f"#{job.pk} has not fetched its code yet, so its commit is unknown. Use its spec as written.")
     return set_values(job.spec_toml, {f"{_table_of(job)}.ref": source.commit})
 
 
 def _table_of(job: Job) -> str:
-    """The table of its specification that says where its code comes from; "" where it brings none."""
+    """Return the table of the specification that describes its code; "" if it has none."""
     kinds = {code.KIND: code.TABLE for code in (Script, ClientCode)}
     table = kinds.get(job.kind, "")
     return table if isinstance(job.spec.get(table), dict) else ""

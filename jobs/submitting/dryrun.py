@@ -1,6 +1,6 @@
-"""What a spec would do, before anything is allocated: findings for the form, the API and `vigil submit --check`.
+"""Predict what a spec would do before anything is allocated: findings for the form, the API and `vigil submit --check`.
 
-Nodes are those that the last tick wrote down: no scheduler is asked inside a request.
+Nodes are those that the last tick stored: no scheduler is called inside a request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jobs.models import Attempt, Checkpoint, Job, Predecessor
 from jobs.models.sweep import refusals_text
 from jobs.spec import JobSpec, SweepSpec, restarts
 from jobs.submitting.admission import check
-from jobs.why.explain import Waiting, Why, explain
+from jobs.why.explain import WaitExplanation, WaitingJob, explain
 from jobs.why.pending import names
 from jobs.why.requests import request_of
 from jobs.why.variants import as_options
@@ -42,8 +42,8 @@ NEWEST = 200
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that a dry run found."""
+class DryRunFinding:
+    """A result of a dry run."""
 
     level: Literal["ok", "info", "warn", "error"]
     title: str
@@ -52,23 +52,23 @@ class Finding:
     """Of a federation: who would have how much."""
 
 
-def dry_run(user: User, spec: JobSpec, *, alike: Sequence[JobSpec] = ()) -> list[Finding]:
-    """What stops this spec, and what it would do. `alike`: the others of a sweep."""
+def dry_run(user: User, spec: JobSpec, *, others: Sequence[JobSpec] = ()) -> list[DryRunFinding]:
+    """Return what stops this spec, and what it would do. `others`: the other specs of a sweep."""
     spec = spec.settled(now=timezone.now(), zone=timezone.get_default_timezone())
-    code = b"" if any(one.code and one.code.directory for one in (spec, *alike)) else None
+    code = b"" if any(job_spec.code and job_spec.code.directory for job_spec in (spec, *others)) else None
     try:
-        project = check(user, spec, code=code, alike=alike, dry=True)
+        project = check(user, spec, code=code, others=others, dry=True)
     except JobError as error:
-        return [Finding("error", "Specification", str(error))]
+        return [DryRunFinding("error", "Specification", str(error))]
     return [
-        _specification(spec), *_start(user, spec, project), *_data(spec), *_code((spec, *alike)), *_split(spec),
+        _specification(spec), *_start(user, spec, project), *_data(spec), *_code((spec, *others)), *_split(spec),
         *_disk(spec), if_it_fails(spec, project),
     ]  # fmt: skip
 
 
-def sweep_run(user: User, sweep: SweepSpec) -> list[Finding]:
-    """What stops this sweep, what its jobs are, then what the first of them would do."""
-    found = dry_run(user, sweep.first, alike=sweep.others)
+def sweep_run(user: User, sweep: SweepSpec) -> list[DryRunFinding]:
+    """Return what stops this sweep, what its jobs are, then what the first of them would do."""
+    found = dry_run(user, sweep.first, others=sweep.others)
     if any(finding.level == "error" for finding in found):
         return found
     many, turns = len(sweep.points), sweep.at_once
@@ -76,26 +76,29 @@ def sweep_run(user: User, sweep: SweepSpec) -> list[Finding]:
     at_once = f", {turns:,} at once" if turns is not None and turns < many else ""
     jobs = f"{formatting.plural(many, 'job')}: {over}{at_once}. What follows is about the first."
     without = refusals_text([(point.values, point.message) for point in sweep.refused], many + len(sweep.refused))
-    return [Finding("ok", "Sweep", jobs), *([Finding("warn", "Sweep", without)] if without else []), *found]
+    return [DryRunFinding("ok", "Sweep", jobs), *([DryRunFinding("warn", "Sweep", without)] if without else []), *found]
 
 
-def _specification(spec: JobSpec) -> Finding:
+def _specification(spec: JobSpec) -> DryRunFinding:
     ranks = f"{spec.world_size} rank{'s' * (spec.world_size > 1)}"
-    what = _what(spec)
+    what = _work_text(spec)
     limit = spec.resources.time_limit
-    return Finding("ok", "Specification", f"Holds: {what} on {ranks}, {limit} at most for each attempt.")
+    return DryRunFinding("ok", "Specification", f"Valid: {what} on {ranks}, {limit} at most per attempt.")
 
 
-def _what(spec: JobSpec) -> str:
+def _work_text(spec: JobSpec) -> str:
     if isinstance(spec.run, FederationConfig):
-        return f"{_federation(spec.run)}, {formatting.plural(spec.run.clients, 'client')}"
+        return f"{_federation_text(spec.run)}, {formatting.plural(spec.run.clients, 'client')}"
     if spec.run is not None:
         return f"{spec.run.length:,} steps of {spec.run.recipe}"
     return spec.script.entry if spec.script else ""
 
 
-def _federation(run: FederationConfig) -> str:
-    """ "30 rounds of fedavg on tabular"; what is somebody's own is not called so."""
+def _federation_text(run: FederationConfig) -> str:
+    """Return a text such as "30 rounds of fedavg on tabular".
+
+    Custom parts are not called by their placeholder's name.
+    """
     algorithm = "your own algorithm" if custom.ALGORITHM in run.custom else run.algorithm
     what = "your own clients" if custom.CLIENT in run.custom else run.recipe
     others = [part.field for part in run.custom if part not in {custom.ALGORITHM, custom.CLIENT}]
@@ -103,60 +106,61 @@ def _federation(run: FederationConfig) -> str:
     return f"{formatting.plural(run.rounds, 'round')} of {algorithm} on {what}{yours}"
 
 
-def _start(user: User, spec: JobSpec, project: Project) -> Iterator[Finding]:
-    """Whether it would start now, or what it would wait for: as `why` tells it of a job that waits."""
+def _start(user: User, spec: JobSpec, project: Project) -> Iterator[DryRunFinding]:
+    """Yield whether it would start now, or what it would wait for, as `why` explains a waiting job."""
     there = read.read()
     if not there.nodes:
-        yield Finding("info", "Start", "The scheduler’s nodes have not been read yet; try again in a few seconds.")
+        yield DryRunFinding(
+            "info", "Start", "The scheduler’s nodes have not been read yet; try again in a few seconds."
+        )
         return
     if spec.resources.begin_at or spec.after:
-        yield Finding("info", "Start", f"Waits until {_first(spec)}.")
+        yield DryRunFinding("info", "Start", f"Waits until {_preconditions(spec)}.")
         return
     request = request_of(spec, user=user.slurm_user or "", account=project.slurm_account)
-    found = explain(Waiting(spec=spec, request=request, names=names(user), you=user.slurm_user or ""), there)
-    unknown = _not_queued(there)
-    if not found.blocks and not unknown:
+    found = explain(WaitingJob(spec=spec, request=request, names=names(user), you=user.slurm_user or ""), there)
+    being_submitted = _count_being_submitted(there)
+    if not found.blocks and not being_submitted:
         on = found.starts_on[: 1 if there.is_one_machine else spec.resources.least_allocated]
-        yield Finding("ok", "Start", f"Starts now on {', '.join(on)}.")
+        yield DryRunFinding("ok", "Start", f"Starts now on {', '.join(on)}.")
         return
     waits = " ".join(block.text for block in found.blocks[:2])
-    if unknown:
-        waits += (
-            f" {formatting.plural(unknown, 'job')} {'is' if unknown == 1 else 'are'} just being submitted before it."
-        )
-    yield Finding("warn", "Start", f"Waits. {waits.strip()}{_instead(found)}")
+    if being_submitted:
+        jobs = f"{formatting.plural(being_submitted, 'job')} {'is' if being_submitted == 1 else 'are'}"
+        waits += f" {jobs} being submitted before it."
+    yield DryRunFinding("warn", "Start", f"Waits. {waits.strip()}{_alternative(found)}")
 
 
-def if_it_fails(spec: JobSpec, project: Project) -> Finding:
-    """What would follow its bad end, by what it is of: Vigil's rows in a few words, and those that somebody changed."""
+def if_it_fails(spec: JobSpec, project: Project) -> DryRunFinding:
+    """Return what would follow a failure, by its cause: Vigil's defaults briefly, and rows that somebody changed."""
     allowed = spec.restart.max_restarts
     if not allowed:
-        return Finding("info", "If it fails", "It is not started anew: restart.max_restarts is 0.")
-    told = f"{'; '.join(moves.summary())}; most else that it may die of would only happen again, so it stops."
-    changed = moves.changed(spec.model_dump(mode="json"), project)
-    more = [f"{key}: {restarts.MOVES[move]}, as {whose} says." for key, (move, whose) in sorted(changed.items())]
+        return DryRunFinding("info", "If it fails", "It is not restarted: restart.max_restarts is 0.")
+    text = f"{'; '.join(moves.summary())}; after most other failures it stops, as they would only recur."
+    overrides = moves.overrides(spec.model_dump(mode="json"), project)
+    more = [f"{key}: {restarts.MOVES[move]}, set by {level}." for key, (move, level) in sorted(overrides.items())]
     at_most = f" {formatting.plural(allowed, 'restart')} at most."
-    return Finding("info", "If it fails", f"{told[0].upper()}{told[1:]}{at_most} {' '.join(more)}".strip())
+    return DryRunFinding("info", "If it fails", f"{text[0].upper()}{text[1:]}{at_most} {' '.join(more)}".strip())
 
 
-def _first(spec: JobSpec) -> str:
-    """What has to come before it looks for room at all."""
+def _preconditions(spec: JobSpec) -> str:
+    """Return what must happen before it can wait for resources at all."""
     begin = spec.resources.begin_at
     until = [formatting.clock(begin, timezone.now())] if begin else []
     return formatting.listed([*until, *(["the jobs before it have completed"] if spec.after else [])])
 
 
-def _not_queued(there: Cluster) -> int:
-    """Jobs of Vigil that wait and that the queue, as last read, does not have yet. Nobody waits for those held here."""
+def _count_being_submitted(there: Cluster) -> int:
+    """Return how many waiting jobs the stored queue does not have yet, without those that wait for other jobs."""
     queued = {job.scheduler_id for job in there.queue}
     waiting = Attempt.objects.alive().filter(state=Attempt.State.PENDING)
-    held = Predecessor.objects.filter(met=False).values("job")
-    ids = waiting.exclude(job__in=held).values_list("scheduler_id", flat=True)
-    return sum(known not in queued and known.partition("_")[0] not in queued for known in ids)
+    waiting_for_others = Predecessor.objects.filter(met=False).values("job")
+    ids = waiting.exclude(job__in=waiting_for_others).values_list("scheduler_id", flat=True)
+    return sum(id not in queued and id.partition("_")[0] not in queued for id in ids)
 
 
-def _instead(found: Why) -> str:
-    """The best of what would start now."""
+def _alternative(found: WaitExplanation) -> str:
+    """Return the best variant that would start now."""
     best = next((variant for variant in found.variants if variant.starts_now), None)
     if best is None:
         return ""
@@ -164,22 +168,22 @@ def _instead(found: Why) -> str:
     return f" What would start now: {best.text[:1].lower()}{best.text[1:]} (`{changes}`)."
 
 
-def _data(spec: JobSpec) -> Iterator[Finding]:
+def _data(spec: JobSpec) -> Iterator[DryRunFinding]:
     if spec.run is not None:
         choice, given = choices.get("recipes", spec.run.recipe), spec.run.recipe_options()
         paths = [str(given[option.name]) for option in choice.options if option.is_path and option.name in given]
         named = [path for path in paths if path.startswith(("/", "~"))]
-        # Behind the colon stands what it is trained on where nothing is named.
+        # The text after the colon describes the default data.
         what = choice.description.partition(":")[0] if named else choice.description
-        whose = "the first run that needs it, then kept for later ones"
-        text = f"{what.rstrip('.')}. Prepared by {'its first attempt, then kept' if choice.is_open else whose}."
+        preparer = "the first run that needs it, then kept for later ones"
+        text = f"{what.rstrip('.')}. Prepared by {'its first attempt, then kept' if choice.is_open else preparer}."
         if named:
             text += f" {' and '.join(named)}: opened inside the allocation, as the job's user."
-        yield Finding("info", "Data", text)
+        yield DryRunFinding("info", "Data", text)
 
 
-def _code(specs: Sequence[JobSpec]) -> Iterator[Finding]:
-    """Where somebody's own code comes from. `specs`: one, or all of a sweep."""
+def _code(specs: Sequence[JobSpec]) -> Iterator[DryRunFinding]:
+    """Yield where the code comes from. `specs`: one, or all of a sweep."""
     code = next((spec.code for spec in specs if spec.code is not None), None)
     if code is None:
         return
@@ -189,29 +193,29 @@ def _code(specs: Sequence[JobSpec]) -> Iterator[Finding]:
         text = "The directory is sent on submit, 50 MB at most: `vigil submit` packs it, the form takes a tar.gz."
     files = list(dict.fromkeys(file for spec in specs for file in spec.entries.values()))
     needed = f" {formatting.listed(files)} must be in it." if files else ""
-    yield Finding("info", "Code", f"{text}{needed}")
+    yield DryRunFinding("info", "Code", f"{text}{needed}")
 
 
-def _split(spec: JobSpec) -> Iterator[Finding]:
-    """Who would have how much of a federation's data, where they come with the recipe; an empty client is refused."""
+def _split(spec: JobSpec) -> Iterator[DryRunFinding]:
+    """Yield how a federation's data would be divided, if it comes with the recipe; an empty client is refused."""
     if not isinstance(spec.run, FederationConfig):
         return
     if custom.SPLIT in spec.run.custom:
         who = formatting.plural(spec.run.clients, "client")
         text = f"The split is yours: divide() gives {who} their samples when the job starts. Its page then shows them."
-        yield Finding("info", "Split", text)
-        yield from _unforeseen(spec.run)
+        yield DryRunFinding("info", "Split", text)
+        yield from _unpredictable_exclusions(spec.run)
         return
     labels = config_checks.shipped_labels(spec.run)
     if labels is None:
         over = f'"{spec.run.split}" over {formatting.plural(spec.run.clients, "client")}'
         text = f"{over}: the job's page shows who has how much once the data are there."
-        yield Finding("info", "Split", text)
+        yield DryRunFinding("info", "Split", text)
         return
     divided = data_division.divide(spec.run, labels)
     owners = divided.owners["validation"]
     found, sizes = outline(divided), divided.sizes
-    unjudged = spec.run.clients - len(np.unique(owners[owners >= 0]))
+    without_validation = spec.run.clients - len(np.unique(owners[owners >= 0]))
     text = (
         f"{formatting.plural(spec.run.clients, 'client')}: {sizes.min():,} to {sizes.max():,} samples each,"
         f" median {np.median(sizes):,.0f}."
@@ -219,19 +223,19 @@ def _split(spec: JobSpec) -> Iterator[Finding]:
     if len(found.labels) > 1:
         share = formatting.share(found.spreads["commonest_share"]["median"])
         text += f" In the median client {share} of samples have the same label."
-    if not unjudged:
-        yield Finding("ok", "Split", text, found)
+    if not without_validation:
+        yield DryRunFinding("ok", "Split", text, found)
     else:
-        without = f"{formatting.plural(unjudged, 'client')} {'has' if unjudged == 1 else 'have'}"
-        text += f" {without} no sample to be judged by, and no accuracy of their own."
-        yield Finding("warn", "Split", text, found)
-    yield from _left_behind(spec.run, sizes)
+        without = f"{formatting.plural(without_validation, 'client')} {'has' if without_validation == 1 else 'have'}"
+        text += f" {without} no validation samples, and no accuracy of their own."
+        yield DryRunFinding("warn", "Split", text, found)
+    yield from _excluded_clients(spec.run, sizes)
 
 
-def _left_behind(run: FederationConfig, sizes: NDArray[np.int64]) -> Iterator[Finding]:
+def _excluded_clients(run: FederationConfig, sizes: NDArray[np.int64]) -> Iterator[DryRunFinding]:
     """Yield which clients the pace is expected to leave out of all rounds, by the clock that the run will use."""
     if custom.SELECTION in run.custom:
-        yield from _unforeseen(run)
+        yield from _unpredictable_exclusions(run)
         return
     if run.pace == "rounds" or not len((found := forecast(run, sizes)).excluded):
         return
@@ -245,51 +249,51 @@ def _left_behind(run: FederationConfig, sizes: NDArray[np.int64]) -> Iterator[Fi
     )
     if settings.VIGIL_FEDERATED_LEAST_SHARE:
         text += f" This site needs {formatting.share(settings.VIGIL_FEDERATED_LEAST_SHARE)} of them for it to complete."
-    yield Finding("warn", "Pace", text)
+    yield DryRunFinding("warn", "Pace", text)
 
 
-def _unforeseen(run: FederationConfig) -> Iterator[Finding]:
-    """Yield that nobody can tell whom the pace leaves out: it goes by files that only the job opens."""
+def _unpredictable_exclusions(run: FederationConfig) -> Iterator[DryRunFinding]:
+    """Yield that exclusions cannot be forecast, as they depend on files that only the job opens."""
     if run.pace != "rounds":
         yours = formatting.listed([part.field for part in run.custom if part in {custom.SELECTION, custom.SPLIT}])
         text = (
             f'Whom "{run.pace}" leaves out cannot be forecast: the {yours} {"are" if " and " in yours else "is"} yours.'
         )
-        yield Finding("info", "Pace", f"{text} The job's page tells from round 5 on.")
+        yield DryRunFinding("info", "Pace", f"{text} The job's page shows it from round 5 on.")
 
 
-def _disk(spec: JobSpec) -> Iterator[Finding]:
-    """Free space beside what the checkpoints of a job like this took."""
+def _disk(spec: JobSpec) -> Iterator[DryRunFinding]:
+    """Yield the free space, compared with what checkpoints of similar jobs took."""
     root = runs_root()
     try:
         free = shutil.disk_usage(root if root.is_dir() else root.parent).free
     except OSError:
-        yield Finding("warn", "Disk", f"{root} cannot be read. Make it, or set VIGIL_RUNS.")
+        yield DryRunFinding("warn", "Disk", f"{root} cannot be read. Create it, or set VIGIL_RUNS.")
         return
-    kept = spec.run.keep_checkpoints if spec.run else 1
-    one = _checkpoint_bytes(spec)
-    if one is None:
-        yield Finding(
-            "info", "Disk", f"{free / 1e9:,.0f} GB free for runs; how large its checkpoints are is not known yet."
+    retained = spec.run.keep_checkpoints if spec.run else 1
+    checkpoint_bytes = _checkpoint_bytes(spec)
+    if checkpoint_bytes is None:
+        yield DryRunFinding(
+            "info", "Disk", f"{free / 1e9:,.0f} GB free for runs; the size of its checkpoints is not known yet."
         )
         return
-    needed = one * (kept + 2)  # one being written, one it started from
-    each = formatting.disk(one)
-    text = f"About {formatting.disk(needed)} for checkpoints ({kept} kept of {each}); {free / 1e9:,.0f} GB free."
-    yield Finding("ok" if needed < free else "error", "Disk", text)
+    needed = checkpoint_bytes * (retained + 2)  # one being written, one it started from
+    each = formatting.disk(checkpoint_bytes)
+    text = f"About {formatting.disk(needed)} for checkpoints ({retained} of {each}); {free / 1e9:,.0f} GB free."
+    yield DryRunFinding("ok" if needed < free else "error", "Disk", text)
 
 
 def _checkpoint_bytes(spec: JobSpec) -> int | None:
-    """The largest checkpoint of the newest job with the same recipe and options, among its project's newest ones."""
+    """Return the largest checkpoint of the newest similar job among its project's newest ones."""
     project = Project.objects.named(spec.project).first()  # by its number there is an index in this order
     newest = Job.objects.filter(project=project).order_by("-id").values_list("pk", flat=True)[:NEWEST]
-    alike = Job.objects.filter(pk__in=list(newest), kind=spec.kind)
+    similar = Job.objects.filter(pk__in=list(newest), kind=spec.kind)
     if spec.run is not None:
-        alike = alike.filter(spec__run__recipe=spec.run.recipe)
+        similar = similar.filter(spec__run__recipe=spec.run.recipe)
         for table, options in spec.run.options.items():
-            alike = alike.filter(**{f"spec__run__{table}": options})
-    like = alike.filter(checkpoints__isnull=False).order_by("-id").values_list("pk", flat=True).first()
-    if like is None:
+            similar = similar.filter(**{f"spec__run__{table}": options})
+    newest_similar = similar.filter(checkpoints__isnull=False).order_by("-id").values_list("pk", flat=True).first()
+    if newest_similar is None:
         return None
-    found: int | None = Checkpoint.objects.filter(job=like).aggregate(most=Max("bytes"))["most"]
+    found: int | None = Checkpoint.objects.filter(job=newest_similar).aggregate(most=Max("bytes"))["most"]
     return found

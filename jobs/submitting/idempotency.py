@@ -1,4 +1,4 @@
-"""What a request did is done once, however often it is sent, and is on disk before anybody hears of it."""
+"""Carry out a request once however often it is sent, and store the result durably before responding."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ def make_once(
     code: bytes | None,
     make: Callable[[str], Thing],
 ) -> tuple[Thing, bool]:
-    """What `make` makes of a request, or what the same request made before; and whether it is new.
+    """Return what `make` creates for a request, or what the same request created before; and whether it is new.
 
-    `make` is called in a transaction, with the name under which the request's code is kept, "" where it brought none.
+    `make` is called in a transaction, with the name under which the request's code is stored, "" if it has none.
     """
     with durable():
         if (earlier := answered(user, route, key, body)) is not None:
             return model.objects.get(pk=earlier), False
-        kept = upload.keep(code) if code is not None else ""
+        upload_name = upload.store(code) if code is not None else ""
         try:
             with transaction.atomic():
-                made = make(kept)
+                made = make(upload_name)
                 remember(user, route, key, body, made.pk)
         except IntegrityError:
-            upload.forget(kept)
+            upload.delete(upload_name)
             if (earlier := answered(user, route, key, body)) is None:
                 raise
             return model.objects.get(pk=earlier), False  # the same request came at once, and was through first
         except BaseException:
-            upload.forget(kept)
+            upload.delete(upload_name)
             raise
     return made, True
 
 
 def answered(user: User, route: str, key: str | None, body: str) -> int | None:
-    """What the same request made within the last day, if this repeats one."""
+    """Return what the same request created within the last day, if this repeats one."""
     if not key:
         return None
-    known = IdempotencyKey.objects.filter(user=user, route=route, key=key)
-    known.filter(created_at__lt=timezone.now() - IdempotencyKey.LIFE).delete()
-    row = known.first()
+    keys = IdempotencyKey.objects.filter(user=user, route=route, key=key)
+    keys.filter(created_at__lt=timezone.now() - IdempotencyKey.LIFE).delete()
+    row = keys.first()
     if row is not None and row.body_digest != body:
         raise IdempotencyConflict
     return row.thing_id if row is not None else None
@@ -69,7 +69,7 @@ def remember(user: User, route: str, key: str | None, body: str, thing_id: int) 
 
 @contextmanager
 def durable() -> Iterator[None]:
-    """What a person was told is on disk: SQLite syncs these commits (intake's last second is in the spools)."""
+    """Make commits durable on SQLite before a person hears of them (intake's last second is in the spools anyway)."""
     if connection.vendor != "sqlite" or connection.in_atomic_block:
         yield
         return

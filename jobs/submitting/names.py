@@ -1,4 +1,4 @@
-"""What a spec names of Slurm and Slurm does not have, as far as the rows tell; where there are none, nothing is."""
+"""Check the names in a spec against what Slurm has, as far as it has been read; without rows nothing is checked."""
 
 from __future__ import annotations
 
@@ -21,52 +21,54 @@ from nodes.scheduling.capacity import may_use
 from portal.models import User
 from vigil_core import formatting
 
-SHOWN = 6
+MAX_SHOWN = 6
 PARTS = {
     "partition": Reading.Part.PARTITIONS, "qos": Reading.Part.ACCOUNTS, "reservation": Reading.Part.RESERVATIONS,
     "licenses": Reading.Part.LICENSES, "gpu_type": Reading.Part.NODES, "require_nodes": Reading.Part.NODES,
     "exclude_nodes": Reading.Part.NODES,
 }  # fmt: skip
-FRESH = timedelta(seconds=2)  # what was read since needs no second look
-WAIT_S, LOOK_S = 4.0, 0.1
+FRESH = timedelta(seconds=2)  # readings newer than this are not repeated
+WAIT_S, POLL_S = 4.0, 0.1
 """A tick of the follower comes every two seconds, and a reading takes a fraction of one."""
 TITLES = {"partition": "partition", "qos": "QOS", "reservation": "reservation", "gpu_type": "GPU of type"}
 
 
 def problems(spec: JobSpec) -> Iterator[Problem]:
-    """Each name that there is not, with the near ones. A machine that plays all nodes knows no names."""
-    asked = spec.resources
+    """Yield each unknown name, with similar ones. A single machine that plays all nodes has no names."""
+    resources = spec.resources
     if Node.objects.told().filter(plays_many=True).exists():
-        if asked.licenses:
-            text = "Jobs run on one machine here, which counts no licences. Take licenses out."
+        if resources.licenses:
+            text = "Jobs run on one machine here, which has no licences. Remove licenses."
             yield Problem("resources.licenses", text)
         return
     for field, title in TITLES.items():
-        name, there = getattr(asked, field), _THERE[field]() if getattr(asked, field) else set()
+        name, there = getattr(resources, field), _EXISTING[field]() if getattr(resources, field) else set()
         if name and field == "gpu_type":
             name = gpu_types.spelling(name, there) or name
         if (there or (name and _has_none(field))) and name not in there:
-            yield Problem(f"resources.{field}", f'Slurm has no {title} "{name}"{_as_of(field)}. {_near(name, there)}')
-    yield from _licenses(asked.licenses)
+            yield Problem(
+                f"resources.{field}", f'Slurm has no {title} "{name}"{_as_of(field)}. {_suggestion(name, there)}'
+            )
+    yield from _licenses(resources.licenses)
     for field in ("require_nodes", "exclude_nodes"):
-        there = _THERE["nodes"]() if getattr(asked, field) else set()
-        missing = [name for name in getattr(asked, field) if name not in there]
+        there = _EXISTING["nodes"]() if getattr(resources, field) else set()
+        missing = [name for name in getattr(resources, field) if name not in there]
         if missing and there:
-            near = _near(missing[0], there)
+            near = _suggestion(missing[0], there)
             yield Problem(f"resources.{field}", f'Slurm has no node "{missing[0]}"{_as_of(field)}. {near}')
 
 
-def _licenses(asked: str) -> Iterator[Problem]:
-    """Name the first licence that there is not, or of which there are fewer in all: Slurm refuses both."""
-    totals = dict(License.objects.told().values_list("name", "total")) if asked else {}
-    if not asked or not (totals or _has_none("licenses")):
+def _licenses(requested: str) -> Iterator[Problem]:
+    """Yield the first unknown licence, or one of which there are fewer in total: Slurm refuses both."""
+    totals = dict(License.objects.told().values_list("name", "total")) if requested else {}
+    if not requested or not (totals or _has_none("licenses")):
         return
-    for name, wanted in licenses.counts(asked).items():
+    for name, wanted in licenses.counts(requested).items():
         if name not in totals:
-            text = f'Slurm has no licence "{name}"{_as_of("licenses")}. {_near(name, totals)}'
+            text = f'Slurm has no licence "{name}"{_as_of("licenses")}. {_suggestion(name, totals)}'
         elif wanted > totals[name]:
             there = formatting.plural(totals[name], f"{name} licence")
-            text = f"Slurm has {there} in all{_as_of('licenses')}; this asks for {wanted:,}. Ask for fewer."
+            text = f"Slurm has {there} in all{_as_of('licenses')}; this asks for {wanted:,}. Request fewer."
         else:
             continue
         yield Problem("resources.licenses", text)
@@ -89,7 +91,7 @@ def refresh(fields: Iterable[str]) -> bool:
     while time.monotonic() < until:
         if all(reading.read_at and reading.read_at > now for reading in _readings(due)):
             return True
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return False
 
 
@@ -103,12 +105,12 @@ def _as_of(field: str) -> str:
     return f" (as of {formatting.clock(read_at)})" if read_at else ""
 
 
-def known(user: User, field: str) -> list[str]:
-    """What this person can choose for a field of [resources]; empty where nothing is known."""
+def choices_for(user: User, field: str) -> list[str]:
+    """Return what this person can choose for a field of [resources]; empty if nothing is known."""
     name = "nodes" if field.endswith("_nodes") else field
-    if narrowed := _OPEN.get(name):
+    if narrowed := _USABLE.get(name):
         return sorted(narrowed(user))
-    return sorted(_THERE[name]()) if name in _THERE else []
+    return sorted(_EXISTING[name]()) if name in _EXISTING else []
 
 
 def _has_none(field: str) -> bool:
@@ -118,14 +120,14 @@ def _has_none(field: str) -> bool:
     return Reading.objects.filter(part=PARTS[field]).exclude(read_at=None).exists()
 
 
-def _near(name: str, there: Iterable[str]) -> str:
+def _suggestion(name: str, there: Iterable[str]) -> str:
     names = sorted(there)
     if not names:
-        return "It has none. Take it out."
+        return "It has none. Remove it."
     if close := difflib.get_close_matches(name, names, n=1, cutoff=0.6):
         return f'Did you mean "{close[0]}"?'
-    more = ", …" if len(names) > SHOWN else ""
-    return f"It has {', '.join(names[:SHOWN])}{more}."
+    more = ", …" if len(names) > MAX_SHOWN else ""
+    return f"It has {', '.join(names[:MAX_SHOWN])}{more}."
 
 
 def _gpu_types() -> set[str]:
@@ -141,46 +143,47 @@ def _nodes() -> set[str]:
 
 
 def _accounts(user: User) -> set[str]:
-    """The accounts that they compute for; empty where the scheduler tells none."""
-    return set(_own(user).values_list("account", flat=True))
+    """Return the person's accounts; empty if the scheduler reports none."""
+    return set(_associations_of(user).values_list("account", flat=True))
 
 
-def _own(user: User) -> AssociationQuerySet:
+def _associations_of(user: User) -> AssociationQuerySet:
     return Association.objects.told().filter(user=user.slurm_user) if user.slurm_user else Association.objects.none()
 
 
 def _open_partitions(user: User) -> set[str]:
-    """The partitions that take one of their accounts; what is closed for now can be waited for."""
+    """Return the partitions that accept one of the person's accounts; a closed one can be waited for."""
     accounts = _accounts(user)
     return {
-        one.name
-        for one in Partition.objects.told()
+        partition.name
+        for partition in Partition.objects.told()
         if not accounts
         or any(
-            name not in one.denied_accounts and (not one.allowed_accounts or name in one.allowed_accounts)
+            name not in partition.denied_accounts
+            and (not partition.allowed_accounts or name in partition.allowed_accounts)
             for name in accounts
         )
     }
 
 
 def _open_qos(user: User) -> set[str]:
-    """The QOS of their associations; all where these name none."""
-    there = _THERE["qos"]()
-    own = {name for names in _own(user).values_list("qos", flat=True) for name in names}
-    return there & own or there
+    """Return the QOS of the person's associations; all if these name none."""
+    there = _EXISTING["qos"]()
+    qos = {name for names in _associations_of(user).values_list("qos", flat=True) for name in names}
+    return there & qos or there
 
 
 def _open_reservations(user: User) -> set[str]:
-    """The reservations made for them or one of their accounts."""
+    """Return the reservations made for the person or one of their accounts."""
     found, accounts = set(), _accounts(user) or {""}
-    for one in Reservation.objects.told():
-        made = cluster.ReservationInfo(name=one.name, users=tuple(one.users), accounts=tuple(one.accounts))
-        if any(may_use(made, user=user.slurm_user or "", account=name) for name in accounts):
-            found.add(one.name)
+    for row in Reservation.objects.told():
+        reservation = cluster.ReservationInfo(name=row.name, users=tuple(row.users), accounts=tuple(row.accounts))
+        if any(may_use(reservation, user=user.slurm_user or "", account=name) for name in accounts):
+            found.add(row.name)
     return found
 
 
-_THERE: dict[str, Callable[[], set[str]]] = {
+_EXISTING: dict[str, Callable[[], set[str]]] = {
     "partition": lambda: set(Partition.objects.told().values_list("name", flat=True)),
     "qos": lambda: set(Qos.objects.told().values_list("name", flat=True)),
     "reservation": lambda: set(Reservation.objects.told().values_list("name", flat=True)),
@@ -189,7 +192,7 @@ _THERE: dict[str, Callable[[], set[str]]] = {
     "constraint": _features,
     "nodes": _nodes,
 }
-_OPEN: dict[str, Callable[[User], set[str]]] = {
+_USABLE: dict[str, Callable[[User], set[str]]] = {
     "partition": _open_partitions,
     "qos": _open_qos,
     "reservation": _open_reservations,

@@ -1,4 +1,4 @@
-"""Asking for a profile of the steps that come next, of a job that runs."""
+"""Request a profile of the next steps of a running job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.utils import timezone
 from jobs import live, profiles
 from jobs.disk import profiles as files
 from jobs.errors import Conflict, Refused, SpecError
-from jobs.incarnations import spread
+from jobs.incarnations import size_of
 from jobs.models import Attempt, Event, Job
 from portal.access import can, note_if_sysadmin
 from portal.audit import Change
@@ -18,10 +18,12 @@ from portal.models import User
 STEPS, MOST_STEPS = 5, 100
 
 
-def ask(user: User, job: Job, *, steps: int = STEPS, rank: int = 0) -> str:
-    """Answers the profile's id. Its rank begins at a step boundary about a second from now, and tells when it is done.
+def request_profile(user: User, job: Job, *, steps: int = STEPS, rank: int = 0) -> str:
+    """Request a profile.
 
-    Raises Refused, Conflict where nothing of ours trains now, ProfileError where it has not begun, or SpecError.
+    Return its id; its rank begins at a step boundary about a second from now, and reports the end.
+
+    Raises Refused, Conflict if nothing of ours trains now, ProfileError before the attempt has begun, or SpecError.
     """
     if not can(user, "change", job):
         raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
@@ -31,15 +33,15 @@ def ask(user: User, job: Job, *, steps: int = STEPS, rank: int = 0) -> str:
     if attempt is None or attempt.state != Attempt.State.RUNNING:
         raise Conflict(f"Not profiled. #{job.pk} is not running: it is {attempt.state if attempt else 'being made'}.")
     if not 1 <= steps <= MOST_STEPS:
-        raise SpecError.at("steps", f"{steps:,} is too many to write down: take 1 to {MOST_STEPS}.")
+        raise SpecError.at("steps", f"{steps:,} is out of range: use 1 to {MOST_STEPS}.")
     attempt = Attempt.objects.select_related("job").get(pk=attempt.pk)
-    running = spread(attempt)
-    if running is not None and rank >= running.ranks:  # perhaps it was one of a node that is gone: nobody would answer
-        raise SpecError.at("rank", f"there is no rank {rank:,} now: take 0 to {running.ranks - 1:,}.")
+    running = size_of(attempt)
+    if running is not None and rank >= running.ranks:  # perhaps a rank of a lost node: it would never respond
+        raise SpecError.at("rank", f"there is no rank {rank:,} now: use 0 to {running.ranks - 1:,}.")
     number = secrets.token_hex(4)
-    files.ask(attempt, number=number, rank=rank, steps=steps)
+    files.request_profile(attempt, number=number, rank=rank, steps=steps)
     data = {"id": number, "steps": steps, "rank": rank, "by": user.username}
-    Event.objects.create(attempt=attempt, time=timezone.now(), kind=profiles.ASKED, data=data)
+    Event.objects.create(attempt=attempt, time=timezone.now(), kind=profiles.REQUESTED, data=data)
     note_if_sysadmin(user, "job.profiled", job, change=Change(after={"rank": rank, "steps": steps}))
     live.announce(attempt.pk)
     return number
@@ -47,5 +49,5 @@ def ask(user: User, job: Job, *, steps: int = STEPS, rank: int = 0) -> str:
 
 def _why_not(job: Job) -> str:
     if job.of_kind.trains:
-        return f"#{job.pk} counts {job.of_kind.many}, each of many clients: where their seconds go its page shows."
-    return f"#{job.pk} runs a program of its own, which profiles itself."
+        return f"#{job.pk} counts {job.of_kind.many}, each of many clients: its page shows how their time is spent."
+    return f"#{job.pk} runs your own program, which must profile itself."

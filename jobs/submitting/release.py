@@ -8,7 +8,7 @@ from django.utils import timezone
 from jobs.errors import Conflict, Refused
 from jobs.models import Attempt, Job
 from jobs.queueing import queue
-from jobs.why.stuck import kind_of
+from jobs.why.obstacles import kind_of
 from portal.access import can, note_if_sysadmin
 from portal.audit import Change
 from portal.models import User
@@ -25,7 +25,7 @@ def release(user: User, job: Job) -> None:
         raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
     latest = job.attempts.order_by("-number").first()
     if latest is None or not is_held(latest):
-        raise Conflict(f"Not released. Nothing holds #{job.pk}: see why it waits.")
+        raise Conflict(f"Not released. #{job.pk} is not held: see why it waits.")
     with transaction.atomic():
         attempt = Attempt.objects.filter(pk=latest.pk, ended_at=None, release_requested_at=None)
         if attempt.update(release_requested_at=timezone.now(), release_requested_by=user, release_outcome=""):

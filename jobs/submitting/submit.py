@@ -1,6 +1,6 @@
-"""What people ask of jobs: submit, resume, change, pin, cancel, delete. Each writes what was asked; the follower acts.
+"""Submit, resume, change, pin, cancel and delete jobs. Each stores the request; the follower carries it out.
 
-No scheduler is asked here: these functions run inside web requests.
+No scheduler is called here: these functions run inside web requests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def submit(
     parent: Job | None = None,
     code: bytes | None = None,
 ) -> tuple[Job, bool]:
-    """A new job with its first attempt, due to be submitted; or the job that the same request made before.
+    """Create a job with its first attempt, or return the job that the same request created before.
 
     `code` is a tar.gz of its own code. Raises SpecError, Refused or IdempotencyConflict, changing nothing.
     """
@@ -51,9 +51,9 @@ def submit(
     project = check(user, spec, code=code)
     body = sha256(b"\0".join([spec_toml.encode(), str(parent and parent.pk).encode(), code or b""])).hexdigest()
 
-    def make(kept: str) -> Job:
+    def make(upload_name: str) -> Job:
         job = _create(user, project, spec, spec_toml, parent)
-        attempt = _first_attempt(job, kept, reason=dependencies.wait(job, spec.after))
+        attempt = _first_attempt(job, upload_name, reason=dependencies.wait(job, spec.after))
         transaction.on_commit(lambda: queue("jobs.tasks.submit", attempt.pk))
         return job
 
@@ -69,14 +69,14 @@ def resume(
     steps: int | None = None,
     key: str | None = None,
 ) -> Attempt:
-    """The next attempt of a job that has ended, from the newest checkpoint on its line, or the one at `step`.
+    """Create the next attempt of a job that has ended, from the newest checkpoint on its line, or the one at `step`.
 
-    Of a step that several lines have done it is the newest generation's, or the one of that `generation`.
-    `steps` raises how far it shall run: a completed job needs that, or an earlier step, to have something to do.
+    If several lines have a checkpoint of that step, the newest generation's is used, or that of `generation`. `steps`
+    extends the run: a completed job needs that, or an earlier step, to have something to do.
     """
     _may_change(user, job)
     if job.is_attached:
-        raise Conflict(f"Not resumed. sbatch started #{job.pk}, not Vigil: hand its script to sbatch once more.")
+        raise Conflict(f"Not resumed. sbatch started #{job.pk}, not Vigil: submit its script to sbatch again.")
     trust.check(user, JobSpec.parse(job.spec))
     route, body = f"jobs/{job.pk}/resume", sha256(f"{step} {steps} {generation or ''}".rstrip().encode()).hexdigest()
     with durable():
@@ -103,10 +103,10 @@ def resume(
 def change(
     user: User, job: Job, *, name: str | None = None, tags: list[str] | None = None, notes: str | None = None
 ) -> None:
-    """Another name, other tags, other notes: what a person may change of a job once it is submitted. None keeps."""
+    """Change what a person may change of a submitted job: name, tags, notes. None leaves a value as it is."""
     _may_change(user, job)
     with transaction.atomic():
-        asked = {key: value for key, value in (("name", name), ("tags", tags), ("notes", notes)) if value is not None}
+        new = {key: value for key, value in (("name", name), ("tags", tags), ("notes", notes)) if value is not None}
         old = Job.objects.get(pk=job.pk)
         has = {"name": old.name, "notes": old.notes, "tags": [*old.tags.order_by("pk").values_list("name", flat=True)]}
         if tags is not None:
@@ -114,26 +114,26 @@ def change(
             Tag.objects.bulk_create([Tag(job=job, name=tag) for tag in dict.fromkeys(tags)], ignore_conflicts=True)
         if words := {key: text for key, text in (("name", name), ("notes", notes)) if text is not None}:
             Job.objects.filter(pk=job.pk).update(**words)
-        note_if_sysadmin(user, "job.changed", job, change=Change(before={key: has[key] for key in asked}, after=asked))
+        note_if_sysadmin(user, "job.changed", job, change=Change(before={key: has[key] for key in new}, after=new))
 
 
 def pin(user: User, job: Job, checkpoint: Checkpoint, *, pinned: bool) -> None:
-    """Keep a checkpoint from being pruned, or no longer. Conflict if it is gone, or was just going.
+    """Protect a checkpoint from pruning, or no longer. Raises Conflict if it is gone, or was just being pruned.
 
-    The file for its trainer is written before the folder is looked for: a trainer that renamed the folder first has
-    not read the file, and one that reads the file afterwards puts the folder back (training.checkpoint.pruning).
+    The file for its trainer is written before the folder is checked: a trainer that renamed the folder first has not
+    read the file, and one that reads the file afterwards puts the folder back (training.checkpoint.pruning).
     """
     _may_change(user, job)
     _set_pinned(user, job, checkpoint, pinned)
     pins.write(job)
-    if pinned and pins.is_gone(job, checkpoint):
+    if pinned and pins.is_pruned(job, checkpoint):
         _set_pinned(user, job, checkpoint, False)
         pins.write(job)
-        raise Conflict(f"Not pinned. {checkpoint.name} of #{job.pk} is not on disk any more: it was just pruned.")
+        raise Conflict(f"Not pinned. {checkpoint.name} of #{job.pk} is no longer on disk: it was just pruned.")
 
 
 def cancel(user: User, job: Job, *, may_kill: bool = True) -> bool:
-    """Ask for the end: the follower signals, waits for a last checkpoint, then kills. A restart that was due is off.
+    """Request the end: the follower signals, waits for a last checkpoint, then kills. A due restart is called off.
 
     Repeated later than SAME_REQUEST, with `may_kill`, it kills at once. Return whether it does.
     """
@@ -141,8 +141,8 @@ def cancel(user: User, job: Job, *, may_kill: bool = True) -> bool:
     latest = None
     for _ in range(CANCEL_TRIES):
         with durable():
-            asked = job.attempts.filter(cancel_asked_at=None).filter(Q(ended_at=None) | Q(decided_at=None))
-            if asked.update(cancel_asked_at=timezone.now(), cancel_asked_by=user):
+            uncancelled = job.attempts.filter(cancel_asked_at=None).filter(Q(ended_at=None) | Q(decided_at=None))
+            if uncancelled.update(cancel_asked_at=timezone.now(), cancel_asked_by=user):
                 note_if_sysadmin(user, "job.cancelled", job, change=_end_of(job, "cancelled"))
                 transaction.on_commit(lambda: queue("jobs.tasks.follow"))
                 return False
@@ -178,7 +178,7 @@ def kill(user: User, job: Job) -> None:
         if latest is None or latest.ended_at is not None:
             raise Conflict(f"Not killed. #{job.pk} has already ended.")
         if latest.kill_requested_at is not None:
-            return  # by an earlier request: the follower is at it
+            return  # by an earlier request, which the follower carries out
 
 
 def _end_of(job: Job, how: str) -> Change:
@@ -195,7 +195,7 @@ def delete(user: User, job: Job) -> None:
         if Attempt.objects.filter(Q(ended_at=None) | Q(decided_at=None), job=job).exists():
             raise Conflict(f"Not deleted. #{job.pk} has not ended: cancel it first.")
         directory = job.directory
-        # Locked and closed first: a report that is being taken in ends before the series go, and none begins after.
+        # Locked and closed first: a report being stored ends before its series are deleted, and none begins after.
         attempts = list(job.attempts.select_for_update().order_by("pk").values_list("pk", flat=True))
         job.attempts.update(closed_at=timezone.now(), token_digest="")
         for attempt_id in attempts:
@@ -219,7 +219,7 @@ def _may_change(user: User, job: Job) -> None:
 
 
 def _set_pinned(user: User, job: Job, checkpoint: Checkpoint, pinned: bool) -> None:
-    """The row, under the lock that retention takes: what it removes nobody has pinned."""
+    """Update the row, under the lock that retention takes, so that nobody pins what retention removes."""
     with durable(), transaction.atomic():
         Job.objects.select_for_update().filter(pk=job.pk).first()
         row = Checkpoint.objects.filter(pk=checkpoint.pk).first()
@@ -227,8 +227,8 @@ def _set_pinned(user: User, job: Job, checkpoint: Checkpoint, pinned: bool) -> N
             raise Conflict(f"Not changed. #{job.pk} has just been deleted.")
         if pinned and row.state == Checkpoint.State.PRUNED:
             raise Conflict(f"Not pinned. {row.name} of #{job.pk} has been pruned: there is nothing left to keep.")
-        kept = Checkpoint.objects.filter(pk=row.pk).exclude(state=Checkpoint.State.PRUNED)
-        if kept.exclude(pinned=pinned).update(pinned=pinned):
+        unpruned = Checkpoint.objects.filter(pk=row.pk).exclude(state=Checkpoint.State.PRUNED)
+        if unpruned.exclude(pinned=pinned).update(pinned=pinned):
             change = Change(before={"pinned": not pinned}, after={"pinned": pinned})
             note_if_sysadmin(user, "checkpoint.pinned" if pinned else "checkpoint.unpinned", job, row.name, change)
 
@@ -248,10 +248,10 @@ def _create(user: User, project: Project, spec: JobSpec, spec_toml: str, parent:
     return job
 
 
-def _first_attempt(job: Job, kept: str, *, reason: str) -> Attempt:
+def _first_attempt(job: Job, upload_name: str, *, reason: str) -> Attempt:
     attempt = Attempt(job=job, number=1, reason=reason, steps=job.of_kind.length_of(job.spec))
-    if kept:
-        attempt.key = kept  # leads the worker to the upload
+    if upload_name:
+        attempt.key = upload_name  # leads the worker to the upload
     attempt.save()
     job.latest = attempt
     job.save(update_fields=["latest"])
@@ -259,27 +259,27 @@ def _first_attempt(job: Job, kept: str, *, reason: str) -> Attempt:
 
 
 def _resumable(job: Job, step: int | None, steps: int | None) -> Attempt:
-    """The job's last attempt, if a further one may follow it."""
+    """Return the job's last attempt if another one may follow it."""
     last = job.latest
     if last is None or last.ended_at is None:
         raise Conflict(f"Not resumed. #{job.pk} has not ended: it is {last.state if last else 'being made'}.")
     if not job.owner.is_active:
-        why = f"The account of {job.owner} is deactivated, and nothing is started in that name any more."
-        raise Conflict(f"Not resumed. {why} Clone #{job.pk}: then it is yours.")
+        why = f"The account of {job.owner} is deactivated, so nothing is started in that name."
+        raise Conflict(f"Not resumed. {why} Clone #{job.pk} to run it in your name.")
     if last.decided_at is None:
-        raise Conflict(f"Not resumed. Vigil is just deciding how #{job.pk} goes on. Ask again in a few seconds.")
+        raise Conflict(f"Not resumed. Vigil is still deciding how #{job.pk} continues. Try again in a few seconds.")
     if last.state == Attempt.State.COMPLETED and step is None and steps is None:
         raise Conflict(
-            f"#{job.pk} has completed. Say from which {job.of_kind.counts} it shall run again, or how many"
-            f" {job.of_kind.many} it shall run."
+            f"#{job.pk} has completed. Choose the {job.of_kind.counts} to run again from, or how many"
+            f" {job.of_kind.many} to run."
         )
     if steps is not None and not job.of_kind.length:
-        raise SpecError.at("steps", "Only the trainer knows steps; a program of your own takes them as an argument.")
+        raise SpecError.at("steps", "Only Vigil's trainer has steps; your own program takes them as an argument.")
     return last
 
 
 def _start_of(job: Job, last: Attempt, step: int | None, generation: int | None) -> Checkpoint | None:
-    """The checkpoint to start from; None: from the beginning, where there is none at all."""
+    """Return the checkpoint to start from, or None to start from the beginning if there is none at all."""
     if step is None:
         return checkpoints.newest_on_line(last)
     resumable = Checkpoint.objects.resumable().filter(job=job)
@@ -288,19 +288,21 @@ def _start_of(job: Job, last: Attempt, step: int | None, generation: int | None)
     if chosen is None:
         there = sorted(set(resumable.values_list("step", flat=True)), key=lambda s: abs(s - step))[:5]
         nearest = (
-            f"Nearest: {', '.join(f'{s:,}' for s in sorted(there))}." if there else "There is none to resume from."
+            f"Nearest: {', '.join(f'{s:,}' for s in sorted(there))}."
+            if there
+            else "There is no checkpoint to resume from."
         )
         raise SpecError.at(job.of_kind.counts, f"No checkpoint at {job.of_kind.counts} {step:,}. {nearest}")
     return chosen
 
 
 def _has_work(job: Job, start: Checkpoint | None) -> None:
-    """Whether a completed job has steps left beyond the checkpoint."""
+    """Raise Conflict unless a completed job has steps left beyond the checkpoint."""
     steps, many = job.of_kind.length_of(job.spec), job.of_kind.many
     if start is not None and steps is not None and start.step >= steps:
         raise Conflict(
             f"Not resumed. All {steps:,} {many} of #{job.pk} are done at that checkpoint."
-            f" Take an earlier one, or say how many {many} it shall run."
+            f" Choose an earlier one, or how many {many} to run."
         )
 
 

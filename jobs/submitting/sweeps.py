@@ -1,6 +1,7 @@
-"""What people ask of sweeps: submit and cancel. Each job of one is a job like any other.
+"""Submit and cancel sweeps. Each job of a sweep is a job like any other.
 
-The follower acts (jobs.following: arrays, sweep_limit). None is asked here, inside web requests.
+The follower carries requests out (jobs.following: arrays, sweep_limit). No scheduler is called here, inside web
+requests.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from portal.models import Project, User
 def submit(
     user: User, spec: SweepSpec, *, spec_toml: str, key: str | None = None, code: bytes | None = None
 ) -> tuple[Sweep, bool]:
-    """A new sweep with all its jobs, or the one that the same request made before.
+    """Create a sweep with all its jobs, or return the one that the same request created before.
 
-    `code` is a tar.gz of a script's directory: each job has a snapshot of its own. Raises SpecError, Refused or
+    `code` is a tar.gz of a script's directory: each job has its own snapshot. Raises SpecError, Refused or
     IdempotencyConflict, changing nothing.
     """
     now, zone = timezone.now(), timezone.get_default_timezone()
     specs = [point.spec.settled(now=now, zone=zone) for point in spec.points]
-    project = check(user, specs[0], code=code, alike=specs[1:])
+    project = check(user, specs[0], code=code, others=specs[1:])
     body = sha256(b"\0".join([spec_toml.encode(), code or b""])).hexdigest()
 
     sweep = _sweep(user, project, spec, spec_toml)
-    jobs = _Jobs(sweep, spec, specs)
+    jobs = _SweepJobs(sweep, spec, specs)
 
-    def make(kept: str) -> Sweep:
-        if kept:
-            sweep.key = kept  # leads the worker to the upload
+    def make(upload_name: str) -> Sweep:
+        if upload_name:
+            sweep.key = upload_name  # leads the worker to the upload
         sweep.save()
         jobs.insert()
         transaction.on_commit(lambda: queue("jobs.tasks.follow"))
@@ -53,25 +54,25 @@ def submit(
 
 
 def cancel(user: User, sweep: Sweep) -> int:
-    """Ask for the end of all its jobs that have not ended; how many these were."""
+    """Request the end of all its jobs that have not ended. Return how many these were."""
     if not can(user, "change", sweep):
         raise Refused(f"Sweep {sweep.pk} belongs to {sweep.owner}.", f"Ask them or a lead of {sweep.project}.")
-    asked = 0
+    count = 0
     with durable():
-        open_ones = Attempt.objects.filter(job__sweep=sweep, cancel_asked_at=None)
-        open_ones = open_ones.filter(Q(ended_at=None) | Q(decided_at=None))
+        open_attempts = Attempt.objects.filter(job__sweep=sweep, cancel_asked_at=None)
+        open_attempts = open_attempts.filter(Q(ended_at=None) | Q(decided_at=None))
         for _ in range(CANCEL_TRIES):  # the follower may just have made the next attempt of one
             with transaction.atomic():
-                found = open_ones.update(cancel_asked_at=timezone.now(), cancel_asked_by=user)
+                found = open_attempts.update(cancel_asked_at=timezone.now(), cancel_asked_by=user)
                 if not found:
                     break
-                asked += found
+                count += found
                 transaction.on_commit(lambda: queue("jobs.tasks.follow"))
-        if asked:
-            note_if_sysadmin(user, "sweep.cancelled", sweep, change=Change(after={"jobs": asked}))
+        if count:
+            note_if_sysadmin(user, "sweep.cancelled", sweep, change=Change(after={"jobs": count}))
         elif sweep.is_over():
             raise Conflict(f"Not cancelled. All jobs of sweep {sweep.pk} have already ended.")
-    return asked
+    return count
 
 
 def _sweep(user: User, project: Project, spec: SweepSpec, spec_toml: str) -> Sweep:
@@ -86,7 +87,7 @@ def _sweep(user: User, project: Project, spec: SweepSpec, spec_toml: str) -> Swe
     )
 
 
-class _Jobs:
+class _SweepJobs:
     """A sweep's jobs and their first attempts, prepared before the transaction that inserts them."""
 
     def __init__(self, sweep: Sweep, spec: SweepSpec, specs: list[JobSpec]) -> None:
@@ -95,15 +96,15 @@ class _Jobs:
             Job(
                 project=sweep.project,
                 owner=sweep.owner,
-                name=one.name,
-                kind=one.kind,
-                spec=one.model_dump(mode="json"),
+                name=job_spec.name,
+                kind=job_spec.kind,
+                spec=job_spec.model_dump(mode="json"),
                 spec_toml=point.spec_toml,
-                notes=one.notes,
+                notes=job_spec.notes,
                 sweep_index=index,
                 sweep_values=point.values,
             )
-            for index, (point, one) in enumerate(zip(spec.points, specs, strict=True))
+            for index, (point, job_spec) in enumerate(zip(spec.points, specs, strict=True))
         ]
         reason = dependencies.reason_to_wait(spec.first.after) if spec.first.after else ""
         self.attempts = [Attempt(number=1, steps=job.of_kind.length_of(job.spec), reason=reason) for job in self.jobs]

@@ -54,7 +54,7 @@ def order(request: HttpRequest, job_id: int) -> HttpResponse:
     text = request.POST.get("every", "")
     every = whole(text) if text else None
     try:
-        ordering.order(user, job, 0 if text and every is None else every)
+        ordering.set_cadence(user, job, 0 if text and every is None else every)
     except JobError as error:
         messages.error(request, str(error))
     else:
@@ -63,6 +63,6 @@ def order(request: HttpRequest, job_id: int) -> HttpResponse:
             if every is None
             else f"every {formatting.plural(every, job.of_kind.counts)}"
         )
-        first = ordering.first_to_obey(list(job.attempts.order_by("number")))
+        first = ordering.first_attempt_affected(list(job.attempts.order_by("number")))
         messages.success(request, f"From attempt {first} on, the job saves {how}.")
     return redirect("job_checkpoints", job_id=job.pk)

@@ -23,7 +23,7 @@ def page(request: HttpRequest) -> HttpResponse:
     user = user_of(request)
     if not usage.may_see(user):
         raise PermissionDenied("Only project leads and sysadmins can see this. Ask one of them.")
-    uses = usage.use_of(user)
+    uses = usage.disk_use(user)
     context = {
         "section": "disk",
         "uses": uses,
@@ -50,7 +50,7 @@ def set_retention(request: HttpRequest, slug: str) -> HttpResponse:
             request, f"{days[:20]} is not a number of days. Enter 1 to 3,650, or leave it empty to keep all."
         )
     else:
-        retention.set_keep(user, project, int(days) if days else None)
+        retention.set_retention(user, project, int(days) if days else None)
         how_long = (
             f"for {formatting.plural(int(days), 'day')} after a job’s end, then only the last one"
             if days
@@ -60,7 +60,7 @@ def set_retention(request: HttpRequest, slug: str) -> HttpResponse:
     return redirect("disk")
 
 
-def summary(uses: list[usage.Use]) -> tuple[str, str]:
+def summary(uses: list[usage.ProjectDiskUse]) -> tuple[str, str]:
     """Return the sentence that leads the page: who uses most, and how much of it is checkpoints."""
     most = uses[0]
     if not most.bytes and any(use.unmeasured for use in uses):
@@ -73,9 +73,9 @@ def summary(uses: list[usage.Use]) -> tuple[str, str]:
     return f"{most.project.slug} uses {used} in {jobs}.", _checkpoints(most)
 
 
-def _checkpoints(use: usage.Use) -> str:
+def _checkpoints(use: usage.ProjectDiskUse) -> str:
     """Return how much of the project's disk use is checkpoints."""
-    if use.is_told_more:
+    if use.is_inconsistent:
         reported = formatting.disk(use.checkpoint_bytes)
         return f"Its trainers reported {reported} in checkpoints, more than was found when it was measured."
     share = use.checkpoint_bytes / use.bytes

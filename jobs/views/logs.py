@@ -159,7 +159,7 @@ def _wanted(request: HttpRequest, job: Job) -> LogSelection:
 
 
 def _log_title(wanted: LogSelection) -> str:
-    name = logs.name_of(wanted.rank)
+    name = logs.writer_of(wanted.rank)
     return name[:1].lower() + name[1:]
 
 

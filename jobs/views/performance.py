@@ -138,7 +138,7 @@ def profile(request: HttpRequest, job_id: int) -> HttpResponse:
     job = get_object_or_404(Job.objects.visible_to(user).with_latest_attempt(), pk=job_id)
     steps, rank = whole(request.POST.get("steps") or str(profiling.STEPS)), whole(request.POST.get("rank") or "0")
     try:
-        profiling.ask(user, job, steps=steps or 0, rank=rank or 0)
+        profiling.request_profile(user, job, steps=steps or 0, rank=rank or 0)
     except JobError as error:
         messages.error(request, str(error))
     else:

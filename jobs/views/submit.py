@@ -26,11 +26,11 @@ from jobs.presenting.form_fields import FormSection
 from jobs.presenting.outline import DrawnOutline, draw
 from jobs.presenting.toml_lines import line_of, locate
 from jobs.spec import MAX_BYTES, JobSpec, SweepSpec, has_sweep, read_toml, set_values
-from jobs.spec.mending import mended, standing
+from jobs.spec.remaining_problems import independent_problems, validate_rest
 from jobs.spec.resources import Resources
 from jobs.submitting import names, submit, sweeps
-from jobs.submitting.admission import beside, project_of
-from jobs.submitting.dryrun import Finding, dry_run, sweep_run
+from jobs.submitting.admission import project_of, site_problems
+from jobs.submitting.dryrun import DryRunFinding, dry_run, sweep_run
 from portal.access import user_of
 from portal.models import DEFAULT_PROJECT, Project, User
 from vigil_core import formatting
@@ -66,7 +66,7 @@ class SpecDraft:
     data: dict[str, Any]
     spec: JobSpec | SweepSpec | None
     problems: list[Problem]
-    findings: list[Finding]
+    findings: list[DryRunFinding]
     packed: bool = False
     """Whether the form has an archive of its code, chosen and not sent yet."""
 
@@ -151,9 +151,9 @@ def draft(user: User, text: str) -> SpecDraft:
     try:
         spec = JobSpec.parse(data)
     except SpecError as error:
-        rest, _ = mended(JobSpec, data, error.problems)
+        rest, _ = validate_rest(JobSpec, data, error.problems)
         more = (
-            standing(JobSpec, _context_problems(user, rest), error.problems, data.get("kind"))
+            independent_problems(JobSpec, _context_problems(user, rest), error.problems, data.get("kind"))
             if rest is not None
             else []
         )
@@ -183,8 +183,8 @@ def _context_problems(user: User, spec: JobSpec, alike: Sequence[JobSpec] = ()) 
     try:
         project = project_of(user, spec)
     except SpecError as error:
-        return [*error.problems, *beside(user, spec, None, alike=alike)]
-    return beside(user, spec, project, alike=alike)
+        return [*error.problems, *site_problems(user, spec, None, others=alike)]
+    return site_problems(user, spec, project, others=alike)
 
 
 @login_required
@@ -327,7 +327,7 @@ def _next_name(parent: Job) -> str:
 
 def _sections(user: User, drafted: SpecDraft) -> list[FormSection]:
     projects = Project.objects.visible_to(user).values_list("slug", flat=True)[:200]
-    return form_sections.sections(drafted.data, drafted.problems, projects, suggest=partial(names.known, user))
+    return form_sections.sections(drafted.data, drafted.problems, projects, suggest=partial(names.choices_for, user))
 
 
 def _context(user: User, drafted: SpecDraft, parent: Job | None) -> dict[str, Any]:

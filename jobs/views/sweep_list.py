@@ -10,7 +10,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from jobs.models import Attempt, Sweep
-from jobs.models.sweep import standing
+from jobs.models.sweep import states_of
 from portal.access import user_of
 from portal.http.paging import BadCursor, Order, Page, page
 from portal.models import User
@@ -76,7 +76,7 @@ def _page(user: User, cursor: str | None) -> Page[Sweep]:
 
 
 def _lines(sweeps: list[Sweep]) -> list[SweepRow]:
-    stand = standing(sweeps)
+    stand = states_of(sweeps)
     return [SweepRow(sweep, stand[sweep.pk][0]) for sweep in sweeps]
 
 

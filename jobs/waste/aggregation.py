@@ -16,7 +16,7 @@ from django.db.models import Case, F, Max, Min, Q, Sum, Value, When
 from django.utils import timezone
 
 from jobs import lease
-from jobs.lease import Held
+from jobs.lease import ActiveLease
 from jobs.models import Attempt, GpuHours, JobHours
 from nodes.models import GpuUse, Holding
 from portal.models import User
@@ -69,7 +69,7 @@ def trim(now: datetime | None = None) -> int:
     return len(early)
 
 
-def _add(lock: Held, deadline: float) -> int:
+def _add(lock: ActiveLease, deadline: float) -> int:
     days = list(GpuUse.objects.filter(is_added=False).order_by("-day").values_list("day", flat=True).distinct())
     for done, day in enumerate(days, 1):
         _add_day(lock, day)
@@ -78,7 +78,7 @@ def _add(lock: Held, deadline: float) -> int:
     return len(days)
 
 
-def _add_day(lock: Held, day: date) -> None:
+def _add_day(lock: ActiveLease, day: date) -> None:
     waiting = GpuUse.objects.filter(day=day, is_added=False).order_by("pk")
     rows = list(waiting.only("scheduler_id", "user", "job", "project", "person"))
     for at in range(0, len(rows), ROWS):

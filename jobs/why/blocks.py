@@ -1,4 +1,4 @@
-"""What is said of a waiting job: one thing in its way, and the facts that such things are told from. Pure."""
+"""Describe what keeps a job waiting: one block for each obstacle, and the facts that blocks are built from. Pure."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Literal
 
-from jobs.why.limits import Check
+from jobs.why.limits import LimitCheck
 from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling.capacity import Cluster, Fit, Request, Seat
 from vigil_core import formatting
 
-Kind = Literal["limit", "nodes", "fragmentation", "priority", "dependency", "time", "reservation", "partition", "held"]
+BlockKind = Literal[
+    "limit", "nodes", "fragmentation", "priority", "dependency", "time", "reservation", "partition", "held"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One thing in the way. `amount`: of what the numbers are; `name`: of the limit, reservation, partition."""
+    """An obstacle. `amount`: what the numbers count; `name`: of the limit, reservation or partition."""
 
-    kind: Kind
+    kind: BlockKind
     text: str
     name: str = ""
     amount: str = ""
     limit: int | None = None
     used: int | None = None
-    asked: int | None = None
-    is_said: bool = False  # it is what the scheduler's own word means
+    requested: int | None = None
+    is_reason: bool = False  # it is what the scheduler's own word means
     is_final: bool = False  # waiting will not help
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueAhead:
-    """The jobs ahead of it that wait for room, too. `named`: what the reader may know of them, five at most."""
+    """The jobs ahead of it that wait for resources, too. `named`: at most five that the reader may see."""
 
     jobs: int
     gpus: int
@@ -41,25 +43,27 @@ class QueueAhead:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class WaitFacts:
+    """Everything that blocks are built from."""
+
     request: Request
     cluster: Cluster
     reason: str
     fit: Fit
     seats: Sequence[Seat]
-    checks: Sequence[Check]
+    checks: Sequence[LimitCheck]
     ahead: QueueAhead
-    free_until: float = inf  # when somebody ahead is planned to start where this could
-    own: QueuedJobInfo | None = None
+    free_until: float = inf  # when a job ahead is planned to start on nodes that fit this one
+    queued: QueuedJobInfo | None = None
     names: Mapping[str, str]
     you: str = ""
-    held_by_vigil: bool = False
+    waits_in_vigil: bool = False
     scheduler_id: str = ""
     job_id: int | None = None
 
 
-def word_of(reason: str) -> str:
-    """The scheduler's word without what comes after it: "ReqNodeNotAvail, UnavailableNodes:a" is the first."""
+def reason_word(reason: str) -> str:
+    """Return the scheduler's reason without details: "ReqNodeNotAvail" of "ReqNodeNotAvail, UnavailableNodes:a"."""
     return reason.partition(",")[0].strip("() ")
 
 
@@ -68,5 +72,5 @@ def are(number: int) -> str:
 
 
 def clock(seconds: float, now: float) -> str:
-    """A moment as people write it."""
+    """Return a Unix time as people write it."""
     return formatting.clock(datetime.fromtimestamp(seconds, UTC), datetime.fromtimestamp(now, UTC))

@@ -1,7 +1,7 @@
-"""The limits that a waiting job runs into: of its QOS, its account, and its partition. Pure.
+"""Check the limits that apply to a waiting job: of its QOS, its account and its partition. Pure.
 
-As Slurm applies them: a partition's QOS comes before the job's own, and what a QOS limits its account no longer does.
-Counted is what the queue says is running; TRES-minutes used so far nobody tells us.
+They apply as in Slurm: a partition's QOS comes before the job's own, and a limit of a QOS replaces the account's.
+Usage is what runs according to the queue; TRES-minutes used so far are unknown.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from nodes.scheduling.capacity import Cluster, Request
 from vigil_core import formatting
 
 Scope = Literal["job", "node", "user", "account", "group", "time", "minutes"]
-JOBS = "jobs"  # beside TRES: how many jobs
+JOBS = "jobs"  # the number of jobs, which is not a TRES of Slurm's
 _WORDS = {"cpu": "Cpu", "mem": "Mem", "node": "Node", "billing": "Billing", "energy": "Energy", "bb": "BB"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
-    """One limit beside what is asked for. `word`: what Slurm calls it when it holds a job back."""
+class LimitCheck:
+    """A limit compared with the request. `word`: Slurm's reason when it holds a job back for it."""
 
     word: str
     source: str  # "QOS small", "Account vision"
@@ -31,71 +31,79 @@ class Check:
     tres: str  # "gres/gpu", "cpu", "jobs", "time" …
     limit: int
     used: int = 0
-    asked: int = 0
-    whose: str = ""  # the person or account that it is counted for
+    requested: int = 0
+    counted_for: str = ""  # the person or account that it is counted for
 
     @property
     def is_over(self) -> bool:
-        return self.used + self.asked > self.limit
+        return self.used + self.requested > self.limit
 
     @property
     def is_final(self) -> bool:
-        """Whether waiting will not help: the job alone is more than the limit."""
-        return self.asked > self.limit
+        """Return whether waiting will not help: the job alone exceeds the limit."""
+        return self.requested > self.limit
 
 
 @dataclass(frozen=True)
-class _Source:
-    """One who sets limits: a QOS, or an account's or person's association (`user`)."""
+class _LimitSource:
+    """A source of limits: a QOS, or an account's or person's association (`user`)."""
 
     name: str
     prefix: str  # of Slurm's word
     limits: Limits
     key: str
     user: str = ""
-    partition: str = ""  # of an association that holds there alone
+    partition: str = ""  # of an association that applies to this partition only
 
 
-def checks(request: Request, cluster: Cluster, usage: Usage) -> list[Check]:
-    """Every limit that applies to the request, met or not."""
-    found: list[Check] = []
+def checks(request: Request, cluster: Cluster, usage: Usage) -> list[LimitCheck]:
+    """Return every limit that applies to the request, exceeded or not."""
+    found: list[LimitCheck] = []
     settled: set[tuple[str, str]] = set()
     for source in _sources(request, cluster):
-        own = list(_of_source(source, request, usage))
-        found += [check for check in own if _kind(check) not in settled]
-        # What a QOS says goes before what accounts say; a group's limits hold at every level of accounts.
-        settled |= {_kind(check) for check in own if source.prefix == "QOS" or not check.word.startswith("AssocGrp")}
+        checks_of_source = list(_source_checks(source, request, usage))
+        found += [check for check in checks_of_source if _kind(check) not in settled]
+        # A QOS's limits replace those of accounts; a group's limits apply at every level of accounts.
+        settled |= {
+            _kind(check)
+            for check in checks_of_source
+            if source.prefix == "QOS" or not check.word.startswith("AssocGrp")
+        }
     return found
 
 
-def submit_check(request: Request, cluster: Cluster, *, unseen: int = 0, many: int = 1) -> Check | None:
-    """How many jobs a person may have waiting and running: Slurm refuses one more, so it counts before a submission.
+def submit_check(request: Request, cluster: Cluster, *, unseen: int = 0, many: int = 1) -> LimitCheck | None:
+    """Check how many jobs a person may have waiting and running: Slurm refuses any further submission.
 
-    The first to limit it counts alone. `unseen`: theirs that the queue does not have yet; `many` are asked for now.
+    Only the first source that limits it counts. `unseen`: the person's jobs that the queue does not have yet; `many`:
+    how many are requested now.
     """
-    source = next((one for one in _sources(request, cluster) if _limits_submitted(one)), None)
+    source = next((source for source in _sources(request, cluster) if _limits_submitted(source)), None)
     if source is None or not request.user:
         return None
     theirs = [job for job in cluster.queue if job.user == request.user]
     through = {p.name: p.qos for p in cluster.partitions if p.qos}
     if source.prefix == "QOS":
-        mine = [job for job in theirs if source.key in {job.qos, through.get(job.partition, "")}]
+        counted = [job for job in theirs if source.key in {job.qos, through.get(job.partition, "")}]
     else:
-        mine = [job for job in theirs if job.account == source.key and source.partition in {"", job.partition}]
-    return Check(
+        counted = [job for job in theirs if job.account == source.key and source.partition in {"", job.partition}]
+    return LimitCheck(
         word=f"{source.prefix}MaxSubmitJob{'PerUser' if source.prefix == 'QOS' else ''}", source=source.name,
-        scope="user", tres=JOBS, limit=source.limits.user_submitted or 0, asked=many, whose=request.user,
-        used=sum(job.tasks for job in mine) + unseen,
+        scope="user", tres=JOBS, limit=source.limits.user_submitted or 0, requested=many, counted_for=request.user,
+        used=sum(job.tasks for job in counted) + unseen,
     )  # fmt: skip
 
 
-def _limits_submitted(source: _Source) -> bool:
-    """Whether it limits submissions. Of accounts only a person's own does: what others hand down stands there, too."""
+def _limits_submitted(source: _LimitSource) -> bool:
+    """Return whether the source limits submissions.
+
+    Of accounts only a person's own counts: it has inherited values, too.
+    """
     return source.limits.user_submitted is not None and (source.prefix == "QOS" or bool(source.user))
 
 
 def amount(tres: str, number: int) -> str:
-    """ "2 GPUs", "64 GiB of memory", "4 h"."""
+    """Return an amount with its unit: "2 GPUs", "64 GiB of memory", "4 h"."""
     if tres == "time":
         return formatting.duration(number)
     if tres == "mem":
@@ -103,19 +111,19 @@ def amount(tres: str, number: int) -> str:
     return formatting.plural(number, _unit(tres))
 
 
-def sentence(check: Check, *, you: str = "") -> str:
-    """The limit, what is used of it, and what this asks for. `you`: the reader's own name there."""
+def sentence(check: LimitCheck, *, you: str = "") -> str:
+    """Return the limit, its usage and the request in a sentence. `you`: the reader's user name in the scheduler."""
     limit = amount(check.tres, check.limit)
-    asks = f"this asks for {_bare(check.tres, check.asked)}"
-    who = "you" if check.whose == you and you else check.whose
+    request_text = f"this asks for {_bare(check.tres, check.requested)}"
+    who = "you" if check.counted_for == you and you else check.counted_for
     uses = f"{who} use{'' if who == 'you' else 's'} {_bare(check.tres, check.used)}"
     match check.scope:
         case "time":
-            return f"{check.source} lets a job run for {limit}; {asks}."
+            return f"{check.source} lets a job run for {limit}; {request_text}."
         case "job":
-            return f"{check.source} lets one job use {limit}; {asks}."
+            return f"{check.source} lets one job use {limit}; {request_text}."
         case "node":
-            return f"{check.source} lets one job use {limit} on each node; {asks}."
+            return f"{check.source} lets one job use {limit} on each node; {request_text}."
         case "minutes":
             return (
                 f"{check.source} may use {formatting.count(check.limit)} {_unit(check.tres)}-minutes; they are used up."
@@ -129,11 +137,11 @@ def sentence(check: Check, *, you: str = "") -> str:
     if check.tres == JOBS:
         runs = f"{who} run{'' if who == 'you' else 's'}" if check.scope != "group" else "there run"
         return f"{check.source} {whom} run {limit} at once; {runs} {formatting.count(check.used)}."
-    return f"{check.source} {whom} use {limit} at once; {uses}, {asks}."
+    return f"{check.source} {whom} use {limit} at once; {uses}, {request_text}."
 
 
 class Usage:
-    """What runs of a queue, added up by whom a limit counts."""
+    """The running jobs of a queue, by whom a limit counts them for."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._running = [job for job in cluster.queue if job.state in ALLOCATED_STATES]
@@ -148,7 +156,7 @@ class Usage:
         return {p.name: p.qos for p in self._cluster.partitions if p.qos}
 
     def of_qos(self, qos: str, *, user: str | None = None, account: str | None = None) -> list[QueuedJobInfo]:
-        """Jobs under a QOS, their own or their partition's."""
+        """Return jobs under a QOS, their own or their partition's."""
         through = {name for name, its in self._partition_qos.items() if its == qos}
         return [
             job
@@ -159,14 +167,14 @@ class Usage:
         ]
 
     def of_account(self, account: str, *, user: str = "") -> list[QueuedJobInfo]:
-        """Jobs of an account and those below it; or of one person in it."""
+        """Return jobs of an account and those below it; or of one person in it."""
         if user:
             return [job for job in self._running if job.user == user and job.account == account]
         below = {name for name in {job.account for job in self._running} if account in self.line(name)}
         return [job for job in self._running if job.account in below]
 
     def line(self, account: str) -> list[str]:
-        """The account and those above it."""
+        """Return the account and those above it."""
         found = [account]
         while (parent := self._parents.get(found[-1], "")) and parent not in found:
             found.append(parent)
@@ -174,7 +182,7 @@ class Usage:
 
 
 def used(tres: str, jobs: Iterable[QueuedJobInfo]) -> int:
-    """How much of it these jobs hold."""
+    """Return how much of a resource these jobs use."""
     if tres == JOBS:
         return sum(1 for _ in jobs)
     if tres == "node":
@@ -195,8 +203,8 @@ def _gpus_of(job: QueuedJobInfo, kind: str) -> int:
     return gpu_types.of(job.gpus_by_type or {job.gpu_type: job.gpus}, kind)
 
 
-def asked(tres: str, request: Request, *, nodes: int | None = None) -> int:
-    """How much of it the request is, at its smallest number of nodes."""
+def requested(tres: str, request: Request, *, nodes: int | None = None) -> int:
+    """Return how much of a resource the request needs, at its smallest number of nodes."""
     many = request.min_nodes if nodes is None else nodes
     kind = tres.partition(":")[2]
     match tres.partition(":")[0]:
@@ -212,131 +220,131 @@ def asked(tres: str, request: Request, *, nodes: int | None = None) -> int:
 
 
 def account_of(request: Request, cluster: Cluster) -> str:
-    """Its own, else the person's default one."""
+    """Return the request's account, else the person's default one."""
     if request.account:
         return request.account
-    own = (a.account for a in cluster.associations if a.user == request.user and a.is_default)
-    return next(own, "") if request.user else ""
+    defaults = (a.account for a in cluster.associations if a.user == request.user and a.is_default)
+    return next(defaults, "") if request.user else ""
 
 
 def qos_of(request: Request, cluster: Cluster) -> str:
-    """Its own, else the association's default one."""
+    """Return the request's QOS, else the association's default one."""
     if request.qos:
         return request.qos
     account = account_of(request, cluster)
-    own = (a.default_qos for a in cluster.associations if a.account == account and a.user == request.user)
-    return next((name for name in own if name), "")
+    defaults = (a.default_qos for a in cluster.associations if a.account == account and a.user == request.user)
+    return next((name for name in defaults if name), "")
 
 
-def _sources(request: Request, cluster: Cluster) -> Iterator[_Source]:
-    """Lists who may limit the request, in the order in which they count."""
-    known: Mapping[str, QosInfo] = {qos.name: qos for qos in cluster.qos}
-    partition, own = cluster.partition(request.partition), qos_of(request, cluster)
-    names = [partition.qos if partition else "", own]
-    if own in known and "OVERRIDE_PARTITION_QOS" in known[own].flags:
+def _sources(request: Request, cluster: Cluster) -> Iterator[_LimitSource]:
+    """Yield the sources that may limit the request, in their order of precedence."""
+    by_name: Mapping[str, QosInfo] = {qos.name: qos for qos in cluster.qos}
+    partition, job_qos = cluster.partition(request.partition), qos_of(request, cluster)
+    names = [partition.qos if partition else "", job_qos]
+    if job_qos in by_name and "OVERRIDE_PARTITION_QOS" in by_name[job_qos].flags:
         names.reverse()
     for name in dict.fromkeys(names):
-        if name in known:
-            yield _Source(f"QOS {name}", "QOS", known[name].limits, name)
+        if name in by_name:
+            yield _LimitSource(f"QOS {name}", "QOS", by_name[name].limits, name)
     yield from (_of_association(a) for a in _associations(request, cluster))
 
 
-def _of_association(association: AssociationInfo) -> _Source:
+def _of_association(association: AssociationInfo) -> _LimitSource:
     name = f"Account {association.account}"
-    return _Source(
+    return _LimitSource(
         name, "Assoc", association.limits, association.account, association.user, association.partition
     )  # fmt: skip
 
 
 def _associations(request: Request, cluster: Cluster) -> Iterator[AssociationInfo]:
-    """The person's own, then the accounts upwards."""
+    """Yield the person's own associations, then the accounts upwards."""
     account = account_of(request, cluster)
     accounts = {a.account: a for a in cluster.associations if not a.user}
     if request.user:
-        own = [a for a in cluster.associations if a.user == request.user and a.account == account]
+        associations = [a for a in cluster.associations if a.user == request.user and a.account == account]
         partitions = ("", *request.partition.split(","))
-        yield from sorted((a for a in own if a.partition in partitions), key=lambda a: not a.partition)
-    seen: set[str] = set()
-    while account in accounts and account not in seen:
-        seen.add(account)
+        yield from sorted((a for a in associations if a.partition in partitions), key=lambda a: not a.partition)
+    visited: set[str] = set()
+    while account in accounts and account not in visited:
+        visited.add(account)
         yield accounts[account]
         account = accounts[account].parent
 
 
-def _of_source(source: _Source, request: Request, usage: Usage) -> Iterator[Check]:
+def _source_checks(source: _LimitSource, request: Request, usage: Usage) -> Iterator[LimitCheck]:
     limits = source.limits
-    yield from _once(source, request, "job", limits.job, nodes=None)
-    yield from _once(source, request, "node", limits.node, nodes=1)
+    yield from _per_job(source, request, "job", limits.job, nodes=None)
+    yield from _per_job(source, request, "node", limits.node, nodes=1)
     if limits.max_time_s is not None:
         word = f"{source.prefix}MaxWallDurationPerJobLimit"
-        yield Check(
+        yield LimitCheck(
             word=word, source=source.name, scope="time", tres="time", limit=limits.max_time_s,
-            asked=request.time_limit_s,
+            requested=request.time_limit_s,
         )  # fmt: skip
-    yield from _together(source, request, usage)
+    yield from _at_once(source, request, usage)
     for tres, limit in limits.group_minutes.items():
-        yield Check(
+        yield LimitCheck(
             word=_word(source.prefix, "Grp", tres, "Minutes"), source=source.name, scope="minutes", tres=tres,
             limit=limit,
         )  # fmt: skip
 
 
-def _once(
-    source: _Source, request: Request, scope: Scope, limits: Mapping[str, int], *, nodes: int | None
-) -> Iterator[Check]:
-    """What one job may use, in all or on each node."""
+def _per_job(
+    source: _LimitSource, request: Request, scope: Scope, limits: Mapping[str, int], *, nodes: int | None
+) -> Iterator[LimitCheck]:
+    """Yield what one job may use, in total or on each node."""
     suffix = "PerJob" if scope == "job" else "PerNode"
     for tres, limit in limits.items():
-        want = asked(tres, request, nodes=nodes)
+        want = requested(tres, request, nodes=nodes)
         word = _word(source.prefix, "Max", tres, suffix)
-        yield Check(word=word, source=source.name, scope=scope, tres=tres, limit=limit, asked=want)
+        yield LimitCheck(word=word, source=source.name, scope=scope, tres=tres, limit=limit, requested=want)
 
 
-def _together(source: _Source, request: Request, usage: Usage) -> Iterator[Check]:
-    """What several may use at once."""
+def _at_once(source: _LimitSource, request: Request, usage: Usage) -> Iterator[LimitCheck]:
+    """Yield what several jobs may use at once."""
     limits, qos = source.limits, source.prefix == "QOS"
     scopes: list[tuple[Scope, Mapping[str, int], int | None, str, str]] = [
         ("group", limits.group, limits.group_jobs, "", "Grp"),
         ("user", limits.user, limits.user_jobs, request.user, "PerUser"),
         ("account", limits.account, None, request.account, "PerAccount"),
     ]
-    for scope, by_tres, most_jobs, whose, way in scopes:
+    for scope, by_tres, most_jobs, counted_for, way in scopes:
         wanted = {**by_tres, **({JOBS: most_jobs} if most_jobs is not None else {})}
         if not wanted:
             continue
         if qos:
-            mine = usage.of_qos(
+            running = usage.of_qos(
                 source.key,
                 user=request.user if scope == "user" else None,
                 account=request.account if scope == "account" else None,
             )
         else:
             person = request.user if scope == "user" else source.user
-            mine = usage.of_account(source.key, user=person)
+            running = usage.of_account(source.key, user=person)
         start, end = ("Grp", "") if way == "Grp" else ("Max", way)
-        told: Scope = "user" if not qos and source.user else scope
+        effective_scope: Scope = "user" if not qos and source.user else scope
         for tres, limit in wanted.items():
-            yield Check(
-                word=_word(source.prefix, start, tres, end), source=source.name, scope=told, tres=tres, limit=limit,
-                used=used(tres, mine), asked=1 if tres == JOBS else asked(tres, request),
-                whose=whose or (source.user if told == "user" else ""),
+            yield LimitCheck(
+                word=_word(source.prefix, start, tres, end), source=source.name, scope=effective_scope, tres=tres,
+                limit=limit, used=used(tres, running), requested=1 if tres == JOBS else requested(tres, request),
+                counted_for=counted_for or (source.user if effective_scope == "user" else ""),
             )  # fmt: skip
 
 
 def _word(prefix: str, start: str, tres: str, end: str) -> str:
-    """Slurm's word without its endings, which differ: QOSMaxCpuPerUserLimit and QOSMaxGRESPerUser."""
+    """Return Slurm's reason without its endings, which differ: QOSMaxCpuPerUserLimit and QOSMaxGRESPerUser."""
     if tres == JOBS:
         return f"{prefix}{start}Jobs{end if prefix == 'QOS' else ''}"
     name = "GRES" if tres.startswith("gres") else _WORDS.get(tres, "Unknown")
     return f"{start}{name}{end}" if end == "PerAccount" else f"{prefix}{start}{name}{end}"
 
 
-def _kind(check: Check) -> tuple[str, str]:
+def _kind(check: LimitCheck) -> tuple[str, str]:
     return check.word.removeprefix("QOS").removeprefix("Assoc"), check.tres
 
 
-def is_called(check: Check, reason: str) -> bool:
-    """Whether Slurm's word means this limit."""
+def names_limit(check: LimitCheck, reason: str) -> bool:
+    """Return whether Slurm's reason means this limit."""
     word = reason.partition(",")[0].strip()
     return bool(word) and _plain(check.word) == _plain(word)
 
@@ -353,5 +361,5 @@ def _unit(tres: str) -> str:
 
 
 def _bare(tres: str, number: int) -> str:
-    """The number without its unit, where the limit beside it says the unit."""
+    """Return the number without its unit, if the limit next to it has the unit."""
     return amount(tres, number).removesuffix(" of memory") if tres in {"time", "mem"} else formatting.count(number)

@@ -1,4 +1,4 @@
-"""What a spec asks of a scheduler, as nodes/scheduling/capacity.py looks at it. Pure."""
+"""Build a request for nodes.scheduling.capacity from a spec. Pure."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from nodes.scheduling.capacity import Request
 
 
 def request_of(spec: JobSpec, *, user: str = "", account: str = "") -> Request:
-    """The allocation that a settled spec asks for. `user`, `account`: the scheduler's names of who asks."""
-    asked, begin = spec.resources, spec.resources.begin_at
+    """Return the allocation that a settled spec requests. `user`, `account`: of the requester in the scheduler."""
+    resources, begin = spec.resources, spec.resources.begin_at
     return Request(
-        min_nodes=asked.least_allocated,
-        max_nodes=asked.most_allocated,
-        cpus=asked.cpus_per_node,
-        gpus=asked.gpus_per_node,
-        gpu_type=asked.gpu_type,
-        memory_mib=asked.memory_mib_per_node or 0,
-        time_limit_s=asked.time_limit_seconds,
-        exclusive=asked.exclusive,
-        partition=asked.partition,
-        constraint=asked.constraint,
-        reservation=asked.reservation,
-        licenses=asked.licenses,
-        required_nodes=tuple(asked.require_nodes),
-        excluded_nodes=tuple(asked.exclude_nodes),
+        min_nodes=resources.least_allocated,
+        max_nodes=resources.most_allocated,
+        cpus=resources.cpus_per_node,
+        gpus=resources.gpus_per_node,
+        gpu_type=resources.gpu_type,
+        memory_mib=resources.memory_mib_per_node or 0,
+        time_limit_s=resources.time_limit_seconds,
+        exclusive=resources.exclusive,
+        partition=resources.partition,
+        constraint=resources.constraint,
+        reservation=resources.reservation,
+        licenses=resources.licenses,
+        required_nodes=tuple(resources.require_nodes),
+        excluded_nodes=tuple(resources.exclude_nodes),
         user=user,
         account=account,
-        qos=asked.qos,
+        qos=resources.qos,
         begin_at=begin.timestamp() if begin else None,
     )
 
 
-def request_outside(told: Mapping[str, Any], *, user: str) -> Request:
-    """The allocation that somebody asked Slurm for past Vigil, as far as Slurm tells it (jobs.following.attached)."""
+def request_of_attached(resources: Mapping[str, Any], *, user: str) -> Request:
+    """Return the allocation that an attached job requested, as far as Slurm reports it (jobs.following.attached)."""
     return Request(
-        min_nodes=told["nodes"],
-        max_nodes=told["nodes"],
-        cpus=told.get("cpus_per_node", 1),
-        gpus=told.get("gpus_per_node", 0),
-        gpu_type=told.get("gpu_type", ""),
-        memory_mib=round(told.get("memory_gib", 0) * 1024),
-        time_limit_s=seconds_of(told["time_limit"]) if "time_limit" in told else 0,
-        partition=told.get("partition", ""),
-        constraint=told.get("constraint", ""),
-        reservation=told.get("reservation", ""),
-        licenses=told.get("licenses", ""),
+        min_nodes=resources["nodes"],
+        max_nodes=resources["nodes"],
+        cpus=resources.get("cpus_per_node", 1),
+        gpus=resources.get("gpus_per_node", 0),
+        gpu_type=resources.get("gpu_type", ""),
+        memory_mib=round(resources.get("memory_gib", 0) * 1024),
+        time_limit_s=seconds_of(resources["time_limit"]) if "time_limit" in resources else 0,
+        partition=resources.get("partition", ""),
+        constraint=resources.get("constraint", ""),
+        reservation=resources.get("reservation", ""),
+        licenses=resources.get("licenses", ""),
         user=user,
-        account=told.get("account", ""),
-        qos=told.get("qos", ""),
+        account=resources.get("account", ""),
+        qos=resources.get("qos", ""),
     )

@@ -1,6 +1,6 @@
-"""Variants of a request that could start sooner: other nodes, another type of GPU, less time, fewer GPUs.
+"""Propose variants of a request that could start sooner: other nodes, another GPU type, less time, fewer GPUs.
 
-Pure. A variant is proposed only if the specification allows it and there is room: now, or but for those ahead.
+Pure. A variant is proposed only if the specification allows it and it would fit: now, or once jobs ahead have started.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from training.planning import checking
 from vigil_core import formatting
 
 MOST = 5
-ALIKE = 2  # of a kind that start now
-TRIED = 8  # of each way to change it
+MAX_ALIKE = 2  # of a kind that start now
+MAX_TRIED = 8  # of each way to change it
 LEAST_TIME_S = 600
-MARGIN_S = 120  # between its end and what comes then: starting takes a moment
+MARGIN_S = 120  # between its end and the next start, which takes a moment
 SAME, OTHER, LESS = range(3)  # as many GPUs of the same kind; elsewhere or of another kind; fewer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What to change in the spec, by dotted path, and whether that would start now."""
+    """A change of the spec, by dotted path, and whether the result would start now."""
 
     text: str
     changes: dict[str, Any]
@@ -38,20 +38,20 @@ class Variant:
 
 
 def as_options(changes: dict[str, Any]) -> list[str]:
-    """The changes as `vigil submit --set` takes them: resources.nodes=2."""
+    """Return the changes as options of `vigil submit --set`: resources.nodes=2."""
     return [f"{path}={value}" for path, value in changes.items()]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a trial: "now", "free" (but others are ahead) or "" (no room); and why."""
+class TrialOutcome:
+    """The result of a trial: "now", "free" (but others are ahead) or "" (no room); and why."""
 
     room: str
     why: str = ""
 
 
 @dataclass(frozen=True)
-class _Idea:
+class _Candidate:
     tier: int
     cost: float
     text: str
@@ -60,27 +60,27 @@ class _Idea:
 
 
 def propose(
-    spec: JobSpec, request: Request, cluster: Cluster, attempt: Callable[[Request], Outcome], ends: list[float]
+    spec: JobSpec, request: Request, cluster: Cluster, attempt: Callable[[Request], TrialOutcome], ends: list[float]
 ) -> tuple[Variant, ...]:
-    """Proposes at most MOST, best first. `ends`: moments before which it would have to be over to slip in."""
+    """Return at most MOST variants, the best first. `ends`: moments before which it would have to end to fit in."""
     limits = sorted({_rounded(end - cluster.now - MARGIN_S) for end in ends}, reverse=True)
     times = [limit for limit in limits if LEAST_TIME_S <= limit < request.time_limit_s][:3]
-    tried: list[tuple[_Idea, Outcome]] = []
-    for idea in _ideas(spec, request, cluster):
+    tried: list[tuple[_Candidate, TrialOutcome]] = []
+    for idea in _candidates(spec, request, cluster):
         outcome = attempt(idea.request)
         tried.append((idea, outcome))
     shaped = [idea for idea, outcome in tried if outcome.room != "now" and idea.tier == SAME]
-    shorter = _shorter([_Idea(SAME, 0, "", {}, request), *shaped], times, attempt)
-    useful = {"now"} if attempt(request).room else {"now", "free"}  # not one that waits just as it does itself
+    shorter = _shorter([_Candidate(SAME, 0, "", {}, request), *shaped], times, attempt)
+    useful = {"now"} if attempt(request).room else {"now", "free"}  # not those that wait like the job itself
     found = [pair for pair in [*tried, *shorter] if pair[1].room in useful]
     found.sort(key=lambda pair: (pair[1].room != "now", pair[0].tier, pair[0].cost))
     return tuple(_varied(_allowed(spec, found)))
 
 
 def _shorter(
-    ideas: list[_Idea], times: list[int], attempt: Callable[[Request], Outcome]
-) -> Iterator[tuple[_Idea, Outcome]]:
-    """Each with the longest time limit with which it starts now."""
+    ideas: list[_Candidate], times: list[int], attempt: Callable[[Request], TrialOutcome]
+) -> Iterator[tuple[_Candidate, TrialOutcome]]:
+    """Yield each candidate with the longest time limit with which it starts now."""
     for idea in ideas:
         for limit in times:
             request = replace(idea.request, time_limit_s=limit)
@@ -90,21 +90,21 @@ def _shorter(
             less = f"{formatting.duration(limit)} instead of {formatting.duration(idea.request.time_limit_s)}"
             text = f"{idea.text}, {less}" if idea.text else f"A time limit of {less}"
             changes = {**idea.changes, "resources.time_limit": limit_of(limit)}
-            yield _Idea(idea.tier, idea.cost + 0.5, text, changes, request), outcome
+            yield _Candidate(idea.tier, idea.cost + 0.5, text, changes, request), outcome
             break
 
 
-def _ideas(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Idea]:
+def _candidates(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Candidate]:
     if not cluster.is_one_machine and isinstance(spec.resources.nodes, int):
         shapes = sorted(_shapes(spec, request, cluster), key=lambda idea: idea.cost)
-        yield from shapes[:TRIED]
-    yield from islice(_elsewhere(spec, request, cluster), TRIED)
-    yield from islice(_fewer_nodes(spec, request), TRIED)
-    yield from islice(_fewer_ranks(spec, request), TRIED)
+        yield from shapes[:MAX_TRIED]
+    yield from islice(_elsewhere(spec, request, cluster), MAX_TRIED)
+    yield from islice(_fewer_nodes(spec, request), MAX_TRIED)
+    yield from islice(_fewer_ranks(spec, request), MAX_TRIED)
 
 
-def _shapes(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Idea]:
-    """Spreads the same number of ranks over more or fewer nodes."""
+def _shapes(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Candidate]:
+    """Yield the same number of ranks over more or fewer nodes."""
     ranks, largest = spec.world_size, _largest(spec, cluster)
     for local in range(1, min(ranks, largest) + 1):
         if ranks % local or local == spec.resources.local_world_size:
@@ -117,47 +117,47 @@ def _shapes(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Idea
         yield _shaped(spec, request, nodes, local, tier=SAME, cost=1 + away)
 
 
-def _fewer_nodes(spec: JobSpec, request: Request) -> Iterator[_Idea]:
-    """The most first; the run must divide over them."""
+def _fewer_nodes(spec: JobSpec, request: Request) -> Iterator[_Candidate]:
+    """Yield fewer nodes, the most first; the run must divide over them."""
     local, nodes = spec.resources.local_world_size, spec.resources.min_nodes
     for fewer in range(nodes - 1, max(0, len(request.required_nodes) - 1), -1):
         if _divides(spec, fewer * local):
             yield _shaped(spec, request, fewer, local, tier=LESS, cost=(nodes - fewer) * local)
 
 
-def _fewer_ranks(spec: JobSpec, request: Request) -> Iterator[_Idea]:
-    """Takes fewer ranks on each node."""
+def _fewer_ranks(spec: JobSpec, request: Request) -> Iterator[_Candidate]:
+    """Yield fewer ranks on each node."""
     local, nodes = spec.resources.local_world_size, spec.resources.min_nodes
     for fewer in range(local - 1, 0, -1):
         if _divides(spec, nodes * fewer):
             yield _shaped(spec, request, nodes, fewer, tier=LESS, cost=nodes * (local - fewer) + 0.2)
 
 
-def _shaped(spec: JobSpec, request: Request, nodes: int, local: int, *, tier: int, cost: float) -> _Idea:
-    """Asks for so many nodes, and the spares beside, with so many ranks each; memory goes with the ranks."""
-    asked = spec.resources
-    unit = "GPU" if asked.gpus_per_node else "rank"
+def _shaped(spec: JobSpec, request: Request, nodes: int, local: int, *, tier: int, cost: float) -> _Candidate:
+    """Return the request for so many nodes, plus spares, with so many ranks each; memory scales with the ranks."""
+    resources = spec.resources
+    unit = "GPU" if resources.gpus_per_node else "rank"
     changes: dict[str, Any] = {}
-    if nodes != asked.min_nodes:
-        changes["resources.nodes"] = f"{nodes}:{asked.max_nodes}" if isinstance(asked.nodes, str) else nodes
+    if nodes != resources.min_nodes:
+        changes["resources.nodes"] = f"{nodes}:{resources.max_nodes}" if isinstance(resources.nodes, str) else nodes
     memory = request.memory_mib
-    if local != asked.local_world_size:
-        changes["resources.gpus_per_node" if asked.gpus_per_node else "resources.ranks_per_node"] = local
-        if asked.memory_gib:
-            each = round(asked.memory_gib * local / asked.local_world_size, 3)
+    if local != resources.local_world_size:
+        changes["resources.gpus_per_node" if resources.gpus_per_node else "resources.ranks_per_node"] = local
+        if resources.memory_gib:
+            each = round(resources.memory_gib * local / resources.local_world_size, 3)
             changes["resources.memory_gib"] = each
             memory = max(1, round(each * 1024))
     shaped = replace(
         request,
-        min_nodes=nodes + asked.spares,
-        max_nodes=max(nodes, request.max_nodes) if isinstance(asked.nodes, str) else nodes + asked.spares,
-        cpus=local * asked.cpus_per_rank,
-        gpus=local if asked.gpus_per_node else 0,
+        min_nodes=nodes + resources.spares,
+        max_nodes=max(nodes, request.max_nodes) if isinstance(resources.nodes, str) else nodes + resources.spares,
+        cpus=local * resources.cpus_per_rank,
+        gpus=local if resources.gpus_per_node else 0,
         memory_mib=memory,
     )
     text = _shape_text(nodes, local, unit)
-    was = _shape_text(asked.min_nodes, asked.local_world_size, unit)
-    return _Idea(tier, cost, f"{text} instead of {was}", changes, shaped)
+    was = _shape_text(resources.min_nodes, resources.local_world_size, unit)
+    return _Candidate(tier, cost, f"{text} instead of {was}", changes, shaped)
 
 
 def _shape_text(nodes: int, local: int, unit: str) -> str:
@@ -165,14 +165,14 @@ def _shape_text(nodes: int, local: int, unit: str) -> str:
     return f"{formatting.plural(nodes, 'node')} with {formatting.plural(local, unit)}{each}"
 
 
-def _elsewhere(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Idea]:
-    """Another type of GPU, another partition."""
+def _elsewhere(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Candidate]:
+    """Yield other types of GPU and other partitions."""
     if request.gpus and request.gpu_type:
-        known = {name.lower(): name for name in gpu_types.names(cluster.nodes)}
-        for name in sorted(set(known) - {request.gpu_type.lower()}):
-            other = replace(request, gpu_type=known[name])
-            text = f"{known[name]} GPUs instead of {request.gpu_type}"
-            yield _Idea(OTHER, 1, text, {"resources.gpu_type": known[name]}, other)
+        types = {name.lower(): name for name in gpu_types.names(cluster.nodes)}
+        for name in sorted(set(types) - {request.gpu_type.lower()}):
+            other = replace(request, gpu_type=types[name])
+            text = f"{types[name]} GPUs instead of {request.gpu_type}"
+            yield _Candidate(OTHER, 1, text, {"resources.gpu_type": types[name]}, other)
     now_in = cluster.partition(request.partition)
     for partition in cluster.partitions:
         if now_in is None or partition.name in {now_in.name, *request.partition.split(",")}:
@@ -181,17 +181,17 @@ def _elsewhere(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_I
         text = f"Partition {partition.name} instead of {request.partition or now_in.name}"
         kinds = gpu_types.names(of_partition(partition.name, cluster)) if request.gpus else []
         text += f", with {formatting.listed(kinds)} GPUs" if kinds else ""
-        yield _Idea(OTHER, 0, text, {"resources.partition": partition.name}, other)
+        yield _Candidate(OTHER, 0, text, {"resources.partition": partition.name}, other)
 
 
-def _allowed(spec: JobSpec, found: list[tuple[_Idea, Outcome]]) -> Iterator[tuple[_Idea, Outcome]]:
-    """Picks those that the specification allows, few of a kind, so that none crowds out another."""
+def _allowed(spec: JobSpec, found: list[tuple[_Candidate, TrialOutcome]]) -> Iterator[tuple[_Candidate, TrialOutcome]]:
+    """Yield candidates that the specification allows, few of each kind, so that none crowds out another."""
     plain = spec.model_dump(mode="json")
     chosen: Counter[tuple[str, int]] = Counter()
     for idea, outcome in found:
         kind = (outcome.room, idea.tier)
         if (
-            chosen[kind] < (ALIKE if outcome.room == "now" else 1)
+            chosen[kind] < (MAX_ALIKE if outcome.room == "now" else 1)
             and chosen.total() < MOST
             and _is_allowed(plain, idea.changes)
         ):
@@ -199,7 +199,7 @@ def _allowed(spec: JobSpec, found: list[tuple[_Idea, Outcome]]) -> Iterator[tupl
             yield idea, outcome
 
 
-def _varied(chosen: Iterator[tuple[_Idea, Outcome]]) -> Iterator[Variant]:
+def _varied(chosen: Iterator[tuple[_Candidate, TrialOutcome]]) -> Iterator[Variant]:
     for idea, outcome in chosen:
         text = idea.text[:1].upper() + idea.text[1:]
         yield Variant(text=text, changes=idea.changes, starts_now=outcome.room == "now", why=outcome.why)
@@ -217,12 +217,12 @@ def _is_allowed(plain: dict[str, Any], changes: dict[str, Any]) -> bool:
 
 
 def _divides(spec: JobSpec, ranks: int) -> bool:
-    """Whether the run can be shared out among so many ranks."""
+    """Return whether the run can be divided among so many ranks."""
     return not isinstance(spec.run, RunConfig) or checking.can_work(spec.run, ranks)
 
 
 def _largest(spec: JobSpec, cluster: Cluster) -> int:
-    """Ranks that the largest node could hold."""
+    """Return how many ranks the largest node has room for."""
     if spec.resources.gpus_per_node:
         wanted = spec.resources.gpu_type
         return min(64, max((gpu_types.of(gpu_types.there(node), wanted) for node in cluster.nodes), default=0))
@@ -231,6 +231,6 @@ def _largest(spec: JobSpec, cluster: Cluster) -> int:
 
 
 def _rounded(seconds: float) -> int:
-    """Down to a time limit that people would write."""
+    """Round down to a time limit that people would write."""
     unit = 900 if seconds >= 3600 else 300 if seconds >= 1200 else 60
     return int(seconds // unit) * unit

@@ -20,7 +20,7 @@ _FIXES = {
     "invalid": "{name} must be a whole number.",
     "min_value": "{name} is too small: take at least {limit_value}.",
     "max_value": "{name} is too large: take at most {limit_value}.",
-    "null_characters_not_allowed": "{name} has a NUL character in it. Take it out.",
+    "null_characters_not_allowed": "{name} contains a NUL character. Remove it.",
     "username_password_mismatch": "No such user name and password. Look at both; capitals count in the password.",
     "incorrect_password": "This is not your password. Type the one that you sign in with.",
     "enter_current_password": "This is not your password now. Type the one that you sign in with.",

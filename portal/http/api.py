@@ -270,7 +270,9 @@ def among(known: Collection[str], what: str) -> AfterValidator:
 
 
 def plain_message(error: dict[str, Any]) -> str:
-    """pydantic's message as a sentence of ours: an error raised by a validator speaks for itself."""
+    """Return pydantic's message as a sentence; an error raised by a validator is one already."""
+    if error["type"] == "extra_forbidden":
+        return f'Unknown field "{str(error["loc"][-1])[:80]}".'
     message = str(error["msg"]).removeprefix("Value error, ")
     return message if message.endswith(".") else f"{message}."
 

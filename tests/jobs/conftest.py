@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.following import follow, known, poll
+from jobs.following import end_reason, follow, poll
 from jobs.reliability import mttf
 from portal.models import Project, User
 from tests.jobs.schedulers import Told
@@ -54,7 +54,7 @@ def told() -> Told:
 @pytest.fixture(autouse=True)
 def _no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker diagnoses here, so none is waited for: what follows is decided by how an attempt ended."""
-    monkeypatch.setattr(known, "VERDICT_WITHIN", timedelta(0))
+    monkeypatch.setattr(end_reason, "VERDICT_WITHIN", timedelta(0))
 
 
 @pytest.fixture(autouse=True)

@@ -96,7 +96,7 @@ def frame(*cuts: Spooled | tuple[Spooled, int, int]) -> dict[str, Any]:
     return {"version": 1, "streams": streams, "series": series, "events": events}
 
 
-def post(*cuts: Spooled | tuple[Spooled, int, int]) -> wire.Post:
+def post(*cuts: Spooled | tuple[Spooled, int, int]) -> wire.ReportPost:
     return wire.parse(json.dumps(frame(*cuts)).encode())
 
 

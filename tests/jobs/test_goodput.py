@@ -22,7 +22,7 @@ def trained(attempt: Attempt, first: int, last: int, *, incarnation: int = 0, se
     stream = Spooled(incarnation=incarnation).tell("run.started", start_step=first)
     for step in range(first + 1, last + 1):
         stream.log(step, step_seconds=seconds)
-    reports.take(attempt.pk, post(stream))
+    reports.ingest(attempt.pk, post(stream))
 
 
 def an_attempt(job: Job, number: int, minutes: float, **fields: object) -> Attempt:
@@ -66,8 +66,8 @@ def test_of_a_program_of_somebody_s_the_launcher_says_where_it_went_on() -> None
         stream = Spooled(incarnation=incarnation)
         for step in range(first + 1, last + 1):
             stream.log(step, step_seconds=2.0)
-        reports.take(attempt.pk, post(stream))
-    reports.take(attempt.pk, post(launcher))
+        reports.ingest(attempt.pk, post(stream))
+    reports.ingest(attempt.pk, post(launcher))
     assert of(job) == (100.0, 600.0), "41 to 60 were done in vain, whether it has done them again or not"
 
 

@@ -184,7 +184,7 @@ def test_a_job_waits_while_its_machine_is_drained(sam: User, scheduler: LocalSch
     job = start(sam, 5, 0.01)
     follow_until(scheduler, lambda: newest().reason == "This machine is drained: fan <3> (vigil: sam).")
     follow_until(scheduler, lambda: Node.objects.get().state == "drained")
-    why = f"{name} is drained: fan <3> (vigil: sam). Nothing new starts before a sysadmin undrains it."
+    why = f"{name} is drained: fan <3> (vigil: sam). Nothing new starts until a sysadmin undrains it."
     assert why in page(f"/jobs/{job.pk}")
     assert bearer(sam).get(f"/api/v1/jobs/{job.pk}/why").json()["text"] == why
     assert f"Takes no jobs: it is drained. fan <3> (vigil: sam), says {getuser()}" in page(f"/nodes/{name}")

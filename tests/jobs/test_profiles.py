@@ -65,7 +65,7 @@ def test_one_that_another_replaced_before_it_began_waits_no_more(job: Job, mira:
     assert [one["waits"] for one in listed(client, job)] == [True, True], "the first may be under way"
     tell(job, "profile.saved", **{**SAVED, "id": last})
     told = {one["id"]: (one["waits"], one["problem"]) for one in listed(client, job)}
-    assert told == {first: (False, "Another was asked for before it began."), last: (False, "")}
+    assert told == {first: (False, "Another profile was requested before it began."), last: (False, "")}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_rank_that_a_lost_node_took_with_it_is_not_asked(job: Job, mira: User)
     tell(job, "incarnation.started", incarnation=1, world_size=2, nodes=["dgx-01"])
     answer = send(bearer(mira), "post", f"/api/v1/jobs/{job.pk}/profile", {"rank": 2})
     assert answer.status_code == 422
-    assert answer.json()["errors"] == [{"field": "rank", "message": "there is no rank 2 now: take 0 to 1."}]
+    assert answer.json()["errors"] == [{"field": "rank", "message": "there is no rank 2 now: use 0 to 1."}]
     assert send(bearer(mira), "post", f"/api/v1/jobs/{job.pk}/profile", {"rank": 1}).status_code == 202
 
 

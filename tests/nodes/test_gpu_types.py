@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.spec import JobSpec
-from jobs.submitting import names, room
+from jobs.submitting import names, node_capacity
 from nodes.cluster import sync
 from nodes.models import Node, Reading
 from nodes.schedulers.base import NodeStatus
@@ -136,9 +136,9 @@ def mixed(db: None) -> Told:
 @pytest.mark.django_db
 def test_the_rarer_type_may_be_asked_for(mixed: Told) -> None:
     assert names._gpu_types() == {"a100", "1g.10gb", "h100"}
-    assert room.misfits(spec(gpu_type="a100", gpus_per_node=1)) == []
-    assert room.misfits(spec(gpu_type="1g.10gb", gpus_per_node=4)) == []
-    (problem,) = room.misfits(spec(gpu_type="a100", gpus_per_node=2))
+    assert node_capacity.capacity_problems(spec(gpu_type="a100", gpus_per_node=1)) == []
+    assert node_capacity.capacity_problems(spec(gpu_type="1g.10gb", gpus_per_node=4)) == []
+    (problem,) = node_capacity.capacity_problems(spec(gpu_type="a100", gpus_per_node=2))
     assert problem.field == "resources.gpus_per_node"
     assert "2\N{NO-BREAK SPACE}a100 GPUs are asked for" in problem.message
     assert problem.message.endswith("dgx-01, has 1. Take at most 1.")

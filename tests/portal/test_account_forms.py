@@ -36,7 +36,7 @@ def complaints(browser: Client, path: str, fields: dict[str, str]) -> list[str]:
         ({"name": "x" * 101, "days": "0"},
          ["Name is too long: take at most 100 characters.", "A token lives for at least 1 day."]),
         ({"name": "x\0", "scope": "admin", "days": "366"},
-         ["Name has a NUL character in it. Take it out.", "May has no such choice for you. Choose one of the list.",
+         ["Name contains a NUL character. Remove it.", "May has no such choice for you. Choose one of the list.",
           "A token lives for at most 365 days."]),
         ({"days": "ten"}, ["Days must be a whole number, such as 90."]),
     ],

@@ -74,7 +74,7 @@ def test_a_sweep_that_waits_is_one_line(mira: User, project: Project) -> None:
     html = home(mira).replace("\N{NO-BREAK SPACE}", " ")
     assert f'12 jobs of sweep <a href="/sweeps/{sweep.pk}"><b>rates</b></a>' in html
     assert "<b>rates-" not in html
-    assert html.count("Resources: what it asks for is not free yet.") == 3
+    assert html.count("Resources: its resources are not free yet.") == 3
     assert "<b>seeds-7</b>" in html, "what is left alone goes by its own name"
     assert "1 job running, 14 pending." in html
     assert "more</a>" not in html
@@ -123,6 +123,7 @@ def test_what_recovered_needs_nobody(mira: User, project: Project) -> None:
     assert "was continued: resumed from step 100." in html
     assert "Resumed from step 100." in html
     assert "What to do" not in html
+    assert "Not restarted" not in html
 
 
 def test_what_took_several_attempts_counts_none_as_the_whole(mira: User, project: Project) -> None:

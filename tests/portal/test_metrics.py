@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jobs import lease, tasks
 from jobs.following import idle
-from jobs.following.measured import KEY
+from jobs.following.tick_metrics import KEY
 from nodes.models import Agent, Node, NodeEvent, QueuedJob
 from portal import counted, publish
 from portal.http.counting import Counted

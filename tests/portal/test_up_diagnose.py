@@ -95,7 +95,7 @@ def test_killed_in_its_midst_and_several_at_it_afterwards(stack: Stack) -> None:
     ended = ending(stack, job)
     (incident,) = ended.incidents
     assert (incident.verdicts, ended.decided_version) == ((), 0)
-    assert ended.decision.endswith("Your move. Decided by how it ended, before it was known why.")
+    assert ended.decision.endswith("Decided before the cause was known.")
     stack.kill("diagnose", signal.SIGSTOP)  # so that it is none but ours
     processes = [process(stack, program) for program in (WORKER, WORKER, WORKER, MAKE_DUE)]
     for one in processes:

@@ -55,7 +55,7 @@ def test_a_drained_machine(stack: Stack) -> None:
         wait_for(lambda: "drained" in client.get(f"{waiting}/why").json()["said"], "the scheduler's word", 60)
         reason = f"fan 3 (vigil: {client.get('/api/v1/me').json()['username']})"
         sentence, scheduler, *_ = stack.vigil("why", waiting.rpartition("/")[2]).stdout.splitlines()
-        assert sentence.startswith(f"{name} is draining: {reason}. What runs goes on; nothing new starts before")
+        assert sentence.startswith(f"{name} is draining: {reason}. Running jobs continue; nothing new starts until")
         assert scheduler.strip() == f"scheduler: This machine is drained: {reason}."
         assert state(waiting) == "pending"
         step = client.get(running).json()["progress"]["step"]

@@ -67,7 +67,7 @@ class Federated(Trained):
 
 ENDLESS = {
     "deaf to its time limit": Planted("deaf", *planted.TOO_LATE),
-    "node lost": Planted("endless", "scheduler.node_fail", r"Started anew from the beginning as attempt 2"),
+    "node lost": Planted("endless", "scheduler.node_fail", r"Restarted from the beginning as attempt 2"),
     "cancelled": planted.CANCELLED,
     "hung": Trained("hung", *planted.HUNG, rank=1, ranks=2, steps=10**6),
 }
@@ -76,19 +76,19 @@ PLANTED = {
     "exception": planted.EXCEPTION,
     **planted.ANYWHERE,
     "nan": Trained(
-        "nan", "numerics.nan", r"That would happen again.* Its folder numerics/ .* Your move\.$",
+        "nan", "numerics.nan", r"the same would happen again.* Its folder numerics/ ",
         goes_wrong={"nan": sample_at(30, 11)},
     ),
     "diverged": Trained(
-        "diverged", "numerics.divergence", r"Started anew from step \d+ with half the learning rate as attempt 2",
+        "diverged", "numerics.divergence", r"Restarted from step \d+ with half the learning rate as attempt 2",
         goes_wrong={"worse": 300},
     ),
     "all clients failed": Federated(
-        "all-clients", "federated.clients", r"^All clients failed .*happen again.* Your move\.$",
+        "all-clients", "federated.clients", r"^All clients failed .*happen again",
         goes_wrong={"raising": ",".join(map(str, range(CLIENTS))), "later": 1},
     ),
     "quorum lost": Federated(
-        "quorum", "federated.quorum", r"^Too few clients .* Started anew from .* as attempt 2",
+        "quorum", "federated.quorum", r"^Too few clients .* Restarted from .* as attempt 2",
         goes_wrong={"raising": "5,6,7", "since": 3},
         pace={"pace": "deadline", "deadline": {"quorum": 0.75, "quantile": 1.0}},
     ),
@@ -96,9 +96,9 @@ PLANTED = {
         "some-clients", "", r"^$", goes_wrong={"raising": "5", "since": 3, "until": 4, "nan": "2"},
     ),
 }  # fmt: skip
-GPU_LOST = ("gpu.off_bus", r"without it there are too few nodes\. Your move\.$")
-FULL_DISK = ("storage.full", r"That would happen again.* Your move\.$")
-HOST_MEMORY = ("memory.host_oom", r"Started anew from step 10 as attempt 2")
+GPU_LOST = ("gpu.off_bus", r"too few nodes are left without it\.$")
+FULL_DISK = ("storage.full", r"Not restarted: the same would happen again\.")
+HOST_MEMORY = ("memory.host_oom", r"Restarted from step 10 as attempt 2")
 ONE_GPU = {"gpus_per_node": 1, "ranks_per_node": None}
 # Where control groups of memory are made, and what sets their limit: by the first version, and by the second.
 LIMITS = {

@@ -149,7 +149,7 @@ def test_a_job_that_runs_or_waits_is_attached_by_its_number(desk: Desk, alice: P
         assert desk.vigil("attach", slurm_id).stdout.split("#")[1].split()[0] == str(job_id), "the same again"
         alice.wait(job_id, state)
     assert "BeginTime" in wait_for(lambda: alice.job(job_id)["reason"], "the reason")
-    assert "scheduled to start" in alice.client.get(f"/jobs/{job_id}/why").json()["text"]
+    assert "cheduled to start" in alice.client.get(f"/jobs/{job_id}/why").json()["text"]
     alice.cancel(job_id)
     assert alice.wait(job_id)["state"] == "cancelled"
 

@@ -84,7 +84,7 @@ def test_all_is_well(portal: Portal) -> None:
     well = found.at("ok")
     assert f"job of {ALICE} ran on dgx" in well["Partition debug"]
     assert "reaches" in well["Partition debug: reports"]
-    assert BOB in well["Others are refused"]
+    assert BOB in well["Access by others is refused"]
     assert well["Nodes"] == "4 with 32 × h100"
     assert left_behind(portal) == []
 
@@ -95,7 +95,7 @@ def test_a_job_as_somebody_of_our_choice(portal: Portal) -> None:
 
 def test_missing_settings(portal: Portal) -> None:
     found = asked(portal, VIGIL_SLURM_URL="", VIGIL_SLURM_KEY_FILE="")
-    assert set(found.at("error")) == {"Where slurmrestd is", "Where tokens come from"}
+    assert set(found.at("error")) == {"Address of slurmrestd", "Source of tokens"}
     assert found.code == 1
     assert "VIGIL_RUNS" in found.at("ok"), "the rest is looked at all the same"
 
@@ -107,8 +107,8 @@ def test_another_key(portal: Portal) -> None:
         found = asked(portal)
     finally:
         portal.key.write_bytes(mine)
-    assert set(found.at("error")) == {f"Slurm believes {PORTAL}"}
-    assert "jwt_key" in found.remedy(f"Slurm believes {PORTAL}")
+    assert set(found.at("error")) == {f"Slurm accepts tokens of {PORTAL}"}
+    assert "jwt_key" in found.remedy(f"Slurm accepts tokens of {PORTAL}")
 
 
 def test_a_key_that_everybody_reads(portal: Portal) -> None:
@@ -133,14 +133,14 @@ def test_a_key_that_is_not_ours_to_read(portal: Portal) -> None:
 def test_slurmrestd_down(portal: Portal, slurm: Cluster) -> None:
     with slurm.without("slurmrestd"):
         found = asked(portal)
-    assert set(found.at("error")) == {"slurmrestd answers"}
+    assert set(found.at("error")) == {"slurmrestd responds"}
     assert {"VIGIL_RUNS", "AuthAltTypes", "The key"} <= set(found.at("ok"))
 
 
 def test_slurmctld_down(portal: Portal, slurm: Cluster) -> None:
     with slurm.without("slurmctld"):
         found = asked(portal)
-    assert f"Slurm believes {PORTAL}" in found.at("error")
+    assert f"Slurm accepts tokens of {PORTAL}" in found.at("error")
 
 
 def test_slurmdbd_down(portal: Portal, slurm: Cluster) -> None:
@@ -148,9 +148,9 @@ def test_slurmdbd_down(portal: Portal, slurm: Cluster) -> None:
         found = asked(portal)
     # 24.11 tells no partitions meanwhile.
     assert (
-        {"The accounts answer (slurmdbd)"} <= set(found.at("error")) <= {"The accounts answer (slurmdbd)", "Partitions"}
+        {"Accounting responds (slurmdbd)"} <= set(found.at("error")) <= {"Accounting responds (slurmdbd)", "Partitions"}
     )
-    assert "slurmdbd" in found.remedy("The accounts answer (slurmdbd)")
+    assert "slurmdbd" in found.remedy("Accounting responds (slurmdbd)")
     assert {"Rights", "Projects"} <= set(found.at("skip"))
 
 
@@ -170,13 +170,13 @@ def test_a_slurmrestd_that_believes_everybody(portal: Portal, slurm: Cluster, re
     finally:
         process.kill()
         process.wait()
-    assert found.at("error") == {"Slurm refuses a forged token": "taken: authentication is off"}
+    assert found.at("error") == {"Slurm refuses a forged token": "accepted: authentication is off"}
 
 
 def test_the_unix_socket(portal: Portal, slurm: Cluster) -> None:
     found = asked(portal, VIGIL_SLURM_URL=f"unix:{slurm.socket}")
     assert found.at("error") == {}
-    assert found.at("ok")["The way to slurmrestd"] == "a unix socket"
+    assert found.at("ok")["Connection to slurmrestd"] == "a unix socket"
 
 
 def test_a_proxy_with_a_certificate(portal: Portal, slurm: Cluster) -> None:
@@ -189,8 +189,8 @@ def test_a_proxy_with_a_certificate(portal: Portal, slurm: Cluster) -> None:
     finally:
         shutil.rmtree(folder)
     assert found.at("error") == {}
-    assert found.at("ok")["The way to slurmrestd"] == "https, its certificate verified"
-    assert "CERTIFICATE_VERIFY_FAILED" in strange.at("error")["slurmrestd answers"]
+    assert found.at("ok")["Connection to slurmrestd"] == "https, its certificate verified"
+    assert "CERTIFICATE_VERIFY_FAILED" in strange.at("error")["slurmrestd responds"]
 
 
 @contextmanager
@@ -284,7 +284,7 @@ def test_a_run_root_without_access_lists(portal: Portal, slurm: Cluster) -> None
         slurm.run("umount", folder)
         folder.rmdir()
     errors = found.at("error")
-    assert "keeps none" in errors["Access control lists"]
+    assert "has none" in errors["Access control lists"]
     assert "no access control lists" in errors["Partition debug"]
     assert "ramfs" in found.at("warn")["Its file system"]
 
@@ -330,7 +330,7 @@ def test_a_report_address_that_nodes_cannot_reach(portal: Portal) -> None:
 
 def test_a_python_that_nodes_lack(portal: Portal) -> None:
     found = check(portal, "--partition=debug", VIGIL_JOB_PYTHON="/nonexistent/python")
-    assert "/nonexistent/python is no interpreter on this node" in found.at("error")["Partition debug"]
+    assert "/nonexistent/python is not an interpreter on this node" in found.at("error")["Partition debug"]
     bare = check(portal, "--partition=debug", VIGIL_JOB_PYTHON=f"{sys.base_prefix}/bin/python3")
     assert "No module named 'torch'" in bare.at("error")["Partition debug: torch"]
 

@@ -29,10 +29,10 @@ from tests.stack import wait_for
 
 PATIENCE_S = 240.0
 TO_LOSE, TO_PREEMPT, ELSEWHERE = "dgx03", "dgx04", "dgx01|dgx02"  # as features: nodes by name take root's scontrol here
-REQUEUED = r"^Requeued; it goes on as attempt 2\.$"
+REQUEUED = r"^Requeued; continues as attempt 2\.$"
 KILL_WAIT_S = 5.0  # of this cluster's
-CLIENTS_FAILED = ("federated.clients", r"^All clients failed .*happen again.* Your move\.$")
-GPU_LOST = ("gpu.off_bus", r"Started anew from the beginning without dgx\d\d as attempt 2")
+CLIENTS_FAILED = ("federated.clients", r"^All clients failed .*happen again")
+GPU_LOST = ("gpu.off_bus", r"Restarted from the beginning without dgx\d\d as attempt 2")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ PLANTED = {
     "scancel": planted.CANCELLED,
     "preempted": Planted("for_ever", "", REQUEUED),
     "node lost": Planted("endless", "scheduler.node_fail", REQUEUED),
-    "launch": Planted("success", "scheduler.launch", r"Started anew from the beginning without dgx\d\d as attempt 2"),
+    "launch": Planted("success", "scheduler.launch", r"Restarted from the beginning without dgx\d\d as attempt 2"),
     "all clients failed": Federated("all-clients", *CLIENTS_FAILED, ranks=1),
     **planted.ANYWHERE,
 }

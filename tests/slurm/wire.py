@@ -1,4 +1,4 @@
-"""The way to slurmrestd with faults on it: answers that are dropped, requests that arrive late."""
+"""Connection to slurmrestd with faults on it: answers that are dropped, requests that arrive late."""
 
 from __future__ import annotations
 

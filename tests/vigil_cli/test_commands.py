@@ -311,14 +311,14 @@ def test_logs_and_following_them_over_a_restart(portal, monkeypatch):
     portal.answers["GET", "jobs/7/logs"] = [
         log_page(["a"], 0, 2),
         log_page(["b"], 2, 4),
-        problem(404, "Attempt 2 has not begun: there is no log yet."),
+        problem(404, "Attempt 2 has not started: there is no log yet."),
         log_page(["c", "d"], 0, 4, attempt=2),
     ]
     assert vigil("logs", "7", "-f").stdout == "a\nb\nc\nd\n"
     assert [r.url.params.get("after") for r in portal.asked if r.url.path.endswith("logs")] == [None, "2", "0", "0"]
     portal.answers["GET", "jobs/7/logs"] = log_page(["a"], 0, 2)
     assert json.loads(vigil("logs", "7", "--json").stdout) == {"offset": 0, "text": "a"}
-    portal.answers["GET", "jobs/7/logs"] = problem(404, "Rank 3 has written no log in attempt 1 yet.")
+    portal.answers["GET", "jobs/7/logs"] = problem(404, "Rank 3 has not written a log in attempt 1 yet.")
     assert "Rank 3" in vigil("logs", "7", "--rank", "3", status=1).stderr
 
 

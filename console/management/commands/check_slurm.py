@@ -9,9 +9,9 @@ from dataclasses import asdict
 
 from django.core.management.base import BaseCommand
 
-from jobs.checking import here, run
-from jobs.checking.finding import Finding
-from jobs.checking.trial import PATIENCE_S, Wishes
+from jobs.checking import run, this_site
+from jobs.checking.finding import CheckFinding
+from jobs.checking.trial import PATIENCE_S, TrialOptions
 
 MARKS = {"ok": "✓", "warn": "!", "error": "✗", "skip": "–"}
 
@@ -33,10 +33,12 @@ class Command(BaseCommand):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # a terminal without ✓ shows a question mark
                 stream.reconfigure(errors="replace")
-        job_options = Wishes(tuple(options["partition"]), str(options["user"]), float(str(options["wait"])))  # type: ignore[arg-type]
-        found: list[Finding] = []
+        job_options = TrialOptions(tuple(options["partition"]), str(options["user"]), float(str(options["wait"])))  # type: ignore[arg-type]
+        found: list[CheckFinding] = []
         try:
-            for finding in run.look(here.site(), None if options["no_jobs"] else job_options, self._show_progress):
+            for finding in run.run_checks(
+                this_site.site(), None if options["no_jobs"] else job_options, self._show_progress
+            ):
                 found.append(finding)
                 if not options["json"]:
                     self._print(finding)
@@ -51,7 +53,7 @@ class Command(BaseCommand):
         if wrong:
             sys.exit(1)
 
-    def _print(self, finding: Finding) -> None:
+    def _print(self, finding: CheckFinding) -> None:
         self.stdout.write(f"{MARKS[finding.level]} {finding.title}: {finding.detail}")
         if finding.remedy and finding.remedy != self.last_remedy:
             self.stdout.write(f"    → {finding.remedy}")

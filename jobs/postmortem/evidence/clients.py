@@ -7,7 +7,7 @@ import re
 from diagnosis.logs.prefixes import Prefix
 from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.signs.sign import Sign
-from jobs.client_name import called
+from jobs.client_name import client_name
 from jobs.models import Event, Incident
 from jobs.postmortem.evidence.collected import Evidence, context, some
 from jobs.postmortem.evidence.ranks import EVENTS
@@ -56,7 +56,8 @@ def _dropped(incident: Incident, found: Evidence) -> None:
     for event in sorted(rows.order_by("-id")[:LOOKED_AT], key=lambda one: (-_round_of(one), one.pk)):
         client, text = untrusted.count(event.data.get("client")), _text(event.data.get("traceback"))
         if client is not None and text and _round_of(event):
-            said = f"{called(client, _name(event.data))} dropped out in round {_round_of(event):,}: {_shortened(text)}"
+            name = client_name(client, _name(event.data))
+            said = f"{name} dropped out in round {_round_of(event):,}: {_shortened(text)}"
             sign = context(EVENTS, said, cause="federated.clients", at=event.time.timestamp())
             told.setdefault(_raised(text).partition(":")[0], sign)
     found.signs += list(told.values())[:MOST_DROPPED]
@@ -76,7 +77,7 @@ def _left_out(incident: Incident, found: Evidence) -> None:
     for data in rows.order_by("id").values_list("data", flat=True)[:MOST_NAMED]:
         client, round_ = untrusted.count(data.get("client")), untrusted.count(data.get("step"))
         if client is not None and round_ is not None:
-            since.setdefault(client, (round_, called(client, _name(data))))
+            since.setdefault(client, (round_, client_name(client, _name(data))))
     if since:
         each = some(f"{who} since round {round_:,}" for _, (round_, who) in sorted(since.items()))
         text = f"not asked any more, as their updates were not made of numbers: {each}"

@@ -81,7 +81,7 @@ class Written:
 def written(incident: Incident) -> Written | None:
     """None while the run directory is away, or where the attempt has none."""
     attempt = incident.attempt
-    if attempt.job.is_attached or folders.is_away(attempt):
+    if attempt.job.is_attached or folders.is_unreachable(attempt):
         return None
     root, folder = folders.root_of(attempt), folders.find_folder(attempt)
     return Written(root, folder, attempt.nodes) if root is not None and folder else None

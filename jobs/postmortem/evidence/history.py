@@ -42,7 +42,7 @@ def lineage_of_checkpoints(incident: Incident, catalogue: Catalogue, found: Evid
         found.signs.append(Sign(EVENTS, 0, text, "checkpoint.corrupt", "confirmation", prefix, source_kind="trainer"))
     started = _started_from(attempt, found.incarnation)
     rows = Checkpoint.objects.filter(job=attempt.job_id)
-    known = rows.called(started).first() if started else None
+    known = rows.by_name(started).first() if started else None
     if known is not None and known.state == Checkpoint.State.CORRUPT and known.name not in damaged:
         text = f"{known.name}, which it started from, is corrupt: {known.problem}"
         found.signs.append(
@@ -63,7 +63,7 @@ def _started_from(attempt: Attempt, incarnation: int) -> str:
 
 def changes_of_environment(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
     """Packages, driver and code that are not as they were in the attempt before; a reason for nothing by themselves."""
-    ran = provenance.ran(incident.attempt)
+    ran = provenance.compare_with_earlier(incident.attempt)
     if ran is None:
         return
     found.seen.add("environment")

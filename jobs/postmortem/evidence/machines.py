@@ -53,7 +53,7 @@ def _asked_for_none(attempt: Attempt) -> bool:
 
 def _note_watched(attempt: Attempt, ended_at: datetime, found: Evidence) -> None:
     """Note what a claim of broken hardware is checked against: whether it had GPUs, and whether agents watched."""
-    if _asked_for_none(attempt) and not allocations.held_by([attempt]).get(attempt.pk):
+    if _asked_for_none(attempt) and not allocations.allocated_to([attempt]).get(attempt.pk):
         found.seen.add(NO_GPUS)
     heard = Agent.objects.filter(node__in=attempt.nodes, heard_at__gte=ended_at).values_list("node", flat=True)
     if set(attempt.nodes) <= set(heard):
@@ -70,7 +70,7 @@ def _of_others(attempt: Attempt, events: Sequence[NodeEvent]) -> set[int]:
     whose: dict[int, list[Holding]] = {}
     for holding in held:
         whose.setdefault(holding.gpu_id, []).append(holding)
-    mine = {one.gpu_id for one in allocations.held_by([attempt]).get(attempt.pk, [])}
+    mine = {one.gpu_id for one in allocations.allocated_to([attempt]).get(attempt.pk, [])}
     if not mine and _asked_for_none(attempt):
         return {event.pk for event in with_gpu}
     found = set()
@@ -113,7 +113,7 @@ def curves_of_machines(incident: Incident, catalogue: Catalogue, found: Evidence
     since = incident.at - AROUND
     agents = Agent.objects.filter(node__in=attempt.nodes, heard_at__gte=since).order_by("node")
     gpus: dict[int, list[Gpu]] = {}
-    for holding in allocations.held_by([attempt]).get(attempt.pk, []):
+    for holding in allocations.allocated_to([attempt]).get(attempt.pk, []):
         gpus.setdefault(holding.agent_id, []).append(holding.gpu)
     for agent in agents[:MOST_AGENTS]:
         found.signs += _of_agent(agent, gpus.get(agent.pk, []), round(incident.at.timestamp()))

@@ -41,7 +41,7 @@ def logs_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> 
     if attempt.job.is_attached:
         found.not_seen.append("its logs: sbatch started it, and its output is where that put it")
         return
-    if folders.is_away(attempt):
+    if folders.is_unreachable(attempt):
         found.not_seen.append("its logs: the run directory is not there")
         return
     named = _logs(incident, found)
@@ -54,7 +54,7 @@ def logs_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> 
 
 def open_logs(incident: Incident) -> Iterator[Log]:
     """The logs alone, one after another; whoever asks closes them."""
-    if not incident.attempt.job.is_attached and not folders.is_away(incident.attempt):
+    if not incident.attempt.job.is_attached and not folders.is_unreachable(incident.attempt):
         found = Evidence()
         yield from _opened(incident, _logs(incident, found), found)
 
@@ -75,7 +75,7 @@ def _logs(incident: Incident, found: Evidence) -> dict[str, int]:
     launchers = [log for log in found.logs if log.rank is not None and -max(1, len(attempt.nodes)) <= log.rank < 0]
     named |= {f"job/{folder}/logs/launcher.{-1 - (log.rank or 0)}.log": log.bytes for log in launchers}
     if incident.incarnation is None:
-        named |= {logs.batch(attempt): log.bytes for log in found.logs if log.rank is None}
+        named |= {logs.batch_log(attempt): log.bytes for log in found.logs if log.rank is None}
         flights = [name for name in rundir.names_under(root, f"job/{folder}/flight") if name.startswith(f"{last}.")]
         named |= {f"job/{folder}/flight/{name}": 0 for name in flights[:MOST_FLIGHTS]}
     return named

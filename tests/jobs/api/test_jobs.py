@@ -136,7 +136,7 @@ def test_nothing_is_resumed_in_the_name_of_a_closed_account(mira, project):
     answer = send(lead, "post", f"{JOBS}/{job.pk}/resume", {})
     assert answer.status_code == 409
     assert "The account of mira is deactivated" in answer.json()["detail"]
-    assert answer.json()["detail"].endswith(f"Clone #{job.pk}: then it is yours.")
+    assert answer.json()["detail"].endswith(f"Clone #{job.pk} to run it in your name.")
     assert job.attempts.count() == 1
 
 

@@ -60,7 +60,7 @@ def machine_that_works(*, seconds: int = 600, gpus: int = 2) -> Machine:
 def hold() -> None:
     from jobs import allocations
 
-    allocations.hold()
+    allocations.update()
 
 
 def test_what_a_machine_does_now(mira: User) -> None:

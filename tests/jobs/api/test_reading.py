@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone
 
 from jobs.disk import rundir
-from jobs.intake.reports import take
+from jobs.intake.reports import ingest
 from jobs.models import Attempt, Job
 from tests import lab
 from tests.jobs.reporting import Spooled, post
@@ -40,7 +40,7 @@ def report(attempt: Attempt, incarnation: int, losses: dict[int, float], *, rank
     stream = Spooled(rank=rank, incarnation=incarnation)
     for step, loss in losses.items():
         stream.log(step, time=1000.0 + step, loss=loss)
-    take(attempt.pk, post(stream))
+    ingest(attempt.pk, post(stream))
 
 
 def items(answer) -> list[dict]:

@@ -180,6 +180,15 @@ def test_what_is_no_request(client, body, kind, status):
     assert not Job.objects.exists()
 
 
+def test_an_unwrapped_spec_is_told_how_to_wrap_it(client):
+    answer = send(client, "post", JOBS, {"name": "birds", "spce": lab.SPEC})
+    assert answer.status_code == 422
+    assert {error["field"]: error["message"] for error in answer.json()["errors"]} == {
+        "name": 'Unknown field "name". Did you mean to wrap the specification in "spec"?',
+        "spce": 'Unknown field "spce". Did you mean "spec"?',
+    }
+
+
 def test_a_repeat_with_the_same_key_makes_one_job(client, mira):
     first = send(client, "post", JOBS, {"spec": lab.SPEC}, Idempotency_Key="k1")
     again = send(client, "post", JOBS, {"spec": lab.SPEC}, Idempotency_Key="k1")

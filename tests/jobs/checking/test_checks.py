@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from jobs.checking import conf, rights, run, runs, seen, settings, slurmrestd, trial
-from jobs.checking.finding import Finding, of_error
-from jobs.checking.site import Site, Who, conf_of
+from jobs.checking import conf, rights, run, runs, settings, slurmrestd, trial, trial_report
+from jobs.checking.finding import CheckFinding, from_exception
+from jobs.checking.site import CheckedSite, Submitter, conf_of
 from nodes.schedulers.base import JobStatus, SchedulerError
 from nodes.schedulers.cluster import PartitionInfo
 from nodes.schedulers.slurm.http import SlurmHttp
@@ -59,7 +59,7 @@ class Fake:
         return httpx.Response(404, json={"errors": [{"error_number": 9999, "error": "not played"}]})
 
 
-class FakeSite(Site):
+class FakeSite(CheckedSite):
     fake: Fake
 
     def rest_with(self, tokens: TokenSource) -> SlurmRest:
@@ -84,7 +84,7 @@ def site(tmp_path: Path) -> FakeSite:
     return made
 
 
-def levels(found: list[Finding]) -> dict[str, str]:
+def levels(found: list[CheckFinding]) -> dict[str, str]:
     return {one.title: one.level for one in found}
 
 
@@ -94,7 +94,7 @@ def test_every_check_speaks_for_itself(site: FakeSite) -> None:
         200, json={"nodes": [{"name": "a", "gres": "gpu:h100:2", "state": ["IDLE"]}]}
     )
     site.__dict__["partitions"] = property()  # not what anybody expects
-    found = list(run.look(site, None, print))
+    found = list(run.run_checks(site, None, print))
     assert levels(found)["Partitions"] == "error"
     assert "the check itself failed" in next(one.detail for one in found if one.title == "Partitions")
     assert levels(found)["The clocks agree"] == "ok"
@@ -106,24 +106,24 @@ def test_a_refusal_names_its_mend(site: FakeSite) -> None:
     for path in ("/nodes", "/partitions"):
         denied = {"errors": [{"error_number": 2002, "error": "Access/permission denied"}]}
         site.fake.answers[path] = httpx.Response(500, json=denied)
-    found = {one.title: one.remedy for one in run.look(site, None, print) if one.level == "error"}
+    found = {one.title: one.remedy for one in run.run_checks(site, None, print) if one.level == "error"}
     assert found["Nodes"].endswith("sacctmgr modify user vigil set AdminLevel=Admin")
-    assert found["Partitions"].startswith("Mend slurmdbd first")
+    assert found["Partitions"].startswith("Fix slurmdbd first")
 
 
 def test_what_needs_something_else_is_left_out_by_name(site: FakeSite) -> None:
     site.key_file = ""
-    found = list(run.look(site, None, print))
-    assert levels(found)["Where tokens come from"] == "error"
+    found = list(run.run_checks(site, None, print))
+    assert levels(found)["Source of tokens"] == "error"
     assert {one.detail for one in found if one.level == "skip"} >= {
-        "not looked at: it needs settings",
-        "not looked at: it needs token",
+        "not checked: it needs settings",
+        "not checked: it needs token",
     }
     assert levels(found)["VIGIL_RUNS"] == "ok"
 
 
 def test_no_finding_shows_a_token_or_the_key(site: FakeSite) -> None:
-    text = str(list(run.look(site, None, print)))
+    text = str(list(run.run_checks(site, None, print)))
     assert "eyJ" not in text
     assert KEY.decode() not in text
 
@@ -136,8 +136,8 @@ def test_clocks(site: FakeSite, apart_s: float, level: str) -> None:
 
 
 def test_a_forged_token_is_judged_by_what_slurm_does(site: FakeSite) -> None:
-    (found,) = slurmrestd.rejects_forged_tokens(site)
-    assert (found.level, found.detail) == ("error", "taken: authentication is off")
+    (found,) = slurmrestd.refuses_forged_token(site)
+    assert (found.level, found.detail) == ("error", "accepted: authentication is off")
     told: list[str] = []
 
     def refuse(request: httpx.Request) -> httpx.Response:
@@ -145,7 +145,7 @@ def test_a_forged_token_is_judged_by_what_slurm_does(site: FakeSite) -> None:
         return httpx.Response(511, json={"errors": [{"error_number": 1007, "error": "Protocol authentication error"}]})
 
     site.fake.answers["/diag"] = refuse
-    (found,) = slurmrestd.rejects_forged_tokens(site)
+    (found,) = slurmrestd.refuses_forged_token(site)
     assert found.level == "ok"
     real = site.tokens.token_for("vigil")
     assert all(token.count(".") == 2 and token.rpartition(".")[2] != real.rpartition(".")[2] for token in told)
@@ -153,12 +153,12 @@ def test_a_forged_token_is_judged_by_what_slurm_does(site: FakeSite) -> None:
 
 def test_plain_http_over_a_network_is_mentioned(site: FakeSite) -> None:
     site.url = "http://slurm.lab:6820"
-    assert levels(list(slurmrestd.reach(site)))["The way to slurmrestd"] == "warn"
+    assert levels(list(slurmrestd.reach(site)))["Connection to slurmrestd"] == "warn"
 
 
 def test_an_old_slurm_needs_scontrol(site: FakeSite) -> None:
     site.fake = Fake("v0.0.38")
-    (found,) = slurmrestd.speaks(site)
+    (found,) = slurmrestd.supports(site)
     assert found.level == "warn"
     assert "scontrol is not installed" in found.detail
 
@@ -176,20 +176,20 @@ def test_a_speaker_whom_the_accounts_do_not_know_is_a_failure(site: FakeSite) ->
     site.fake.answers["/user/vigil"] = httpx.Response(200, json={"users": []})
     site.fake.answers["/jobs"] = httpx.Response(200, json={"jobs": []})
     found = {one.title: one for one in rights.level(site)}["vigil may drain nodes"]
-    assert (found.level, found.detail) == ("error", "Slurm's accounts know no user vigil")
+    assert (found.level, found.detail) == ("error", "Slurm's accounting has no user vigil")
     assert found.remedy.startswith("sacctmgr add user vigil account=root AdminLevel=Admin")
 
 
 def test_people_and_their_accounts(site: FakeSite) -> None:
     site.people = [
-        Who("ada", "ada", "cats", "vision"),
-        Who("ada", "ada", "dogs", "speech"),
-        Who("root", "root", "cats"),
+        Submitter("ada", "ada", "cats", "vision"),
+        Submitter("ada", "ada", "dogs", "speech"),
+        Submitter("root", "root", "cats"),
     ]
     details = {one.detail for one in rights.people(site) if one.level == "error"}
     assert "may not compute for speech, the account of project dogs" in details
     assert "has no association: Slurm refuses their jobs" in details
-    assert "this machine knows no such Unix user, so no run directory can be shared with them" in details
+    assert "this machine has no such Unix user, so no run directory can be shared with them" in details
     site.people = None
     assert [one.level for one in rights.people(site)] == ["skip"]
     site.people = []
@@ -231,14 +231,14 @@ SlurmctldParameters     = (null)
 )
 def test_slurm_conf(site: FakeSite, line: str, title: str, level: str) -> None:
     """As a node tells it, where there is no scontrol here."""
-    site.told_by_node = conf_of(f"{CONF}{line}\n")
-    found = list(conf.look(site))
+    site.conf_on_node = conf_of(f"{CONF}{line}\n")
+    found = list(conf.check(site))
     assert len(found) == len(conf.FACTS)
     assert {one.title: one.level for one in found if one.level != "ok"} == ({title: level} if title else {})
 
 
 def test_slurm_conf_that_nobody_tells(site: FakeSite) -> None:
-    (found,) = conf.look(site)
+    (found,) = conf.check(site)
     assert found.level == "skip"
 
 
@@ -268,7 +268,7 @@ def test_the_run_root_s_mode(site: FakeSite, mode: int, level: str) -> None:
 
 def test_a_run_root_on_a_shared_disk(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "file_system", lambda path: "lustre")
-    assert levels(list(runs.there(site))) == {"VIGIL_RUNS": "ok", "Its file system": "ok"}
+    assert levels(list(runs.exists(site))) == {"VIGIL_RUNS": "ok", "Its file system": "ok"}
     assert levels(list(runs.code(site))) == {"Vigil's own folder": "ok"}
 
 
@@ -281,12 +281,12 @@ GOOD = {
 }  # fmt: skip
 
 
-def judged(site: Site, told: object) -> dict[str, str]:
+def judged(site: CheckedSite, told: object) -> dict[str, str]:
     root = site.runs / "p" / "0-aaaaaa"
     (root / "job").mkdir(parents=True, exist_ok=True)
     (root / "job" / "check.json").write_text(told if isinstance(told, str) else json.dumps(told))
     status = JobStatus(scheduler_id="1", state="completed", exit_code=0)
-    found = list(seen.read(site, root, "gpu", status, gpus=1, user="ada"))
+    found = list(trial_report.read(site, root, "gpu", status, gpus=1, user="ada"))
     assert all(line.isprintable() for one in found for line in (one.title, one.detail, one.remedy))
     return {one.title.removeprefix("Partition gpu").removeprefix(": ") or "job": one.level for one in found}
 
@@ -330,11 +330,11 @@ def test_what_waits_is_busy_or_never_starts() -> None:
     busy = trial._too_long(JobStatus(scheduler_id="1", state="pending", reason="Resources"), 120, "P")
     assert (busy.level, busy.detail.partition(":")[0]) == ("warn", "busy, not broken")
     never = trial._too_long(JobStatus(scheduler_id="1", state="pending", reason="InvalidAccount"), 120, "P")
-    assert (never.level, "unknown to Slurm" in never.detail) == ("error", True)
+    assert (never.level, "does not know its account" in never.detail) == ("error", True)
 
 
 def test_who_a_trial_runs_as(site: FakeSite) -> None:
-    ada, own = Who("ada", "ada", "cats", "vision"), Who("vic", "vigil", "cats", "vision")
+    ada, own = Submitter("ada", "ada", "cats", "vision"), Submitter("vic", "vigil", "cats", "vision")
     site.people = [own, ada]
 
     def first(user: str = "", **partition: Any) -> str:
@@ -350,6 +350,6 @@ def test_who_a_trial_runs_as(site: FakeSite) -> None:
 
 
 def test_our_errors_become_a_detail_and_a_remedy() -> None:
-    found = of_error("x", SchedulerError("It is away: no answer. Start it, and wait."))
+    found = from_exception("x", SchedulerError("It is away: no answer. Start it, and wait."))
     assert (found.detail, found.remedy) == ("It is away: no answer.", "Start it, and wait.")
-    assert of_error("x", OSError()).remedy
+    assert from_exception("x", OSError()).remedy

@@ -11,8 +11,8 @@ import pytest
 from django.core.management import call_command
 
 from console.site import checks
-from jobs.checking import here
-from jobs.checking.site import Who
+from jobs.checking import this_site
+from jobs.checking.site import Submitter
 from tests.lab import a_project, person
 
 
@@ -25,8 +25,8 @@ def test_people_come_from_the_portal(settings: Any) -> None:
     person("ada", project, slurm_user="ada")
     person("bob", slurm_user="bob")
     person("eve", project)
-    found = here.site()
-    assert found.people == [Who("ada", "ada", "cats", "vision")]
+    found = this_site.site()
+    assert found.people == [Submitter("ada", "ada", "cats", "vision")]
     assert found.without_project == ["bob"]
     assert found.accounts_of_projects["cats"] == "vision"
 

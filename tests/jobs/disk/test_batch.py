@@ -155,7 +155,7 @@ def test_a_directive_is_one_line_of_plain_characters(nodes: list[str]) -> None:
 
 def test_srun_is_told_to_start_one_launcher_a_node_with_all_of_it(played: Played) -> None:
     played.play("srun", STUB + "env | grep -E '^SLURM_(NTASKS|CPUS|TRES)' >&2\nexit 0\n")
-    batch = played.a_batch(goes_on=True, required_nodes=("dgx01", "dgx02"), excluded_nodes=("dgx07",))
+    batch = played.a_batch(is_elastic=True, required_nodes=("dgx01", "dgx02"), excluded_nodes=("dgx07",))
     assert played.run(batch) == 0
     assert played.output == "", "nothing of the batch task's own share is left for the step to inherit"
     options, _ = options_of(played.calls("srun")[0])
@@ -224,7 +224,7 @@ def test_srun_gets_only_usr1_and_a_file_says_what_it_was(played: Played, word: s
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"python": "/nowhere/python"}, "/nowhere/python is no interpreter on this node."),
+        ({"python": "/nowhere/python"}, "/nowhere/python is not an interpreter on this node."),
         ({"modules": ("cuda/99",)}, "environment.modules: cuda/99 cannot be loaded"),
         ({"conda": "mine"}, "environment.conda: mine cannot be activated"),
     ],

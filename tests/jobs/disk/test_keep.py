@@ -214,7 +214,7 @@ def test_where_the_last_one_is_gone_nothing_goes(project: Project) -> None:
 def test_names_that_lead_out_are_refused(project: Project) -> None:
     job = a_job(project)
     for name in ("..", "../..", "/etc", "a/b", ""):
-        with pytest.raises((rundir.Unsafe, ValueError)):
+        with pytest.raises((rundir.UnsafePath, ValueError)):
             trash.discard_checkpoint(job.directory, name)
 
 

@@ -146,7 +146,7 @@ def test_planted_things_are_errors(job: Job, attempt: Attempt, plant: str) -> No
 
 
 def test_what_is_not_there(job: Job, attempt: Attempt) -> None:
-    with pytest.raises(LogError, match="Rank 5 has written no log in attempt 1 yet"):
+    with pytest.raises(LogError, match="Rank 5 has not written a log in attempt 1 yet"):
         read(job, attempt, 5)
     with pytest.raises(LogError, match="launcher of node 3"):
         read(job, attempt, -4)

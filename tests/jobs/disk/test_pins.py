@@ -158,7 +158,7 @@ def test_what_its_trainer_has_just_pruned_is_not_pinned(client: Client, job: Job
     trash.discard_checkpoint(job.directory, "step-4")
     answer = patch(client, job, "step-4")
     assert answer.status_code == 409
-    assert "not on disk any more" in answer.json()["detail"]
+    assert "no longer on disk" in answer.json()["detail"]
     assert pinned(job) == []
     assert kept(job) == frozenset()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.disk import rundir
-from jobs.disk.rundir import Unsafe
+from jobs.disk.rundir import UnsafePath
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_reads_a_plain_file(root: Path) -> None:
 
 @pytest.mark.parametrize("path", ["../secret", "job/../../secret", "/etc/passwd", "job/./x", "job/logs/\0"])
 def test_paths_that_lead_out(root: Path, path: str) -> None:
-    with pytest.raises(Unsafe, match="leads out"):
+    with pytest.raises(UnsafePath, match="leads out"):
         rundir.open_under(root, path)
 
 
@@ -47,14 +47,14 @@ PLANTS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS.keys())
 def test_what_is_planted_is_refused_at_once(root: Path, plant: Callable[[Path], object]) -> None:
     plant(root / "job" / "logs" / "1.0.log")
-    with pytest.raises(Unsafe):
+    with pytest.raises(UnsafePath):
         rundir.read_under(root, "job/logs/1.0.log")
     assert rundir.read_json_under(root, "job/logs/1.0.log") is None
 
 
 def test_a_folder_that_is_a_link_is_not_entered(root: Path) -> None:
     (root / "job" / "attempt-1").symlink_to(root / "job" / "logs")
-    with pytest.raises(Unsafe, match="is not a folder"):
+    with pytest.raises(UnsafePath, match="is not a folder"):
         rundir.open_under(root, "job/attempt-1/0.0.log")
     assert rundir.names_under(root, "job/attempt-1") == []
 
@@ -76,7 +76,7 @@ def test_a_folder_that_the_job_keeps_to_itself_has_no_names(root: Path, monkeypa
 def test_a_huge_sparse_file_is_not_read(root: Path) -> None:
     with open(root / "job" / "big.json", "wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(Unsafe, match="larger than"):
+    with pytest.raises(UnsafePath, match="larger than"):
         rundir.read_under(root, "job/big.json", limit=4096)
 
 
@@ -102,7 +102,7 @@ def test_made_exclusively_without_world_access(tmp_path: Path, settings: Any) ->
 
 @pytest.mark.parametrize("directory", ["", "x", "../x", "default/..", "a/b/c", "/etc"])
 def test_a_row_that_leads_out(directory: str) -> None:
-    with pytest.raises(Unsafe):
+    with pytest.raises(UnsafePath):
         rundir.path_of(directory)
 
 

@@ -55,7 +55,7 @@ def test_nothing_is_shared_with_ourselves(runs: Path) -> None:
 
 def test_an_unknown_user_is_named(runs: Path) -> None:
     run = rundir.path_of(rundir.make("default", 1))
-    with pytest.raises(Refused, match="no Unix user nobody-of-this-name. It needs the same users as the nodes"):
+    with pytest.raises(Refused, match="no Unix user nobody-of-this-name. Give it the same users as the nodes"):
         sharing.share(run, "nobody-of-this-name")
 
 
@@ -66,7 +66,7 @@ def test_a_file_system_without_lists_is_refused(runs: Path, monkeypatch: pytest.
     run = rundir.path_of(rundir.make("default", 1))
     monkeypatch.setattr(os, "setxattr", refuse)
     somebody = next(entry.pw_name for entry in pwd.getpwall() if entry.pw_uid != os.geteuid())
-    with pytest.raises(Refused, match=f"so {somebody} cannot be let in alone. Mount it with POSIX ACLs"):
+    with pytest.raises(Refused, match=f"so access cannot be granted to {somebody} alone. Mount it with POSIX ACLs"):
         sharing.share(run, somebody)
     assert run.stat().st_mode & 0o7777 == 0o2700
 
@@ -271,7 +271,7 @@ class TestThreeUsers:
         code = packed(file("d/run.sh", b"#!/bin/sh\necho ran", 0o755), other("link", tarfile.SYMTYPE, "d"))
 
         def work() -> str:
-            upload.unpack(upload.keep(code), lab.run / "job" / "code")
+            upload.unpack(upload.store(code), lab.run / "job" / "code")
             return ""
 
         lab.ours(work)

@@ -87,14 +87,14 @@ def test_a_good_one_is_unpacked(tmp_path: Path, settings: Any) -> None:
         other("latest", tarfile.SYMTYPE, "src"),
     )
     assert says(code) == ""
-    name = upload.keep(code)
+    name = upload.store(code)
     target = tmp_path / "code"
     upload.unpack(name, target)
     assert (target / "train.py").read_text() == "print(1)"
     assert (target / "latest" / "link.py").read_text() == "print(1)"
     assert (target / "run.sh").stat().st_mode & 0o7777 == 0o750
     assert (target / "train.py").stat().st_mode & 0o7777 == 0o640
-    upload.forget(name)
+    upload.delete(name)
     assert not list((tmp_path / "runs" / upload.UPLOADS).iterdir())
 
 
@@ -102,10 +102,10 @@ def test_what_a_killed_worker_left_is_removed(tmp_path: Path, settings: Any) -> 
     settings.VIGIL_RUNS = tmp_path
     left = tmp_path / upload.UPLOADS / f"{upload.STAGING}x"
     (left / "code").mkdir(parents=True)
-    upload.forget_stale()
+    upload.delete_stale()
     assert left.exists()
     os.utime(left, (0, 0))
-    upload.forget_stale()
+    upload.delete_stale()
     assert not left.exists()
 
 
@@ -119,11 +119,11 @@ def test_the_jobs_user_cannot_steer_what_root_unpacks(
     nobody = pwd.getpwnam("nobody")
     roots_own = open_folder / "roots"
     roots_own.mkdir(mode=0o700)
-    name = upload.keep(packed(file("d/pad"), file("d/evil")))
+    name = upload.store(packed(file("d/pad"), file("d/evil")))
     run = rundir.path_of(rundir.make("default", 1))
     sharing.share(run, "nobody")
     target = run / "job" / "code"
-    place, swaps = upload._place, list[int]()
+    place, swaps = upload._extract, list[int]()
 
     def watched_place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
         place(archive, member, root)
@@ -142,7 +142,7 @@ def test_the_jobs_user_cannot_steer_what_root_unpacks(
                 os._exit(1)
         swaps.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
-    monkeypatch.setattr(upload, "_place", watched_place)
+    monkeypatch.setattr(upload, "_extract", watched_place)
     upload.unpack(name, target)
     assert swaps == [1]  # it could not even look
     assert not list(roots_own.iterdir())
@@ -186,9 +186,9 @@ def open_folder() -> Iterator[Path]:
         ([file("x" * 256)], "too long a name"),
         ([file("é" * 128)], "too long a name"),
         ([file("/".join(["x" * 200] * 6))], "too long a name"),
-        ([other("x", tarfile.SYMTYPE, "y" * 256)], "no file can be called"),
-        ([other("x", tarfile.SYMTYPE, "y/" * 600)], "no file can be called"),
-        ([linked_by_header("a\0b")], "no file can be called"),
+        ([other("x", tarfile.SYMTYPE, "y" * 256)], "is a link to an invalid name"),
+        ([other("x", tarfile.SYMTYPE, "y/" * 600)], "is a link to an invalid name"),
+        ([linked_by_header("a\0b")], "is a link to an invalid name"),
         ([file("train.py")], "packed twice"),
         ([other("x", tarfile.LNKTYPE, "train.py")], "not a file, a folder or a link"),
         ([other("x", tarfile.CHRTYPE)], "not a file, a folder or a link"),
@@ -212,7 +212,7 @@ def test_what_is_no_archive(code: bytes) -> None:
 
 def test_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "MAX_BYTES", 100)
-    assert "at most 50 MB" in says(packed(file("x", bytes(range(256)) * 10)))
+    assert "50 MB at most" in says(packed(file("x", bytes(range(256)) * 10)))
 
 
 def test_too_large_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,9 +242,9 @@ def test_a_small_archive_cannot_inflate_to_a_huge_header() -> None:
     assert "inflates" in says(buffer.getvalue())
 
 
-def about(code: bytes, settings: Any, tmp_path: Path) -> upload.Sent:
+def about(code: bytes, settings: Any, tmp_path: Path) -> upload.UploadedCode:
     settings.VIGIL_RUNS = tmp_path / "runs"
-    return upload.about(upload.keep(code))
+    return upload.describe(upload.store(code))
 
 
 def test_the_same_files_have_the_same_digest(tmp_path: Path, settings: Any) -> None:

@@ -88,7 +88,7 @@ def test_depth_and_number_are_bounded() -> None:
     assert job.disk_bytes >= MB
     with rundir.folder_under(rundir.runs_root(), job.directory) as folder:
         assert usage.size_of(folder, deadline=time.monotonic() + 60, most_entries=3).is_partial
-        assert usage.size_of(folder, deadline=time.monotonic() - 1) == usage.Size(0, True)
+        assert usage.size_of(folder, deadline=time.monotonic() - 1) == usage.DiskSize(0, True)
         descriptors = len(os.listdir("/proc/self/fd"))
         usage.size_of(folder, deadline=time.monotonic() + 60, most_entries=20)
         assert len(os.listdir("/proc/self/fd")) == descriptors, "none is left open"
@@ -184,18 +184,18 @@ def test_of_many_jobs_sums_are_kept_and_made_anew_when_something_was_measured(mo
         return [(item["project"], item["jobs"], item["bytes"], item["checkpoint_bytes"]) for item in items]
 
     exact = told()
-    monkeypatch.setattr(sums, "MOST", 1)
+    monkeypatch.setattr(sums, "FEW_JOBS", 1)
     assert told() == exact, "nothing is kept yet"
     now = timezone.now()
-    assert sums.keep(now) == 2
+    assert sums.update(now) == 2
     assert told() == exact
-    assert sums.keep(now + timedelta(minutes=5)) == 0, "nothing was measured since"
+    assert sums.update(now + timedelta(minutes=5)) == 0, "nothing was measured since"
     Job.objects.filter(pk=large.pk).update(disk_bytes=9 * MB, disk_measured_at=now + timedelta(minutes=6))
     assert told() == exact, "as last added up"
-    assert sums.keep(now + timedelta(minutes=7)) == 1, "its project alone"
+    assert sums.update(now + timedelta(minutes=7)) == 1, "its project alone"
     assert told()[0] == ("heron", 1, 9 * MB, 2 * MB)
     Job.objects.filter(pk=large.pk).delete()
-    assert sums.keep(now + timedelta(hours=2)) == 2
+    assert sums.update(now + timedelta(hours=2)) == 2
     assert ("heron", 0, 0, 0) in told()
 
 
@@ -260,4 +260,4 @@ def test_listing_does_not_ask_for_each_project(django_assert_max_num_queries: An
         a_job(f"project-{number}")
     user = lab.sysadmin()
     with django_assert_max_num_queries(4):  # projects, whether their jobs are few, these, their checkpoints
-        assert len(usage.use_of(user)) == 5
+        assert len(usage.disk_use(user)) == 5

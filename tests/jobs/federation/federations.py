@@ -74,4 +74,4 @@ def names(*called: str) -> list[dict[str, object]]:
 def tell(job: Job, stream: Spooled) -> None:
     """All of a stream, taken into the latest attempt."""
     assert job.latest is not None
-    reports.take(job.latest.pk, post(stream), seconds=math.inf)
+    reports.ingest(job.latest.pk, post(stream), seconds=math.inf)

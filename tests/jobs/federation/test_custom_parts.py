@@ -16,7 +16,7 @@ from jobs.presenting.form_text import merge_form
 from jobs.spec import JobSpec, SweepSpec, read_toml
 from jobs.spec.trust import misuses
 from jobs.submitting import sweeps
-from jobs.submitting.dryrun import Finding, dry_run, sweep_run
+from jobs.submitting.dryrun import DryRunFinding, dry_run, sweep_run
 from jobs.submitting.submit import submit
 from portal.models import Project, User
 from tests.jobs.asking import packed
@@ -107,14 +107,14 @@ def test_the_form_has_their_files_as_long_as_they_are_chosen(kept: tuple[str, st
 
 @pytest.mark.django_db
 class TestBeforeItRuns:
-    def found(self, user: User, spec: JobSpec) -> dict[str, Finding]:
+    def found(self, user: User, spec: JobSpec) -> dict[str, DryRunFinding]:
         found = {one.title: one for one in dry_run(user, spec)}
         return {title: replace(one, text=one.text.replace(NBSP, " ")) for title, one in found.items()}
 
     def test_the_split_is_not_drawn(self, project: Project) -> None:
         found = self.found(sysadmin(), with_parts("split", "aggregation"))
         assert found["Specification"].text.startswith(
-            "Holds: 20 rounds of fedavg on tabular with your own aggregation and split, 7 clients"
+            "Valid: 20 rounds of fedavg on tabular with your own aggregation and split, 7 clients"
         )
         says = (
             "The split is yours: divide() gives 7 clients their samples when the job starts. Its page then shows them."
@@ -133,7 +133,7 @@ class TestBeforeItRuns:
     )
     def test_nobody_foretells_whom_a_deadline_leaves_out(self, project: Project, fields: list[str], why: str) -> None:
         found = self.found(sysadmin(), with_parts(*fields, pace="deadline", deadline={"quantile": 0.3, "late": "drop"}))
-        says = f"""Whom "deadline" leaves out cannot be forecast: {why}. The job's page tells from round 5 on."""
+        says = f"""Whom "deadline" leaves out cannot be forecast: {why}. The job's page shows it from round 5 on."""
         assert (found["Pace"].level, found["Pace"].text) == ("info", says)
 
     def test_every_file_is_looked_for(self, project: Project) -> None:
@@ -167,7 +167,7 @@ def test_a_sweep_compares_a_rule_with_vigil_s() -> None:
     assert ["client" in read_toml(point.spec_toml) for point in sweep.points] == [False, True]
     assert sweep.code is not None
     without = SWEEP.replace('"own_aggregation"]', '"krum"]').replace("[run.own_aggregation]\ntrim = 2\n", "")
-    with pytest.raises(SpecError, match="Nothing uses it"):
+    with pytest.raises(SpecError, match="It is not used"):
         SweepSpec.parse_toml(without)
 
 
@@ -187,7 +187,7 @@ class TestSweep:
 
     def test_is_code_though_its_first_job_brings_none(self, project: Project) -> None:
         sweep = SweepSpec.parse_toml(SWEEP)
-        with pytest.raises(Refused, match="code is taken from sysadmins only"):
+        with pytest.raises(Refused, match="only sysadmins may bring code"):
             sweeps.submit(person("oskar", project), sweep, spec_toml=SWEEP, code=packed(aggregation_py="1"))
 
     def test_says_what_it_needs(self, project: Project) -> None:

@@ -43,7 +43,7 @@ def test_its_first_attempt_has_as_many_steps_as_it_has_rounds(mira: User) -> Non
 
 def test_it_can_be_resumed_with_more_rounds(mira: User, project: Project) -> None:
     job = done(mira, project)
-    with pytest.raises(Conflict, match="how many rounds it shall run"):
+    with pytest.raises(Conflict, match="how many rounds to run"):
         resume(mira, job)
     with pytest.raises(Conflict, match="All 30 rounds"):
         resume(mira, job, step=30)
@@ -85,16 +85,16 @@ def test_lost_rounds_are_told(client: Client, mira: User, project: Project) -> N
 def test_it_is_not_profiled_and_says_why(mira: User, project: Project) -> None:
     job = a_federation(mira, project, state="running")
     with pytest.raises(Conflict, match="counts rounds"):
-        profiling.ask(mira, job)
+        profiling.request_profile(mira, job)
     answer = bearer(mira).post(f"/api/v1/jobs/{job.pk}/profile", {}, content_type="application/json")
     assert answer.status_code == 409
 
 
 def test_it_saves_as_often_as_somebody_asks(mira: User, project: Project) -> None:
     job = a_federation(mira, project, state="running")
-    with pytest.raises(SpecError, match="0 rounds can’t be"):
-        cadence.order(mira, job, 0)
-    cadence.order(mira, job, 5)
+    with pytest.raises(SpecError, match="0 rounds is out of range"):
+        cadence.set_cadence(mira, job, 0)
+    cadence.set_cadence(mira, job, 5)
     assert CadenceOrder.objects.get(job=job).every == 5
 
 
@@ -109,12 +109,12 @@ def test_its_weights_can_be_taken_out(client: Client, mira: User, project: Proje
 def test_a_dry_run_tells_how_its_data_would_lie(mira: User) -> None:
     found = {finding.title: finding for finding in dry_run(mira, spec_of())}
     holds = found["Specification"].text.replace(formatting.NBSP, " ")
-    assert holds.startswith("Holds: 30 rounds of fedavg on tabular, 10 clients")
+    assert holds.startswith("Valid: 30 rounds of fedavg on tabular, 10 clients")
     assert "10\N{NO-BREAK SPACE}clients:" in found["Split"].text
     assert "median" in found["Split"].text
     many = JobSpec.parse({"name": "x", "kind": "federated", "run": {"clients": 700, "batch": 2}})
     found = {finding.title: finding for finding in dry_run(mira, many)}
-    assert "no sample to be judged by" in found["Split"].text
+    assert "no validation samples, and no accuracy of their own" in found["Split"].text
 
 
 def test_the_command_line_counts_rounds() -> None:

@@ -36,7 +36,7 @@ def test_an_event_becomes_a_row_a_round(job: Job) -> None:
     did = [(0, "trained", 0.5, 0.25, 1.5), (7, "late", 0.75, math.nan, math.nan), (9, "rejected", 0.5, 0.5, 3.0)]
     tell(job, Spooled().tell("round.clients", step=2, **table({1: everybody(3), 2: did}, loss=0.625)))
     first, second = Round.objects.order_by("number")
-    assert (first.trained, first.counted, first.asked) == (3, 3, 3)
+    assert (first.trained, first.counted, first.requested) == (3, 3, 3)
     assert (second.trained, second.late, second.rejected, second.worst, second.loss) == (1, 1, 1, 0, 0.625)
     assert (second.bytes_up, second.bytes_down, second.seconds) == (1000, 2000, 2.0)
     named = rounds.unpack(second.named)
@@ -56,7 +56,7 @@ def test_a_client_is_counted_whenever_it_is_named(job: Job) -> None:
     three, four = Client.objects.order_by("number")
     assert (three.trained, three.dropped, three.late, three.rejected) == (1, 1, 1, 0)
     assert (three.loss, three.accuracy, three.seconds, three.last_round) == (0.25, 0.875, 3.0, 3)
-    assert (four.broken, four.loss, four.accuracy, four.asked) == (1, None, 0.5, 1)
+    assert (four.broken, four.loss, four.accuracy, four.requested) == (1, None, 0.5, 1)
 
 
 def test_the_same_post_again_counts_nothing_twice(job: Job) -> None:
@@ -134,11 +134,11 @@ def test_ranks_that_start_again_in_place_do_their_rounds_again(job: Job) -> None
         .tell("round.clients", **table({3: everybody(2)}, loss=0.125))
     )
     assert job.latest is not None
-    reports.take(job.latest.pk, post((new, 0, 1)))
+    reports.ingest(job.latest.pk, post((new, 0, 1)))
     assert of_record(job) == {1: 1, 2: 1}, "what it has not done again is not of record"
-    reports.take(job.latest.pk, post((new, 1, 2)))
+    reports.ingest(job.latest.pk, post((new, 1, 2)))
     old.tell("round.clients", **table({4: everybody(2)}))
-    reports.take(job.latest.pk, post((old, 2, 3)))
+    reports.ingest(job.latest.pk, post((old, 2, 3)))
     assert of_record(job) == {1: 1, 2: 1, 3: 1}, "the lost ranks' last words come too late"
     assert Round.objects.get(number=3).loss == 0.125
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from jobs.following import follow, known
+from jobs.following import end_reason, follow
 from jobs.intake import spools
 from jobs.models import Job
 from jobs.spec import JobSpec, write_toml
@@ -40,7 +40,7 @@ def job(oskar: User, tick: Callable[[], bool]) -> Job:
 
 @pytest.fixture
 def _verdicts_are_waited_for(_no_verdict: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "VERDICT_WITHIN", timedelta(seconds=15))
+    monkeypatch.setattr(end_reason, "VERDICT_WITHIN", timedelta(seconds=15))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from jobs.listing import visibility
 from jobs.models import Attempt, Job, Stray
 from jobs.spec import JobSpec
 from jobs.submitting import submit
-from jobs.submitting.attaching import Claim, attach
+from jobs.submitting.attaching import AttachClaim, attach
 from jobs.why import pending
 from nodes.models import QueuedJob
 from nodes.schedulers.base import JobStatus, NodeStatus, SlurmStep
@@ -52,8 +52,8 @@ def bob(project: Project) -> User:
     return person("bob", project, slurm_user="bob")
 
 
-def claim(**changes: Any) -> Claim:
-    return Claim(**{"scheduler_id": "77", **changes})
+def claim(**changes: Any) -> AttachClaim:
+    return AttachClaim(**{"scheduler_id": "77", **changes})
 
 
 def test_it_is_followed_to_its_end_and_not_started_anew(alice: User, told: Told, tick: Callable[[], bool]) -> None:
@@ -75,7 +75,7 @@ def test_it_is_followed_to_its_end_and_not_started_anew(alice: User, told: Told,
     tick()
     attempt = newest()
     assert (attempt.state, attempt.cause, attempt.exit_code) == ("failed", "failed", 3)
-    assert attempt.decision == "Vigil did not submit it, so it does not start it anew."
+    assert attempt.decision == "Not restarted: Vigil did not submit it."
     assert attempt.closed_at is not None
     assert (told.submissions, told.cancelled, told.signals) == ([], [], [])
 
@@ -100,8 +100,8 @@ def test_nobody_attaches_another_s(bob: User, told: Told, tick: Callable[[], boo
     assert (attempt.state, attempt.cause) == ("failed", "rejected")
     assert attempt.reason == "Slurm has no job 77 of yours. `squeue --me` lists them."
     assert (attempt.nodes, attempt.slurm_steps, attempt.started_at) == ([], [], None)
-    with pytest.raises(reports.Closed):
-        reports.take(token_of.pk, wire.Post([], {}, [], {}))
+    with pytest.raises(reports.AttemptClosed):
+        reports.ingest(token_of.pk, wire.ReportPost([], {}, [], {}))
 
 
 def test_a_claim_that_slurm_has_not_confirmed_gives_no_sight_of_it(
@@ -114,7 +114,7 @@ def test_a_claim_that_slurm_has_not_confirmed_gives_no_sight_of_it(
     assert visibility.jobs_of(bob, ["77"]) == {}
     assert pending.names(bob) == {}
     found = pending.why(bob, job)
-    assert (found.why, found.text) == (None, "Vigil waits for Slurm to say whose it is.")
+    assert (found.why, found.text) == (None, "Waiting for Slurm to confirm the owner.")
 
 
 def test_the_queue_refuses_at_once(bob: User) -> None:
@@ -125,7 +125,7 @@ def test_the_queue_refuses_at_once(bob: User) -> None:
 
 def test_an_array_is_attached_task_by_task(alice: User) -> None:
     QueuedJob.objects.create(scheduler_id="77", name="x", user="alice", state="pending", tasks=20)
-    with pytest.raises(Refused, match=r"77 is an array .* Name one, such as 77_0\."):
+    with pytest.raises(Refused, match=r"77 is an array, .* Name one, such as 77_0\."):
         attach(alice, claim())
 
 
@@ -146,7 +146,7 @@ def test_what_slurm_does_not_know_is_refused(
     attach(alice, claim())
     tick()
     assert newest().is_alive, "one answer without it proves nothing"
-    monkeypatch.setattr(attached, "UNHEARD_FOR", timedelta(0))
+    monkeypatch.setattr(attached, "UNCONFIRMED_FOR", timedelta(0))
     tick()
     assert newest().reason.startswith("Slurm has no job 77 of yours.")
     assert told.cancelled == []
@@ -157,10 +157,10 @@ def test_vigil_s_own_are_not_attached(alice: User, told: Told, tick: Callable[[]
     told.jobs["77"] = JobStatus(scheduler_id="77", state="running", user="alice", key="0123456789abcdef")
     attach(alice, claim())
     tick()
-    assert newest().reason == "77 is a job of Vigil's own, which is followed already."
+    assert newest().reason == "77 was submitted by Vigil, which already follows it."
     own = Job.objects.create(owner=alice, project=Project.objects.get(), name="own", kind="script", spec={})
     Attempt.objects.create(job=own, number=1, scheduler_id="78", scheduler_user="alice")
-    with pytest.raises(Refused, match=f"is #{own.pk} of Vigil's own"):
+    with pytest.raises(Refused, match=f"was submitted by Vigil as #{own.pk}"):
         attach(alice, claim(scheduler_id="78"))
 
 
@@ -178,7 +178,7 @@ def test_a_requeue_is_the_next_attempt_with_a_token_of_its_own(
     told.jobs["77"] = RUNNING
     first = attach(alice, claim(restart_count=0)).attempt
     tick()
-    with pytest.raises(Conflict, match="not heard yet"):
+    with pytest.raises(Conflict, match="does not know yet"):
         attach(alice, claim(restart_count=1))
     told.say("77", restart_count=1, previous_end="node_fail")
     tick()

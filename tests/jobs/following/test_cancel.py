@@ -64,7 +64,7 @@ def test_one_that_stops_in_time_is_cancelled_too(oskar: User, job: Job, told: To
     told.say("101", state="failed", exit_code=75)
     tick()
     assert (newest().state, newest().exit_code) == ("cancelled", 75)
-    assert "Resume goes on" in newest().decision
+    assert "Resume continues" in newest().decision
 
 
 def test_one_that_waits_leaves_the_queue(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
@@ -113,7 +113,7 @@ def test_asked_for_while_the_restart_is_being_decided(
     tick()
     tick()
     assert Attempt.objects.count() == 1
-    assert "does not start it anew" in newest().decision
+    assert "Not restarted: it was cancelled." in newest().decision
 
 
 def test_a_restart_that_was_due_is_off(
@@ -126,7 +126,7 @@ def test_a_restart_that_was_due_is_off(
     cancel(oskar, job)
     tick()
     assert Attempt.objects.count() == 1
-    assert "does not start it anew" in newest().decision
+    assert "Not restarted: it was cancelled." in newest().decision
 
 
 def test_no_report_makes_a_job_uncancellable(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:

@@ -36,7 +36,7 @@ def latest(job: Job) -> Attempt:
 
 def tick(told: Told) -> list[int]:
     """What the follower does about new attempts; the ids that it handed over."""
-    dependencies.look()
+    dependencies.advance()
     due = handover.due()
     for attempt_id in due:
         handover.hand_over(attempt_id, told)
@@ -84,11 +84,11 @@ def test_in_vain_is_cancelled_and_names_the_other(oskar: User, first: Job, told:
     attempt = latest(job)
     word = state.replace("_", " ")
     assert (attempt.state, attempt.cause) == ("cancelled", "unmet")
-    assert attempt.reason == f"#{first.pk} ended as {word}, so this one did not start."
+    assert attempt.reason == f"#{first.pk} ended as {word}, so this job was not started."
     assert latest(then).ended_at is None
     ended(job, "cancelled")  # as the follower settles it
     tick(told)
-    assert latest(then).reason == f"#{job.pk} ended as cancelled, so this one did not start."
+    assert latest(then).reason == f"#{job.pk} ended as cancelled, so this job was not started."
     assert not told.submissions
 
 
@@ -97,7 +97,7 @@ def test_what_has_waited_in_vain_is_not_looked_at_again(
 ) -> None:
     monkeypatch.setattr(dependencies, "AT_ONCE", 1)
     with django_assert_max_num_queries(20) as nothing_yet:
-        dependencies.look()
+        dependencies.advance()
     for _ in range(4):
         ask(oskar, spec_of(after=[a_job(oskar, first.project, state="running").pk]))
     Attempt.objects.exclude(job=first).filter(job__predecessors=None).update(state="failed", decided_at=timezone.now())
@@ -105,7 +105,7 @@ def test_what_has_waited_in_vain_is_not_looked_at_again(
         tick(told)
     assert set(Attempt.objects.exclude(cause="").values_list("cause", flat=True)) == {"unmet"}
     with django_assert_max_num_queries(len(nothing_yet)):
-        dependencies.look()
+        dependencies.advance()
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL goes by how many rows there are")
@@ -113,7 +113,7 @@ def test_nothing_is_looked_for_among_all_that_have_ever_completed(oskar: User, f
     ask(oskar, spec_of(after=[first.pk]))
     ended(first, "completed")
     with CaptureQueriesContext(connection) as asked:
-        dependencies.look()
+        dependencies.advance()
     with connection.cursor() as cursor:
         for query in asked.captured_queries:
             cursor.execute("EXPLAIN QUERY PLAN " + query["sql"])
@@ -141,7 +141,7 @@ def test_a_deleted_one_did_not_complete(oskar: User, first: Job, told: Told) -> 
     Attempt.objects.filter(job=first).update(ended_at=timezone.now(), decided_at=timezone.now(), state="failed")
     delete(oskar, first)
     tick(told)
-    assert latest(job).reason == f"#{number} was deleted before it had completed, so this one did not start."
+    assert latest(job).reason == f"#{number} was deleted before it completed, so this job was not started."
 
 
 def test_waiting_can_be_cancelled(oskar: User, first: Job, told: Told) -> None:
@@ -171,9 +171,9 @@ def test_only_jobs_that_there_are_for_one_and_can_complete(oskar: User, first: J
     with pytest.raises(SpecError) as caught:
         ask(oskar, spec_of(after=[first.pk, hidden.pk, 999_999, failed.pk]))
     assert [problem.message for problem in caught.value.problems] == [
-        f"#{hidden.pk} is no job that you can see. Take it out.",
-        "#999999 is no job that you can see. Take it out.",
-        f"#{failed.pk} has ended as failed, so this would never start. Resume it first, or take it out.",
+        f"#{hidden.pk} does not exist or you may not see it. Remove it.",
+        "#999999 does not exist or you may not see it. Remove it.",
+        f"#{failed.pk} ended as failed, so this job would never start. Resume #{failed.pk} first, or remove it.",
     ]
 
 

@@ -40,8 +40,8 @@ def test_a_job_unknown_to_the_scheduler_is_lost_after_a_while(job: Job, told: To
     tick()
     first = Attempt.objects.get(number=1)
     assert (first.state, first.cause) == ("failed", "forgotten")
-    assert first.reason == "The scheduler does not know its job 101 any more."
-    assert first.decision.startswith("The scheduler does not know it any more. Started anew")
+    assert first.reason == "The scheduler no longer knows its job 101."
+    assert first.decision.startswith("The scheduler no longer knows the job. Restarted")
     assert told.cancelled == ["101"]  # should it live on unseen: no second one beside it
 
 
@@ -84,7 +84,7 @@ def test_another_job_of_the_same_id_does_not_hold_up_the_next_attempt(
     told.say("101", state="running", key="anothers")
     tick()
     first, second = Attempt.objects.order_by("number")
-    assert (first.state, first.reason) == ("failed", "The scheduler's job 101 is another one: it counts anew.")
+    assert (first.state, first.reason) == ("failed", "The scheduler's job 101 is another one: its job ids were reset.")
     assert second.scheduler_id == "102"
 
 
@@ -141,7 +141,7 @@ def test_a_stranger_s_job_of_the_same_id_is_not_followed(
     told.say("101", key="", user="mallory")
     tick()
     first, second = Attempt.objects.order_by("number")
-    assert (first.state, first.reason) == ("failed", "The scheduler's job 101 is another one: it counts anew.")
+    assert (first.state, first.reason) == ("failed", "The scheduler's job 101 is another one: its job ids were reset.")
     assert (second.scheduler_id, told.cancelled) == ("102", [])
 
 
@@ -166,7 +166,7 @@ def test_own_job_of_the_same_id_that_came_past_vigil_is_not_followed(
     told.say("102", key="", user="oskar", submitted_at=now + 7200)
     tick()
     last = newest()
-    assert (last.number, last.reason) == (3, "The scheduler's job 102 is another one: it counts anew.")
+    assert (last.number, last.reason) == (3, "The scheduler's job 102 is another one: its job ids were reset.")
     assert not told.cancelled
 
 

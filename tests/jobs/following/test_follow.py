@@ -79,7 +79,7 @@ def test_a_lost_node_is_a_new_attempt_from_the_newest_checkpoint(
     told.say("102", state="node_fail")
     tick()
     second.refresh_from_db()
-    assert "Its 1 restarts are used up" in second.decision
+    assert "its 1 restarts are used up" in second.decision
     assert Attempt.objects.count() == 2
 
 
@@ -90,7 +90,7 @@ def test_the_same_cause_twice_with_no_checkpoint_between_stops(
     for scheduler_id in ("101", "102"):
         told.say(scheduler_id, state="node_fail")
         tick()
-    assert "struck twice" in newest().decision
+    assert "Failed twice" in newest().decision
     assert Attempt.objects.count() == 2
 
 
@@ -101,7 +101,7 @@ def test_an_exception_is_not_repeated_and_named(job: Job, told: Told, tick: Call
     attempt = newest()
     assert (attempt.cause, attempt.reason) == ("exception", "Rank 1: ValueError: shapes differ")
     assert attempt.failure["rank"] == 1
-    assert "Your move" in attempt.decision
+    assert "Not restarted: " in attempt.decision
     assert Attempt.objects.count() == 1
 
 
@@ -111,7 +111,7 @@ def test_what_left_unsaved_is_told_and_not_begun_again(job: Job, told: Told, tic
     tick()
     attempt = newest()
     assert (attempt.cause, attempt.state) == ("unsaved", "failed")
-    assert attempt.reason.startswith("It was asked to stop and left with exit code 0 before it was done")
+    assert attempt.reason.startswith("It was asked to stop and exited with code 0 before it was done")
     assert "vigil_report.finished()" in attempt.decision
     assert Attempt.objects.count() == 1
 
@@ -124,8 +124,8 @@ def test_what_the_guards_found_is_told_as_a_sentence(job: Job, told: Told, tick:
     tick()
     attempt = newest()
     assert (attempt.cause, attempt.reason) == ("corruption", f"A{what[1:]}.")
-    assert "Which node cannot be told." in attempt.decision
-    assert "Keep it from that rank's node" in attempt.decision
+    assert "the faulty node is unknown." in attempt.decision
+    assert "Exclude that rank's node" in attempt.decision
     assert Attempt.objects.count() == 1
 
 
@@ -156,8 +156,8 @@ def test_broken_hardware_is_gone_round(job: Job, told: Told, tick: Callable[[], 
     _corrupt(job, told, "101", nodes=("dgx01", "dgx02"), node="dgx02")
     tick()
     assert Attempt.objects.get(number=1).decision == (
-        "What must come out the same did not: some hardware is broken. "
-        "Started anew from step 25 without dgx02 as attempt 2. Restart 1 of 9."
+        "Results that must be identical differ: some hardware is faulty. "
+        "Restarted from step 25 without dgx02 as attempt 2. Restart 1 of 9."
     )
     assert [one.excluded_nodes for one in told.submissions] == [(), ("dgx02",)]
     root = rundir.path_of(Job.objects.get().directory)
@@ -195,11 +195,15 @@ def test_weights_that_may_be_wrong_are_not_gone_on_from(job: Job, told: Told, ti
 @pytest.mark.parametrize(
     ("found", "known", "says"),
     [
-        ({"node": "dgx02"}, {}, "It was on dgx02, and without it there are too few nodes. Your move."),
-        ({"node": "dgx02"}, {"plays_many": True}, "It was on dgx02, and without it there are too few nodes."),
-        ({"node": None, "intact": False}, {}, "Which node cannot be told. Keep it from that rank's node"),
-        ({"node": "dgx02", "intact": False}, {}, "It has no checkpoint from before the last clean check."),
-        ({"node": "elsewhere", "intact": False}, {}, "Which node cannot be told."),
+        ({"node": "dgx02"}, {}, "Not restarted: it failed on dgx02, and too few nodes are left without it."),
+        (
+            {"node": "dgx02"},
+            {"plays_many": True},
+            "Not restarted: it failed on dgx02, and too few nodes are left without it.",
+        ),
+        ({"node": None, "intact": False}, {}, "the faulty node is unknown. Exclude that rank's node"),
+        ({"node": "dgx02", "intact": False}, {}, "it has no checkpoint from before the last clean check."),
+        ({"node": "elsewhere", "intact": False}, {}, "the faulty node is unknown."),
     ],
     ids=["the only node", "the only machine", "not told", "nothing before", "another's node"],
 )
@@ -219,13 +223,13 @@ def test_a_passing_fault_that_nobody_can_place_is_tried_again_once(
     _nodes(told, "dgx01", "dgx02", "dgx03")
     _corrupt(job, told, "101", nodes=("dgx01", "dgx02"), node=None, ranks=[])
     tick()
-    assert "Which node it was cannot be told. Started anew from the beginning as attempt 2." in (
+    assert "The faulty node is unknown. Restarted from the beginning as attempt 2." in (
         Attempt.objects.get(number=1).decision
     )
     assert told.submissions[1].excluded_nodes == ()
     _corrupt(job, told, "102", nodes=("dgx01", "dgx02"), node=None, ranks=[])
     tick()
-    assert "The same struck twice with no checkpoint between." in newest().decision
+    assert "Failed twice for the same reason without saving a checkpoint; not restarted." in newest().decision
     assert Attempt.objects.count() == 2
 
 
@@ -250,7 +254,7 @@ def test_what_has_diverged_goes_back_with_half_the_learning_rate(
         start = 300 + number
         assert (ended.cause, ended.decision) == (
             "diverged",
-            f"Its loss or gradient ran away. Started anew from step {start} with half the learning rate as attempt "
+            f"Loss or gradient diverged. Restarted from step {start} with half the learning rate as attempt "
             f"{number + 1}. Restart {number} of 9.",
         )
         assert newest().resume_from == Checkpoint.objects.get(step=start)
@@ -270,7 +274,7 @@ def test_what_diverged_early_is_not_started_anew(job: Job, told: Told, tick: Cal
     Attempt.objects.update(step=500)
     told.say("101", state="failed", exit_code=1)
     tick()
-    assert "no checkpoint from 200 steps before" in newest().decision
+    assert "no checkpoint that is at least 200 steps older" in newest().decision
     assert Attempt.objects.count() == 1
 
 
@@ -294,7 +298,7 @@ def test_a_requeue_is_an_attempt_of_its_own(job: Job, told: Told, tick: Callable
     assert (second.state, second.directory) == ("completed", "attempt-2")
 
 
-@pytest.mark.parametrize(("before", "why"), [("", "by somebody or by the scheduler"), ("preempted", "for another job")])
+@pytest.mark.parametrize(("before", "why"), [("", "by a person or by the scheduler"), ("preempted", "to another job")])
 def test_a_requeue_by_hand_is_no_preemption(
     job: Job, told: Told, tick: Callable[[], bool], before: str, why: str
 ) -> None:
@@ -305,7 +309,7 @@ def test_a_requeue_by_hand_is_no_preemption(
     first = Attempt.objects.order_by("number")[0]
     assert (first.state, first.cause) == (before or "requeued", before or "requeued")
     assert why in first.reason
-    assert first.decision == "Requeued; it goes on as attempt 2.", "whoever asked for it"
+    assert first.decision == "Requeued; continues as attempt 2.", "whoever asked for it"
 
 
 def test_requeues_that_no_tick_saw_get_their_rows(job: Job, told: Told, tick: Callable[[], bool]) -> None:
@@ -366,9 +370,7 @@ class TestDeactivated:
         told.say("101", state="node_fail")
         tick()
         attempt = Attempt.objects.get()
-        assert attempt.decision == (
-            "A node was lost. The account of oskar is deactivated, so Vigil does not start it anew."
-        )
+        assert attempt.decision == ("A node failed. Not restarted: the account of oskar is deactivated.")
         assert len(told.submissions) == 1
 
     def test_what_waits_is_not_handed_over(self, oskar: User, told: Told, tick: Callable[[], bool]) -> None:
@@ -377,5 +379,5 @@ class TestDeactivated:
         tick()
         attempt = Attempt.objects.get(job=made)
         assert (attempt.state, attempt.cause) == ("failed", "rejected")
-        assert attempt.reason.startswith("The account of oskar is deactivated, and nothing is started in that name")
+        assert attempt.reason.startswith("The account of oskar is deactivated, so nothing is started in that name")
         assert len(told.submissions) == 1

@@ -165,7 +165,7 @@ def test_run_directories_are_nobody_else_s(oskar: User, told: Told, runs: Path) 
     os.chown(runs, 65_534, -1)
     handover.hand_over(newest().pk, told)
     assert (newest().ended_at, newest().scheduler_id) == (None, "")
-    assert "VIGIL_RUNS is somebody else's folder" in newest().reason
+    assert "VIGIL_RUNS belongs to another user" in newest().reason
     assert list(runs.iterdir()) == []
 
 
@@ -175,7 +175,7 @@ def test_run_directories_that_are_away_are_waited_for(oskar: User, told: Told, r
     runs.rmdir()
     handover.hand_over(newest().pk, told)
     assert (newest().state, newest().ended_at) == ("pending", None)
-    assert f"VIGIL_RUNS is not there: mount its file system, or make the folder: '{runs}'" in newest().reason
+    assert f"VIGIL_RUNS is missing: mount its file system, or make the folder: '{runs}'" in newest().reason
     assert not runs.exists()
     runs.mkdir()
     stalled(job)
@@ -188,7 +188,7 @@ def test_who_the_run_directory_cannot_be_shared_with_is_told(oskar: User, told: 
     settings.VIGIL_LOCAL_USER = "nobody-of-this-name"
     handover.hand_over(newest().pk, told)
     assert (newest().state, newest().cause) == ("failed", "rejected")
-    assert "knows no Unix user nobody-of-this-name. It needs" in newest().reason
+    assert "has no Unix user nobody-of-this-name. Give it" in newest().reason
     assert not told.submissions
 
 
@@ -307,13 +307,13 @@ def test_code_is_kept_for_as_long_as_an_attempt_waits_with_it(told: Told, table:
         handover.hand_over(job.latest_id, told)
     Attempt.objects.update(decided_at=timezone.now())
     waits = resume(sam, jobs[0])
-    upload.forget_stale(older_than_s=-1, awaited=upload.awaited())
+    upload.delete_stale(older_than_s=-1, pending=upload.pending_uploads())
     for attempt in (waits, resume(sam, jobs[1])):
         handover.hand_over(attempt.pk, told)
         attempt.refresh_from_db()
     assert waits.scheduler_id
     assert (attempt.cause, attempt.reason) == (
         "rejected",
-        "The code that it was sent with is kept for a day where nothing starts with it, and is gone."
-        " Submit it once more, with its code.",
+        "Its uploaded code is gone: an upload is stored for a day unless a job starts with it."
+        " Submit it again, with its code.",
     )

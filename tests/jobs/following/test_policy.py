@@ -14,9 +14,9 @@ from django.utils import timezone
 from diagnosis.causes import CAUSES
 from jobs import checkpoints
 from jobs.disk import rundir
-from jobs.following.cause import WORDS, Ended, cause_of
-from jobs.following.known import BY_END
-from jobs.following.policy import FREE, decide
+from jobs.following.cause import CAUSE_TEXTS, AttemptEnd, cause_of
+from jobs.following.end_reason import BY_END
+from jobs.following.policy import UNCOUNTED, decide
 from jobs.intake import reports, verify
 from jobs.models import Attempt, Checkpoint, Job
 from tests.jobs.reporting import Spooled, note_checkpoints, post
@@ -36,59 +36,68 @@ def stopped(code: int, asked: str, cause: str = "stopped") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("ended", "cause"),
     [
-        (Ended("completed", 0), "completed"),
-        (Ended("completed", 0, cancelled=True), "completed"),
-        (Ended("failed", 75), "stopped"),
-        (Ended("timeout", 75), "stopped"),
-        (Ended("failed", 75, cancelled=True), "cancelled"),
-        (Ended("cancelled"), "cancelled"),
-        (Ended("preempted"), "preempted"),
-        (Ended("requeued"), "requeued"),
-        (Ended("requeued", result={"cause": "stopped"}), "stopped"),
-        (Ended("node_fail"), "node_fail"),
-        (Ended("boot_fail"), "node_fail"),
-        (Ended("timeout", signal=15), "timeout"),
-        (Ended("deadline"), "timeout"),
-        (Ended("out_of_memory", 137), "out_of_memory"),
-        (Ended("failed", 1, result=failed("exception")), "exception"),
-        (Ended("failed", 1, result=failed("exception", error="NumericsError: numerics.divergence: at 7")), "diverged"),
-        (Ended("failed", 1, result=failed("exception", error="a.NumericsError: numerics.nonfinite: 7")), "nonfinite"),
-        (Ended("failed", 1, result=failed("exception", error="NumericsError: numerics.corruption: 7")), "corruption"),
-        (Ended("failed", 1, result=failed("exception", error="NumericsError: numerics.other: 7")), "exception"),
-        (Ended("failed", 1, result=failed("exception", error="ValueError: numerics.nonfinite: 7")), "exception"),
-        (Ended("failed", 137, result=failed("signal", signal=9)), "lost"),
-        (Ended("failed", 1, result=failed("lost_peer")), "lost"),
-        (Ended("failed", 137, result={"cause": "hang", "first_failure": {"rank": 1, "kind": "hang"}}), "hang"),
-        (Ended("failed", 137, result={"cause": "stop_timeout", "first_failure": None}), "hang"),
-        (Ended("failed", 137, result=stopped(137, "time_limit", "stop_timeout")), "timeout"),
-        (Ended("failed", 137, result=stopped(137, "signal", "stop_timeout")), "hang"),
-        (Ended("failed", 143, result=stopped(143, "time_limit")), "timeout"),
-        (Ended("failed", 143, result=stopped(143, "time_limit"), cancelled=True), "cancelled"),
-        (Ended("failed", 143, result=stopped(143, "signal")), "stopped"),
-        (Ended("failed", 75, result=stopped(75, "time_limit")), "stopped"),
-        (Ended("requeued", None, result=stopped(75, "signal")), "stopped"),
-        (Ended("preempted", None, 15, result=stopped(75, "signal")), "stopped"),
-        (Ended("preempted", None, 15, result=stopped(143, "signal")), "preempted"),
-        (Ended("node_fail", None, 15, result=stopped(75, "signal")), "stopped"),
-        (Ended("node_fail", None, 15, result=stopped(143, "signal")), "node_fail"),
-        (Ended("failed", 1, result={"cause": "node", "first_failure": None}), "node_fail"),
-        (Ended("failed", 1, result={"cause": "unsaved", "first_failure": None}), "unsaved"),
-        (Ended("failed", 1, result={"cause": "unsaved", "first_failure": None}, cancelled=True), "cancelled"),
-        (Ended("failed", None, 53, unlaunched="permission"), "permission"),
-        (Ended("failed", None, 53, unlaunched="launch"), "launch"),
-        (Ended("failed", 1, result={"cause": "fenced", "first_failure": None}), "fenced"),
-        (Ended("failed", 137), "lost"),
-        (Ended("failed", None, 9), "lost"),
-        (Ended("failed", 2), "failed"),
+        (AttemptEnd("completed", 0), "completed"),
+        (AttemptEnd("completed", 0, cancelled=True), "completed"),
+        (AttemptEnd("failed", 75), "stopped"),
+        (AttemptEnd("timeout", 75), "stopped"),
+        (AttemptEnd("failed", 75, cancelled=True), "cancelled"),
+        (AttemptEnd("cancelled"), "cancelled"),
+        (AttemptEnd("preempted"), "preempted"),
+        (AttemptEnd("requeued"), "requeued"),
+        (AttemptEnd("requeued", result={"cause": "stopped"}), "stopped"),
+        (AttemptEnd("node_fail"), "node_fail"),
+        (AttemptEnd("boot_fail"), "node_fail"),
+        (AttemptEnd("timeout", signal=15), "timeout"),
+        (AttemptEnd("deadline"), "timeout"),
+        (AttemptEnd("out_of_memory", 137), "out_of_memory"),
+        (AttemptEnd("failed", 1, result=failed("exception")), "exception"),
+        (
+            AttemptEnd("failed", 1, result=failed("exception", error="NumericsError: numerics.divergence: at 7")),
+            "diverged",
+        ),
+        (
+            AttemptEnd("failed", 1, result=failed("exception", error="a.NumericsError: numerics.nonfinite: 7")),
+            "nonfinite",
+        ),
+        (
+            AttemptEnd("failed", 1, result=failed("exception", error="NumericsError: numerics.corruption: 7")),
+            "corruption",
+        ),
+        (AttemptEnd("failed", 1, result=failed("exception", error="NumericsError: numerics.other: 7")), "exception"),
+        (AttemptEnd("failed", 1, result=failed("exception", error="ValueError: numerics.nonfinite: 7")), "exception"),
+        (AttemptEnd("failed", 137, result=failed("signal", signal=9)), "lost"),
+        (AttemptEnd("failed", 1, result=failed("lost_peer")), "lost"),
+        (AttemptEnd("failed", 137, result={"cause": "hang", "first_failure": {"rank": 1, "kind": "hang"}}), "hang"),
+        (AttemptEnd("failed", 137, result={"cause": "stop_timeout", "first_failure": None}), "hang"),
+        (AttemptEnd("failed", 137, result=stopped(137, "time_limit", "stop_timeout")), "timeout"),
+        (AttemptEnd("failed", 137, result=stopped(137, "signal", "stop_timeout")), "hang"),
+        (AttemptEnd("failed", 143, result=stopped(143, "time_limit")), "timeout"),
+        (AttemptEnd("failed", 143, result=stopped(143, "time_limit"), cancelled=True), "cancelled"),
+        (AttemptEnd("failed", 143, result=stopped(143, "signal")), "stopped"),
+        (AttemptEnd("failed", 75, result=stopped(75, "time_limit")), "stopped"),
+        (AttemptEnd("requeued", None, result=stopped(75, "signal")), "stopped"),
+        (AttemptEnd("preempted", None, 15, result=stopped(75, "signal")), "stopped"),
+        (AttemptEnd("preempted", None, 15, result=stopped(143, "signal")), "preempted"),
+        (AttemptEnd("node_fail", None, 15, result=stopped(75, "signal")), "stopped"),
+        (AttemptEnd("node_fail", None, 15, result=stopped(143, "signal")), "node_fail"),
+        (AttemptEnd("failed", 1, result={"cause": "node", "first_failure": None}), "node_fail"),
+        (AttemptEnd("failed", 1, result={"cause": "unsaved", "first_failure": None}), "unsaved"),
+        (AttemptEnd("failed", 1, result={"cause": "unsaved", "first_failure": None}, cancelled=True), "cancelled"),
+        (AttemptEnd("failed", None, 53, unlaunched="permission"), "permission"),
+        (AttemptEnd("failed", None, 53, unlaunched="launch"), "launch"),
+        (AttemptEnd("failed", 1, result={"cause": "fenced", "first_failure": None}), "fenced"),
+        (AttemptEnd("failed", 137), "lost"),
+        (AttemptEnd("failed", None, 9), "lost"),
+        (AttemptEnd("failed", 2), "failed"),
     ],
 )
-def test_causes(ended: Ended, cause: str) -> None:
+def test_causes(ended: AttemptEnd, cause: str) -> None:
     assert cause_of(ended)[0] == cause
-    assert cause in WORDS
+    assert cause in CAUSE_TEXTS
 
 
 def test_every_end_has_words_and_stands_for_a_cause() -> None:
-    assert set(WORDS) >= {*BY_END, *FREE}
+    assert set(CAUSE_TEXTS) >= {*BY_END, *UNCOUNTED}
     assert set(BY_END.values()) <= set(CAUSES)
 
 
@@ -143,11 +152,11 @@ class TestCheckpoints:
         second = Attempt.objects.create(job=attempt.job, number=2, state="running", origin=Attempt.Origin.REQUEUED)
         told = {"incarnation": 0, "nodes": ["dgx01"], "resumed_from": ""}
         launcher = Spooled(rank=-1).tell("incarnation.started", **told)
-        reports.take(second.pk, post(launcher))
+        reports.ingest(second.pk, post(launcher))
         second.refresh_from_db()
         assert second.resume_from is None, "anew"
         launcher.tell("incarnation.started", **{**told, "incarnation": 1, "resumed_from": "step-100"})
-        reports.take(second.pk, post((launcher, 1, 2)))
+        reports.ingest(second.pk, post((launcher, 1, 2)))
         second.refresh_from_db()
         assert second.resume_from == Checkpoint.objects.get()
 
@@ -173,7 +182,7 @@ class TestCheckpoints:
         pruned = Spooled(incarnation=1).tell("checkpoint.pruned", step=200, generation=1)
         committed = Spooled().tell("checkpoint.committed", step=200, generation=1, parent_step=100)
         committed.tell("checkpoint.committed", step=300, generation=1)
-        reports.take(attempt.pk, post(pruned, committed))
+        reports.ingest(attempt.pk, post(pruned, committed))
         states = dict(Checkpoint.objects.values_list("step", "state"))
         assert states == {200: "pruned", 300: "committed"}
         assert Checkpoint.objects.get(step=200).parent_step == 100
@@ -237,7 +246,7 @@ class TestCheckpoints:
         """As of a program that saves nothing, in a partition where it is preempted every few hours."""
         Attempt.objects.bulk_create(Attempt(job=job, number=number, cause="preempted") for number in range(2, 1202))
         last = Attempt.objects.latest("number")
-        assert decide(last, "preempted").text.endswith("Started anew from the beginning as attempt 1202.")
+        assert decide(last, "preempted").text.endswith("Restarted from the beginning as attempt 1202.")
         note_checkpoints(attempt, event(100))
         assert checkpoints.newest_on_line(last) == Checkpoint.objects.get()
 

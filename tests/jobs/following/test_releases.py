@@ -81,7 +81,7 @@ def test_only_what_is_held_and_by_whom_it_may(job: Job, told: Told, oskar: User,
     told.say("101", state="pending", reason="Resources")
     tick()
     assert ask(oskar, job).status_code == 409
-    assert "Nothing holds" in ask(oskar, job).json()["detail"]
+    assert "is not held" in ask(oskar, job).json()["detail"]
     told.say("101", state="pending", reason="JobHeldAdmin")
     tick()
     assert ask(person("stranger"), job).status_code == 404

@@ -46,7 +46,7 @@ def test_it_is_decided_once_it_is_known_why(job: Job, told: Told, tick: Tick) ->
     attempt.refresh_from_db()
     assert attempt.decision == (
         "GPU fell off the bus on dgx02 (94 % sure). "
-        "Started anew from the beginning without dgx02 as attempt 2. Restart 1 of 5."
+        "Restarted from the beginning without dgx02 as attempt 2. Restart 1 of 5."
     )
     assert (attempt.blamed_nodes, attempt.decided_version) == (["dgx02"], 1)
     assert newest().excluded_nodes == ["dgx02"]
@@ -59,37 +59,37 @@ def test_where_nobody_finds_out_in_time_its_end_decides(job: Job, told: Told, ti
     tick()
     Incident.objects.update(opened_at=timezone.now() - timedelta(seconds=16))
     tick()
-    assert newest().decision.startswith("The program raised an exception. That would happen again")
+    assert newest().decision.startswith("The program raised an exception. Not restarted: the same would happen again")
     assert newest().decided_version == 0
 
 
 @pytest.mark.parametrize(
     ("cause", "more", "says", "without"),
     [
-        ("gpu.ecc", {"node": "dgx01"}, "Started anew from step 20 without dgx01 as attempt 2.", ("dgx01",)),
-        ("gpu.ecc", {}, "Started anew from step 20 as attempt 2.", ()),
-        ("gpu.ecc", {"node": "of-somebody"}, "Started anew from step 20 as attempt 2.", ()),
-        ("scheduler.node_fail", {"node": "dgx02"}, "Started anew from step 20 without dgx02", ("dgx02",)),
-        ("scheduler.launch", {"node": "dgx02"}, "Started anew from step 20 without dgx02", ("dgx02",)),
-        ("environment.driver", {"node": "dgx02"}, "Started anew from step 20 without dgx02", ("dgx02",)),
-        ("environment.driver", {}, "That would happen again", None),
-        ("network.fabric", {"node": "dgx02"}, "Started anew from step 20 without dgx02", ("dgx02",)),
-        ("network.fabric", {}, "Started anew from step 20 as attempt 2.", ()),
-        ("storage.io", {}, "Started anew from step 20 as attempt 2.", ()),
-        ("collective.timeout", {}, "Started anew from step 20 as attempt 2.", ()),
-        ("rendezvous.failed", {}, "Started anew from step 20 as attempt 2.", ()),
-        ("unknown", {}, "Failed for an unknown reason. Started anew from step 20 as attempt 2.", ()),
-        ("memory.gpu_oom", {}, "Started anew from step 20 as attempt 2.", ()),
-        ("scheduler.time_limit", {}, "Started anew from step 20 as attempt 2.", ()),
-        ("collective.mismatch", {}, "Started anew from step 20 as attempt 2.", ()),
-        ("checkpoint.corrupt", {}, "It has no checkpoint before that one.", None),
+        ("gpu.ecc", {"node": "dgx01"}, "Restarted from step 20 without dgx01 as attempt 2.", ("dgx01",)),
+        ("gpu.ecc", {}, "Restarted from step 20 as attempt 2.", ()),
+        ("gpu.ecc", {"node": "of-somebody"}, "Restarted from step 20 as attempt 2.", ()),
+        ("scheduler.node_fail", {"node": "dgx02"}, "Restarted from step 20 without dgx02", ("dgx02",)),
+        ("scheduler.launch", {"node": "dgx02"}, "Restarted from step 20 without dgx02", ("dgx02",)),
+        ("environment.driver", {"node": "dgx02"}, "Restarted from step 20 without dgx02", ("dgx02",)),
+        ("environment.driver", {}, "Not restarted: the same would happen again", None),
+        ("network.fabric", {"node": "dgx02"}, "Restarted from step 20 without dgx02", ("dgx02",)),
+        ("network.fabric", {}, "Restarted from step 20 as attempt 2.", ()),
+        ("storage.io", {}, "Restarted from step 20 as attempt 2.", ()),
+        ("collective.timeout", {}, "Restarted from step 20 as attempt 2.", ()),
+        ("rendezvous.failed", {}, "Restarted from step 20 as attempt 2.", ()),
+        ("unknown", {}, "Failed for an unknown reason. Restarted from step 20 as attempt 2.", ()),
+        ("memory.gpu_oom", {}, "Restarted from step 20 as attempt 2.", ()),
+        ("scheduler.time_limit", {}, "Restarted from step 20 as attempt 2.", ()),
+        ("collective.mismatch", {}, "Restarted from step 20 as attempt 2.", ()),
+        ("checkpoint.corrupt", {}, "it has no earlier checkpoint.", None),
         ("numerics.divergence", {}, "Clone it with a lower learning rate.", None),
-        ("numerics.nan", {}, "That would happen again", None),
-        ("program.exception", {}, "That would happen again", None),
-        ("program.config", {}, "That would happen again", None),
-        ("storage.full", {}, "That would happen again", None),
-        ("data.missing", {}, "That would happen again", None),
-        ("none", {}, "The program raised an exception. That would happen again", None),
+        ("numerics.nan", {}, "Not restarted: the same would happen again", None),
+        ("program.exception", {}, "Not restarted: the same would happen again", None),
+        ("program.config", {}, "Not restarted: the same would happen again", None),
+        ("storage.full", {}, "Not restarted: the same would happen again", None),
+        ("data.missing", {}, "Not restarted: the same would happen again", None),
+        ("none", {}, "The program raised an exception. Not restarted: the same would happen again", None),
     ],
 )
 def test_each_cause_is_followed_by_its_row(
@@ -103,12 +103,12 @@ def test_each_cause_is_followed_by_its_row(
     if without is not None:
         assert told.submissions[-1].excluded_nodes == without
     else:
-        assert attempt.decision.endswith("Your move.")
+        assert "Not restarted: " in attempt.decision
 
 
 @pytest.mark.parametrize("cause", ["memory.host_oom", "memory.shm", "scheduler.time_limit", "collective.mismatch"])
 def test_what_had_saved_nothing_is_not_begun_again(job: Job, told: Told, tick: Tick, cause: str) -> None:
-    assert "It had not saved anything since its start" in die(told, tick, cause).decision
+    assert "it saved no checkpoint since its start" in die(told, tick, cause).decision
     assert Attempt.objects.count() == 1
 
 
@@ -117,7 +117,7 @@ def test_what_a_restart_does_not_mend_has_one(job: Job, told: Told, tick: Tick) 
         a_checkpoint(job, step, attempt=newest())
         attempt = die(told, tick, "memory.gpu_oom")
     assert attempt.number == 2
-    assert "It had been started anew for that before. Your move." in attempt.decision
+    assert "Not restarted: it was restarted for the same reason before." in attempt.decision
 
 
 def test_the_second_time_it_goes_round_the_nodes_that_both_had(job: Job, told: Told, tick: Tick) -> None:
@@ -132,7 +132,7 @@ def test_the_second_time_it_goes_round_the_nodes_that_both_had(job: Job, told: T
 def test_the_same_twice_without_a_checkpoint_stops(job: Job, told: Told, tick: Tick) -> None:
     die(told, tick, "gpu.off_bus", node="dgx01", fingerprint="same")
     second = die(told, tick, "gpu.off_bus", node="dgx03", nodes=("dgx03", "dgx04"), fingerprint="same")
-    assert "The same struck twice with no checkpoint between. Your move." in second.decision
+    assert "Failed twice for the same reason without saving a checkpoint; not restarted." in second.decision
     assert Attempt.objects.count() == 2
 
 
@@ -145,12 +145,12 @@ def test_another_failure_is_not_the_same(job: Job, told: Told, tick: Tick) -> No
 def test_of_one_machine_no_node_is_left_out(job: Job, told: Told, tick: Tick) -> None:
     machines(told, "dgx01", "dgx02")
     attempt = die(told, tick, "gpu.off_bus", node="dgx02")
-    assert "It was on dgx02, and without it there are too few nodes. Your move." in attempt.decision
+    assert "Not restarted: it failed on dgx02, and too few nodes are left without it." in attempt.decision
 
 
 def test_a_persons_word_comes_before_the_machines(job: Job, told: Told, tick: Tick) -> None:
     attempt = die(told, tick, "program.exception", overruled_cause="storage.io")
-    assert attempt.decision.startswith("File system error (according to somebody). Started anew")
+    assert attempt.decision.startswith("File system error (according to somebody). Restarted")
 
 
 def test_what_is_handed_over_stays(job: Job, told: Told, tick: Tick) -> None:
@@ -179,7 +179,7 @@ def test_a_fault_between_nodes_is_on_none_of_one(oskar: User, told: Told, tick: 
     submit(oskar, spec, spec_toml=write_toml(spec))
     tick()
     attempt = die(told, tick, "network.fabric", nodes=("dgx01",), node="dgx01")
-    assert "Started anew from the beginning as attempt 2" in attempt.decision
+    assert "Restarted from the beginning as attempt 2" in attempt.decision
 
 
 @pytest.mark.parametrize("claimed", [False, True], ids=["due", "asked for, and not taken"])
@@ -187,15 +187,15 @@ def test_a_later_verdict_takes_back_what_no_scheduler_has(job: Job, told: Told, 
     told.refuses_submissions = SchedulerError("Slurm does not answer")
     first = die(told, tick, "unknown")
     told.refuses_submissions = None
-    then = None if not claimed else timezone.now() - handover.RETRY * 2
+    then = None if not claimed else timezone.now() - handover.RETRY_AFTER * 2
     Attempt.objects.filter(number=2).update(submitting_at=then)
     verdict(first, "program.config", version=2)
     tick()
     second = newest()
     assert (second.state, second.cause, second.scheduler_id) == ("failed", "withdrawn", "")
     first.refresh_from_db()
-    assert first.decision.startswith("Invalid argument or setting (94 % sure). That would happen")
-    assert first.decision.endswith("Attempt 2, decided on before that was known, was not started.")
+    assert first.decision.startswith("Invalid argument or setting (94 % sure). Not restarted: the same would happen")
+    assert first.decision.endswith("Attempt 2, decided before this was known, was not started.")
     tick()
     assert Attempt.objects.count() == 2
     assert not Incident.objects.filter(attempt=second).exists()
@@ -227,16 +227,14 @@ def test_what_somebody_else_is_handing_over_is_not_said_to_be_taken_back(
 
 def test_a_federation_that_lost_its_quorum_starts_anew_once(job: Job, told: Told, tick: Tick) -> None:
     """With the same clients in the same rounds: what was theirs happens again, what was a machine's may not."""
-    assert "Started anew from the beginning as attempt 2" in die(told, tick, "federated.quorum").decision
+    assert "Restarted from the beginning as attempt 2" in die(told, tick, "federated.quorum").decision
     a_checkpoint(job, 40, attempt=newest())
-    assert "It had been started anew for that before. Your move." in die(told, tick, "federated.quorum").decision
+    assert "Not restarted: it was restarted for the same reason before." in die(told, tick, "federated.quorum").decision
 
 
 def test_a_federation_whose_clients_all_failed_does_not(job: Job, told: Told, tick: Tick) -> None:
     decision = die(told, tick, "federated.clients").decision
-    assert decision == (
-        "All clients failed (94 % sure). That would happen again, so Vigil does not start it anew. Your move."
-    )
+    assert decision == ("All clients failed (94 % sure). Not restarted: the same would happen again.")
 
 
 class TestOthers:
@@ -245,8 +243,8 @@ class TestOthers:
     @pytest.mark.parametrize(
         ("asked", "says"),
         [
-            ({"gpus_per_node": 1, "gpu_type": "h100"}, "without it there are too few nodes"),
-            ({"exclude_nodes": ["dgx03", "dgx04"]}, "without it there are too few nodes"),
+            ({"gpus_per_node": 1, "gpu_type": "h100"}, "too few nodes are left without it"),
+            ({"exclude_nodes": ["dgx03", "dgx04"]}, "too few nodes are left without it"),
             ({}, "without dgx01 as attempt 2"),
         ],
     )
@@ -280,21 +278,22 @@ class TestChangedRows:
         submit(oskar, spec, spec_toml=write_toml(spec))
         tick()
         assert "as attempt 2" in die(told, tick, "program.exception", nodes=("dgx01",)).decision
-        assert "Your move." in die(told, tick, "gpu.ecc", nodes=("dgx01",), node="dgx01").decision
+        attempt = die(told, tick, "gpu.ecc", nodes=("dgx01",), node="dgx01")
+        assert "Not restarted: the same would happen again." in attempt.decision
 
     def test_nearer_ones_win(self, job: Job, told: Told, tick: Tick, settings: Any, project: Project) -> None:
         settings.VIGIL_RESTART_ON = '"storage.full" = "once"\n"gpu.*" = "stop"\n'
         Project.objects.update(restart_on='"gpu.*" = "restart"')
         attempt = die(told, tick, "gpu.ecc", node="dgx01")
-        assert "Started anew from the beginning as attempt 2" in attempt.decision
+        assert "Restarted from the beginning as attempt 2" in attempt.decision
         assert "as attempt 3" in die(told, tick, "storage.full").decision
 
     @pytest.mark.parametrize(
         ("on", "says"),
         [
-            ({"gpu.exploded": "stop"}, "is no cause"),
-            ({"none": "restart"}, "is no cause"),
-            ({"scheduler.preempted": "stop"}, "is no cause"),
+            ({"gpu.exploded": "stop"}, "is not a cause"),
+            ({"none": "restart"}, "is not a cause"),
+            ({"scheduler.preempted": "stop"}, "is not a cause"),
             ({"gpu.*": "explode"}, "'once-if-saved'"),
             ({"gpu.*": 3}, ""),
         ],
@@ -310,7 +309,7 @@ class TestChangedRows:
         path = f"/admin/portal/project/{project.pk}/change/"
         inline = {"memberships-TOTAL_FORMS": 0, "memberships-INITIAL_FORMS": 0}
         form = {"slug": project.slug, "title": "", **inline}
-        assert "is no cause" in client.post(path, {**form, "restart_on": '"gpu.x" = "stop"'}).text
+        assert "is not a cause" in client.post(path, {**form, "restart_on": '"gpu.x" = "stop"'}).text
         client.post(path, {**form, "restart_on": '"gpu.*" = "stop"'})
         project.refresh_from_db()
         assert project.restart_on == '"gpu.*" = "stop"'
@@ -343,16 +342,16 @@ class TestSweeps:
         self.kill(told, tick, range(2, 3), "program.exception", "same")
         sweep.refresh_from_db()
         assert sweep.stopped_why == (
-            "Its first 3 jobs died of the same: Unhandled exception: KeyError: 'a'. "
-            "Whatever had not started was cancelled."
+            "Its first 3 jobs failed for the same reason: Unhandled exception: KeyError: 'a'. "
+            "Jobs that had not started were cancelled."
         )
         tick()
         waiting = Attempt.objects.get(job__sweep_index=5)
         assert (waiting.state, waiting.scheduler_id) == ("cancelled", "")
-        assert waiting.reason.startswith("Its sweep was stopped. Its first 3 jobs died of the same")
+        assert waiting.reason.startswith("Its sweep was stopped. Its first 3 jobs failed for the same reason")
         assert sorted(told.cancelled) == [Attempt.objects.get(job__sweep_index=n).scheduler_id for n in (3, 4)]
         assert bearer(oskar).get(f"/api/v1/sweeps/{sweep.pk}").json()["stopped_why"] == sweep.stopped_why
-        assert "died of the same" in signed_in(oskar).get(f"/sweeps/{sweep.pk}").text
+        assert "failed for the same reason" in signed_in(oskar).get(f"/sweeps/{sweep.pk}").text
 
     @pytest.mark.parametrize(
         ("cause", "fingerprints"),
@@ -372,13 +371,13 @@ def test_a_dry_run_says_what_would_happen(oskar: User) -> None:
     answer = send(bearer(oskar), "post", "/api/v1/jobs/check", {"spec_toml": text})
     found = {one["title"]: one["text"] for one in answer.json()["findings"]}
     assert "without the node" in found["If it fails"]
-    assert "memory.gpu_oom: stops, as the job says." in found["If it fails"]
+    assert "memory.gpu_oom: stops, set by the job." in found["If it fails"]
 
 
 def test_causes_without_a_row_stop() -> None:
     shown = {code: moves.move_of(code, node="", job={}, project=Project()) for code in CAUSES}
     assert shown["gpu.thermal"] == "elsewhere"
     assert shown["program.device_assert"] == "stop"
-    assert {code for key in moves.TABLE for code in CAUSES if restarts.named(code, [{key: "once"}])} == {
+    assert {code for key in moves.DEFAULT_MOVES for code in CAUSES if restarts.lookup(code, [{key: "once"}])} == {
         code for code, move in shown.items() if move != "stop"
     }

@@ -33,7 +33,7 @@ def test_a_broken_checkpoint_is_gone_back_behind(job: Job, told: Told, tick: Tic
     die(told, tick, "storage.io")
     assert newest().resume_from == Checkpoint.objects.get(step=40)
     second = die(told, tick, "checkpoint.corrupt")
-    assert "Started anew from step 20 as attempt 3" in second.decision
+    assert "Restarted from step 20 as attempt 3" in second.decision
     hint = json.loads((rundir.path_of(Job.objects.get().directory) / "portal" / "attempt.json").read_text())
     assert hint == {"number": 3, "resume": "step-20"}, "its launchers would find the newest"
 
@@ -73,12 +73,12 @@ class TestBeforeABrokenCheckpoint:
         die(told, tick, "storage.io")
         a_checkpoint(job, 40, generation=2, parent_step=20, parent_generation=1, attempt=newest())
         a_checkpoint(job, 60, generation=2, parent_step=40, parent_generation=2, attempt=newest())
-        assert "Started anew from step 40" in die(told, tick, "checkpoint.corrupt").decision
+        assert "Restarted from step 40" in die(told, tick, "checkpoint.corrupt").decision
 
     def test_is_what_is_left_where_it_was_found_out_already(self, job: Job, told: Told, tick: Tick) -> None:
         a_checkpoint(job, 20, attempt=newest())
         a_checkpoint(job, 40, parent_step=20, parent_generation=1, attempt=newest(), state=Checkpoint.State.CORRUPT)
-        assert "Started anew from step 20" in die(told, tick, "checkpoint.corrupt").decision
+        assert "Restarted from step 20" in die(told, tick, "checkpoint.corrupt").decision
 
 
 def test_an_ordinary_restart_keeps_the_learning_rate(oskar: User, told: Told, tick: Tick) -> None:

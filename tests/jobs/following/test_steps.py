@@ -116,7 +116,7 @@ def test_each_run_has_its_own(job: Job, told: Told, tick: Callable[[], bool]) ->
 def test_a_script_with_many_keeps_what_went_wrong() -> None:
     many = [SlurmStep(number=str(n), name="srun", state="completed", started_at=float(n)) for n in range(500)]
     many[450] = SlurmStep(number="450", name="srun", state="failed", exit_code=3, started_at=450.0)
-    kept = steps.kept(many)
+    kept = steps.as_rows(many)
     assert len(kept) == steps.MOST
     assert kept[-1]["number"] == "450"
 
@@ -142,7 +142,7 @@ def test_a_stop_to_be_resumed_is_no_failure(oskar: User, failed: Attempt, told: 
     page = text(signed_in(oskar).get(f"/jobs/{failed.job_id}/attempts"))
     assert "<summary>3 Slurm steps, stopped to be resumed</summary>" in page
     assert "<li>the batch script stopped to be resumed, exit 75, on dgx-01</li>" in page
-    Attempt.objects.update(slurm_steps=[*steps.kept([launcher, KILLED])])
+    Attempt.objects.update(slurm_steps=[*steps.as_rows([launcher, KILLED])])
     page = text(signed_in(oskar).get(f"/jobs/{failed.job_id}/attempts"))
     assert "2 Slurm steps: step 0 (python) failed, no exit code, SIGKILL" in page
     assert "step 0 (python) stopped to be resumed, exit 75" in page

@@ -63,9 +63,9 @@ def test_a_folder_that_is_closed_is_named_and_not_tried_again(
     assert attempt.cause == "permission"
     assert attempt.reason == (
         f"{ALICE} may not enter {root}: it is open to the group {PORTAL}, and {ALICE} is not in it."
-        f" A sysadmin sets that right: usermod -aG {PORTAL} {ALICE}, on the portal and on the nodes."
+        f" A sysadmin can fix it: usermod -aG {PORTAL} {ALICE}, on the portal and on the nodes."
     )
-    assert "does not start it anew. Let them in, then resume it." in attempt.decision
+    assert "the same would happen again. Grant access, then resume it." in attempt.decision
     assert Attempt.objects.count() == 1
 
 
@@ -82,7 +82,7 @@ def test_its_own_folder_is_opened_anew_by_a_resume(job: Job, told: Told, tick: C
     attempt = end(told, tick)
     assert attempt.cause == "permission"
     assert f"{ALICE} may not write to {folder}" in attempt.reason
-    assert attempt.reason.endswith(f"resume it, and Vigil opens it to {ALICE} anew.")
+    assert attempt.reason.endswith(f"resume the job, and Vigil grants {ALICE} access again.")
 
 
 def test_where_nothing_is_closed_no_permission_is_claimed(job: Job, told: Told, tick: Callable[[], bool]) -> None:
@@ -90,8 +90,8 @@ def test_where_nothing_is_closed_no_permission_is_claimed(job: Job, told: Told, 
     assert attempt.cause == "launch"
     log = rundir.path_of(Job.objects.get().directory) / "job" / "batch.1.log"
     assert attempt.reason == (
-        f"Slurm could not start it on dgx01 (0:53): the node could not write {log}, as where that is not mounted,"
-        f" or does not know {ALICE}; slurmd's log there says which."
+        f"Slurm could not start it on dgx01 (0:53): the node could not write {log} (is it mounted there?)"
+        f" or does not know {ALICE}; see slurmd's log on that node."
     )
     assert newest().number == 2, "another node may do"
 

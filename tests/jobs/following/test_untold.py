@@ -50,7 +50,7 @@ def test_without_a_last_word_it_stays_and_says_so(untold: Attempt, told: Told, t
     tick()
     attempt = newest()
     assert (attempt.state, attempt.ended_at) == ("running", None)
-    assert attempt.reason.startswith("The scheduler has not been able to tell its state since 20")
+    assert attempt.reason.startswith("The scheduler has not known its state since 20")
     version = attempt.version
     tick()
     assert newest().version == version

@@ -51,7 +51,7 @@ def event_is(**event: Any) -> Any:
 )  # fmt: skip
 def test_bad_content_is_quarantined_and_the_cursor_passes(change: Any) -> None:
     attempt = attempt_of()
-    answer = reports.take(attempt.pk, wire.parse(json.dumps(spoiled(change)).encode()))
+    answer = reports.ingest(attempt.pk, wire.parse(json.dumps(spoiled(change)).encode()))
     (uid,) = answer.streams
     assert answer.streams == {uid: 3}
     assert {key[3] for key in stored(attempt)} == {1, 3}, "the batch as a whole, and no other"
@@ -65,7 +65,7 @@ def test_a_number_beyond_float64_is_quarantined() -> None:
     attempt = attempt_of()
     body = json.dumps(spoiled(value_is(2.0))).replace("2.0, 3.0]", "1e999, 3.0]")
     assert "1e999" in body
-    reports.take(attempt.pk, wire.parse(body.encode()))
+    reports.ingest(attempt.pk, wire.parse(body.encode()))
     assert Stream.objects.get().quarantined == 1
 
 
@@ -73,14 +73,14 @@ def test_a_name_that_is_none_is_quarantined() -> None:
     for name in ("", "../etc", "a" * 129, "nul\x00", "ein Name", "\N{SNOWMAN}"):
         attempt = attempt_of(job_of())
         body = frame(Spooled().log(1, loss=1.0).log(2, **{name: 1.0}))
-        reports.take(attempt.pk, wire.parse(json.dumps(body).encode()))
+        reports.ingest(attempt.pk, wire.parse(json.dumps(body).encode()))
         assert set(stored(attempt)) == {("loss", 0, 0, 1)}, name
         assert Event.objects.filter(attempt=attempt, kind="report.quarantined").exists()
 
 
 def test_a_nul_in_a_text_does_not_lose_the_event() -> None:
     attempt = attempt_of()
-    reports.take(attempt.pk, post(Spooled().tell("run.failed", error="a\x00b", nested={"k\x00": ["\x00"]})))
+    reports.ingest(attempt.pk, post(Spooled().tell("run.failed", error="a\x00b", nested={"k\x00": ["\x00"]})))
     assert Event.objects.get(kind="run.failed").data == {"error": "a\ufffdb", "nested": {"k\ufffd": ["\ufffd"]}}
 
 
@@ -101,21 +101,21 @@ def test_a_deep_event_is_quarantined(depth: int) -> None:
 
 
 def test_the_deepest_event_is_kept() -> None:
-    reports.take(attempt_of().pk, post(Spooled().tell("deep", data=nested(63))))
+    reports.ingest(attempt_of().pk, post(Spooled().tell("deep", data=nested(63))))
     assert Event.objects.get().data == {"data": nested(63)}
 
 
 def test_half_a_surrogate_pair_does_not_lose_the_event() -> None:
     attempt = attempt_of()
     sent = Spooled().tell("run.failed", error=os.fsdecode(b"no file caf\xe9")).tell("note", text="\U0001f600 \\ud800")
-    reports.take(attempt.pk, post(sent))
+    reports.ingest(attempt.pk, post(sent))
     assert Event.objects.get(kind="run.failed").data == {"error": "no file caf\ufffd"}
     assert Event.objects.get(kind="note").data == {"text": "\U0001f600 \\ud800"}
 
 
 def test_what_the_spool_parser_found_damaged_is_counted() -> None:
     attempt = attempt_of()
-    reports.take(attempt.pk, post(Spooled().tell("report.damaged", seq=0, problem="?").log(1, loss=1.0)))
+    reports.ingest(attempt.pk, post(Spooled().tell("report.damaged", seq=0, problem="?").log(1, loss=1.0)))
     assert Stream.objects.get().quarantined == 1
     assert stored(attempt)
 
@@ -190,7 +190,7 @@ def test_the_same_stream_twice_in_one_post_is_refused() -> None:
 
 def test_a_stream_that_changes_its_name_is_refused() -> None:
     attempt = attempt_of()
-    reports.take(attempt.pk, post(Spooled(rank=0, uid="c" * 16).log(1, loss=1.0)))
+    reports.ingest(attempt.pk, post(Spooled(rank=0, uid="c" * 16).log(1, loss=1.0)))
     before = world(attempt)
     other = Spooled(rank=1, uid="c" * 16).log(1, loss=1.0).log(2, loss=1.0)
     assert send(attempt, frame((other, 1, 2))).status_code == 422

@@ -53,7 +53,7 @@ def test_a_hundred_events_take_as_many_queries_as_two(kind: str, attempt: Attemp
     taken = []
     for rank, count in enumerate((2, 90)):
         with CaptureQueriesContext(connection) as queries:
-            reports.take(attempt.pk, post(Spooled(rank=rank, batches=[batch_of(kind, count)])))
+            reports.ingest(attempt.pk, post(Spooled(rank=rank, batches=[batch_of(kind, count)])))
         taken.append(len(queries))
     assert taken[1] <= taken[0] + 2  # the second inserts its rows by a few statements
 
@@ -61,9 +61,9 @@ def test_a_hundred_events_take_as_many_queries_as_two(kind: str, attempt: Attemp
 def test_commits_do_not_search_what_was_removed(attempt: Attempt) -> None:
     """The removals of a job are thousands of events: a commit asks an index, not them."""
     removed = {"step": 7, "generation": 1}
-    reports.take(attempt.pk, post(Spooled(rank=1).tell("checkpoint.pruned", **removed)))
+    reports.ingest(attempt.pk, post(Spooled(rank=1).tell("checkpoint.pruned", **removed)))
     with CaptureQueriesContext(connection) as queries:
-        reports.take(attempt.pk, post(Spooled().tell("checkpoint.committed", **removed)))
+        reports.ingest(attempt.pk, post(Spooled().tell("checkpoint.committed", **removed)))
     assert Checkpoint.objects.get().state == "pruned"
     reads = [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
     assert not [sql for sql in reads if "JSON" in sql.upper()]
@@ -71,7 +71,7 @@ def test_commits_do_not_search_what_was_removed(attempt: Attempt) -> None:
 
 def test_more_incarnations_than_incidents_are_counted_once(attempt: Attempt) -> None:
     for rank in range(2):
-        reports.take(attempt.pk, post(Spooled(rank=rank, batches=[batch_of("incarnation.ended", 90)])))
+        reports.ingest(attempt.pk, post(Spooled(rank=rank, batches=[batch_of("incarnation.ended", 90)])))
     assert Incident.objects.count() == 50
 
 
@@ -180,7 +180,7 @@ def test_a_post_that_there_is_no_time_for_goes_on_where_the_answer_says(
         spooled.log(step, loss=1.0 / (step + 1)).tell("custom", number=step)
     first, posts = 0, 0
     while first < len(spooled.batches):
-        first = reports.take(attempt.pk, post((spooled, first, len(spooled.batches))), seconds=0).streams[spooled.uid]
+        first = reports.ingest(attempt.pk, post((spooled, first, len(spooled.batches))), seconds=0).streams[spooled.uid]
         posts += 1
     assert posts == 5
     assert [data["number"] for data in Event.objects.values_list("data", flat=True)] == list(range(9))
@@ -215,11 +215,11 @@ def test_rounds_are_applied_in_short_transactions_and_counted_once(
     with monkeypatch.context() as patch:
         killed_after(patch, transactions=3)
         with pytest.raises(StopIteration):
-            reports.take(federated.pk, post(spooled))
+            reports.ingest(federated.pk, post(spooled))
     assert Event.objects.count() == 4
     assert Round.objects.count() == 4
     assert PendingRoundEvent.objects.count() == 3, "the clients of the second are not counted yet"
-    reports.take(federated.pk, post(spooled))  # sent again, as no answer came
+    reports.ingest(federated.pk, post(spooled))  # sent again, as no answer came
     assert Event.objects.count() == 4
     for _ in range(2):
         apply_all()
@@ -239,12 +239,12 @@ def test_many_clients_are_stored_in_short_transactions(
     packed: dict[str, Any] = {"clients.split": split.pack(), "clients.named": ClientNames(10, tuple("abcde")).pack()}
     for kind, fields in packed.items():
         spooled.tell(kind, **fields)
-    for take in [partial(reports.take, federated.pk, post(spooled)), apply_all, apply_all][:kills]:
+    for take in [partial(reports.ingest, federated.pk, post(spooled)), apply_all, apply_all][:kills]:
         with monkeypatch.context() as patch:
             killed_after(patch, transactions=2)
             with pytest.raises(StopIteration):
                 take()
-    reports.take(federated.pk, post(spooled))
+    reports.ingest(federated.pk, post(spooled))
     apply_all()
     assert list(Client.objects.order_by("number").values_list("number", "samples", "evaluation_samples", "name")) == [
         (10 + i, i + 1, i + 2, name) for i, name in enumerate("abcde")
@@ -268,8 +268,8 @@ def test_an_attempt_with_much_to_apply_takes_no_more(federated: Attempt, monkeyp
     for first in range(1, 7, 2):
         one.tell("round.clients", step=first, **table(first))
     other.tell("round.clients", step=9, **table(9))
-    assert reports.take(federated.pk, post(one), seconds=0).streams == {one.uid: 3}
-    answer = reports.take(federated.pk, post(other), seconds=0)
+    assert reports.ingest(federated.pk, post(one), seconds=0).streams == {one.uid: 3}
+    answer = reports.ingest(federated.pk, post(other), seconds=0)
     assert (answer.streams, answer.taken) == ({other.uid: 0}, False)
-    assert reports.take(federated.pk, post(other)).streams == {other.uid: 1}
+    assert reports.ingest(federated.pk, post(other)).streams == {other.uid: 1}
     assert Round.objects.count() == 8

@@ -43,7 +43,7 @@ def test_collecting_takes_what_was_never_posted_and_only_that(tmp_path: Path) ->
     for step in range(200):
         posted.log(step, loss=step / 2).tell("note", number=step)
         unknown.log(step, loss=step / 4)
-    reports.take(attempt.pk, post((posted, 0, 150)))
+    reports.ingest(attempt.pk, post((posted, 0, 150)))
     spool(tmp_path, posted, torn=b'{"seq": 400, "ser')
     spool(tmp_path, unknown, end=True)
     assert spools.collect(attempt, tmp_path) == 250 + 200
@@ -62,7 +62,7 @@ def test_collecting_goes_on_where_it_left_off(tmp_path: Path, monkeypatch: pytes
     stream = Spooled()
     for step in range(300):
         stream.log(step, loss=step / 2)
-    reports.take(attempt.pk, post((stream, 0, 290)))
+    reports.ingest(attempt.pk, post((stream, 0, 290)))
     path = spool(tmp_path, stream)
     assert spools.collect(attempt, tmp_path) == 10
     row = Stream.objects.get()
@@ -108,14 +108,14 @@ def test_a_stream_that_nobody_can_take_does_not_hold_up_the_next(
     attempt = attempt_of(directory="attempt-1")
     for rank in range(3):
         spool(tmp_path, Spooled(rank=rank).log(1, loss=1.0))
-    of_spool = wire.of_spool
+    of_spool = wire.post_from_spool
 
-    def failing(header: Header, batches: Any, *, end: bool) -> wire.Post:
+    def failing(header: Header, batches: Any, *, end: bool) -> wire.ReportPost:
         if header.rank == 1:
             raise KeyError("something that nobody thought of")
         return of_spool(header, batches, end=end)
 
-    monkeypatch.setattr(wire, "of_spool", failing)
+    monkeypatch.setattr(wire, "post_from_spool", failing)
     assert spools.collect(attempt, tmp_path) == 2
     assert {rank for _, _, rank, _ in stored(attempt)} == {0, 2}
 

@@ -27,8 +27,8 @@ def test_points_events_and_progress_are_taken() -> None:
     stream = Spooled()
     stream.tell("run.started", steps=200, start_step=0).tell("phase", phase="step", step=0)
     stream.log(1, loss=2.5, step_seconds=0.1).log(2, loss=2.25, step_seconds=0.2)
-    answer = reports.take(attempt.pk, post(stream))
-    assert answer == reports.Answer({stream.uid: 4}, 1, True)
+    answer = reports.ingest(attempt.pk, post(stream))
+    assert answer == reports.ReportResponse({stream.uid: 4}, 1, True)
     attempt.refresh_from_db()
     assert (attempt.step, attempt.steps, attempt.phase, attempt.version) == (2, 200, "step", 1)
     assert attempt.latest == {"loss": 2.25, "step_seconds": 0.2}
@@ -41,19 +41,19 @@ def test_points_events_and_progress_are_taken() -> None:
 def test_the_same_post_again_changes_nothing() -> None:
     attempt = attempt_of()
     sent = post(Spooled().log(1, loss=1.0).tell("phase", phase="step", step=1))
-    first = reports.take(attempt.pk, sent)
+    first = reports.ingest(attempt.pk, sent)
     before = world(attempt)
-    assert reports.take(attempt.pk, sent) == reports.Answer(first.streams, first.version, False)
+    assert reports.ingest(attempt.pk, sent) == reports.ReportResponse(first.streams, first.version, False)
     assert world(attempt) == before
 
 
 def test_one_stream_out_of_place_does_not_hold_up_the_others() -> None:
     attempt = attempt_of()
     good, ahead = Spooled(rank=0).log(1, loss=1.0), Spooled(rank=1).log(1, loss=2.0).log(2, loss=3.0)
-    answer = reports.take(attempt.pk, post(good, (ahead, 1, 2)))
+    answer = reports.ingest(attempt.pk, post(good, (ahead, 1, 2)))
     assert answer.streams == {good.uid: 1, ahead.uid: 0}
     assert set(stored(attempt)) == {("loss", 0, 0, 1)}
-    answer = reports.take(attempt.pk, post((ahead, 0, 2)))
+    answer = reports.ingest(attempt.pk, post((ahead, 0, 2)))
     assert answer.streams == {ahead.uid: 2}
     assert set(stored(attempt)) == {("loss", 0, 0, 1), ("loss", 0, 1, 1), ("loss", 0, 1, 2)}
 
@@ -61,13 +61,13 @@ def test_one_stream_out_of_place_does_not_hold_up_the_others() -> None:
 def test_an_ended_stream_is_known_as_such() -> None:
     attempt = attempt_of()
     stream = Spooled(ended=True).log(1, loss=1.0)
-    reports.take(attempt.pk, post((stream, 0, 1)))
+    reports.ingest(attempt.pk, post((stream, 0, 1)))
     assert Stream.objects.get().ended
     late = Spooled(rank=1, ended=True).log(1, loss=1.0)
     late.ended = False
-    reports.take(attempt.pk, post(late))
+    reports.ingest(attempt.pk, post(late))
     late.ended = True
-    assert reports.take(attempt.pk, post((late, 1, 1))).taken, "an end without batches counts"
+    assert reports.ingest(attempt.pk, post((late, 1, 1))).taken, "an end without batches counts"
     assert Stream.objects.filter(ended=True).count() == 2
 
 
@@ -84,7 +84,7 @@ def test_any_cutting_repeating_and_reordering_stores_each_identity_once(data: st
             stream.log(3 * incarnation + i, loss=rank + i / 8).tell("note", number=i)
         streams.append(stream)
     cursors = {stream.uid: 0 for stream in streams}
-    old: list[wire.Post] = []
+    old: list[wire.ReportPost] = []
     for _ in range(200):
         left = [s for s in streams if cursors[s.uid] < len(s.batches)]
         if not left:
@@ -97,10 +97,10 @@ def test_any_cutting_repeating_and_reordering_stores_each_identity_once(data: st
         sent = post(*cuts)
         old.append(sent)
         for one in [sent, *data.draw(st.lists(st.sampled_from(old), max_size=2))]:
-            cursors |= reports.take(attempt.pk, one).streams
+            cursors |= reports.ingest(attempt.pk, one).streams
     else:
         for stream in streams:  # an unlucky draw: the rest in one go
-            reports.take(attempt.pk, post((stream, cursors[stream.uid], len(stream.batches))))
+            reports.ingest(attempt.pk, post((stream, cursors[stream.uid], len(stream.batches))))
     expected = {
         ("loss", s.incarnation, s.rank, step): [value]
         for s in streams
@@ -122,10 +122,10 @@ def test_what_is_not_finite_is_kept() -> None:
     stream = Spooled()
     for step, value in enumerate(values):
         stream.log(step, loss=value)
-    reports.take(attempt.pk, post(stream))
+    reports.ingest(attempt.pk, post(stream))
     kept = [stored(attempt)["loss", 0, 0, step][0] for step in range(len(values))]
     assert [str(v) for v in kept] == [str(v) for v in values]
-    reports.take(attempt.pk, post(Spooled(rank=0, uid="a" * 16).log(9, loss=math.nan)))
+    reports.ingest(attempt.pk, post(Spooled(rank=0, uid="a" * 16).log(9, loss=math.nan)))
     attempt.refresh_from_db()
     assert attempt.latest == {"loss": "NaN"}
 
@@ -133,7 +133,7 @@ def test_what_is_not_finite_is_kept() -> None:
 def test_steps_out_of_order_are_kept_and_the_last_word_on_a_step_wins() -> None:
     attempt = attempt_of()
     stream = Spooled().log(5, loss=5.0).log(3, loss=3.0).log(5, loss=5.5)
-    reports.take(attempt.pk, post(stream))
+    reports.ingest(attempt.pk, post(stream))
     line = read.curve([reports.owner_of(attempt.pk)], "loss")
     assert line.step.tolist() == [3, 5]
     assert line.value is not None
@@ -146,7 +146,7 @@ def test_a_node_whose_clock_is_slow_is_not_taken_for_silent() -> None:
     stream = Spooled()
     for step in range(1, 5):
         stream.log(step, loss=1.0)
-        reports.take(attempt.pk, post(stream))
+        reports.ingest(attempt.pk, post(stream))
     kinds = Chunk.objects.order_by("kind").values_list("kind", flat=True).distinct()
     tasks.compact()
     assert list(kinds.all()) == [Chunk.Kind.LOOSE]
@@ -157,9 +157,9 @@ def test_a_node_whose_clock_is_slow_is_not_taken_for_silent() -> None:
 
 def test_a_superseded_incarnation_does_not_move_the_attempt_back() -> None:
     attempt = attempt_of()
-    reports.take(attempt.pk, post(Spooled(incarnation=0).log(50, loss=1.0)))
-    reports.take(attempt.pk, post(Spooled(incarnation=1).log(40, loss=2.0)))
-    reports.take(attempt.pk, post(Spooled(incarnation=0, uid="b" * 16).log(51, loss=3.0)))
+    reports.ingest(attempt.pk, post(Spooled(incarnation=0).log(50, loss=1.0)))
+    reports.ingest(attempt.pk, post(Spooled(incarnation=1).log(40, loss=2.0)))
+    reports.ingest(attempt.pk, post(Spooled(incarnation=0, uid="b" * 16).log(51, loss=3.0)))
     attempt.refresh_from_db()
     assert (attempt.incarnation, attempt.step, attempt.latest) == (1, 40, {"loss": 2.0})
 
@@ -167,7 +167,7 @@ def test_a_superseded_incarnation_does_not_move_the_attempt_back() -> None:
 def test_a_launcher_has_no_say_in_the_step() -> None:
     attempt = attempt_of()
     launcher = Spooled(rank=-1).log(1_700_000_000, cpu_cores=3.5).tell("progress", step=9, steps=10)
-    reports.take(attempt.pk, post(launcher, Spooled().log(4, loss=1.0)))
+    reports.ingest(attempt.pk, post(launcher, Spooled().log(4, loss=1.0)))
     attempt.refresh_from_db()
     assert (attempt.step, attempt.steps, attempt.latest) == (4, None, {"loss": 1.0})
     assert stored(attempt)["cpu_cores", 0, -1, 1_700_000_000] == [3.5]
@@ -176,8 +176,8 @@ def test_a_launcher_has_no_say_in_the_step() -> None:
 def test_a_committed_checkpoint_is_registered_once() -> None:
     attempt = attempt_of()
     stream = Spooled().tell("checkpoint.committed", step=100, generation=1, name="step-100", bytes=10, seconds=0.5)
-    reports.take(attempt.pk, post(stream))
-    reports.take(attempt.pk, post(stream))
+    reports.ingest(attempt.pk, post(stream))
+    reports.ingest(attempt.pk, post(stream))
     assert list(Checkpoint.objects.values_list("step", "generation", "name")) == [(100, 1, "step-100")]
 
 
@@ -186,7 +186,7 @@ def test_too_many_series_leave_the_first_ones_and_one_event(monkeypatch: pytest.
     attempt = attempt_of()
     stream = Spooled().log(1, **{f"s{i}": 1.0 for i in range(5)}).log(2, **{f"s{i}": 1.0 for i in range(6)})
     for cut in ((stream, 0, 1), (stream, 1, 2)):
-        reports.take(attempt.pk, post(cut))
+        reports.ingest(attempt.pk, post(cut))
     assert Series.objects.count() == 3
     assert {key[0] for key in stored(attempt)} == {"s0", "s1", "s2"}
     assert {key[3] for key in stored(attempt)} == {1, 2}
@@ -199,8 +199,8 @@ def test_too_many_events_are_dropped_with_one_word(monkeypatch: pytest.MonkeyPat
     stream = Spooled()
     for i in range(6):
         stream.tell("note", number=i)
-    reports.take(attempt.pk, post((stream, 0, 5)))
-    reports.take(attempt.pk, post((stream, 5, 6)))
+    reports.ingest(attempt.pk, post((stream, 0, 5)))
+    reports.ingest(attempt.pk, post((stream, 5, 6)))
     assert Event.objects.filter(kind="note").count() == 3
     assert Event.objects.filter(kind="report.too_many_events").count() == 1
 
@@ -208,19 +208,19 @@ def test_too_many_events_are_dropped_with_one_word(monkeypatch: pytest.MonkeyPat
 def test_progress_at_every_step_takes_no_room_from_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four ranks that told of each of their steps filled an attempt's events; its checkpoints went missing."""
     monkeypatch.setattr(reports, "EVENTS", 3)
-    monkeypatch.setattr(reports, "STANDINGS", 4)
+    monkeypatch.setattr(reports, "MAX_PROGRESS", 4)
     attempt = attempt_of()
     stream, sent = Spooled(), 0
     for till in range(5, 31, 5):
         for step in range(till - 5, till):
             stream.tell("progress", step=step, steps=100)
-        reports.take(attempt.pk, post((stream, sent, till)))
+        reports.ingest(attempt.pk, post((stream, sent, till)))
         sent = till
     stood = Event.objects.filter(kind="progress").values_list("data__step", flat=True)
     assert list(stood) == [4, 9, 14, 19], "the last of each post, as many as there is room for"
     attempt.refresh_from_db()
     assert (attempt.step, attempt.steps) == (29, 100), "it is known all the same"
-    reports.take(attempt.pk, post((stream.tell("note", number=1), 30, 31)))
+    reports.ingest(attempt.pk, post((stream.tell("note", number=1), 30, 31)))
     assert Event.objects.filter(kind="note").exists()
     assert not Event.objects.filter(kind="report.too_many_events").exists()
 
@@ -268,7 +268,7 @@ def test_pace_does_not_count_what_was_done_before(monkeypatch: pytest.MonkeyPatc
             stream.tell("run.started", steps=2000, start_step=900)
         else:
             stream.log(900 + 10 * (second - 1), loss=1.0)
-        reports.take(attempt.pk, post((stream, second, second + 1)))
+        reports.ingest(attempt.pk, post((stream, second, second + 1)))
         attempt.refresh_from_db()
         assert (attempt.step, attempt.phase) == (None if second == 0 else 890 + 10 * max(second, 1), "restore")
     assert attempt.pace_seconds / attempt.pace_steps == pytest.approx(1.0)
@@ -281,7 +281,7 @@ def test_pace_counts_wall_time_and_survives_an_outage(monkeypatch: pytest.Monkey
     now = timezone.now()
     for sent, (seconds, step) in enumerate([(0, 1), (10, 11), (20, 21), (620, 321)]):
         monkeypatch.setattr(timezone, "now", lambda at=now + timedelta(seconds=seconds): at)
-        reports.take(attempt.pk, post((stream.log(step, loss=1.0), sent, sent + 1)))
+        reports.ingest(attempt.pk, post((stream.log(step, loss=1.0), sent, sent + 1)))
         attempt.refresh_from_db()
         if seconds == 20:
             assert attempt.pace_seconds / attempt.pace_steps == pytest.approx(1.0)

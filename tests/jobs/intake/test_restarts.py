@@ -39,7 +39,7 @@ def tell(attempt: Attempt, *told: dict[str, Any], uid: str = "") -> None:
     launcher = Spooled(rank=-1, uid=uid)
     for one in told:
         launcher.tell(restarts.ENDED, time=timezone.now().timestamp(), **{**ENDED, **one})
-    reports.take(attempt.pk, post(launcher))
+    reports.ingest(attempt.pk, post(launcher))
 
 
 def test_one_that_began_again_is_an_incident(attempt: Attempt, runs: Path, mira: User) -> None:
@@ -99,10 +99,10 @@ def test_is_told_once_however_often_and_not_without_end(attempt: Attempt) -> Non
 
 def test_the_jobs_own_clock_is_not_believed(attempt: Attempt) -> None:
     launcher = Spooled(rank=-1).tell(restarts.ENDED, time=4e9, **{**ENDED, "incarnation": 0, "restarting": True})
-    reports.take(attempt.pk, post(launcher))
+    reports.ingest(attempt.pk, post(launcher))
     launcher = Spooled(rank=-1, uid="d" * 16).tell(
         restarts.ENDED, time=5.0, **{**ENDED, "incarnation": 1, "restarting": True}
     )
-    reports.take(attempt.pk, post(launcher))
+    reports.ingest(attempt.pk, post(launcher))
     now = timezone.now()
     assert all(attempt.created_at <= one.at <= now for one in Incident.objects.all())

@@ -202,7 +202,7 @@ def test_a_shipper_that_posts_as_well_doubles_nothing() -> None:
     for step in (1, 2):
         stream.log(step, loss=step / 2)
     assert stream.uid == rank.stream.uid
-    reports.take(attempt.pk, post(stream))
+    reports.ingest(attempt.pk, post(stream))
     tail.tick()
     assert steps(attempt) == [1, 2, 3]
 

@@ -268,7 +268,7 @@ def test_edits_keep_to_the_specs_rules() -> None:
     assert EditForm({"name": "fine", "tags": "a, b  c"}).is_valid()
     form = EditForm({"name": "has spaces", "tags": ""})
     assert not form.is_valid()
-    assert "cannot be a name" in str(form.errors)
+    assert "is not a valid name" in str(form.errors)
     assert not EditForm({"name": "fine", "tags": "<b>"}).is_valid()
 
 

@@ -46,7 +46,7 @@ def working(job: Job, *percents: int, seconds: int = 600) -> Machine:
     rows = [[percent] * 10 for percent in percents]
     machine.fill(now - seconds, now, gpu_percent=rows, watts=300, memory_mib=20_480, temperature_c=61)
     running(job, seconds=seconds, indices=tuple(range(len(percents))))
-    allocations.hold()
+    allocations.update()
     return machine
 
 
@@ -249,7 +249,7 @@ def test_the_xids_of_its_gpus_are_among_its_warnings(mira: User) -> None:
     machine, now = Machine(), int(time.time())
     machine.post(machine.facts(now - 600))
     running(job)
-    allocations.hold()
+    allocations.update()
     assert "Xid" not in warned(mira, job)
     told = [(UUIDS[1], 48, now - 30), (UUIDS[0], 63, now - HOUR_S), (UUIDS[0], 79, now - 20), (UUIDS[0], 45, now - 19)]
     xids = [machine.event("xid", at, gpu=gpu, xid=xid, seq=n) for n, (gpu, xid, at) in enumerate(told, 1)]

@@ -103,8 +103,8 @@ def test_names_and_reasons_are_escaped(client: Client, mira: User, project: Proj
 @pytest.mark.parametrize(
     ("told", "shown"),
     [
-        ("Resources", "Resources: what it asks for is not free yet."),
-        ("QOSMaxGRESPerUser", "QOSMaxGRESPerUser: with it, its owner would run more than the QOS allows one person."),
+        ("Resources", "Resources: its resources are not free yet."),
+        ("QOSMaxGRESPerUser", "QOSMaxGRESPerUser: its owner would exceed the QOS’s limit per person."),
         ("ReqNodeNotAvail, UnavailableNodes:dgx-03",
          "ReqNodeNotAvail (UnavailableNodes:dgx-03): a node that it needs is down, drained or reserved."),
         ("Waits for 2 CPUs; 0 of 2 are free.", "Waits for 2 CPUs; 0 of 2 are free."),

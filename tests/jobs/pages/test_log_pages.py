@@ -122,7 +122,7 @@ def test_log_requests_lead_nowhere_else(client: Client, logged: Job, query: str)
 
 
 def test_a_rank_without_a_log_says_so(client: Client, logged: Job) -> None:
-    assert "Rank 7 has written no log" in text(client.get(f"/jobs/{logged.pk}/logs?rank=7"))
+    assert "Rank 7 has not written a log" in text(client.get(f"/jobs/{logged.pk}/logs?rank=7"))
     assert client.get(f"/jobs/{logged.pk}/logs/lines?rank=7").status_code == 204
     tail = text(client.get(f"/jobs/{logged.pk}/logs/lines?tail=3"))
     assert tail.count("<li") == 3

@@ -69,9 +69,9 @@ def test_words_that_come_late_are_not_the_newest(client: Client, job: Job) -> No
     second = attempt_of(job, number=2, started_at=timezone.now())
     late = Spooled().tell("run.verdict", **{**VERDICT, "bound": "host"})
     newest = Spooled(incarnation=1).tell("run.verdict", **VERDICT)
-    reports.take(second.pk, post(newest, late))
+    reports.ingest(second.pk, post(newest, late))
     before = Spooled().tell("run.verdict", **{**VERDICT, "bound": "memory"})
-    reports.take(job.latest.pk, post(before))  # type: ignore[union-attr]
+    reports.ingest(job.latest.pk, post(before))  # type: ignore[union-attr]
     shown = page(client, job)
     assert "Bound by input" in shown
 
@@ -91,7 +91,7 @@ def test_tells_goodput(client: Client, job: Job) -> None:
     stream = Spooled()
     for step in range(1, 76):
         stream.log(step, step_seconds=2.0)
-    reports.take(job.latest.pk, post(stream))  # type: ignore[union-attr]
+    reports.ingest(job.latest.pk, post(stream))  # type: ignore[union-attr]
     shown = page(client, job)
     assert "Goodput</dt><dd>50" in shown or "Goodput</dt><dd>49.9" in shown
     assert "2 min 30 s of useful steps in 5 min" in shown
@@ -128,7 +128,7 @@ def test_charts_of_what_there_is(client: Client, job: Job) -> None:
 
     usual = ["loss", "speed", "gradient_norm", "step_seconds"]
     assert charts() == usual
-    reports.take(job.latest.pk, post(Spooled().log(1, mfu=0.4, communication_share=0.1)))  # type: ignore[union-attr]
+    reports.ingest(job.latest.pk, post(Spooled().log(1, mfu=0.4, communication_share=0.1)))  # type: ignore[union-attr]
     assert charts() == [*usual[:2], "mfu", "communication_share", *usual[2:]]
 
 

@@ -64,7 +64,7 @@ def job(mira: User) -> Job:
 
 def held(job: Job) -> None:
     running(job, seconds=50)
-    allocations.hold()
+    allocations.update()
 
 
 def test_a_machine_that_only_its_agent_knows(mira: User) -> None:

@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from jobs.following import ending
-from jobs.following.cause import Ended
+from jobs.following.cause import AttemptEnd
 from jobs.following.next_attempt import next_attempt
 from jobs.gathering import similar
 from jobs.intake import reports
@@ -56,12 +56,12 @@ def test_leads_with_what_happened_and_what_to_do(incident: Incident, client: Cli
 
 
 def test_what_it_came_of_is_said_once_at_its_head(incident: Incident, client: Client) -> None:
-    said = "Unhandled exception (94 % sure). That would happen again, so Vigil does not start it anew."
-    Attempt.objects.update(decision=f"{said} Your move.", decided_at=timezone.now())
+    said = "Unhandled exception (94 % sure). Not restarted: the same would happen again."
+    Attempt.objects.update(decision=f"{said}", decided_at=timezone.now())
     head = re.search(r'<p class="say">(.*?)</p>', page_of(client, incident), re.DOTALL)
     assert head
     assert head[1].count("Unhandled exception") == 1
-    assert "That would happen again, so Vigil does not start it anew." in head[1]
+    assert "Not restarted: the same would happen again." in head[1]
 
 
 def test_each_line_is_one_click_from_its_log(incident: Incident, client: Client) -> None:
@@ -125,7 +125,7 @@ def test_how_it_went_on_and_what_that_cost(mira: User, client: Client, runs: Pat
                 (began + timedelta(minutes=1, seconds=i)).timestamp() if one is following else began.timestamp(),
                 loss=2.0,
             )
-        reports.take(one.pk, post(spooled))
+        reports.ingest(one.pk, post(spooled))
     html = page_of(client, incident)
     assert "Training resumed from step 100 on dgx-01 and dgx-04 after 3 min" in html
     assert "<dd>20 <small>of 120</small></dd>" in html
@@ -137,7 +137,12 @@ def test_how_it_went_on_and_what_that_cost(mira: User, client: Client, runs: Pat
 
 
 def test_only_a_bad_end_has_one(mira: User, client: Client, runs: Path) -> None:
-    for ended in (Ended("completed", 0), Ended("failed", 75), Ended("preempted"), Ended("cancelled")):
+    for ended in (
+        AttemptEnd("completed", 0),
+        AttemptEnd("failed", 75),
+        AttemptEnd("preempted"),
+        AttemptEnd("cancelled"),
+    ):
         attempt = running(mira, runs)
         assert ending.end(attempt, ended)
         none = client.get(f"/jobs/{attempt.job_id}/postmortem")
@@ -281,7 +286,7 @@ class TestOverruling:
     def test_waits_for_the_first_verdict(self, mira: User, runs: Path, client: Client) -> None:
         """What nobody would look at any more then would have none for ever."""
         attempt = running(mira, runs)
-        assert ending.end(attempt, Ended("failed", 1))
+        assert ending.end(attempt, AttemptEnd("failed", 1))
         incident = Incident.objects.get()
         assert "Overrule the cause" not in page_of(client, incident)
         assert "Its logs are being read" in send(client, incident, "overrule", cause="gpu.ecc", why="I saw it.")

@@ -95,7 +95,7 @@ def test_checking_changes_nothing(client: Client) -> None:
     [
         (("ranks_per_node = 2", "ranks_per_node = 3"), "f-run-global_batch-e", "32 does not divide over 3 ranks"),
         (("steps = 20", "steps = 0"), "f-run-steps-e", "0 is too small"),
-        (('"from-a-test"', '"has spaces"'), "f-name-e", "cannot be a name"),
+        (('"from-a-test"', '"has spaces"'), "f-name-e", "is not a valid name"),
         (("steps = 20", "stepz = 20"), "findings", "Did you mean &quot;steps&quot;?"),
         (('project = "default"', 'project = "nobodys"'), "f-project-e", "is not a project of yours"),
         (("[run]", "[run"), "say", "Line 8: a table&#x27;s name stands in brackets"),
@@ -121,7 +121,7 @@ def test_the_example_script_can_be_opened_in_a_browser(client: Client, settings:
     example = (REPOSITORY / "examples" / "script" / "job.toml").read_text()
     html = text(client.post("/submit", {"toml": example, "side": "toml", "do": "submit"}))
     told = html.split('id="f-script-directory-e"')[1].split("</div>")[0]
-    assert "send a tar.gz of it along, in the form under Code" in told
+    assert "upload a tar.gz of it, in the form under Code" in told
     assert "`" not in html.split("</textarea>")[-1] + told
     assert 'id="f-code"' in html
 

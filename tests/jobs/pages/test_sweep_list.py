@@ -8,7 +8,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from jobs.models import Sweep
-from jobs.models.sweep import standing
+from jobs.models.sweep import states_of
 from portal.models import Project, User
 from tests import lab
 
@@ -73,7 +73,7 @@ def test_it_asks_as_often_for_many_as_for_one(mira: User, django_assert_max_num_
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL reads a small table whole")
 def test_jobs_of_other_sweeps_are_not_looked_at(mira: User) -> None:
     with CaptureQueriesContext(connection) as queries:
-        standing([a_sweep(mira, lab.a_project(), "one", "completed")])
+        states_of([a_sweep(mira, lab.a_project(), "one", "completed")])
     with connection.cursor() as cursor:
         cursor.execute("EXPLAIN QUERY PLAN " + queries.captured_queries[-1]["sql"])
         assert not [row for row in cursor.fetchall() if "SCAN" in row[3]]

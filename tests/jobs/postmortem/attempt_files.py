@@ -10,7 +10,7 @@ from typing import Any
 from django.utils import timezone
 
 from jobs.following import ending
-from jobs.following.cause import Ended
+from jobs.following.cause import AttemptEnd
 from jobs.models import Attempt, Incident
 from jobs.postmortem import incidents
 
@@ -56,8 +56,8 @@ class Left:
         }  # fmt: skip
         self.write(f"looks/{incarnation}.{node}.json", told | more)
 
-    def diagnosed(self, ended: Ended | None = None) -> tuple[Incident, dict[str, Any]]:
-        assert ending.end(self.attempt, ended or Ended("failed", 1, result=self.failure))
+    def diagnosed(self, ended: AttemptEnd | None = None) -> tuple[Incident, dict[str, Any]]:
+        assert ending.end(self.attempt, ended or AttemptEnd("failed", 1, result=self.failure))
         incident = Incident.objects.get(attempt=self.attempt)
         assert incidents.diagnose(incident.pk)
         incident.refresh_from_db()

@@ -9,7 +9,7 @@ from typing import Any
 from django.utils import timezone
 
 from jobs.following import ending
-from jobs.following.cause import Ended
+from jobs.following.cause import AttemptEnd
 from jobs.models import Attempt, Incident, Job
 from jobs.postmortem import incidents
 from portal.models import User
@@ -47,7 +47,7 @@ def dead(owner: User, runs: Path, text: str = RAISED, **options: Any) -> Inciden
     attempt = running(owner, runs, **options)
     write(attempt, runs, "0.0.log", GONE)
     write(attempt, runs, "0.1.log", text)
-    assert ending.end(attempt, Ended("failed", 1, result=FAILED))
+    assert ending.end(attempt, AttemptEnd("failed", 1, result=FAILED))
     incident = Incident.objects.get(attempt=attempt)
     assert incidents.diagnose(incident.pk)
     incident.refresh_from_db()

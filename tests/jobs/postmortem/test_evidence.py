@@ -11,7 +11,7 @@ import pytest
 from django.utils import timezone
 
 from diagnosis.signs import node_snapshot, rank_exits
-from jobs.following.cause import Ended
+from jobs.following.cause import AttemptEnd
 from jobs.models import Attempt, Checkpoint, Event, Incident, Job
 from jobs.postmortem import incidents
 from nodes.health.temperature import is_hot
@@ -95,7 +95,7 @@ class TestRanks:
         left.failure["first_failure"]["last_lines"] = lines
         left.write("logs/0.0.log", "\n".join(lines))
         left.ends(r1=(3, None, 1))
-        _, verdict = left.diagnosed(Ended("failed", 3, result=left.failure))
+        _, verdict = left.diagnosed(AttemptEnd("failed", 3, result=left.failure))
         assert "rank 1 ended with exit code 3" in texts(verdict, "root")[0]
         assert "saved" not in "".join(texts(verdict, "confirmation")), "it is not the scheduler's word"
         assert texts(verdict, "context") == [
@@ -210,7 +210,7 @@ class TestCluster:
         now = timezone.now()
         Node.objects.create(name="dgx-01", state="idle")
         Node.objects.create(name="dgx-02", state="down", reason="Not responding", reason_at=now)
-        incident, told = left.diagnosed(Ended("node_fail"))
+        incident, told = left.diagnosed(AttemptEnd("node_fail"))
         assert (incident.cause, incident.node) == ("scheduler.node_fail", "dgx-02")
         assert "dgx-02 is down: Not responding" in texts(told, "context")
 

@@ -14,7 +14,7 @@ import pytest
 from django.utils import timezone
 
 from jobs.following import ending
-from jobs.following.cause import Ended
+from jobs.following.cause import AttemptEnd
 from jobs.models import Attempt, Diagnosis, Incident, Job
 from jobs.postmortem import incidents
 from nodes.models import Agent, Gpu, Holding, NodeEvent
@@ -52,9 +52,9 @@ def write(runs: Path, name: str, text: str) -> Path:
     return path
 
 
-def fail(attempt: Attempt, ended: Ended | None = None, **more: Any) -> Incident:
+def fail(attempt: Attempt, ended: AttemptEnd | None = None, **more: Any) -> Incident:
     failure = {"cause": "failed", "first_failure": {"rank": 1, "kind": "exception", "exit_code": 1, "error": "x"}}
-    assert ending.end(attempt, ended or Ended("failed", 1, result=failure), **more)
+    assert ending.end(attempt, ended or AttemptEnd("failed", 1, result=failure), **more)
     return Incident.objects.get(attempt=attempt)
 
 
@@ -81,16 +81,23 @@ def test_a_bad_end_is_an_incident_with_a_verdict(attempt: Attempt, runs: Path) -
 
 def test_of_what_nobody_knows_none_are_alike(attempt: Attempt, runs: Path) -> None:
     write(runs, "0.0.log", "step 1 loss 2.0\n")
-    incident = fail(attempt, Ended("failed", 1))
+    incident = fail(attempt, AttemptEnd("failed", 1))
     assert incidents.diagnose(incident.pk)
     incident.refresh_from_db()
     assert (incident.cause, incident.fingerprint) == ("unknown", "")
 
 
 @pytest.mark.parametrize(
-    "ended", [Ended("completed", 0), Ended("failed", 75), Ended("preempted"), Ended("requeued"), Ended("cancelled")]
+    "ended",
+    [
+        AttemptEnd("completed", 0),
+        AttemptEnd("failed", 75),
+        AttemptEnd("preempted"),
+        AttemptEnd("requeued"),
+        AttemptEnd("cancelled"),
+    ],
 )
-def test_an_end_as_it_was_meant_is_none(attempt: Attempt, ended: Ended) -> None:
+def test_an_end_as_it_was_meant_is_none(attempt: Attempt, ended: AttemptEnd) -> None:
     assert ending.end(attempt, ended)
     assert not Incident.objects.exists()
 
@@ -303,7 +310,7 @@ def test_a_gpu_that_was_lost_is_nothing_to_a_job_without_any(
 
 
 def test_what_the_scheduler_says_where_no_log_is_left(attempt: Attempt) -> None:
-    incidents.diagnose(fail(attempt, Ended("timeout", signal=15)).pk)
+    incidents.diagnose(fail(attempt, AttemptEnd("timeout", signal=15)).pk)
     incident = Incident.objects.get()
     assert incident.cause == "scheduler.time_limit"
     not_seen = of_today(incident).verdict["not_seen"]
@@ -374,6 +381,6 @@ class TestShown:
 
     def test_of_what_did_not_go_wrong_there_is_none(self, mira: User) -> None:
         attempt = attempt_of(job_of())
-        assert ending.end(attempt, Ended("completed", 0))
+        assert ending.end(attempt, AttemptEnd("completed", 0))
         assert bearer(mira).get(f"/api/v1/jobs/{attempt.job_id}/postmortem").status_code == 404
         assert "Why it died" not in signed_in(mira).get(f"/jobs/{attempt.job_id}").content.decode()

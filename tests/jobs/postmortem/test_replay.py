@@ -15,7 +15,7 @@ from django.utils import timezone
 from diagnosis.trial.checks import EntryTrial, check_fields
 from jobs.errors import SpecError
 from jobs.following import ending
-from jobs.following.cause import Ended
+from jobs.following.cause import AttemptEnd
 from jobs.models import Attempt, Diagnosis, Incident, Job, Replay, SiteCatalogue, SiteEntry
 from jobs.postmortem import editing, examples, incidents, replay, site_catalogue
 from portal.models import User
@@ -76,7 +76,7 @@ def fail(runs: Path, ops: User) -> Fail:
         attempt = attempt_of(job, scheduler_id=str(job.pk), nodes=["dgx-01"], directory="attempt-1")
         for name, text in logs.items():
             (folder / f"job/attempt-1/logs/{name.replace('_', '.').lstrip('r')}.log").write_text(text)
-        assert ending.end(attempt, Ended("failed", 1, result={"cause": "failed"}))
+        assert ending.end(attempt, AttemptEnd("failed", 1, result={"cause": "failed"}))
         incident = Incident.objects.get(attempt=attempt)
         assert incidents.diagnose(incident.pk)
         incident.refresh_from_db()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from django.utils import timezone
 
-from jobs.following.cause import Ended
+from jobs.following.cause import AttemptEnd
 from jobs.models import Attempt, Job
 from portal.models import Chunk, Series
 from portal.series import codec, store
@@ -141,7 +141,7 @@ class TestOtherEvidence:
 
     def test_a_time_limit_is_no_loss(self, script: Left) -> None:
         report(script, loss=[*falling(19), *[NAN] * 38])
-        incident, _ = script.diagnosed(Ended("timeout", None))
+        incident, _ = script.diagnosed(AttemptEnd("timeout", None))
         assert incident.cause == "scheduler.time_limit"
 
     @pytest.mark.parametrize("state", ["cancelled", "completed"])
@@ -150,7 +150,7 @@ class TestOtherEvidence:
         from jobs.models import Incident
 
         report(script, loss=[*falling(19), *[NAN] * 38])
-        assert ending.end(script.attempt, Ended(state, 0))
+        assert ending.end(script.attempt, AttemptEnd(state, 0))
         assert not Incident.objects.filter(attempt=script.attempt).exists()
 
     def test_memory_that_grew_to_the_limit_supports_a_kill(self, script: Left) -> None:

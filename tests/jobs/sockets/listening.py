@@ -82,4 +82,4 @@ def play(scene: Callable[[], Awaitable[None]]) -> None:
 
 
 async def take(attempt: Attempt, *cuts: Any) -> None:
-    await sync_to_async(lambda: reports.take(attempt.pk, post(*cuts)))()
+    await sync_to_async(lambda: reports.ingest(attempt.pk, post(*cuts)))()

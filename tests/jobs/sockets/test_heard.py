@@ -233,7 +233,7 @@ def test_a_socket_whose_messages_cannot_be_told_is_closed(
             await socket.connect()
             await socket.hear("hello")
         await take(attempt, Spooled().log(1, loss=1.0))
-        assert await told.hear("heartbeat") == consumers.GOING
+        assert await told.hear("heartbeat") == consumers.GOING_AWAY
         header, _ = await binary.hear()
         assert header["version"] == 1, "the others hear it all the same"
         await binary.disconnect()

@@ -160,7 +160,7 @@ def test_a_socket_that_cannot_be_checked_any_more_is_closed(
         await socket.connect()
         await socket.hear("hello")
         monkeypatch.setattr(sockets, "still", unreachable)
-        assert await socket.hear("heartbeat") == consumers.GOING
+        assert await socket.hear("heartbeat") == consumers.GOING_AWAY
 
     play(scene)
     assert "server closed the connection" in caplog.text

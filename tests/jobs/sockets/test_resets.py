@@ -206,7 +206,7 @@ def test_a_real_fault_of_a_socket_is_told_and_closes_it(
         await raw.open()
         await raw.hear(SAID)
         await take(attempt, Spooled().log(1, loss=1.0))
-        await raw.hear(struct.pack("!BBH", 0x88, 2, consumers.GOING))
+        await raw.hear(struct.pack("!BBH", 0x88, 2, consumers.GOING_AWAY))
         raw.reset()
 
     acted(f"/ws/jobs/{attempt.job_id}?format=json", secret, scene)

@@ -93,10 +93,10 @@ def test_a_partition_s_limits(oskar: User) -> None:
 @pytest.mark.parametrize(
     ("asked", "field", "says"),
     [
-        ({"time_limit": "03:00:00"}, "time_limit", "QOS small lets a job run for 2 h; this asks for 3 h. Ask for 2 h"),
-        ({"gpus_per_node": 8}, "gpus_per_node", "QOS small lets one job use 4 GPUs; this asks for 8. Ask for 4 GPUs"),
+        ({"time_limit": "03:00:00"}, "time_limit", "QOS small lets a job run for 2 h; this asks for 3 h. Request 2 h"),
+        ({"gpus_per_node": 8}, "gpus_per_node", "QOS small lets one job use 4 GPUs; this asks for 8. Request 4 GPUs"),
         ({"gpus_per_node": 4, "nodes": 2}, "nodes", "QOS small lets one job use 4 GPUs; this asks for 8."),
-        ({"nodes": 3}, "nodes", "QOS small lets one job use 2 nodes; this asks for 3. Ask for 2 nodes at most."),
+        ({"nodes": 3}, "nodes", "QOS small lets one job use 2 nodes; this asks for 3. Request 2 nodes at most."),
         ({"ranks_per_node": 32}, "ranks_per_node", "use 16 CPUs on each node; this asks for 32."),
         ({"cpus_per_rank": 32}, "cpus_per_rank", "use 16 CPUs on each node; this asks for 32."),
         ({"memory_gib": 65}, "memory_gib", "lets everybody in it together use 64.0 GiB of memory at once"),
@@ -147,7 +147,7 @@ def test_reservations(oskar: User) -> None:
     now = time.time()
     read()
     (message,) = told(oskar, reservation="workshop").values()
-    assert re.fullmatch(r'Slurm has no reservation "workshop" \(as of .{5}\)\. It has none\. Take it out\.', message)
+    assert re.fullmatch(r'Slurm has no reservation "workshop" \(as of .{5}\)\. It has none\. Remove it\.', message)
     read(
         reserved=(
             ReservationInfo(name="theirs", nodes=("dgx-01",), ends_at=now + 90_000, users=("mira",)),
@@ -155,7 +155,7 @@ def test_reservations(oskar: User) -> None:
             ReservationInfo(name="lab", nodes=("dgx-01",), ends_at=now + 90_000, accounts=("lab",)),
         )
     )
-    assert told(oskar, reservation="theirs")["reservation"] == "Reservation theirs is for others. Take it out."
+    assert told(oskar, reservation="theirs")["reservation"] == "Reservation theirs is for others. Remove it."
     assert "has no reservation" in told(oskar, reservation="thiers")["reservation"]
     found = told(oskar, reservation="short", time_limit="01:00:00")["time_limit"]
     assert found.startswith("Reservation short ends in 30 min ")

@@ -101,19 +101,19 @@ def test_a_moment_of_the_past_or_far_ahead_is_refused(oskar: User) -> None:
 
 @pytest.mark.parametrize("text", ["0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00"])
 def test_a_moment_before_or_after_all_days_is_none(text: str) -> None:
-    assert "is no moment" in problems(resources={"begin": text})["resources.begin"]
+    assert "is not a date and time" in problems(resources={"begin": text})["resources.begin"]
 
 
 def test_what_does_not_hold_says_the_fix() -> None:
     found = problems(resources={"partition": "a b", "qos": "-x", "constraint": "a&(b", "begin": "tomorrow"})
-    assert found["resources.partition"].startswith('"a b" is no name in Slurm.')
-    assert "is no name in Slurm" in found["resources.qos"]
+    assert found["resources.partition"].startswith('"a b" is not a valid name in Slurm.')
+    assert "is not a valid name in Slurm" in found["resources.qos"]
     assert "Write it without spaces, like h100&nvlink" in found["resources.constraint"]
     assert "or +2h for two hours from now" in found["resources.begin"]
-    assert "Write gpus_per_node, too" in problems(resources={"gpu_type": "h100"})["resources.gpu_type"]
+    assert "Set gpus_per_node, too" in problems(resources={"gpu_type": "h100"})["resources.gpu_type"]
     assert "Write nodes = 2" in problems(resources={"require_nodes": ["dgx[1-2]"]})["resources.require_nodes"]
     both = {"require_nodes": ["dgx1"], "exclude_nodes": ["dgx1"]}
-    assert "is required and excluded" in problems(resources=both)["resources.exclude_nodes"]
+    assert "is both required and excluded" in problems(resources=both)["resources.exclude_nodes"]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_lists_of_licences(text: str) -> None:
     [
         ("matlb:1", 'Slurm has no licence "matlb" (as of 21:04). Did you mean "matlab"?'),
         ("matlab,nothing-like:1", 'Slurm has no licence "nothing-like" (as of 21:04). It has matlab.'),
-        ("matlab:3", "Slurm has 2 matlab licences in all (as of 21:04); this asks for 3. Ask for fewer."),
+        ("matlab:3", "Slurm has 2 matlab licences in all (as of 21:04); this asks for 3. Request fewer."),
     ],
 )
 def test_licences_that_slurm_lacks(oskar: User, asked: str, says: str) -> None:
@@ -202,20 +202,20 @@ def test_licences_that_slurm_lacks(oskar: User, asked: str, says: str) -> None:
 
 def test_a_cluster_without_licences_says_so(oskar: User) -> None:
     Reading.objects.create(part="licenses", read_at=timezone.now())
-    with pytest.raises(SpecError, match=r"It has none\. Take it out\."):
+    with pytest.raises(SpecError, match=r"It has none\. Remove it\."):
         ask(oskar, spec_of(resources={"licenses": "matlab"}))
 
 
 def test_one_machine_counts_no_licences(oskar: User) -> None:
     Node.objects.create(name="here", cpus=8, plays_many=True)
-    with pytest.raises(SpecError, match="Jobs run on one machine here, which counts no licences") as caught:
+    with pytest.raises(SpecError, match="Jobs run on one machine here, which has no licences") as caught:
         ask(oskar, spec_of(resources={"licenses": "matlab"}))
     assert [problem.field for problem in caught.value.problems] == ["resources.licenses"]
 
 
 def test_without_a_slurm_user_nothing_is_submitted(oskar: User, settings: Any) -> None:
     settings.VIGIL_SCHEDULER = "slurm"
-    with pytest.raises(Refused, match="A sysadmin sets it under People"):
+    with pytest.raises(Refused, match="A sysadmin can set it under People"):
         ask(oskar)
     User.objects.filter(pk=oskar.pk).update(slurm_user="oskar")
     oskar.refresh_from_db()
@@ -229,11 +229,11 @@ def test_the_nearer_environment_wins() -> None:
     site = Environment(python="/opt/venv", modules=["cuda/12.4"], mounts=["/data"], env={"A": "site", "B": "site"})
     project = Environment(container="nvcr.io/nvidia/pytorch:24.10-py3", env={"B": "project"})
     job = Environment(mounts=["/scratch:/tmp"], modules=[], env={"C": "job"})
-    found = job.over(project.over(site))
+    found = job.merged_over(project.merged_over(site))
     assert (found.python, found.container) == (None, project.container), "a container has a Python of its own"
     assert (found.modules, found.mounts) == ([], ["/data", "/scratch:/tmp"])
     assert found.env == {"A": "site", "B": "project", "C": "job"}
-    assert Environment(python="").over(project).container is None, "the site's own Python again"
+    assert Environment(python="").merged_over(project).container is None, "the site's own Python again"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_by_default_it_is_the_portals_own(oskar: User, told: Told, settings: Any
 
 def test_a_projects_text_that_no_longer_holds_is_told(oskar: User, project: Project) -> None:
     Project.objects.filter(pk=project.pk).update(job_environment="pyhton = 3")
-    with pytest.raises(SpecError, match=r'project default does not hold.*Did you mean "python"'):
+    with pytest.raises(SpecError, match=r'project default is invalid.*Did you mean "python"'):
         ask(oskar)
 
 

@@ -49,9 +49,9 @@ def test_says_what_it_waits_for(oskar: User, project: Project) -> None:
     start = next(finding for finding in dry_run(oskar, spec_of()) if finding.title == "Start")
     assert start.level == "warn"
     said = start.text.replace("\N{NO-BREAK SPACE}", " ")
-    assert f"It needs 1 CPU, 0 are free; #{wren.pk} holds 6, others hold 2." in said
+    assert f"It needs 1 CPU, 0 are free; #{wren.pk} uses 6, others use 2." in said
     assert "1 job waits before it." in said
-    assert "1 job is just being submitted before it." in said
+    assert "1 job is being submitted before it." in said
 
 
 def test_says_what_would_start_instead(oskar: User) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.submitting.room import misfits
+from jobs.submitting.node_capacity import capacity_problems
 from nodes.cluster import sync
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo
@@ -35,19 +35,19 @@ def cluster() -> Told:
 
 def told(**resources: Any) -> dict[str, str]:
     spec = spec_of(resources={"gpus_per_node": 1, **resources}, run={"global_batch": 3360})
-    return {problem.field.removeprefix("resources."): problem.message for problem in misfits(spec)}
+    return {problem.field.removeprefix("resources."): problem.message for problem in capacity_problems(spec)}
 
 
 def test_what_only_nodes_out_of_service_have_may_wait_for_them(cluster: Told) -> None:
     assert told(nodes=3, gpus_per_node=8) == {}
     assert told(nodes=4, gpus_per_node=8) == {
-        "nodes": "4 nodes are more than the 3 that have what is asked for. Take at most 3."
+        "nodes": "4 nodes are more than the 3 that fit the request. Take at most 3."
     }
 
 
 def test_the_partition_decides_which_nodes_count(cluster: Told) -> None:
     assert told(partition="old", gpus_per_node=4) == {}
-    assert "the largest node that would do, old-1, has 4" in told(partition="old", gpus_per_node=8)["gpus_per_node"]
+    assert "the largest eligible node, old-1, has 4" in told(partition="old", gpus_per_node=8)["gpus_per_node"]
     assert told(partition="nowhere") == {}, "that is told as an unknown name"
 
 

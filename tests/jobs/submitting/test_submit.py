@@ -98,7 +98,7 @@ class TestSubmit:
     def test_no_path_of_a_spec_is_opened(self, table: str) -> None:
         spec = coded(table, directory="/etc", entry="passwd")
         a_project()
-        with pytest.raises(SpecError, match="send a tar.gz of it along, in the form under Code"):
+        with pytest.raises(SpecError, match="upload a tar.gz of it, in the form under Code"):
             ask(sysadmin(), spec)
 
 
@@ -220,8 +220,8 @@ class TestCancelAndDelete:
         drop, refused = store.drop, []
 
         def report_first(owner: store.Owner) -> None:
-            with pytest.raises(reports.Closed):
-                reports.take(owner[1], report)
+            with pytest.raises(reports.AttemptClosed):
+                reports.ingest(owner[1], report)
             refused.append(owner)
             drop(owner)
 

@@ -61,7 +61,7 @@ def test_an_id_that_comes_for_one_that_has_ended_is_cancelled(oskar: User, told:
     ids = told.submit_array(_asked(sweep), [0, 1, 2], at_once=None)
     for one in rows:
         handover.prepare(one)
-    arrays._taken(sweep, rows[:3], ids, told, time.monotonic() + 5)
+    arrays._record_submissions(sweep, rows[:3], ids, told, time.monotonic() + 5)
     assert told.cancelled == ["501_2"]
     assert (Stray.objects.get().key, Stray.objects.get().task) == (sweep.key, 2)
 

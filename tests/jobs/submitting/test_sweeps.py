@@ -43,14 +43,14 @@ def test_every_combination_is_a_job_of_its_own(oskar: User) -> None:
         ('"run.seed" = [1, -2]', "sweep.over.run.seed", "-2 is too small"),
         ('"run.sed" = [1, 2]', "sweep.over.run.sed", 'Did you mean "seed"'),
         ('"run.global_batch" = [32, 33]', "sweep.over.run.global_batch", "33 does not divide"),
-        ('"resources.nodes" = [1, 2]', "sweep.over.resources.nodes", "ask the scheduler for the same"),
+        ('"resources.nodes" = [1, 2]', "sweep.over.resources.nodes", "request the same resources"),
         ('"name" = ["a"]', "sweep.over.name", "script.args"),
         ('"run.seed" = []', "sweep.over.run.seed", "no values"),
         ('"run.seed" = [1, 1]', "sweep.over.run.seed", "twice"),
         ('"run.seed" = 3', "sweep.over.run.seed", "not a list"),
         ('"run.seed" = [1]\n"run.micro_batch" = [16, 7]', "sweep.over.run.micro_batch", "7 does not divide"),
         ('"run.language.layers" = [1, 2]\n"run.parallelism" = ["pipeline"]', "run.mesh.pp", "run.language.layers = 1"),
-        ("", "sweep.over", "nothing"),
+        ("", "sweep.over", "No values are given"),
         (f'"run.seed" = {list(range(1001))}', "sweep.over", "1,000 at most"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_sweep_over_nothing_is_told_how_to_write_it(text: str) -> None:
         SweepSpec.parse_toml(text)
     (problem,) = caught.value.problems
     assert problem.field == "sweep.over"
-    assert 'Write a line [sweep.over], and below it what it goes over, as "run.learning_rate" =' in problem.message
+    assert 'Write a line [sweep.over], and below it the values, such as "run.learning_rate" =' in problem.message
 
 
 @pytest.mark.long
@@ -207,7 +207,9 @@ def test_a_lost_answer_is_looked_up_not_repeated(oskar: User, told: Told) -> Non
     assert [one.scheduler_id for one in firsts(sweep)] == [f"501_{n}" for n in range(6)]
 
 
-@pytest.mark.parametrize("step", ["_prepare", "_claim", "_ask", "array_submission", "_taken", "tokens.leave"])
+@pytest.mark.parametrize(
+    "step", ["_prepare", "_claim", "_submit", "array_submission", "_record_submissions", "tokens.leave"]
+)
 @pytest.mark.parametrize("is_done", [False, True])
 def test_a_worker_that_died_at_any_step_leaves_what_the_next_tick_finds(
     step: str, is_done: bool, oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch
@@ -301,14 +303,14 @@ def test_it_waits_for_the_jobs_before_it(oskar: User, told: Told) -> None:
 def test_each_job_has_the_code(oskar: User, told: Told, settings: Any, table: str, over: str) -> None:
     settings.VIGIL_LOCAL_TRUST = "everyone"
     sweep = make(oskar, f'{text_of(table)}[sweep.over]\n"{over}" = ["1", "2"]\n', code=its_code(table))
-    assert upload.awaited() == {sweep.key}
+    assert upload.pending_uploads() == {sweep.key}
     tick(told)
     for one in firsts(sweep):
         root = rundir.path_of(one.job.directory)
         assert (root / "job" / "code" / ENTRIES[table]).read_text() == "print(1)"
         run = tomllib.loads((root / "portal" / "run.toml").read_text())
         assert table == "script" or run["run"]["client"]["hidden"] == one.job.sweep_values[over]
-    assert upload.awaited() == set()
+    assert upload.pending_uploads() == set()
 
 
 def test_code_has_the_files_of_every_job(oskar: User, settings: Any) -> None:
@@ -340,7 +342,7 @@ class TestWithoutArrays:
         sweep = make(oskar)
         tick(told)
         assert [one.scheduler_id for one in firsts(sweep)] == ["101", "102", "", "", "", ""]
-        assert firsts(sweep)[2].reason == "Waits for its turn: its sweep runs 2 at once."
+        assert firsts(sweep)[2].reason == "Waiting for its turn: its sweep runs 2 jobs at once."
         told.say("101", state="node_fail", ended_at=time.time(), nodes=("here",))
         tick(told)  # its restart keeps the place
         later()

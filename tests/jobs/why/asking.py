@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.spec import JobSpec
-from jobs.why.explain import Waiting, Why, explain
+from jobs.why.explain import WaitExplanation, WaitingJob, explain
 from jobs.why.requests import request_of
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo, QueuedJobInfo
@@ -36,18 +36,18 @@ def gpu_spec(nodes: int = 1, gpus: int = 8, limit: str = "12:00:00", **run: Any)
     return spec_of(resources=asked, run={"global_batch": 32, **run})
 
 
-def why(spec: JobSpec, where: Cluster, reason: str = "Resources", **facts: Any) -> Why:
+def why(spec: JobSpec, where: Cluster, reason: str = "Resources", **facts: Any) -> WaitExplanation:
     request = request_of(spec, user="oskar", account="vision")
-    return explain(Waiting(spec=spec, request=request, reason=reason, **{"scheduler_id": "77", **facts}), where)
+    return explain(WaitingJob(spec=spec, request=request, reason=reason, **{"scheduler_id": "77", **facts}), where)
 
 
 def plain(text: str) -> str:
     return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def texts(found: Why) -> list[str]:
+def texts(found: WaitExplanation) -> list[str]:
     return [plain(block.text) for block in found.blocks]
 
 
-def now(found: Why) -> list[dict[str, Any]]:
+def now(found: WaitExplanation) -> list[dict[str, Any]]:
     return [variant.changes for variant in found.variants if variant.starts_now]

@@ -23,7 +23,7 @@ def test_names_nodes_by_state_and_what_is_scattered() -> None:
         "It needs 1 node with 8 free GPUs and 8 free CPUs; none has that: 3 have fewer than 8 free GPUs, "
         "1 is drained, 1 is down."
     )
-    assert texts(found)[1] == "12 GPUs are free, but spread out: 3 nodes have 4 free GPUs each, none has 8."
+    assert texts(found)[1] == "12 GPUs are free, but fragmented: 3 nodes have 4 free GPUs each, none has 8."
     assert found.meaning.startswith("Resources: ")
     assert not found.never
 
@@ -114,7 +114,7 @@ def test_what_never_starts_says_so() -> None:
 @pytest.mark.parametrize(
     ("partition", "word", "text", "final"),
     [
-        ({"state": "down"}, "PartitionDown", "is down and starts nothing", False),
+        ({"state": "down"}, "PartitionDown", "is down and starts no jobs", False),
         ({"max_time_s": 3600}, "PartitionTimeLimit", "lets a job run for 1 h; this asks for 12 h", True),
         ({"max_nodes": 1}, "PartitionNodeLimit", "at most 1 node; this asks for 2", True),
         ({"denied_accounts": ("vision",)}, "AccountNotAllowed", "does not take account vision", True),
@@ -123,7 +123,7 @@ def test_what_never_starts_says_so() -> None:
 def test_partitions_refuse_by_name(partition: dict[str, Any], word: str, text: str, final: bool) -> None:
     where = cluster(node("a"), node("b"), partitions=(PartitionInfo(name="gpu", is_default=True, **partition),))
     found = why(gpu_spec(2, 8), where, word)
-    assert found.blocks[0].is_said
+    assert found.blocks[0].is_reason
     assert text in texts(found)[0]
     assert found.never == final
 
@@ -143,7 +143,7 @@ def test_too_long_for_the_partition_is_offered_shorter() -> None:
 def test_every_word_becomes_a_block(reason: str, kind: str) -> None:
     found = why(gpu_spec(1, 1), cluster(node("a")), reason)
     assert found.blocks[0].kind == kind
-    assert found.blocks[0].is_said
+    assert found.blocks[0].is_reason
     if kind in {"dependency", "held"}:
         assert found.variants == ()
 
@@ -154,8 +154,8 @@ def test_what_is_to_begin_later_says_when_and_offers_nothing_sooner(reason: str)
     asked = {"nodes": 1, "gpus_per_node": 8, "time_limit": "12:00:00", "begin": begin.isoformat()}
     found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a"), node("b", 4)), reason)
     assert found.blocks[0].kind == "time"
-    assert texts(found)[0].startswith("It is scheduled to start at ")
-    assert texts(found)[0].endswith(", in 2 h, and not before.")
+    assert texts(found)[0].startswith("Scheduled to start at ")
+    assert texts(found)[0].endswith(", in 2 h.")
     assert found.variants == ()
     assert found.starts_on == ()
     assert not found.never
@@ -168,7 +168,7 @@ def test_a_hold_or_a_dependency_comes_before_a_later_begin(reason: str, kind: st
     own = queued("77", 8, reason=reason, starts_at=NOW + 7200)
     found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a"), queue=(own,)), reason)
     assert [block.kind for block in found.blocks] == [kind, "time"]
-    assert texts(found)[1].endswith(", in 2 h, and not before.")
+    assert texts(found)[1].endswith(", in 2 h.")
     assert found.variants == ()
 
 
@@ -186,7 +186,7 @@ def test_the_schedulers_begin_counts_more_than_the_specifications(reason: str, s
     asked = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW + 7200, UTC).isoformat()}
     own = queued("77", 8, reason=reason, starts_at=starts_at)
     found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a", 4), queue=(own,)), reason)
-    assert ("It is scheduled to start at" in " ".join(texts(found))) is bool(says)
+    assert ("Scheduled to start at" in " ".join(texts(found))) is bool(says)
     assert says in " ".join(texts(found))
 
 
@@ -213,6 +213,9 @@ def test_only_what_was_requeued_hears_of_requeues() -> None:
         found = why(gpu_spec(1, 1), cluster(node("a"), queue=(own,)), "BeginTime")
         assert ("requeue" in texts(found)[0]) is says
     assert "requeue" not in found.meaning
+    own = queued("77", 1, restart_count=1, starts_at=NOW + 120)
+    found = why(gpu_spec(1, 1), cluster(node("a"), queue=(own,)), "BeginTime")
+    assert texts(found)[0].startswith("Slurm waits until ")
 
 
 @pytest.mark.parametrize("word", ["JobHeldUser", "JobHeldAdmin"])
@@ -236,21 +239,19 @@ def licensed(licenses: str, **facts: Any) -> JobSpec:
         ("abaqus", LicenseInfo(name="matlab", total=2),
          "abaqus: the scheduler has no such licence; this asks for 1. It never starts as it is.", True),
         ("matlab", LicenseInfo(name="matlab", total=2, used=1),
-         "matlab: 1 of 2 in use; this asks for 1. Licenses is what Slurm says; what runs may have changed since.",
+         "matlab: 1 of 2 in use; this asks for 1. Licenses is Slurm's reason; usage may have changed since.",
          False),
     ],
 )  # fmt: skip
 def test_licences_are_named_with_their_numbers(asked: str, there: LicenseInfo, says: str, never: bool) -> None:
     found = why(licensed(asked), cluster(node("a"), licenses=(there,)), "Licenses")
     assert texts(found) == [says]
-    assert (found.blocks[0].kind, found.blocks[0].is_said, found.never) == ("limit", True, never)
+    assert (found.blocks[0].kind, found.blocks[0].is_reason, found.never) == ("limit", True, never)
     assert found.variants == ()
 
 
 def test_licences_that_nobody_has_listed_are_the_schedulers_word() -> None:
-    assert texts(why(licensed("matlab"), cluster(node("a")), "Licenses")) == [
-        "Licenses: the licences that it needs are in use."
-    ]
+    assert texts(why(licensed("matlab"), cluster(node("a")), "Licenses")) == ["Licenses: its licences are in use."]
 
 
 def test_short_licences_are_in_the_way_whatever_else_is() -> None:
@@ -313,7 +314,7 @@ def test_a_reservation_that_will_not_do(reservation: dict[str, Any], kind: str, 
 
 
 def test_what_vigil_holds_is_said_in_its_words() -> None:
-    found = why(gpu_spec(), cluster(), "Waits for #12 to complete.", held_by_vigil=True, scheduler_id="")
+    found = why(gpu_spec(), cluster(), "Waits for #12 to complete.", waits_in_vigil=True, scheduler_id="")
     assert [(b.kind, b.text) for b in found.blocks] == [("dependency", "Waits for #12 to complete.")]
     assert found.sentence == "Waits for #12 to complete."
     assert found.variants == ()
@@ -329,7 +330,7 @@ def test_one_machine_says_who_holds_what() -> None:
     where = cluster(box, partitions=(PartitionInfo(name="local", is_default=True),), queue=queue)
     spec = spec_of(resources={"ranks_per_node": 4}, run={"global_batch": 32})
     found = why(spec, where, "Waits for 4 CPUs; 2 of 8 are free.", names={"1": "#12 wren"})
-    assert texts(found) == ["It needs 4 CPUs, 2 are free; #12 holds 4, others hold 2."]
+    assert texts(found) == ["It needs 4 CPUs, 2 are free; #12 uses 4, others use 2."]
     assert {"resources.ranks_per_node": 2} in now(found)
 
 
@@ -348,8 +349,12 @@ def test_one_machine_starts_in_order_what_is_to_begin_now(reason: str, waits: bo
 @pytest.mark.parametrize(
     ("state", "used", "says"),
     [
-        ("draining", 6, "box is draining: fan 3 (vigil: ops). What runs goes on; nothing new starts before a sysadmin"),
-        ("drained", 0, "box is drained: fan 3 (vigil: ops). Nothing new starts before a sysadmin undrains it."),
+        (
+            "draining",
+            6,
+            "box is draining: fan 3 (vigil: ops). Running jobs continue; nothing new starts until a sysadmin",
+        ),
+        ("drained", 0, "box is drained: fan 3 (vigil: ops). Nothing new starts until a sysadmin undrains it."),
     ],
 )
 def test_one_machine_that_is_drained_says_so_first(state: str, used: int, says: str) -> None:

@@ -20,7 +20,7 @@ def test_names_the_very_limit() -> None:
     assert texts(found) == ["QOS small lets each person use 2 GPUs at once; you use 2, this asks for 2."]
     block = found.blocks[0]
     assert (block.kind, block.name, block.amount) == ("limit", "QOS small", GPU)
-    assert (block.limit, block.used, block.asked, block.is_said, block.is_final) == (2, 2, 2, True, False)
+    assert (block.limit, block.used, block.requested, block.is_reason, block.is_final) == (2, 2, 2, True, False)
     assert now(found) == []  # whatever it asks for, 2 are used
 
 
@@ -75,9 +75,9 @@ def test_each_limit_has_slurms_word_and_a_sentence(limits: Limits, word: str, te
     running = queued("5", 4, state="running", qos="q", gpu_type="h100", memory_mib=2048)
     where = cluster(node("a", 4), qos=(QosInfo(name="q", limits=limits),), queue=(running, queued("77", 8, qos="q")))
     found = why(gpu_spec(), where, word)
-    assert found.blocks[0].is_said
+    assert found.blocks[0].is_reason
     assert text in texts(found)[0]
-    assert sum(block.is_said for block in found.blocks) == 1
+    assert sum(block.is_reason for block in found.blocks) == 1
 
 
 def test_a_qos_goes_before_its_accounts_limit() -> None:
@@ -92,4 +92,4 @@ def test_a_qos_goes_before_its_accounts_limit() -> None:
 def test_a_limit_that_nobody_told_us_is_said_in_slurms_words() -> None:
     found = why(gpu_spec(), cluster(node("a")), "AssocGrpGRES")
     assert found.blocks[0].kind == "limit"
-    assert "its account is at its limit" in found.blocks[0].text
+    assert "its account has reached its limit" in found.blocks[0].text

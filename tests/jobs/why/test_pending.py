@@ -84,7 +84,7 @@ def test_rest_tells_blocks_and_variants(oskar: User, project: Project) -> None:
 
 @pytest.mark.django_db
 def test_counts_no_node_that_the_attempt_is_kept_from(oskar: User, project: Project) -> None:
-    """dgx-01 would be free, but it was to blame for the end of the attempt before (jobs.suspects)."""
+    """dgx-01 would be free, but it was to blame for the end of the attempt before (jobs.blamed_nodes)."""
     sync.read(Told(machines=[replace(HALVES[0], gpus_used=0), *HALVES[1:]], divided=[GPU]))
     job = eight_gpus(oskar, project)
     assert "dgx-01" not in bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()["text"]
@@ -113,7 +113,7 @@ def test_names_only_jobs_that_the_reader_may_see(oskar: User, project: Project) 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     ("state", "said"),
-    [("running", "It does not wait: it is running since "), ("failed", "It does not wait: it ended as failed at ")],
+    [("running", "It is not waiting: it is running since "), ("failed", "It is not waiting: it ended as failed at ")],
 )
 def test_of_one_that_does_not_wait_it_says_so(oskar: User, project: Project, state: str, said: str) -> None:
     job = a_job(oskar, project, state=state, attempt={"nodes": ["dgx-01"], "reason": "NonZeroExitCode"})
@@ -150,7 +150,7 @@ def test_one_that_is_to_begin_later_is_offered_nothing_sooner(oskar: User, proje
     job = eight_gpus(oskar, project, reason="Priority")
     Job.objects.update(spec={**job.spec, "resources": {**job.spec["resources"], "begin": begin.isoformat()}})
     found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
-    assert found["text"].startswith("It is scheduled to start at ")
+    assert found["text"].startswith("Scheduled to start at ")
     assert found["variants"] == []
     assert "would start now" not in text(signed_in(oskar).get(f"/jobs/{job.pk}"))
 
@@ -169,7 +169,7 @@ def test_the_reason_comes_explained_wherever_it_is_told(oskar: User, project: Pr
     job = eight_gpus(oskar, project)
     client = bearer(oskar)
     found = client.get(f"/api/v1/jobs/{job.pk}").json()
-    meaning = "Resources: what it asks for is not free yet."
+    meaning = "Resources: its resources are not free yet."
     assert (found["reason"], found["explained"]) == ("Resources", meaning)
     assert found["attempt"]["explained"] == meaning
     assert client.get("/api/v1/jobs").json()["items"][0]["explained"] == meaning
@@ -184,7 +184,7 @@ def test_the_page_shows_it_while_it_waits(oskar: User, project: Project) -> None
     for address in (f"/jobs/{job.pk}", f"/jobs/{job.pk}/life?tab=overview"):
         page = text(client.get(address))
         assert "Why it waits" in page
-        assert "12 GPUs are free, but spread out: 3 nodes have 4 free GPUs each, none has 8." in page
+        assert "12 GPUs are free, but fragmented: 3 nodes have 4 free GPUs each, none has 8." in page
         assert "2 nodes with 4 GPUs each instead of 1 node with 8 GPUs." in page
     assert "Why it waits" not in text(client.get(f"/jobs/{job.pk}/life?tab=spec"))
     Attempt.objects.update(state="running", started_at=timezone.now())
@@ -247,7 +247,7 @@ def test_rows_are_taken_once_a_reading(django_assert_num_queries: Any) -> None:
 WHY = {
     "job": 7, "state": "pending", "text": "It needs 8 free GPUs.", "said": "Resources",
     "told_at": "2026-01-31T12:00:00Z",
-    "meaning": "Resources: what it asks for is not free yet.", "starts_at": "2026-01-31T14:00:00Z", "never": False,
+    "meaning": "Resources: its resources are not free yet.", "starts_at": "2026-01-31T14:00:00Z", "never": False,
     "blocks": [{"kind": "nodes", "text": "It needs 8 free GPUs."}, {"kind": "priority", "text": "2 jobs wait."}],
     "ahead": {"jobs": 2, "gpus": 0, "named": []}, "stale": "",
     "variants": [
@@ -261,7 +261,7 @@ def test_the_command_line(portal):  # noqa: F811
     portal.answers["GET", "jobs/7/why"] = WHY
     lines = vigil("why", "7").output.splitlines()
     assert lines[:3] == [
-        "It needs 8 free GPUs.", "  scheduler: Resources: what it asks for is not free yet.", "  also: 2 jobs wait."
+        "It needs 8 free GPUs.", "  scheduler: Resources: its resources are not free yet.", "  also: 2 jobs wait."
     ]  # fmt: skip
     assert lines[3].startswith("  starts: about 2026-01-31 ")
     assert lines[5:8] == [

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.django_db
 def test_the_queue_in_plain_words(mira: User, scheduler: Told) -> None:
     html = text(mira, "/queue")
     assert "Your slurm-15 is pending, position 1 of 2 in gpu." in html
-    assert "Resources: what it asks for is not free yet." in html
-    assert "with it, its owner would run more than the QOS allows one person." in html
+    assert "Resources: its resources are not free yet." in html
+    assert "its owner would exceed the QOS’s limit per person." in html
     order = [
         html.index(name) for name in (">wren<", ">slurm-15<", ">slurm-14<", ">slurm-13<", ">slurm-16<", ">slurm-12<")
     ]
@@ -61,7 +61,7 @@ def test_the_queue_over_rest(mira: User, scheduler: Told) -> None:
     assert own["job"] is not None
     assert own["gpu_indices"] == {"dgx-01": [0, 1, 2, 3]}
     assert (waiting["position"], waiting["waiting"], waiting["reason"]) == (2, 2, "Resources")
-    assert waiting["why"] == "Resources: what it asks for is not free yet."
+    assert waiting["why"] == "Resources: its resources are not free yet."
     assert client.get("/api/v1/queue?state=sleeping").status_code == 422
     assert client.get("/api/v1/queue?cursor=x").status_code == 422
 

@@ -1,4 +1,4 @@
-"""What is wrong with a text that is no TOML: the line, what stands there, and a plain guess at the cause."""
+"""Explain what is wrong with invalid TOML: the line, its text, and a plain guess at the cause."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _KEY = re.compile(r"[A-Za-z0-9_.-]{1,80}\Z")
 _TABLE = re.compile(r"\s*\[")
 _WORDS = {"true": "true", "false": "false", "yes": "true", "no": "false", "on": "true", "off": "false"}
 _NOTHING = {"none", "null", "nil"}
-_SHOWN = 80  # characters of a line
+_MAX_QUOTED = 80  # characters of a line
 
 
 def explain(text: str, error: Exception) -> str:
-    """`Line 3: a text needs quotes. Write name = "mira". It reads: name = mira`"""
+    """Return a text such as `Line 3: a text needs quotes. Write name = "mira". It reads: name = mira`."""
     if isinstance(error, RecursionError):
         return "The specification nests too deeply. A spec has tables one or two deep."
     if not isinstance(error, tomllib.TOMLDecodeError):
-        return "A whole number has thousands of digits. Write it shorter, or as a text in quotes."
+        return "A whole number has thousands of digits. Shorten it, or write it as a text in quotes."
     number = _place(text, str(error))
     lines = _lines(text)
     line = lines[number - 1][:1_000] if number <= len(lines) else ""
     hidden = sorted({f"U+{ord(c):04X}" for c in line if not c.isprintable() and c != "\t"})
     if hidden:
-        guess = f"it holds what cannot be seen ({', '.join(hidden[:3])}). Take it out."
+        guess = f"it contains invisible characters ({', '.join(hidden[:3])}). Remove them."
     elif line.lstrip().startswith("{"):
-        guess = 'this looks like JSON. A specification is TOML, a value a line, such as name = "probe".'
+        guess = 'this looks like JSON. A specification is TOML, one value per line, such as name = "probe".'
     else:
         guess = _guess(lines, number, line, str(error))
     shown = _short("".join(c for c in line.strip() if c.isprintable()))
@@ -34,56 +34,56 @@ def explain(text: str, error: Exception) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a text as tomllib counts them: other ends of line than these are no ends to it."""
+    """Return the lines of a text as tomllib counts them: other line ends than these do not end a line for it."""
     return text.replace("\r\n", "\n").split("\n")
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
 
 
-def _place(text: str, said: str) -> int:
-    """The line that is to blame, from 1."""
-    if match := _PLACE.search(said):
+def _place(text: str, message: str) -> int:
+    """Return the number of the line to blame, from 1."""
+    if match := _PLACE.search(message):
         number = int(match[1])
         # A list that was left open is noticed only at what follows it.
-        return _opened(_lines(text), number) if said.startswith("Unclosed array") else number
+        return _opened(_lines(text), number) if message.startswith("Unclosed array") else number
     return _unclosed(text)
 
 
-def _guess(lines: list[str], number: int, line: str, said: str) -> str:
-    """What is wrong with this line, and the fix."""
+def _guess(lines: list[str], number: int, line: str, message: str) -> str:
+    """Return what is wrong with this line, and the fix."""
     key, equals, value = (part.strip() for part in line.partition("="))
     if "“" in line or "”" in line or "‘" in line:
         return 'the quotes are typographic. Write plain ones: "…".'
-    if said.startswith(("Cannot overwrite", "Duplicate inline", "Cannot declare", "Cannot mutate")):
-        return _twice(lines, number, line, said)
-    if said.startswith("Expected '=' after a key"):
+    if message.startswith(("Cannot overwrite", "Duplicate inline", "Cannot declare", "Cannot mutate")):
+        return _duplicate(lines, number, line, message)
+    if message.startswith("Expected '=' after a key"):
         return _no_equals(line)
-    if said.startswith("Unclosed array"):
+    if message.startswith("Unclosed array"):
         return 'the list is not closed, or a comma is missing in it. Write it like ["a", "b"].'
-    if said.startswith("Unclosed inline table"):
+    if message.startswith("Unclosed inline table"):
         return "the table in braces must stand on one line and end in }. Or write a table of its own, like [run]."
     if _TABLE.match(line):
         return "a table's name stands in brackets, like [run], alone on its line."
-    if said.startswith(("Illegal character '\\n'", "Unterminated string", 'Expected "\'"', 'Expected "\'"')):
+    if message.startswith(("Illegal character '\\n'", "Unterminated string", 'Expected "\'"', 'Expected "\'"')):
         return "its text is not closed. Write the closing quote."
-    if "\\" in line and said.startswith(("Unescaped", "Invalid hex")):
-        return "in double quotes \\ begins an escape. Write \\\\, or take single quotes: '…'."
+    if "\\" in line and message.startswith(("Unescaped", "Invalid hex")):
+        return "in double quotes \\ begins an escape. Write \\\\, or use single quotes: '…'."
     if not equals or not _KEY.match(key):
         return "this is neither a table, like [run], nor a value, like steps = 200. A comment begins with #."
-    return _value(key, value, said)
+    return _value(key, value, message)
 
 
-def _value(key: str, value: str, said: str) -> str:
-    """What is wrong right of an equals sign."""
-    bare = value.split("#")[0].strip()[:_SHOWN]
+def _value(key: str, value: str, message: str) -> str:
+    """Return what is wrong with the text after the equals sign."""
+    bare = value.split("#")[0].strip()[:_MAX_QUOTED]
     if not bare:
-        return f"the value is missing. Write it after the =, or take {key} out."
+        return f"the value is missing. Write it after the =, or remove {key}."
     if bare.endswith((";", ",")) and _is_value(bare[:-1]):
-        return f"nothing stands at the end of a line. Write {key} = {bare[:-1]}."
+        return f"no comma or semicolon ends a line. Write {key} = {bare[:-1]}."
     if bare.lower() in _NOTHING:
-        return f"TOML has no word for nothing. Take {key} out."
+        return f"TOML has no null value. Remove {key}."
     if bare.lower() in _WORDS:
         return f"write {key} = {_WORDS[bare.lower()]}."
     if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+", bare):
@@ -95,16 +95,16 @@ def _value(key: str, value: str, said: str) -> str:
     if bare[0] in "[{":
         return 'a text in it needs quotes, or a bracket is missing. Write a list like ["a", "b"].'
     if bare[0] in "\"'":
-        return 'something stands after the closing quote. Take it out, or write \\" for a quote inside the text.'
-    if said.startswith(("Invalid value", "Expected newline")):
+        return 'there is text after the closing quote. Remove it, or write \\" for a quote inside the text.'
+    if message.startswith(("Invalid value", "Expected newline")):
         quoted = bare.replace("\\", "\\\\").replace('"', '\\"')
         what = "this is no number, and a text needs quotes" if bare[0].isdigit() else "a text needs quotes"
         return f'{what}. Write {key} = "{quoted}".'
-    return f"this is not TOML ({_PLACE.sub('', said).strip()})."
+    return f"this is not TOML ({_PLACE.sub('', message).strip()})."
 
 
 def _no_equals(line: str) -> str:
-    """What is wrong with a line in which something else follows the first word."""
+    """Return what is wrong with a line without an equals sign after its first word."""
     key, colon, value = (part.strip() for part in line.partition(":"))
     if not (colon and value and _KEY.match(key)):
         key, _, value = (part.strip() for part in line.strip().partition(" "))
@@ -119,15 +119,15 @@ def _no_equals(line: str) -> str:
     )
 
 
-def _twice(lines: list[str], number: int, line: str, said: str) -> str:
-    """Says what is given twice, and where before, if it is written the same there."""
+def _duplicate(lines: list[str], number: int, line: str, message: str) -> str:
+    """Return what is given twice, and where it was first, if it is written the same there."""
     if _TABLE.match(line):
         name = line.split("#")[0].strip()
         first = next((n for n, other in enumerate(lines[: number - 1], 1) if other.split("#")[0].strip() == name), None)
         before = f", first in line {first}" if first else ""
         return f"{_short(name)} is given twice{before}. Put all of it in one place."
     key = line.partition("=")[0].strip()
-    if match := re.match(r"Duplicate inline table key '(.{1,80})'", said):
+    if match := re.match(r"Duplicate inline table key '(.{1,80})'", message):
         return f"{match[1]} is given twice in the braces. Keep one of them."
     first = next((n for n in range(number - 1, 0, -1) if lines[n - 1].partition("=")[0].strip() == key), None)
     before = f", first in line {first}" if first else ""
@@ -143,7 +143,7 @@ def _is_value(text: str) -> bool:
 
 
 def _opened(lines: list[str], number: int) -> int:
-    """The line in which the list was opened that line `number` shows to be open."""
+    """Return the line that opened the list which line `number` shows to be open."""
     for n in range(min(number, len(lines)), 0, -1):
         if re.match(r"[^=#]{1,200}=\s*\[", lines[n - 1]):
             return n
@@ -151,7 +151,7 @@ def _opened(lines: list[str], number: int) -> int:
 
 
 def _unclosed(text: str) -> int:
-    """The line of a string that runs to the end of the text: of the first from which on nothing can be read."""
+    """Return the line of a string that is never closed: the first from which on nothing can be parsed."""
     lines = _lines(text)
     low, high = 1, len(lines)  # the first line with which it breaks off
     while low < high:

@@ -1,4 +1,4 @@
-"""What a tick of the follower took, left in Redis for /metrics: another process answers there."""
+"""Store how long a tick of the follower took in Redis for /metrics, which another process serves."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from portal.publish import connection
 KEY = "vigil:follower"
 
 
-def measured(tick: Callable[[], bool]) -> bool:
-    """One tick; whether it was us. Where nobody may ask for it, nothing is written."""
+def run_measured(tick: Callable[[], bool]) -> bool:
+    """Run one tick and store its duration, unless /metrics is off. Return whether this process ran the tick."""
     began = time.perf_counter()
     was_us = tick()
     if was_us and settings.VIGIL_METRICS_TOKEN:

@@ -1,4 +1,4 @@
-"""A sweep whose first jobs all die of one failure of their own program: it starts no more of them, and says so."""
+"""Stop a sweep whose first jobs all fail for the same reason in their own program, and explain why."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ FIRST = 3
 
 
 def stop_sweep(attempt: Attempt) -> bool:
-    """Stop what this attempt's sweep has not started yet, if that would only fail alike. In the transaction that says
-    that the attempt is not started anew; what runs goes on, and each that was stopped can be resumed.
+    """Stop the part of this attempt's sweep that has not started, if it would only fail alike. Return whether it did.
+
+    Runs in the transaction that stores that the attempt is not restarted. Running jobs continue, and every stopped job
+    can be resumed.
     """
     sweep_id = attempt.job.sweep_id
-    if sweep_id is None or not (shared := _what_all_died_of(sweep_id)):
+    if sweep_id is None or not (shared := _shared_failure(sweep_id)):
         return False
     waiting = Attempt.objects.filter(
         job__sweep=sweep_id, number=1, started_at=None, ended_at=None, cancel_asked_at=None
     )
     if not waiting.exists():
         return False
-    why = f"Its first {FIRST} jobs died of the same: {shared} Whatever had not started was cancelled."
+    why = f"Its first {FIRST} jobs failed for the same reason: {shared} Jobs that had not started were cancelled."
     if Sweep.objects.filter(pk=sweep_id, stopped_why="").update(stopped_why=why) != 1:
         return False
     waiting.update(cancel_asked_at=timezone.now())
     return True
 
 
-def _what_all_died_of(sweep_id: int) -> str:
-    """The verdict in a sentence, where the first jobs to end have one fingerprint, and whose move it is, is theirs."""
+def _shared_failure(sweep_id: int) -> str:
+    """Return the first ended jobs' verdict, if they share a fingerprint and a cause that is their owner's to fix."""
     ended = Attempt.objects.filter(job__sweep=sweep_id, job__latest=F("pk")).exclude(ended_at=None)
     first = list(ended.exclude(decided_at=None).order_by("ended_at", "pk").values_list("pk", flat=True)[:FIRST])
     if len(first) < FIRST:
@@ -44,5 +46,5 @@ def _what_all_died_of(sweep_id: int) -> str:
     cause = causes.pop()
     if causes or cause is None or cause.owner != "researcher":
         return ""
-    says = found[0][3].strip()
-    return says if says.endswith((".", "!", "?")) else f"{says}."
+    text = found[0][3].strip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -1,4 +1,4 @@
-"""Pydantic's errors in our words: the field by its dotted path, what is wrong, and the fix."""
+"""Turn pydantic's errors into Vigil's: the field by its dotted path, what is wrong, and the fix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KINDS = {
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], data: dict[str, Any]) -> list[Problem]:
-    """One problem a field, in the order of the spec, at most 50."""
+    """Return one problem per field, in the order of the spec, at most 50."""
     found: dict[str, Problem] = {}
     for detail in error.errors(include_url=False)[:200]:
         path = _path(detail["loc"])
@@ -39,7 +39,7 @@ def problems_of(error: ValidationError, model: type[BaseModel], data: dict[str, 
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """The dotted path as a person writes it: pydantic adds the names of union members, we take them out."""
+    """Return the dotted path as a person writes it, without the names of union members that pydantic adds."""
     parts: list[str] = []
     for part in loc:
         if isinstance(part, str) and part in {"int", "str", "float", "bool"} and parts:
@@ -51,7 +51,7 @@ def _path(loc: tuple[int | str, ...]) -> str:
 
 
 def _model_of(model: type[BaseModel], field: str, kind: object) -> type[BaseModel] | None:
-    """The model that a field holds, also where it may be None; of several the one of this kind of job."""
+    """Return the model of a field, also if it may be None; of several the one of this kind of job."""
     if field not in model.model_fields:
         return None
     annotation = model.model_fields[field].annotation
@@ -60,8 +60,8 @@ def _model_of(model: type[BaseModel], field: str, kind: object) -> type[BaseMode
     return next((c for c in models if getattr(c, "KIND", kind) == kind), models[0] if models else None)
 
 
-def is_known(model: type[BaseModel], path: str, kind: object) -> bool:
-    """Whether such a field is written in the model for this kind of job; what lies in a free table counts, too."""
+def has_field(model: type[BaseModel], path: str, kind: object) -> bool:
+    """Return whether the model has such a field for this kind of job; anything in a free table counts, too."""
     inside: type[BaseModel] | None = model
     for part in path.split("."):
         if inside is None:
@@ -78,17 +78,17 @@ def _message(detail: dict[str, Any], model: type[BaseModel], path: str, data: di
     if kind == "missing":
         return f"Missing. Write {key} = …"
     if kind == "extra_forbidden":
-        return _unknown(model, path, data.get("kind"))
+        return _unknown_field(model, path, data.get("kind"))
     if kind in _KINDS:
         wanted, example = _KINDS[kind]
         if path.startswith("run.mesh."):
             example = "2"  # ranks along an axis
         return f"{value} is not {wanted}. Write it like {key.split('[')[0]} = {example}."
     if kind in {"literal_error", "enum"}:
-        given, known = _at(data, path), re.findall(r"'([^']*)'", context["expected"])
-        if isinstance(given, str) and (close := difflib.get_close_matches(given[:80], known, n=1, cutoff=0.6)):
-            return f'{value} is not known here. Did you mean "{close[0]}"?'
-        return f"{value} is not known here. Choose one of {context['expected']}."
+        given, allowed = _at(data, path), re.findall(r"'([^']*)'", context["expected"])
+        if isinstance(given, str) and (close := difflib.get_close_matches(given[:80], allowed, n=1, cutoff=0.6)):
+            return f'{value} is not a valid value. Did you mean "{close[0]}"?'
+        return f"{value} is not a valid value. Choose one of {context['expected']}."
     if kind in {"greater_than_equal", "greater_than"}:
         limit = f"at least {_amount(context['ge'])}" if "ge" in context else f"more than {_amount(context['gt'])}"
         return f"{value} is too small: {limit}."
@@ -105,32 +105,32 @@ def _message(detail: dict[str, Any], model: type[BaseModel], path: str, data: di
     return message.removeprefix("Value error, ")
 
 
-def _unknown(model: type[BaseModel], path: str, kind: object) -> str:
-    """What an unknown key may have meant: a key at its own place, else the same key in another table."""
+def _unknown_field(model: type[BaseModel], path: str, kind: object) -> str:
+    """Describe an unknown key, with the key that was probably meant: in the same table, else in another one."""
     *tables, key = path.split(".")
     inside: type[BaseModel] | None = model
     for table in tables:
         inside = _model_of(inside, table, kind) if inside is not None else None
     names = list(inside.model_fields) if inside is not None else []
-    where = f"[{'.'.join(tables)}]" if tables else "The specification"
+    unknown = f'Unknown field "{key[:80]}"' + (f" in [{'.'.join(tables)}]." if tables else ".")
     for other, other_names in _tables(model, kind):
         if key in other_names and other != ".".join(tables):
-            return f'{where} has no "{key}". It belongs under [{other}].'
+            return f"{unknown} It belongs under [{other}]."
     if close := difflib.get_close_matches(key, names, n=1, cutoff=0.6):
-        return f'{where} has no "{key[:80]}". Did you mean "{close[0]}"?'
-    known = ", ".join(names)
-    return f'{where} has no "{key[:80]}".' + (f" It knows {known}." if known else "")
+        return f'{unknown} Did you mean "{close[0]}"?'
+    fields = ", ".join(names)
+    return f"{unknown} Known fields: {fields}." if fields else unknown
 
 
 def _tables(model: type[BaseModel], kind: object) -> Iterator[tuple[str, list[str]]]:
-    """Those of this kind of job first."""
+    """Yield the tables with their fields, those of this kind of job first."""
     found = [(name, inner) for name in model.model_fields if (inner := _model_of(model, name, kind)) is not None]
-    for name, inner in sorted(found, key=lambda one: getattr(one[1], "KIND", kind) != kind):
+    for name, inner in sorted(found, key=lambda table: getattr(table[1], "KIND", kind) != kind):
         yield name, list(inner.model_fields)
 
 
 def _at(data: Any, path: str) -> Any:
-    """The value that the person gave there, for quoting; None where there is none."""
+    """Return the value that the person gave at a path, for quoting; None if there is none."""
     for part in path.replace("[", ".[").split("."):
         if part.startswith("[") and isinstance(data, list):
             index = int(part[1:-1])

@@ -1,7 +1,7 @@
-"""What a bad end cost: work that is done again, nodes held until ranks train again, and how long both took.
+"""Compute the cost of a bad end: repeated work, nodes allocated until ranks train again, and how long both took.
 
-Each second in which nodes are held is one incident's at most: the time until ranks train again is that of the end
-before, and where they never came to, the work of the next. So what an attempt's incidents cost adds up.
+Each second of allocated nodes counts for one incident at most: the time until ranks train again belongs to the end
+before, and if they never did, the work belongs to the next. So the costs of an attempt's incidents add up.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _AGAIN = (Attempt.Origin.RESTARTED, Attempt.Origin.REQUEUED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moments:
-    """Around a bad end. None: it was not, or nobody told."""
+class IncidentTimes:
+    """The times around a bad end. None: it did not happen, or is unknown."""
 
     began_at: datetime
     """The attempt."""
@@ -33,11 +33,11 @@ class Moments:
     """The bad end before it, in the same attempt."""
     trained_at: datetime | None
     """The ranks that failed."""
-    kept_at: datetime | None
+    resumed_checkpoint_at: datetime | None
     """The checkpoint that was kept."""
     stepped_at: datetime | None
     noticed_at: datetime
-    held_at: datetime | None
+    allocated_at: datetime | None
     """The nodes for what went on: at once, or from the start of the next attempt."""
     again_at: datetime | None
     """Ranks trained."""
@@ -46,33 +46,33 @@ class Moments:
 
     @property
     def work_s(self) -> float:
-        """Since the kept checkpoint, or since ranks trained, or were to."""
-        since = [self.began_at, self.before_at, self.trained_at, self.kept_at]
+        """Return the lost work: since the resumed checkpoint, or since ranks trained, or should have."""
+        since = [self.began_at, self.before_at, self.trained_at, self.resumed_checkpoint_at]
         return _seconds(max(at for at in since if at is not None), self.noticed_at) or 0.0
 
     @property
-    def held_s(self) -> float:
-        """Until ranks trained again; the queue is not counted."""
+    def idle_s(self) -> float:
+        """Return the time until ranks trained again, without the queue."""
         is_next = self.again_at is not None and self.next_at is not None and self.next_at < self.again_at
-        return 0.0 if is_next else _seconds(self.held_at, self.again_at) or 0.0
+        return 0.0 if is_next else _seconds(self.allocated_at, self.again_at) or 0.0
 
     @property
     def detect_s(self) -> float | None:
-        """From the last step that rank 0 told of until the end was noticed."""
+        """Return the time from the last step reported by rank 0 until the end was noticed."""
         return _seconds(self.stepped_at, self.noticed_at)
 
     @property
     def recover_s(self) -> float | None:
-        """From there until ranks trained again, the queue included."""
+        """Return the time from there until ranks trained again, with the queue."""
         return _seconds(self.noticed_at, self.again_at)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lost:
-    """`following`: the attempt that went on without anybody asking; `is_over`: no more can come of it."""
+class LostWork:
+    """The cost of an incident. `following`: the attempt that continued by itself; `is_over`: the cost is final."""
 
-    moments: Moments
-    kept: Checkpoint | None
+    moments: IncidentTimes
+    checkpoint: Checkpoint | None
     following: Attempt | None
     node_s: float
     went_on: bool
@@ -80,71 +80,71 @@ class Lost:
 
     @property
     def seconds(self) -> float:
-        return self.moments.work_s + self.moments.held_s
+        return self.moments.work_s + self.moments.idle_s
 
 
-def of(incident: Incident) -> Lost:
-    """Of one incident, as far as it is known now."""
+def lost_work(incident: Incident) -> LostWork:
+    """Return the cost of one incident, as far as it is known now."""
     attempt, is_end = incident.attempt, incident.incarnation is None
     following = _following(attempt) if is_end else None
-    began, again = _trained(incident), _again(incident, following)
-    kept = _kept(incident, following)
+    began, again = _training_began(incident), _trained_again(incident, following)
+    checkpoint = _resumed_checkpoint(incident, following)
     others = Incident.objects.filter(attempt=attempt).exclude(pk=incident.pk).values_list("at", "pk")
     before = [at for at, pk in others if (at, pk) < (incident.at, incident.pk)]
     after = [at for at, pk in others if (at, pk) > (incident.at, incident.pk)]
     if following is not None:
         after = [at for at in Incident.objects.filter(attempt=following).aggregate(at=Min("at")).values() if at]
-    moments = Moments(
+    moments = IncidentTimes(
         began_at=attempt.started_at or incident.at,
         before_at=max(before, default=None),
         trained_at=began,
-        kept_at=kept.created_at if kept else None,
+        resumed_checkpoint_at=checkpoint.created_at if checkpoint else None,
         stepped_at=_last_step(attempt, incident.incarnation),
         noticed_at=incident.at,
-        held_at=incident.at if not is_end else following.started_at if following else None,
+        allocated_at=incident.at if not is_end else following.started_at if following else None,
         again_at=again,
         next_at=min(after, default=None),
     )
-    return Lost(
+    return LostWork(
         moments=moments,
-        kept=kept,
+        checkpoint=checkpoint,
         following=following,
-        node_s=moments.work_s * _nodes(attempt) + moments.held_s * _nodes(following or attempt),
+        node_s=moments.work_s * _nodes(attempt) + moments.idle_s * _nodes(following or attempt),
         went_on=not is_end or following is not None,
         is_over=_is_over(incident, following, again),
     )
 
 
 def _following(attempt: Attempt) -> Attempt | None:
-    """The attempt that went on without anybody asking; not one that ended before it ran."""
+    """Return the attempt that continued by itself; not one that ended before it ran."""
     rows = Attempt.objects.filter(job_id=attempt.job_id, number=attempt.number + 1, origin__in=_AGAIN)
     return rows.exclude(started_at=None, ended_at__isnull=False).select_related("resume_from").first()
 
 
 def _starts(attempt: Attempt) -> list[tuple[datetime, int]]:
-    """When ranks began to train, and of which incarnation."""
-    told = Event.objects.filter(attempt=attempt, kind=starts.kind_of(attempt.job)).order_by("id")
-    rows = told.values_list("time", "incarnation", "data")[:MOST_STARTS]
+    """Return when ranks began to train, and of which incarnation."""
+    events = Event.objects.filter(attempt=attempt, kind=starts.kind_of(attempt.job)).order_by("id")
+    rows = events.values_list("time", "incarnation", "data")[:MOST_STARTS]
     return [(at, number_of(data) if incarnation is None else incarnation) for at, incarnation, data in rows]
 
 
-def _trained(incident: Incident) -> datetime | None:
-    """When the ranks that failed began to train; of the end of an attempt its newest."""
-    told = _starts(incident.attempt)
-    which = incident.incarnation if incident.incarnation is not None else max((n for _, n in told), default=0)
-    return min((at for at, number in told if number == which and at <= incident.at), default=None)
+def _training_began(incident: Incident) -> datetime | None:
+    """Return when the ranks that failed began to train; for the end of an attempt the newest incarnation's."""
+    began = _starts(incident.attempt)
+    which = incident.incarnation if incident.incarnation is not None else max((n for _, n in began), default=0)
+    return min((at for at, number in began if number == which and at <= incident.at), default=None)
 
 
-def _again(incident: Incident, following: Attempt | None) -> datetime | None:
-    """When ranks trained again."""
+def _trained_again(incident: Incident, following: Attempt | None) -> datetime | None:
+    """Return when ranks trained again."""
     if incident.incarnation is not None:
-        told = _starts(incident.attempt)
-        return min((at for at, n in told if n > incident.incarnation and at > incident.at), default=None)
+        began = _starts(incident.attempt)
+        return min((at for at, n in began if n > incident.incarnation and at > incident.at), default=None)
     return min((at for at, _ in _starts(following)), default=None) if following else None
 
 
-def _kept(incident: Incident, following: Attempt | None) -> Checkpoint | None:
-    """What was gone on from; where nothing was, or nobody knows yet, the newest that it could have been."""
+def _resumed_checkpoint(incident: Incident, following: Attempt | None) -> Checkpoint | None:
+    """Return the checkpoint that training resumed from; if none is known yet, the newest possible one."""
     attempt = incident.attempt
     if following is not None and (following.resume_from or following.origin == Attempt.Origin.RESTARTED):
         return following.resume_from
@@ -155,19 +155,19 @@ def _kept(incident: Incident, following: Attempt | None) -> Checkpoint | None:
 
 
 def _last_step(attempt: Attempt, incarnation: int | None) -> datetime | None:
-    """When the last step was done that rank 0 told of, of this incarnation or of the newest."""
+    """Return when rank 0 last reported a step, in this incarnation or the newest."""
     owners = [owner_of(attempt.pk)]
     for name in SERIES:
         ids = read.ids_of(owners, name)
         reading = read.Reading(owners, name, ids)
-        known = [source for source in reading.look() if incarnation in (None, source[1])]
-        if not known:
+        sources_of_end = [source for source in reading.look() if incarnation in (None, source[1])]
+        if not sources_of_end:
             continue
-        newest = reading.curve(2, only=reading.sources.index(known[-1])).last_step
+        newest = reading.curve(2, only=reading.sources.index(sources_of_end[-1])).last_step
         exact = read.Reading(owners, name, ids, start=newest)
         sources = exact.look()
-        if newest is not None and known[-1] in sources:
-            last = exact.curve(None, only=sources.index(known[-1]))
+        if newest is not None and sources_of_end[-1] in sources:
+            last = exact.curve(None, only=sources.index(sources_of_end[-1]))
             return datetime.fromtimestamp(float(last.time[-1]), UTC) if len(last.time) else None
     return None
 

@@ -1,13 +1,13 @@
-"""What nodes have, beside what a spec asks for.
+"""Compare what nodes have with what a spec requests.
 
-Nodes are those that the last tick wrote down: no scheduler is asked inside a request.
+Nodes are those that the last tick stored: no scheduler is called inside a request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jobs.eligible import eligible
+from jobs.eligible_nodes import eligible
 from jobs.errors import Problem
 from jobs.spec import JobSpec
 from nodes.models import Node
@@ -16,9 +16,9 @@ from nodes.scheduling.capacity import Room
 from vigil_core import formatting
 
 
-def misfits(spec: JobSpec) -> list[Problem]:
-    """What the spec asks for that no node has, however long it waits. Empty while no node is known yet."""
-    nodes = list(Node.objects.told())  # those out of service too: somebody will mend them
+def capacity_problems(spec: JobSpec) -> list[Problem]:
+    """Return what the spec requests that no node has, however long it waits. Empty while no node is known yet."""
+    nodes = list(Node.objects.told())  # including those out of service: they will be repaired
     if not nodes:
         return []
     count = spec.resources.least_allocated
@@ -30,39 +30,39 @@ def misfits(spec: JobSpec) -> list[Problem]:
     fitting = [node for node in allowed if not list(shortfalls(spec, room_of(spec, node), times=1, where=""))]
     if allowed and not fitting:
         largest = max(allowed, key=lambda node: (room_of(spec, node).gpus, node.cpus))
-        which = "the largest node" if len(allowed) == len(nodes) else "the largest node that would do"
+        which = "the largest node" if len(allowed) == len(nodes) else "the largest eligible node"
         return list(shortfalls(spec, room_of(spec, largest), times=1, where=f"{which}, {largest.name}, has"))
     if allowed and count > len(fitting):
-        more = f"{count} nodes are more than the {len(fitting)} that have what is asked for."
+        more = f"{count} nodes are more than the {len(fitting)} that fit the request."
         return [Problem("resources.nodes", f"{more} Take at most {len(fitting)}.")]
     return []
 
 
 def shortfalls(spec: JobSpec, room: Room, *, times: int, where: str) -> Iterator[Problem]:
-    """Each thing of which more is asked for than there is; `times`: nodes played by one machine."""
-    asked = spec.resources
+    """Yield each resource of which more is requested than a node has; `times`: nodes played by one machine."""
+    resources = spec.resources
     over = f" × {times} nodes" if times > 1 else ""
-    if asked.gpus_per_node * times > room.gpus:
+    if resources.gpus_per_node * times > room.gpus:
         hint = "Write 0 to run on CPUs." if room.gpus == 0 else f"Take at most {room.gpus // times}."
-        be = "is" if asked.gpus_per_node * times == 1 else "are"
-        kind = f"{asked.gpu_type} " if asked.gpu_type else ""
-        gpus = formatting.plural(asked.gpus_per_node, f"{kind}GPU")
-        message = f"{gpus}{over} {be} asked for, {where} {room.gpus or 'none'}. {hint}"
+        be = "is" if resources.gpus_per_node * times == 1 else "are"
+        kind = f"{resources.gpu_type} " if resources.gpu_type else ""
+        gpus = formatting.plural(resources.gpus_per_node, f"{kind}GPU")
+        message = f"{gpus}{over} {be} requested, {where} {room.gpus or 'none'}. {hint}"
         yield Problem("resources.gpus_per_node", message)
-    elif asked.cpus_per_node * times > room.cpus:
+    elif resources.cpus_per_node * times > room.cpus:
         field = (
             "resources.ranks_per_node"
-            if asked.cpus_per_rank == 1 and not asked.gpus_per_node
+            if resources.cpus_per_rank == 1 and not resources.gpus_per_node
             else "resources.cpus_per_rank"
         )
-        each = f"{asked.local_world_size} ranks × {asked.cpus_per_rank} CPUs{over}"
-        message = f"{each} are {asked.cpus_per_node * times} CPUs, {where} {room.cpus}. Take fewer."
+        each = f"{resources.local_world_size} ranks × {resources.cpus_per_rank} CPUs{over}"
+        message = f"{each} are {resources.cpus_per_node * times} CPUs, {where} {room.cpus}. Take fewer."
         yield Problem(field, message)
-    if (memory := asked.memory_mib_per_node) and room.memory_mib and memory * times > room.memory_mib:
+    if (memory := resources.memory_mib_per_node) and room.memory_mib and memory * times > room.memory_mib:
         most = room.memory_mib / 1024 / times
         yield Problem(
             "resources.memory_gib",
-            f"{asked.memory_gib:g} GiB{over} are asked for, {where} {room.memory_mib / 1024:.1f}. "
+            f"{resources.memory_gib:g} GiB{over} are requested, {where} {room.memory_mib / 1024:.1f}. "
             f"Take at most {most:.1f}.",
         )
 

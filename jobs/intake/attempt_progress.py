@@ -1,4 +1,4 @@
-"""How far an attempt is, by what its ranks tell: step, steps, phase, incarnation and rank 0's newest values."""
+"""Track how far an attempt is by its ranks' reports: step, steps, phase, incarnation and rank 0's newest values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 from jobs.models import Attempt
 from vigil_core import untrusted
 
-LATEST = 64  # series kept for lists
+LATEST = 64  # series whose newest value is stored for lists
 FADE_SECONDS = 60.0  # how fast the pace forgets
 
 
 @dataclass
-class Standing:
-    """How far an attempt is. Only the newest incarnation moves it: a superseded rank's late words change nothing."""
+class AttemptProgress:
+    """The progress of an attempt.
+
+    Only the newest incarnation advances it: late reports of a superseded rank change nothing.
+    """
 
     step: int | None
     steps: int | None
@@ -29,11 +32,11 @@ class Standing:
     latest: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, attempt: Attempt) -> Standing:
+    def from_attempt(cls, attempt: Attempt) -> AttemptProgress:
         return cls(attempt.step, attempt.steps, attempt.phase, attempt.incarnation, dict(attempt.latest))
 
-    def write(self, attempt: Attempt) -> dict[str, Any]:
-        """Put it into the attempt; answers the fields for an UPDATE."""
+    def apply_to(self, attempt: Attempt) -> dict[str, Any]:
+        """Set the attempt's fields, and return them for an UPDATE."""
         fields = {name: getattr(self, name) for name in ("step", "steps", "phase", "incarnation", "latest")}
         for name, value in fields.items():
             setattr(attempt, name, value)
@@ -41,29 +44,30 @@ class Standing:
 
     @staticmethod
     def pace(attempt: Attempt, step: int | None, now: datetime) -> dict[str, float]:
-        """The pace after a report at `now` that brings the attempt to `step`: wall time, so validation and saves count.
+        """Return the pace after a report at `now` that brings the attempt to `step`, in wall time.
 
-        Two sums that fade alike, so that their ratio is right from the second report on and through an outage.
+        Wall time includes validation and saves. Two sums fade alike, so that their ratio is right from the second
+        report on and through an outage.
         """
         if attempt.last_report_at is None or attempt.step is None or step is None or step < attempt.step:
             return {"pace_seconds": 0.0, "pace_steps": 0.0}
         seconds = max(0.0, (now - attempt.last_report_at).total_seconds())
-        kept = math.exp(-seconds / FADE_SECONDS)
+        decay = math.exp(-seconds / FADE_SECONDS)
         return {
-            "pace_seconds": attempt.pace_seconds * kept + seconds,
-            "pace_steps": attempt.pace_steps * kept + (step - attempt.step),
+            "pace_seconds": attempt.pace_seconds * decay + seconds,
+            "pace_steps": attempt.pace_steps * decay + (step - attempt.step),
         }
 
-    def see_points(self, name: str, incarnation: int, step: NDArray[np.int64], value: NDArray[np.float64]) -> None:
-        """Rank 0's points of one series, in order of arrival."""
+    def add_points(self, name: str, incarnation: int, step: NDArray[np.int64], value: NDArray[np.float64]) -> None:
+        """Add rank 0's points of one series, in order of arrival."""
         if not len(step) or not self._is_current(incarnation):
             return
         self._reach(int(step.max()))
         if name in self.latest or len(self.latest) < LATEST:
-            self.latest[name] = plain(float(value[-1]))
+            self.latest[name] = json_float(float(value[-1]))
 
-    def see_event(self, kind: str, incarnation: int | None, rank: int | None, data: Mapping[str, Any]) -> None:
-        """What rank 0 told; the others' words on this are the same, or are a launcher's."""
+    def add_event(self, kind: str, incarnation: int | None, rank: int | None, data: Mapping[str, Any]) -> None:
+        """Add an event of rank 0; those of other ranks repeat it, or are a launcher's."""
         if rank != 0 or incarnation is None or not self._is_current(incarnation):
             return
         if kind == "phase" and isinstance(phase := data.get("phase"), str):
@@ -77,7 +81,7 @@ class Standing:
             self._reach(step)
 
     def _is_current(self, incarnation: int) -> bool:
-        """Whether these words are of the newest incarnation; a newer one begins afresh."""
+        """Return whether a report is of the newest incarnation; a newer one resets the progress."""
         if incarnation > self.incarnation:
             self.incarnation, self.step, self.phase = incarnation, None, ""
         return incarnation == self.incarnation
@@ -86,8 +90,8 @@ class Standing:
         self.step = step if self.step is None else max(step, self.step)
 
 
-def plain(value: float) -> float | str:
-    """A float as JSON has it: NaN and the infinities by their names."""
+def json_float(value: float) -> float | str:
+    """Return a float as JSON has it: NaN and the infinities by their names."""
     if np.isfinite(value):
         return value
     return "NaN" if np.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,7 +1,7 @@
-"""What else is wrong with a specification that does not hold: whatever can be told without its broken fields.
+"""Find what else is wrong with an invalid specification: whatever can be checked without its invalid fields.
 
-Pydantic checks fields together only once each of them is right. A copy without the broken ones passes, so that the
-checks of several fields can be asked too; what they say stands if they read none of the broken ones.
+Pydantic checks fields together only once each of them is valid. A copy without the invalid ones passes, so that the
+checks of several fields run too; their problems count if they depend on none of the invalid fields.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from jobs.errors import Problem
-from jobs.spec.wording import is_known, problems_of
+from jobs.spec.error_messages import has_field, problems_of
 from training.config import choices
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROUNDS = 4  # tables are checked from the inside out
 NAME = "unnamed"  # a specification has to have one
 SIZE = ("resources.nodes", "resources.gpus_per_node", "resources.ranks_per_node")
-# What is read by a check of several fields, beside the field that it names and the kind.
+# The fields that a check of several fields reads, apart from the field that it names and the kind.
 READS = {
     "run.global_batch": (*SIZE, "run.micro_batch"),
     "run.warmup_steps": ("run.steps",),
@@ -34,8 +34,10 @@ READS = {
 }
 
 
-def mended(model: type[JobSpec], data: dict[str, Any], problems: list[Problem]) -> tuple[JobSpec | None, list[Problem]]:
-    """The specification without its broken fields, and what is wrong beside them; None if it cannot be had."""
+def validate_rest(
+    model: type[JobSpec], data: dict[str, Any], problems: list[Problem]
+) -> tuple[JobSpec | None, list[Problem]]:
+    """Return the specification without its invalid fields, and what else is wrong; None if it stays invalid."""
     rest, fresh = data, problems
     more: list[Problem] = []
     for _ in range(ROUNDS):
@@ -45,18 +47,20 @@ def mended(model: type[JobSpec], data: dict[str, Any], problems: list[Problem]) 
             return model.model_validate({"name": NAME, **rest}), more
         except ValidationError as error:
             fresh = problems_of(error, model, rest)
-            more += standing(model, fresh, [*problems, *more], data.get("kind"))
+            more += independent_problems(model, fresh, [*problems, *more], data.get("kind"))
     return None, more
 
 
-def standing(model: type[JobSpec], problems: Iterable[Problem], broken: list[Problem], kind: object) -> list[Problem]:
-    """The problems that would be there whatever stood in the broken fields. `kind`: of the job."""
+def independent_problems(
+    model: type[JobSpec], problems: Iterable[Problem], broken: list[Problem], kind: object
+) -> list[Problem]:
+    """Return the problems that do not depend on the broken fields. `kind`: of the job."""
     fields = {_field(problem) for problem in broken}
-    # What an unknown key was meant for is not known either: its whole table may be meant.
+    # It is unknown what an unknown key was meant for: its whole table may be affected.
     fields |= {
-        field.rpartition(".")[0] for field in fields if not _is_option(field) and not is_known(model, field, kind)
+        field.rpartition(".")[0] for field in fields if not _is_option(field) and not has_field(model, field, kind)
     }
-    return [problem for problem in problems if not any(_touch(a, b) for a in _reads(_field(problem)) for b in fields)]
+    return [problem for problem in problems if not any(_overlap(a, b) for a in _reads(_field(problem)) for b in fields)]
 
 
 def _reads(field: str) -> tuple[str, ...]:
@@ -66,14 +70,14 @@ def _reads(field: str) -> tuple[str, ...]:
 
 
 def _is_option(field: str) -> bool:
-    """Whether it is, or lies in, the table of a recipe, a parallelism or a communication."""
+    """Return whether the field is, or lies in, the table of a recipe, a parallelism or a communication."""
     table, *inside = field.split(".")
     return table == "run" and any(inside[:1] == [name] for kind in choices.ENTRY for name in choices.names(kind))
 
 
-def _touch(one: str, other: str) -> bool:
-    """Whether they are the same, or one lies in the other."""
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+def _overlap(first: str, other: str) -> bool:
+    """Return whether two paths are the same, or one lies in the other."""
+    return first == other or first.startswith(f"{other}.") or other.startswith(f"{first}.")
 
 
 def _field(problem: Problem) -> str:
@@ -81,7 +85,7 @@ def _field(problem: Problem) -> str:
 
 
 def _without(data: dict[str, Any], path: str) -> dict[str, Any]:
-    """A copy without the value there, if there is one: a default can be wrong, too."""
+    """Return a copy without the value at a path, if there is one: a default can be invalid, too."""
     key, _, inside = path.partition(".")
     others = {name: value for name, value in data.items() if name != key}
     if inside and key in data:

@@ -1,4 +1,4 @@
-"""The site that this process belongs to: Django's settings and the people in its database."""
+"""Describe the site that this process belongs to: Django's settings and the people in its database."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from pathlib import Path
 from django.conf import settings
 from django.db import DatabaseError
 
-from jobs.checking.site import Site, Who
+from jobs.checking.site import CheckedSite, Submitter
 from nodes.cluster import sync
 from portal.access import can
 from portal.models import Project, User
 
 
-def site() -> Site:
-    """Nothing is asked of the network."""
+def site() -> CheckedSite:
+    """Return the site with its people, without any network access."""
     found = settings_only()
     found.open = sync.scheduler
     try:
         found.user = found.user or sync.speaker()
         users = list(User.objects.filter(is_active=True).exclude(slurm_user=None).exclude(slurm_user="").order_by("pk"))
         projects = list(Project.objects.order_by("pk"))
-        people = [who for user in users for who in _places(user, projects)]
+        people = [who for user in users for who in _submitters(user, projects)]
         found.accounts_of_projects = {project.slug: project.slurm_account for project in projects}
     except DatabaseError:
         found.people = None
@@ -32,9 +32,9 @@ def site() -> Site:
     return found
 
 
-def settings_only() -> Site:
-    """The site as a start looks at it: without people, and without the scheduler."""
-    return Site(
+def settings_only() -> CheckedSite:
+    """Return the site as a start checks it: without people, and without the scheduler."""
+    return CheckedSite(
         home=Path(settings.VIGIL_HOME),
         runs=Path(settings.VIGIL_RUNS),
         scheduler_name=settings.VIGIL_SCHEDULER,
@@ -48,8 +48,8 @@ def settings_only() -> Site:
     )
 
 
-def _places(user: User, projects: list[Project]) -> list[Who]:
-    """The places that this person may submit to: one for each of their projects that lets them."""
-    mine = set(Project.objects.filter(memberships__user=user).values_list("pk", flat=True))
-    places = [project for project in projects if project.pk in mine and can(user, "submit", project)]
-    return [Who(user.username, str(user.slurm_user), project.slug, project.slurm_account) for project in places]
+def _submitters(user: User, projects: list[Project]) -> list[Submitter]:
+    """Return the person once for each project that they may submit to."""
+    project_ids = set(Project.objects.filter(memberships__user=user).values_list("pk", flat=True))
+    places = [project for project in projects if project.pk in project_ids and can(user, "submit", project)]
+    return [Submitter(user.username, str(user.slurm_user), project.slug, project.slurm_account) for project in places]

@@ -1,70 +1,80 @@
-"""No room for a waiting job: too few nodes with enough free, too few at all, in the wrong shape, or for too short."""
+"""Explain why no nodes have room for a job: too few free, too few at all, the wrong shape, or free for too short."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
 
-from jobs.why.blocks import Block, Facts, are, clock
+from jobs.why.blocks import Block, WaitFacts, are, clock
 from nodes.schedulers.cluster import ALLOCATED_STATES
 from nodes.scheduling.capacity import WINDOW, Request, Seat
 from vigil_core import formatting
 
 
-def blocks(facts: Facts, *, said: bool) -> Iterator[Block]:
-    """Nodes: too few with room, too few at all, free ones in the wrong shape, or free for too short a time."""
+def blocks(facts: WaitFacts, *, is_reason: bool) -> Iterator[Block]:
+    """Yield the blocks of nodes: too few with room, too few at all, the wrong shape, or free for too short a time."""
     fit, request = facts.fit, facts.request
     if not facts.seats or fit.starts:
         return
     if not fit.is_sure:
-        text = f"Vigil cannot read the constraint {request.constraint}; Slurm says what it waits for."
-        yield Block(kind="nodes", text=text, name=request.constraint, is_said=said)
+        text = f"Vigil cannot evaluate the constraint {request.constraint}; see Slurm's reason."
+        yield Block(kind="nodes", text=text, name=request.constraint, is_reason=is_reason)
         return
     if facts.cluster.is_one_machine:
-        yield from _one_machine(facts)
+        yield from _single_machine(facts)
         return
-    yield _nodes(facts, said=said)
+    yield _too_few_nodes(facts, is_reason=is_reason)
     if fit.could and (fragments := _fragments(facts)):
         yield fragments
     if fit.until < inf:
-        yield _taken(facts)
+        yield _reserved(facts)
 
 
-def _nodes(facts: Facts, *, said: bool) -> Block:
+def _too_few_nodes(facts: WaitFacts, *, is_reason: bool) -> Block:
     fit, request = facts.fit, facts.request
     have = len(fit.nodes)
-    others = told(facts)
+    others = others_text(facts)
     if not fit.ever:
         most = f"{fit.able} in service" if fit.able else "none"
-        text = f"It asks for {_size(request, free=False)}; there {are(fit.able)} {most}: {others}."
-        return _of_nodes(request, f"{text} It never starts as it is.", have=fit.able, said=said, final=True)
+        text = f"It asks for {_request_text(request, free=False)}; there {are(fit.able)} {most}: {others}."
+        return _nodes_block(
+            request, f"{text} It never starts as it is.", have=fit.able, is_reason=is_reason, final=True
+        )
     if not fit.could:
-        text = f"It asks for {_size(request, free=False)}; {fit.able} {are(fit.able)} in service: {others}."
-        return _of_nodes(request, text, have=fit.able, said=said)
+        text = f"It asks for {_request_text(request, free=False)}; {fit.able} {are(fit.able)} in service: {others}."
+        return _nodes_block(request, text, have=fit.able, is_reason=is_reason)
     has = "none has" if not have else "1 has" if have == 1 else f"{have} have"
     missing = set(request.required_nodes) - set(fit.nodes)
     if have >= request.min_nodes and missing:
-        asked, full = (formatting.listed(sorted(names)) for names in (request.required_nodes, missing))
-        text = f"It asks for {asked}; {full} has no room."
+        required, full = (formatting.listed(sorted(names)) for names in (request.required_nodes, missing))
+        text = f"It asks for {required}; {full} has no room."
     elif have >= request.min_nodes:
-        text = f"It asks for nodes with {request.constraint}; those with room do not make that up."
+        text = f"It asks for nodes with {request.constraint}; the ones with room do not satisfy that."
     else:
-        text = f"It needs {_size(request, free=True)}; {has} that" + (f": {others}." if others else ".")
-    return _of_nodes(request, text, have=have, said=said)
+        text = f"It needs {_request_text(request, free=True)}; {has} that" + (f": {others}." if others else ".")
+    return _nodes_block(request, text, have=have, is_reason=is_reason)
 
 
-def _of_nodes(request: Request, text: str, *, have: int, said: bool, final: bool = False) -> Block:
+def _nodes_block(request: Request, text: str, *, have: int, is_reason: bool, final: bool = False) -> Block:
     return Block(
-        kind="nodes", text=text, amount="nodes", limit=have, asked=request.min_nodes, is_said=said, is_final=final
+        kind="nodes",
+        text=text,
+        amount="nodes",
+        limit=have,
+        requested=request.min_nodes,
+        is_reason=is_reason,
+        is_final=final,
     )
 
 
-def told(facts: Facts) -> str:
-    """Why not the others, grouped: "2 are drained, 1 is down, 5 have fewer than 8 free GPUs"."""
-    return ", ".join(f"{formatting.count(number)} {_why(facts, why, number)}" for why, number in facts.fit.others)
+def others_text(facts: WaitFacts) -> str:
+    """Return why the other nodes do not fit, grouped: "2 are drained, 1 is down, 5 have fewer than 8 free GPUs"."""
+    return ", ".join(
+        f"{formatting.count(number)} {_other_text(facts, why, number)}" for why, number in facts.fit.others
+    )
 
 
-def _why(facts: Facts, why: str, number: int) -> str:
+def _other_text(facts: WaitFacts, why: str, number: int) -> str:
     request, has, is_ = facts.request, "has" if number == 1 else "have", "is" if number == 1 else "are"
     what, _, short = why.partition(":")
     if what in {"room", "small"}:
@@ -83,13 +93,13 @@ def _why(facts: Facts, why: str, number: int) -> str:
     return f"{is_} {what}"
 
 
-def _has_several(facts: Facts) -> bool:
+def _has_several(facts: WaitFacts) -> bool:
     """Return whether some node has more than one type of GPU, so that "free GPUs" alone would not say enough."""
     return any(seat.node.gpus_by_type for seat in facts.seats)
 
 
-def _fragments(facts: Facts) -> Block | None:
-    """Enough GPUs in all, on too many nodes."""
+def _fragments(facts: WaitFacts) -> Block | None:
+    """Return the block of GPUs that are enough in total, but on too many nodes."""
     request, by_free = facts.request, facts.fit.free_gpus
     total = sum(free * nodes for free, nodes in by_free.items())
     whole = sum(nodes for free, nodes in by_free.items() if free >= request.gpus)
@@ -103,12 +113,12 @@ def _fragments(facts: Facts) -> Block | None:
             many = f"{formatting.plural(nodes, 'node')} {'have' if nodes > 1 else 'has'}" if not shapes else f"{nodes}"
             shapes.append(f"{many} {formatting.plural(free, 'free GPU') if not shapes else free}{each}")
     has = f"none has {request.gpus}" if not whole else f"only {whole} {'has' if whole == 1 else 'have'} {request.gpus}"
-    text = f"{total} GPUs are free, but spread out: {', '.join(shapes)}, {has}."
-    return Block(kind="fragmentation", text=text, amount="gres/gpu", limit=total, asked=want)
+    text = f"{total} GPUs are free, but fragmented: {', '.join(shapes)}, {has}."
+    return Block(kind="fragmentation", text=text, amount="gres/gpu", limit=total, requested=want)
 
 
-def _taken(facts: Facts) -> Block:
-    """Nodes that a reservation takes before it would be over."""
+def _reserved(facts: WaitFacts) -> Block:
+    """Return the block of nodes that a reservation takes before the job would end."""
     until, now = facts.fit.until, facts.cluster.now
     first = next((seat for seat in facts.seats if seat.until == until), None)
     name = first.taken_by if first else ""
@@ -120,15 +130,15 @@ def _taken(facts: Facts) -> Block:
     )
     seconds = int(until - now)
     return Block(
-        kind="reservation", text=text, name=name, amount="seconds", limit=seconds, asked=facts.request.time_limit_s
+        kind="reservation", text=text, name=name, amount="seconds", limit=seconds, requested=facts.request.time_limit_s
     )
 
 
-def _one_machine(facts: Facts) -> Iterator[Block]:
-    """ "Needs 4 CPUs, 2 are free; #12 holds 6."; before that, that it takes no jobs at all."""
+def _single_machine(facts: WaitFacts) -> Iterator[Block]:
+    """Yield the blocks of a single machine, such as "Needs 4 CPUs, 2 are free; #12 uses 6."."""
     request, seat = facts.request, facts.seats[0]
     if seat.why:
-        yield Block(kind="nodes", text=_out(seat), name=seat.why, is_said=True)
+        yield Block(kind="nodes", text=_out_of_service_text(seat), name=seat.why, is_reason=True)
     for unit, each, free, there in (
         ("GPU", request.gpus, seat.room.gpus, seat.size.gpus),
         ("CPU", request.cpus, seat.room.cpus, seat.node.cpus),
@@ -142,28 +152,31 @@ def _one_machine(facts: Facts) -> Iterator[Block]:
         if final:
             text = f"It needs {formatting.plural(want, unit)}, this machine has {there}. It never starts as it is."
         yield Block(
-            kind="nodes", text=text, amount=unit.lower(), limit=there, used=there - free, asked=want,
-            is_said=not seat.why, is_final=final,
+            kind="nodes", text=text, amount=unit.lower(), limit=there, used=there - free, requested=want,
+            is_reason=not seat.why, is_final=final,
         )  # fmt: skip
     memory = request.memory_mib * request.min_nodes
     if memory > seat.room.memory_mib > 0 or (memory and not seat.room.memory_mib and seat.node.memory_mib):
         want_text, free_text = (formatting.memory(mib * 1024**2) for mib in (memory, seat.room.memory_mib))
         text = f"It needs {want_text} of memory, {free_text} are free."
         yield Block(
-            kind="nodes", text=text, amount="mem", limit=seat.node.memory_mib, asked=memory, is_said=not seat.why,
+            kind="nodes", text=text, amount="mem", limit=seat.node.memory_mib, requested=memory, is_reason=not seat.why,
             used=seat.node.memory_mib - seat.room.memory_mib, is_final=memory > seat.node.memory_mib,
         )  # fmt: skip
 
 
-def _out(seat: Seat) -> str:
-    """ "box is draining: fan 3. What runs goes on; nothing new starts before a sysadmin undrains it."."""
+def _out_of_service_text(seat: Seat) -> str:
+    """Return a text such as "box is draining: fan 3.
+
+    Running jobs continue; none starts before a sysadmin undrains it.".
+    """
     because = f": {seat.node.reason.rstrip('.')}" if seat.node.reason else ""
-    runs = "What runs goes on; nothing" if seat.why == "draining" else "Nothing"
-    return f"{seat.node.name} is {seat.why}{because}. {runs} new starts before a sysadmin undrains it."
+    runs = "Running jobs continue; nothing" if seat.why == "draining" else "Nothing"
+    return f"{seat.node.name} is {seat.why}{because}. {runs} new starts until a sysadmin undrains it."
 
 
-def _holders(facts: Facts, unit: str) -> str:
-    """Names who has them: jobs that the reader may see by number, the rest together."""
+def _holders(facts: WaitFacts, unit: str) -> str:
+    """Return who uses the resource: jobs that the reader may see by number, the rest in one sum."""
     named: list[str] = []
     rest = 0
     for job in facts.cluster.queue:
@@ -171,14 +184,14 @@ def _holders(facts: Facts, unit: str) -> str:
         if job.state not in ALLOCATED_STATES or not many:
             continue
         if job.scheduler_id in facts.names and len(named) < 4:
-            named.append(f"{facts.names[job.scheduler_id].partition(' ')[0]} holds {many}")
+            named.append(f"{facts.names[job.scheduler_id].partition(' ')[0]} uses {many}")
         else:
             rest += many
-    return ", ".join([*named, *([f"others hold {rest}"] if rest else [])])
+    return ", ".join([*named, *([f"others use {rest}"] if rest else [])])
 
 
-def _size(request: Request, *, free: bool) -> str:
-    """ "4 nodes with 8 free h100 GPUs each"."""
+def _request_text(request: Request, *, free: bool) -> str:
+    """Return a text such as "4 nodes with 8 free h100 GPUs each"."""
     word = "free " if free else ""
     kind = f"{request.gpu_type} " if request.gpu_type else ""
     what = [formatting.plural(request.gpus, f"{word}{kind}GPU")] if request.gpus else []

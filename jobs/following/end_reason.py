@@ -1,4 +1,4 @@
-"""What is known of why an attempt ended when it is decided what follows: a verdict, or only how it ended."""
+"""Determine why an attempt ended when its follow-up is decided: by a verdict, else by how it ended."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from datetime import timedelta
 from django.utils import timezone
 
 from diagnosis.causes import CAUSES, NONE, UNKNOWN
-from jobs.following.cause import NUMERICS, WORDS
+from jobs.following.cause import CAUSE_TEXTS, NUMERICS
 from jobs.models import Attempt, Incident
 
-VERDICT_WITHIN = timedelta(seconds=15)  # of the end; what follows does not wait for it any longer
+VERDICT_WITHIN = timedelta(seconds=15)  # of the end; the follow-up waits no longer for it
 
-# The cause that the mere end of an attempt speaks for, by its one word (jobs.following.cause).
+# The cause that an attempt's end suggests by itself, by its one word (jobs.following.cause).
 BY_END = {
     "node_fail": "scheduler.node_fail",
     "launch": "scheduler.launch",
@@ -31,43 +31,48 @@ BY_END = {
     "corruption": "numerics.corruption",
 }
 BETWEEN_NODES = frozenset({"network.fabric"})
-# What the trainer or the batch script says of itself is known without reading logs.
+# Causes that the trainer or the batch script reports itself: certain without reading logs.
 CERTAIN = frozenset({*NUMERICS.values(), "permission", "unsaved"})
 
 
 @dataclass(frozen=True)
-class Known:
-    """`code`: of diagnosis.causes. `version`: of the verdict that it is by; 0: there was none."""
+class EndReason:
+    """Why an attempt ended, as far as it is known when its follow-up is decided.
+
+    `code`: of diagnosis.causes. `version`: of the verdict that it comes from; 0: there was none.
+    """
 
     code: str
-    says: str
+    text: str
     node: str = ""
     fingerprint: str = ""
     version: int = 0
 
 
-def known_of(attempt: Attempt, cause: str) -> Known:
-    """By the newest verdict, a person's word first; where there is none, by how the attempt ended."""
+def end_reason_of(attempt: Attempt, cause: str) -> EndReason:
+    """Return the reason by the newest verdict, where a person's overrules; without one, by how the attempt ended."""
     incident = (
         Incident.objects.filter(attempt=attempt, incarnation=None, version__gt=0).select_related("overruled_by").first()
     )
     mechanical = BY_END.get(cause, "program.exception")
     if incident is None:
-        return Known(mechanical, WORDS.get(cause, ""), node=_only(attempt))
+        return EndReason(mechanical, CAUSE_TEXTS.get(cause, ""), node=_only(attempt))
     code = incident.overruled_cause or incident.cause
     if cause in CERTAIN or code == NONE or code not in CAUSES:
-        return Known(mechanical, WORDS[cause], _node(incident, attempt), incident.fingerprint, incident.version)
+        return EndReason(
+            mechanical, CAUSE_TEXTS[cause], _node(incident, attempt), incident.fingerprint, incident.version
+        )
     sure = "" if code == UNKNOWN else f" ({100 * (incident.confidence or 0):.0f} % sure)"
     if incident.overruled_cause:
         sure = f" (according to {incident.overruled_by or 'somebody'})"
     node = _node(incident, attempt)
     on = f" on {node}" if node and CAUSES[code].owner == "sysadmin" else ""
-    says = f"{CAUSES[code].heading}{on}{sure}."
-    return Known(code, says, node, incident.fingerprint, incident.version)
+    text = f"{CAUSES[code].heading}{on}{sure}."
+    return EndReason(code, text, node, incident.fingerprint, incident.version)
 
 
 def _node(incident: Incident, attempt: Attempt) -> str:
-    """The node it was on: where there was but one that one, unless what failed lies between nodes."""
+    """Return the node that failed: a single-node job's only node, unless the cause lies between nodes."""
     if len(attempt.nodes) == 1 and (incident.overruled_cause or incident.cause) in BETWEEN_NODES:
         return ""
     return incident.node if incident.node in attempt.nodes else _only(attempt)
@@ -77,7 +82,7 @@ def _only(attempt: Attempt) -> str:
     return attempt.nodes[0] if len(attempt.nodes) == 1 else ""
 
 
-def is_awaited(attempt: Attempt) -> bool:
-    """Whether the verdict on its end is still worth waiting for."""
+def is_verdict_awaited(attempt: Attempt) -> bool:
+    """Return whether the verdict on its end is still worth waiting for."""
     since = timezone.now() - VERDICT_WITHIN
     return Incident.objects.filter(attempt=attempt, incarnation=None, version=0, opened_at__gt=since).exists()

@@ -1,7 +1,7 @@
-"""Nodes that were to blame for the end of a job's attempts: its next ones are kept from them for a day.
+"""Exclude nodes blamed for the end of a job's attempts from its next ones, for a day.
 
-Which they are is decided with what follows the end (jobs.following.policy). A trainer's own word names one by an event
-(training.guards); nothing of it is believed but a node that the attempt ran on, and no other job is kept from it.
+Which nodes are blamed is decided with what follows the end (jobs.following.policy). A trainer's event may name one
+(training.guards): it is only trusted if the attempt ran on that node, and excludes it for no other job.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Self
 
 from django.utils import timezone
 
-from jobs.eligible import eligible
+from jobs.eligible_nodes import eligible
 from jobs.models import Attempt, Event, Job
 from jobs.spec import JobSpec
 from nodes.models import Node, NodeOrder
 
 CAUSE, EVENT = "corruption", "guard.corruption"
-KEPT = timedelta(hours=24)
-PART = 10
+EXCLUDED_FOR = timedelta(hours=24)
+FRACTION = 10
 """At most one in so many of the partition's nodes is kept from a job, and at least one."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What the newest such event says."""
+class CorruptionFinding:
+    """The content of the newest corruption event."""
 
     node: str
     """ "": which one cannot be told."""
@@ -35,12 +35,12 @@ class Finding:
     clean_step: int
 
 
-def finding(attempt: Attempt) -> Finding | None:
+def finding(attempt: Attempt) -> CorruptionFinding | None:
     event = Event.objects.filter(attempt=attempt, kind=EVENT).order_by("-id").first()
     if event is None:
         return None
     node, clean = event.data.get("node"), event.data.get("clean_step")
-    return Finding(
+    return CorruptionFinding(
         node=node if isinstance(node, str) and node in attempt.nodes else "",
         is_intact=event.data.get("intact") is True,
         clean_step=clean if type(clean) is int else 0,
@@ -48,27 +48,27 @@ def finding(attempt: Attempt) -> Finding | None:
 
 
 @dataclass(frozen=True)
-class Others:
-    """The nodes that a job may run on, as far as the scheduler has told of them, and how to do without some."""
+class EligibleNodes:
+    """The nodes that a job may run on, as far as the scheduler reports them, and how many can be excluded."""
 
     spec: JobSpec
     nodes: Sequence[Node]
 
     @classmethod
-    def of(cls, job: Job) -> Self:
+    def for_job(cls, job: Job) -> Self:
         spec = JobSpec.parse(job.spec)
-        told = list(
+        nodes = list(
             Node.objects.only("name", "partitions", "plays_many", "gpu_type", "gpus_by_type", "features", "gpus")
         )
-        found, _ = eligible(spec, told)
+        found, _ = eligible(spec, nodes)
         return cls(spec, [node for node in found if node.name not in spec.resources.exclude_nodes])
 
     def at_most(self, blamed: Iterable[str]) -> list[str]:
-        """As many of them, the first first, as one job may be kept from."""
-        return list(dict.fromkeys(blamed))[: max(1, len(self.nodes) // PART)]
+        """Return as many of them, in their order, as one job may exclude."""
+        return list(dict.fromkeys(blamed))[: max(1, len(self.nodes) // FRACTION)]
 
     def are_enough(self, without: Collection[str]) -> bool:
-        """Where nothing is known of the nodes, the scheduler will say."""
+        """Return whether enough nodes are left; True if nothing is known of the nodes, as the scheduler will decide."""
         if any(node.plays_many for node in self.nodes):
             return False
         if not set(without).isdisjoint(self.spec.resources.require_nodes):
@@ -78,11 +78,11 @@ class Others:
 
 
 def blamed(job: Job, *, before: int) -> list[str]:
-    """Nodes that the attempts below this number blamed within the last day, the latest first.
+    """Return nodes that earlier attempts blamed within the last day, the latest first.
 
-    One that was put back into service since then has been seen to.
+    A node that was returned to service since then is not blamed any more.
     """
-    ended = Attempt.objects.filter(job=job, number__lt=before, ended_at__gt=timezone.now() - KEPT)
+    ended = Attempt.objects.filter(job=job, number__lt=before, ended_at__gt=timezone.now() - EXCLUDED_FOR)
     rows = list(ended.exclude(blamed_nodes=[]).order_by("-number").values_list("blamed_nodes", "ended_at"))
     if not rows:
         return []
@@ -92,18 +92,18 @@ def blamed(job: Job, *, before: int) -> list[str]:
     return [node for nodes, at in rows for node in nodes if at is None or since.get(node, at) <= at]
 
 
-def kept_from(job: Job, *, before: int) -> list[str]:
-    """The nodes that the attempt of this number is kept from."""
+def excluded_nodes(job: Job, *, before: int) -> list[str]:
+    """Return the nodes that the attempt of this number excludes."""
     found = blamed(job, before=before)
-    return Others.of(job).at_most(found) if found else []
+    return EligibleNodes.for_job(job).at_most(found) if found else []
 
 
-def without(spec: JobSpec, attempt: Attempt) -> JobSpec:
-    """What this attempt of the job asks for: the specification, less the nodes that it is kept from."""
-    asked = spec.resources.exclude_nodes
-    more = [node for node in attempt.excluded_nodes if node not in asked]
+def with_exclusions(spec: JobSpec, attempt: Attempt) -> JobSpec:
+    """Return the specification with the nodes that this attempt excludes."""
+    excluded = spec.resources.exclude_nodes
+    more = [node for node in attempt.excluded_nodes if node not in excluded]
     if not more:
         return spec
     return spec.model_copy(
-        update={"resources": spec.resources.model_copy(update={"exclude_nodes": [*asked, *more]})},
+        update={"resources": spec.resources.model_copy(update={"exclude_nodes": [*excluded, *more]})},
     )
