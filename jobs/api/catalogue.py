@@ -280,7 +280,7 @@ def cases(request: ApiRequest, wanted: Query[WantedExamples]) -> StreamingHttpRe
 
 
 def _lines(limit: int) -> Iterator[str]:
-    yield ""  # of none, too, an answer
+    yield ""  # answers for an empty text too
     for case in examples.examples(limit):
         yield json.dumps(case) + "\n"
 

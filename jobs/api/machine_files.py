@@ -25,9 +25,9 @@ from portal.http.openapi import described
 from portal.models import User
 from vigil_core import csv_text
 
-router = agents.machines  # the rest of a machine's addresses are on it, too
+router = agents.machines  # shared with a machine's other addresses
 CSV_HEADER = "node,gpu,name,time,value\n"
-POINTS = 200_000  # of one curve that is read at once
+POINTS = 200_000  # part of one curve read at a time
 COLUMNS: dict[str, parquet.Kind] = {
     "node": "text", "gpu": "whole", "name": "text", "time": "whole", "value": "number"
 }  # fmt: skip
@@ -79,7 +79,7 @@ class _MachineSamples:
 def _pieces(user: User, agent: Agent, wanted: WantedMachineSeries) -> Iterator[_MachineSamples]:
     """Check the request now and read the samples later. Raises Problem."""
     (start, end), gpus = span(wanted), chosen(agent, wanted.gpu)
-    now = int(time.time())  # what nobody has told yet, or is kept no more, would be looked for piece by piece
+    now = int(time.time())  # otherwise times without data would be searched piece by piece
     start, end = max(start, now - RETENTION_S - TENS.block_s), min(end, now + int(AHEAD_S))
     access = access_of(user, [gpu.pk for gpu in gpus], start, end + TENS.seconds)
     return _read(agent, gpus, wanted.name, start, end, access)

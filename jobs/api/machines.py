@@ -196,7 +196,7 @@ def series(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -
     ]
     found = read.curves(agent, keys, start=start, end=end, points=wanted.points)
     outlines = [found[key].outline for key in keys[: len(rows)]]
-    # A stretch may begin before what was asked for, and end after it.
+    # An interval may begin before the requested range and end after it.
     first = min((int(outline.first.min()) for outline in outlines if len(outline.first)), default=start)
     last = max((int(outline.last.max()) for outline in outlines if len(outline.last)), default=end)
     access = access_of(request.auth, [gpu.pk for gpu, _ in rows], min(start, first), max(end, last))

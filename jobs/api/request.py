@@ -24,7 +24,7 @@ from vigil_core.untrusted import whole
 NOT_YOURS = "The job belongs to somebody else and you do not lead its project, or the token is read-only."
 NOT_HERE = "You may not do this in this project or on this scheduler, or the token is read-only."
 TYPES = "Send application/json, application/toml or multipart/form-data."
-# A specification, in an object that says what it is.
+# A specification, wrapped in an object.
 _BODY = Bounds(depth=bounded.SPECIFICATION.depth + 1, items=bounded.SPECIFICATION.items + 10)
 TOML_TYPES = frozenset({"application/toml", "text/toml", "application/x-toml", "text/x-toml"})
 
@@ -114,7 +114,7 @@ KEY_HEADER: dict[str, Any] = {
     ]
 }
 SUBMISSION = described(BODY, KEY_HEADER, errors={403: NOT_HERE, 415: TYPES})
-"""What the API says of a request that submits a job or a sweep."""
+"""API documentation of a request that submits a job or a sweep."""
 
 
 def job_request(request: HttpRequest) -> JobRequest:

@@ -21,7 +21,7 @@ from portal.series.store import Owner
 
 router = Router(tags=["series"])
 CSV_HEADER = "attempt,incarnation,rank,step,time,value\n"
-CSV_ROWS = 10_000  # a piece of the answer
+CSV_ROWS = 10_000  # chunk of the response
 COLUMNS: dict[str, parquet.Kind] = {
     "attempt": "whole", "incarnation": "whole", "rank": "whole", "step": "whole", "time": "number", "value": "number"
 }  # fmt: skip
@@ -103,7 +103,7 @@ def series(request: ApiRequest, job_id: int, wanted: Query[WantedCurves]) -> Htt
     """
     job = job_of(request, job_id)
     _check(wanted)
-    # Read before the points are: what comes in between is in a later frame, and perhaps here too; never in neither.
+    # Read before the points: points that arrive in between are in a later frame, and maybe here too, but never lost.
     version = job.latest.version if job.latest else 0
     owners = _owners(job)
     lines = _bands if wanted.band else _lines

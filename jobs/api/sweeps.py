@@ -18,7 +18,7 @@ from portal.http.api import ApiRequest, Cursor, Limit, Text
 from portal.http.openapi import described
 from portal.http.paging import Order, page
 
-MOST_SETTINGS = 100  # of up to 1,000: the best are what somebody asks for
+MOST_SETTINGS = 100  # of up to 1,000, the best first
 
 router = Router(tags=["sweeps"])
 

@@ -14,8 +14,8 @@ from vigil_core import formatting
 
 HEIGHT, TOP = 150.0, 8.0
 MOST_LABELS = 8
-ENOUGH = 4  # a week's node-days, to set the scale: the median's part
-LEAST_APART = 13.0  # pixels between two labels that are written below each other
+ENOUGH = 4  # minimum node-days of a week that sets the scale, as a share of the median
+LEAST_APART = 13.0  # pixels between two stacked labels
 _Place = Callable[[float], float]
 _PERIODS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 10 * 86400)
 

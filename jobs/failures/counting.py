@@ -27,10 +27,10 @@ from jobs.reliability.allocations import allocations, default_partition
 logger = logging.getLogger(__name__)
 
 BUDGET_S = 10.0
-ROWS = 200  # attempts of a transaction: reports wait for it on SQLite
-NODE_DAYS = 1_000  # of a transaction, some 60 ms; an attempt that has more is one by itself
-FEW = 25  # incidents of a transaction: each takes several queries, and the lease ends
-AGAIN = 200  # failures that are looked at once more, by chance, until what follows them is known
+ROWS = 200  # attempts per transaction, because reports wait for it on SQLite
+NODE_DAYS = 1_000  # per transaction, some 60 ms; an attempt with more has its own
+FEW = 25  # incidents per transaction: each takes several queries, and the lease expires
+AGAIN = 200  # failures rechecked at random until their successors are known
 
 Row = TypeVar("Row", Attempt, Incident)
 Fields = dict[str, Any] | None

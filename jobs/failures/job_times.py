@@ -12,7 +12,7 @@ from jobs.models import Attempt, JobTime
 from jobs.reliability.allocations import default_partition, partition_of
 from portal.series import read
 
-FEW = 25  # jobs between two looks at the lease: each may take a while
+FEW = 25  # jobs between two checks of the lease, because each may take a while
 
 
 def job_times(lock: ActiveLease, jobs: set[int], now: datetime) -> list[JobTime]:

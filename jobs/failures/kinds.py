@@ -6,7 +6,7 @@ from diagnosis.causes import CAUSES, NONE, UNKNOWN
 
 NOT_FAILURES = frozenset({NONE, "scheduler.cancelled", "scheduler.preempted"})
 MACHINES = tuple(code for code, cause in CAUSES.items() if cause.owner == "sysadmin")
-"""Hardware, network, storage and what the scheduler does: they strike whatever runs."""
+"""Hardware, network, storage and scheduler causes, which affect any job."""
 PROGRAMS = tuple(code for code, cause in CAUSES.items() if cause.owner == "researcher")
 UNDIAGNOSED = ("", UNKNOWN)
 KINDS = ("all", "machines", "programs")

@@ -31,8 +31,8 @@ from portal.models import Project, User
 DAY_S, HOUR_S = 86_400.0, 3_600.0
 WINDOWS = (7, 30, 90, 365)
 BY = ("cause", "node", "rack", "partition", "project", "week")
-MOST_TIMES = 3_000  # of the newest failures, whose medians are taken
-SOME_S = 1.0  # sums of what is added and taken out again are not quite 0
+MOST_TIMES = 3_000  # newest failures used for medians
+SOME_S = 1.0  # rounding error of sums that are added and subtracted again
 NO_NODE, NO_RACK, NO_PARTITION = "on several nodes", "in no rack", "none named"
 NOT_DIAGNOSED = "not diagnosed"
 
@@ -75,7 +75,7 @@ class FailureReport:
     offenders: list[Offender]
     weeks: list[FailureRow]
     interruptions: Rate
-    """What may strike any run, or what one went on after: of whichever kind is asked for."""
+    """Failures that may affect any run, or that a run continued after, of the requested kind."""
 
 
 @dataclass
@@ -118,7 +118,7 @@ class _FailureQuery:
         self.user, self.wanted, self.now = user, wanted, now
         self.since = wanted.since(now)
         self.projects = _projects(user, wanted.project)
-        """Whose numbers count; None: everybody's."""
+        """Projects included; None for all."""
         self.live = [
             allocation for allocation in uncounted(now) if self.projects is None or allocation.project in self.projects
         ]
@@ -228,7 +228,7 @@ class _FailureQuery:
     def _programs(self, nodes: list[str]) -> dict[str, int]:
         found: dict[str, int] = {}
         for at in range(0, len(nodes), 500):
-            # Without the condition of its partial index SQLite would read all failures of the window.
+            # Repeats the condition of the partial index, otherwise SQLite reads all failures of the window.
             rows = self.failures.filter(node__in=nodes[at : at + 500]).exclude(node="").order_by().values_list("node")
             found |= dict(rows.annotate(Count("program", distinct=True)))
         return found

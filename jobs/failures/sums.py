@@ -10,7 +10,7 @@ from typing import Any
 from jobs.models import JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
 from jobs.reliability.allocations import WEEK, AttemptAllocation, monday
 
-AT_ONCE = 200  # rows of a statement
+AT_ONCE = 200  # rows per statement
 
 Key = tuple[Any, ...]
 Values = tuple[float, ...]

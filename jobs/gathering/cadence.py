@@ -15,7 +15,7 @@ from vigil_core import untrusted
 
 KIND = "checkpoint.cadence"
 WRITES = 2.0
-"""An interval is at least so many times as long as the write, as the trainer has it: one would always be under way."""
+"""Shortest interval as a multiple of the write time, as in the trainer; otherwise a write would always be running."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class SaveCadence(CadenceFacts):
 
     order: CadenceOrder | None
     from_attempt: int
-    """The first attempt that follows the order, or would follow a new one."""
+    """The first attempt that uses the chosen interval, or would use a new one."""
 
 
 def measure(life: JobLife) -> SaveCadence | None:

@@ -70,7 +70,7 @@ def _restarts(life: JobLife) -> list[int]:
         if attempt.started_at is None:
             continue
         begins = attempt.resume_from.step if attempt.resume_from else 0
-        for step in (begins, *steps[attempt.pk]):  # each does again what lies behind it
+        for step in (begins, *steps[attempt.pk]):  # each repeats the steps after its checkpoint
             found = [before for before in found if before < step]
             found += [step] if step > begins else []
     return found

@@ -14,7 +14,7 @@ from training.federation.tables import FEWEST_EVALUATED
 _FURTHEST = 1e300
 _SLOWER = 1e200
 NEVER_IN_TIME = Q(timed=0, trained=0) & (Q(late__gt=0) | Q(dropped__gt=0))
-"""Of these no seconds are known but that they were more than all others': the more often, the slower."""
+"""Outcomes without a known duration, except that it exceeded all others: the more often, the slower."""
 _MEAN = Case(
     When(timed__gt=0, then=F("seconds_sum") / F("timed")),
     When(NEVER_IN_TIME, then=Cast(F("late") + F("dropped"), FloatField()) * Value(_SLOWER)),
@@ -22,7 +22,7 @@ _MEAN = Case(
     output_field=FloatField(),
 )
 RELIABLE = Q(evaluation_samples__isnull=True) | Q(evaluation_samples__gte=FEWEST_EVALUATED)
-"""Clients whose accuracy says something of them; of older runs nobody knows on how many samples it was measured."""
+"""Clients with a meaningful accuracy; older runs did not record how many samples it was measured on."""
 _ACCURACY = Case(When(RELIABLE, then=F("accuracy")), default=None, output_field=FloatField())
 _TROUBLE = F("late") + F("dropped") + F("rejected") + F("broken")
 _KEYS: dict[str, tuple[Any, bool]] = {
@@ -34,7 +34,7 @@ _KEYS: dict[str, tuple[Any, bool]] = {
     "trouble": (_TROUBLE, True),
     **{name: (F(name), True) for name in ("trained", "late", "dropped", "rejected", "broken")},
 }
-"""What a sort goes by, and whether the largest come first."""
+"""Sort key, and whether the largest come first."""
 SORTS = tuple(name for key in _KEYS for name in (key, f"-{key}"))
 WORST = "worst"
 

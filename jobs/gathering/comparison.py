@@ -28,7 +28,7 @@ DATA_OPTIONS = frozenset({
     "context", "features", "held_out", "noise", "samples", "source", "suffixes", "text_field", "tokenizer",
     "validation_percent",
 })  # fmt: skip
-"""Options of recipes that decide the data; a program of one's own may have any."""
+"""Options of recipes that determine the data; the user's own program may have any."""
 CLIENT_CODE = "client"
 
 

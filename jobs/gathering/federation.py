@@ -25,12 +25,12 @@ COLUMNS = 120
 ROWS = 60
 TABLE = 30
 TROUBLED_ROWS = 45
-"""Of many clients, rows for those in trouble; the others are a sample."""
+"""With many clients, rows for those with problems; the others are a sample."""
 WORST_SHOWN = 12
 STRAGGLERS = 8
 MEDIAN_OF = 20_000
 PACES_WITHOUT_WAITING = frozenset({"asynchronous", "deadline"})
-"""Paces that wait for no straggler: being late is how they are meant, and late updates are used."""
+"""Paces that do not wait for stragglers: late updates are expected and used."""
 DROPPED = "client.dropped"
 DROPPED_READ = 200
 MOST_TEXT = 8_000
@@ -48,12 +48,12 @@ class RoundMatrix:
     is_sample: bool
     trouble: str
     older: int | None
-    """The round before which the page before it ends; None: there is none."""
+    """Cursor of the previous page; None if there is none."""
     newer: int | None
     names: dict[int, str]
-    """What those are called that were the worst in a round …"""
+    """Names of the clients that were worst in a round."""
     evaluated: dict[int, int]
-    """… and on how many samples they were evaluated."""
+    """On how many samples these clients were evaluated."""
 
     @property
     def last(self) -> int:
@@ -78,7 +78,7 @@ class DroppedOut:
     who: list[tuple[int, int]]
     """Client and round, the newest first."""
     newest: str
-    """What the newest of them is called."""
+    """Name of the newest one."""
 
 
 def round_matrix(life: JobLife, *, before: int | None = None) -> RoundMatrix:

@@ -22,7 +22,7 @@ from portal.series.codec import Floats
 from vigil_core import untrusted
 
 HOUR_S = 3600
-MIN_COVERAGE = 0.8  # of an hour's minutes, else nothing is concluded
+MIN_COVERAGE = 0.8  # minutes of an hour; with fewer nothing is concluded
 CACHE_S = 60
 LOSS_POINTS = 600
 
@@ -93,7 +93,7 @@ def low_use(life: JobLife) -> GpuFinding | None:
     attempt = long_attempts[-1]
     key = f"gpus.low.{attempt.key}.{attempt.is_alive}"
     use: Sequence[Any] | None = cache.get(key)
-    if use is None:  # of many nodes it costs some hundred milliseconds, and pages ask every few seconds
+    if use is None:  # takes some hundred milliseconds for many nodes, and pages poll every few seconds
         use = _last_hour(life, attempt)
         cache.set(key, use, CACHE_S)
     return finding(*use)

@@ -20,7 +20,7 @@ from portal.models import User
 from portal.series.codec import Floats
 from portal.series.read import curve
 
-# What launchers log of all their GPUs together, by the agent's word, and the factor between them.
+# Launcher series for all GPUs of a node, by the agent's name, and the factor between them.
 _BY_LAUNCHER = {
     "gpu_percent": ("gpu_percent", 1.0),
     "memory_mib": ("gpu_memory_gib", 1024.0),
@@ -40,7 +40,7 @@ class GpuUseRow:
     uuid: str
     since: datetime
     until: datetime | None
-    mean: Floats  # a value a column; NaN where nothing is told
+    mean: Floats  # one value per column; NaN where nothing was reported
     most: Floats
 
 
@@ -48,7 +48,7 @@ class GpuUseRow:
 class GpuHeat:
     """Rows ordered by attempt, node and GPU. Column i begins at `start + i × width` (Unix seconds)."""
 
-    source: str  # AGENT, LAUNCHER, or "" where nothing is known
+    source: str  # AGENT, LAUNCHER, or "" if there are no samples
     field: str
     start: int
     width: int

@@ -12,13 +12,13 @@ from jobs.models import Attempt, Event
 from jobs.presenting.guard_events import KINDS, NOT_SAVED, GuardEvent, describe_event
 
 MAX_SHOWN = 5
-"""How many events of one kind in one attempt are shown; the others are counted."""
+"""Number of events of one kind shown per attempt; the others are only counted."""
 MAX_NEWEST = 3
 
 
 def newest(attempt: Attempt) -> tuple[list[GuardEvent], bool]:
     """Return the newest few warnings of one attempt, newest first, and whether there are more."""
-    # By no plain column: in the order of one SQLite walks through all that an attempt has told, instead of these kinds.
+    # Not by a plain column: SQLite would then read all events of an attempt in its order, instead of these kinds.
     last = Event.objects.filter(_shown_events(), attempt=attempt).order_by((F("id") + 0).desc())[: MAX_NEWEST + 1]
     counts = attempt.job.of_kind.counts
     found = [(at, describe_event(kind, data, counts)) for kind, at, data in last.values_list("kind", "time", "data")]

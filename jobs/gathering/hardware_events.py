@@ -23,7 +23,7 @@ def recent_events(attempt: Attempt, now: datetime) -> list[tuple[datetime, str]]
     if not holdings:
         return []
     spans: Spans = {}
-    for holding in holdings:  # twice where it was suspended, or let go of a GPU
+    for holding in holdings:  # twice if it was suspended or released a GPU
         spans.setdefault(holding.gpu_id, []).append((holding.since, holding.until or attempt.ended_at or now))
     began = min(holding.since for holding in holdings)
     ended = max(until for gpu_spans in spans.values() for _, until in gpu_spans)

@@ -51,7 +51,7 @@ class Document:
     """The post-mortem of one attempt. Parts that cost queries are loaded on first use."""
 
     incident: Incident
-    verdict: dict[str, Any]  # the machine's newest verdict; empty while there is none
+    verdict: dict[str, Any]  # the latest automatic diagnosis; empty if there is none
     versions: list[VerdictVersion]  # oldest first
     following: Attempt | None
     written: PostMortem | None

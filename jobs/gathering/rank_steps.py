@@ -10,9 +10,9 @@ from portal.models import Chunk
 from portal.series import store
 from portal.series.codec import decode_loose
 
-SERIES = ("step_seconds", "loss")  # the first is every rank's own
-MOST_LOOSE = 64  # chunks, the newest: what was not merged yet
-# The end of each rank's own stretch of the index; a group-by would read all that a long run has.
+SERIES = ("step_seconds", "loss")  # the first is measured by each rank
+MOST_LOOSE = 64  # newest chunks, not merged yet
+# The end of each rank's range of the index; a GROUP BY would read all rows of a long run.
 _MERGED = (
     "SELECT ranks.rank, (SELECT last_step FROM portal_chunk WHERE series_id = %s AND kind = 2 AND rank = ranks.rank"
     " AND incarnation = %s ORDER BY last_step DESC LIMIT 1)"

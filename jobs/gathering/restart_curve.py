@@ -13,9 +13,9 @@ from portal.series.read import Curve
 
 NAMES = ("loss", "train_loss", "training_loss")
 POINTS = 400
-CONTEXT_SHARE = 0.8  # of what was lost, shown before and after it
+CONTEXT_SHARE = 0.8  # share of the lost steps, shown before and after them
 MIN_CONTEXT_STEPS = 60  # steps
-STEP_WINDOW = 2_000  # steps within which one is looked for: some programs tell every thousandth
+STEP_WINDOW = 2_000  # steps searched for a value: some programs report every thousandth
 
 
 @dataclass(frozen=True)

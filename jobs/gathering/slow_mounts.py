@@ -23,7 +23,7 @@ SHOWN = 50
 NODES = 512
 POINTS = 1_000
 
-_Row = tuple[str, dict[str, Any], datetime, datetime, bool]  # node, data, from when to when, whether it lasts
+_Row = tuple[str, dict[str, Any], datetime, datetime, bool]  # node, data, start, end, whether it is ongoing
 
 
 @dataclass

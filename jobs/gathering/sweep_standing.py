@@ -10,7 +10,7 @@ from jobs.presenting.header import number
 from jobs.presenting.sweep_standing import JobValue, SweepStanding, compare, metrics_of
 
 Measured = tuple[int, str, dict[str, Any] | None, dict[str, Any]]
-"""A job's number and name, its values in the sweep, and the newest of its series."""
+"""A job's id, name, values in the sweep, and the latest value of each series."""
 
 
 def measured_by(sweep: Sweep) -> list[Measured]:

@@ -174,7 +174,7 @@ def _log_name(name: str) -> str:
 
 def _link(attempt: Attempt, name: str, raw: dict[str, Any]) -> str:
     line = next(iter(str(raw["text"]).splitlines()), "")
-    words = line.partition(DOTS)[0][:80]  # no log has a secret as it is shown here
+    words = line.partition(DOTS)[0][:80]  # secrets in logs are already masked
     query: dict[str, Any] = {"attempt": attempt.number, "q": words}
     if match := _RANK.fullmatch(name):
         query |= {"rank": match[2], "incarnation": match[1]}

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from jobs.listing.jobs import JobSearch
 
 SET_BACK = timedelta(days=2)
-"""Numbers rise with the time of submission, but for clocks that were set back: by no more than this."""
-_SHORTEST = 3  # letters of a word that an index of trigrams knows
+"""Job ids increase with submission time, except if a clock was set back by up to this much."""
+_SHORTEST = 3  # shortest word that a trigram index can find
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SearchWord:
     @property
     def condition(self) -> Sql:
         parts = [f"l.name {dialect().LIKE}"]
-        params: list[Any] = [postgres.name_pattern(self.text)]  # a pattern, which both dialects' LIKE takes
+        params: list[Any] = [postgres.name_pattern(self.text)]  # a LIKE pattern for both databases
         if self.is_tag:
             parts.append("EXISTS (SELECT 1 FROM jobs_tag t WHERE t.job_id = l.id AND t.name = %s)")
             params.append(self.text)
@@ -75,13 +75,13 @@ class SearchWord:
 class JobQuery:
     """A search with its names resolved to ids. `None` means no restriction; an empty list can never match."""
 
-    scope: list[int] | None  # projects: those that the person may see, and asked for
+    scope: list[int] | None  # projects that the person may see and selected
     states: list[str] | None
     rest: list[Sql] = field(default_factory=list)  # conditions besides scope and states
     words: list[SearchWord] = field(default_factory=list)
     owner: int | None = None
-    sources: list[Sql] = field(default_factory=list)  # each gives the numbers of all jobs that could match
-    bounds: list[Sql] = field(default_factory=list)  # of the number, where the time of submission is asked for
+    sources: list[Sql] = field(default_factory=list)  # each returns the ids of all jobs that could match
+    bounds: list[Sql] = field(default_factory=list)  # range of ids, if filtered by submission time
 
     @property
     def is_impossible(self) -> bool:
@@ -221,6 +221,6 @@ def _bounds(search: JobSearch) -> Iterator[Sql]:
 
 
 def _moved(time: datetime, by: timedelta) -> Any:
-    with suppress(OverflowError):  # before the first of all days, or after the last
+    with suppress(OverflowError):  # before the first or after the last possible date
         time += by
     return connection.ops.adapt_datetimefield_value(time)

@@ -21,17 +21,17 @@ from jobs.listing.sql import Sql
 from jobs.models import Attempt
 
 MOST = 10_000
-"""Up to so many jobs are counted and sorted; of more, it is said that there are more."""
+"""Up to this many jobs are counted and sorted; beyond that the page says that there are more."""
 EFFORT = 10_000
-"""Lines that a walk looks at before it asks whoever wants more to say so."""
+"""Rows that a walk reads before it stops and offers to continue."""
 GLANCE = 2_000
-"""Lines that it looks at before it looks a word up, which for one that most names have takes longer."""
-_STRETCHES = 200  # pages of an index that one statement puts together; SQLite takes 500
+"""Rows that it reads before it looks up a word in the index, which is slower for words in most names."""
+_STRETCHES = 200  # index pages combined in one statement; SQLite allows 500
 _COLUMNS = {"name": "name", "state": "state", "started": "started_at", "ended": "ended_at"}
 _GROUPS = {"project": ("project_id", "portal_project", "slug"), "owner": ("owner_id", "portal_user", "username")}
 
 Place = tuple[Any, int]
-"""Where a line stands in an order: its value there (None by number), and its number."""
+"""Position of a row in an order: its sort value (None if sorted by id), and its id."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Finder:
     query: JobQuery
     sort: str
     descending: bool
-    _is_common: bool = False  # a page was full after a glance: its words need not be looked up to be counted
+    _is_common: bool = False  # the page was filled quickly: no need to look up its words to count
 
     def page(self, after: Place | None, limit: int) -> FoundPlaces:
         if self.query.is_impossible:
@@ -225,7 +225,7 @@ class Finder:
         """Scan one index until the page is full or `effort` rows have been checked."""
         column = "id" if self.sort in _GROUPS else _COLUMNS.get(self.sort, "id")
         inner = self._inner(equal, after, column, f" LIMIT {effort}")
-        # In the order of what is inside: said once more, the databases would look at all of it before the first line.
+        # Already ordered inside: with another ORDER BY the databases would read everything before the first row.
         found = with_conditions(
             f"SELECT l.id, l.{column} FROM ({inner.text}) l", self.query.conditions(), f" LIMIT {limit + 1}"
         )
@@ -269,7 +269,7 @@ class Finder:
                 return FoundPlaces(rows, (name, found.next[1]))
             if len(rows) == limit:
                 return FoundPlaces(rows, rows[-1])
-            effort -= self._length(cursor, equal, begin, effort)  # fewer, or there would be a next line
+            effort -= self._length(cursor, equal, begin, effort)  # fewer, otherwise there would be a next row
         return FoundPlaces(rows, None)
 
     def _length(self, cursor: Any, equal: list[Sql], after: Place | None, most: int) -> int:

@@ -12,8 +12,8 @@ from jobs.models import Attempt, Job
 from nodes.models import Agent, Holding
 from portal.models import User
 
-MOST = 1_000  # stretches, the newest
-NEWEST_ATTEMPTS = 2_000  # that are looked through for jobs without GPUs: no index leads from a node to them
+MOST = 1_000  # newest intervals
+NEWEST_ATTEMPTS = 2_000  # newest attempts searched for jobs without GPUs, which no index finds by node
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class AllocationSpan:
     is.
     """
 
-    gpu_id: int | None  # None: the job was here without one
+    gpu_id: int | None  # None: a job without GPUs
     scheduler_id: str
     name: str
     user: str
-    job: Job | None  # Vigil's, where it is one that the person may see
+    job: Job | None  # Vigil's job, if the person may see it
     is_mine: bool
     since: datetime
     until: datetime | None

@@ -21,7 +21,7 @@ from portal.http.paging import BadCursor, Order, Page, decode, encode
 from portal.models import Project, User
 
 NEWEST = Order("at", descending=True)
-COUNTED = 10_000  # of each stretch
+COUNTED = 10_000  # of each interval
 MOST_STRETCHES = 40
 OWNERS = ("researcher", "sysadmin", "both", "nobody")
 
@@ -86,7 +86,7 @@ class IncidentSearch:
         of_causes = Q(cause__in=causes) if causes else Q()
         if projects is not None and not self.node and not self.is_published and len(projects) <= MOST_STRETCHES:
             return [rows.filter(of_causes, project=pk) for pk in projects]
-        if projects is not None:  # said so that no index on projects is taken for it
+        if projects is not None:  # phrased so that no index on projects is used for it
             rows = rows.alias(project_key=F("project_id") + 0).filter(project_key__in=projects)
         if causes and not self.node and not self.is_published and len(causes) <= MOST_STRETCHES:
             return [rows.filter(cause=cause) for cause in causes]

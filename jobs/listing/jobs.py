@@ -13,14 +13,14 @@ from jobs.models import Attempt, Job, Tag
 from portal.http.paging import BadCursor, Order, Page, decode, encode
 from portal.models import User
 
-# Words for several states at once.
+# Names for several states at once.
 STATE_GROUPS: dict[str, frozenset[str]] = {
     "alive": Attempt.ALIVE,
     "bad": Attempt.ENDED_BADLY,
     "ended": frozenset(Attempt.State.values) - Attempt.ALIVE,
 }
 STATE_WORDS = [*Attempt.State.values, *STATE_GROUPS]
-# The second is what a cursor says of its order.
+# The second value names the order in a cursor.
 _ORDERS = {
     "created": "id",
     "name": "name",

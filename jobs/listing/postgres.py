@@ -11,10 +11,10 @@ from django.db import transaction
 UTC = "+00"
 LIKE = "ILIKE %s"
 MATCHING_NAMES = "SELECT id FROM jobs_listing WHERE name ILIKE %s"
-# Numbers as one value, unless they are too many, and what gives them again: each only once.
+# Ids as a single value, unless there are too many, and the SQL that returns them, each once.
 AGGREGATED_IDS = "count(*), CASE WHEN count(*) <= {most} THEN COALESCE(array_agg(id)::text, '{{}}') END"
 UNPACKED_IDS = "SELECT DISTINCT unnest(%s::bigint[]) AS id"
-# One that cannot be taken apart: each of the few is looked up, the many are never read through to be matched.
+# Opaque to the planner: it looks up each of the few rows instead of scanning the many.
 JOIN = "CROSS JOIN LATERAL (SELECT * FROM jobs_listing x WHERE x.id = d.id LIMIT 1) l"
 EXISTING_TRIGGERS = (
     "SELECT tgname FROM pg_trigger WHERE tgrelid IN (to_regclass('jobs_job'), to_regclass('jobs_attempt'))"
@@ -95,5 +95,5 @@ def by_index(cursor: Any, *, bitmaps: bool = False) -> Iterator[None]:
     with transaction.atomic():
         cursor.execute("SELECT " + ", ".join(f"set_config('{name}', 'off', true)" for name in off))
         yield
-        if is_part:  # else they end with the transaction; after an error the rollback does it
+        if is_part:  # otherwise they end with the transaction; after an error, with the rollback
             cursor.execute("SELECT " + ", ".join(f"set_config('{name}', 'on', true)" for name in off))

@@ -22,10 +22,10 @@ from vigil_core import formatting
 from vigil_core.untrusted import whole
 
 STATES = ("pending", "running", "suspended", "completing")
-HOLD_REASONS = ("JobHeld", LAUNCH_FAILED)  # how Slurm's word begins for one that waits for its release
-READING_LAG = timedelta(seconds=30)  # a reading at most; what is handed over meanwhile may not be in it
+HOLD_REASONS = ("JobHeld", LAUNCH_FAILED)  # prefix of Slurm's reason for a job waiting to be released
+READING_LAG = timedelta(seconds=30)  # longest time of one reading; jobs submitted meanwhile may be missing
 MOST_UNSEEN = 10_000
-_GROUP = 10**12  # above any priority, so that one number says group and priority
+_GROUP = 10**12  # above any priority, so that one number combines group and priority
 _ORDER = Order("place")
 
 
@@ -34,11 +34,11 @@ class QueueEntry:
     """A job of the scheduler as one person may see it."""
 
     row: QueuedJob
-    given_name: str  # its name as a person gave it
-    job: Job | None  # Vigil's, where it is one that the person may see
-    sweep: Sweep | None  # likewise, of an array
+    given_name: str  # the name given by the person
+    job: Job | None  # Vigil's job, if the person may see it
+    sweep: Sweep | None  # the same for an array
     is_mine: bool
-    position: int | None  # of those that wait in its partition, by priority; 1 is next
+    position: int | None  # position by priority among the waiting jobs of its partition; 1 is next
     of: int
 
     @property
@@ -84,7 +84,7 @@ class QueueSearch:
             default=Value(3),
             output_field=BigIntegerField(),
         )
-        # Told to be wide: of two wide numbers Django makes a narrow one, and PostgreSQL's ends at 2^31.
+        # An explicit wide type: Django would use a narrow one, and PostgreSQL's ends at 2^31.
         place = ExpressionWrapper(Cast(group, BigIntegerField()) * _GROUP - F("priority"), BigIntegerField())
         return page(rows.annotate(place=place), _ORDER, cursor=cursor, limit=limit)
 
@@ -129,8 +129,8 @@ def _listed(partition: str) -> str:
 class Unseen:
     """The number of a person's jobs that the rows of the queue cannot show yet."""
 
-    kept: int  # Vigil has not handed them over
-    newer: int  # handed over since the queue was read
+    kept: int  # not submitted by Vigil yet
+    newer: int  # submitted since the queue was read
 
     @property
     def text(self) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-UTC = ""  # times are text without a zone
+UTC = ""  # times are stored as text without a zone
 LIKE = r"LIKE %s ESCAPE '\'"
 MATCHING_NAMES = "SELECT rowid AS id FROM jobs_listing_names WHERE jobs_listing_names MATCH %s"
-# Numbers as one value, unless they are too many, and what gives them again: each only once.
+# Ids as a single value, unless there are too many, and the SQL that returns them, each once.
 AGGREGATED_IDS = "count(*), CASE WHEN count(*) <= {most} THEN json_group_array(id) END"
 UNPACKED_IDS = "SELECT DISTINCT value AS id FROM json_each(%s)"
 JOIN = "CROSS JOIN jobs_listing l ON l.id = d.id"  # SQLite keeps the order of a cross join

@@ -21,7 +21,7 @@ from portal.series.envelope import Outline
 from vigil_core.untrusted import END_OF_TIME
 
 Stretch = tuple[float, float]  # Unix seconds
-BATCH_S = 10  # that what is told at once may be old
+BATCH_S = 10  # maximum age of cached answers
 
 
 @dataclass(frozen=True)

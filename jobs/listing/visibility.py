@@ -23,8 +23,8 @@ from portal.models import User
 
 _names = msgspec.json.Decoder(list[str]).decode
 _indices = msgspec.json.Decoder(dict[str, list[int]]).decode
-_KEY = re.compile(r"\.([0-9a-f]{16})\Z")  # what Vigil adds to the name that a person gave
-MAX_LISTED = 200  # ids that a statement names: of more, the database looks up itself which they are
+_KEY = re.compile(r"\.([0-9a-f]{16})\Z")  # what Vigil adds to the name given by a person
+MAX_LISTED = 200  # ids listed in a statement; with more, the database looks them up itself
 
 
 class _Running(NamedTuple):
@@ -52,13 +52,13 @@ class NodeAllocation(msgspec.Struct, frozen=True, gc=False):
     """A job's allocation on one node, as one person may see it."""
 
     scheduler_id: str
-    name: str  # "": the site hides other people's
+    name: str  # "": hidden by the site's settings
     user: str
-    job: int | None  # Vigil's number, where it is a job that the person may see
+    job: int | None  # id in Vigil, if the person may see the job
     is_mine: bool
-    gpus: tuple[int, ...]  # indices on the node; empty where the scheduler does not tell
+    gpus: tuple[int, ...]  # indices on the node; empty if the scheduler does not report them
     ends_at: datetime | None
-    gpu_count: int  # on the node, as far as that can be told
+    gpu_count: int  # on the node, if known
 
 
 def visible_queue(user: User) -> QuerySet[QueuedJob]:

@@ -13,7 +13,7 @@ from vigil_core.kinds import Kind
 LAUNCHER = -1  # the stream of the first node's launcher
 PLAIN_COMMUNICATION = "plain"
 MAX_FIGURES = 24
-# What a launcher tells of its node's use by the job: title, unit and colour; the first stands beside the loss.
+# Launcher metrics of a node's use by the job: title, unit and colour; the first is drawn beside the loss.
 USAGE = {
     "gpu_percent": ("GPUs", "%, mean over the node’s GPUs", 3),
     "cpu_cores": ("CPU", "cores in use", 7),
@@ -21,9 +21,9 @@ USAGE = {
     "gpu_memory_gib": ("GPU memory", "GiB in use, all GPUs of the node", 4),
     "gpu_watts": ("GPU power", "W, all GPUs of the node", 5),
 }
-ALWAYS_REPORTED = {"cpu_cores", "memory_gib"}  # every launcher tells these; GPUs only where there are some
+ALWAYS_REPORTED = {"cpu_cores", "memory_gib"}  # reported by every launcher; GPU metrics only where there are GPUs
 
-# Colours are the metric's own on every page: loss 1, validation 2, throughput 3, gradient 6.
+# A metric has the same colour on every page: loss 1, validation 2, throughput 3, gradient 6.
 LOSS_SERIES = [
     {"name": "loss", "label": "training", "color": 1, "digits": 3},
     {"name": "validation_loss", "label": "validation", "color": 2, "digits": 3, "kind": "dots"},
@@ -86,7 +86,7 @@ SENT: dict[str, Any] = {
     "series": [{"name": "communicated_mib", "label": "sent", "color": 4, "digits": 3}],
 }
 MB_PER_MIB = 2**20 / 1e6
-"""In a MiB."""
+"""Bytes per MiB."""
 ACCURACY: dict[str, Any] = {
     "id": "accuracy",
     "title": "Accuracy",
@@ -208,11 +208,11 @@ def _trainer_figures(spec: dict[str, Any], names: list[str]) -> list[dict[str, A
         "limits": [{"label": "clip", "value": clip}] if clip else [],
     }
     measured = [figure for figure in (MFU, COMMUNICATION) if figure["id"] in names]
-    # What is sent without a choice of its own hardly ever changes.
+    # Defaults hardly ever change.
     sent = [SENT] if run.get("communication", PLAIN_COMMUNICATION) != PLAIN_COMMUNICATION else []
     small = [*([ACCURACY] if samples else []), speed, *measured, *sent, norm, STEP_TIME]
     widths = ["half"] * len(small) if len(small) % 2 == 0 else ["third"] * 3 + ["half"] * (len(small) - 3)
-    alone = ranks_and_nodes(spec)[0] == 1 and not is_elastic(spec)  # then there is nothing to compare
+    alone = ranks_and_nodes(spec)[0] == 1 and not is_elastic(spec)  # nothing to compare
     loss = [{**LOSS, "width": "full"}] if alone else [LOSS, RANKS]
     return [*loss, *({**figure, "width": width} for figure, width in zip(small, widths, strict=True))]
 

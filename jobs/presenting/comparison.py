@@ -14,7 +14,7 @@ from vigil_core import formatting
 Floats = NDArray[np.float64]
 WIDTH, HEIGHT = 1000.0, 200.0
 MAX_OVERHANG = 4.0
-"""Times of where two are compared that are drawn: one that went on for long would press the other flat."""
+"""Multiple of the compared range that is drawn; otherwise a much longer run would flatten the other."""
 TITLES = {"accuracy": "Accuracy", "validation_loss": "Validation loss", "loss": "Loss"}
 
 
@@ -51,14 +51,14 @@ class ComparedFederation:
     rounds: int
     lines: dict[str, RoundCurve]
     sent: RoundCurve
-    """Bytes of all rounds up to one."""
+    """Cumulative bytes by round."""
     seconds: RoundCurve
     data: dict[str, str]
-    """What decides on which samples its clients train and are judged: recipe, split and clients, with their options."""
+    """What determines the clients' training and test samples: recipe, split and clients, with their options."""
     evaluation_samples: float | None
-    """Samples that an accuracy is the mean of, as far as is known."""
+    """Number of samples that an accuracy is averaged over, if known."""
     setup: object
-    """Everything that decides how it goes, but the seed. None: somebody's own code, which may have changed."""
+    """Everything that determines the run except the seed; None for the user's own code, which may have changed."""
     is_alive: bool
 
     def sent_at(self, rounds: Floats) -> Floats:
@@ -83,7 +83,7 @@ class ComparedResult:
     seconds: float | None
     is_ahead: bool
     chance: str
-    """Why a difference says nothing; "" where it does, or where there is none."""
+    """Why a difference is not meaningful; "" if it is, or if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ class NextAttempt:
     started_at: datetime | None = None
     ended_at: datetime | None = None
     from_step: int = 0
-    first_step_at: datetime | None = None  # of those that it did itself
+    first_step_at: datetime | None = None  # actions that Vigil took itself
     caught_up_at: datetime | None = None
     nodes: tuple[str, ...] = ()
 
@@ -47,7 +47,7 @@ class Cost:
     again_seconds: float | None
     catch_up_seconds: float | None
     is_awaited: bool
-    """Ranks are to train again by themselves, and have not yet."""
+    """Whether ranks restart automatically but have not resumed training yet."""
 
     @property
     def money_text(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from jobs.disk.captured import CapturedEnvironment, EnvironmentChange, EnvironmentDiff, cpu_of, gpus_of
 from vigil_core import formatting
 
-MAX_NAMED = 6  # changes named beside the attempt; all of them are behind it
+MAX_NAMED = 6  # changes named beside the attempt; its link shows all
 SHORT = 12  # characters of a commit or digest
 _HEX = frozenset("0123456789abcdef")
 
@@ -20,7 +20,7 @@ class AttemptEnvironment:
     facts: list[tuple[str, str]]
     packages: dict[str, str]
     packages_left_out: int = 0
-    same_as: int | None = None  # the earlier attempt that had the very same packages
+    same_as: int | None = None  # the earlier attempt with the same packages
     since: int | None = None
     changes: list[str] = field(default_factory=list)
 

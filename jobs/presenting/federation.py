@@ -14,13 +14,13 @@ from training.federation.tables import STATES
 from vigil_core import formatting
 
 RECENT_ROUNDS = 30
-"""Rounds that the sentence is about."""
+"""Number of recent rounds that the sentence describes."""
 MIN_OCCURRENCES = 3
-"""Times that something happened before it is told of a client …"""
+"""How often something must happen to a client before it is mentioned."""
 MIN_SHARE = 0.25
-"""… and the part of its rounds."""
+"""In what share of a client's rounds something must happen before it is mentioned."""
 COLOUR_COUNT = 9
-"""Labels that are told apart in a bar; the last stands for the rest."""
+"""Number of labels shown separately in a bar; the last one stands for the rest."""
 _TROUBLES = {
     "rejected": "has been rejected in {k} of its last {m} rounds",
     "broken": "sent non-finite updates in {k} of its last {m} rounds",
@@ -28,7 +28,7 @@ _TROUBLES = {
     "late": "was late in {k} of its last {m} rounds",
 }
 _TROUBLE_STATES = {"rejected": "failed", "broken": "failed", "dropped": "cancelled", "late": "timeout"}
-"""The state whose colour a client in such trouble has."""
+"""The state that gives a client with this problem its colour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class ClientFacts:
     loss: float | None
     accuracy: float | None
     seconds: float | None
-    """Mean time of its rounds."""
+    """Mean duration of its rounds."""
 
     @property
     def out(self) -> int:
@@ -70,14 +70,14 @@ class ClientRow:
 
     client: ClientFacts
     trouble: str
-    """ "late 21×"; "" where it is hardly ever in any."""
+    """Its most frequent problem, such as "late 21×"; "" if it rarely has any."""
     state: str
     x: float | None
-    """Of its accuracy (or loss) on the axis, in per cent."""
+    """Position of its accuracy (or loss) on the axis, in per cent."""
     value: float | None
     shares: list[BarShare]
     shares_text: str
-    """The bar in words."""
+    """Text alternative of the bar."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Fairness:
     line: float | None
     labels: list[str]
     is_timed: bool
-    """Whether seconds are known of any client: those that are computed together have none of their own."""
+    """Whether any client has a duration of its own; clients computed together have none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ class FormField:
     default: str = ""
     hint: str = ""
     choices: tuple[str, ...] = ()
-    suggestions: tuple[str, ...] = ()  # offered while typing; others are taken, too
+    suggestions: tuple[str, ...] = ()  # suggested while typing; other values are accepted too
     problem: str = ""
     nearest: tuple[str, ...] = ()
     required: bool = False
@@ -74,7 +74,7 @@ class FormSection:
     title: str
     fields: list[FormField] = field(default_factory=list)
     more: list[FormField] = field(default_factory=list)
-    takes_code: bool = False  # a file of it, sent beside the spec
+    takes_code: bool = False  # uploaded with the spec
 
     @property
     def all(self) -> list[FormField]:

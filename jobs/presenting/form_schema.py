@@ -12,11 +12,11 @@ from jobs.presenting.form_fields import NEAREST, FormField
 from jobs.spec import JobSpec
 from training.config import choices
 
-MAX_SUGGESTIONS = 200  # names that a box offers …
-MAX_IN_HINT = 4  # … and up to which they stand below it
+MAX_SUGGESTIONS = 200  # number of names suggested by a text box
+MAX_IN_HINT = 4  # up to this many are listed below it
 _WORDS = {"tags", "after", "environment.modules", "run.attackers"}
 _HOSTS = {"resources.require_nodes", "resources.exclude_nodes"}
-_SOURCE = re.compile(r" \([^()]*\)$")  # whose it is, in docs/; too long for a form
+_SOURCE = re.compile(r" \([^()]*\)$")  # explained in docs/; too long for a form
 _SPELLED = {"fp8": "FP8", "kv": "KV", "lora": "LoRA", "lr": "LR", "mib": "(MiB)", "mtbf": "MTBF", "rope": "RoPE"}
 
 
@@ -42,7 +42,7 @@ def option_field(table: str, option: choices.Option, value: object, wrong: dict[
     allowed = ("true", "false") if option.type == "bool" else tuple(str(v) for v in option.values)
     kind = "choice" if allowed else {"int": "number", "float": "decimal"}.get(option.type, "text")
     default = _shown(option.default)
-    allowed = ("", *allowed) if allowed and option.default is None else allowed  # "": left unsaid
+    allowed = ("", *allowed) if allowed and option.default is None else allowed  # "": not set
     return FormField(
         path=path,
         title=_title(option.name),

@@ -22,7 +22,7 @@ from training.federation import custom
 from training.federation.config import FederationConfig, with_custom_recipe, with_recipe_split
 from vigil_core import formatting
 
-# What most people set; the rest of a section waits behind "More".
+# Fields that most people set; the rest of a section is under "More".
 FIRST = (
     *("name", "project", "kind", "tags"),
     *("resources.nodes", "resources.gpus_per_node", "resources.ranks_per_node", "resources.time_limit"),
@@ -34,15 +34,15 @@ FIRST = (
     *("client.git", "client.ref", "client.directory"),
     *(f"client.{part.key}" for part in custom.PARTS),
 )
-# What means something to Slurm alone.
+# Fields that only apply to Slurm.
 SLURM = (
     "partition", "qos", "reservation", "gpu_type", "constraint", "licenses", "exclusive", "require_nodes",
     "exclude_nodes",
 )  # fmt: skip
 CODE = frozenset({Script.TABLE, ClientCode.TABLE})
 DEPENDENT_FIELDS = {"run.attack": ("run.attackers", "run.attacker_share")}
-"""Fields that mean something only with a choice, and stand behind it."""
-OPTIONS_FIRST = 6  # of a recipe's own options, where it does not say itself which
+"""Fields that only apply to one option, and are shown with it."""
+OPTIONS_FIRST = 6  # a recipe's options, if the recipe does not say which
 
 
 def sections(
@@ -146,7 +146,7 @@ def _add_options(section: FormSection, data: Mapping[str, Any], wrong: dict[str,
 def _bring_forward(section: FormSection, path: str, options: list[FormField]) -> None:
     """Show a changed choice and its options before the fold."""
     chooser = next((field for field in (*section.fields, *section.more) if field.path == path), None)
-    if chooser is None:  # there is nothing else to choose
+    if chooser is None:  # there is no other option
         section.more += options
         return
     if chooser in section.more:

@@ -18,7 +18,7 @@ from training.federation import custom
 
 _HOST = re.compile(r"(?:[^\s,\[]|\[[^\]]*\]?)+")  # commas within brackets belong to the name
 MAX_ITEMS = 1_000
-"""Items of one box that become a list or a table: a script has at most so many arguments, and tomlkit's time to write
+"""Most items of one text box in a list or table: a script has at most this many arguments, and tomlkit's time to write
 them grows with their square (12,000 take 30 s)."""
 _WORD, _LINE = re.compile(r"[^\s,]+"), re.compile(r"\n|\Z")
 _ITEMS = {"words": _WORD, "hosts": _WORD, "lines": _LINE, "pairs": _LINE}
@@ -58,7 +58,7 @@ def _normalised(text: str) -> str:
 def _apply_changes(text: str, changes: dict[str, Any]) -> str:
     try:
         document = tomlkit.parse(text)
-    except TOMLKitError:  # its parser is stricter than tomllib in places; the checker will have said what is wrong
+    except TOMLKitError:  # tomlkit is stricter than tomllib in places; validation reports what is wrong
         return text
     for path, value in changes.items():
         *tables, key = path.split(".")
@@ -78,7 +78,7 @@ def _apply_changes(text: str, changes: dict[str, Any]) -> str:
 def _remove_unused_tables(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
     """Remove tables that another kind or recipe would refuse."""
     if path == "kind":
-        document.pop("run", None)  # of another kind its fields have other names
+        document.pop("run", None)  # other kinds have other fields
         if value != "script":
             document.pop("script", None)
         if value != "federated":

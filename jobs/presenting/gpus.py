@@ -15,11 +15,11 @@ from vigil_core import formatting
 
 Floats = NDArray[np.float64]
 NBSP = formatting.NBSP
-GIB = 1 / 1024  # of MiB
+GIB = 1 / 1024  # MiB per GiB
 LOW_USE, LOW_USE_HOURS = 0.30, 1
-"""Used less than this for so long is a finding."""
+"""Utilisation below this for this long is a finding."""
 
-MAX_ROWS = 512  # beyond, a row is a node
+MAX_ROWS = 512  # with more, each row is a node
 TALL_ROWS, WIDE_ROWS = 24, 160
 ODD = 3.0  # times the median distance from the median
 BETWEEN = 6  # pixels between nodes
@@ -35,7 +35,7 @@ class MapField:
     unit: str
     ramp: str
     low: float
-    high: float | None  # None: as far as it goes
+    high: float | None  # None: up to the largest value
     factor: float = 1.0
     digits: int = 0
 
@@ -67,7 +67,7 @@ class GpuSamples:
     node: str
     gpu: int | None
     uuid: str
-    mean: Floats  # a value a column
+    mean: Floats  # one value per column
 
 
 @dataclass
@@ -117,7 +117,7 @@ class GpuMap:
 
     field: MapField
     rows: list[GpuMapRow] = dataclasses.field(default_factory=list)
-    is_folded: bool = False  # a row is a node, for there are very many GPUs
+    is_folded: bool = False  # each row is a node, because there are very many GPUs
 
     @property
     def nodes(self) -> dict[str, list[GpuMapRow]]:

@@ -12,7 +12,7 @@ from typing import Any
 from vigil_core import formatting, untrusted
 
 GuardEvent = tuple[datetime, str]
-"""When, and what in words."""
+"""Time and description."""
 NOT_SAVED = "checkpoint.skipped"
 
 

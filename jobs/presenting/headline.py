@@ -31,7 +31,7 @@ def headline(
     """Return the headline. `verdict_text` states the cause, by the evidence or by a person."""
     if again is None:
         rest = decision.removesuffix("Your move.").strip() or "The next step is being decided."
-        if rest.startswith(cause.heading):  # which is said by then
+        if rest.startswith(cause.heading):  # already stated
             rest = rest.partition(". ")[2] or rest
         acts = cause.owner in {"researcher", "both"} and decision
         return Headline(verdict_text, rest, advice if acts else "")

@@ -13,11 +13,11 @@ from vigil_core import formatting
 
 LEFT = 13.0  # per cent of the width for the names of lanes
 HEIGHT, TOP = 30, 26  # of a lane, and above the first
-WIDTH_PX, LETTER_PX = 720, 6.4  # what labels are measured by: no narrower than on paper
+WIDTH_PX, LETTER_PX = 720, 6.4  # for measuring labels: no narrower than on paper
 MOST_NODES = 8
-ACT = 1.7  # per cent that a number takes
-BEFORE, AFTER = timedelta(minutes=3), timedelta(minutes=1)  # around what happened
-LONGEST_AFTER = timedelta(minutes=30)  # that the usual view waits for the next attempt
+ACT = 1.7  # per cent of the width for a number
+BEFORE, AFTER = timedelta(minutes=3), timedelta(minutes=1)  # margin around the incident
+LONGEST_AFTER = timedelta(minutes=30)  # how long the default view waits for the next attempt
 HOUR = timedelta(hours=1)
 SPANS = ("near", "hour", "attempt")
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800)
@@ -56,12 +56,12 @@ class LaneFacts:
     bad_at: datetime | None = None
     last_step: int | None = None
     counts: str = "step"  # or round
-    rank: int | None = None  # that is blamed
+    rank: int | None = None  # the rank or node blamed
     nodes: tuple[NodeFacts, ...] = ()
-    acts: tuple[datetime, ...] = ()  # what Vigil did, numbered as listed
+    acts: tuple[datetime, ...] = ()  # Vigil's actions, numbered as listed
     again: int | None = None  # the next attempt's number
     again_at: datetime | None = None
-    again_until: datetime | None = None  # None: it goes on
+    again_until: datetime | None = None  # None: still going on
     again_nodes: tuple[str, ...] = ()
     again_trained_at: datetime | None = None
     again_step: int | None = None
@@ -313,10 +313,10 @@ def _place_labels(lane: AttemptLane) -> None:
         following = lane.marks[i + 1].x if i + 1 < len(lane.marks) else 100.0
         before = lane.marks[i - 1].x if i else LEFT
         if i and placed[-1].side == "right":
-            before = following  # that side is taken
+            before = following  # that side is occupied
         right, left = _letters(following - mark.x), _letters(mark.x - before)
         wanted = min(len(mark.label), 24)
-        # What begins here has its bar at the right.
+        # Anything that begins here has its bar to the right.
         is_right = left < wanted if mark.state == "running" else right >= wanted or right >= left
         side, room = ("right", right) if is_right else ("left", left)
         label = mark.label if len(mark.label) <= room else f"{mark.label[: max(0, room - 1)].rstrip()}…"

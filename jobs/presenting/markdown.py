@@ -15,7 +15,7 @@ from jobs.presenting.rank_steps import RankSteps
 from vigil_core import formatting
 
 _SPECIAL = re.compile(r"([\\`*_\[\]!|~$]|:(?=//))")
-_FIRST = re.compile(r"^(?=[-+#>=:])|^(\d{1,9})(?=[.)])")  # what would make a line a list, a heading, a quotation
+_FIRST = re.compile(r"^(?=[-+#>=:])|^(\d{1,9})(?=[.)])")  # characters that would start a list, heading or quotation
 _WORDS = {"both": "researcher or sysadmin", "nobody": "nobody has to act"}
 
 
@@ -71,7 +71,7 @@ class PostMortemText:
     headline: Headline
     cause: str
     overruled: tuple[str, str, str] | None
-    """The cause by the evidence, who overruled it, and why."""
+    """The cause according to the evidence, who overruled it, and why."""
     confidence: float | None
     reported_by: str
     owner: str

@@ -14,12 +14,12 @@ from training.federation.tables import QUANTILES
 from vigil_core import formatting
 
 MAX_ROWS = 16
-"""Clients that have a bar each."""
+"""Largest number of clients with one bar each."""
 COLUMNS = 100
-"""Of a band; of more clients it shows every so many."""
+"""Columns of a band; with more clients it shows a sample."""
 HEIGHT = 1000
 UNEVEN = 20
-"""Times of the client in the middle that the largest has: from there on heights are roots, or all others were flat."""
+"""If the largest client exceeds the median by this factor, heights are square roots, or all others would be flat."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from vigil_core import formatting
 
-MOST_CELLS = 128  # ranks; of more, a cell is a node, and shows its slowest
+MOST_CELLS = 128  # ranks; with more, each cell is a node and shows its slowest rank
 BANDS = 4
-FEW = 8  # ranks that are named one by one
+FEW = 8  # ranks named individually
 STEPS_OF_COLOUR = 4  # on either side of the middle of the ramp
 
 
@@ -36,7 +36,7 @@ class RankSteps:
     """The strip, and the same in words."""
 
     groups: list[NodeRanks]
-    bands: list[tuple[int, str]]  # step, and which ranks
+    bands: list[tuple[int, str]]  # step and ranks
     finding: str
     ranks: int
     counts: str = "step"  # or round

@@ -10,10 +10,10 @@ from django.utils import timezone
 from jobs.presenting.scale import Scale
 from vigil_core import formatting
 
-# The widths that labels are kept apart by assume a drawing of about this many pixels.
+# Width in pixels assumed when keeping labels apart.
 WIDTH_PX = 1040
-LETTER_PX, AROUND_PX = 6, 26  # of a label: its letters, and its glyph with some air
-LEAST_LOST = 1.0  # per cent: lost work is never too thin to see
+LETTER_PX, AROUND_PX = 6, 26  # width of a label: its letters, and its glyph with a margin
+LEAST_LOST = 1.0  # per cent, so that lost work stays visible
 MOST_TICKS = WIDTH_PX // 4
 _AXIS_STEPS_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 7 * 86400)
 
@@ -29,13 +29,13 @@ class AttemptSpan:
     began: datetime  # when it joined the queue
     started: datetime | None = None
     ended: datetime | None = None
-    note: str = ""  # what the label of its mark says
+    note: str = ""  # label of its mark
     lost_from: datetime | None = None
     resumed_from: datetime | None = None
-    rounds: tuple[int, int] | None = None  # of a federation: the first and the last that it did
+    rounds: tuple[int, int] | None = None  # of a federation: its first and last round
     restarts: tuple[tuple[datetime, str], ...] = ()  # recoveries in place: when, and what happened
     url: str = ""
-    postmortem: str = ""  # its address, where it ended badly
+    postmortem: str = ""  # its address, if it ended badly
 
 
 @dataclass(frozen=True, kw_only=True)

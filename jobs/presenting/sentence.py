@@ -25,13 +25,13 @@ class WorstClient:
     """The client with the lowest accuracy, of those with enough evaluation samples."""
 
     name: str = ""
-    """"": none is known."""
+    """"": unknown."""
     samples: int | None = None
-    """That it is evaluated on; None: nobody knows."""
+    """Number of samples that it is evaluated on; None if unknown."""
     unreliable: int = 0
-    """Clients that too few samples evaluate: they are not compared."""
+    """Number of clients evaluated on too few samples, which are not compared."""
     is_nobody: bool = False
-    """Whether all clients are such."""
+    """Whether this applies to all clients."""
 
     @property
     def text(self) -> str:
@@ -63,18 +63,18 @@ class SentenceFacts:
     last_report_at: datetime | None = None
     resumed_step: int | None = None
     newest_checkpoint: int | None = None
-    instead: str = ""  # what to do where going on from that checkpoint would come to the same end
+    instead: str = ""  # what to do if resuming from that checkpoint would end the same way
     validation_loss: float | None = None
     accuracy: float | None = None  # a federation's
-    worst: WorstClient | None = None  # the client that it is worst for …
+    worst: WorstClient | None = None  # the client with the worst result
     worst_accuracy: float | None = None
     cancelling: bool = False
     cancelled_by: str = ""
     killing: bool = False
     killed_by: str = ""
     reports: bool = True  # a script may never report
-    attached: bool = False  # Vigil follows it, and did not start it
-    unconfirmed: bool = False  # nor has the scheduler said that it is this person's
+    attached: bool = False  # Vigil follows it but did not start it
+    unconfirmed: bool = False  # and the scheduler has not confirmed that it is this person's
 
 
 def describe_job(facts: SentenceFacts) -> Sentence:
@@ -203,7 +203,7 @@ def _ended(facts: SentenceFacts) -> Sentence:
     if facts.state == "cancelled":
         by = f" by {facts.killed_by or facts.cancelled_by}" if facts.killed_by or facts.cancelled_by else ""
         lead = f"{'Killed' if facts.killed_by else 'Cancelled'}{by}{_at_step(facts)}."
-        # The reason says more where nobody in Vigil asked for it: scancel, or a job that it was to come after.
+        # The reason tells more if nobody in Vigil requested it: scancel, or a failed dependency.
         more = "" if by else _as_sentence(facts.reason)
         rest = _resumable(facts)
         return Sentence(lead, rest) if more in {"", "Cancelled."} else Sentence(more, rest)

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 DEVIATIONS = 2.0
-"""Standard deviations of the difference that count as chance: about 95 % of what two seeds of one set-up differ by."""
+"""Standard deviations of the difference that count as chance: covers about 95 % of differences between two seeds."""
 EVALUATIONS = 10
-"""The newest evaluations from which the scatter is estimated: of earlier ones the model was another."""
+"""Number of newest evaluations from which the scatter is estimated; earlier ones are of a different model."""
 FEWEST = 5
-"""Evaluations. Fewer leave at most two second differences, which say nothing of a scatter."""
+"""Fewest evaluations; fewer leave at most two second differences, too few to estimate a scatter."""
 
 
 def chance_margin(

@@ -18,7 +18,7 @@ from vigil_core import formatting
 
 MOST_METRICS = 4
 FEWEST_SEEDS = 2
-# The metrics shown first, and those of which more is better; of all others less is.
+# The metrics shown first, and those for which more is better; for all others less is better.
 FIRST = ("validation_loss", "loss", "validation_accuracy", "accuracy")
 MORE_IS_BETTER = ("accuracy", "score", "auc", "reward", "f1")
 SPREADS = ("client_loss_", "client_accuracy_")  # of a federation
@@ -29,7 +29,7 @@ LEFT_OUT = frozenset(
         "trained", "late", "dropped", "rejected",
     }
 )  # fmt: skip
-# The 97.5 % quantile of Student's t by degrees of freedom; between two of them that of the lower.
+# The 97.5 % quantile of Student's t by degrees of freedom; in between, the lower one's.
 T_QUANTILES = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 8: 2.31, 10: 2.23, 15: 2.13, 20: 2.09, 30: 2.04}
 
 
@@ -91,11 +91,11 @@ class SweepStanding:
 
     metric: str
     settings: tuple[SweepSetting, ...]
-    """The best first, those with too few seeds last; none where the sweep varies no seed."""
+    """The best first, those with too few seeds last; empty if the sweep varies no seed."""
     best: tuple[JobValue, ...]
-    """The best job, or all jobs of the best setting; empty where none is known to be better than the others."""
+    """The best job, or all jobs of the best setting; empty if none is known to be better than the others."""
     text: str
-    """A sentence for people; empty while nothing is measured."""
+    """The summary sentence; empty until something is measured."""
 
     @property
     def best_jobs(self) -> set[int]:
@@ -126,7 +126,7 @@ def compare(
     metric: str, axes: Mapping[str, Sequence[Any]], jobs: Sequence[JobValue], *, is_over: bool
 ) -> SweepStanding:
     """Compare the jobs of a sweep over `axes` by the newest value of a metric."""
-    # A job's values come in the order of the database, which on PostgreSQL is that of the alphabet.
+    # A job's values come in the database's order, which is alphabetical on PostgreSQL.
     jobs = [replace(job, values={path: job.values[path] for path in axes if path in job.values}) for job in jobs]
     seeds = [path for path, values in axes.items() if is_seed(path) and len(values) > 1]
     if not seeds:

@@ -14,7 +14,7 @@ from jobs.models import Attempt
 from nodes.models import Partition
 
 MOST = 5_000
-"""Attempts that are looked at one by one, the newest; more than that hardly run at once."""
+"""Number of newest attempts that are examined; more hardly ever run at once."""
 MOST_NAME = 255
 WEEK = 7
 DAY_S = 86_400

@@ -11,7 +11,7 @@ from jobs.reliability.rate import Assumed, Rate
 DAY_S = 86_400.0
 POINTS = 81
 WIDE = 12.0
-"""The curve goes from the best period divided by so much to the best period times so much."""
+"""The curve spans the best period divided and multiplied by this."""
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from jobs.reliability.allocations import since as held_since
 
 DAYS = 30
 PRIOR_HOURS = 24.0
-"""One failure in so many node-hours is what is assumed where nothing has been seen; it counts as if it had been."""
+"""Node-hours per failure assumed before any was observed; it counts like an observed failure."""
 CACHE_S = 60.0
-"""Every attempt asks as it is prepared, a sweep's hundreds at once; what is seen is looked up once in so long."""
+"""Seconds that a rate is cached: every attempt needs it when prepared, and a sweep has hundreds."""
 
 
 @dataclass

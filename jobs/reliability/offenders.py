@@ -35,9 +35,9 @@ class Offender:
     counts: NodeFailures
     expected: float
     chance: float
-    """Of so many failures by chance alone, on any of the nodes."""
+    """Probability of this many failures on any of the nodes by chance alone."""
     is_node: bool
-    """Different programs failed; else it is one program, or few that failed often."""
+    """Whether different programs failed, rather than one or a few that failed often."""
 
     @property
     def score(self) -> float:
@@ -65,7 +65,7 @@ def _judge(node: NodeFailures, failures: int, days: float, nodes: int) -> Offend
     others_days, others_failures = days - node.node_days, failures - node.failures
     if others_days <= 0 or node.node_days <= 0:
         return None
-    # One more than was seen: of others that have not failed at all nobody knows that they never will.
+    # One more than observed: even if no other node has failed yet, its rate is not zero.
     expected = (others_failures + 1) / others_days * node.node_days
     if node.failures <= expected:
         return None

@@ -10,7 +10,7 @@ class Published:
     name: str
     per_thousand: float
     how: str
-    """What was counted over what, as it was published."""
+    """The published failures and the node-days they are based on."""
     source: str
 
 
@@ -48,4 +48,4 @@ PUBLISHED = (
 )
 
 TYPICAL = 6.5
-"""Per 1,000 node-days: what is assumed where too few failures were seen here, as Meta measured it."""
+"""Rate per 1,000 node-days assumed if too few failures were observed here, as measured by Meta."""

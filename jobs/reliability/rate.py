@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jobs.reliability import poisson
 
 FEW = 3
-"""Fewer failures than this say too little to name a mean time by."""
+"""With fewer failures than this no mean time is given."""
 THOUSAND = 1_000
 
 

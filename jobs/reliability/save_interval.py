@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 
 LEAST_GAIN = 0.001
-"""Of the time: for less nobody need be bothered."""
-_MOST = 700.0  # of an exponent
-_TINY = 1e-12  # below which nothing but the root of 2c is left of the equation in floating point
+"""Smallest share of the time worth recommending a change for."""
+_MOST = 700.0  # largest exponent
+_TINY = 1e-12  # below this, floating point leaves only the root of 2c
 
 
 def effective(period: float, *, cost: float, mtbf: float, restart: float = 0.0) -> float:

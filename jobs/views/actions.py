@@ -86,7 +86,7 @@ def cancel_several(request: HttpRequest) -> HttpResponse:
     user, done = user_of(request), 0
     for job in Job.objects.visible_to(user).with_latest_attempt().filter(pk__in=chosen):
         try:
-            submit.cancel(user, job, may_kill=False)  # one that is saving keeps its time to save
+            submit.cancel(user, job, may_kill=False)  # a job that is saving keeps its grace period
             done += 1
         except JobError as error:
             messages.error(request, str(error))

@@ -28,8 +28,8 @@ from portal.models import User
 from vigil_core import formatting
 from vigil_core.untrusted import whole
 
-MOST_TEXT = 200_000  # letters of a file of entries
-MOST_AT_ONCE = 20  # entries of one, as each is tried for a second
+MOST_TEXT = 200_000  # characters of an entry file
+MOST_AT_ONCE = 20  # entries per file, because each is tried for up to a second
 PREFILLED = ("name", "pattern", "example", "cause", "role")  # by a link to the form
 
 

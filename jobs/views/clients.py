@@ -23,7 +23,7 @@ COLUMNS = (
 BY_LOSS = [
     (name, title, {"worst": "num wide-only", "loss": "num"}.get(name, classes)) for name, title, classes in COLUMNS
 ]
-"""Where no accuracy is told: on phones there is room for one of the two."""
+"""Shown if there is no accuracy; phones have room for only one of them."""
 
 
 @dataclass(frozen=True)

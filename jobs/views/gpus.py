@@ -20,7 +20,7 @@ from portal.access import user_of
 from vigil_core.untrusted import END_OF_TIME, whole
 
 COLUMNS = 240
-MOST_TABLE = 200  # rows of the table behind the picture
+MOST_TABLE = 200  # rows of the table under the map
 
 
 @login_required

@@ -33,7 +33,7 @@ from jobs.why.reasons import reason_of
 from portal.access import can, user_of
 
 OVERVIEW_CHECKPOINTS = 6
-SHOWN_SLOW = 3  # times that a mount was slow, in words
+SHOWN_SLOW = 3  # slow periods of a mount described in words
 MOST_READ = 25  # attempts whose environments are read from disk for one page
 
 
@@ -74,7 +74,7 @@ def page_of(request: HttpRequest, job_id: int) -> JobPage:
     jobs = Job.objects.visible_to(user).with_latest_attempt().select_related("parent")
     job = get_object_or_404(jobs, pk=job_id)
     life = lives.load(job)
-    # Elsewhere a cancel does the same: it ends what waits, and what sbatch started, without asking it to save.
+    # Otherwise a cancel does the same: it ends waiting jobs, and jobs started with sbatch, without asking them to save.
     may_kill = life.saves_before_it_ends and can(user, "kill", job)
     return JobPage(job, life, can(user, "change", job), may_kill)
 
@@ -224,7 +224,7 @@ class AttemptRow:
     steps: slurm_steps.SlurmSteps | None
     postmortem: str  # its address
     in_place: list[tuple[Incident, str]] = field(default_factory=list)  # after which its ranks were started again
-    steps_before: int | None = None  # how many the attempt before it was asked for, where others
+    steps_before: int | None = None  # number for the previous attempt, if different
 
 
 def _attempt_row(
@@ -257,7 +257,7 @@ def spec(request: HttpRequest, job_id: int) -> HttpResponse:
     if show == "all":
         try:
             text = write_toml(JobSpec.parse(page.job.spec), defaults=True)
-        except SpecError:  # one that sbatch started, or of another release
+        except SpecError:  # started with sbatch, or by another release
             show = None
     context = page.context(
         "spec",

@@ -35,9 +35,9 @@ SHOWN_PROFILES = 5
 MOST_LETTERS = 400  # of a sentence
 
 LABEL, LETTER = 0.035, 0.0175
-"""Shares of the bar's width on a phone: what stands around a part's name in it, and each of its letters."""
+"""Shares of the bar's width on a phone: the margin around a part's name, and each of its letters."""
 
-# Each part's name and the colour that it has in the bar; loss, throughput and the rest keep theirs in the charts.
+# Each part's name and colour in the bar; loss, throughput and others keep their colours in the charts.
 _PARTS = {
     "forward": ("Forward", 1),
     "backward": ("Backward", 3),
@@ -85,7 +85,7 @@ class StepPart:
 @dataclass(frozen=True, kw_only=True)
 class BottleneckPanel:
     title: str
-    """ "" where not enough was measured."""
+    """"" if not enough was measured."""
     because: str
     remedy: str
     parts: list[StepPart]

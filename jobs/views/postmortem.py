@@ -26,10 +26,10 @@ from portal.access import can, user_of
 from portal.models import User
 from vigil_core.untrusted import plain, whole
 
-PIECES = 16  # of evidence, before "all of it"
+PIECES = 16  # pieces of evidence before "all of it"
 SPANS = (("near", "Around it"), ("hour", "1 h"), ("attempt", "Attempt"))
 NEW_ACTIONS = 2  # empty rows that the form offers
-MOST_ROWS = 2 * editing.ACTIONS  # that are read of a form
+MOST_ROWS = 2 * editing.ACTIONS  # rows read from a form
 
 
 @dataclass(frozen=True)

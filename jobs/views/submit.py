@@ -36,8 +36,8 @@ from portal.models import DEFAULT_PROJECT, Project, User
 from vigil_core import formatting
 from vigil_core.untrusted import whole
 
-PREFILLABLE = frozenset(Resources.model_fields)  # what a link may fill in
-AT_ONCE = 100  # names of clones that are looked for
+PREFILLABLE = frozenset(Resources.model_fields)  # fields that a link may fill in
+AT_ONCE = 100  # names of clones that are searched
 START = """\
 name = "my-first-run"
 kind = "distributed"
@@ -68,7 +68,7 @@ class SpecDraft:
     problems: list[Problem]
     findings: list[DryRunFinding]
     packed: bool = False
-    """Whether the form has an archive of its code, chosen and not sent yet."""
+    """Whether a code archive is selected but not uploaded yet."""
 
     @property
     def lacks_code(self) -> bool:
@@ -273,7 +273,7 @@ def _parent(request: HttpRequest, user: User) -> Job | None:
     number = request.POST.get("from") or request.GET.get("from")
     if not number:
         return None
-    jobs = Job.objects.visible_to(user).exclude(kind=Job.ATTACHED)  # what Vigil did not submit it cannot submit anew
+    jobs = Job.objects.visible_to(user).exclude(kind=Job.ATTACHED)  # Vigil can't resubmit what it did not submit
     return get_object_or_404(jobs, pk=whole(number) or 0)
 
 
@@ -316,7 +316,7 @@ def _next_name(parent: Job) -> str:
     stem, dash, number = parent.name.rpartition("-")
     if not (dash and number.isdigit() and len(number) < 4):
         stem, number = parent.name[:59], "1"
-    for first in count(int(number) + 1, AT_ONCE):  # by name and project there is an index of the listing
+    for first in count(int(number) + 1, AT_ONCE):  # uses the listing's index on name and project
         others = [f"{stem}-{n}" for n in range(first, first + AT_ONCE)]
         alike = Listing.objects.filter(project_id=parent.project_id, name__in=others)
         taken = set(alike.values_list("name", flat=True))

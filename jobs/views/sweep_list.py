@@ -16,7 +16,7 @@ from portal.http.paging import BadCursor, Order, Page, page
 from portal.models import User
 from vigil_core import formatting
 
-ROWS = 25  # of up to a thousand jobs each, which are counted
+ROWS = 25  # each has up to a thousand jobs to count
 NEWEST = Order("id", descending=True)
 
 

@@ -22,7 +22,7 @@ from nodes.models import GpuUse, Holding
 from portal.models import User
 
 BUDGET_S = 10.0
-ROWS = 500  # of a query, and of a transaction: reports wait for it on SQLite
+ROWS = 500  # per query and transaction, because reports wait for it on SQLite
 SLACK = timedelta(days=1)  # a machine's clock and the scheduler's may differ at midnight
 RECENT = timedelta(minutes=10)
 
@@ -88,7 +88,7 @@ def _add_day(lock: ActiveLease, day: date) -> None:
             _assign(some, owners)
             _add_jobs(some, owners)
     with lock.writing():
-        # What was counted since the look has marked its row anew, and is in these sums or in the next.
+        # Rows counted since the check are marked again, and are in these sums or the next.
         waiting.filter(pk__lte=rows[-1].pk).update(is_added=True)
         GpuHours.objects.filter(day=day).delete()
         GpuHours.objects.bulk_create(_sums(day), batch_size=ROWS)
@@ -120,7 +120,7 @@ def _add_jobs(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
             first_day=row["first"], last_day=row["last"], held_s=row["held"], used_s=row["used"], idle_s=row["idle"],
         )
         for row in sums
-        if row["job"] in jobs or (row["job"] is None and row["own"] in changed)  # a number may be another's, too
+        if row["job"] in jobs or (row["job"] is None and row["own"] in changed)  # an id may also belong to another job
     ]  # fmt: skip
     JobHours.objects.filter(Q(job__in=jobs) | Q(job=None, scheduler_id__in=changed)).delete()
     JobHours.objects.bulk_create(made)
@@ -137,7 +137,7 @@ def _owners(day: date, rows: Sequence[GpuUse]) -> dict[int, _Owner]:
     owners: dict[str, _Owner] = {}
     for row in attempt_rows:
         ended = row.ended_at.date() if row.ended_at else date.max - SLACK
-        if row.started_at.date() - SLACK <= day <= ended + SLACK:  # the scheduler may use a number again
+        if row.started_at.date() - SLACK <= day <= ended + SLACK:  # the scheduler may reuse an id
             owners[row.scheduler_id] = _Owner(row.job, row.job__project, row.job__owner)
     people = dict(User.objects.filter(slurm_user__in={row.user for row in rows}).values_list("slurm_user", "pk"))
     return {row.pk: owners.get(row.scheduler_id) or _Owner(None, None, people.get(row.user)) for row in rows}

@@ -26,10 +26,10 @@ from vigil_core.untrusted import line
 IDLE, UNHELD = "gpu.idle", "gpu.unheld"
 STRANGERS = f"{IDLE}:strangers"
 PERSISTED_FOR = timedelta(seconds=50)
-"""How long a process must be seen on a GPU before it counts as nobody's: the queue is read some seconds after a job
+"""How long a process must be on a GPU before it counts as unowned: the queue is read some seconds after a job
 has started."""
 
-_first_observed: dict[tuple[str, object], datetime] = {}  # by this process: one that starts anew waits a minute longer
+_first_observed: dict[tuple[str, object], datetime] = {}  # by this process; after a restart it waits a minute longer
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class IdleJob:
 
     scheduler_id: str
     idle: Sequence[IdleGpu]
-    gpu_count: int  # GPUs that it holds in all
+    gpu_count: int  # all GPUs allocated to it
     key: str
     name: str
     owner: User | None
@@ -209,7 +209,9 @@ def _persistent(found: Iterable[tuple[Gpu, dict[str, object]]], now: datetime) -
 def _unallocated_text(node: str, found: Sequence[tuple[Gpu, dict[str, object]]]) -> tuple[str, str]:
     gpus = sorted({gpu.index for gpu, _ in found})
     which = f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {formatting.listed([str(index) for index in gpus[:8]])}"
-    by_process: dict[tuple[object, str, str], int] = defaultdict(int)  # one that has a context on each GPU is one
+    by_process: dict[tuple[object, str, str], int] = defaultdict(
+        int
+    )  # a process with a context on several GPUs counts once
     for _, process in found:
         by_process[process["pid"], line(process["name"], 40), line(process["user"], 32)] += 1
     many = "A process is" if len(by_process) == 1 else f"{len(by_process)} processes are"

@@ -23,7 +23,7 @@ WINDOWS = (1, 7, 30, 90)
 BY = ("project", "person", "job")
 SORTS = ("name", "held", "used", "share", "idle")
 MOST_DAYS = 90
-OUTSIDE_VIGIL = "outside Vigil"  # jobs that no project here knows
+OUTSIDE_VIGIL = "outside Vigil"  # jobs of unknown projects
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _jobs(user: User, wanted: WasteFilter, since: date, limit: int, skip: int) -
     order = _ORDERS[wanted.key]
     begun = _visible(user, JobHours.objects.filter(first_day__gte=since)).annotate(place=order)
     place = F("place").desc(nulls_last=True) if wanted.is_falling else F("place").asc(nulls_last=True)
-    # Their keys first, by an index that has all that orders ask for: SQLite would sort whole rows.
+    # Keys first, from a covering index: SQLite would otherwise sort whole rows.
     first = list(begun.order_by(place, "pk").values_list("pk", flat=True)[: skip + limit + 1])
     found = [*JobHours.objects.in_bulk(first).values(), *_older(user, since)]
     found.sort(key=lambda row: row.pk)
@@ -196,7 +196,7 @@ _ORDERS = {
     "used": F("used_s"),
     "idle": F("idle_s"),
     "share": F("used_s") / NullIf(F("held_s"), 0.0),
-    "name": F("job"),  # by its number: names are not kept beside hours
+    "name": F("job"),  # by id: names are not stored with hours
 }
 
 

@@ -6,7 +6,7 @@ from jobs.presenting.cost import price_text
 from jobs.waste.report import OUTSIDE_VIGIL, AllocatedHours, WasteFilter, WasteReport
 from vigil_core import formatting
 
-LITTLE = 0.05  # hours: what would be written as 0
+LITTLE = 0.05  # hours that would be shown as 0
 
 
 def summary(found: WasteReport, wanted: WasteFilter, idle_gpus: int) -> tuple[str, str]:
