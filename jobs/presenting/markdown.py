@@ -134,7 +134,7 @@ def _facts(document: PostMortemText) -> Iterator[tuple[str, str]]:
         yield "Reported by", document.reported_by
     yield "Owner", _WORDS.get(document.owner, document.owner)
     for name, seconds in (
-        ("Noticed after", cost.detect_seconds),
+        ("Detected after", cost.detect_seconds),
         ("Training resumed after", cost.again_seconds),
         ("Caught up after", cost.catch_up_seconds),
     ):

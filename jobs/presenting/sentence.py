@@ -180,10 +180,10 @@ def _margin(facts: SentenceFacts) -> str:
     spare = (facts.ends_by - facts.done_at).total_seconds()
     if spare < 0:
         return (
-            f"That is {formatting.rough(-spare)} past its time limit: it will stop at "
+            f"That is {formatting.rough(-spare)} after its time limit: it will stop at "
             f"{formatting.clock(facts.ends_by, facts.now)} with a checkpoint, to be resumed."
         )
-    return "" if spare > 6 * 3600 else f"That is {formatting.rough(spare)} inside its limit."
+    return "" if spare > 6 * 3600 else f"That is {formatting.rough(spare)} before its time limit."
 
 
 def _ended(facts: SentenceFacts) -> Sentence:

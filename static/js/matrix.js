@@ -170,7 +170,7 @@ export class Matrix {
 }
 
 const wordOf = (states, value, isAhead) =>
-  value >= 0 ? (states[value] === "broken" ? "no numbers" : states[value]) : isAhead ? "to come" : "not asked, or not told";
+  value >= 0 ? (states[value] === "broken" ? "no numbers" : states[value]) : isAhead ? "not started" : "not selected, or not reported";
 
 // As much of a text as there is room for.
 function fitted(ctx, text, width) {

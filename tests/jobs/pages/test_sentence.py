@@ -40,7 +40,7 @@ RUNNING: dict[str, Any] = {"started_at": before(hours=6), "last_report_at": NOW,
         ("Running since 09:02. | The script has not reported any values; its logs and resource use are below. | ",
          {"state": "running", "started_at": before(minutes=12), "reports": False}),
         ("Training since 03:14, resumed from step 41,000. It should finish in 15 h, at Sun 01:08. | "
-         "That is 2 h inside its limit. | ",
+         "That is 2 h before its time limit. | ",
          {"state": "running", **RUNNING, "resumed_step": 41_000, "done_at": after(hours=15.9),
           "ends_by": after(hours=17.9)}),
         ("Training since 03:14. It should finish within a minute. |  | ",
@@ -74,7 +74,7 @@ def test_what_is_said(text: str, facts: dict[str, Any]) -> None:
 
 def test_a_limit_that_will_not_hold_is_said_before_it_strikes() -> None:
     said = told("running", **RUNNING, done_at=after(hours=9), ends_by=after(hours=7))
-    assert "That is 2 h past its time limit: it will stop at 16:14 with a checkpoint, to be resumed." in said
+    assert "That is 2 h after its time limit: it will stop at 16:14 with a checkpoint, to be resumed." in said
 
 
 @pytest.mark.parametrize(
