@@ -2,7 +2,7 @@
 
     python -m bench.loop
 
-Bar: ≤ 500 µs of CPU time a step (all threads of the process, the reporter's included).
+Bar: at most 12.5 times the CPU time of the bare loop beside it (all threads, the reporter's included).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from training.trainer import Trainer
 
 STEPS = 3000
 PAIRS = 7
-BAR_MICROSECONDS = 500
+BAR_RATIO = 12.5
+"""To the bare loop's CPU time: 6.8 to 9.5 on machines that differ four times in speed."""
 
 NOOP = '''
 """Nothing to compute: one parameter, whose loss is itself."""
@@ -129,7 +130,6 @@ def _bare(steps: int) -> tuple[float, float]:
 
 
 def _tell(ours: list[tuple[float, float]], bare: list[tuple[float, float]]) -> int:
-    cpu = statistics.median(pair[0] for pair in ours)
     added = [mine[0] - theirs[0] for mine, theirs in zip(ours, bare, strict=True)]
     ratios = [mine[0] / theirs[0] for mine, theirs in zip(ours, bare, strict=True)]
     print(f"loop around a no-op model, {STEPS} steps, 1 rank, reporting on; {PAIRS} pairs A/B/A/B in one process")
@@ -137,8 +137,9 @@ def _tell(ours: list[tuple[float, float]], bare: list[tuple[float, float]]) -> i
     print(f"  bare   CPU µs/step: {_row([pair[0] for pair in bare])}   wall: {_row([pair[1] for pair in bare])}")
     print(f"  ratios ours/bare:   {' '.join(f'{ratio:.2f}' for ratio in ratios)}")
     print(f"  added  CPU µs/step: median {statistics.median(added):.0f}, interval {min(added):.0f} to {max(added):.0f}")
-    print(f"  bar: {cpu:.0f} µs of CPU a step ≤ {BAR_MICROSECONDS}: {'met' if cpu <= BAR_MICROSECONDS else 'MISSED'}")
-    return 0 if cpu <= BAR_MICROSECONDS else 1
+    ratio = statistics.median(ratios)
+    print(f"  bar: {ratio:.2f} times the bare loop's CPU ≤ {BAR_RATIO:g}: {'met' if ratio <= BAR_RATIO else 'MISSED'}")
+    return 0 if ratio <= BAR_RATIO else 1
 
 
 def _row(values: list[float]) -> str:

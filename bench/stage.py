@@ -17,11 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from bench import reference
 from portal.run.child import die_with
 from tests.postgres import postgres
 from tests.redis import redis_up
@@ -62,8 +64,18 @@ def result(name: str, *, bars: dict[str, bool], **figures: Any) -> int:
     return 0 if met else 1
 
 
+@cache
+def _slowness() -> float:
+    """Return how slow this machine is beside the one on which bars were set: above 1 only, and said once."""
+    factor = max(1.0, reference.slowness())
+    print(f"  this machine takes {factor:.2f} times the reference's CPU time; limits in seconds are multiplied by that")
+    return factor
+
+
 def bar(what: str, figure: float, limit: float, *, at_least: bool = True, unit: str = "") -> bool:
-    """Print one bar and whether it is met."""
+    """Print one bar and return whether it is met. A limit in ms or s grows with how slow this machine is."""
+    if unit.strip() in {"ms", "s"} and not at_least:
+        limit *= _slowness()
     met = figure >= limit if at_least else figure <= limit
     sign = "≥" if at_least else "≤"
     print(f"  bar: {what}: {figure:.2f}{unit} {sign} {limit:g}{unit}: {'met' if met else 'MISSED'}")
