@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import stage
 from bench.federated_ours import running
-from training.compare.picture import GAP, LETTER, MARGIN, SERIES, WIDTH, begin, text
+from training.compare.picture import GAP, LETTER, MARGIN, SERIES, WIDTH, svg_head, text
 
 if TYPE_CHECKING:
     from training.federated.rounds import Rounds
@@ -243,7 +243,7 @@ def draw(title: str, about: str, panels: Sequence[Panel]) -> str:
     each = (WIDTH - 2 * MARGIN) // 4
     legend = 64 + LEGEND * -(-len(names) // 4)
     height = legend + len(panels) * (HEIGHT + GAP) + MARGIN
-    parts = [begin(height), text(MARGIN, 30, title, "title"), text(MARGIN, 50, about)]
+    parts = [svg_head(height), text(MARGIN, 30, title, "title"), text(MARGIN, 50, about)]
     for index, name in enumerate(names):
         x, y = MARGIN + index % 4 * each, 74 + LEGEND * (index // 4)
         shown = name if len(name) * LETTER < each - 34 else name[: int((each - 34) / LETTER)] + "…"

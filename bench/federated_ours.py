@@ -32,7 +32,7 @@ class Over(Exception):
 @contextmanager
 def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Callable[[], None]]:
     """Runs it from its first round to its last, or until a hook raises Over. `after`: each whole round."""
-    from training.attempt import place
+    from training.attempt import workspace
     from training.attempt.heartbeat import Heartbeat
     from training.attempt.stopping import StopRequest
     from training.federated.rounds import Rounds
@@ -55,7 +55,7 @@ def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Call
     settings = config.parse(table)
     set_determinism(settings.determinism)
     world = distributed.join(on_cpu=True)
-    made = place.by_hand(Path(tempfile.mkdtemp(prefix="vigil-federation-"))) if world.leads else None
+    made = workspace.create_standalone(Path(tempfile.mkdtemp(prefix="vigil-federation-"))) if world.leads else None
     where = distributed.broadcast(world, made)
     reporter = Reporter.open(where.attempt_dir, rank=world.rank, incarnation=0)
     heartbeat = Heartbeat.open(where.attempt_dir, rank=world.rank, incarnation=0)
@@ -189,7 +189,7 @@ def state(request: str) -> dict[str, Any]:
             rounds._save()
             result["stall_seconds"] = time.perf_counter() - moments[-1]
         if rounds.step >= found["rounds"]:
-            rounds.checkpoints.finish_flight()
+            rounds.checkpoints.finish_save()
             assert rounds.checkpoints.latest is not None
             result["save_seconds"] = rounds.checkpoints.latest.seconds
             result["peak_mib"] = resident("VmHWM") / MIB

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.attempt import place
+from training.attempt import workspace
 from training.attempt.heartbeat import Heartbeat
 from training.attempt.stopping import StopRequest
 from training.config import run_config
 from training.config.dims import Dims
-from training.corpus.shards import Index, Shard
+from training.corpus.shards import Shard, ShardIndex
 from training.corpus.tokenizer import TokenizerId
 from training.loader.order import Loader
 from training.metrics import flops
-from training.metrics.step_trace import hush, joined, length
+from training.metrics.step_trace import merge_spans, silence_kineto, total_length
 from training.models.llama import Llama
 from training.reporting.reporter import NullReporter, Reporter
 from training.runtime.distributed import World
@@ -101,7 +101,7 @@ def write_data(folder: Path, vocabulary: int, tokens: int) -> Path:
         shards.append([Shard(f"{split}-00000.bin", count, digest)])
     named = TokenizerId("nothing", hashlib.sha256(b"nothing").hexdigest(), vocabulary, 0)
     train, validation = shards
-    Index(named, "uint16", train, validation).write(folder)
+    ShardIndex(named, "uint16", train, validation).write(folder)
     return folder
 
 
@@ -115,7 +115,7 @@ class Ours:
         self.config = size.but(**more).run(data)
         self.determinism = self.config.determinism
         set_determinism(self.determinism)
-        where = place.by_hand(folder)
+        where = workspace.create_standalone(folder)
         self.reporter: _Kept | _Heard = _Heard() if not telemetry else _kept(where.attempt_dir)
         heartbeat = Heartbeat.open(where.attempt_dir, rank=0, incarnation=0)
         stop = StopRequest()
@@ -266,7 +266,7 @@ KINDS = (
 
 def profile(loop: Loop, count: int = 2) -> list[str]:
     """Lines that tell where the device's time goes in these steps."""
-    hush()
+    silence_kineto()
     on_gpu = loop.device.type == "cuda"
     activity = torch.profiler.ProfilerActivity
     run = _ready(loop, count)
@@ -290,7 +290,11 @@ def _lines(events: list[Any], seconds: float, count: int, *, on_gpu: bool) -> li
         kernels[name] = kernels.get(name, 0.0) + spent
         kinds[_kind(name)] = kinds.get(_kind(name), 0.0) + spent
     whole = seconds * 1e3 / count
-    busy = length(joined((event.start_ns(), event.start_ns() + event.duration_ns()) for event in events)) / 1e6 / count
+    busy = (
+        total_length(merge_spans((event.start_ns(), event.start_ns() + event.duration_ns()) for event in events))
+        / 1e6
+        / count
+    )
     # On a CPU operations lie within each other, so parts add up to more than the whole.
     lines = [f"    {whole:8.1f} ms a step, profiled; idle {100 * max(0.0, 1 - busy / whole):.1f} %"]
     for name, spent in sorted(kinds.items(), key=lambda item: -item[1]):

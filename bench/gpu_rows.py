@@ -20,9 +20,9 @@ import torch
 from bench.gpu_loops import Bare, Loop, Ours, Size, mfu, profile, timed, wait, write_data
 from bench.gpu_parts import parts
 from training.checkpoint.cadence import Cadence, Mtbf
-from training.checkpoint.pruning import Keep
+from training.checkpoint.pruning import Retention
 from training.checkpoint.saving import Checkpoints
-from training.checkpoint.writing import Facts
+from training.checkpoint.writing import ManifestFields
 from training.reporting.reporter import NullReporter
 from training.runtime.distributed import World
 from training.units import GIB
@@ -202,7 +202,13 @@ def stall_row(setting: Setting) -> list[Row]:
     (job / "attempt-1").mkdir(parents=True)
     cadence = Cadence(0, Mtbf(3600.0, "config"))
     saves = Checkpoints(
-        job, job / "attempt-1", setting.world, generation=1, keep=Keep(last=1), cadence=cadence, reporter=NullReporter()
+        job,
+        job / "attempt-1",
+        setting.world,
+        generation=1,
+        retention=Retention(last=1),
+        cadence=cadence,
+        reporter=NullReporter(),
     )
     saves.start_from(None)
     saves.prepare(state)
@@ -220,7 +226,7 @@ def stall_row(setting: Setting) -> list[Row]:
 
     def mine(number: int) -> tuple[float, float]:
         wait(setting.world.device)
-        facts = Facts(step=number, consumed_samples=0, layout={}, config_hash="", config={}, data="")
+        facts = ManifestFields(step=number, consumed_samples=0, layout={}, config_hash="", config={}, data="")
         began = time.perf_counter()
         saves.save(state, facts)
         stall = time.perf_counter() - began

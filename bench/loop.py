@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import training.recipes
-from training.attempt import place
+from training.attempt import workspace
 from training.attempt.heartbeat import Heartbeat
 from training.attempt.stopping import StopRequest
 from training.config import run_config
@@ -96,7 +96,7 @@ def _ours(run_dir: Path, world: distributed.World) -> tuple[float, float]:
             "sample_seconds": 0.1,
         }
     )
-    where = place.by_hand(run_dir)
+    where = workspace.create_standalone(run_dir)
     reporter = Reporter.open(where.attempt_dir, rank=0, incarnation=0)
     stop = StopRequest()
     stop.watch(where.attempt_dir)

@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.multiprocessing.spawn import spawn
 
 from training.checkpoint.cadence import Cadence, Mtbf
-from training.checkpoint.pruning import Keep
+from training.checkpoint.pruning import Retention
 from training.checkpoint.saving import Checkpoints
-from training.checkpoint.writing import Facts
+from training.checkpoint.writing import ManifestFields
 from training.reporting.reporter import NullReporter
 from training.runtime import distributed
 
@@ -74,7 +74,7 @@ def _rank(rank: int, folder: Path, size: int, pairs: int, window: float, dcp: bo
     world = distributed.World(rank, RANKS, torch.device("cpu"))
     cadence = Cadence(0, Mtbf(HOUR, "config"))
     checkpoints = Checkpoints(
-        job, attempt, world, generation=1, keep=Keep(last=1), cadence=cadence, reporter=NullReporter()
+        job, attempt, world, generation=1, retention=Retention(last=1), cadence=cadence, reporter=NullReporter()
     )
     checkpoints.start_from(None)
     dist.barrier()
@@ -118,7 +118,7 @@ class Trial:
     def ours(self, steps: int) -> tuple[float, dict[str, Any]]:
         """Seconds of so many steps, or as many as the save at their beginning takes; what our cadence finds."""
         self.saved += 1
-        facts = Facts(step=self.saved, consumed_samples=0, layout={}, config_hash="", config={}, data="")
+        facts = ManifestFields(step=self.saved, consumed_samples=0, layout={}, config_hash="", config={}, data="")
         began = time.perf_counter()
         self.checkpoints.save(self.state, facts)
         stall = time.perf_counter() - began
@@ -128,10 +128,10 @@ class Trial:
             done += 1
             if busy:  # some rank was writing when the step began
                 self.cadence.note_step(took, saving=True)
-                busy[0] = self.checkpoints.busy
+                busy[0] = self.checkpoints.is_saving
                 dist.all_reduce(busy, op=dist.ReduceOp.MAX)
         seconds = time.perf_counter() - began
-        flight = self.checkpoints._flight
+        flight = self.checkpoints._in_flight
         assert flight is not None
         assert flight.committed is not None, flight.error
         write = flight.committed.seconds

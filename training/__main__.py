@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from training import commands, rank, run_file
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

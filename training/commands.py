@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training import contracts, manifest, run_file, units
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 from training.planning import plan as planning
-from training.planning.ways import Ranks
+from training.planning.footprint import MemoryFootprint
+from training.planning.layouts import Ranks
 from training.provenance import machine
 
 SAY_SECONDS = 5.0
@@ -30,7 +31,7 @@ def verify(folders: Sequence[Path]) -> int:
     failed = 0
     for folder in folders:
         try:
-            if shards.are_in(folder):
+            if shards.has_index(folder):
                 index = shards.verify(folder)
                 print(f"{folder}: verified, {index.tokens:,} tokens, {len(index.files)} shards, {index.bytes:,} bytes")
             else:
@@ -55,7 +56,7 @@ def export(options: argparse.Namespace) -> int:
 
     Adapters: a folder as peft has it, or, merged into the weights that they are beside, as above.
     """
-    from training.attempt.files import FULL
+    from training.attempt.files import DISK_FULL
     from training.corpus.errors import DataError
 
     checkpoint, target = options.checkpoint, options.hf or options.target
@@ -70,7 +71,7 @@ def export(options: argparse.Namespace) -> int:
     except OSError as error:
         remedy = (
             ". Nothing was left there: free some room, or name another place"
-            if error.errno in {*FULL, errno.EFBIG}
+            if error.errno in {*DISK_FULL, errno.EFBIG}
             else ""
         )
         print(f"{target}: {error.strerror or error}{remedy}", file=sys.stderr)
@@ -105,7 +106,7 @@ def _exported(options: argparse.Namespace) -> tuple[int, int, str]:
         )
         files = "1 file" if made.files == 1 else f"{made.files} files"
         return made.tensors, made.bytes, f", in {files} of {options.dtype}; tokenizer: {made.tokenizer}"
-    if not export_adapters.are_in(checkpoint):
+    if not export_adapters.has_adapters(checkpoint):
         return *exporting.export(checkpoint, target), ""
     return *(export_adapters.export_merged if options.merged else export_adapters.export)(checkpoint, target), ""
 
@@ -133,14 +134,14 @@ def prepare(file: Path) -> int:
 def plan(options: argparse.Namespace) -> int:
     """Tells how a run's ranks would share the work, the memory of each, and why; starts nothing."""
     from training.corpus.errors import DataError
-    from training.weights import named
+    from training.weights import configured
 
     try:
         run = run_file.load(options.run)
         config = run.of_trainer(what="plan")
-        weights = named.named(config)
+        weights = configured.weights_path(config)
         is_here = weights is None or os.path.exists(weights)
-        settled = named.settled(contracts.recipe(config.recipe), config) if is_here else config
+        settled = configured.with_sizes(contracts.recipe(config.recipe), config) if is_here else config
         per_node = options.ranks_per_node or run.ranks_per_node
         world_size = options.ranks or run.nodes * per_node
         memory, where = _memory_of_a_rank(options.gpu_memory, per_node, on_cpu=run.on_cpu)
@@ -153,7 +154,7 @@ def plan(options: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
     if options.json:
-        needs = {**vars(found.footprint), "total": found.footprint.total} if found.footprint else None
+        needs = _bytes_per_rank(found.footprint) if found.footprint else None
         chosen = {"parallelism": found.config.parallelism, "mesh": dict(found.shape)}
         print(json.dumps({**chosen, "bytes_per_rank": needs, "why": found.why}))
         return 0
@@ -162,6 +163,12 @@ def plan(options: argparse.Namespace) -> int:
     if not is_here:
         print(f"{weights}, which tells the model's sizes, is not on this machine: memory is not estimated")
     return 0
+
+
+def _bytes_per_rank(footprint: MemoryFootprint) -> dict[str, object]:
+    """Return the parts of a footprint by name. `again` and `last` are former names of `recomputed` and `final`."""
+    former = {"again": footprint.recomputed, "last": footprint.final}
+    return {**vars(footprint), **former, "total": footprint.total}
 
 
 def _memory_of_a_rank(said: float | None, per_node: int, *, on_cpu: bool) -> tuple[float, str]:

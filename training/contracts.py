@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from training.comm._exchange import Exchange
-    from training.config.asked import Asked
+    from training.config.base import BaseRunConfig
     from training.config.dims import Dims
     from training.config.shape import Misfit, Shape
     from training.data import Batch, Labels, Prepared, Task
@@ -55,7 +55,7 @@ def communication(name: str) -> Communication:
 
 def taken(folder: str, name: str, contract: type[T]) -> T:
     """Return the module of that name, read once. Raises ChoiceError if it is missing or lacks a required field."""
-    return choices.once(("contract", folder, name), lambda: _read(folder, name, contract))
+    return choices.cached(("contract", folder, name), lambda: _read(folder, name, contract))
 
 
 def _read(folder: str, name: str, contract: type[T]) -> T:
@@ -76,7 +76,7 @@ def _anything(shape: Shape, **options: object) -> None:
     """Accept everything."""
 
 
-def _no_misfit(config: Asked, shape: Shape) -> Iterable[Misfit]:
+def _no_misfit(config: BaseRunConfig, shape: Shape) -> Iterable[Misfit]:
     return ()
 
 
@@ -138,7 +138,7 @@ class Recipe:
     and only the batch is divided over ranks. Raises ValueError if the sizes do not fit together."""
     knows_sizes: Callable[..., bool] = _yes
     """(**options): return whether the options determine `dims`; if not, the weights that it starts from do."""
-    check: Callable[[Asked, Shape], Iterable[Misfit]] = _no_misfit
+    check: Callable[[BaseRunConfig, Shape], Iterable[Misfit]] = _no_misfit
     """(options, shape): yield the options that do not work together or on this shape, without opening a file."""
     settle: Callable[..., dict[str, Value]] = _no_weights
     """(path, **options): return the options that the weights at `path` imply. Raises DataError if they contradict."""

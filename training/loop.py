@@ -15,16 +15,16 @@ import torch
 
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.lineage import check_fence
-from training.attempt.place import Place
-from training.attempt.stopping import Stopped, StopRequest
-from training.checkpoint.cadence import Cadence, mtbf, nodes_here
-from training.checkpoint.events import tell_committed
-from training.checkpoint.pruning import Keep
-from training.checkpoint.remembering import Remembers, recall, remember
+from training.attempt.stopping import StopReport, StopRequest
+from training.attempt.workspace import Workspace
+from training.checkpoint.cadence import Cadence, mtbf, node_count
+from training.checkpoint.events import report_committed
+from training.checkpoint.pruning import Retention
+from training.checkpoint.saved_state import SavesState, recall, remember
 from training.checkpoint.saving import Checkpoints, load_start
 from training.checkpoint.staging import State
-from training.checkpoint.writing import Facts
-from training.config.asked import Asked
+from training.checkpoint.writing import ManifestFields
+from training.config.base import BaseRunConfig
 from training.manifest import CheckpointError, Manifest
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import Agreed, Agreement, World
@@ -35,8 +35,8 @@ class Loop:
 
     def __init__(
         self,
-        asked: Asked,
-        place: Place,
+        asked: BaseRunConfig,
+        place: Workspace,
         world: World,
         *,
         reporter: AnyReporter,
@@ -54,20 +54,20 @@ class Loop:
         """Samples, in all finished steps."""
         self.cadence = Cadence(
             asked.checkpoint_every,
-            mtbf(asked.mtbf_hours, mtbf_hours, nodes_here()),
+            mtbf(asked.mtbf_hours, mtbf_hours, node_count()),
             keep_every=asked.keep_every,
         )
-        self.remembers: dict[str, Remembers] = {"cadence": self.cadence}
+        self.remembers: dict[str, SavesState] = {"cadence": self.cadence}
         """What goes on from plain values in a checkpoint, by the name under which they lie there."""
         self.checkpoints = Checkpoints(
             place.job_dir,
             place.attempt_dir,
             world,
             generation=place.generation,
-            keep=Keep(last=asked.keep_checkpoints, every=asked.keep_every, best=asked.keep_best),
+            retention=Retention(last=asked.keep_checkpoints, every=asked.keep_every, best=asked.keep_best),
             cadence=self.cadence,
             reporter=reporter,
-            is_hurried=lambda: stop.asked,
+            is_hurried=lambda: stop.is_requested,
             counts=asked.counts,
             forget=self._forget,
         )
@@ -82,7 +82,7 @@ class Loop:
         # Once: what decides the numbers is told by files of choices, which an upgrade may replace under a run.
         self._config_hash, self._numerics = self.asked.hash(), self.asked.numerics()
         self._begin(start)
-        stopping = self.agreement.now(stop=self.stop.asked).stop or self._make_up(start)
+        stopping = self.agreement.now(stop=self.stop.is_requested).stop or self._make_up(start)
         while not stopping and self.step < self.asked.length:
             agreed = self._one_step()
             stopping = agreed.stop or self._between_steps(agreed)
@@ -146,7 +146,9 @@ class Loop:
         if not self.world.leads:
             return
         if start is not None:
-            tell_committed(self.reporter, start)  # perhaps it died between commit and report; the portal takes it once
+            report_committed(
+                self.reporter, start
+            )  # perhaps it died between commit and report; the portal takes it once
         self._tell_started(start)
 
     def _save(self) -> None:
@@ -155,7 +157,7 @@ class Loop:
         began = time.perf_counter()
         self._finish_flight()
         self.heartbeat.beat("save", self.step)
-        facts = Facts(
+        facts = ManifestFields(
             step=self.step,
             consumed_samples=self.consumed,
             layout=self._layout(),
@@ -193,13 +195,13 @@ class Loop:
     def _finish_flight(self) -> None:
         """Waits for a save that is being written, which may take longer than a step is allowed to."""
         self.heartbeat.beat("save", self.step)
-        self.checkpoints.finish_flight()
+        self.checkpoints.finish_save()
         self.heartbeat.beat("step", self.step)
 
     def _finish(self, stopping: bool) -> bool:
         """The last checkpoint, committed before anybody leaves."""
         self._close()
-        reason = self.stop.why()
+        reason = self.stop.reason()
         if stopping and self.world.leads and not self.place.launched:  # the launcher has told it
             self.reporter.event("stop.requested", reason=reason)
         self._phase("save")
@@ -208,7 +210,7 @@ class Loop:
             self._check_completed()
         if self.world.leads:
             if stopping:
-                Stopped(last.step, last.name, last.generation, reason).write(self.place.attempt_dir)
+                StopReport(last.step, last.name, last.generation, reason).write(self.place.attempt_dir)
                 self.reporter.event("stop.saved", step=self.step)
             else:
                 self.reporter.event("run.completed", step=self.step)
@@ -218,7 +220,7 @@ class Loop:
         return not stopping
 
     def _last_checkpoint(self) -> Manifest:
-        self.checkpoints.finish_flight()
+        self.checkpoints.finish_save()
         latest = self.checkpoints.latest
         if latest is not None and latest.step == self.step:
             return latest

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from training import manifest, run_file
-from training.attempt import hang, place
-from training.attempt.files import FULL
+from training.attempt import hang, workspace
+from training.attempt.files import DISK_FULL
 from training.attempt.heartbeat import Heartbeat
 from training.attempt.stopping import StopRequest
 from training.config import run_config
-from training.config.asked import ConfigError, Problem
+from training.config.base import ConfigError, Problem
 from training.reporting.reporter import Reporter
 from training.runtime import data_roots
 from training.runtime.imports import without_collections
@@ -40,13 +40,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("run", type=Path, help="run.toml or a whole job spec: its table [run] counts")
     parser.add_argument("--run-dir", type=Path, help="where everything is kept; default: runs/<name> beside the file")
-    parser.add_argument("--resume", default=place.NEWEST, help="newest (default), none, or a checkpoint's name")
+    parser.add_argument("--resume", default=workspace.NEWEST, help="newest (default), none, or a checkpoint's name")
     return parser.parse_args(arguments)
 
 
 def train(run: run_file.RunFile, options: argparse.Namespace, *, heart: type[Heartbeat] = Heartbeat) -> int:
     stop = StopRequest()
-    where = place.from_launcher()
+    where = workspace.from_launcher()
     stop.listen(launched=where is not None)
     rank = int(os.environ.get("RANK", "0"))
     heartbeat = None
@@ -76,7 +76,9 @@ def train(run: run_file.RunFile, options: argparse.Namespace, *, heart: type[Hea
     return _train(run, where, world, heartbeat, stop)
 
 
-def _train(run: run_file.RunFile, where: place.Place, world: World, heartbeat: Heartbeat, stop: StopRequest) -> int:
+def _train(
+    run: run_file.RunFile, where: workspace.Workspace, world: World, heartbeat: Heartbeat, stop: StopRequest
+) -> int:
     settings = run.config
     from training.runtime import distributed
     from training.step import compiled_code
@@ -108,7 +110,7 @@ def _train(run: run_file.RunFile, where: place.Place, world: World, heartbeat: H
     return 0 if completed or where.launched else STOPPED
 
 
-def _confine(roots: Sequence[str], where: place.Place) -> None:
+def _confine(roots: Sequence[str], where: workspace.Workspace) -> None:
     """Confines it to the site's folders, what this and other runs have made, and the text that every Python has."""
     from training.corpus.cache import cache_dir
     from training.corpus.documents import library_folder
@@ -116,7 +118,7 @@ def _confine(roots: Sequence[str], where: place.Place) -> None:
     data_roots.confine(roots, own=[cache_dir(where.run_dir), where.job_dir, library_folder()])
 
 
-def _loop(run: run_file.RunFile, where: place.Place, world: World, given: dict[str, Any]) -> Loop:
+def _loop(run: run_file.RunFile, where: workspace.Workspace, world: World, given: dict[str, Any]) -> Loop:
     """The loop of the run: a federation's, the trainer's, or one that its communication brings."""
     settings = run.config
     if not isinstance(settings, run_config.RunConfig):
@@ -130,7 +132,7 @@ def _loop(run: run_file.RunFile, where: place.Place, world: World, given: dict[s
     return (own() if own else Trainer)(settings, where, world, **given)
 
 
-def _program(files: run_file.ClientFiles | None, where: place.Place) -> Program | None:
+def _program(files: run_file.ClientFiles | None, where: workspace.Workspace) -> Program | None:
     """Somebody's own files: where the launcher has put them, or where the run's file says that they are."""
     from training.federated.custom.program import Program
 
@@ -169,15 +171,15 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _place_by_hand(world: World, run: run_file.RunFile, options: argparse.Namespace) -> place.Place:
+def _place_by_hand(world: World, run: run_file.RunFile, options: argparse.Namespace) -> workspace.Workspace:
     from training.runtime import distributed
 
     made = None
     if world.leads:
         run_dir: Path = options.run_dir or options.run.parent / "runs" / run.name
-        made = place.by_hand(run_dir.absolute(), resume=options.resume)
+        made = workspace.create_standalone(run_dir.absolute(), resume=options.resume)
         print(f"run directory: {made.run_dir}", flush=True)
-    found: place.Place = distributed.broadcast(world, made)
+    found: workspace.Workspace = distributed.broadcast(world, made)
     return found
 
 
@@ -205,5 +207,5 @@ def _lost_where_full() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL:
             raise

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from training.config import run_config
-from training.config.asked import ConfigError, Problem
+from training.config.base import ConfigError, Problem
 from training.config.run_config import RunConfig
 from training.federation import config as federation
 from training.federation import custom

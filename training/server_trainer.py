@@ -63,7 +63,7 @@ class ServedTrainer(Trainer):
     def _one_step(self) -> Agreed:
         """A whole stretch."""
         end = self._end_of_stretch()
-        due = self.world.leads and any(self.cadence.due(step) for step in range(self.step + 1, end + 1))
+        due = self.world.leads and any(self.cadence.is_due(step) for step in range(self.step + 1, end + 1))
         batch = self.config.global_batch
         first = self.step
         if self.world.leads:
@@ -74,7 +74,7 @@ class ServedTrainer(Trainer):
         self.consumed += (self.step - first) * batch
         send_to_all([parameter.detach() for parameter in self._parameters], self._everybody)
         send_to_all(self.assembly.model.buffers(), self._everybody, of=1)  # running means: the server sees no batch
-        self.agreement.begin(stop=self.stop.asked, saving=self.checkpoints.busy, due=due)
+        self.agreement.begin(stop=self.stop.is_requested, saving=self.checkpoints.is_saving, due=due)
         return self.agreement.end()
 
     def _end_of_stretch(self) -> int:
@@ -91,7 +91,7 @@ class ServedTrainer(Trainer):
         _server.open(self.step, end)
         ended = False
         while not ended:
-            if self.stop.asked:
+            if self.stop.is_requested:
                 _server.close()
             self.step, ended, losses = _server.progress(LOOK_SECONDS)
             if losses:

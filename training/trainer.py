@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
-from training.attempt.place import Place
 from training.attempt.stopping import StopRequest
+from training.attempt.workspace import Workspace
 from training.checkpoint.staging import State
 from training.config.run_config import RunConfig
 from training.engine import assembling
 from training.engine.assembling import Assembly
-from training.engine.optimizer_step import Known, OptimizerStep
+from training.engine.optimizer_step import OptimizerStep, StepRecord
 from training.engine.validating import Validation
 from training.guards.guards import Guards
 from training.loader import supply
@@ -32,7 +32,7 @@ from training.metrics.meter import Meter, StepTimes
 from training.metrics.profiling import Profiling
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import Agreed, World
-from training.weights import named
+from training.weights import configured
 
 STEPS_BEFORE_SAVES = 5
 """Steps after which what the first save needs is made ready: not at the start, whose first step others wait for."""
@@ -50,7 +50,7 @@ class Trainer(Loop):
     def __init__(
         self,
         config: RunConfig,
-        place: Place,
+        place: Workspace,
         world: World,
         *,
         reporter: AnyReporter,
@@ -77,7 +77,7 @@ class Trainer(Loop):
         )
 
     def _make_up(self, start: Manifest | None) -> bool:
-        if start is not None and self.validation.is_owed(self.step):
+        if start is not None and self.validation.is_missing(self.step):
             if self._validate():
                 return True
             if self.validation.has_best(self.step):
@@ -98,7 +98,9 @@ class Trainer(Loop):
         if self.assembly.base is not None:
             self.remembers["base"] = self.assembly.base
         self.optimizer_step = self.guards.equip(self.assembly)
-        self.measuring = Measuring(self.config, self.world, self.assembly, self.reporter, late=lambda: self.guards.late)
+        self.measuring = Measuring(
+            self.config, self.world, self.assembly, self.reporter, slow_rank=lambda: self.guards.slow_rank
+        )
         self.meter = Meter(
             self.reporter,
             leads=self.world.leads,
@@ -106,8 +108,8 @@ class Trainer(Loop):
             units_per_step=self.assembly.units_per_step,
             flush_steps=self.config.flush_steps,
             flush_seconds=self.config.flush_seconds,
-            say=self._say,
-            know=self._know,
+            log=self._say,
+            on_steps=self._know,
             device=self.world.device,
             measuring=self.measuring,
         )
@@ -151,7 +153,7 @@ class Trainer(Loop):
         self._say(f"{self.config.recipe}: {parameters:,} parameters, {ranks}, {came}, {self.config.steps} steps")
 
     def _origin(self) -> str:
-        weights = named.named(self.config)
+        weights = configured.weights_path(self.config)
         return f"from the weights in {weights}" if weights else "afresh"
 
     # The loop.
@@ -160,12 +162,14 @@ class Trainer(Loop):
         """One optimizer step, and what the ranks agreed on beside it."""
         began = time.perf_counter()
         self.heartbeat.beat("data", self.step)
-        due = self.world.leads and self.cadence.due(self.step + 1)
+        due = self.world.leads and self.cadence.is_due(self.step + 1)
         self.guards.begin(self.step)
-        self.agreement.begin(stop=self.stop.asked, saving=self.checkpoints.busy, due=due, trouble=self.guards.troubled)
+        self.agreement.begin(
+            stop=self.stop.is_requested, saving=self.checkpoints.is_saving, due=due, trouble=self.guards.has_trouble
+        )
         parts = self.assembly.feed.take(self.consumed)
         self.heartbeat.beat("step", self.step)
-        self.measuring.begin(alone=not self.profiling.is_on)
+        self.measuring.begin(alone=not self.profiling.is_recording)
         done = self.optimizer_step(parts, self.step)
         marks, cost = self.measuring.end(self.step + 1)
         self.step += 1
@@ -187,11 +191,11 @@ class Trainer(Loop):
         self.meter.record(self.step, done, times)
         return agreed
 
-    def _know(self, steps: Sequence[Known], waited: float) -> None:
+    def _know(self, steps: Sequence[StepRecord], waited: float) -> None:
         """Steps whose numbers have been fetched; only now is it known how long they took, as a GPU is behind."""
         for known in steps:
             self.cadence.note_step(known.seconds, saving=known.saving, exchange=known.exchange)
-        self.guards.look(steps, waited)
+        self.guards.process(steps, waited)
 
     def _between_steps(self, agreed: Agreed) -> bool:
         if agreed.trouble:
@@ -207,11 +211,11 @@ class Trainer(Loop):
         return False
 
     def _profile(self) -> None:
-        self.profiling.between(self.step, goes_on=self.step < self.config.steps)
+        self.profiling.between(self.step, continues=self.step < self.config.steps)
 
     def _settle(self) -> None:
         """Takes note of a save that has ended, once it is known how long the steps beside it took."""
-        if self.checkpoints.busy:
+        if self.checkpoints.is_saving:
             return
         if self._is_saving:
             self._is_saving = False
@@ -222,7 +226,7 @@ class Trainer(Loop):
         """True if cut short by a stop."""
         self._look()
         self._phase("validate")
-        means = self.validation.run(self.assembly, self.step, goes_on=self._goes_on)
+        means = self.validation.run(self.assembly, self.step, continues=self._goes_on)
         if means is not None and self.world.leads:
             self.reporter.log(self.step, **{f"validation_{name}": mean for name, mean in means.items()})
             self._say(
@@ -233,7 +237,7 @@ class Trainer(Loop):
 
     def _goes_on(self) -> bool:
         self.heartbeat.beat("validate", self.step)
-        return not self.agreement.now(stop=self.stop.asked).stop
+        return not self.agreement.now(stop=self.stop.is_requested).stop
 
     def _state(self) -> State:
         return self.assembly.state()
@@ -252,12 +256,12 @@ class Trainer(Loop):
 
     def _saved(self, seconds: float) -> None:
         self._is_saving = True
-        self.measuring.stalled(self.step, seconds)
+        self.measuring.record_stall(self.step, seconds)
 
     def _look(self) -> None:
         self.meter.flush()
         self.guards.pause()
-        if self.agreement.now(trouble=self.guards.troubled).trouble:
+        if self.agreement.now(trouble=self.guards.has_trouble).trouble:
             self._end_in_trouble()
 
     def _end_in_trouble(self) -> NoReturn:
@@ -270,7 +274,7 @@ class Trainer(Loop):
         self.assembly.feed.close()
         self.profiling.close(self.step)
         self._look()
-        self.measuring.tell()
+        self.measuring.report_bottleneck()
 
 
 def _count(model: nn.Module) -> int:

@@ -54,7 +54,7 @@ COMPUTE = DemoBottleneck(
     bound="compute",
     because="71 % of what is computed are products of matrices and attention; the largest loss, to communication, is"
     " 6 % of a step.",
-    remedy='As it should be. Try dtype = "fp8" where the model is wide, or more GPUs.',
+    remedy='This is as it should be. To go faster, try dtype = "fp8" where the model is wide, or more GPUs.',
     shares={
         "forward": 0.29,
         "backward": 0.585,
@@ -68,7 +68,7 @@ COMPUTE = DemoBottleneck(
 )
 COMMUNICATION = DemoBottleneck(
     bound="communication",
-    because="During 21 % of a step something is sent and nothing computed.",
+    because="During 21 % of a step data is sent and nothing is computed.",
     remedy="Try a larger global_batch with the same micro_batch: gradients are then exchanged less often.",
     shares={
         "forward": 0.245,

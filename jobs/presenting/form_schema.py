@@ -28,7 +28,7 @@ def schema() -> dict[str, Any]:
 def folder_of(path: str) -> str:
     """Return the folder of modules that a field chooses from; "" for any other field."""
     table, _, name = path.partition(".")
-    of = {field: folder for chosen in choices.CHOSEN.values() for field, folder in chosen.items()}
+    of = {field: folder for chosen in choices.CHOICE_FIELDS.values() for field, folder in chosen.items()}
     return of.get(name, "") if table == "run" else ""
 
 

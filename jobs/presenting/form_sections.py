@@ -16,7 +16,7 @@ from jobs.spec import RUNS
 from jobs.spec.code import ClientCode, Script
 from nodes.schedulers import choose
 from training.config import choices
-from training.config.asked import Asked
+from training.config.base import BaseRunConfig
 from training.config.run_config import RunConfig
 from training.federation import custom
 from training.federation.config import FederationConfig, with_custom_recipe, with_recipe_split
@@ -73,7 +73,7 @@ def locate_problem(problem: Problem) -> Problem:
     """
     if problem.field == "run" and (match := re.match(r"(\w+\.\w+) (.+)", problem.message, re.S)):
         table, _, _ = match[1].partition(".")
-        if any(table in choices.names(kind) for kind in choices.ENTRY):
+        if any(table in choices.names(kind) for kind in choices.ENTRY_FUNCTIONS):
             return Problem(f"run.{match[1]}", match[2][:1].upper() + match[2][1:])
     return Problem(re.sub(r"\[\d+\].*$", "", problem.field), problem.message)
 
@@ -123,7 +123,7 @@ def _job_section(
 def _add_options(section: FormSection, data: Mapping[str, Any], wrong: dict[str, str]) -> list[FormSection]:
     """Add the options of the chosen modules to the section; the recipe's options become a section of their own."""
     run, model = _table(data, "run"), _run_model(data)
-    for chooses, folder in choices.CHOSEN[model.KIND].items():
+    for chooses, folder in choices.CHOICE_FIELDS[model.KIND].items():
         if chooses == "recipe":
             continue
         usual = form_schema.chosen_names(model.model_fields[chooses].get_default(call_default_factory=True))
@@ -171,7 +171,7 @@ def _clients(schema: dict[str, Any], data: Mapping[str, Any], wrong: dict[str, s
     unused = {f"client.{part.key}" for part in custom.PARTS if part not in chosen}
     section.fields = [field for field in section.fields if field.path not in unused]
     for part in chosen:
-        section.more += _options(choices.CHOSEN[FederationConfig.KIND][part.field], part.choice, run, wrong)
+        section.more += _options(choices.CHOICE_FIELDS[FederationConfig.KIND][part.field], part.choice, run, wrong)
     return [section]
 
 
@@ -197,7 +197,7 @@ def _with_code_defaults(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**data, "run": with_recipe_split(with_custom_recipe(run) if "client" in data else run)}
 
 
-def _run_model(data: Mapping[str, Any]) -> type[Asked]:
+def _run_model(data: Mapping[str, Any]) -> type[BaseRunConfig]:
     """Return the model of the [run] table for this kind of job."""
     return RUNS.get(str(data.get("kind")), RunConfig)
 

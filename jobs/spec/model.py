@@ -26,14 +26,14 @@ from jobs.spec.resources import Resources
 from jobs.spec.table import SpecTable
 from jobs.spec.toml import read_toml
 from training.config import choices
-from training.config.asked import Asked
+from training.config.base import BaseRunConfig
 from training.config.run_config import RunConfig
 from training.federation import config_checks as federation
 from training.federation import custom
 from training.federation.config import FederationConfig, with_custom_recipe
 from training.planning import checking
 
-RUNS: dict[str, type[Asked]] = {model.KIND: model for model in (RunConfig, FederationConfig)}
+RUNS: dict[str, type[BaseRunConfig]] = {model.KIND: model for model in (RunConfig, FederationConfig)}
 """What [run] is, by kind of job."""
 MAX_DEPTH = 8  # tables in tables
 
@@ -197,7 +197,7 @@ class JobSpec(SpecTable):
         found = list(checking.problems(self.run, full))
         if not found and full != self.world_size:
             # On fewer nodes the shares of a batch may be uneven, and accumulate; the mesh has to fit them all the same.
-            found = list(checking.problems(self.run, self.world_size, lacking=True))
+            found = list(checking.problems(self.run, self.world_size, allow_uneven=True))
         return [Problem(f"run.{p.field}", p.message) for p in found]
 
     def _client_problems(self, run: FederationConfig) -> Iterator[Problem]:

@@ -65,14 +65,16 @@ def independent_problems(
 
 def _reads(field: str) -> tuple[str, ...]:
     if _is_option(field):
-        return (field, "kind", "client", *(f"run.{chooses}" for of in choices.CHOSEN.values() for chooses in of))
+        return (field, "kind", "client", *(f"run.{chooses}" for of in choices.CHOICE_FIELDS.values() for chooses in of))
     return (field, "kind", *READS.get(field, READS.get(field.partition(".")[0], ())))
 
 
 def _is_option(field: str) -> bool:
     """Return whether the field is, or lies in, the table of a recipe, a parallelism or a communication."""
     table, *inside = field.split(".")
-    return table == "run" and any(inside[:1] == [name] for kind in choices.ENTRY for name in choices.names(kind))
+    return table == "run" and any(
+        inside[:1] == [name] for kind in choices.ENTRY_FUNCTIONS for name in choices.names(kind)
+    )
 
 
 def _overlap(first: str, other: str) -> bool:

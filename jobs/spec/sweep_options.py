@@ -21,7 +21,7 @@ def unused_tables(
 
     `values`: those of the job by path, where they are not yet in the data.
     """
-    fields = choices.CHOSEN.get(str(data.get("kind", "distributed")), {})
+    fields = choices.CHOICE_FIELDS.get(str(data.get("kind", "distributed")), {})
     run = data.get("run") or {}
     if not isinstance(run, Mapping):
         return set()

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from jobs.errors import Problem
 from jobs.spec.model import JobSpec
 from training.config import choices
-from training.config.asked import Asked
+from training.config.base import BaseRunConfig
 
 
 class Power(Enum):
@@ -115,8 +115,8 @@ def _effective_fields(part: BaseModel, table: str = "") -> Iterator[tuple[str, A
         value = getattr(part, name)
         if isinstance(value, BaseModel):
             yield from _effective_fields(value, f"{table}{name}.")
-        elif isinstance(part, Asked) and name == "options":
-            yield from _effective_options(value, choices.CHOSEN[part.KIND].values())
+        elif isinstance(part, BaseRunConfig) and name == "options":
+            yield from _effective_options(value, choices.CHOICE_FIELDS[part.KIND].values())
         elif not _is_data(field := f"{table}{name}") and value and value != about.default:
             yield field, value
 
@@ -147,7 +147,7 @@ def _options_named(field: str) -> Iterator[choices.Option]:
     """Yield the option [run.<table>] <name> of each kind of module that has a table of this name."""
     match field.split("."):
         case ["run", table, name]:
-            for kind in choices.ENTRY:
+            for kind in choices.ENTRY_FUNCTIONS:
                 yield from (option for option in _of_module(kind, table) if option.name == name)
 
 

@@ -8,8 +8,8 @@ import tomlkit
 
 from jobs.spec.code import ClientCode, Script
 from jobs.spec.model import JobSpec
-from training.config.asked import Asked
-from training.config.choices import CHOSEN
+from training.config.base import BaseRunConfig
+from training.config.choices import CHOICE_FIELDS
 from training.config.run_config import RunConfig
 
 
@@ -29,10 +29,10 @@ def write_toml(spec: JobSpec, *, defaults: bool = False) -> str:
 def _defaults(spec: JobSpec) -> dict[str, Any]:
     """Return the defaults of everything that has one, in the shape of a dumped spec."""
     base = JobSpec.model_construct(name="").model_dump(mode="json", exclude_none=True)
-    model: type[Asked] = type(spec.run) if spec.run is not None else RunConfig
+    model: type[BaseRunConfig] = type(spec.run) if spec.run is not None else RunConfig
     run = model.model_validate(_deciding(spec)).model_dump(mode="json", exclude_none=True)
     base["run"] = run | {
-        field: model.model_fields[field].get_default(call_default_factory=True) for field in CHOSEN[model.KIND]
+        field: model.model_fields[field].get_default(call_default_factory=True) for field in CHOICE_FIELDS[model.KIND]
     }
     for code in (Script, ClientCode):
         base[code.TABLE] = code.model_construct().model_dump(mode="json", exclude_none=True)
@@ -44,7 +44,7 @@ def _deciding(spec: JobSpec) -> dict[str, Any]:
     if spec.run is None:
         return {}
     length = ("steps",) if isinstance(spec.run, RunConfig) else ()
-    return {field: getattr(spec.run, field) for field in (*CHOSEN[spec.run.KIND], *length)}
+    return {field: getattr(spec.run, field) for field in (*CHOICE_FIELDS[spec.run.KIND], *length)}
 
 
 def _write(

@@ -26,7 +26,7 @@ from jobs.profiles import Profile, profiles
 from jobs.submitting import profiling
 from portal.access import user_of
 from portal.http.api import stream
-from training.metrics.bottleneck import BOUNDS, LEAST_STEPS, SPLIT
+from training.metrics.bottleneck import BOUNDS, MIN_STEPS, SPLIT
 from vigil_core import formatting, untrusted
 from vigil_core.untrusted import whole
 
@@ -170,7 +170,7 @@ def _newest(attempts: list[Attempt]) -> Event | None:
 def _bottleneck(event: Event | None, life: JobLife) -> BottleneckPanel:
     if event is None:
         when = (
-            f"The analysis needs {LEAST_STEPS} steps, one of them profiled."
+            f"The analysis needs {MIN_STEPS} steps, one of them profiled."
             if life.latest.is_alive
             else "The job ended before enough steps were measured."
         )

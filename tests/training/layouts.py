@@ -46,9 +46,9 @@ def _act(act: str, layout: str, job: Path, world: int, rank: int) -> dict[str, A
 
     from training import manifest
     from training.checkpoint.cadence import Cadence, Mtbf
-    from training.checkpoint.pruning import Keep
+    from training.checkpoint.pruning import Retention
     from training.checkpoint.saving import Checkpoints
-    from training.checkpoint.writing import Facts
+    from training.checkpoint.writing import ManifestFields
     from training.reporting.reporter import NullReporter
     from training.runtime import distributed
 
@@ -57,7 +57,7 @@ def _act(act: str, layout: str, job: Path, world: int, rank: int) -> dict[str, A
         job / "attempt-1",
         distributed.World(rank, world, torch.device("cpu")),
         generation=1,
-        keep=Keep(last=5),
+        retention=Retention(last=5),
         cadence=Cadence(0, Mtbf(3600, "assumed")),
         reporter=NullReporter(),
     )
@@ -70,7 +70,7 @@ def _act(act: str, layout: str, job: Path, world: int, rank: int) -> dict[str, A
     for step in (1, 2):
         state = make(layout, world, step)
         found["digest"] = digest(state)
-        facts = Facts(step=step, consumed_samples=0, layout={}, config_hash="", config={}, data="")
+        facts = ManifestFields(step=step, consumed_samples=0, layout={}, config_hash="", config={}, data="")
         checkpoints.save(state, facts)
         _spoil(state)  # what training does meanwhile must not reach the copy
         checkpoints.wait()

@@ -158,7 +158,7 @@ class Run:
         attempt_dir = self.job_dir / f"attempt-{self.attempts}"
         for part in ("spool", "logs", "stacks", "heartbeat", "members"):
             (attempt_dir / part).mkdir(parents=True)
-        return attempt_dir, raise_generation(self.job_dir, mine=None, resume=resume)
+        return attempt_dir, raise_generation(self.job_dir, previous=None, resume=resume)
 
     def finish(self, world: int, *, resume: str = "") -> Incarnation:
         """A whole attempt that must succeed."""
@@ -238,7 +238,7 @@ def end_saves_between_steps() -> None:
     one_step = Trainer._one_step
 
     def patient_step(trainer: Trainer) -> Agreed:
-        trainer.checkpoints.finish_flight()
+        trainer.checkpoints.finish_save()
         return one_step(trainer)
 
     Trainer._one_step = patient_step  # type: ignore[method-assign]

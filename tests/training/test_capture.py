@@ -50,7 +50,7 @@ def environment(tmp_path: Path) -> Path:
 
 def _told(run: Run, number: int = 1) -> dict[str, Any]:
     text = (run.attempt(number) / "environment.json").read_text()
-    assert len(text) <= capture.MOST_BYTES
+    assert len(text) <= capture.MAX_BYTES
     found: dict[str, Any] = json.loads(text)
     return found
 
@@ -122,7 +122,7 @@ def test_an_interpreter_that_does_not_answer_costs_only_its_own_part(
 def test_too_many_packages_are_cut_and_counted(tmp_path: Path) -> None:
     packages = {f"package-{n:05}": "1.0" for n in range(20_000)}
     told = capture._bounded({"python": "3", "packages": packages})
-    assert len(json.dumps(told)) <= capture.MOST_BYTES
+    assert len(json.dumps(told)) <= capture.MAX_BYTES
     assert told["packages_left_out"] + len(told["packages"]) == 20_000
 
 
@@ -168,11 +168,11 @@ def test_the_commit_of_a_checkout_is_read_without_git(tmp_path: Path, packed: bo
     if packed:
         git("pack-refs", "--all")
     commit = git("rev-parse", "HEAD").strip()
-    assert capture._head(tmp_path / ".git") == commit
-    assert capture._head(tmp_path / "beside" / ".git") == commit
+    assert capture._head_commit(tmp_path / ".git") == commit
+    assert capture._head_commit(tmp_path / "beside" / ".git") == commit
     git("checkout", "-q", "--detach")
-    assert capture._head(tmp_path / ".git") == commit
-    assert capture._head(tmp_path / "none" / ".git") == ""
+    assert capture._head_commit(tmp_path / ".git") == commit
+    assert capture._head_commit(tmp_path / "none" / ".git") == ""
 
 
 @pytest.mark.long

@@ -19,9 +19,9 @@ import pytest
 
 from tests.waiting import until
 from training.attempt.heartbeat import read_beat
-from training.compare import asked, command, picture, running
-from training.compare.results import Comparison, Result
-from training.compare.running import Run, toml
+from training.compare import candidates, command, picture, running
+from training.compare.results import CandidateResult, Comparison
+from training.compare.running import CandidateRun, toml
 from training.compare.table import table
 from training.config.run_config import parse
 from training.launch.attempt import Attempt
@@ -46,8 +46,8 @@ BASE = parse(tomllib.loads(TINY)["run"])
 
 
 def refused(*changes: str, ranks: int = 2, steps: int = 40) -> list[str]:
-    with pytest.raises(asked.Refused) as caught:
-        asked.candidates(BASE, changes, steps=steps, ranks=ranks)
+    with pytest.raises(candidates.ComparisonError) as caught:
+        candidates.candidates(BASE, changes, steps=steps, ranks=ranks)
     return caught.value.lines
 
 
@@ -55,7 +55,7 @@ def refused(*changes: str, ranks: int = 2, steps: int = 40) -> list[str]:
 
 
 def test_ddp_and_fsdp_are_compared_where_nothing_is_said():
-    ddp, fsdp = asked.candidates(BASE, [], steps=40, ranks=2)
+    ddp, fsdp = candidates.candidates(BASE, [], steps=40, ranks=2)
     assert (ddp.name, ddp.config.parallelism) == ("ddp", "ddp")
     assert (fsdp.name, fsdp.config.parallelism) == ("fsdp", "fsdp")
     for one in (ddp, fsdp):
@@ -65,14 +65,14 @@ def test_ddp_and_fsdp_are_compared_where_nothing_is_said():
 
 def test_what_only_the_run_itself_wants_is_not_measured():
     base = parse({"profile_at": 5, "keep_best": 2, "validate_every": 10})
-    for one in asked.candidates(base, [], steps=20, ranks=2):
+    for one in candidates.candidates(base, [], steps=20, ranks=2):
         assert (one.config.profile_at, one.config.keep_best, one.config.validate_every) == (0, 0, 0)
 
 
 def test_a_change_replaces_what_the_run_says_and_its_unused_options():
     base = parse({"parallelism": "ddp", "ddp": {"bucket_mib": 5.0}, "mesh": {"dp": 2}})
     changes = ["ddp=ddp.bucket_mib=9", "fsdp=parallelism=fsdp,fsdp.reshard=never,mesh.dp="]
-    ddp, fsdp = asked.candidates(base, changes, steps=20, ranks=2)
+    ddp, fsdp = candidates.candidates(base, changes, steps=20, ranks=2)
     assert ddp.config.options_of("ddp")["bucket_mib"] == 9
     assert fsdp.config.options_of("fsdp")["reshard"] == "never"
     assert "ddp" not in fsdp.config.options
@@ -81,7 +81,7 @@ def test_a_change_replaces_what_the_run_says_and_its_unused_options():
 
 def test_options_of_what_auto_may_choose_are_kept():
     base = parse({"parallelism": "auto", "global_batch": 4, "fsdp": {"reshard": "never"}})
-    half, fsdp, ddp = asked.candidates(
+    half, fsdp, ddp = candidates.candidates(
         base, ["half=dtype=bf16", "fsdp=parallelism=fsdp", "ddp=parallelism=ddp"], steps=20, ranks=2
     )
     for one in (half, fsdp):
@@ -103,15 +103,15 @@ def test_everything_that_cannot_work_is_told_at_once_by_name():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("a=seed=2", "decides what is trained"),
-        ("a=language.layers=3", "decides what is trained"),
-        ("a=steps=9", "Write --steps"),
+        ("a=seed=2", "determines what is trained"),
+        ("a=language.layers=3", "determines what is trained"),
+        ("a=steps=9", "Use --steps"),
         ("a=checkpoint_every=4", "one checkpoint at the end"),
-        ("a=mesh", "is no setting"),
+        ("a=mesh", "is not a setting"),
         ("a", "write NAME=setting=value"),
         ("two words=dtype=bf16", "write NAME=setting=value"),
         ("b=dtype=bf16", "is given twice"),
-        ("a=steps.x=1", "Write --steps"),
+        ("a=steps.x=1", "Use --steps"),
         ("a=dtype.x=1", "is a setting, not a table"),
     ],
 )
@@ -125,7 +125,7 @@ def test_more_ranks_than_gpus_are_refused_before_anything_starts(
     monkeypatch.setattr(command, "gpus", lambda visible: {"gpus": [{"name": "NVIDIA H200"}]})
     (tmp_path / "run.toml").write_text(TINY.replace("gpus_per_node = 0\n", ""))
     assert command.compare(command.options([str(tmp_path / "run.toml")])) == 2
-    assert "2 ranks need a GPU each, and here are 1" in capsys.readouterr().err
+    assert "2 ranks need a GPU each, but only 1 are available" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
@@ -136,11 +136,11 @@ def test_a_folder_that_is_in_use_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_one_alone_and_too_few_steps_are_refused():
-    assert "nothing to be compared with" in refused("a=dtype=bf16")[0]
-    assert "The least is 12" in refused(steps=5)[0]
+    assert "only one configuration is given" in refused("a=dtype=bf16")[0]
+    assert "The minimum is 12" in refused(steps=5)[0]
     apart = refused("b=dtype=fp32", "a=communication=diloco", steps=40)
     assert apart[0].endswith("Write --steps 112, or a smaller one.")
-    assert "has a loop of its own" in refused("b=dtype=fp32", "a=communication=parameter_server")[0]
+    assert "has its own training loop" in refused("b=dtype=fp32", "a=communication=parameter_server")[0]
 
 
 def test_run_files_are_written_as_they_are_read():
@@ -156,9 +156,9 @@ def test_run_files_are_written_as_they_are_read():
 # What is told.
 
 
-def seen(name: str, number: int, rate: float, *, loss: float = 2.0, sent: float | None = None) -> Run:
+def seen(name: str, number: int, rate: float, *, loss: float = 2.0, sent: float | None = None) -> CandidateRun:
     """A run of 2 ranks at this rate, of tokens a second and rank."""
-    return Run(
+    return CandidateRun(
         name=name,
         round=number,
         device="cpu",
@@ -176,11 +176,13 @@ def seen(name: str, number: int, rate: float, *, loss: float = 2.0, sent: float 
 
 
 def recorded() -> Comparison:
-    ddp = Result("ddp", "parallelism=ddp", [seen("ddp", n, rate, sent=1.5) for n, rate in ((1, 100.0), (2, 200.0))])
-    slow = Result("<fsdp>", "…", [seen("<fsdp>", n, rate, loss=2.25) for n, rate in ((1, 50.0), (2, 150.0))])
+    ddp = CandidateResult(
+        "ddp", "parallelism=ddp", [seen("ddp", n, rate, sent=1.5) for n, rate in ((1, 100.0), (2, 200.0))]
+    )
+    slow = CandidateResult("<fsdp>", "…", [seen("<fsdp>", n, rate, loss=2.25) for n, rate in ((1, 50.0), (2, 150.0))])
     for run in slow.runs:
         run.losses[7] += 0.25
-    broken = Result("broken", "…", [], "round 1: rank 0: no")
+    broken = CandidateResult("broken", "…", [], "round 1: rank 0: no")
     return Comparison(name="a & b", machine="here", ranks=2, steps=20, rounds=2, seed=0, results=[broken, ddp, slow])
 
 
@@ -189,14 +191,14 @@ def test_the_table_pairs_rounds_and_aligns_columns():
     lines = {re.split(r" {3,}", line.strip())[0]: line.split() for line in said.splitlines()}
     assert "2 ranks on cpu" in said
     assert "broken failed: round 1: rank 0: no" in said
-    assert lines["tokens/s a rank"][-2:] == ["150", "100"]
-    assert lines["beside ddp, median"][-2:] == ["–", "0.625×"], "the median of 50/100 and 150/200"
+    assert lines["tokens/s per rank"][-2:] == ["150", "100"]
+    assert lines["relative to ddp, median"][-2:] == ["–", "0.625×"], "the median of 50/100 and 150/200"
     assert lines["lowest to highest"][-1] == "0.500–0.750"
-    assert lines["peak memory a rank, above imports"][-4:] == ["120", "MiB", "120", "MiB"]
+    assert lines["peak memory per rank, beyond imports"][-4:] == ["120", "MiB", "120", "MiB"]
     assert lines["largest difference"][-4:] == ["0.5", "at", "step", "7"]
-    assert lines["checkpoint, stands still"][-4:] == ["12.3", "ms", "12.3", "ms"]
+    assert lines["checkpoint, stall"][-4:] == ["12.3", "ms", "12.3", "ms"]
     assert lines["checkpoint, size"][-2:] == ["3.00", "GiB"]
-    assert lines["sent a step by a rank"][-4:] == ["1.50", "MiB", "not", "known"]
+    assert lines["sent per rank and step"][-3:] == ["1.50", "MiB", "unknown"]
     rows = said.split("\n\n")[1].splitlines()
     assert len({len(row) for row in rows}) == 1
 
@@ -205,9 +207,9 @@ def test_the_picture_is_a_well_formed_image_in_both_lights():
     drawn = picture.draw(recorded())
     root = ElementTree.fromstring(drawn)
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert "tokens/s a rank" in words
+    assert "tokens/s per rank" in words
     assert words.count("<fsdp>") == 4, "in each panel, and nothing of the name is markup"
-    assert "not known" in words
+    assert "unknown" in words
     assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 2
     assert "prefers-color-scheme:dark" in drawn
     height = float(root.attrib["height"])
@@ -218,10 +220,10 @@ def test_a_loss_that_is_no_number_spoils_no_picture():
     run = seen("ddp", 1, 100.0)
     run.losses.update({3: math.nan, 4: math.inf})
     other = seen("fsdp", 1, 100.0)
-    both = [Result("ddp", "", [run]), Result("fsdp", "", [other])]
+    both = [CandidateResult("ddp", "", [run]), CandidateResult("fsdp", "", [other])]
     comparison = Comparison(name="a", machine="here", ranks=2, steps=20, rounds=1, seed=0, results=both)
     assert "nan" not in picture.draw(comparison)
-    json.dumps(comparison.told())
+    json.dumps(comparison.to_dict())
 
 
 # Real ranks.
@@ -252,9 +254,9 @@ class Copying:
 
 def test_no_copy_of_the_weights_is_left_for_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(running, "Launcher", Copying)
-    (one, _) = asked.candidates(BASE, [], steps=20, ranks=2)
-    work = running.Work(ranks=2, steps=20, on_cpu=True, out=tmp_path, cache=tmp_path)
-    with pytest.raises(running.Failed):
+    (one, _) = candidates.candidates(BASE, [], steps=20, ranks=2)
+    work = running.ComparisonWork(ranks=2, steps=20, on_cpu=True, out=tmp_path, cache=tmp_path)
+    with pytest.raises(running.RunFailed):
         running.run(one, 1, work, Signals(), lambda attempt: None)
     assert (tmp_path / "ddp-1" / "job" / "attempt-1").exists()
     assert not (tmp_path / "ddp-1" / "job" / "base").exists()
@@ -302,5 +304,5 @@ def test_ctrl_c_ends_every_process(tmp_path: Path):
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 130, said
-    assert "stopped; nothing of it runs any more" in said
+    assert "stopped; no process is left running" in said
     assert not psutil.wait_procs(below, timeout=5)[1]

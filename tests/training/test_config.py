@@ -12,7 +12,7 @@ import pytest
 
 from training import run_file
 from training.config import choices, run_config
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 from training.config.choices import ChoiceError
 from training.config.run_config import RunConfig
 from training.config.shape import Misfit
@@ -53,12 +53,12 @@ def test_the_examples_are_runnable_job_specs(name: str) -> None:
         ({"language": {"dropout": float("nan")}}, "run.language.dropout: must be a number, not nan."),
         ({"language": 3}, "run.language: must be a table, [run.language]."),
         ({"language": {}, "options": {"language": {}}}, "run.language: is given here and under run.options. Keep one"),
-        ({"vision": {"hidden": 3}}, "run.vision: is a table of options that this run doesn't use (recipe language,"),
+        ({"vision": {"hidden": 3}}, "run.vision: is a table of options that this run does not use (recipe language,"),
         ({"steps": 0}, "run.steps: Input should be greater than or equal to 1"),
         ({"steps": "10"}, "run.steps: Input should be a valid integer"),
         ({"learning_rate": float("nan")}, "run.learning_rate: Input should be a finite number"),
         ({"options": 3, "language": {}}, "run.options: Input should be a valid dictionary"),
-        ({"options": {"{braces}": {}}}, "run.{braces}: is a table of options that this run doesn't use"),
+        ({"options": {"{braces}": {}}}, "run.{braces}: is a table of options that this run does not use"),
     ],
 )
 def test_what_is_wrong_is_named(table: dict[str, Any], message: str) -> None:
@@ -89,12 +89,16 @@ def test_all_that_is_wrong_is_named_at_once() -> None:
         ({"communication": "powersgd", "parallelism": "fsdp"}, 2, '"powersgd" is for parallelism = "ddp", where each'),
         ({"communication": "diloco", "parallelism": "zero1"}, 2, '"diloco" is for parallelism = "ddp", where each'),
         ({"communication": "bf16", "mesh": {"cp": 2}}, 4, '"bf16" is for replicas of whole models, not with mesh.cp.'),
-        ({"communication": "topk", "dtype": "fp16"}, 2, 'is "fp16", and topk brings gradients of several steps'),
+        ({"communication": "topk", "dtype": "fp16"}, 2, 'is "fp16", and topk combines gradients of several steps'),
         ({"language": {"head_width": 9}}, 1, "head_width 9 is odd, so rotary positions have no halves to turn."),
         ({"language": {"rope_low_freq_factor": 2}}, 1, "rope_low_freq_factor belongs to scaled positions, which need"),
         ({"language": {"rope_factor": 8, "rope_high_freq_factor": 1}}, 1, "rope_high_freq_factor 1 must be more than"),
         ({"language": {"max_context": 64}}, 1, "max_context 64 is less than the context, 96. Leave it out."),
-        ({"communication": "local_sgd", "keep_best": 1}, 2, "100 is no multiple of local_sgd.every, 8, but keep_best"),
+        (
+            {"communication": "local_sgd", "keep_best": 1},
+            2,
+            "100 is not a multiple of local_sgd.every, 8, but keep_best",
+        ),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_the_ranks_gets_the_nearest_that_does(
@@ -214,8 +218,8 @@ def test_options_of_the_data_and_of_the_model_are_one_table(tmp_path: Path, monk
         ("stdlib", ""),
         ("/data/my texts", ""),
         ("~/texts/a.jsonl", ""),
-        ("texts", """is 'texts'. Write "stdlib" or a whole path, from / on."""),
-        ("", """is ''. Write "stdlib" or a whole path, from / on."""),
+        ("texts", """is 'texts'. Write "stdlib" or an absolute path."""),
+        ("", """is ''. Write "stdlib" or an absolute path."""),
         ("/a\nb", "Write"),
         ("/" + "a" * 5000, "Write"),
         (3, "must be a string, not 3."),

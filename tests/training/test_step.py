@@ -115,7 +115,7 @@ def test_training_imports_no_compiler(tmp_path: Path) -> None:
     run.write(steps=14)
     attempt = run.job_dir / "attempt-9"
     (attempt / "spool").mkdir(parents=True)
-    generation = raise_generation(run.job_dir, mine=None, resume="step-12")
+    generation = raise_generation(run.job_dir, previous=None, resume="step-12")
     known = {
         "VIGIL_RUN_DIR": str(run.folder), "VIGIL_ATTEMPT_DIR": str(attempt), "VIGIL_INCARNATION": "0",
         "VIGIL_GENERATION": str(generation), "VIGIL_RESUME": "step-12", "PYTHONPATH": str(ROOT),

@@ -11,7 +11,7 @@ from training.attempt.stopping import REQUESTED, StopRequest
 def test_the_reason_is_read_at_once_where_another_rank_saw_the_request_first(tmp_path: Path) -> None:
     stop = StopRequest()
     stop.watch(tmp_path)
-    assert not stop.asked
+    assert not stop.is_requested
     write_json(tmp_path / REQUESTED, {"reason": "cancel"})
-    assert stop.why() == "cancel"
-    assert stop.asked
+    assert stop.reason() == "cancel"
+    assert stop.is_requested

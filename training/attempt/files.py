@@ -1,4 +1,7 @@
-"""Small files by which launcher, ranks and portal tell each other things: replaced whole, read without trust."""
+"""Read and write the small files through which launcher, ranks and portal communicate.
+
+Files are replaced as a whole, and read without trusting their content.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""A disk that has no room just now, or not for us."""
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers of a disk without space, in general or within our quota."""
 
 
-def write_json(path: Path, thing: Mapping[str, object], *, durable: bool = False) -> None:
-    """Replace a small file whole."""
+def write_json(path: Path, content: Mapping[str, object], *, durable: bool = False) -> None:
+    """Replace a small JSON file atomically. `durable`: also flush it to disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "w") as file:
-        file.write(json.dumps(thing))
+        file.write(json.dumps(content))
         if durable:
             file.flush()
             os.fsync(file.fileno())
@@ -24,10 +27,10 @@ def write_json(path: Path, thing: Mapping[str, object], *, durable: bool = False
 
 
 def read_json(path: Path, limit: int = 1 << 20) -> dict[str, object] | None:
-    """A small JSON object, or None where there is none (yet)."""
+    """Return a small JSON object, or None if there is none (yet)."""
     try:
         with open(path, "rb") as file:
-            found = json.loads(file.read(limit))
+            content = json.loads(file.read(limit))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None

@@ -1,9 +1,9 @@
-"""What a rank does to be understood when it hangs: stacks on SIGUSR2, the flight recorder from a helper thread.
+"""Prepare a rank to leave evidence when it hangs: stacks on SIGUSR2, the flight recorder from a helper thread.
 
     hang.install(attempt_dir, rank=rank, incarnation=incarnation)     # first thing in a rank
 
-The stacks come from a C signal handler, so they come whatever Python is stuck in. The helper thread sleeps in read() on
-a pipe to the launcher (VIGIL_CONTROL) and works as long as the stuck call has let go of the interpreter lock.
+A C signal handler writes the stacks, so it works whatever Python is stuck in. The helper thread sleeps in read() on a
+pipe to the launcher (VIGIL_CONTROL); it works as long as the stuck call has released the interpreter lock.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ DUMP = b"d"
 
 
 def install(attempt_dir: Path, *, rank: int, incarnation: int) -> None:
-    """Once a process. SIGUSR2 writes stacks/<incarnation>.<rank>.txt; a DUMP byte flight/<incarnation>.<rank>.json."""
+    """Install once per process. SIGUSR2 writes stacks/<incarnation>.<rank>.txt, a DUMP byte
+    flight/<incarnation>.<rank>.json.
+    """
     (attempt_dir / "stacks").mkdir(parents=True, exist_ok=True)
-    # A bare descriptor: faulthandler writes to it as long as the process lives.
+    # A bare descriptor, as faulthandler writes to it for the life of the process.
     path = attempt_dir / "stacks" / f"{incarnation}.{rank}.txt"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
     faulthandler.enable()
@@ -41,19 +43,19 @@ def _serve(control: int, target: Path) -> None:
 
 
 def _dump_flight_recorder(target: Path) -> None:
-    """What collectives this rank was in, where torch records them (TORCH_FR_BUFFER_SIZE).
+    """Write the collectives that this rank was in, as far as torch records them (TORCH_FR_BUFFER_SIZE).
 
-    NCCL's are in a recorder of its own, which a torch for CPUs does not have.
+    NCCL has a recorder of its own, which builds of torch for CPUs lack.
     """
     torch = sys.modules.get("torch")
     if torch is None:
         return
     c10d = torch._C._distributed_c10d
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for dump in (getattr(c10d, "_dump_nccl_trace_json", None), c10d._dump_fr_trace_json):
-        told = json.loads(dump()) if dump is not None else {}
-        found = {**told, **found, "entries": [*found.get("entries", ()), *told.get("entries", ())]}
+        trace = json.loads(dump()) if dump is not None else {}
+        merged = {**trace, **merged, "entries": [*merged.get("entries", ()), *trace.get("entries", ())]}
     target.parent.mkdir(exist_ok=True)
     temporary = target.with_name(f".{target.name}")
-    temporary.write_text(json.dumps(found))
+    temporary.write_text(json.dumps(merged))
     os.replace(temporary, target)

@@ -1,10 +1,10 @@
 """A rank's heartbeat: written by the training loop, never by a thread, so that a stuck loop shows (protocols.md §6).
 
 heartbeat = Heartbeat.open(attempt_dir, rank=rank, incarnation=incarnation)
-heartbeat.beat("init")                 # just before the process group is made: 20 s limit once everybody is there
+heartbeat.beat("init")                 # before the process group is made: 20 s limit once every rank is in it
 heartbeat.beat("restore"); heartbeat.beat("compile")
 heartbeat.beat("step", step)           # at the start of every step; a few µs
-heartbeat.beat("exchange", step)       # after a step, of replicas that stay apart
+heartbeat.beat("exchange", step)       # after a step, for replicas that synchronise only now and then
 heartbeat.beat("validate", step) …     # whenever the phase changes, and back to "step" after it
 """
 
@@ -25,12 +25,12 @@ class Beat:
     incarnation: int
     phase: str
     step: int
-    begun: int  # steps that this incarnation has begun
-    monotonic: float  # of the rank's own node: comparable only with itself
+    begun: int  # number of steps that this incarnation has begun
+    monotonic: float  # of the rank's node: comparable only with itself
 
 
 class Heartbeat:
-    """One fixed record, overwritten in place."""
+    """A single fixed-size record, overwritten in place."""
 
     def __init__(self, file: int, incarnation: int) -> None:
         self._file, self._incarnation = file, incarnation
@@ -44,7 +44,7 @@ class Heartbeat:
         return cls(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640), incarnation)
 
     def beat(self, phase: str, step: int = 0) -> None:
-        """Say where the loop is. A full disk is no reason to stop training."""
+        """Record where the loop is. Errors are ignored: a full disk must not stop training."""
         self.phase = phase
         if phase == "step" and step != self._step:
             self._begun, self._step = self._begun + 1, step
@@ -57,7 +57,7 @@ class Heartbeat:
 
 
 class NullHeartbeat:
-    """Outside an attempt nobody listens."""
+    """The heartbeat outside an attempt, where nobody reads it."""
 
     phase = ""
 
@@ -70,11 +70,11 @@ def heartbeat_path(attempt_dir: Path, *, rank: int, incarnation: int) -> Path:
 
 
 def read_beat(path: Path) -> Beat | None:
-    """The last record, or None where there is none yet (or half a one: it is read again soon)."""
+    """Return the last record, or None if there is none yet (or only half of one: the next read gets it)."""
     try:
         with open(path, "rb") as file:
-            found = json.loads(file.read(RECORD_BYTES * 2))
-        numbers = (int(found["step"]), int(found["begun"]), float(found["monotonic"]))
-        return Beat(int(found["incarnation"]), str(found["phase"])[:32], *numbers)
+            record = json.loads(file.read(RECORD_BYTES * 2))
+        values = (int(record["step"]), int(record["begun"]), float(record["monotonic"]))
+        return Beat(int(record["incarnation"]), str(record["phase"])[:32], *values)
     except (OSError, ValueError, KeyError, TypeError):
         return None

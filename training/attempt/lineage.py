@@ -1,4 +1,4 @@
-"""The fence that keeps an older launch from writing, and where to resume (protocols.md §1, §4)."""
+"""The fence that keeps an older launch from writing, and the choice of where to resume (protocols.md §1, §4)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from training.manifest import AGAIN_SECONDS, committed
 
 PATIENCE_SECONDS = 5.0
-"""Seconds of patience with a file system that can't give a checkpoint: to go on from an older one throws work away."""
+"""Seconds to retry where the file system cannot read a checkpoint: resuming from an older one would discard work."""
 READ_TRIES = 3
 
 
@@ -19,68 +19,73 @@ class Fenced(Exception):
 
 
 def read_generation(job_dir: Path) -> int:
-    """The newest launch's, or 0 where there was none yet, or its number cannot be read."""
+    """Return the newest launch's generation, or 0 if there is none yet or it cannot be read."""
     for _ in range(READ_TRIES):
         try:
             return int((job_dir / "GENERATION").read_text())
         except FileNotFoundError:
             break
-        except (OSError, ValueError):  # over NFS one that is replaced while it is read is stale: the new one is there
+        except (
+            OSError,
+            ValueError,
+        ):  # over NFS a file that is replaced while it is read becomes stale: read the new one
             time.sleep(AGAIN_SECONDS)
     return 0
 
 
 def check_fence(job_dir: Path, generation: int) -> None:
-    """Raises Fenced if a newer launch has taken over: then this process must write nothing any more."""
+    """Raise Fenced if a newer launch has taken over, so that this process must not write any more."""
     newest = read_generation(job_dir)
     if newest > generation:
         raise Fenced(f"generation {newest} has replaced {generation}, which must not write any more")
 
 
-def raise_generation(job_dir: Path, *, mine: int | None, resume: str) -> int:
-    """Take the next generation and publish it, where nobody else decides what this launch starts."""
-    generation = claim_generation(job_dir, mine=mine, resume=resume)
+def raise_generation(job_dir: Path, *, previous: int | None, resume: str) -> int:
+    """Claim and publish the next generation, where no other launcher takes part in the decision."""
+    generation = claim_generation(job_dir, previous=previous, resume=resume)
     publish_generation(job_dir, generation)
     return generation
 
 
-def claim_generation(job_dir: Path, *, mine: int | None, resume: str) -> int:
-    """Take the next generation, exclusively; remember what it starts from.
+def claim_generation(job_dir: Path, *, previous: int | None, resume: str) -> int:
+    """Claim the next generation exclusively, and record the checkpoint that it starts from.
 
-    `mine` is the attempt's last one: where another one stands there now, ours is the older launch. Nothing is fenced
-    before it is published.
+    `previous`: the attempt's last generation. Raises Fenced if a newer one has been published since, as this is then
+    the older launch. A claim fences nobody before it is published.
     """
     current = read_generation(job_dir)
-    if mine is not None and current > mine:
-        raise Fenced(f"generation {current} has replaced {mine}")
-    taken = job_dir / "generations"
-    taken.mkdir(exist_ok=True)
+    if previous is not None and current > previous:
+        raise Fenced(f"generation {current} has replaced {previous}")
+    claims = job_dir / "generations"
+    claims.mkdir(exist_ok=True)
     generation = current + 1
     while True:
         try:
-            with open(taken / str(generation), "x") as file:
+            with open(claims / str(generation), "x") as file:
                 file.write(resume)
                 file.flush()
                 os.fsync(file.fileno())
             break
         except FileExistsError:
-            generation += 1  # taken by a launch that died before it published, or that is about to
+            generation += 1  # claimed by a launch that died before publishing it, or is about to
         except OSError:
-            give_up_claim(job_dir, generation)  # an empty file would say that it had started afresh
+            withdraw_claim(job_dir, generation)  # an empty file would mean that it started from scratch
             raise
     return generation
 
 
-def give_up_claim(job_dir: Path, generation: int) -> None:
-    """Withdraw a generation whose incarnation another launcher was quicker to form, or that could not be told."""
+def withdraw_claim(job_dir: Path, generation: int) -> None:
+    """Withdraw a claim whose incarnation lost the race against another launcher's, or could not be recorded."""
     with suppress(OSError):
         (job_dir / "generations" / str(generation)).unlink()
 
 
 def publish_generation(job_dir: Path, generation: int) -> None:
-    """Publish a generation: from now on everything of an older one stops. Every launcher that takes part does so, and
-    the number only ever rises: one that was paused in here finds the higher marks when it goes on, before it starts
-    anything."""
+    """Publish a generation, which fences everything older. Every launcher that takes part does so.
+
+    The number only ever increases: a launcher that was paused in here finds the higher marks when it continues,
+    before it starts anything.
+    """
     marks = job_dir / "generations"
     (marks / f"{generation}.published").touch()
     while True:
@@ -93,27 +98,27 @@ def publish_generation(job_dir: Path, generation: int) -> None:
 
 
 def newest_on_lineage(job_dir: Path) -> str:
-    """The committed checkpoint to go on from: "" means from the start.
+    """Return the committed checkpoint to resume from; "" means from the start.
 
-    Every launch left its generation and what it started from. The newest launch that committed anything decides: its
-    last commit, else what it had started from, else that one's parents: never simply the highest step, which may lie on
-    a line that somebody has gone back from.
+    Every launch recorded its generation and what it started from. The newest launch that committed anything decides:
+    its last commit, else what it started from, else its parent's, and so on. It is never simply the highest step,
+    which may lie on a branch that somebody has gone back from.
     """
     committed = _committed(job_dir / "checkpoints")
     for generation in range(read_generation(job_dir), 0, -1):
-        mine = [name for name, (made_by, _) in committed.items() if made_by == generation]
-        if mine:
-            return max(mine, key=lambda name: committed[name][1])
+        names = [name for name, (made_by, _) in committed.items() if made_by == generation]
+        if names:
+            return max(names, key=lambda name: committed[name][1])
         with suppress(OSError):
             start = (job_dir / "generations" / str(generation)).read_text().strip()
             if not start or start in committed:
                 return start
-    # No launch left a trace that still holds: a run directory that was copied, or trained in without a launcher.
+    # No launch left a usable record: the run directory was copied, or trained in without a launcher.
     return max(committed, key=lambda name: committed[name], default="")
 
 
 def _committed(checkpoints: Path) -> dict[str, tuple[int, int]]:
-    """Name → (generation, step) of every checkpoint that is whole as far as its manifest and sizes tell."""
+    """Map the name of every checkpoint that is complete by its manifest and file sizes to (generation, step)."""
     found = {}
     for manifest in committed(checkpoints, patience=PATIENCE_SECONDS):
         found[manifest.name] = (manifest.generation, manifest.step)

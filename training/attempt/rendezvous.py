@@ -1,7 +1,7 @@
 """Where the ranks of one incarnation meet. Everything here is files in the run directory: no torch, no fixed port.
 
-A trainer of ours is told VIGIL_STORE_FILE, a path that does not exist yet. Rank 0 makes its store on port 0 and says
-where:
+Our trainer gets VIGIL_STORE_FILE, a path that does not exist yet. Rank 0 opens its store on port 0 and publishes the
+address:
 
     if rank == 0:
         store = TCPStore(bind_host(), 0, world_size, is_master=True, wait_for_workers=False)
@@ -10,9 +10,8 @@ where:
         host, port = store_address()
         store = TCPStore(host, port, world_size, is_master=False)
 
-so no port is ever chosen before it is bound, and every incarnation has a new store. Other people's scripts get
-torchrun's MASTER_ADDR and MASTER_PORT instead, a port that was free a moment before; the launcher tries another if it
-was not.
+so no port is chosen before it is bound, and every incarnation has a new store. Scripts get torchrun's MASTER_ADDR and
+MASTER_PORT instead, a port that was free a moment before; if it no longer is, the launcher tries another.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ from training.attempt.files import read_json, write_json
 
 
 class RendezvousFailed(Exception):
-    """The others did not appear in time."""
+    """The other ranks did not appear in time."""
 
 
 def bind_host(environment: Mapping[str, str] = os.environ) -> str:
-    """The name under which the other ranks reach this one's node (loopback where all of them are on this machine)."""
+    """Return the name under which the other ranks reach this node (loopback where all ranks run on this machine)."""
     return environment.get("VIGIL_STORE_HOST") or "127.0.0.1"
 
 
 def publish_store(port: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Rank 0 says where its store listens; by rename, so nobody reads half a file."""
+    """Publish where rank 0's store listens, atomically."""
     path = Path(environment["VIGIL_STORE_FILE"])
     write_json(path, {"host": bind_host(environment), "port": port})
 
 
 def store_address(timeout: float = 300.0, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Host and port of rank 0's store, waiting for it to appear.
+    """Wait for rank 0's store and return its host and port. Raises RendezvousFailed after `timeout` seconds.
 
-    The wait is long because rank 0 may still be importing torch from a slow file system; a rank stuck *after* that is
-    the launcher's watchdog's business.
+    The timeout is long because rank 0 may still be importing torch from a slow file system; a rank that is stuck
+    *after* that is handled by the launcher's watchdog.
     """
     path = Path(environment["VIGIL_STORE_FILE"])
     deadline = time.monotonic() + timeout

@@ -1,8 +1,8 @@
-"""How a run is asked to stop (protocols.md §2).
+"""Detect stop requests in a rank (protocols.md §2).
 
-Under the launcher a rank ignores TERM and USR1, which reach it when a whole process group is signalled; the launcher
-alone decides and leaves `stop-requested` in the attempt's folder. Standalone, the first Ctrl-C or TERM asks, the second
-ends the process.
+Under the launcher a rank ignores SIGTERM and SIGUSR1, which reach it when a whole process group is signalled; only the
+launcher decides, and writes `stop-requested` to the attempt's folder. Standalone, the first Ctrl-C or SIGTERM requests
+the stop, the second ends the process.
 """
 
 from __future__ import annotations
@@ -17,43 +17,47 @@ from training.attempt.files import read_json, write_json
 
 REQUESTED, STOPPED = "stop-requested", "stopped.json"
 REGROUP = "regroup-"
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 
 class StopRequest:
-    """Whether this rank has been asked. Every step wants to know; the file system is asked twenty times a second."""
+    """Whether this rank was asked to stop. Checked at every step, but the file system is polled only 20 times per
+    second.
+    """
 
     def __init__(self) -> None:
         self._files: tuple[str, ...] = ()
         self._reason = ""
-        self._look_at = 0.0
+        self._poll_at = 0.0
 
     def listen(self, *, launched: bool) -> None:
-        """Call before torch is imported: a signal during the import must not kill the rank."""
+        """Install the signal handlers. Call before torch is imported: a signal during the import must not kill the
+        rank.
+        """
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN if launched else self._on_signal)
         if not launched:
             signal.signal(signal.SIGINT, self._on_signal)
 
     def watch(self, attempt_dir: Path, incarnation: int = 0) -> None:
-        """Look for the attempt's stop, and for this incarnation's, which another with more nodes shall follow."""
+        """Watch for the attempt's stop, and for this incarnation's (a regroup, followed by one with more nodes)."""
         self._files = (str(attempt_dir / REQUESTED), str(attempt_dir / f"{REGROUP}{incarnation}"))
 
     @property
-    def asked(self) -> bool:
-        if not self._reason and (now := time.monotonic()) >= self._look_at:
-            self._look_at = now + LOOK_SECONDS
+    def is_requested(self) -> bool:
+        if not self._reason and (now := time.monotonic()) >= self._poll_at:
+            self._poll_at = now + POLL_SECONDS
             for file in self._files:
                 if os.path.exists(file):
-                    found = read_json(Path(file)) or {}
-                    self._reason = str(found.get("reason") or "signal")
+                    request = read_json(Path(file)) or {}
+                    self._reason = str(request.get("reason") or "signal")
                     break
         return bool(self._reason)
 
-    def why(self) -> str:
-        """Return cancel, time_limit, signal or regroup, also where another rank was the first to see the request."""
-        self._look_at = 0.0  # the request is there, even if this rank has looked for it within the last LOOK_SECONDS
-        return self._reason if self.asked else "signal"
+    def reason(self) -> str:
+        """Return cancel, time_limit, signal or regroup, even if another rank noticed the request first."""
+        self._poll_at = 0.0  # the request exists, even if this rank has polled for it within the last POLL_SECONDS
+        return self._reason if self.is_requested else "signal"
 
     def _on_signal(self, number: int, _frame: object) -> None:
         self._reason = "signal"
@@ -61,8 +65,8 @@ class StopRequest:
 
 
 @dataclass(frozen=True)
-class Stopped:
-    """What rank 0 leaves behind once the last checkpoint is committed."""
+class StopReport:
+    """The file that rank 0 leaves once the last checkpoint is committed."""
 
     step: int
     name: str
@@ -70,5 +74,5 @@ class Stopped:
     reason: str
 
     def write(self, attempt_dir: Path) -> None:
-        about = {"step": self.step, "name": self.name, "generation": self.generation, "reason": self.reason}
-        write_json(attempt_dir / STOPPED, {**about, "time": time.time()}, durable=True)
+        content = {"step": self.step, "name": self.name, "generation": self.generation, "reason": self.reason}
+        write_json(attempt_dir / STOPPED, {**content, "time": time.time()}, durable=True)

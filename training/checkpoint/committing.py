@@ -1,4 +1,4 @@
-"""The moment at which files become a checkpoint, or one is marked: durable, by one rename."""
+"""Turn files into a checkpoint, or mark a checkpoint: durable, by one rename."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.manifest import CheckpointError, Manifest, Unreadable
 
 
 def commit(staging: Path, manifest: Manifest, *, check_fence: Callable[[], None]) -> None:
-    """`staging`, whose files are all written and fsynced, becomes the checkpoint `manifest.name` beside it."""
+    """Turn `staging`, whose files are written and fsynced, into the checkpoint `manifest.name` in the same folder."""
     _write_durably(staging / manifests.COMMITTED, manifest.dump())
     _fsync_folder(staging)
     check_fence()
@@ -25,24 +25,24 @@ def commit(staging: Path, manifest: Manifest, *, check_fence: Callable[[], None]
 
 
 def mark_verified(checkpoint: Path) -> None:
-    """It has been read back. OSError if that cannot be written: then it only counts as not verified."""
+    """Mark a checkpoint as read back. Raises OSError if the mark cannot be written: then it counts as not verified."""
     _write_durably(checkpoint / manifests.VERIFIED, f"{time.time()}\n")
 
 
-def mark_damaged(checkpoint: Path, why: object) -> None:
-    """Whoever looks for a checkpoint to resume from passes this one by from now on."""
+def mark_damaged(checkpoint: Path, reason: object) -> None:
+    """Mark a checkpoint as damaged, so that it is never resumed from."""
     with suppress(OSError):
-        _write_durably(checkpoint / manifests.DAMAGED, f"{why}\n")
+        _write_durably(checkpoint / manifests.DAMAGED, f"{reason}\n")
 
 
 def move_aside(target: Path) -> None:
-    """A step of another line keeps its checkpoint under a name of its own: step-400.g2."""
+    """Rename the checkpoint of the same step on another branch to a name with its generation: step-400.g2."""
     if not target.exists():
         return
     try:
         generation = manifests.read(target).generation
     except Unreadable:
-        raise  # nothing is known against it
+        raise  # it may well be intact
     except CheckpointError:
         remove(target)
         return

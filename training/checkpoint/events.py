@@ -1,4 +1,4 @@
-"""What is told of checkpoints: events that the portal keeps its own table by."""
+"""Report checkpoints as events, from which the portal maintains its table."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from training.manifest import CheckpointError, Manifest, Unreadable
 from training.reporting.reporter import AnyReporter
 
 REPORT_SECONDS = 5.0
-"""How long a commit waits for the metrics before it to be on disk: after a resume nobody would report them again."""
+"""How long a commit waits for earlier metrics to reach the disk: after a resume they would not be reported again."""
 
 
-def tell_committed(reporter: AnyReporter, manifest: Manifest, stall: float = 0.0) -> None:
+def report_committed(reporter: AnyReporter, manifest: Manifest, stall: float = 0.0) -> None:
     parent_step, parent_generation = manifest.parent or (None, None)
     reporter.event(
         "checkpoint.committed",
-        **_named(manifest),
+        **_identity(manifest),
         parent_step=parent_step,
         parent_generation=parent_generation,
         bytes=manifest.bytes,
@@ -27,38 +27,38 @@ def tell_committed(reporter: AnyReporter, manifest: Manifest, stall: float = 0.0
     )
 
 
-def tell_pruned(reporter: AnyReporter, manifest: Manifest) -> None:
-    """Returns once that is on disk, or will not be soon."""
-    reporter.event("checkpoint.pruned", **_named(manifest))
+def report_pruned(reporter: AnyReporter, manifest: Manifest) -> None:
+    """Report a pruned checkpoint; return once the event is on disk, or after a time limit."""
+    reporter.event("checkpoint.pruned", **_identity(manifest))
     reporter.flush(wait=REPORT_SECONDS)
 
 
-def tell_damaged(reporter: AnyReporter, manifest: Manifest, error: Exception) -> None:
-    reporter.event("checkpoint.damaged", **_named(manifest), reason=str(error))
+def report_damaged(reporter: AnyReporter, manifest: Manifest, error: Exception) -> None:
+    reporter.event("checkpoint.damaged", **_identity(manifest), reason=str(error))
 
 
-def tell_passed_over(reporter: AnyReporter, broken: Iterable[tuple[str, Manifest | None, CheckpointError]]) -> None:
-    """What lies among the checkpoints and does not count, and why; of a fault that may pass the log alone."""
+def report_ignored(reporter: AnyReporter, broken: Iterable[tuple[str, Manifest | None, CheckpointError]]) -> None:
+    """Report why folders among the checkpoints do not count; faults that may be temporary only in the log."""
     for name, manifest, error in broken:
         print(f"{name} is passed over: {error}", flush=True)
         if manifest is not None and not isinstance(error, Unreadable):
-            tell_damaged(reporter, manifest, error)
+            report_damaged(reporter, manifest, error)
 
 
-def tell_skipped(reporter: AnyReporter, step: int, reason: object, *, failed: bool = False) -> None:
+def report_skipped(reporter: AnyReporter, step: int, reason: object, *, failed: bool = False) -> None:
     reporter.event("checkpoint.skipped", step=step, reason=str(reason), failed=failed)
 
 
-def tell_failed(reporter: AnyReporter, step: int, error: BaseException, *, counts: str) -> None:
-    """A save that came to nothing, in the log as well. `counts`: what the run counts."""
+def report_failed(reporter: AnyReporter, step: int, error: BaseException, *, counts: str) -> None:
+    """Report a failed save, in the log as well. `counts`: the run's unit of progress."""
     print(f"{counts} {step}  not saved: {error}", flush=True)
-    tell_skipped(reporter, step, error, failed=True)
+    report_skipped(reporter, step, error, failed=True)
 
 
-def tell_unpinned(reporter: AnyReporter, why: str) -> None:
-    print(why, flush=True)
-    reporter.event("checkpoint.unpinned", reason=why)
+def report_unpinned(reporter: AnyReporter, reason: str) -> None:
+    print(reason, flush=True)
+    reporter.event("checkpoint.unpinned", reason=reason)
 
 
-def _named(manifest: Manifest) -> dict[str, Any]:
+def _identity(manifest: Manifest) -> dict[str, Any]:
     return {"step": manifest.step, "name": manifest.name, "generation": manifest.generation}

@@ -1,6 +1,6 @@
-"""Main memory that a GPU copies into at its full bandwidth, registered as it is.
+"""Main memory that a GPU copies into at its full bandwidth, registered in place.
 
-torch's own pinned memory comes in powers of two, up to twice what is needed.
+torch's own pinned memory is allocated in powers of two, up to twice what is needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LEAST_BYTES = 1 << 20
+MIN_BYTES = 1 << 20
 """Smaller buffers are not pinned: registering one takes longer than it saves."""
 
 
@@ -20,26 +20,26 @@ def is_on_gpu(tensor: Tensor) -> bool:
     return tensor.device.type == "cuda"
 
 
-def room_for(tensor: Tensor) -> Tensor:
-    """Main memory for a copy of a GPU's tensor.
+def allocate_for(tensor: Tensor) -> Tensor:
+    """Allocate main memory for a copy of a GPU's tensor.
 
-    What is worth pinning has its pages to itself: of two blocks from malloc one may begin on the page that the other
-    ends on, and a page can't be registered twice.
+    Memory worth pinning does not share its pages: a block from malloc may begin on the page where another one ends,
+    and a page cannot be registered twice.
     """
-    if tensor.nbytes < LEAST_BYTES:
+    if tensor.nbytes < MIN_BYTES:
         return torch.empty_like(tensor, device="cpu")
     memory = mmap.mmap(-1, tensor.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    laid_out = torch.empty_like(tensor, device="meta")
-    return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(laid_out.shape, laid_out.stride())
+    layout = torch.empty_like(tensor, device="meta")
+    return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(layout.shape, layout.stride())
 
 
 def wait_for_copies() -> None:
-    """Waits for the copies that this thread has begun: until then what was copied from the GPU is not all there."""
+    """Wait for the copies that this thread has started: until then the copied data is incomplete."""
     torch.cuda.current_stream().synchronize()
 
 
 def pin(buffer: Tensor) -> str:
-    """Nothing where that went well; else why not: then the buffer is as good as before, but copied into more slowly."""
+    """Pin a buffer; return "" or why that failed. The buffer remains usable then, but copies into it are slower."""
     error = runtime().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 1)  # 1: for every device
     if int(error) == 0:
         return ""
@@ -48,12 +48,12 @@ def pin(buffer: Tensor) -> str:
 
 
 def unpin(buffer: Tensor) -> None:
-    if buffer.nbytes >= LEAST_BYTES and torch.cuda.is_available() and buffer.is_pinned():
+    if buffer.nbytes >= MIN_BYTES and torch.cuda.is_available() and buffer.is_pinned():
         runtime().cudaHostUnregister(buffer.data_ptr())
 
 
 def forget_error() -> None:
-    """CUDA keeps a call's error for this thread's next kernel, which would be blamed for it: one of no account is."""
+    """Clear CUDA's error of the last call, which the thread's next kernel would otherwise report as its own."""
     with suppress(RuntimeError):
         torch.ones(1, device="cuda")
 

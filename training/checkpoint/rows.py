@@ -1,16 +1,16 @@
-"""State that a run changes row by row, saved block by block without a copy of the whole.
+"""State that a run changes row by row, saved block by block without copying it as a whole.
 
-Other state is copied at the step boundary and written from the copy (staging.py). What a federation stores for its
-clients is thousands of times the model's size, and a copy would double it. So:
+Other state is copied at the step boundary and written from the copy (staging.py). The state that a federation stores
+for its clients is thousands of times the model's size, and a copy would double it. Therefore:
 
     at the boundary      `freeze` marks every row as unwritten, and copies nothing
     the writing thread   copies one block after the other, writes it, and frees it
-    training             before it changes rows that are still unwritten, `write` sets their old values aside
+    training             `write` preserves the old values of rows that are still unwritten before it changes them
 
-The file has every row as it was at the boundary. What is set aside is freed with its block. Where training is faster
-than the disk it waits for blocks to be written rather than set more than a part of the rows aside: how much memory a
-run takes does not follow from how fast its disk is. It does not wait for long, though, as the watchdog would take that
-for a hang: behind a disk that stands still it goes on, and sets aside all that it changes.
+The file has every row as it was at the boundary. Preserved values are freed with their block. Where training is
+faster than the disk, it waits for blocks to be written rather than preserving more than a fraction of the rows: the
+memory that a run takes must not depend on the speed of its disk. It does not wait for long, though, as the watchdog
+would take that for a hang: with a disk that stands still it continues, and preserves everything that it changes.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ import torch
 from torch import Tensor
 
 BLOCK_BYTES = 1 << 20
-"""Large enough that torch's 2 kB a block are nothing, small beside what one chunk of clients computes with."""
-MOST_ASIDE = 1 / 16
-"""Of a rank's rows, set aside at a time before training waits."""
-LEAST_ASIDE_BYTES = 8 << 20
-"""Set aside without waiting, however few the rows are."""
+"""Large enough that torch's 2 kB per block do not matter, small compared with a chunk of clients' working memory."""
+MAX_PRESERVED = 1 / 16
+"""Fraction of a rank's rows that may be preserved at a time before training waits."""
+MIN_PRESERVED_BYTES = 8 << 20
+"""Bytes that may be preserved without waiting, however few rows there are."""
 PATIENCE_SECONDS = 10.0
-"""For which training waits during one save, of each tensor: a sixth of the least that the watchdog allows a step."""
+"""How long training waits per save and tensor: a sixth of the shortest step time limit of the watchdog."""
 
 
 class Rows:
     """This rank's rows of a tensor (rows of all ranks, …), on the CPU or a GPU."""
 
     def __init__(self, tensor: Tensor, *, first: int = 0, total: int | None = None) -> None:
-        """`tensor` (rows, …): this rank's; `first`: which of all rows its first one is; `total`: rows of all ranks."""
+        """`tensor` (rows, …): this rank's rows; `first`: the global index of its first row; `total`: rows of all
+        ranks.
+        """
         self.tensor, self.first = tensor, first
         self.shape = torch.Size((len(tensor) if total is None else total, *tensor.shape[1:]))
-        """Of the whole, over all ranks."""
-        self._frozen: Frozen | None = None
+        """Shape of the whole tensor, over all ranks."""
+        self._frozen: FrozenRows | None = None
         self._changed = threading.Condition()
 
     @property
@@ -49,42 +51,42 @@ class Rows:
         """Bytes on this rank."""
         return self.tensor.nbytes
 
-    def write(self, where: Tensor, values: Tensor) -> None:
-        """Replace the rows at `where` (n,), distinct places within this rank's, by `values` (n, …)."""
+    def write(self, indices: Tensor, values: Tensor) -> None:
+        """Replace the rows at `where` (n,), distinct indices into this rank's rows, by `values` (n, …)."""
         with self._changed:
             if self._frozen is not None:
-                self._frozen.set_aside(where)
-            self.tensor[where] = values
+                self._frozen.preserve(indices)
+            self.tensor[indices] = values
 
-    def freeze(self) -> Frozen:
+    def freeze(self) -> FrozenRows:
         """Return all rows as they are now, to be released once they are written. One save at a time."""
         with self._changed:
-            self._frozen = Frozen(self.tensor, self.first, self.shape, self._changed)
+            self._frozen = FrozenRows(self.tensor, self.first, self.shape, self._changed)
         return self._frozen
 
-    def copied_to(self, copy: Tensor) -> Frozen:
+    def frozen_copy(self, copy: Tensor) -> FrozenRows:
         """Return all rows as they are in a copy of this rank's, which nobody changes."""
-        return Frozen(copy, self.first, self.shape, threading.Condition())
+        return FrozenRows(copy, self.first, self.shape, threading.Condition())
 
 
-class Frozen:
-    """This rank's rows as they were when they were frozen, to be taken once, block by block."""
+class FrozenRows:
+    """This rank's rows as they were when frozen, to be taken once, block by block."""
 
     def __init__(self, tensor: Tensor, first: int, shape: torch.Size, changed: threading.Condition) -> None:
-        """`changed`: held where rows or what was set aside change; notified where that has become less."""
+        """`changed`: locked while rows or preserved values change; notified when fewer values are preserved."""
         self.tensor, self.first, self.shape = tensor, first, shape
         self._changed = changed
         self._row_bytes = math.prod(shape[1:]) * tensor.element_size()
-        self._most_aside = max(LEAST_ASIDE_BYTES, MOST_ASIDE * tensor.nbytes)
+        self._max_preserved = max(MIN_PRESERVED_BYTES, MAX_PRESERVED * tensor.nbytes)
         self._patience = PATIENCE_SECONDS
         self._unwritten = torch.ones(len(tensor), dtype=torch.bool)
-        """(rows,): neither taken nor set aside."""
-        self._aside: list[tuple[Tensor, Tensor]] = []
-        """Places (n,) and the values (n, …) that they had."""
+        """(rows,): neither taken nor preserved."""
+        self._preserved: list[tuple[Tensor, Tensor]] = []
+        """Indices (n,) and the values (n, …) that these rows had."""
 
     @property
-    def bytes_aside(self) -> int:
-        return sum(values.nbytes for _, values in self._aside)
+    def preserved_bytes(self) -> int:
+        return sum(values.nbytes for _, values in self._preserved)
 
     def blocks(self) -> Iterator[range]:
         """Yield the rows of each block, counted from this rank's first."""
@@ -93,39 +95,39 @@ class Frozen:
             yield range(begin, min(begin + size, len(self.tensor)))
 
     def take(self, block: range) -> Tensor:
-        """Return a copy of a block's rows (n, …) as they were; what was set aside of them is freed."""
+        """Return a copy of a block's rows (n, …) as they were, and free the preserved ones among them."""
         with self._changed:
-            found = self.tensor[block.start : block.stop].clone()
+            rows = self.tensor[block.start : block.stop].clone()
             self._unwritten[block.start : block.stop] = False
-            left = []
-            for places, values in self._aside:
-                inside = (places >= block.start) & (places < block.stop)
-                found[places[inside] - block.start] = values[inside]
+            rest = []
+            for indices, values in self._preserved:
+                inside = (indices >= block.start) & (indices < block.stop)
+                rows[indices[inside] - block.start] = values[inside]
                 if not bool(inside.all()):
-                    left.append((places[~inside], values[~inside]) if bool(inside.any()) else (places, values))
-            self._aside = left
+                    rest.append((indices[~inside], values[~inside]) if bool(inside.any()) else (indices, values))
+            self._preserved = rest
             self._changed.notify_all()
-        return found
+        return rows
 
-    def set_aside(self, where: Tensor) -> None:
-        """Copy those rows at `where` (n,) that are still unwritten, before they change. `changed` is held."""
-        self._wait_for_room(where)
-        unwritten = where[self._unwritten[where]]
+    def preserve(self, indices: Tensor) -> None:
+        """Copy those rows at `indices` (n,) that are still unwritten, before they change. `changed` is locked."""
+        self._wait_for_space(indices)
+        unwritten = indices[self._unwritten[indices]]
         if len(unwritten):
-            self._aside.append((unwritten, self.tensor[unwritten]))
+            self._preserved.append((unwritten, self.tensor[unwritten]))
             self._unwritten[unwritten] = False
 
     def release(self) -> None:
-        """Free what was set aside: nobody takes another block."""
+        """Free preserved values: no further block will be taken."""
         with self._changed:
             self._unwritten[:] = False
-            self._aside = []
+            self._preserved = []
             self._changed.notify_all()
 
-    def _wait_for_room(self, where: Tensor) -> None:
+    def _wait_for_space(self, indices: Tensor) -> None:
         while self._patience > 0:
-            more = int(self._unwritten[where].sum()) * self._row_bytes
-            if not more or self.bytes_aside + more <= self._most_aside:
+            more = int(self._unwritten[indices].sum()) * self._row_bytes
+            if not more or self.preserved_bytes + more <= self._max_preserved:
                 return
             began = time.monotonic()
             self._changed.wait(self._patience)

@@ -1,11 +1,12 @@
-"""Checkpoints of a run: written beside training, committed by one rename, pruned, read back (protocols.md §4).
+"""Save, find and restore a run's checkpoints: written in parallel to training, committed by one rename (protocols.md
+§4).
 
 A save copies the state at a step boundary (see staging), and a thread of each rank writes the copy (see writing) on a
 process group of its own: on the default group it would mix with training's collectives and hang. Only one save is in
 flight.
 
-    .step-400.3/          made exclusively by rank 0, written by all, fsynced, digests taken on the way
-    .step-400.3/COMMITTED written by rank 0 once every rank has told what it wrote
+    .step-400.3/          created exclusively by rank 0, written by all ranks, fsynced, hashed while writing
+    .step-400.3/COMMITTED written by rank 0 once every rank has reported what it wrote
     step-400/             renamed, unless a newer generation has taken over: now it is a checkpoint
 """
 
@@ -27,9 +28,9 @@ from training.attempt.lineage import Fenced
 from training.checkpoint import events
 from training.checkpoint.cadence import Cadence
 from training.checkpoint.committing import mark_damaged, mark_verified
-from training.checkpoint.pruning import Keep, delete, finish, starts
+from training.checkpoint.pruning import Retention, delete, finish, starts
 from training.checkpoint.staging import Staging, State, release
-from training.checkpoint.writing import Facts, Lineage, Writer
+from training.checkpoint.writing import CheckpointWriter, Lineage, ManifestFields
 from training.manifest import CheckpointError, Manifest, Unreadable
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import World, broadcast, together
@@ -40,22 +41,22 @@ from training.runtime.imports import without_collections
 class _Save:
     """One save in flight."""
 
-    facts: Facts
+    fields: ManifestFields
     began: float
-    """When it began, before the copy, by the monotonic clock."""
+    """When it began, before the copy, on the monotonic clock."""
     stall: float
     """Seconds that training waited for the copy."""
     thread: threading.Thread | None = None
     committed: Manifest | None = None
     error: BaseException | None = None
     damage: CheckpointError | None = None
-    """What was committed was not read back as it had been written."""
+    """The committed files did not read back as written."""
     waited: bool = False
-    """Training stood still for the rest of it, so nothing can be told of what it costs to go on beside it."""
+    """Training stood still until it ended, so it shows nothing about the cost of a save in parallel to training."""
 
 
 class Checkpoints:
-    """The checkpoints of one run, as one rank sees them."""
+    """The checkpoints of one run, as one rank handles them."""
 
     def __init__(
         self,
@@ -64,87 +65,88 @@ class Checkpoints:
         world: World,
         *,
         generation: int,
-        keep: Keep,
+        retention: Retention,
         cadence: Cadence,
         reporter: AnyReporter,
         is_hurried: Callable[[], bool] = lambda: False,
         forget: Callable[[Mapping[str, Any]], None] = lambda state: None,
         counts: str = "step",
     ) -> None:
-        """`is_hurried`: whether this rank was asked to stop, for which it has only so long. Asked on any thread.
-        `forget` is given the state of a save that came to nothing, or is no good. `counts`: what the run counts."""
+        """`is_hurried` returns whether this rank was asked to stop and so has little time; called on any thread.
+        `forget` gets the state of a save that failed or is damaged. `counts`: the run's unit of progress.
+        """
         self.folder = job_dir / "checkpoints"
         self._job_dir, self._attempt_dir, self._world = job_dir, attempt_dir, world
         self._generation, self._cadence, self._reporter = generation, cadence, reporter
         self._forget, self._counts = forget, counts
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if world.size > 1 else None
-        self._line = Lineage()
-        self._writer = Writer(
+        self._lineage = Lineage()
+        self._writer = CheckpointWriter(
             job_dir,
             world,
             self._group,
-            self._line,
+            self._lineage,
             generation=generation,
-            keep=keep,
+            retention=retention,
             reporter=reporter,
             is_hurried=is_hurried,
         )
-        self.staging = Staging(self._group, say=lambda why: events.tell_unpinned(reporter, why))
+        self.staging = Staging(self._group, warn=lambda why: events.report_unpinned(reporter, why))
         self._preparing: threading.Thread | None = None
-        self._flight: _Save | None = None
+        self._in_flight: _Save | None = None
 
     @property
     def latest(self) -> Manifest | None:
-        """What the next one descends from: the newest that this run committed or started from."""
-        return self._line.latest
+        """The parent of the next checkpoint: the newest that this run committed or started from."""
+        return self._lineage.latest
 
     def start_from(self, start: Manifest | None) -> None:
-        """Takes up the line of descent, and clears away what earlier generations left half done."""
-        self._line.latest = start
-        self._line.identities = [*start.ancestors, start.identity] if start else []
+        """Set the checkpoint that the run descends from, and clean up what earlier generations left incomplete."""
+        self._lineage.latest = start
+        self._lineage.identities = [*start.ancestors, start.identity] if start else []
         if self._world.leads:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._line.starts = starts(self._attempt_dir, start)
+            self._lineage.starts = starts(self._attempt_dir, start)
             self._clear()
-            events.tell_passed_over(self._reporter, manifests.broken(self.folder))
+            events.report_ignored(self._reporter, manifests.broken(self.folder))
 
     def find(self, name: str) -> Manifest:
-        """A committed checkpoint by name; one that is not what was committed is told."""
+        """Return a committed checkpoint by name; report it if it is damaged. Raises CheckpointError."""
         try:
             return manifests.check(self.folder / name)
         except Unreadable:
             raise
         except CheckpointError as error:
             with suppress(CheckpointError):
-                events.tell_damaged(self._reporter, manifests.read(self.folder / name), error)
+                events.report_damaged(self._reporter, manifests.read(self.folder / name), error)
             raise
 
     def restore(self, state: State, start: Manifest) -> None:
-        """Reads a checkpoint into the state's tensors, once every file has the digest it was written with."""
+        """Verify every file's digest, then read a checkpoint into the state's tensors. Raises CheckpointError."""
         with without_collections():
             from training.checkpoint import storage
         folder = self.folder / start.name
-        found: State = {}
+        available: State = {}
 
-        def look() -> set[str]:
-            found.update(storage.find(state, folder))
+        def match() -> set[str]:
+            available.update(storage.match_stored(state, folder))
             return storage.names(state)
 
         try:
             together(self._world, lambda: self._verify_share(start), group=self._group)
             if self._world.leads:
-                with suppress(OSError):  # it only counts as not verified
+                with suppress(OSError):  # it then counts as not verified
                     mark_verified(folder)
-            wanted = together(self._world, look, group=self._group)
-            storage.check_complete(folder, set().union(*wanted))
-            storage.read(found, folder, self._group)
+            names = together(self._world, match, group=self._group)
+            storage.check_complete(folder, set().union(*names))
+            storage.read(available, folder, self._group)
         except CheckpointError as error:
             raise CheckpointError(f"{start.name} can't be resumed from: {error}") from None
 
     def prepare(self, state: State) -> None:
-        """Makes the first save as cheap as the others: its memory and torch's code for it, on a thread.
+        """Prepare the first save on a thread, so that it is as fast as later ones: memory, and torch's code for it.
 
-        All ranks call it at the same boundary, none of them busy. Without it the first save does that itself.
+        All ranks call it at the same boundary, with none of them saving. Without it the first save does this itself.
         """
         if self._preparing is None:
             self.staging.reserve(state)
@@ -158,30 +160,30 @@ class Checkpoints:
             from training.checkpoint import storage  # noqa: F401
 
     @property
-    def busy(self) -> bool:
+    def is_saving(self) -> bool:
         """Whether this rank is still writing."""
-        return self._flight is not None and self._flight.thread is not None and self._flight.thread.is_alive()
+        return self._in_flight is not None and self._in_flight.thread is not None and self._in_flight.thread.is_alive()
 
-    def save(self, state: State, facts: Facts) -> None:
-        """Begins to save; call on all ranks at the same step boundary, none of them busy."""
+    def save(self, state: State, fields: ManifestFields) -> None:
+        """Begin a save; call on all ranks at the same step boundary, with none of them saving."""
         self.settle()
         began = time.monotonic()
         if self._preparing is not None:
-            self._preparing.join()  # it writes zeros into the buffers, and would do so over the copy
+            self._preparing.join()  # it zeroes the buffers, which would overwrite the copy
         copy = self.staging.copy(state)
-        save = self._flight = _Save(facts, began, time.monotonic() - began)
+        save = self._in_flight = _Save(fields, began, time.monotonic() - began)
         self._cadence.note_begun()
         save.thread = threading.Thread(target=self._run, args=(save, copy), name="checkpoint", daemon=True)
         save.thread.start()
 
     def wait(self) -> Manifest:
-        """Waits for the save in flight; raises what went wrong with it, CheckpointError if it can't be relied on."""
-        save = self._flight
+        """Wait for the save in flight. Raises what went wrong, CheckpointError if the checkpoint is unusable."""
+        save = self._in_flight
         if save is None or save.thread is None:
             raise RuntimeError("nothing is being saved")
-        self.finish_flight()
+        self.finish_save()
         if isinstance(save.error, OSError):
-            raise CheckpointError(f"{self._counts} {save.facts.step} could not be saved: {save.error}") from save.error
+            raise CheckpointError(f"{self._counts} {save.fields.step} could not be saved: {save.error}") from save.error
         if save.error is not None:
             raise save.error
         if save.damage is not None:
@@ -189,54 +191,54 @@ class Checkpoints:
         assert save.committed is not None
         return save.committed
 
-    def finish_flight(self) -> None:
-        """Waits for a save that may be in flight. If it fails, training has the state still, and can save it again."""
-        if self._flight is not None and self._flight.thread is not None:
-            self._flight.waited = self.busy
-            self._flight.thread.join()
+    def finish_save(self) -> None:
+        """Wait for a save that may be in flight. If it fails, training still has the state and can save it again."""
+        if self._in_flight is not None and self._in_flight.thread is not None:
+            self._in_flight.waited = self.is_saving
+            self._in_flight.thread.join()
         self.settle()
 
     def settle(self) -> None:
-        """Takes note of a save that has ended. One that failed is told and training goes on; being fenced ends it."""
-        save = self._flight
-        if save is None or self.busy:
+        """Process a save that has ended. A failure is reported and training continues, but Fenced is raised."""
+        save = self._in_flight
+        if save is None or self.is_saving:
             return
-        self._flight = None  # its thread has ended, so what it left is read without a lock
+        self._in_flight = None  # its thread has ended, so its results are read without a lock
         if save.committed is None or save.damage is not None:
-            # Else its loss would stay among the best, which no checkpoint has, and only a better one would be kept.
-            self._forget(save.facts.state)
+            # Otherwise its loss would remain among the best without a checkpoint, and block worse ones.
+            self._forget(save.fields.state)
         if save.committed is not None:
             if save.damage is None:
-                self._line.latest = save.committed
+                self._lineage.latest = save.committed
             else:
                 self._cadence.note_damaged()
             if self._world.leads and not save.waited:
-                self._tell_cadence(save, save.committed)
+                self._report_cadence(save, save.committed)
         elif isinstance(save.error, Fenced):
             raise save.error
         elif self._world.leads and save.error is not None:
-            events.tell_failed(self._reporter, save.facts.step, save.error, counts=self._counts)
+            events.report_failed(self._reporter, save.fields.step, save.error, counts=self._counts)
 
     def skip(self, step: int) -> None:
-        """Counts a due save that was left out because the one before is still being written."""
+        """Record a due save that was left out because the previous one is still being written."""
         self._cadence.note_skipped()
         if self._world.leads:
-            events.tell_skipped(self._reporter, step, "the one before is still being written")
+            events.report_skipped(self._reporter, step, "the previous save is still being written")
 
     def _run(self, save: _Save, state: State) -> None:
-        """The save's thread."""
+        """The body of a save's thread."""
         try:
             self._use_own_gpu()
-            save.committed = self._writer.write(state, save.facts, began=save.began, stall=save.stall)
-        except BaseException as error:  # handed to the main thread, which knows what it means
+            save.committed = self._writer.write(state, save.fields, began=save.began, stall=save.stall)
+        except BaseException as error:  # passed to the main thread, which handles it
             save.error = error
         finally:
             release(state)
         if save.committed is not None:
-            save.damage = self._writer.look_after(save.committed)
+            save.damage = self._writer.verify_and_prune(save.committed)
 
     def _use_own_gpu(self) -> None:
-        """A new thread begins on GPU 0, where whatever it did with a GPU would take memory for a context."""
+        """Select this rank's GPU: a new thread begins on GPU 0, where using a GPU would allocate a context."""
         if self._world.device.type == "cuda":
             torch.cuda.set_device(self._world.device)
 
@@ -246,7 +248,7 @@ class Checkpoints:
         for staging, generation in manifests.staged(self.folder):
             if generation < self._generation:
                 delete(staging)
-        finish(self._job_dir, tell=lambda gone: events.tell_pruned(self._reporter, gone))
+        finish(self._job_dir, report=lambda gone: events.report_pruned(self._reporter, gone))
 
     def _verify_share(self, start: Manifest) -> None:
         folder = self.folder / start.name
@@ -254,27 +256,27 @@ class Checkpoints:
             share = manifests.check(folder).share(self._world.rank, self._world.size)
             manifests.verify(folder, files=share)
         except Unreadable:
-            raise  # nothing is known against it, and what is marked as damaged is so for good
+            raise  # it may be intact, and a mark of damage is permanent
         except CheckpointError as error:
             mark_damaged(folder, error)
-            events.tell_damaged(self._reporter, start, error)
+            events.report_damaged(self._reporter, start, error)
             raise
 
-    def _tell_cadence(self, save: _Save, manifest: Manifest) -> None:
-        about = self._cadence.note_written(stall=save.stall, write=manifest.seconds)
-        if about is not None:
-            self._reporter.event("checkpoint.cadence", step=manifest.step, **about)
+    def _report_cadence(self, save: _Save, manifest: Manifest) -> None:
+        report = self._cadence.note_written(stall=save.stall, write=manifest.seconds)
+        if report is not None:
+            self._reporter.event("checkpoint.cadence", step=manifest.step, **report)
 
 
 def load_start(checkpoints: Checkpoints, world: World, name: str) -> Manifest | None:
-    """The checkpoint to start from as rank 0 reads it, so that all ranks start from the same. "": none."""
-    found: Manifest | CheckpointError | None = None
+    """Return the checkpoint to start from as rank 0 reads it, so that all ranks start from the same. "": None."""
+    result: Manifest | CheckpointError | None = None
     if name and world.leads:
         try:
-            found = checkpoints.find(name)
+            result = checkpoints.find(name)
         except CheckpointError as error:
-            found = error
-    agreed: Manifest | CheckpointError | None = broadcast(world, found)
+            result = error
+    agreed: Manifest | CheckpointError | None = broadcast(world, result)
     if isinstance(agreed, CheckpointError):
         raise CheckpointError(f"{name} can't be resumed from: {agreed}")
     return agreed

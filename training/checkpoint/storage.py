@@ -1,4 +1,4 @@
-"""Tensors to and from a checkpoint's folder through torch.distributed.checkpoint, digests taken while writing.
+"""Write and read tensors of a checkpoint's folder through torch.distributed.checkpoint, hashing while writing.
 
 Imported only when a checkpoint is written or read: the import takes most of a second, which the first step need not
 wait for.
@@ -33,13 +33,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from training.checkpoint.contents import read_metadata
-from training.checkpoint.rows import Frozen
+from training.checkpoint.rows import FrozenRows
 from training.checkpoint.staging import Path as Parts
 from training.checkpoint.staging import State, tree, walk
 from training.manifest import CheckpointError, File
 
 OPTIONAL = "comm."
-"""What a run can begin anew without, if the checkpoint has none or one of another layout: memory of communication."""
+"""Prefix of state that may be missing or of another layout, and then starts from scratch: that of communication."""
 
 
 class WriteFailed(OSError):
@@ -47,9 +47,9 @@ class WriteFailed(OSError):
 
 
 def write(state: State, folder: Path, group: dist.ProcessGroup | None) -> list[File]:
-    """Writes this rank's part of the state; all ranks of the group call it. Answers what this rank wrote, fsynced."""
-    # Nothing is to be copied ahead, as all of it is in main memory. Else, where there is a GPU, torch would wait every
-    # 10 MB for the stream of this thread, which is training's: for all that is queued there.
+    """Write this rank's part of the state; all ranks of the group call it. Returns the files it wrote, fsynced."""
+    # Nothing is copied ahead, as all of it is in main memory. Otherwise, with a GPU, torch would wait every 10 MB for
+    # this thread's stream, which is also training's: for everything that is queued there.
     writer = FileSystemWriter(folder, sync_files=True, overwrite=False, per_thread_copy_ahead=0)
     files = writer.fs = _Digesting()
     try:
@@ -61,7 +61,7 @@ def write(state: State, folder: Path, group: dist.ProcessGroup | None) -> list[F
 
 
 def read(state: State, folder: Path, group: dist.ProcessGroup | None) -> None:
-    """Reads a checkpoint into the state's own tensors, however they are laid out; all ranks of the group call it."""
+    """Read a checkpoint into the state's own tensors, whatever their layout; all ranks of the group call it."""
     try:
         load(state, storage_reader=_Reader(folder), planner=_OnlyTensors(), process_group=group)
     except CheckpointException as error:
@@ -69,27 +69,27 @@ def read(state: State, folder: Path, group: dist.ProcessGroup | None) -> None:
         raise CheckpointError(f"rank {rank}: {cause}") from error
 
 
-def find(state: State, folder: Path) -> State:
-    """What of this rank's state the checkpoint has, as the state's own tensors.
+def match_stored(state: State, folder: Path) -> State:
+    """Return those tensors of this rank's state that the checkpoint has.
 
-    CheckpointError if it lacks a tensor that the state must have, or has one of another shape.
+    Raises CheckpointError if a required tensor is missing or has another shape.
     """
     stored = stored_tensors(folder)
-    found: dict[Parts, torch.Tensor] = {}
+    matched: dict[Parts, torch.Tensor] = {}
     for path, tensor in walk(state):
         name = ".".join(path)
-        there = stored.get(name)
-        if there is not None and there.size == tensor.shape:
-            found[path] = tensor
+        entry = stored.get(name)
+        if entry is not None and entry.size == tensor.shape:
+            matched[path] = tensor
         elif name.startswith(OPTIONAL):
             continue
-        elif there is None:
+        elif entry is None:
             raise CheckpointError(f"it has no {name}, which this run's model needs: another model was saved")
         else:
             raise CheckpointError(
-                f"{name} is {_shape(there.size)} in it, and {_shape(tensor.shape)} in this run's model"
+                f"{name} is {_shape(entry.size)} in it, and {_shape(tensor.shape)} in this run's model"
             )
-    return tree(found)
+    return tree(matched)
 
 
 def names(state: State) -> set[str]:
@@ -97,17 +97,17 @@ def names(state: State) -> set[str]:
 
 
 def check_complete(folder: Path, wanted: set[str]) -> None:
-    """CheckpointError if the checkpoint holds a tensor that no rank's state has a place for."""
+    """Raise CheckpointError if the checkpoint has a tensor that no rank's state contains."""
     for name in sorted(stored_tensors(folder)):
         if name not in wanted and not name.startswith(OPTIONAL):
             raise CheckpointError(f"it has {name}, for which this run's model has no place: another model was saved")
 
 
 def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Every tensor in a checkpoint by its dotted name: its whole shape, its dtype, and the chunks that it lies in."""
+    """Return every tensor in a checkpoint by its dotted name: its whole shape, its dtype, and its chunks."""
     metadata = read_metadata(folder)
     return {
-        name: about for name, about in metadata.state_dict_metadata.items() if isinstance(about, TensorStorageMetadata)
+        name: entry for name, entry in metadata.state_dict_metadata.items() if isinstance(entry, TensorStorageMetadata)
     }
 
 
@@ -116,13 +116,13 @@ def _shape(size: Iterable[int]) -> str:
 
 
 def _in_blocks(state: State) -> State:
-    return tree({path: _Blocks(leaf) if isinstance(leaf, Frozen) else leaf for path, leaf in walk(state)})
+    return tree({path: _Blocks(leaf) if isinstance(leaf, FrozenRows) else leaf for path, leaf in walk(state)})
 
 
 class _Blocks:
-    """Frozen rows as torch's planner writes them: a chunk of the tensor for each block, copied as its turn comes."""
+    """Frozen rows in the form that torch's planner writes: one chunk per block, copied when its turn comes."""
 
-    def __init__(self, frozen: Frozen) -> None:
+    def __init__(self, frozen: FrozenRows) -> None:
         self._frozen = frozen
         self._properties = TensorProperties.create_from_tensor(frozen.tensor)
         self._blocks = {self._offset(block): block for block in frozen.blocks()}
@@ -150,7 +150,7 @@ class _Blocks:
 
 
 class _BlockPlanner(DefaultSavePlanner):
-    """torch's planner, which finds chunks only in tensors."""
+    """torch's planner, extended to chunks of `_Blocks`; it finds chunks in tensors only."""
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         leaf = self.state_dict[index.fqn]
@@ -160,7 +160,7 @@ class _BlockPlanner(DefaultSavePlanner):
 
 
 class _Reader(FileSystemReader):
-    """torch's reader, but for the unpickling."""
+    """torch's reader, with our own unpickling."""
 
     def read_metadata(self, *arguments: Any, **options: Any) -> Metadata:
         metadata = read_metadata(Path(self.path))
@@ -171,14 +171,14 @@ class _Reader(FileSystemReader):
 
 
 class _OnlyTensors(DefaultLoadPlanner):
-    """torch's planner would unpickle, with all that a pickle can do, whatever the checkpoint calls no tensor."""
+    """Refuses objects that are not tensors: torch's planner would unpickle them, with all that a pickle can do."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         raise pickle.UnpicklingError(f"{read_item.dest_index.fqn} is no tensor in it")
 
 
 class _Digesting(FileSystem):
-    """torch's file system, but what is written is hashed on its way."""
+    """torch's file system, which also hashes what is written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class _Digesting(FileSystem):
 
 
 class _Stream(io.RawIOBase):
-    """Append only: a digest taken on the way is of no use once somebody has gone back."""
+    """An append-only stream: a digest computed while writing would be wrong after seeking back."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

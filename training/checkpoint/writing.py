@@ -1,4 +1,4 @@
-"""The thread's side of a save: written by all ranks, committed by rank 0, read back, and what nobody needs removed.
+"""The thread's part of a save: all ranks write, rank 0 commits, then the files are verified and old ones removed.
 
 All ranks run through the same steps; an error of one becomes an error of all.
 """
@@ -18,7 +18,7 @@ from training import manifest as manifests
 from training.attempt.lineage import Fenced, check_fence
 from training.checkpoint import events
 from training.checkpoint.committing import commit, mark_damaged, mark_verified
-from training.checkpoint.pruning import Keep, delete, pinned, prune
+from training.checkpoint.pruning import Retention, delete, pinned, prune
 from training.checkpoint.staging import State
 from training.manifest import CheckpointError, File, Manifest, Unreadable
 from training.reporting.reporter import AnyReporter
@@ -27,12 +27,12 @@ from training.runtime.imports import without_collections
 
 
 class _Hurried(Exception):
-    """This rank was asked to stop: it reads nothing back."""
+    """This rank was asked to stop and skips the verification."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What a manifest says beside what was written."""
+class ManifestFields:
+    """The fields of a manifest other than those about the files."""
 
     step: int
     consumed_samples: int
@@ -41,126 +41,127 @@ class Facts:
     config: dict[str, Any]
     data: str
     state: dict[str, Any] = field(default_factory=dict)
-    """Small plain values to go on from: see training.checkpoint.remembering."""
+    """Small plain values to continue from: see training.checkpoint.saved_state."""
     versions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class Lineage:
-    """The checkpoints that a run descends from, its own among them."""
+    """The checkpoints that a run descends from, including its own."""
 
     latest: Manifest | None = None
-    """What the next one descends from: the newest that this run committed or started from."""
+    """The parent of the next checkpoint: the newest that this run committed or started from."""
     identities: list[tuple[int, int]] = field(default_factory=list)
-    """(step, generation), the oldest first; those that were pruned are not among them."""
+    """(step, generation), oldest first, without those that were pruned."""
     starts: frozenset[tuple[int, int]] = frozenset()
-    """Those that the attempt and this incarnation of it began from, which stay."""
+    """Checkpoints that the attempt and this incarnation began from, which are never pruned."""
 
 
-class Writer:
-    """What one rank's thread does; only one save is in flight, so all of it is one thread's at a time."""
+class CheckpointWriter:
+    """The work of one rank's thread; only one save is in flight, so all state belongs to one thread at a time."""
 
     def __init__(
         self,
         job_dir: Path,
         world: World,
         group: dist.ProcessGroup | None,
-        line: Lineage,
+        lineage: Lineage,
         *,
         generation: int,
-        keep: Keep,
+        retention: Retention,
         reporter: AnyReporter,
         is_hurried: Callable[[], bool],
     ) -> None:
-        """`group`: of all ranks, this thread's own."""
+        """`group`: a process group of all ranks for this thread alone."""
         self.folder = job_dir / "checkpoints"
-        self._job_dir, self._world, self._group, self._line = job_dir, world, group, line
-        self._generation, self._keep, self._reporter = generation, keep, reporter
+        self._job_dir, self._world, self._group, self._lineage = job_dir, world, group, lineage
+        self._generation, self._retention, self._reporter = generation, retention, reporter
         self._is_hurried = is_hurried
 
-    def write(self, state: State, facts: Facts, *, began: float, stall: float) -> Manifest:
-        """Writes durably, by when it answers; `began`: by the monotonic clock. Raises what kept any rank from it."""
+    def write(self, state: State, fields: ManifestFields, *, began: float, stall: float) -> Manifest:
+        """Write and commit durably; `began`: on the monotonic clock. Raises whatever prevented any rank from it."""
         with without_collections():
             from training.checkpoint import storage
-        staging = self._staging_of(facts)
+        staging = self._staging_path(fields)
         try:
             self._together(lambda: self._make(staging) if self._world.leads else None)
             files = storage.write(state, staging, self._group)
-            told = self._together(lambda: self._told(files))
-            manifest = self.manifest_of(facts, [file for part in told for file in part], began)
+            reported = self._together(lambda: self._report_files(files))
+            manifest = self.make_manifest(fields, [file for rank_files in reported for file in rank_files], began)
             self._together(lambda: self._commit(staging, manifest, stall) if self._world.leads else None)
         except BaseException:
             if self._world.leads:
-                delete(staging)  # where the disk is full, half a checkpoint would keep it so
+                delete(staging)  # half a checkpoint would keep a full disk full
             raise
         return manifest
 
-    def look_after(self, manifest: Manifest) -> CheckpointError | None:
-        """Reads the new checkpoint back, each rank a share, then removes what is no longer needed. Never fails it.
+    def verify_and_prune(self, manifest: Manifest) -> CheckpointError | None:
+        """Read the new checkpoint back, each rank a share, then remove checkpoints that are no longer needed.
 
-        What was wrong with it, known to all ranks alike.
+        Returns the damage that was found, the same on all ranks. Never raises for a failure of its own.
         """
         try:
             self._together(lambda: self._read_back(manifest))
         except _Hurried:
-            self._line.identities.append(manifest.identity)
-            return None  # whoever resumes from it will read it, and the next save remove the others
+            self._lineage.identities.append(manifest.identity)
+            return None  # a resume will verify it, and the next save will prune
         except (OSError, Unreadable, RuntimeError):
-            pass  # nothing is known against it (a peer may have died): it only counts as not verified
+            pass  # it may be intact (a peer may have died): it then counts as not verified
         except CheckpointError as error:
             damage = CheckpointError(f"{manifest.name} was not read back as it was written: {error}")
             if self._world.leads:
                 mark_damaged(self.folder / manifest.name, error)
-                events.tell_damaged(self._reporter, manifest, error)
-            return damage  # and what came before it stays, all of it
+                events.report_damaged(self._reporter, manifest, error)
+            return damage  # earlier checkpoints all stay
         else:
             if self._world.leads:
-                with suppress(OSError):  # it only counts as not verified
+                with suppress(OSError):  # it then counts as not verified
                     mark_verified(self.folder / manifest.name)
-        self._line.identities.append(manifest.identity)
+        self._lineage.identities.append(manifest.identity)
         if self._world.leads:
             with suppress(OSError, Fenced):
                 self._prune()
         return None
 
-    def manifest_of(self, facts: Facts, files: list[File], began: float) -> Manifest:
-        latest = self._line.latest
+    def make_manifest(self, fields: ManifestFields, files: list[File], began: float) -> Manifest:
+        latest = self._lineage.latest
         return Manifest(
-            name=f"step-{facts.step}",
-            step=facts.step,
+            name=f"step-{fields.step}",
+            step=fields.step,
             generation=self._generation,
             parent=latest.identity if latest else None,
-            ancestors=tuple(self._line.identities),
-            consumed_samples=facts.consumed_samples,
+            ancestors=tuple(self._lineage.identities),
+            consumed_samples=fields.consumed_samples,
             world_size=self._world.size,
-            layout=facts.layout,
-            config_hash=facts.config_hash,
-            config=facts.config,
-            data=facts.data,
-            state=facts.state,
+            layout=fields.layout,
+            config_hash=fields.config_hash,
+            config=fields.config,
+            data=fields.data,
+            state=fields.state,
             files=tuple(sorted(files, key=lambda file: file.file)),
             created=time.time(),
             seconds=time.monotonic() - began,
-            versions=facts.versions,
+            versions=fields.versions,
         )
 
-    # The parts of it.
+    # Steps of a save.
 
-    def _staging_of(self, facts: Facts) -> Path:
-        return self.folder / f".step-{facts.step}.{self._generation}"
+    def _staging_path(self, fields: ManifestFields) -> Path:
+        return self.folder / f".step-{fields.step}.{self._generation}"
 
     def _make(self, staging: Path) -> None:
-        delete(staging)  # this very generation may have failed to write it, disk full
-        staging.mkdir()  # not what is above it: where that is gone, the file system is, and this would be a local disk
+        delete(staging)  # left by a failed save of this generation, on a full disk
+        # Not its parents: if these are missing the file system is gone, and this would be a local disk.
+        staging.mkdir()
 
-    def _told(self, files: list[File]) -> list[File]:
-        """What this rank wrote; its metrics up to here are on disk, too."""
+    def _report_files(self, files: list[File]) -> list[File]:
+        """Return what this rank wrote, once its metrics up to here are on disk, too."""
         self._reporter.flush(wait=events.REPORT_SECONDS)
         return files
 
     def _commit(self, staging: Path, manifest: Manifest, stall: float) -> None:
         commit(staging, manifest, check_fence=self._check_fence)
-        events.tell_committed(self._reporter, manifest, stall)
+        events.report_committed(self._reporter, manifest, stall)
 
     def _read_back(self, manifest: Manifest) -> None:
         self._check_hurry()
@@ -172,18 +173,20 @@ class Writer:
             raise _Hurried
 
     def _prune(self) -> None:
-        """Removes from this run's own line what nobody wants: neither its rules, nor people, nor a restart."""
-        own = [found for found in manifests.committed(self.folder) if found.identity in self._line.identities]
-        verified = [found for found in own if (self.folder / found.name / manifests.VERIFIED).exists()]
-        kept = self._keep.of(own) | {found.identity for found in verified[-2:]} | self._line.starts
-        for found in own:
+        """Remove checkpoints of this run's branch that are needed neither by its rules, nor by people, nor for a
+        restart.
+        """
+        branch = [found for found in manifests.committed(self.folder) if found.identity in self._lineage.identities]
+        verified = [found for found in branch if (self.folder / found.name / manifests.VERIFIED).exists()]
+        needed = self._retention.select(branch) | {found.identity for found in verified[-2:]} | self._lineage.starts
+        for manifest in branch:
             if self._is_hurried():
                 return
-            if found.identity in kept or found.identity in pinned(self._job_dir):
+            if manifest.identity in needed or manifest.identity in pinned(self._job_dir):
                 continue
             self._check_fence()
-            if prune(found, self._job_dir, tell=lambda gone: events.tell_pruned(self._reporter, gone)):
-                self._line.identities.remove(found.identity)
+            if prune(manifest, self._job_dir, report=lambda gone: events.report_pruned(self._reporter, gone)):
+                self._lineage.identities.remove(manifest.identity)
 
     def _check_fence(self) -> None:
         check_fence(self._job_dir, self._generation)

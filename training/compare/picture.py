@@ -1,6 +1,6 @@
-"""A comparison as one picture: bars for each figure with a dot for each round, and the losses. Plain SVG, no library.
+"""Draw a comparison as one picture: bars with a dot for each round, and the losses. Plain SVG, no library.
 
-The colours are those of the portal (static/css/tokens.css), by day and by night.
+The colours are those of the portal (static/css/tokens.css), for the light and the dark theme.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from training.compare.results import Comparison, Result
+from training.compare.results import CandidateResult, Comparison
 from training.compare.table import seconds, size
 
 WIDTH, MARGIN, GAP = 880, 24, 24
 ROW, BAR = 30, 12
 HEAD = 64
 CURVE = 220
-LETTER = 6.6  # px a letter of a label, on average
+LETTER = 6.6  # average width of a letter in px
 
 _DAY = ("#fdfdfb", "#181b1e", "#4f5358", "#e6e6e2")
 _NIGHT = ("#0f1217", "#e4e8ee", "#a6adb7", "#232830")
@@ -34,15 +34,15 @@ SERIES = (
 
 
 @dataclass(frozen=True)
-class _Panel:
+class _BarPanel:
     title: str
     bars: list[float | None]
     dots: list[list[float]]
-    say: Callable[[float], str]
+    format: Callable[[float], str]
 
 
 def draw(comparison: Comparison) -> str:
-    """The whole file. At least one candidate must have run."""
+    """Return the SVG file. At least one candidate must have run."""
     results = comparison.ran
     panels = _panels(comparison)
     height_of = 26 + ROW * len(results)
@@ -50,7 +50,7 @@ def draw(comparison: Comparison) -> str:
     top = HEAD + rows * (height_of + GAP)
     height = top + CURVE + MARGIN
     wide = (WIDTH - 2 * MARGIN - GAP) // 2
-    parts = [begin(height), text(MARGIN, 30, _heading(comparison), "title"), text(MARGIN, 50, comparison.machine)]
+    parts = [svg_head(height), text(MARGIN, 30, _heading(comparison), "title"), text(MARGIN, 50, comparison.machine)]
     for number, panel in enumerate(panels):
         x, y = MARGIN + (number % 2) * (wide + GAP), HEAD + (number // 2) * (height_of + GAP)
         parts += _bars(panel, results, x, y, wide)
@@ -60,33 +60,35 @@ def draw(comparison: Comparison) -> str:
 
 def _heading(comparison: Comparison) -> str:
     names = " against ".join(result.name for result in comparison.ran)
-    device = comparison.first.runs[0].device
+    device = comparison.baseline.runs[0].device
     return f"{names}: {comparison.name}, {comparison.ranks} ranks on {device}"
 
 
-def _panels(comparison: Comparison) -> list[_Panel]:
-    ran, unit = comparison.ran, comparison.first.runs[0].unit
+def _panels(comparison: Comparison) -> list[_BarPanel]:
+    ran, unit = comparison.ran, comparison.baseline.runs[0].unit
     panels = [
-        _Panel(f"{unit}/s a rank", [one.rate for one in ran], [one.rates for one in ran], lambda rate: f"{rate:,.0f}"),
-        _Panel(
-            "peak memory a rank",
+        _BarPanel(
+            f"{unit}/s per rank", [one.rate for one in ran], [one.rates for one in ran], lambda rate: f"{rate:,.0f}"
+        ),
+        _BarPanel(
+            "peak memory per rank",
             [float(one.peak_bytes) for one in ran],
             [[float(max(run.peak_bytes)) for run in one.runs] for one in ran],
             size,
         ),
-        _Panel(
-            "training stands still for a checkpoint",
+        _BarPanel(
+            "training stalled by a checkpoint",
             [one.stall_seconds for one in ran],
             [[run.stall_seconds for run in one.runs] for one in ran],
             seconds,
         ),
     ]
-    sent = [None if one.sent_mib is None else one.sent_mib * 2**20 for one in ran]
-    return [*panels, _Panel("sent a step by a rank", sent, [[] for _ in ran], size)]
+    sent = [None if result.sent_mib is None else result.sent_mib * 2**20 for result in ran]
+    return [*panels, _BarPanel("sent per rank and step", sent, [[] for _ in ran], size)]
 
 
-def begin(height: int) -> str:
-    def colours(ground: Sequence[str], which: int) -> str:
+def svg_head(height: int) -> str:
+    def variables(ground: Sequence[str], which: int) -> str:
         names = dict(zip(("bg", "ink", "muted", "line"), ground, strict=True))
         names |= {f"series-{number}": pair[which] for number, pair in enumerate(SERIES, 1)}
         return "".join(f"--{name}:{colour};" for name, colour in names.items())
@@ -94,8 +96,8 @@ def begin(height: int) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">\n'
         "<style>\n"
-        f":root{{{colours(_DAY, 0)}}}\n"
-        f"@media (prefers-color-scheme:dark){{:root{{{colours(_NIGHT, 1)}}}}}\n"
+        f":root{{{variables(_DAY, 0)}}}\n"
+        f"@media (prefers-color-scheme:dark){{:root{{{variables(_NIGHT, 1)}}}}}\n"
         "rect.ground{fill:var(--bg)} text{fill:var(--muted);font:12px Inter,system-ui,sans-serif;"
         "font-variant-numeric:tabular-nums} text.title{fill:var(--ink);font-size:15px;font-weight:600}"
         " text.head{fill:var(--ink);font-weight:600} text.value{fill:var(--ink)} text.end{text-anchor:end}"
@@ -109,34 +111,36 @@ def text(x: float, y: float, words: str, kind: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}"' + f' class="{kind}"' * bool(kind) + f">{escape(words)}</text>"
 
 
-def _bars(panel: _Panel, results: list[Result], x: int, y: int, width: int) -> list[str]:
-    """A bar from 0 for each candidate; small circles are its rounds."""
+def _bars(panel: _BarPanel, results: list[CandidateResult], x: int, y: int, width: int) -> list[str]:
+    """Draw a bar from 0 for each candidate; small circles are its rounds."""
     names = min(130.0, max(len(result.name) for result in results) * LETTER + 12)
-    most = max([value for value in panel.bars if value], default=1.0)
-    most = max([most, *(dot for dots in panel.dots for dot in dots)]) or 1.0
+    maximum = max([value for value in panel.bars if value], default=1.0)
+    maximum = max([maximum, *(dot for dots in panel.dots for dot in dots)]) or 1.0
     values = 84
-    room = width - names - values
+    available = width - names - values
     parts = [text(x, y + 12, panel.title, "head")]
     for index, (result, value, dots) in enumerate(zip(results, panel.bars, panel.dots, strict=True)):
         middle = y + 34 + index * ROW
         parts.append(text(x, middle + 4, result.name))
         if value is None:
-            parts.append(text(x + names, middle + 4, "not known"))
+            parts.append(text(x + names, middle + 4, "unknown"))
             continue
-        long = max(1.0, room * value / most)
+        length = max(1.0, available * value / maximum)
         colour = f"var(--series-{index % len(SERIES) + 1})"
         parts.append(
-            f'<rect x="{x + names:.1f}" y="{middle - BAR / 2}" width="{long:.1f}" height="{BAR}" rx="2" '
+            f'<rect x="{x + names:.1f}" y="{middle - BAR / 2}" width="{length:.1f}" height="{BAR}" rx="2" '
             f'style="fill:{colour}"/>'
         )
         if len(dots) > 1:
-            parts += [f'<circle cx="{x + names + room * dot / most:.1f}" cy="{middle}" r="2.5"/>' for dot in dots]
-        parts.append(text(x + width, middle + 4, panel.say(value), "value end"))
+            parts += [
+                f'<circle cx="{x + names + available * dot / maximum:.1f}" cy="{middle}" r="2.5"/>' for dot in dots
+            ]
+        parts.append(text(x + width, middle + 4, panel.format(value), "value end"))
     return parts
 
 
-def _curves(results: list[Result], x: int, y: int, width: int, height: int) -> list[str]:
-    """Losses by step, those of equal steps on one another; the first drawn last, so that it is seen under others."""
+def _curves(results: list[CandidateResult], x: int, y: int, width: int, height: int) -> list[str]:
+    """Draw losses by step on common axes."""
     points = [value for result in results for value in result.losses.values() if math.isfinite(value)]
     if not points:
         return []
@@ -158,6 +162,6 @@ def _curves(results: list[Result], x: int, y: int, width: int, height: int) -> l
     parts += [text(left, bottom + 18, f"step {first}"), text(x + width, bottom + 18, f"{last}", "end")]
     for index, result in enumerate(results):
         line = " ".join(at(step, loss) for step, loss in result.losses.items() if math.isfinite(loss))
-        dashes = f' stroke-dasharray="{6} {6 * index}"' if index else ""  # where lines lie on one another both are seen
+        dashes = f' stroke-dasharray="{6} {6 * index}"' if index else ""  # so that identical lines are both visible
         parts.append(f'<polyline points="{line}"{dashes} style="stroke:var(--series-{index % len(SERIES) + 1})"/>')
     return parts

@@ -1,12 +1,13 @@
-"""One rank of a comparison: the trainer as always, with an eye on the clock and on memory.
+"""Run one rank of a comparison: the normal trainer, observed with regard to time and memory.
 
     python -m training.compare.rank run.toml
 
-What it saw lies in `lab/<rank>.json` of the attempt's folder once the rank has ended well.
+The measurements are in `lab/<rank>.json` of the attempt's folder once the rank has succeeded.
 
-On a CPU memory is what Linux counts as resident, and malloc keeps what is freed, in pieces that fit the next tensor or
-do not: the figure would tell of pieces (FSDP, which gathers and frees, seemed to need more than DDP). So while memory
-is looked at, freed tensors go back to the system at once; from then on, while speed is, malloc works as always.
+On a CPU, memory is what Linux counts as resident, and malloc retains freed memory in pieces that may or may not fit the
+next tensor: the figure would reflect fragmentation (FSDP, which gathers and frees, seemed to need more than DDP). So
+while memory is measured, freed tensors are returned to the system at once; after that, while speed is measured, malloc
+works as usual.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from training.units import MIB
 
 FOLDER = "lab"
 GPU_BLOCK = 5
-"""Steps between two looks at the clock on a GPU, which is waited for then: it works through a queue."""
+"""Steps between two readings of the clock on a GPU; each waits for the GPU to work through its queue."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -40,20 +41,21 @@ def main(arguments: list[str]) -> int:
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])
     if not run.on_cpu and 0 < (gpus := torch.cuda.device_count()) < ranks:
         print(
-            f"ConfigError: {ranks} ranks need a GPU each, and here are {gpus}. Write --ranks {gpus}.", file=sys.stderr
+            f"ConfigError: {ranks} ranks need a GPU each, but only {gpus} are available. Write --ranks {gpus}.",
+            file=sys.stderr,
         )
         return 1
-    _return_from(MIB)
-    _forget_peak()
-    _Watched.baseline = _status("VmRSS")
-    code = rank.train(run, options, heart=_Watched)
-    if code == 0 and _Watched.last is not None:
-        _Watched.last.write(Path(os.environ["VIGIL_ATTEMPT_DIR"]), int(os.environ["RANK"]))
+    _set_malloc_threshold(MIB)
+    _reset_peak()
+    _MeasuringHeartbeat.baseline = _process_size("VmRSS")
+    code = rank.train(run, options, heart=_MeasuringHeartbeat)
+    if code == 0 and _MeasuringHeartbeat.last is not None:
+        _MeasuringHeartbeat.last.write(Path(os.environ["VIGIL_ATTEMPT_DIR"]), int(os.environ["RANK"]))
     return code
 
 
 def _import_all() -> None:
-    """What any configuration may need: otherwise the memory of one would be that of its imports."""
+    """Import what any configuration may need: otherwise one configuration's memory would include its imports."""
     import torch._dynamo
     import torch.distributed.fsdp
     import torch.distributed.pipelining
@@ -64,25 +66,27 @@ def _import_all() -> None:
     from training.models import llama  # noqa: F401
 
 
-class _Watched(Heartbeat):
-    """The loop says where it is; this looks at the clock when a step begins, and at memory while steps are trained."""
+class _MeasuringHeartbeat(Heartbeat):
+    """Reads the clock when a step begins, and memory while steps are trained, whenever the loop writes its
+    heartbeat.
+    """
 
     baseline = 0
-    last: _Watched | None = None
+    last: _MeasuringHeartbeat | None = None
 
     def __init__(self, file: int, incarnation: int) -> None:
         super().__init__(file, incarnation)
         self._peak = 0
         self._moments: list[tuple[int, float]] = []
         """(finished steps, seconds)."""
-        _Watched.last = self
+        _MeasuringHeartbeat.last = self
 
     def beat(self, phase: str, step: int = 0) -> None:
         super().beat(phase, step)
         if phase == "data":
-            self._look(step)
+            self._measure(step)
 
-    def _look(self, step: int) -> None:
+    def _measure(self, step: int) -> None:
         import torch
 
         from training.trainer import STEPS_BEFORE_SAVES
@@ -94,36 +98,38 @@ class _Watched(Heartbeat):
             self._moments.append((step, time.perf_counter()))
         if on_gpu:
             self._peak = torch.cuda.max_memory_allocated()
-        elif step < STEPS_BEFORE_SAVES:  # after these, what a checkpoint is copied into is there, too
-            self._peak = _status("VmHWM") - self.baseline
+        elif step < STEPS_BEFORE_SAVES:  # later, the buffers for checkpoints count too
+            self._peak = _process_size("VmHWM") - self.baseline
         elif step == STEPS_BEFORE_SAVES:
-            _return_from(32 * MIB)  # where malloc would have got to by itself, with tensors that large
+            _set_malloc_threshold(
+                32 * MIB
+            )  # the threshold that malloc would have reached by itself with tensors of this size
 
     def write(self, attempt_dir: Path, rank: int) -> None:
         folder = attempt_dir / FOLDER
         folder.mkdir(exist_ok=True)
-        told = {"peak_bytes": self._peak, "baseline_bytes": self.baseline, "moments": self._moments}
-        (folder / f"{rank}.json").write_text(json.dumps(told))
+        measured = {"peak_bytes": self._peak, "baseline_bytes": self.baseline, "moments": self._moments}
+        (folder / f"{rank}.json").write_text(json.dumps(measured))
 
 
-def _return_from(size: int) -> None:
-    """What is freed of this size or more goes back to the system at once. Nothing where malloc is not glibc's."""
+def _set_malloc_threshold(size: int) -> None:
+    """Return freed memory of this size or more to the system at once. No effect if malloc is not glibc's."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_MMAP_THRESHOLD, size)
         libc.mallopt(_TRIM_THRESHOLD, 2 * size)
 
 
-def _status(name: str) -> int:
-    """A size of this process, as Linux counts it, in bytes."""
+def _process_size(name: str) -> int:
+    """Return a size of this process in bytes, as Linux counts it."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0
 
 
-def _forget_peak() -> None:
-    """VmHWM begins anew: imports may have held more for a moment."""
+def _reset_peak() -> None:
+    """Reset VmHWM: imports may have used more for a moment."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

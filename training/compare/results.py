@@ -1,4 +1,4 @@
-"""What the runs of a comparison say together: medians, paired ratios, and by how much losses differ."""
+"""Summarise the runs of a comparison: medians, paired ratios, and differences of losses."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.compare.running import Run
+from training.compare.running import CandidateRun
 
 
 @dataclass(frozen=True)
-class Result:
-    """One candidate's. Runs are in the order of their rounds; empty where all failed."""
+class CandidateResult:
+    """The runs of one candidate, in the order of rounds; empty if all failed."""
 
     name: str
     changes: str
-    runs: list[Run]
+    runs: list[CandidateRun]
     failure: str = ""
 
     @property
     def rates(self) -> list[float]:
-        """Tokens or samples a second of each rank, by round."""
+        """Tokens or samples per second of each rank, by round."""
         return [run.units_per_step / run.seconds / len(run.peak_bytes) for run in self.runs]
 
     @property
@@ -34,7 +34,7 @@ class Result:
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the rank that held most, in the round in which it held most."""
+        """Highest peak of any rank in any round."""
         return max(max(run.peak_bytes) for run in self.runs)
 
     @property
@@ -60,7 +60,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """`results` in the order asked for; the first that ran is what the others are held against."""
+    """`results` are in the requested order; the first candidate that ran is the baseline."""
 
     name: str
     machine: str
@@ -68,28 +68,28 @@ class Comparison:
     steps: int
     rounds: int
     seed: int
-    results: list[Result] = field(default_factory=list)
+    results: list[CandidateResult] = field(default_factory=list)
 
     @property
-    def ran(self) -> list[Result]:
+    def ran(self) -> list[CandidateResult]:
         return [result for result in self.results if result.runs]
 
     @property
-    def first(self) -> Result:
+    def baseline(self) -> CandidateResult:
         return self.ran[0]
 
-    def ratios(self, result: Result) -> list[float]:
-        """Speed beside the first one's in the same round."""
-        theirs = {run.round: rate for run, rate in zip(self.first.runs, self.first.rates, strict=True)}
-        mine = zip(result.runs, result.rates, strict=True)
-        return [rate / theirs[run.round] for run, rate in mine if run.round in theirs]
+    def ratios(self, result: CandidateResult) -> list[float]:
+        """Return the speed relative to the baseline in the same round."""
+        baseline = {run.round: rate for run, rate in zip(self.baseline.runs, self.baseline.rates, strict=True)}
+        rounds = zip(result.runs, result.rates, strict=True)
+        return [rate / baseline[run.round] for run, rate in rounds if run.round in baseline]
 
-    def loss_difference(self, result: Result) -> tuple[float, int]:
-        """The largest at equal steps beside the first one's, and at which step."""
-        return _difference(result.losses, self.first.losses)
+    def loss_difference(self, result: CandidateResult) -> tuple[float, int]:
+        """Return the largest difference from the baseline's loss at equal steps, and the step."""
+        return _difference(result.losses, self.baseline.losses)
 
-    def told(self) -> dict[str, Any]:
-        """What compare.json says."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of compare.json."""
         return {
             "format": "vigil-compare",
             "version": 1,
@@ -99,16 +99,16 @@ class Comparison:
             "steps": self.steps,
             "rounds": self.rounds,
             "seed": self.seed,
-            "results": [self._told(result) for result in self.results],
+            "results": [self._result_dict(result) for result in self.results],
         }
 
-    def _told(self, result: Result) -> dict[str, Any]:
-        told: dict[str, Any] = {"name": result.name, "changes": result.changes, "failure": result.failure or None}
+    def _result_dict(self, result: CandidateResult) -> dict[str, Any]:
+        content: dict[str, Any] = {"name": result.name, "changes": result.changes, "failure": result.failure or None}
         if not result.runs:
-            return told
+            return content
         difference, step = self.loss_difference(result)
         unit = result.runs[0].unit
-        return told | {
+        return content | {
             f"{unit}_per_second_per_rank": result.rate,
             "ratios": self.ratios(result),
             "step_seconds": result.step_seconds,
@@ -120,15 +120,15 @@ class Comparison:
             "write_seconds": result.write_seconds,
             "sent_mib_per_step": result.sent_mib,
             "rounds_agree_within": rounds_differ(result.runs),
-            "runs": [run.told() for run in result.runs],
+            "runs": [run.to_dict() for run in result.runs],
         }
 
 
-def rounds_differ(runs: Sequence[Run]) -> float:
-    """The largest difference of losses at equal steps between a candidate's own rounds."""
+def rounds_differ(runs: Sequence[CandidateRun]) -> float:
+    """Return the largest difference of losses at equal steps between the rounds of one candidate."""
     return max((_difference(run.losses, runs[0].losses)[0] for run in runs), default=0.0)
 
 
-def _difference(mine: dict[int, float], theirs: dict[int, float]) -> tuple[float, int]:
-    steps = sorted(set(mine) & set(theirs))
-    return max(((abs(mine[step] - theirs[step]), step) for step in steps), default=(float("nan"), 0))
+def _difference(losses: dict[int, float], others: dict[int, float]) -> tuple[float, int]:
+    steps = sorted(set(losses) & set(others))
+    return max(((abs(losses[step] - others[step]), step) for step in steps), default=(float("nan"), 0))

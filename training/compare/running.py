@@ -1,4 +1,4 @@
-"""One candidate's run: real ranks under the launcher, in a run directory of its own, and what they left there."""
+"""Run one candidate once: real ranks under the launcher in a run directory of their own, and read their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from training.attempt.files import read_json
 from training.compare import rank
-from training.compare.asked import Candidate
+from training.compare.candidates import Candidate
 from training.config import communication
 from training.launch import environment
 from training.launch.attempt import Attempt, take_attempt
@@ -26,21 +26,21 @@ from training.reporting.spool import read_spool
 from training.weights import base
 
 WARM_STEPS = 8
-"""Left out of the speed: they allocate, and make ready for the checkpoint."""
+"""Steps that do not count for speed: they allocate memory and prepare the checkpoint."""
 COMPARED = frozenset({"loss", "communicated_mib", "checkpoint_seconds"})
 
 
-class Failed(Exception):
-    """A run that did not get to its end; the message says why, in its own words."""
+class RunFailed(Exception):
+    """A run that did not complete; the message is its error."""
 
 
-class Stopped(Exception):
-    """Somebody pressed Ctrl-C, or asked otherwise."""
+class ComparisonStopped(Exception):
+    """The comparison was asked to stop, by Ctrl-C or another signal."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """What all candidates do, and where."""
+class ComparisonWork:
+    """The work that all candidates do, and where."""
 
     ranks: int
     steps: int
@@ -50,8 +50,8 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """What one run showed."""
+class CandidateRun:
+    """The measurements of one run."""
 
     name: str
     round: int
@@ -60,32 +60,38 @@ class Run:
     unit: str
     units_per_step: int
     step_seconds: list[float]
-    """Seconds of each steady step; on a GPU, and of replicas that stay apart, of the mean step in a block of them."""
+    """Seconds per steady step: of each step, or the mean of a block of steps (on a GPU, and with infrequent
+    exchanges).
+    """
     peak_bytes: list[int]
-    """Memory by rank: on a GPU the most that was allocated; on a CPU the most that was resident above what imports
-    took, while steps were trained."""
+    """Peak memory by rank: allocated on a GPU; on a CPU, resident beyond the imports while steps were trained."""
     losses: dict[int, float]
     """Step → mean over the ranks."""
     stall_seconds: float
-    """How long training stood still for the checkpoint."""
+    """How long training was stalled by the checkpoint."""
     checkpoint_bytes: int
     write_seconds: float
     sent_mib: float | None
-    """MiB that each rank sends in a step; None where it is not known."""
+    """MiB that each rank sends per step; None if unknown."""
 
     @property
     def seconds(self) -> float:
-        """A step's."""
+        """Median seconds per step."""
         return statistics.median(self.step_seconds)
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def run(candidate: Candidate, number: int, work: Work, signals: Signals, watch: Callable[[Path], None]) -> Run:
-    """Runs it to its end; Failed or Stopped. `watch` is given the attempt's folder when the ranks start."""
+def run(
+    candidate: Candidate, number: int, work: ComparisonWork, signals: Signals, watch: Callable[[Path], None]
+) -> CandidateRun:
+    """Run a candidate to its end. Raises RunFailed or ComparisonStopped.
+
+    `watch` is called with the attempt's folder when the ranks start.
+    """
     folder = work.out / f"{candidate.name}-{number}"
-    _describe(folder, candidate, work)
+    _write_run_file(folder, candidate, work)
     plan = read_plan(folder, {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")})
     attempt = take_attempt(plan)
     command = environment.trainer(plan)
@@ -107,16 +113,16 @@ def run(candidate: Candidate, number: int, work: Work, signals: Signals, watch: 
         ).run()
     try:
         if signals.has_received():
-            raise Stopped
+            raise ComparisonStopped
         if code:
-            raise Failed(_why(attempt))
+            raise RunFailed(_failure_text(attempt))
         return _read(attempt, candidate, number, work.ranks)
     finally:
         for large in ("checkpoints", base.FOLDER):
             shutil.rmtree(folder / "job" / large, ignore_errors=True)
 
 
-def _describe(folder: Path, candidate: Candidate, work: Work) -> None:
+def _write_run_file(folder: Path, candidate: Candidate, work: ComparisonWork) -> None:
     (folder / "portal").mkdir(parents=True)
     (folder / "job").mkdir()
     launch = {"ranks_per_node": work.ranks, "in_place": 0, "grace_seconds": 0, "drain_seconds": 0}
@@ -132,43 +138,43 @@ def _describe(folder: Path, candidate: Candidate, work: Work) -> None:
 
 
 def toml(table: Mapping[str, Any], name: str = "") -> str:
-    """A table of plain values and tables."""
+    """Return a table of plain values and tables as TOML."""
     tables = {key: value for key, value in table.items() if isinstance(value, Mapping)}
     lines = [f"[{name}]"] if name else []
-    # A JSON value is a TOML value, but for null, which there is none of, and one control character.
+    # JSON values are TOML values, except for null, which does not occur, and one control character.
     plain = {key: json.dumps(value, ensure_ascii=False) for key, value in table.items() if key not in tables}
     lines += [f"{key} = {value}".replace("\x7f", "\\u007f") for key, value in plain.items()]
     return "\n".join(lines) + "\n" + "".join(toml(value, f"{name}.{key}".strip(".")) for key, value in tables.items())
 
 
-def _why(attempt: Attempt) -> str:
+def _failure_text(attempt: Attempt) -> str:
     result: dict[str, Any] = read_json(attempt.folder / "result.json") or {}
     first = result.get("first_failure") or {}
     who = f"rank {first['rank']}: " if first.get("rank") is not None else ""
-    return f"{who}{result.get('error') or result.get('cause') or 'it ended without a word'}"
+    return f"{who}{result.get('error') or result.get('cause') or 'it ended without an error message'}"
 
 
-def _read(attempt: Attempt, candidate: Candidate, number: int, ranks: int) -> Run:
+def _read(attempt: Attempt, candidate: Candidate, number: int, ranks: int) -> CandidateRun:
     series, events = _reports(attempt.folder / "spool", ranks)
     started, committed = events.get("run.started"), events.get("checkpoint.committed")
     if started is None or committed is None or not series.get((0, "loss")):
-        raise Failed("its reports are not complete")
-    seen = [json.loads((attempt.folder / rank.FOLDER / f"{one}.json").read_text()) for one in range(ranks)]
-    period = max(1, communication.apart(candidate.config))
+        raise RunFailed("its reports are incomplete")
+    measured = [json.loads((attempt.folder / rank.FOLDER / f"{number}.json").read_text()) for number in range(ranks)]
+    period = max(1, communication.sync_interval(candidate.config))
     sent = list(series.get((0, "communicated_mib"), {}).values())
     by_rank = [series.get((one, "loss"), {}) for one in range(ranks)]
     common = set.intersection(*map(set, by_rank))
     if not common:
-        raise Failed("its ranks told no losses of the same steps")
-    return Run(
+        raise RunFailed("its ranks reported no losses of the same steps")
+    return CandidateRun(
         name=candidate.name,
         round=number,
         device=str(started["device"]),
         mesh=dict(started["mesh"]),
         unit=str(started["unit"]),
         units_per_step=int(started["tokens_per_step"]),
-        step_seconds=max((_steady(one["moments"], period) for one in seen), key=statistics.median),
-        peak_bytes=[int(one["peak_bytes"]) for one in seen],
+        step_seconds=max((_steady_seconds(one["moments"], period) for one in measured), key=statistics.median),
+        peak_bytes=[int(one["peak_bytes"]) for one in measured],
         losses={step: statistics.fmean(losses[step] for losses in by_rank) for step in sorted(common)},
         stall_seconds=sum(series.get((0, "checkpoint_seconds"), {0: 0.0}).values()),
         checkpoint_bytes=int(committed["bytes"]),
@@ -178,25 +184,26 @@ def _read(attempt: Attempt, candidate: Candidate, number: int, ranks: int) -> Ru
 
 
 def _reports(spool: Path, ranks: int) -> tuple[dict[tuple[int, str], dict[int, float]], dict[str, dict[str, Any]]]:
-    """(rank, series) → step → value, and the last event of each kind."""
+    """Return (rank, series) → step → value, and the last event of each kind."""
     series: dict[tuple[int, str], dict[int, float]] = {}
     events: dict[str, dict[str, Any]] = {}
-    for one in range(ranks):
-        for path in spool.glob(f"0.{one}.*.jsonl"):
+    for number in range(ranks):
+        for path in spool.glob(f"0.{number}.*.jsonl"):
             for batch in read_spool(path)[1]:
                 events.update({event["kind"]: event for event in batch.events})
-                for found in COMPARED & set(batch.series):
-                    series.setdefault((one, found), {}).update(batch.series[found])
+                for name in COMPARED & set(batch.series):
+                    series.setdefault((number, name), {}).update(batch.series[name])
     return series, events
 
 
-def _steady(moments: list[tuple[int, float]], period: int) -> list[float]:
-    """Seconds a step, from one look at the clock to the next that is whole periods later: an exchange in so many steps
-    befalls all of them alike."""
-    looks = [(step, seconds) for step, seconds in moments if step >= WARM_STEPS]
-    if len(looks) < 2:
-        raise Failed("it was too short to measure; write a larger --steps")
-    whole = [look for look in looks if (look[0] - looks[0][0]) % period == 0]
-    chosen = whole if len(whole) > 1 else [looks[0], looks[-1]]
+def _steady_seconds(moments: list[tuple[int, float]], period: int) -> list[float]:
+    """Return seconds per step between readings that are whole periods apart, so that each interval has the same
+    exchanges.
+    """
+    readings = [(step, seconds) for step, seconds in moments if step >= WARM_STEPS]
+    if len(readings) < 2:
+        raise RunFailed("it was too short to measure; write a larger --steps")
+    aligned = [reading for reading in readings if (reading[0] - readings[0][0]) % period == 0]
+    chosen = aligned if len(aligned) > 1 else [readings[0], readings[-1]]
     pairs = zip(chosen, chosen[1:], strict=False)
     return [(after - before) / (last - first) for (first, before), (last, after) in pairs]

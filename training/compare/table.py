@@ -1,4 +1,4 @@
-"""A comparison as a table for the terminal: a column for each candidate, a line for each figure."""
+"""Print a comparison as a table for the terminal: a column per candidate, a line per figure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from itertools import zip_longest
 
-from training.compare.results import Comparison, Result
+from training.compare.results import CandidateResult, Comparison
 
 GAP = "   "
 
@@ -16,7 +16,7 @@ def table(comparison: Comparison) -> str:
 
 
 def _title(comparison: Comparison) -> str:
-    about = [
+    parts = [
         comparison.name,
         f"{comparison.ranks} rank{'s' * (comparison.ranks > 1)}",
         f"{comparison.steps} steps",
@@ -24,10 +24,10 @@ def _title(comparison: Comparison) -> str:
         f"seed {comparison.seed}",
     ]
     if comparison.ran:
-        run = comparison.first.runs[0]
-        about[2] = f"{comparison.steps} steps of {run.units_per_step:,} {run.unit}"
-        about[1] += f" on {run.device}"
-    return f"{', '.join(about)}\n{comparison.machine}"
+        run = comparison.baseline.runs[0]
+        parts[2] = f"{comparison.steps} steps of {run.units_per_step:,} {run.unit}"
+        parts[1] += f" on {run.device}"
+    return f"{', '.join(parts)}\n{comparison.machine}"
 
 
 def _lines(comparison: Comparison) -> list[str]:
@@ -44,25 +44,26 @@ def _lines(comparison: Comparison) -> list[str]:
     ]
 
 
-def _figures(comparison: Comparison) -> list[tuple[str, Callable[[Result], str]]]:
-    unit = comparison.first.runs[0].unit
-    memory = "peak memory a rank" if comparison.first.runs[0].device == "cuda" else "peak memory a rank, above imports"
-    last = max(comparison.first.losses)
+def _figures(comparison: Comparison) -> list[tuple[str, Callable[[CandidateResult], str]]]:
+    unit = comparison.baseline.runs[0].unit
+    on_gpu = comparison.baseline.runs[0].device == "cuda"
+    memory = "peak memory per rank" if on_gpu else "peak memory per rank, beyond imports"
+    last = max(comparison.baseline.losses)
     return [
         ("mesh", lambda result: _mesh(result.runs[0].mesh)),
-        (f"{unit}/s a rank", lambda result: f"{result.rate:,.0f}"),
-        (f"  beside {comparison.first.name}, median", lambda result: _ratio(comparison, result)),
+        (f"{unit}/s per rank", lambda result: f"{result.rate:,.0f}"),
+        (f"  relative to {comparison.baseline.name}, median", lambda result: _ratio(comparison, result)),
         ("  lowest to highest", lambda result: _spread(comparison, result)),
         ("step", lambda result: seconds(result.step_seconds)),
         (memory, lambda result: size(result.peak_bytes)),
         (f"loss at step {last}", lambda result: f"{result.losses.get(last, float('nan')):.6f}"),
         ("  largest difference", lambda result: _difference(comparison, result)),
-        ("checkpoint, stands still", lambda result: seconds(result.stall_seconds)),
-        ("checkpoint, written in", lambda result: seconds(result.write_seconds)),
+        ("checkpoint, stall", lambda result: seconds(result.stall_seconds)),
+        ("checkpoint, write time", lambda result: seconds(result.write_seconds)),
         ("checkpoint, size", lambda result: size(result.checkpoint_bytes)),
         (
-            "sent a step by a rank",
-            lambda result: "not known" if result.sent_mib is None else f"{result.sent_mib:.2f} MiB",
+            "sent per rank and step",
+            lambda result: "unknown" if result.sent_mib is None else f"{result.sent_mib:.2f} MiB",
         ),
     ]
 
@@ -71,22 +72,22 @@ def _mesh(mesh: dict[str, int]) -> str:
     return " × ".join(f"{axis} {count}" for axis, count in mesh.items()) or "one rank"
 
 
-def _ratio(comparison: Comparison, result: Result) -> str:
+def _ratio(comparison: Comparison, result: CandidateResult) -> str:
     ratios = comparison.ratios(result)
-    if result is comparison.first or not ratios:
+    if result is comparison.baseline or not ratios:
         return "–"
     return f"{statistics.median(ratios):.3f}×"
 
 
-def _spread(comparison: Comparison, result: Result) -> str:
+def _spread(comparison: Comparison, result: CandidateResult) -> str:
     ratios = comparison.ratios(result)
-    if result is comparison.first or not ratios:
+    if result is comparison.baseline or not ratios:
         return "–"
     return f"{min(ratios):.3f}–{max(ratios):.3f}"
 
 
-def _difference(comparison: Comparison, result: Result) -> str:
-    if result is comparison.first:
+def _difference(comparison: Comparison, result: CandidateResult) -> str:
+    if result is comparison.baseline:
         return "–"
     difference, step = comparison.loss_difference(result)
     return f"{difference:.2g} at step {step}" if difference else "0"
@@ -98,7 +99,7 @@ def _failures(comparison: Comparison) -> list[str]:
 
 
 def seconds(value: float) -> str:
-    """A duration with three figures that count."""
+    """Format a duration with three significant digits."""
     return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 

@@ -1,9 +1,9 @@
-"""What a run may choose: the modules in training/recipes, training/parallel, … and their options.
+"""List the modules that a run may choose from (training/recipes, training/parallel, …) and their options.
 
-A choice is one file; its name in the configuration is the module's name, the first line of its docstring is its
+A choice is one file. Its name in the configuration is the module's name, the first line of its docstring is its
 description, and its options are the keyword-only arguments of its entry functions, with types and literal defaults.
-Everything is read with `ast`: nothing is imported, so the portal can list what needs torch to run, and a folder added
-to a package's `__path__` is listed like our own.
+Everything is read with `ast`, without importing: the portal can list modules that need torch to run, and a folder that
+is added to a package's `__path__` is listed like our own.
 """
 
 import ast
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Value = int | float | bool | str | None
 
-ENTRY = {
+ENTRY_FUNCTIONS = {
     "recipes": ("prepare", "build"),
     "parallel": ("apply",),
     "comm": ("exchange",),
@@ -39,8 +39,8 @@ ENTRY = {
     "federated.transport": ("exchange",),
     "federated.filters": ("send",),
 }
-"""The functions whose keyword-only arguments are a choice's options, by folder. Every module has the last of them."""
-CHOSEN = {
+"""By folder, the functions whose keyword-only arguments are a choice's options. Every module defines the last one."""
+CHOICE_FIELDS = {
     "distributed": {"recipe": "recipes", "parallelism": "parallel", "communication": "comm"},
     "federated": {
         "recipe": "recipes",
@@ -56,11 +56,11 @@ CHOSEN = {
         "filters": "federated.filters",
     },
 }
-"""By kind of job the fields of [run] that name a module, or several in a list, with its folder."""
+"""By kind of job, the fields of [run] that name a module (or several in a list), with the module's folder."""
 
 RANGE = re.compile(r"(?P<low>[-+\d.e]*?)\.\.(?P<high>[-+\d.e]*)")
 PATH = re.compile(r"(?:(?P<words>[a-z0-9]+(?:, [a-z0-9]+)*) or )?a path")
-PATH_LETTERS = MOST_LETTERS = 4096
+MAX_PATH_LETTERS = MAX_LETTERS = 4096
 
 
 class ChoiceError(ValueError):
@@ -77,21 +77,21 @@ class Option:
     default: Value
     optional: bool = False
     values: tuple[Value, ...] = ()
-    """What a Literal allows; empty: anything of the type."""
+    """Values that a Literal allows; empty: any value of the type."""
     low: float | None = None
     high: float | None = None
     description: str = ""
     is_path: bool = False
-    """Noted "a path" or "word or a path": only its shape is judged here; it is opened inside the allocation."""
+    """Annotated "a path" or "word or a path": only its form is checked here; it is opened inside the allocation."""
     words: tuple[str, ...] = ()
-    """What may be written instead of a path."""
+    """Words that may be written instead of a path."""
 
     def problem(self, value: object) -> str | None:
-        """What is wrong with this value, with the fix; None if it is fine."""
+        """Return what is wrong with this value, with the fix; None if it is valid."""
         if value is None:
-            return None if self.optional else f"must be {self._kind()}."
+            return None if self.optional else f"must be {self._type_text()}."
         if not self._has_type(value):
-            return f"must be {self._kind()}, not {value!r}."
+            return f"must be {self._type_text()}, not {value!r}."
         if self.values and value not in self.values:
             return f"is {value!r}. Choose {either([str(v) for v in self.values])}."
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -104,17 +104,17 @@ class Option:
     def _path_problem(self, value: str) -> str | None:
         if value in self.words:
             return None
-        if value.startswith(("/", "~/")) and len(value) <= PATH_LETTERS and value.isprintable():
+        if value.startswith(("/", "~/")) and len(value) <= MAX_PATH_LETTERS and value.isprintable():
             return None
         words = "".join(f'"{word}", ' for word in self.words)
-        return f"is {value!r:.100}. Write {words.removesuffix(', ')}{' or ' if words else ''}a whole path, from / on."
+        return f"is {value!r:.100}. Write {words.removesuffix(', ')}{' or ' if words else ''}an absolute path."
 
     def _has_type(self, value: object) -> bool:
-        if self.type == "float":  # NaN is below no bound and above none
+        if self.type == "float":  # NaN would pass every bound
             return type(value) is int or (isinstance(value, float) and math.isfinite(value))
         return type(value) is {"int": int, "bool": bool, "str": str}[self.type]
 
-    def _kind(self) -> str:
+    def _type_text(self) -> str:
         return {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a string"}[self.type]
 
 
@@ -126,110 +126,112 @@ class Choice:
     description: str
     options: tuple[Option, ...] = ()
     constants: Mapping[str, object] = field(default_factory=dict)
-    """Upper-case module constants with literal values, e.g. a parallelism's AXES."""
+    """Upper-case module constants with literal values, for example a parallelism's AXES."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes options of any name: they are for somebody's own code, which alone knows them."""
+        """Whether it takes options of any name, because they are for a user's code, which alone knows them."""
         return self.constants.get("OPEN") is True
 
     def is_for(self, kind: str) -> bool:
-        """Whether jobs of this kind may choose it."""
+        """Return whether jobs of this kind may choose it."""
         return self.constants.get("KIND", kind) == kind
 
     def problems(self, given: Mapping[str, object]) -> list[tuple[str, str]]:
-        """(option, what is wrong and the fix) for each given value that can't be taken."""
-        known = {option.name: option for option in self.options}
+        """Return (option, what is wrong and the fix) for each invalid value."""
+        options = {option.name: option for option in self.options}
         found = []
         for name, value in given.items():
-            if name not in known and self.is_open:
-                found += [(name, message) for message in _own_problems(name, value)]
-            elif name not in known:
-                found.append((name, f"is not an option of {self.name}. {suggest(name, list(known))}"))
-            elif message := known[name].problem(value):
+            if name not in options and self.is_open:
+                found += [(name, message) for message in _custom_option_problems(name, value)]
+            elif name not in options:
+                found.append((name, f"is not an option of {self.name}. {suggest(name, list(options))}"))
+            elif message := options[name].problem(value):
                 found.append((name, message))
         return found
 
     def with_defaults(self, given: Mapping[str, Value]) -> dict[str, Value]:
-        known = {option.name: _as_type(given.get(option.name, option.default), option.type) for option in self.options}
-        return {**known, **given, **known} if self.is_open else known
+        declared = {
+            option.name: _as_type(given.get(option.name, option.default), option.type) for option in self.options
+        }
+        return {**declared, **given, **declared} if self.is_open else declared
 
 
-def _own_problems(name: str, value: object) -> Iterator[str]:
-    """What is wrong with an option of somebody's own code, as far as anybody else can tell."""
+def _custom_option_problems(name: str, value: object) -> Iterator[str]:
+    """Yield what is wrong with an option for a user's code, as far as that can be checked here."""
     if not name.isidentifier() or keyword.iskeyword(name):
         yield "cannot be the name of an argument. Take letters, digits and underscores."
     elif not isinstance(value, bool | int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
         yield f"must be a number, a string, true or false, not {value!r:.100}."
-    elif isinstance(value, str) and len(value) > MOST_LETTERS:
-        yield f"has {len(value):,} letters. The most allowed are {MOST_LETTERS:,}."
+    elif isinstance(value, str) and len(value) > MAX_LETTERS:
+        yield f"has {len(value):,} characters. At most {MAX_LETTERS:,} are allowed."
 
 
-_held: ContextVar[dict[tuple[str, ...], Any] | None] = ContextVar("_held", default=None)
+_cache: ContextVar[dict[tuple[str, ...], Any] | None] = ContextVar("_held", default=None)
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Within it the folders are taken not to change, and each is read once: a plan asks tens of thousands of times."""
-    token = _held.set({} if (within := _held.get()) is None else within)
+def caching() -> Iterator[None]:
+    """Read each folder only once inside this context: a plan asks tens of thousands of times."""
+    token = _cache.set({} if (outer := _cache.get()) is None else outer)
     try:
         yield
     finally:
-        _held.reset(token)
+        _cache.reset(token)
 
 
-def once(key: tuple[str, ...], read: Callable[[], T]) -> T:
-    """What `read` finds in the folders; where they are held, what it has found."""
-    within = _held.get()
-    if within is None:
+def cached(key: tuple[str, ...], read: Callable[[], T]) -> T:
+    """Return the result of `read`, cached inside `caching`."""
+    cache = _cache.get()
+    if cache is None:
         return read()
-    if key not in within:
-        within[key] = read()
-    found: T = within[key]
+    if key not in cache:
+        cache[key] = read()
+    found: T = cache[key]
     return found
 
 
 def names(folder: str, *, kind: str = "") -> list[str]:
-    """The modules of `training/<folder>/`, sorted; only those that jobs of this kind may choose."""
-    found = sorted(_files(folder))
-    return [name for name in found if get(folder, name).is_for(kind)] if kind else found
+    """Return the modules of `training/<folder>/`, sorted; with `kind`, only those that such jobs may choose."""
+    modules = sorted(_files(folder))
+    return [name for name in modules if get(folder, name).is_for(kind)] if kind else modules
 
 
-def describe(kind: str) -> dict[str, Choice]:
-    """Every choice of a folder, by name."""
-    return {name: get(kind, name) for name in names(kind)}
+def describe(folder: str) -> dict[str, Choice]:
+    """Return every choice of a folder by name."""
+    return {name: get(folder, name) for name in names(folder)}
 
 
-def get(kind: str, name: str) -> Choice:
-    """One choice; KeyError if there is no such module."""
-    return once(("choice", kind, name), lambda: _found(kind, name))
+def get(folder: str, name: str) -> Choice:
+    """Return one choice. Raises KeyError if there is no such module."""
+    return cached(("choice", folder, name), lambda: _read_choice(folder, name))
 
 
-def _found(kind: str, name: str) -> Choice:
-    file = _files(kind)[name]
-    return _read(file, ENTRY[kind], file.stat().st_mtime_ns)
+def _read_choice(folder: str, name: str) -> Choice:
+    file = _files(folder)[name]
+    return _read(file, ENTRY_FUNCTIONS[folder], file.stat().st_mtime_ns)
 
 
-def suggest(wrong: str, right: list[str]) -> str:
-    """`Did you mean "layers"?`, or the list of what there is."""
-    close = difflib.get_close_matches(wrong, right, n=1)
+def suggest(wrong: str, valid: list[str]) -> str:
+    """Return `Did you mean "layers"?`, or the list of valid names."""
+    close = difflib.get_close_matches(wrong, valid, n=1)
     if close:
         return f'Did you mean "{close[0]}"?'
-    return f"There {'is' if len(right) == 1 else 'are'}: {', '.join(right)}." if right else "It has no options."
+    return f"There {'is' if len(valid) == 1 else 'are'}: {', '.join(valid)}." if valid else "It has no options."
 
 
-def _files(kind: str) -> dict[str, Path]:
-    return once(("files", kind), lambda: _listed_now(kind))
+def _files(folder: str) -> dict[str, Path]:
+    return cached(("files", folder), lambda: _list_files(folder))
 
 
-def _listed_now(kind: str) -> dict[str, Path]:
-    """By name. A folder is listed anew only when something has come or gone."""
-    folders = tuple(importlib.import_module(f"training.{kind}").__path__)
-    return _listed(folders, tuple(os.stat(folder).st_mtime_ns for folder in folders))
+def _list_files(folder: str) -> dict[str, Path]:
+    """Return a folder's files by module name; it is listed again only when a file was added or removed."""
+    folders = tuple(importlib.import_module(f"training.{folder}").__path__)
+    return _list_folders(folders, tuple(os.stat(folder).st_mtime_ns for folder in folders))
 
 
 @functools.lru_cache(maxsize=64)
-def _listed(folders: tuple[str, ...], _mtimes_ns: tuple[int, ...]) -> dict[str, Path]:
+def _list_folders(folders: tuple[str, ...], _mtimes_ns: tuple[int, ...]) -> dict[str, Path]:
     files = (file for folder in folders for file in Path(folder).glob("*.py"))
     return {file.stem: file for file in files if not file.stem.startswith("_")}
 
@@ -275,14 +277,14 @@ def _option(file: Path, argument: ast.arg, default: ast.expr | None) -> Option:
     except ValueError:
         raise ChoiceError(f"{where}: an option's default must be a literal, not `{ast.unparse(default)}`") from None
     annotation, notes = _unwrap(argument.annotation)
-    kind, optional, values = _kind(where, annotation)
-    low, high, path, description = _notes(notes)
+    kind, optional, values = _parse_type(where, annotation)
+    low, high, path, description = _parse_notes(notes)
     words = tuple(path["words"].split(", ")) if path and path["words"] else ()
     return Option(argument.arg, kind, value, optional, values, low, high, description, path is not None, words)
 
 
 def _unwrap(annotation: ast.expr) -> tuple[ast.expr, list[str]]:
-    """`Annotated[X, "a", "b"]` → X and its strings."""
+    """Split `Annotated[X, "a", "b"]` into X and its strings."""
     if not _is_generic(annotation, "Annotated"):
         return annotation, []
     inner = annotation.slice  # type: ignore[attr-defined]
@@ -291,9 +293,9 @@ def _unwrap(annotation: ast.expr) -> tuple[ast.expr, list[str]]:
     return inner.elts[0], notes
 
 
-def _kind(where: str, annotation: ast.expr) -> tuple[str, bool, tuple[Value, ...]]:
+def _parse_type(where: str, annotation: ast.expr) -> tuple[str, bool, tuple[Value, ...]]:
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
-        kind, _, values = _kind(where, annotation.left)
+        kind, _, values = _parse_type(where, annotation.left)
         return kind, True, values
     if _is_generic(annotation, "Literal"):
         literal = ast.literal_eval(annotation.slice)  # type: ignore[attr-defined]
@@ -306,8 +308,8 @@ def _kind(where: str, annotation: ast.expr) -> tuple[str, bool, tuple[Value, ...
     )
 
 
-def _notes(notes: list[str]) -> tuple[float | None, float | None, re.Match[str] | None, str]:
-    """Lowest and highest value, what "a path" was noted as, and the description."""
+def _parse_notes(notes: list[str]) -> tuple[float | None, float | None, re.Match[str] | None, str]:
+    """Return the lowest and highest value, the match of "a path", and the description."""
     low = high = path = None
     description = ""
     for note in notes:
@@ -329,5 +331,5 @@ def _as_type(value: Value, kind: str) -> Value:
 
 
 def either(words: Sequence[str]) -> str:
-    """ "a", "a or b", "a, b or c"."""
+    """Join words: "a", "a or b", "a, b or c"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

@@ -1,11 +1,11 @@
-"""How replicas stay one model: the choice of training/comm, checked without torch, made with it.
+"""Check how replicas stay in sync: the choice of training/comm. No torch.
 
     [run]
     communication = "powersgd"
     [run.powersgd]
     rank = 2
 
-Each is one module of training/comm (training.contracts.Communication). docs/communication.md has the tables.
+Each choice is one module of training/comm (training.contracts.Communication). docs/communication.md has the tables.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from training.config.run_config import RunConfig
 
 PLAIN = "plain"
-"""Left to the parallelism, whichever it is."""
-OF = "ddp"
-"""The parallelism that all others are for: each replica has the whole model, and its whole gradient."""
+"""Leaves communication to the parallelism, whichever it is."""
+REQUIRED_PARALLELISM = "ddp"
+"""The parallelism that all other choices require: each replica has the whole model and its whole gradient."""
 
 
 def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
-    """What the chosen communication can't work with; nothing where config.shape refuses the mesh itself."""
+    """Yield what the chosen communication cannot work with; nothing where config.shape refuses the mesh itself."""
     name = config.communication
     if name == PLAIN:
         return
@@ -35,22 +35,25 @@ def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
         shape = shape_of(config, world_size)
     except Misfit:
         return
-    several = [axis for axis, size in shape.items() if size > 1 and axis != "dp"]
-    if config.parallelism != OF:
-        message = f'is for parallelism = "{OF}", where each replica has whole gradients, not for {config.parallelism}.'
-        yield Misfit("communication", f'"{name}" {message} Write communication = "{PLAIN}", or parallelism = "{OF}".')
-    elif several:
+    split_axes = [axis for axis, size in shape.items() if size > 1 and axis != "dp"]
+    if config.parallelism != REQUIRED_PARALLELISM:
+        needed = f'parallelism = "{REQUIRED_PARALLELISM}"'
+        message = f"is for {needed}, where each replica has whole gradients, not for {config.parallelism}."
+        yield Misfit("communication", f'"{name}" {message} Write communication = "{PLAIN}", or {needed}.')
+    elif split_axes:
         message = (
-            f'is for replicas of whole models, not with mesh.{several[0]}. Write "{PLAIN}", or leave the axis out.'
+            f'is for replicas of whole models, not with mesh.{split_axes[0]}. Write "{PLAIN}", or leave the axis out.'
         )
         yield Misfit("communication", f'"{name}" {message}')
     elif config.dtype == "fp16" and contracts.communication(name).REMEMBERS:
-        message = "brings gradients of several steps together, whose loss scales differ. Write bf16 or fp32."
+        message = "combines gradients of several steps, whose loss scales differ. Write bf16 or fp32."
         yield Misfit("dtype", f'is "fp16", and {name} {message}')
-    elif config.keep_best and (every := apart(config)) and config.validate_every % every:
+    elif config.keep_best and (interval := sync_interval(config)) and config.validate_every % interval:
         message = (
-            f"{config.validate_every} is no multiple of {name}.every, {every}, but keep_best is given: in between, a "
-            f"checkpoint's model is not what was validated. {nearest_multiples(config.validate_every, every)}"
+            f"{config.validate_every} is not a multiple of {name}.every, {interval}, but keep_best is set: in "
+            "between, a "
+            "checkpoint's model is not the one that was validated. "
+            f"{nearest_multiples(config.validate_every, interval)}"
         )
         yield Misfit("validate_every", message)
     else:
@@ -60,14 +63,14 @@ def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
             yield misfit
 
 
-def apart(config: RunConfig) -> int:
-    """How many steps replicas stay apart for; 0: they don't."""
-    every = config.options_of(config.communication).get("every")
-    return every if isinstance(every, int) else 0
+def sync_interval(config: RunConfig) -> int:
+    """Return how many steps pass between synchronisations of the replicas; 0: they synchronise in every step."""
+    steps = config.options_of(config.communication).get("every")
+    return steps if isinstance(steps, int) else 0
 
 
 def table() -> Iterator[str]:
-    """Lines of Markdown: what there is, and what each sends."""
+    """Yield the lines of a Markdown table: the choices, and what each sends."""
     yield "| communication | what is done | bytes a rank sends in a step |"
     yield "| --- | --- | --- |"
     for name, choice in choices.describe("comm").items():
@@ -75,6 +78,7 @@ def table() -> Iterator[str]:
 
 
 def options() -> Iterator[str]:
+    """Yield the lines of a Markdown table of all options."""
     yield "| option | default | |"
     yield "| --- | --- | --- |"
     for name, choice in choices.describe("comm").items():

@@ -1,4 +1,4 @@
-"""The sizes of a decoder that decide what it costs and how it can be cut; numbers alone, no torch."""
+"""The sizes of a decoder that decide what it costs and how it can be split; numbers alone, no torch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Rotary positions for more places than a model began with, as Llama 3.1 has them (`rope_type: llama3`).
+    """Rotary positions for a longer context than a model was trained with, as in Llama 3.1 (`rope_type: llama3`).
 
-    Waves longer than original_context / low_freq_factor turn `factor` times slower, those shorter than original_context
-    / high_freq_factor as before; between the two it is a bit of both.
+    Wavelengths above original_context / low_freq_factor are stretched by `factor`, those below original_context /
+    high_freq_factor stay as they are; in between, the two are interpolated.
     """
 
     factor: float
@@ -21,7 +21,9 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Dims:
-    """The sizes of a Llama-like decoder. A recipe whose model can be cut by axes other than the data's tells them."""
+    """The sizes of a Llama-like decoder. Recipes whose model can be split along axes other than the data's report
+    them.
+    """
 
     layers: int
     width: int
@@ -31,26 +33,26 @@ class Dims:
     hidden: int
     """The inner width of the gated two-layer network in each block."""
     context: int
-    """Tokens a sample."""
+    """Tokens per sample."""
     vocabulary: int
     tied: bool = False
-    """The head's weight is the embedding's."""
+    """Whether the head shares the embedding's weight."""
     dropout: float = 0.0
     rope_base: float = 10_000.0
     """The base of the rotary positions' wavelengths."""
     rope_scaling: RopeScaling | None = None
-    """None: the waves are as the base makes them."""
+    """None: the wavelengths follow from the base alone."""
     max_context: int | None = None
-    """Places that the model is meant for, at least `context`; None: `longest` has it. It changes nothing of a run."""
+    """Positions that the model is meant for, at least `context`; None: see `longest`. It does not affect training."""
     norm_epsilon: float = 1e-5
     vocabulary_is_known: bool = True
-    """False: only the data will tell it, and nothing is refused for what was assumed."""
+    """False: the data will determine it, and nothing is refused because of the assumed value."""
     frozen: bool = False
-    """Only adapters are trained, next to nothing beside the rest, which gets no gradient."""
+    """Only adapters are trained, which are tiny compared with the weights; those get no gradient."""
 
     @property
-    def longest(self) -> int:
-        """`max_context`; where nobody said it, what positions are scaled for, or a sample's."""
+    def longest_context(self) -> int:
+        """`max_context`; if that is not set, the context that positions are scaled for, or a sample's."""
         scaled = self.rope_scaling.original_context * self.rope_scaling.factor if self.rope_scaling else 0
         return self.max_context or max(self.context, int(scaled))
 
@@ -65,20 +67,22 @@ class Dims:
 
     @property
     def parameters(self) -> int:
-        """All of them, a tied head counted once."""
+        """Number of all parameters, a tied head counted once."""
         heads = 1 if self.tied else 2
         return self.layers * self.block_parameters + heads * self.embedding_parameters + self.width
 
     @property
     def active_parameters(self) -> int:
-        """Those that every token passes: the head is a product, the embedding only a look-up (protocols.md §7)."""
+        """Number of parameters that every token passes: the head is a product, the embedding only a look-up
+        (protocols.md §7).
+        """
         return self.layers * self.block_parameters + self.embedding_parameters + self.width
 
     @property
     def flops_per_token(self) -> int:
-        """Forward and backward: 6N + 12·L·d·T, d = heads × head_width, over the full T² (protocols.md §7).
+        """FLOPs of forward and backward: 6N + 12·L·d·T, d = heads × head_width, over the full T² (protocols.md §7).
 
-        4N where the weights are frozen: the third product of each, which gives their gradient, is left out.
+        4N for frozen weights: the third product of each, which computes their gradient, is left out.
         """
         return (
             4 if self.frozen else 6

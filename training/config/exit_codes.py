@@ -1,4 +1,4 @@
 """Exit codes that batch scripts, launchers and the portal agree on."""
 
 STOPPED = 75
-"""Saved as it was asked to, and resumable: the batch script asks to be queued again (protocols.md §2)."""
+"""Saved as requested, and resumable: the batch script asks Slurm to requeue the job (protocols.md §2)."""

@@ -1,10 +1,10 @@
-"""What is wrong with somebody's data, in one sentence."""
+"""The error for unusable data."""
 
 from __future__ import annotations
 
 
 class DataError(ValueError):
-    """Data that can't be trained on: the option at fault, if one is, and what to do. Travels between ranks."""
+    """Data that cannot be trained on: the option at fault, if any, and what to do. Can be sent between ranks."""
 
     def __init__(self, message: str, option: str = "") -> None:
         super().__init__(message, option)
@@ -14,5 +14,5 @@ class DataError(ValueError):
         return f"{self.option}: {self.message}" if self.option else self.message
 
     def within(self, table: str) -> DataError:
-        """This error with its option's whole path, e.g. run.language.source."""
+        """Return this error with its option's full path, for example run.language.source."""
         return DataError(self.message, f"{table}.{self.option}") if self.option else self

@@ -1,4 +1,4 @@
-"""Token shards on disk: flat files of little-endian tokens, and index.json, which says what they are (docs/data.md).
+"""Token shards on disk: flat files of little-endian tokens, and index.json, which describes them (docs/data.md).
 
 {"format": "vigil-tokens", "version": 1, "dtype": "uint16", "documents": 812, "tokens": 5400123,
  "tokenizer": {"name": "bpe", "sha256": "…", "vocabulary": 32000, "end_of_document": 2},
@@ -40,8 +40,8 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Index:
-    """What index.json says."""
+class ShardIndex:
+    """The content of index.json."""
 
     tokenizer: TokenizerId
     dtype: str
@@ -68,8 +68,8 @@ class Index:
         return self.tokens * np.dtype(self.dtype).itemsize
 
     def write(self, folder: Path) -> None:
-        """Writes it last of all, durably: a folder without it holds nothing."""
-        about: dict[str, object] = {
+        """Write the index durably, and last of all: a folder without it counts as empty."""
+        content: dict[str, object] = {
             "format": FORMAT,
             "version": VERSION,
             "tokenizer": asdict(self.tokenizer),
@@ -79,40 +79,43 @@ class Index:
             "duplicates": {"documents": self.duplicate_documents, "bytes": self.duplicate_bytes},
             "empty": self.empty,
         }
-        about |= {split: [asdict(shard) for shard in self.shards(split)] for split in SPLITS}
+        content |= {split: [asdict(shard) for shard in self.shards(split)] for split in SPLITS}
         with open(folder / INDEX, "w") as file:
-            json.dump(about, file, indent=1)
+            json.dump(content, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
 
 
-def are_in(folder: Path) -> bool:
-    """Whether it says so. What can't be looked at is no such folder: whoever reads it next says why."""
+def has_index(folder: Path) -> bool:
+    """Return whether a folder has an index. If it cannot be accessed: False, as whoever reads it next reports why."""
     return data_roots.is_file(folder / INDEX)
 
 
-def read_index(folder: Path) -> Index:
-    """DataError if it is none of ours, or a shard is not as long as it says. No shard is read for it."""
+def read_index(folder: Path) -> ShardIndex:
+    """Read the index of a folder, and check the length of each shard, without reading any.
+
+    Raises DataError if the index is not ours, or a shard has another length.
+    """
     path = folder / INDEX
     try:
         with data_roots.open_file(path) as file:
-            found = json.loads(file.read(INDEX_BYTES))
+            content = json.loads(file.read(INDEX_BYTES))
     except OSError as error:
         raise DataError(f"{path} can't be read ({error.strerror}). Name a folder of token shards.", "source") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}). Make the shards anew.", "source") from None
+        raise DataError(f"{path} is not JSON ({error}). Create the shards again.", "source") from None
     try:
-        index = _index(found)
+        index = _index(content)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        what = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-        raise DataError(f"{path} does not describe token shards: {what}. See docs/data.md.", "source") from None
+        problem = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{path} does not describe token shards: {problem}. See docs/data.md.", "source") from None
     for shard in index.files:
         _check_length(folder / shard.file, shard.tokens * np.dtype(index.dtype).itemsize)
     return index
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether all shards are there, as long as they were: a shared cache is not to be trusted blindly."""
+def is_complete(folder: Path) -> bool:
+    """Return whether all shards are there with the right length: a shared cache is not trusted blindly."""
     try:
         read_index(folder)
     except DataError:
@@ -120,8 +123,8 @@ def is_whole(folder: Path) -> bool:
     return True
 
 
-def verify(folder: Path) -> Index:
-    """Reads every shard; DataError names the first that is not as it was written."""
+def verify(folder: Path) -> ShardIndex:
+    """Read every shard; raise DataError naming the first that is not as it was written."""
     index = read_index(folder)
     for shard in index.files:
         if not shard.sha256:
@@ -132,19 +135,19 @@ def verify(folder: Path) -> Index:
         except OSError as error:
             raise _unreadable(folder / shard.file, error) from None
         if digest != shard.sha256:
-            raise DataError(f"{folder / shard.file} is damaged: its sha256 is another. Make it anew.", "source")
+            raise DataError(f"{folder / shard.file} is damaged: its sha256 differs. Create it again.", "source")
     return index
 
 
-def identity_of(folder: Path, index: Index) -> str:
-    """A name for ready-made shards, by what their index says of them."""
+def identity_of(folder: Path, index: ShardIndex) -> str:
+    """Return a name for existing shards, derived from their index."""
     with data_roots.open_file(folder / INDEX) as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
     return f"{plain(folder.name)}+{index.tokenizer.label}+{content[:10]}"
 
 
 @dataclass
-class Writer:
+class ShardWriter:
     """Writes one split's tokens, shard after shard."""
 
     folder: Path
@@ -157,7 +160,7 @@ class Writer:
     _digest: Any = None
 
     def add(self, tokens: Tokens) -> None:
-        """`tokens` of the dtype; a document may begin in one shard and end in the next."""
+        """Append `tokens` of the dtype; a document may begin in one shard and end in the next."""
         while len(tokens):
             if self._file is None:
                 path = self.folder / f"{self.split}-{len(self.shards):05d}.bin"
@@ -183,35 +186,38 @@ class Writer:
         self._file = None
 
     def abandon(self) -> None:
-        """Nothing of it is wanted any more; what is still buffered may well not fit on the disk."""
+        """Discard the open shard; what is still buffered may not fit on the disk."""
         if self._file is not None:
             file, self._file = self._file, None
             with suppress(OSError):
                 file.close()
 
 
-def _index(found: Mapping[str, Any]) -> Index:
-    if found.get("format") != FORMAT or found.get("version") != VERSION:
+def _index(content: Mapping[str, Any]) -> ShardIndex:
+    if content.get("format") != FORMAT or content.get("version") != VERSION:
         raise ValueError(f'its format is not "{FORMAT}", version {VERSION}')
-    about = found["tokenizer"]
+    tokenizer_content = content["tokenizer"]
     tokenizer = TokenizerId(
-        str(about["name"]), str(about["sha256"]), _count(about, "vocabulary"), _count(about, "end_of_document")
+        str(tokenizer_content["name"]),
+        str(tokenizer_content["sha256"]),
+        _count(tokenizer_content, "vocabulary"),
+        _count(tokenizer_content, "end_of_document"),
     )
-    dtype = found["dtype"]
+    dtype = content["dtype"]
     if dtype not in DTYPES:
         raise ValueError(f"its dtype {dtype!r} is none of {', '.join(DTYPES)}")
     if tokenizer.vocabulary > np.iinfo(dtype).max + 1 or tokenizer.vocabulary < 2:
         raise ValueError(f"a vocabulary of {tokenizer.vocabulary} does not fit {dtype}")
-    duplicates = found.get("duplicates", {})
-    return Index(
+    duplicates = content.get("duplicates", {})
+    return ShardIndex(
         tokenizer,
         dtype,
-        train=[_shard(item) for item in found["train"]],
-        validation=[_shard(item) for item in found["validation"]],
-        documents=int(found.get("documents", 0)),
+        train=[_shard(item) for item in content["train"]],
+        validation=[_shard(item) for item in content["validation"]],
+        documents=int(content.get("documents", 0)),
         duplicate_documents=int(duplicates.get("documents", 0)),
         duplicate_bytes=int(duplicates.get("bytes", 0)),
-        empty=int(found.get("empty", 0)),
+        empty=int(content.get("empty", 0)),
     )
 
 
@@ -219,7 +225,7 @@ def _shard(item: Mapping[str, Any]) -> Shard:
     name = item["file"]
     is_name = isinstance(name, str) and name.isprintable() and name == os.path.basename(name)
     if not is_name or not name or name.startswith("."):
-        raise ValueError(f"{name!r} is no file beside it")
+        raise ValueError(f"{name!r} is not a file in the same folder")
     return Shard(name, _count(item, "tokens"), str(item.get("sha256", "")))
 
 
@@ -237,8 +243,8 @@ def _check_length(path: Path, expected: int) -> None:
         raise _unreadable(path, error) from None
     if size != expected:
         how = "ends early" if size < expected else "is longer than it was"
-        raise DataError(f"{path} {how}: {size:,} bytes instead of {expected:,}. Copy it anew.", "source")
+        raise DataError(f"{path} {how}: {size:,} bytes instead of {expected:,}. Copy it again.", "source")
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(f"{path} can't be read ({error.strerror}). Copy it anew.", "source")
+    return DataError(f"{path} can't be read ({error.strerror}). Copy it again.", "source")

@@ -1,4 +1,4 @@
-"""Text to tokens: bytes, which need nothing, or a tokenizer.json of Hugging Face's `tokenizers` library."""
+"""Turn text into tokens: bytes, which need nothing, or a tokenizer.json of Hugging Face's `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Tokens = np.ndarray[tuple[int], np.dtype[np.unsignedinteger[Any]]]
 
 AUTO, BYTES = "auto", "bytes"
 END_OF_BYTES = 255
-"""Ends a document of bytes: no UTF-8 text holds it, so 256 tokens are enough, and a byte of disk each."""
+"""Ends a document of bytes: it occurs in no UTF-8 text, so 256 tokens are enough, with one byte of disk each."""
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "</s>", "<eos>", "[EOS]", "<|im_end|>", "[SEP]")
 
 
 @dataclass(frozen=True)
 class TokenizerId:
-    """Which tokenizer made some tokens: two are the same if their digests are."""
+    """Identifies the tokenizer of some tokens: two are the same if their digests are."""
 
     name: str
     sha256: str
@@ -32,12 +32,12 @@ class TokenizerId:
 
     @property
     def label(self) -> str:
-        """Short, and fit for a file's name."""
+        """A short name that is valid in file names."""
         return self.name if self.name == BYTES else f"{self.name}-{self.sha256[:8]}"
 
     @property
     def dtype(self) -> str:
-        """The smallest that holds every token."""
+        """The smallest type that can represent every token."""
         return np.min_scalar_type(self.vocabulary - 1).name
 
 
@@ -46,23 +46,23 @@ class Tokenizer(Protocol):
     def id(self) -> TokenizerId: ...
 
     def encode(self, texts: list[str]) -> list[Tokens]:
-        """The tokens of each text, of the id's dtype, without marks for its beginning or end."""
+        """Return the tokens of each text, of the id's dtype, without marks for its beginning or end."""
         ...
 
 
-class Bytes:
-    """UTF-8's own bytes."""
+class ByteTokenizer:
+    """Encodes text as its UTF-8 bytes."""
 
     def __init__(self) -> None:
-        about = f"UTF-8 bytes, {END_OF_BYTES} ends a document"
-        self.id = TokenizerId(BYTES, hashlib.sha256(about.encode()).hexdigest(), 256, END_OF_BYTES)
+        description = f"UTF-8 bytes, {END_OF_BYTES} ends a document"
+        self.id = TokenizerId(BYTES, hashlib.sha256(description.encode()).hexdigest(), 256, END_OF_BYTES)
 
     def encode(self, texts: list[str]) -> list[Tokens]:
         return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
 
 
-class HuggingFace:
-    """What a tokenizer.json says. One without a token for a document's end gets one more."""
+class HuggingFaceTokenizer:
+    """Encodes with a tokenizer.json. If it has no end-of-document token, one is added."""
 
     def __init__(self, path: Path) -> None:
         content = _read(path)
@@ -77,47 +77,47 @@ class HuggingFace:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises plain Exception
-            message = f"{path} is no tokenizer.json that tokenizers {tokenizers.__version__} can read ({error})."
+            message = f"{path} is not a tokenizer.json that tokenizers {tokenizers.__version__} can read ({error})."
             raise DataError(message, "tokenizer") from None
         self._path = path
-        # What such a file was once used with must not cut or fill documents, nor read `</s>` in a text as the end.
+        # The file's settings must not truncate or pad documents, nor read `</s>` in a text as the end.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
-        known = self._tokenizer.get_vocab(with_added_tokens=True)
-        largest = max(known.values(), default=-1)
-        end = next((known[name] for name in END_NAMES if name in known), largest + 1)
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        largest = max(vocabulary.values(), default=-1)
+        end = next((vocabulary[name] for name in END_NAMES if name in vocabulary), largest + 1)
         name = path.parent.name if path.name == "tokenizer.json" else path.stem
         self.id = TokenizerId(plain(name), hashlib.sha256(content).hexdigest(), max(largest, end) + 1, end)
 
     def text_of(self, token: int) -> str | None:
-        """The text of a token as the file has it; None: the file has no such token."""
-        found: str | None = self._tokenizer.id_to_token(token)
-        return found
+        """Return the text of a token; None if the file has no such token."""
+        text: str | None = self._tokenizer.id_to_token(token)
+        return text
 
     def number_of(self, text: str) -> int | None:
-        """The token with this text; None: the file has no such token."""
-        found: int | None = self._tokenizer.token_to_id(text)
-        return found
+        """Return the token with this text; None if the file has no such token."""
+        number: int | None = self._tokenizer.token_to_id(text)
+        return number
 
     def encode(self, texts: list[str]) -> list[Tokens]:
         try:
-            found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+            encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         except Exception as error:  # as above
-            message = f"{self._path} fails on a text ({error}). Mend it, or name another."
+            message = f"{self._path} fails on a text ({error}). Correct it, or name another."
             raise DataError(message, "tokenizer") from None
-        return [np.array(encoding.ids, dtype=self.id.dtype) for encoding in found]
+        return [np.array(encoding.ids, dtype=self.id.dtype) for encoding in encodings]
 
 
-def load(wanted: str) -> Tokenizer:
-    """`auto` and `bytes`: bytes; else the file of that path."""
-    return Bytes() if wanted in (AUTO, BYTES) else HuggingFace(Path(wanted).expanduser())
+def load(name: str) -> Tokenizer:
+    """Return the tokenizer: `auto` and `bytes` mean bytes, anything else is the path of a file."""
+    return ByteTokenizer() if name in (AUTO, BYTES) else HuggingFaceTokenizer(Path(name).expanduser())
 
 
 def plain(name: str) -> str:
-    """A name made fit to be part of a folder's: letters, digits, dots, dashes."""
-    kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in name)
-    return kept.strip(".-")[:40] or "data"
+    """Convert a name into a part of a folder name: letters, digits, dots, dashes."""
+    safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in name)
+    return safe.strip(".-")[:40] or "data"
 
 
 def _read(path: Path) -> bytes:

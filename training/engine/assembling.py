@@ -1,4 +1,4 @@
-"""What a run trains with: its data, its model over the ranks, its optimizer, made from the configuration."""
+"""Assemble what a run trains with, from its configuration: data, model over the ranks, optimizer."""
 
 from __future__ import annotations
 
@@ -11,62 +11,62 @@ import torch
 
 from training import contracts
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
-from training.attempt.place import Place
+from training.attempt.workspace import Workspace
 from training.config import choices, communication, shape
-from training.config.asked import ConfigError, Problem
+from training.config.base import ConfigError, Problem
 from training.config.dims import Dims
 from training.config.run_config import RunConfig
 from training.corpus.cache import cache_dir
 from training.data import Prepared, Task
-from training.engine.composing import Composed
+from training.engine.composing import ComposedModel
 from training.loader import supply
 from training.loader.feeding import Feed
 from training.loader.order import Loader, Order, Share
 from training.manifest import Manifest
 from training.planning import checking
+from training.planning.layouts import LayoutPlan, Ranks
 from training.planning.plan import plan
-from training.planning.ways import Plan, Ranks
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import World, broadcast
 from training.runtime.seeds import derive_seed
 from training.step import meshes
 from training.step.optimizer import Optimizer
 from training.weights import origin
-from training.weights.base import Base
+from training.weights.base import BaseWeights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assembly:
-    """What one rank trains with."""
+    """Everything that one rank trains with."""
 
     config: RunConfig
-    """The configuration, with the axes that were chosen where it left them open."""
+    """The configuration, including the axes that were chosen for it."""
     prepared: Prepared
     task: Task
-    model: Composed
+    model: ComposedModel
     share: Share
     order: Order
     loader: Loader
     feed: Feed
     optimizer: Optimizer
-    base: Base | None = None
-    """What its adapters are beside, if it trains adapters."""
+    base: BaseWeights | None = None
+    """The frozen weights that its adapters are for, if it trains adapters."""
 
     @property
     def units_per_step(self) -> int:
-        """Tokens or samples, of all ranks."""
+        """Tokens or samples per step, over all ranks."""
         return self.share.global_batch * self.task.units_per_sample
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: the very tensors."""
+        """Return the tensors that a checkpoint saves, not copies of them."""
         return self.model.exchange.saved(self.model.state(), self.optimizer.state())
 
     def restore(self, read: Callable[[dict[str, Any]], None]) -> None:
-        """Reads a checkpoint; `read` is given tensors to read into."""
+        """Read a checkpoint; `read` is called with the tensors to read into."""
         self.model.exchange.restore(read, self.model.state(), self.optimizer.state())
 
     def layout(self, config: RunConfig, world: World) -> dict[str, Any]:
-        """How the ranks share the work: for a checkpoint's manifest."""
+        """Return how the ranks share the work, for a checkpoint's manifest."""
         return {
             "parallelism": config.parallelism,
             "axes": dict(self.model.shape),
@@ -78,37 +78,39 @@ class Assembly:
 
 def assemble(
     config: RunConfig,
-    place: Place,
+    workspace: Workspace,
     world: World,
     start: Manifest | None,
     *,
     heartbeat: Heartbeat | NullHeartbeat,
     reporter: AnyReporter,
 ) -> Assembly:
-    """Weights and order as the run's seed, or weights that it names, give them; a checkpoint is read into it later."""
+    """Assemble a run: weights and order from its seed, or the weights that it names. A checkpoint is read into it
+    later.
+    """
     recipe = contracts.recipe(config.recipe)
     prepared = supply.prepare(
         recipe,
         config,
         world,
-        cache=cache_dir(place.run_dir),
+        cache=cache_dir(workspace.run_dir),
         identity=start.data if start else None,
         heartbeat=heartbeat,
         reporter=reporter,
     )
-    telling = supply.Telling(world, heartbeat, reporter)
+    reporting = supply.Telling(world, heartbeat, reporter)
     config = origin.as_trained(config, start)
     has_adapters = bool(config.recipe_options().get("lora_rank"))
-    config, came = origin.settle(recipe, config, place, world, start, telling, has_adapters=has_adapters)
+    config, initial = origin.settle(recipe, config, workspace, world, start, reporting, has_adapters=has_adapters)
     torch.manual_seed(derive_seed(config.seed))
-    task = supply.build(recipe, config, prepared, came.path)
-    config = _planned(config, task, world, reporter, lacking=_is_lacking(place, world, start))
-    _check_mesh(config, world, task.dims)  # now that the data, and weights it starts from, have told the sizes
-    model = Composed(task, config, world)
-    share = _share(config, model, start, full=place.full_world_size or world.size)
+    task = supply.build(recipe, config, prepared, initial.path)
+    config = _planned(config, task, world, reporter, allow_uneven=_has_other_ranks(workspace, world, start))
+    _check_mesh(config, world, task.dims)  # now that the data and the initial weights have determined the sizes
+    model = ComposedModel(task, config, world)
+    share = _share(config, model, start, full=workspace.full_world_size or world.size)
     order = Order(task.samples["train"], derive_seed(config.seed, 1))
     loader = Loader(order, share)
-    done, consumed = (start.step, start.consumed_samples) if start else (0, 0)  # of batches that had another size
+    done, consumed = (start.step, start.consumed_samples) if start else (0, 0)  # with batches of another size
     end = consumed + (config.steps - done) * config.global_batch
     return Assembly(
         config=config,
@@ -120,89 +122,99 @@ def assemble(
         loader=loader,
         feed=Feed(task, loader, divide=model.divide, device=world.device, end=end),
         optimizer=model.optimizer(),
-        base=came.base,
+        base=initial.base,
     )
 
 
-def _planned(config: RunConfig, task: Task, world: World, reporter: AnyReporter, *, lacking: bool) -> RunConfig:
-    """What `parallelism = "auto"` comes to here, as rank 0 finds it."""
+def _planned(config: RunConfig, task: Task, world: World, reporter: AnyReporter, *, allow_uneven: bool) -> RunConfig:
+    """Return the configuration with the layout that `parallelism = "auto"` results in here, planned by rank 0."""
     if config.parallelism != shape.AUTO:
         return config
-    found: Plan | ConfigError | None = None
+    result: LayoutPlan | ConfigError | None = None
     if world.leads:
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
         on_cpu = world.device.type != "cuda"
-        ranks = Ranks(world.size, per_node, _memory_bytes(world.device, per_node), lacking, on_cpu)
+        ranks = Ranks(world.size, per_node, _memory_bytes(world.device, per_node), allow_uneven, on_cpu)
         try:
-            found = plan(config, ranks, task.dims)
-            print(*found.lines(ranks), sep="\n", flush=True)
-            reporter.event("plan.chosen", mesh=dict(found.shape), parallelism=found.config.parallelism, why=found.why)
+            result = plan(config, ranks, task.dims)
+            print(*result.lines(ranks), sep="\n", flush=True)
+            reporter.event(
+                "plan.chosen", mesh=dict(result.shape), parallelism=result.config.parallelism, why=result.why
+            )
         except ConfigError as error:
-            found = error
-    agreed: Plan | ConfigError = broadcast(world, found)
+            result = error
+    agreed: LayoutPlan | ConfigError = broadcast(world, result)
     if isinstance(agreed, ConfigError):
         raise agreed
     return agreed.config
 
 
 def _memory_bytes(device: torch.device, per_node: int) -> int:
-    """The memory of one rank: its GPU's, or its part of the machine's."""
+    """Return the memory of one rank: its GPU's, or its share of the machine's."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // per_node
 
 
-def check(config: RunConfig, place: Place, world: World, start: Manifest | None) -> None:
-    """A fresh run must divide evenly over its ranks; one that has lost or lacks some goes on with what it has."""
+def check(config: RunConfig, workspace: Workspace, world: World, start: Manifest | None) -> None:
+    """Check the layout: a new run must divide evenly over its ranks, one with missing ranks continues with what it has.
+
+    Raises ConfigError.
+    """
     config = origin.as_trained(config, start)
-    if not _is_lacking(place, world, start):
+    if not _has_other_ranks(workspace, world, start):
         problems = list(checking.problems(config, world.size))
         if problems:
             raise ConfigError(Problem(f"run.{problem.field}", problem.message) for problem in problems)
-    elif config.parallelism != shape.AUTO:  # else it is planned, once the model's sizes are known
+    elif config.parallelism != shape.AUTO:  # otherwise it is planned, once the model's sizes are known
         _check_mesh(config, world)
     if start is not None:
-        by_hand = "Name another --run-dir, or begin anew with --resume none."
-        _check_same_model(config, start, "Clone the job to change it." if place.launched else by_hand)
+        standalone_remedy = "Choose another --run-dir, or start over with --resume none."
+        _check_same_model(config, start, "Clone the job to change it." if workspace.launched else standalone_remedy)
 
 
-def _is_lacking(place: Place, world: World, start: Manifest | None) -> bool:
-    """Whether these are other ranks than the run was made for: some are lost or lacking, or came back."""
-    return place.full_world_size > world.size or (start is not None and start.world_size != world.size)
+def _has_other_ranks(workspace: Workspace, world: World, start: Manifest | None) -> bool:
+    """Return whether the number of ranks differs from the run's: some are missing, or have returned."""
+    return workspace.full_world_size > world.size or (start is not None and start.world_size != world.size)
 
 
 def _check_mesh(config: RunConfig, world: World, dims: Dims | None = None) -> None:
-    """Checks all that must fit on other ranks than the run was made for: the mesh, and a sample at least for each."""
-    problems = (*shape.check(config, world.size, dims, lacking=True), *communication.check(config, world.size))
+    """Check everything that must fit on a different number of ranks: the mesh, and at least one sample for each."""
+    problems = (*shape.check(config, world.size, dims, allow_uneven=True), *communication.check(config, world.size))
     if problems:
         raise ConfigError(Problem(f"run.{problem.field}", str(problem)) for problem in problems)
 
 
 def _check_same_model(config: RunConfig, start: Manifest, remedy: str) -> None:
-    """Steps, batch and learning rate may change when a run is resumed; what the tensors are may not."""
+    """Check that the model is unchanged: a resumed run may change steps, batch and learning rate, but not the
+    tensors.
+    """
     now, before = config.numerics(), start.config
     changed = [("recipe", before.get("recipe"), now["recipe"])]
     if before.get("recipe") == now["recipe"]:
         new = now.get(config.recipe, {})
-        # An option that is younger than the checkpoint had its default.
+        # An option that did not exist when the checkpoint was saved had its default.
         old = {**choices.get("recipes", config.recipe).with_defaults({}), **before.get(config.recipe, {})}
         old = {name: value for name, value in old.items() if name in new or name in before.get(config.recipe, {})}
         changed = [(f"{config.recipe}.{name}", old.get(name), new.get(name)) for name in sorted({*old, *new})]
-    wrong = [
+    problems = [
         Problem(f"run.{name}", f"is {is_!r}, but {start.name} was trained with {was!r}. {remedy}")
         for name, was, is_ in changed
         if was != is_
     ]
-    if wrong:
-        raise ConfigError(wrong)
+    if problems:
+        raise ConfigError(problems)
 
 
-def _share(config: RunConfig, model: Composed, start: Manifest | None, *, full: int) -> Share:
-    """The micro-batch stays what it was, or would be with all ranks, when some are lost or lacking: memory doesn't
-    grow, accumulation does."""
+def _share(config: RunConfig, model: ComposedModel, start: Manifest | None, *, full: int) -> Share:
+    """Return this rank's share. With missing ranks the micro-batch stays as it was: accumulation grows, memory
+    does not.
+    """
     index, count = meshes.coordinate(model.mesh)
     before = start.layout.get("micro_batch") if start and not model.is_piped else None
-    lacking = full > model.shape.world_size and not model.is_piped
-    alone = -(-config.global_batch * model.shape.world_size // (count * full)) if lacking else model.micro_batch
-    micro = config.micro_batch or (before if isinstance(before, int) else alone)
+    is_reduced = full > model.shape.world_size and not model.is_piped
+    micro_batch = (
+        -(-config.global_batch * model.shape.world_size // (count * full)) if is_reduced else model.micro_batch
+    )
+    micro = config.micro_batch or (before if isinstance(before, int) else micro_batch)
     return Share(index, count, config.global_batch, micro)

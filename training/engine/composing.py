@@ -1,8 +1,9 @@
-"""A task's model as the run's parallelisms make it: cut, filled with weights, wrapped, and ready to be trained.
+"""Build a task's model as the run's parallelisms require: split, filled with weights, wrapped, and ready to be trained.
 
-Those that cut the model come first: a pipeline's stages, then tensor and context parallelism. Then come its weights
-(after the last cut where that may do without, as fsdp's), recomputation and compilation of its blocks, and at last what
-is done with the ranks that the batch is divided over. What each parallelism brings is said in training.contracts.
+Parallelisms that split the model come first: pipeline stages, then tensor and context parallelism. Then come its
+weights (after the last one if that works without weights, as fsdp does), recomputation and compilation of its blocks,
+and finally the parallelism over which the batch is divided. training.contracts defines what each parallelism
+provides.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from training.config.run_config import RunConfig
 from training.config.shape import Shape
 from training.contracts import Parallelism
 from training.data import Batch, Task
-from training.engine import blocks, filling
+from training.engine import blocks, initialization
 from training.runtime.distributed import World
 from training.step import arithmetic, meshes
 from training.step.arithmetic import MicroBatch
@@ -35,50 +36,52 @@ from training.step.timing import BACKWARD, BOTH, Watch
 T = TypeVar("T")
 
 
-class Composed:
-    """What one rank has of the model, and how it is run."""
+class ComposedModel:
+    """One rank's part of the model, and how to run it."""
 
     def __init__(self, task: Task, config: RunConfig, world: World) -> None:
         self.task, self._config = task, config
         self.shape: Shape = shape.shape_of(config, world.size)
         self.mesh: DeviceMesh = meshes.make(self.shape, world.device)
         self.watch = Watch(world.device)
-        self._parallelisms = {name: contracts.parallelism(name) for name in shape.applied(config, self.shape)}
+        self._parallelisms = {name: contracts.parallelism(name) for name in shape.active_modules(config, self.shape)}
         """The parallelisms by name, in the order in which they are applied."""
-        self._options = {name: self._options_of(name, one) for name, one in self._parallelisms.items()}
+        self._options = {name: self._options_of(name, parallelism) for name, parallelism in self._parallelisms.items()}
         self.parts: list[nn.Module] = [task.model]
         """The pieces of the model on this rank, under their own names: one, or the stages of a pipeline."""
         self._whole: nn.Module = task.model
-        """What is called: the model as the last parallelism left it, or a pipeline."""
+        """The callable: the model as the last parallelism left it, or a pipeline."""
         self.exchange: Exchange
-        """What its replicas send each other to stay one model."""
+        """What its replicas exchange to stay identical."""
         self._frozen = {
             name
             for name, parameter in task.model.named_parameters(remove_duplicate=False)
             if not parameter.requires_grad
         }
-        self._tied = filling.shared(task.model)
+        self._tied = initialization.tied_parameters(task.model)
         has_buffers = next(task.model.buffers(), None) is not None
-        self._holders = meshes.along(self.mesh, "dp", "shard", "cp") if has_buffers else None
-        """Ranks that hold the same buffers, if there are any."""
+        self._buffer_ranks = meshes.along(self.mesh, "dp", "shard", "cp") if has_buffers else None
+        """The ranks with the same buffers, if there are any."""
         self._apply(world.device)
-        self._autocast = None if "dtype" in self._options[config.parallelism] else _KINDS.get(config.dtype)
-        self._laid_out = [parameter for _, parameter in self.named_parameters() if hasattr(parameter, "placements")]
-        own = self._parallelisms.values()
-        self._forward_backward = _first((one.forward_backward for one in own), arithmetic.forward_backward)
-        self._score = _first((one.score for one in own), _score)
+        self._autocast = None if "dtype" in self._options[config.parallelism] else _AUTOCAST.get(config.dtype)
+        self._distributed_parameters = [
+            parameter for _, parameter in self.named_parameters() if hasattr(parameter, "placements")
+        ]
+        parallelisms = self._parallelisms.values()
+        self._forward_backward = _first((one.forward_backward for one in parallelisms), arithmetic.forward_backward)
+        self._score = _first((one.score for one in parallelisms), _score)
         self._timed = task if self.is_piped else self.watch.timed(self._fused(task))
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], *, alone: bool = False) -> Tensor:
-        """Leaves the gradient of the global batch's mean loss in the parameters; this rank's own loss, a scalar.
+        """Leave the gradient of the global batch's mean loss in the parameters; return this rank's own loss, a scalar.
 
-        `alone`: where every rank holds the whole model (ddp), its gradient is not averaged with the others'.
+        `alone`: where every rank has the whole model (ddp), do not average the gradient with the others'.
         """
         whole: Any = self._whole
         unreduced = whole.no_sync() if alone and hasattr(whole, "no_sync") else contextlib.nullcontext()
-        with self._surrounded(), unreduced:
+        with self._contexts(), unreduced:
             loss = self._forward_backward(self._timed, self._whole, micro_batches, self._data.accumulating)
-        for parameter in self._laid_out:
+        for parameter in self._distributed_parameters:
             _lay_out_gradient(parameter)
         if not alone:
             self._share_buffers()
@@ -87,21 +90,23 @@ class Composed:
         return loss
 
     def score(self, batch: Batch) -> dict[str, Tensor]:
-        """The task's means over this rank's part of a batch."""
-        with self._surrounded():
+        """Return the task's means over this rank's part of a batch."""
+        with self._contexts():
             return {name: whole_of(mean) for name, mean in self._score(self.task, self._whole, batch).items()}
 
     def divide(self, batch: Batch) -> Batch:
-        """What of its samples this rank looks at."""
-        for one in self._parallelisms.values():
-            batch = one.divide(batch, self.mesh)
+        """Return this rank's part of each sample."""
+        for parallelism in self._parallelisms.values():
+            batch = parallelism.divide(batch, self.mesh)
         return batch
 
     @property
     def token_coordinates(self) -> tuple[int, ...]:
-        """Where this rank is among those that share its samples, but not their tokens: part of its seeds."""
-        apart = [n for n, one in self._parallelisms.items() if one.has_own_tokens(**self._options[n])]
-        axes = [axis for name in apart for axis in shape.axes_of(name) if self.shape[axis] > 1]
+        """This rank's coordinates among those that share its samples but not their tokens: part of its seeds."""
+        splitting = [
+            n for n, parallelism in self._parallelisms.items() if parallelism.has_own_tokens(**self._options[n])
+        ]
+        axes = [axis for name in splitting for axis in shape.axes_of(name) if self.shape[axis] > 1]
         return tuple(self.mesh.get_local_rank(axis) for axis in axes)
 
     def optimizer(self) -> Optimizer:
@@ -115,14 +120,15 @@ class Composed:
             yield from part.named_parameters()
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers by their names in the whole model: to save, or to read a checkpoint into.
+        """Return trained parameters and buffers by their names in the whole model: to save, or to read a checkpoint
+        into.
 
-        Without those that are not trained: they come from where they came from.
+        Frozen parameters are left out: they are read again from their source.
         """
-        return {name: value for name, value in self.held().items() if name not in self._frozen}
+        return {name: value for name, value in self.all_state().items() if name not in self._frozen}
 
-    def held(self) -> dict[str, Tensor]:
-        """Parameters and buffers by their names in the whole model, those that are not trained among them."""
+    def all_state(self) -> dict[str, Tensor]:
+        """Return parameters and buffers by their names in the whole model, including frozen ones."""
         return {name: value for part in self.parts for name, value in part.state_dict().items()}
 
     def buffers(self) -> list[Tensor]:
@@ -138,16 +144,19 @@ class Composed:
 
     @property
     def micro_batch(self) -> int:
-        """Samples that go through the model at once, where the run doesn't say: all of this rank's, or a pipeline's."""
+        """Default samples per forward pass: this rank's whole share, or what the pipeline needs."""
         share = self.shape.share
-        cuts = [one.micro_batches(share, self.shape, **self._options[name]) for name, one in self._parallelisms.items()]
+        cuts = [
+            parallelism.micro_batches(share, self.shape, **self._options[name])
+            for name, parallelism in self._parallelisms.items()
+        ]
         return -(-share // max(cuts))
 
-    # Making it.
+    # Building the model.
 
     @property
     def _data(self) -> Parallelism:
-        """What is done with the ranks that the batch is divided over."""
+        """The parallelism over which the batch is divided."""
         return self._parallelisms[self._config.parallelism]
 
     def _options_of(self, name: str, parallelism: Parallelism) -> dict[str, Any]:
@@ -168,7 +177,7 @@ class Composed:
         for name in others:
             self._wrap(name)
         for part in self.parts:
-            filling.tie(part, self._tied)
+            initialization.tie(part, self._tied)
         if is_empty and not self._data.WITHOUT_WEIGHTS:
             self._fill(device)
             is_empty = False
@@ -201,7 +210,7 @@ class Composed:
         return contracts.communication(name).exchange(peers, **self._config.options_of(name))
 
     def _wrap(self, name: str) -> None:
-        """Applies one parallelism: to the model, or to each stage that the pipeline has made of it."""
+        """Apply one parallelism: to the model, or to each stage that the pipeline has made of it."""
         apply = self._parallelisms[name].apply
         stages = getattr(self._whole, "parts", None) if self.is_piped else None
         if stages is None:
@@ -213,38 +222,43 @@ class Composed:
             stages[index] = apply(stage, self.mesh, **self._options[name])
 
     def _fill(self, device: torch.device) -> None:
-        """Memory for every parameter, and its weights: as they lie on disk, or as the run's seed and its name give."""
+        """Allocate every parameter and set its weights: as stored on disk, or derived from the run's seed and its
+        name.
+        """
         for part in self.parts:
-            filling.give_memory(part, "cpu" if self._options[self._config.parallelism].get("offload") else device)
-            filling.tie(part, self._tied)
+            initialization.allocate(part, "cpu" if self._options[self._config.parallelism].get("offload") else device)
+            initialization.tie(part, self._tied)
             for name, parameter in part.named_parameters():
-                whole = filling.whole_parameter(self.task, self._config.seed, name, parameter, device)
+                whole = initialization.whole_parameter(self.task, self._config.seed, name, parameter, device)
                 with torch.no_grad():
                     local(parameter).copy_(part_of(whole, parameter))
 
-    # Running it.
+    # Running the model.
 
     def _share_buffers(self) -> None:
-        """Running means and the like: the first replica's, as torch's ddp has it before a pass. After it, so that what
-        is saved, validated or compared between steps is the same, whichever rank does it."""
-        if self._holders is None or self.exchange.is_apart:
+        """Copy running means and the like from the first replica, as torch's ddp does before a pass.
+
+        Here it happens after the pass, so that what is saved, validated or compared between steps is the same on any
+        rank.
+        """
+        if self._buffer_ranks is None or self.exchange.is_apart:
             return
         for buffer in self.buffers():
-            dist.broadcast(local(buffer), group=self._holders.get_group(), group_src=0)
+            dist.broadcast(local(buffer), group=self._buffer_ranks.get_group(), group_src=0)
 
     def _fused(self, task: Task) -> Task:
         return blocks.fuse_loss(task) if self._config.compile and task.inputs is not None else task
 
-    def _surrounded(self) -> AbstractContextManager[object]:
+    def _contexts(self) -> AbstractContextManager[object]:
         stack = ExitStack()
         if self._autocast is not None:
             stack.enter_context(torch.autocast(self.mesh.device_type, self._autocast))
-        for name, one in self._parallelisms.items():
-            stack.enter_context(one.surrounding(**self._options[name]))
+        for name, parallelism in self._parallelisms.items():
+            stack.enter_context(parallelism.surrounding(**self._options[name]))
         return stack
 
 
-_KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def whole_of(tensor: Tensor) -> Tensor:
@@ -253,14 +267,16 @@ def whole_of(tensor: Tensor) -> Tensor:
 
 
 def _lay_out_gradient(parameter: Any) -> None:
-    """Lays out a gradient as its parameter: tensor parallelism leaves some to be summed, a split embedding's whole."""
+    """Lay out a gradient like its parameter: tensor parallelism leaves some to be summed, and a split embedding's
+    whole.
+    """
     gradient = parameter.grad
     if gradient is not None and gradient.placements != parameter.placements:
         parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, laid out as `like` is."""
+    """Return this rank's part of a whole tensor, laid out like `like`."""
     if not hasattr(like, "placements"):
         return whole
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -269,8 +285,8 @@ def part_of(whole: Tensor, like: Tensor) -> Tensor:
     return whole[tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))]
 
 
-def _first(own: Iterable[Callable[..., T] | None], default: Callable[..., T]) -> Callable[..., T]:
-    return next((function for function in own if function is not None), default)
+def _first(functions: Iterable[Callable[..., T] | None], default: Callable[..., T]) -> Callable[..., T]:
+    return next((function for function in functions if function is not None), default)
 
 
 def _score(task: Task, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What one step does to the parameters: forward, backward, the gradient's norm, and the optimizer."""
+"""One optimizer step: forward, backward, the gradient's norm, and the update."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from training.step.norms import GradientNorm
 from training.step.own_time import OwnTime
 
 DISCARDED = 2**32
-"""Stands for a step's number in the seed of the pass that is thrown away."""
+"""Used instead of a step's number in the seed of the discarded pass."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step tells of itself; the tensors are scalars on the device."""
+    """The results of a step; the tensors are scalars on the device."""
 
     loss: Tensor
-    """This rank's own mean."""
+    """Mean loss of this rank's samples."""
     norm: Tensor
-    """The whole gradient's norm, before clipping."""
+    """Norm of the whole gradient before clipping."""
     learning_rate: float
     guarded: Guarded
 
 
-class Known(NamedTuple):
-    """What the host knows of a step once the device has come this far: on a GPU some steps after it has left it."""
+class StepRecord(NamedTuple):
+    """A step that the device has finished, as known on the host; with a GPU some steps after it was queued."""
 
     step: int
     loss: float
-    """This rank's own mean."""
+    """Mean loss of this rank's samples."""
     norm: float
     seconds: float
-    """Seconds from the step's beginning to its end: the device's, where the host runs ahead of it."""
+    """Seconds from the step's beginning to its end; on the device, where the host runs ahead of it."""
     saving: bool
-    """Some rank was writing a checkpoint meanwhile."""
+    """Whether some rank was writing a checkpoint meanwhile."""
     exchange: float = 0.0
-    """The part of the seconds in which replicas that stay apart exchanged after the step; told on rank 0."""
+    """Seconds of an exchange of infrequently synchronised replicas after the step; set on rank 0."""
 
 
 class OptimizerStep:
-    """Steps of one run, on one rank."""
+    """Performs the steps of one run, on one rank."""
 
     def __init__(
         self,
@@ -68,23 +68,23 @@ class OptimizerStep:
         self._norm = GradientNorm(parameters, model.shape, apart=model.exchange.is_apart)
 
     def __call__(self, parts: list[Part], finished: int) -> StepResult:
-        """The step that follows so many finished ones."""
+        """Perform the step that follows `finished` steps."""
         micro_batches = self._micro_batches(parts, finished)
         if self._own_time is not None:
             self._own_time.enter()
         loss = self._assembly.model.forward_backward(micro_batches)
-        # With offload the gradients lie in main memory; the guard's numbers stay beside the loss.
+        # With offload the gradients are in main memory; the guard's numbers stay on the loss's device.
         guarded = self._guard(self._norm().to(loss.device))
         if self._own_time is not None:
             self._own_time.leave()
         rate, optimizer = arithmetic.learning_rate(self._config, finished), self._assembly.optimizer
-        where = optimizer.parameters[0].device
-        optimizer.step(rate, guarded.divisor.to(where), guarded.skipped.to(where))
+        device = optimizer.parameters[0].device
+        optimizer.step(rate, guarded.divisor.to(device), guarded.skipped.to(device))
         optimizer.zero_grad()
         return StepResult(loss, guarded.norm, rate, guarded)
 
     def rehearse(self, consumed: int, finished: int, *, whole: bool = False) -> Tensor:
-        """Does what `differentiate` does, and leaves the model's running means as they were."""
+        """Do what `differentiate` does, but restore the model's running means afterwards."""
         model = self._assembly.model
         buffers = [buffer.clone() for buffer in model.buffers()]
         loss = self.differentiate(consumed, finished, whole=whole)
@@ -93,21 +93,23 @@ class OptimizerStep:
         return loss
 
     def differentiate(self, consumed: int, finished: int, *, whole: bool) -> Tensor:
-        """The loss of the step after so many finished ones, its gradient left in the parameters; nothing is updated.
+        """Return the loss of the step that follows `finished` steps, leaving its gradient in the parameters; nothing is
+        updated.
 
-        Of its first micro-batch, or the whole batch. Gradients stay this rank's own where the layout allows it.
+        For its first micro-batch, or the `whole` batch. Gradients are not averaged over ranks where the layout allows
+        that.
         """
         model, feed = self._assembly.model, self._assembly.feed
-        # Of its own: the feed's thread may be at the run's.
+        # A loader of its own, as the feed's thread may be using the run's.
         ids = Loader(self._assembly.order, self._assembly.share).ids(consumed)
         parts = [feed.look_up("train", part) for part in (ids if whole or model.is_piped else ids[:1])]
         return model.forward_backward(self._micro_batches(parts, finished), alone=True)
 
     def discard_one(self) -> None:
-        """One forward and backward whose result is thrown away, at every start, fresh or resumed.
+        """Run one forward and backward pass whose result is discarded, at every start, new or resumed.
 
         DDP rebuilds its buckets after its first backward, so that pass adds gradients in another order than all later
-        ones; without this, a resumed run would differ from one that went on.
+        ones; without this, a resumed run would differ from an uninterrupted one.
         """
         model, feed = self._assembly.model, self._assembly.feed
         buffers = [buffer.clone() for buffer in model.buffers()]
@@ -120,13 +122,13 @@ class OptimizerStep:
 
     def _micro_batches(self, parts: list[Part], finished: int) -> list[MicroBatch]:
         share = self._assembly.share
-        place = (share.index, *self._token_coordinates)
+        coordinates = (share.index, *self._token_coordinates)
         return [
             MicroBatch(
                 batch=part.batch,
                 weight=self._scaled(len(part.ids) * share.count / share.global_batch),
                 share=len(part.ids) / share.size,
-                seed=derive_seed(self._config.seed, finished, number, *place),
+                seed=derive_seed(self._config.seed, finished, number, *coordinates),
             )
             for number, part in enumerate(parts)
         ]

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
-from training.attempt.place import Place
-from training.config.asked import ConfigError, Problem
+from training.attempt.workspace import Workspace
+from training.config.base import ConfigError, Problem
 from training.corpus.cache import cache_dir
 from training.data import Batch, Ids, Prepared, Split, Task
-from training.engine import filling
+from training.engine import initialization
 from training.federated import attack_simulation
 from training.federated.client_work import ClientWork
 from training.federated.custom import part_loader
@@ -38,7 +38,7 @@ from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import World
 from training.runtime.seeds import derive_seed
 from training.weights import origin
-from training.weights.base import Base
+from training.weights.base import BaseWeights
 
 FIXED_FIELDS = ("recipe", "clients", "seed", "dtype", "algorithm", "split", "class_imbalance", "adapters", "filters")
 """Fields that a resumed run must not change, with the options of the chosen modules. Rounds, rates, pace and selection
@@ -60,13 +60,13 @@ class Federation:
     server: Server
     aggregation: Aggregation
     selection: Selection
-    base: Base | None = None
+    base: BaseWeights | None = None
     """The frozen weights that the adapters belong to, if it trains adapters."""
 
 
 def assemble(
     config: FederationConfig,
-    place: Place,
+    place: Workspace,
     world: World,
     start: Manifest | None,
     program: Program | None = None,
@@ -105,7 +105,7 @@ def assemble(
     with _default_dtype(dtype):
         task = supply.build(recipe, config, prepared, source.path)
         task = adapters.adapt(task, **config.options_of(config.adapters))
-    filling.fill(task, config.seed, world.device)
+    initialization.fill(task, config.seed, world.device)
     labels = recipe.labelled(prepared.path, config.recipe_options())
     if labels is None:
         raise ConfigError([Problem("run.recipe", f"{config.recipe} does not say how its data could be divided.")])
@@ -197,7 +197,7 @@ def _with_split_of_checkpoint(config: FederationConfig, start: Manifest) -> Fede
     the checkpoint: clients keep their samples."""
     former, split = parts.split(config.split).FORMER, config.split
     before, now = start.config.get(split) or {}, config.options_of(split)
-    defaults = config.taken()[split].with_defaults({})
+    defaults = config.chosen()[split].with_defaults({})
     same = {name: before.get(name, value) for name, value in former if now.get(name) == defaults[name]}
     if start.config.get("split") != split or not same:
         return config
@@ -224,7 +224,7 @@ def _fixed_values(
         field: FederationConfig.model_fields[field].get_default(call_default_factory=True) for field in FIXED_FIELDS
     }
     yield from ((field, before.get(field, usual[field]), now[field]) for field in FIXED_FIELDS)
-    chosen = config.taken()
+    chosen = config.chosen()
     for field in FIXED_FIELDS:
         for name in now[field] if isinstance(now[field], list) else [now[field]]:
             if isinstance(name, str) and name in chosen and isinstance(before.get(name), dict):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.config.asked import ConfigError, Problem
+from training.config.base import ConfigError, Problem
 from training.data import Batch, Ids, Split, Task
 from training.federated.client_tasks import ClientUpdates
 from training.federated.transport.ranks import RankExchange

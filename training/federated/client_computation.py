@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from training.config.asked import ConfigError, Problem
+from training.config.base import ConfigError, Problem
 from training.data import Batch
 from training.federated.client import Client, ExtraLoss, ForwardPass, Sgd
 from training.federated.client_tasks import ClientTask

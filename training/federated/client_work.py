@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 from training.corpus.errors import DataError
 from training.data import Batch, Split
 from training.federated import attention, client_failures

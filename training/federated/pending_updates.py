@@ -107,7 +107,7 @@ class PendingUpdates:
         self.arrives, self.losses = self.arrives[where], self.losses[where]
         self.rows = self.rows[torch.from_numpy(where)]
 
-    # Plain values that a checkpoint stores as JSON (training.checkpoint.remembering). The rows are among its tensors.
+    # Plain values that a checkpoint stores as JSON (training.checkpoint.saved_state). The rows are among its tensors.
 
     def remember(self) -> dict[str, Any]:
         return {

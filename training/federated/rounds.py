@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
-from training.attempt.place import Place
 from training.attempt.stopping import StopRequest
+from training.attempt.workspace import Workspace
 from training.checkpoint.staging import State
 from training.engine.validating import Validations
 from training.federated import assembly, client_failures
@@ -56,7 +56,7 @@ class Rounds(Loop):
     def __init__(
         self,
         config: FederationConfig,
-        place: Place,
+        place: Workspace,
         world: World,
         *,
         reporter: AnyReporter,
@@ -153,8 +153,8 @@ class Rounds(Loop):
         began = time.perf_counter()
         round_ = self.step + 1
         self.heartbeat.beat("step", self.step)
-        due = self.world.leads and self.cadence.due(round_)
-        self.agreement.begin(stop=self.stop.asked, saving=self.checkpoints.busy, due=due)
+        due = self.world.leads and self.cadence.is_due(round_)
+        self.agreement.begin(stop=self.stop.is_requested, saving=self.checkpoints.is_saving, due=due)
         report = self._round(round_)
         self.step = round_
         self.consumed += report.samples
@@ -278,7 +278,7 @@ class Rounds(Loop):
     # Between rounds.
 
     def _between_steps(self, agreed: Agreed) -> bool:
-        if not self.checkpoints.busy:
+        if not self.checkpoints.is_saving:
             self.checkpoints.settle()
         if self.step == self._prepares_at and not agreed.saving:
             self.checkpoints.prepare(self._state())
@@ -287,13 +287,13 @@ class Rounds(Loop):
             judged = self._validate()
         if self.world.leads:
             self.round_reporter.report_round(self.step, self._report, judged)
-        if judged is None and self.validations.is_owed(self.step):
+        if judged is None and self.validations.is_missing(self.step):
             return True
         self._save_if_due(agreed, promised=self.validations.has_best(self.step) or self._is_kept())
         return False
 
     def _make_up(self, start: Manifest | None) -> bool:
-        return start is not None and self.validations.is_owed(self.step) and self._validate() is None
+        return start is not None and self.validations.is_missing(self.step) and self._validate() is None
 
     def _validate(self) -> Evaluation | None:
         """Return the evaluation; None if a stop cut it short."""
@@ -301,7 +301,7 @@ class Rounds(Loop):
         judged = self.evaluator.evaluate(self.server, should_continue=self._should_continue, round_=self.step)
         if judged is None:
             return None
-        self.validations.found(self.step, judged.means)
+        self.validations.record(self.step, judged.means)
         if self.world.leads:
             self.round_reporter.report_evaluation(self.step, judged)
         self.heartbeat.beat("step", self.step)
@@ -309,7 +309,7 @@ class Rounds(Loop):
 
     def _should_continue(self) -> bool:
         self.heartbeat.beat("validate", self.step)
-        return not self.agreement.now(stop=self.stop.asked).stop
+        return not self.agreement.now(stop=self.stop.is_requested).stop
 
     def _check_completed(self) -> None:
         self.coverage.check(self._least_share)

@@ -133,7 +133,7 @@ class Server:
             parts["pending"] = {"rows": self.pending.rows}
         return {name: part for name, part in parts.items() if part}
 
-    # Plain values that a checkpoint stores as JSON (training.checkpoint.remembering).
+    # Plain values that a checkpoint stores as JSON (training.checkpoint.saved_state).
 
     def remember(self) -> dict[str, Any]:
         has_loss = np.flatnonzero(~np.isnan(self.losses))

@@ -17,13 +17,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from training.config import asked, choices
-from training.config.asked import Asked, ConfigError
+from training.config import base, choices
+from training.config.base import BaseRunConfig, ConfigError
 from training.config.choices import Choice
 from training.federation import custom
 from training.federation.custom import CustomPart
 
-FOLDERS = choices.CHOSEN["federated"]
+FOLDERS = choices.CHOICE_FIELDS["federated"]
 MAX_FILTERS = 4
 
 
@@ -32,13 +32,15 @@ def _filter_names(schema: dict[str, Any]) -> None:
     schema["items"]["enum"] = choices.names(FOLDERS["filters"])
 
 
-class FederationConfig(Asked):
+class FederationConfig(BaseRunConfig):
     """The [run] table of kind "federated". A round corresponds to a step of the trainer."""
 
     KIND: ClassVar[str] = "federated"
 
     recipe: str = Field(
-        "tabular", json_schema_extra=asked.named("recipes", kind=KIND), description="What is trained, on what data."
+        "tabular",
+        json_schema_extra=base.schema_enum("recipes", kind=KIND),
+        description="What is trained, on what data.",
     )
     rounds: int = Field(
         30, ge=1, le=1_000_000, description="Exchanges between the server and clients; each makes one new global model."
@@ -57,7 +59,7 @@ class FederationConfig(Asked):
     learning_rate: float = Field(0.1, gt=0, le=100, allow_inf_nan=False, description="Of the clients' own steps.")
     client_lr_schedule: str = Field(
         "constant",
-        json_schema_extra=asked.named(FOLDERS["client_lr_schedule"]),
+        json_schema_extra=base.schema_enum(FOLDERS["client_lr_schedule"]),
         description="How the clients' learning rate changes from round to round.",
     )
     client_momentum: float = Field(
@@ -84,21 +86,21 @@ class FederationConfig(Asked):
     )
     algorithm: str = Field(
         "fedavg",
-        json_schema_extra=asked.named(FOLDERS["algorithm"]),
+        json_schema_extra=base.schema_enum(FOLDERS["algorithm"]),
         description="What clients compute and send, and what the server makes of it.",
     )
     aggregation: str = Field(
         "mean",
-        json_schema_extra=asked.named(FOLDERS["aggregation"]),
+        json_schema_extra=base.schema_enum(FOLDERS["aggregation"]),
         description="How the updates of a round become one.",
     )
     selection: str = Field(
         "uniform",
-        json_schema_extra=asked.named(FOLDERS["selection"]),
+        json_schema_extra=base.schema_enum(FOLDERS["selection"]),
         description="Which clients take part in a round.",
     )
     split: str = Field(
-        "iid", json_schema_extra=asked.named(FOLDERS["split"]), description="Which client has which samples."
+        "iid", json_schema_extra=base.schema_enum(FOLDERS["split"]), description="Which client has which samples."
     )
     class_imbalance: float = Field(
         1.0,
@@ -109,14 +111,18 @@ class FederationConfig(Asked):
         "all clients together, made by leaving samples out before they are split; 1: all are used.",
     )
     pace: str = Field(
-        "rounds", json_schema_extra=asked.named(FOLDERS["pace"]), description="For whom the server waits, and how long."
+        "rounds",
+        json_schema_extra=base.schema_enum(FOLDERS["pace"]),
+        description="For whom the server waits, and how long.",
     )
     adapters: str = Field(
-        "none", json_schema_extra=asked.named(FOLDERS["adapters"]), description="Which weights are trained and travel."
+        "none",
+        json_schema_extra=base.schema_enum(FOLDERS["adapters"]),
+        description="Which weights are trained and travel.",
     )
     transport: str = Field(
         "ranks",
-        json_schema_extra=asked.named(FOLDERS["transport"]),
+        json_schema_extra=base.schema_enum(FOLDERS["transport"]),
         description="Where clients are, and how they are reached.",
     )
     filters: list[str] = Field(
@@ -127,7 +133,7 @@ class FederationConfig(Asked):
     )
     attack: str = Field(
         "none",
-        json_schema_extra=asked.named(FOLDERS["attack"]),
+        json_schema_extra=base.schema_enum(FOLDERS["attack"]),
         description="What some of the clients do to harm the model, to try a robust aggregation.",
     )
     attackers: list[Annotated[int, Field(ge=0)]] = Field(
@@ -146,9 +152,9 @@ class FederationConfig(Asked):
         le=10_000,
         description="Steps that each client takes on its own data, on a copy, to be judged a second time; 0: none.",
     )
-    checkpoint_every: asked.Interval = asked.saved_every("rounds")
-    keep_every: int = asked.kept_every("rounds")
-    flush_steps: int = asked.flushed_after("rounds")
+    checkpoint_every: base.Interval = base.checkpoint_every_field("rounds")
+    keep_every: int = base.keep_every_field("rounds")
+    flush_steps: int = base.flush_steps_field("rounds")
 
     @model_validator(mode="before")
     @classmethod
@@ -175,13 +181,13 @@ class FederationConfig(Asked):
     )
     @classmethod
     def _is_choice(cls, name: str, info: Any) -> str:
-        return asked.chosen(FOLDERS[info.field_name], name)
+        return base.check_choice(FOLDERS[info.field_name], name)
 
     @field_validator("filters")
     @classmethod
     def _are_filters(cls, names: list[str]) -> list[str]:
         for name in names:
-            asked.chosen(FOLDERS["filters"], name)
+            base.check_choice(FOLDERS["filters"], name)
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f'names "{twice[0]}" twice. Keep one of them.')
         return names
@@ -191,19 +197,23 @@ class FederationConfig(Asked):
         if self.epochs is not None and self.local_steps is not None:
             raise ValidationError.from_exception_data(
                 type(self).__name__,
-                [asked.line(("local_steps",), "is given as well as epochs. Keep one of them.", self.local_steps)],
+                [
+                    base.option_error(
+                        ("local_steps",), "is given as well as epochs. Keep one of them.", self.local_steps
+                    )
+                ],
             )
         return self
 
-    def taken(self) -> dict[str, Choice]:
+    def chosen(self) -> dict[str, Choice]:
         named = {folder: getattr(self, field) for field, folder in FOLDERS.items() if field != "filters"}
         taken = {name: choices.get(folder, name) for folder, name in named.items()}
         return taken | {name: choices.get(FOLDERS["filters"], name) for name in self.filters}
 
-    def _unused(self, table: str) -> str:
+    def _unused_table_message(self, table: str) -> str:
         field = next(field for field, folder in FOLDERS.items() if table in choices.names(folder))
         remedy = f'add "{table}" to filters' if field == "filters" else f'write {field} = "{table}"'
-        return f"is a table of options that this run doesn't use. Remove it, or {remedy}."
+        return f"is a table of options that this run does not use. Remove it, or {remedy}."
 
     @property
     def custom(self) -> tuple[CustomPart, ...]:
@@ -240,7 +250,7 @@ def parse(table: Mapping[str, Any]) -> FederationConfig:
     try:
         return FederationConfig.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(asked.problems(error, FederationConfig)) from error
+        raise ConfigError(base.problems(error, FederationConfig)) from error
 
 
 def markdown_table(field: str) -> Iterator[str]:

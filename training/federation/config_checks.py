@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from training import contracts
-from training.config.asked import Problem
+from training.config.base import Problem
 from training.config.shape import Misfit, Shape
 from training.data import Labels
 from training.federation import attackers, combinations, custom, data_division, parts

@@ -10,7 +10,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from training.config.asked import ConfigError, Problem
+from training.config.base import ConfigError, Problem
 from training.config.shape import Misfit
 from training.data import Ids, Labels, Split
 from training.federation import parts, random_streams

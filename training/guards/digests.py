@@ -1,8 +1,8 @@
-"""Digests of tensors over their raw bits, computed where the tensors are, one number fetched at the end.
+"""Digests of tensors over their raw bits, computed where the tensors are; only one number is fetched at the end.
 
-Σ wordᵢ·wᵢ modulo 2⁶⁴ over words of at most 32 bits, with odd weights wᵢ that look random and differ by place: a single
-flipped bit always changes it (an odd number has no factor in common with 2⁶⁴), and anything else does but by a chance
-of some 2⁻³². Integer sums come out the same in any order. NaN and −0 count as the bits they are.
+Σ wordᵢ·wᵢ modulo 2⁶⁴ over words of at most 32 bits, with odd pseudo-random weights wᵢ that depend on the position: a
+single flipped bit always changes the digest (an odd number has no factor in common with 2⁶⁴), and any other change does
+so except with a probability of about 2⁻³². Integer sums do not depend on the order. NaN and −0 count by their bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from training.step.optimizer import local
 
 CHUNK = 1 << 22
-"""Numbers at once: the weights and products of so many take 64 MiB."""
+"""Numbers processed at once: their weights and products take 64 MiB."""
 _MULTIPLIER = 0x2545F4914F6CDD1D
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 _SIGN, _RANGE = 1 << 63, 1 << 64
@@ -23,7 +23,7 @@ _SIGN, _RANGE = 1 << 63, 1 << 64
 
 @torch.no_grad()
 def digest(tensor: Tensor) -> Tensor:
-    """The digest of what this rank holds of a tensor: an int64 scalar on its device."""
+    """Return the digest of this rank's part of a tensor: an int64 scalar on its device."""
     part = local(tensor.detach())
     bits = part.contiguous().reshape(-1)
     if bits.is_complex():
@@ -40,15 +40,15 @@ def digest(tensor: Tensor) -> Tensor:
 
 
 def digests(tensors: Iterable[Tensor]) -> list[int]:
-    """One after the other; the device is waited for once."""
-    found = [digest(tensor) for tensor in tensors]
-    if not found:
+    """Return the digest of each tensor; waits for the device only once."""
+    scalars = [digest(tensor) for tensor in tensors]
+    if not scalars:
         return []
-    return [int(number) for number in torch.stack([one.to(found[0].device) for one in found]).tolist()]
+    return [int(number) for number in torch.stack([scalar.to(scalars[0].device) for scalar in scalars]).tolist()]
 
 
-def together(numbers: Iterable[int]) -> int:
-    """One number for several, in their order."""
+def combine(numbers: Iterable[int]) -> int:
+    """Combine several numbers into one that depends on their order."""
     total = 0
     for number in numbers:
         total = ((total ^ (number % _RANGE)) * _MULTIPLIER + 1) % _RANGE
@@ -57,6 +57,6 @@ def together(numbers: Iterable[int]) -> int:
 
 
 def _signed(number: int) -> int:
-    """The 64 bits of a number as torch writes them, signed."""
+    """Return a 64-bit number as torch stores it, signed."""
     number %= _RANGE
     return number - _RANGE if number >= _SIGN else number

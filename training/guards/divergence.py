@@ -1,11 +1,11 @@
-"""A run that has lost what it had learned, told from one that is only noisy.
+"""Detect a run that has lost what it had learned, and ignore one that is merely noisy.
 
-The losses are smoothed (bias-corrected exponential mean, decay 0.98: some 50 steps), and the lowest smoothed one is
-kept. The run has diverged once the smoothed loss has been above lowest + margin for PATIENCE steps in a row. The margin
-is the largest of: a quarter of the lowest; half of what was learned since the detector was armed; four deviations of
-single losses from the smoothed one, as they were at the lowest. It is armed after the warm-up and ARMED_STEPS more
-steps, since early losses fall steeply or rise with the learning rate. A loss enters as at most lowest + 2 margins: so a
-spike, however high, has to last for about 60 steps to count, and one that recovers sooner never does.
+The losses are smoothed (bias-corrected exponential mean, decay 0.98: some 50 steps), and the lowest smoothed loss is
+remembered. The run has diverged once the smoothed loss has been above lowest + margin for PATIENCE steps in a row. The
+margin is the largest of: a quarter of the lowest; half of what was learned since the detector was armed; four standard
+deviations of single losses from the smoothed one, measured at the lowest. It is armed ARMED_STEPS after the warm-up,
+since early losses fall steeply or rise with the learning rate. A loss enters as at most lowest + 2 margins: a spike of
+any height has to last for about 60 steps to count, and one that recovers sooner never does.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ENTERS = 2.0
 
 
 class Divergence:
-    """Reads losses step after step, on one rank. Part of what a checkpoint remembers."""
+    """Reads the loss of every step, on one rank. Its state is saved in checkpoints."""
 
     def __init__(self, warmup_steps: int = 0) -> None:
         self._armed_after = warmup_steps + ARMED_STEPS
-        self._seen = 0
+        self._count = 0
         self._mean = self._variance = 0.0
         self._missing = 1.0
         self._first: float | None = None
@@ -46,19 +46,19 @@ class Divergence:
 
     @property
     def margin(self) -> float:
-        """By how much the smoothed loss may be above the lowest one."""
+        """By how much the smoothed loss may exceed the lowest one."""
         learned = (self._first or 0.0) - self._lowest
         return max(PART_OF_LOWEST * abs(self._lowest), PART_OF_LEARNED * learned, DEVIATIONS * self._deviation)
 
     def note(self, loss: float) -> bool:
-        """True once the run has diverged. What is not finite is not its business."""
+        """Add a loss; return True once the run has diverged. Losses that are not finite are ignored."""
         if not math.isfinite(loss):
             return False
-        self._seen += 1
+        self._count += 1
         armed = self._first is not None
         self._enter(min(loss, self._lowest + ENTERS * self.margin) if armed else loss)
         if not armed:
-            if self._seen >= self._armed_after:
+            if self._count >= self._armed_after:
                 self._first = self._lowest = self._mean
                 self._deviation = math.sqrt(self._variance)
             return False
@@ -70,13 +70,13 @@ class Divergence:
     def _enter(self, loss: float) -> None:
         self._missing *= DECAY
         weight = (1 - DECAY) / (1 - self._missing)
-        apart = loss - self._mean
-        self._mean += weight * apart
-        self._variance = (1 - weight) * (self._variance + weight * apart * apart)
+        difference = loss - self._mean
+        self._mean += weight * difference
+        self._variance = (1 - weight) * (self._variance + weight * difference * difference)
 
     def remember(self) -> dict[str, Any]:
         return {
-            "seen": self._seen,
+            "seen": self._count,
             "mean": self._mean,
             "variance": self._variance,
             "missing": self._missing,
@@ -86,15 +86,15 @@ class Divergence:
             "above": self._above,
         }
 
-    def recall(self, told: Mapping[str, Any]) -> None:
-        numbers = {name: told.get(name) for name in ("seen", "mean", "variance", "missing", "deviation", "above")}
+    def recall(self, state: Mapping[str, Any]) -> None:
+        numbers = {name: state.get(name) for name in ("seen", "mean", "variance", "missing", "deviation", "above")}
         if not all(_number(value) for value in numbers.values()):
             return
-        self._seen, self._above = int(told["seen"]), int(told["above"])
-        self._mean, self._variance = float(told["mean"]), float(told["variance"])
-        self._missing, self._deviation = float(told["missing"]), float(told["deviation"])
-        if _number(told.get("first")) and _number(told.get("lowest")):
-            self._first, self._lowest = float(told["first"]), float(told["lowest"])
+        self._count, self._above = int(state["seen"]), int(state["above"])
+        self._mean, self._variance = float(state["mean"]), float(state["variance"])
+        self._missing, self._deviation = float(state["missing"]), float(state["deviation"])
+        if _number(state.get("first")) and _number(state.get("lowest")):
+            self._first, self._lowest = float(state["first"]), float(state["lowest"])
 
 
 def _number(value: object) -> bool:

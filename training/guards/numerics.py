@@ -1,31 +1,31 @@
-"""How a run ends whose numbers can't be trusted any more; no torch."""
+"""How a run ends whose numbers cannot be trusted; no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Cause = Literal["nonfinite", "divergence", "corruption"]
+NumericsCause = Literal["nonfinite", "divergence", "corruption"]
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """What a rank's guards have found."""
+    """A reason to end the run that a rank's guards have found."""
 
-    cause: Cause
+    cause: NumericsCause
     step: int
     what: str
     rank: int
-    is_own: bool = False
-    """Its own loss was not finite; a gradient's norm is all ranks' together."""
+    is_local: bool = False
+    """Whether this rank's own loss was not finite; the gradient norm is computed over all ranks."""
 
 
 class NumericsError(RuntimeError):
-    """Ends the attempt: starting the ranks again from the same state would lead to the same (protocols.md §1).
+    """Ends the attempt: restarting the ranks from the same state would give the same result (protocols.md §1).
 
-    The message is one line that begins with the cause, `numerics.<cause>:`, which the portal knows it by.
+    The message is one line that begins with `numerics.<cause>:`, by which the portal recognises it.
     """
 
-    def __init__(self, cause: Cause, message: str) -> None:
+    def __init__(self, cause: NumericsCause, message: str) -> None:
         super().__init__(f"numerics.{cause}: {message}")
         self.cause = cause

@@ -1,8 +1,8 @@
-"""Which rank keeps the others waiting.
+"""Find the rank that keeps the others waiting.
 
-In a step all ranks end together, since they exchange gradients; what differs is how long each takes to get there, its
-own time (training.step.own_time). Every WINDOW steps the ranks exchange their means: one small reduction on the host,
-begun with a step, read at its end.
+All ranks end a step together, since they exchange gradients; they differ in how long each takes to get there, its own
+time (training.step.own_time). Every WINDOW steps the ranks exchange their mean own times: one small reduction on the
+host, begun with a step and read at its end.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from training.step.own_time import PARTS, OwnTime, Spent
 WINDOW = 20
 """Steps."""
 WINDOWS = 3
-"""A rank is told of once it was slow for so many in a row."""
+"""A rank is reported once it was slow for this many windows in a row."""
 FACTOR = 1.5
-"""Slow: its own time is so many times the median rank's …"""
-LEAST_SECONDS = 0.005
-"""… and longer by so much: on a busy machine small times vary by large factors."""
-LEAST_PART = 0.1
-"""… and by this part of the median step."""
+"""A rank is slow if its own time is this many times the median rank's …"""
+MIN_SECONDS = 0.005
+"""… and longer by this much, as small times vary by large factors on a busy machine, …"""
+MIN_PART = 0.1
+"""… and by this fraction of the median step."""
 
 
 @dataclass(frozen=True)
@@ -35,32 +35,32 @@ class Straggler:
 
     rank: int
     factor: float
-    """Its own time over the median rank's."""
+    """Its own time divided by the median rank's."""
     part: str
-    """Where most of the difference is."""
+    """The part of a step with most of the difference."""
     own_seconds: float
     median_seconds: float
 
 
 class Stragglers:
-    """All ranks' own times, window after window. Every rank comes to the same answer."""
+    """Compares the own times of all ranks, window by window. Every rank gets the same result."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._work: dist.Work | None = None
         self._table = torch.zeros(world.size, len(fields(Spent)))
-        self._slow: dict[int, int] = {}
-        self.named: Straggler | None = None
-        """The slowest of the ranks that are told of and still slow, as it was in the last window."""
+        self._slow_windows: dict[int, int] = {}
+        self.slowest: Straggler | None = None
+        """The slowest of the ranks that were reported and are still slow, as of the last window."""
 
     def begin(self, own: OwnTime) -> None:
-        """Tells the others of this rank's window."""
+        """Start exchanging the times of the window that has ended."""
         self._table.zero_()
         self._table[self._world.rank] = torch.tensor(astuple(own.means()))
         self._work = dist.all_reduce(self._table, async_op=True)
 
     def end(self) -> list[Straggler]:
-        """Ranks that have just been slow for WINDOWS windows in a row."""
+        """Return ranks that have just been slow for WINDOWS windows in a row."""
         if self._work is None:
             return []
         self._work.wait()
@@ -68,25 +68,25 @@ class Stragglers:
         return self.judge([Spent(*row) for row in self._table.tolist()])
 
     def judge(self, ranks: Sequence[Spent]) -> list[Straggler]:
-        """What all have told, by rank."""
-        found, named = [], []
+        """Judge the times of all ranks, in order of rank; return ranks that have just become stragglers."""
+        new, slow = [], []
         usual, step = median_low(spent.own for spent in ranks), median_low(spent.step for spent in ranks)
         for rank, spent in enumerate(ranks):
             seconds, over = spent.own, spent.own - usual
-            if over < max(LEAST_SECONDS, LEAST_PART * step) or seconds < FACTOR * usual:
-                self._slow.pop(rank, None)
+            if over < max(MIN_SECONDS, MIN_PART * step) or seconds < FACTOR * usual:
+                self._slow_windows.pop(rank, None)
                 continue
-            self._slow[rank] = self._slow.get(rank, 0) + 1
-            if self._slow[rank] >= WINDOWS:
+            self._slow_windows[rank] = self._slow_windows.get(rank, 0) + 1
+            if self._slow_windows[rank] >= WINDOWS:
                 factor = seconds / max(usual, 1e-9)
-                named.append(Straggler(rank, factor, _widest(ranks, spent), seconds, usual))
-                found += named[-1:] if self._slow[rank] == WINDOWS else []
-        self.named = max(named, key=lambda straggler: straggler.own_seconds, default=None)
-        return found
+                slow.append(Straggler(rank, factor, _slowest_part(ranks, spent), seconds, usual))
+                new += slow[-1:] if self._slow_windows[rank] == WINDOWS else []
+        self.slowest = max(slow, key=lambda straggler: straggler.own_seconds, default=None)
+        return new
 
 
-def _widest(ranks: Sequence[Spent], slow: Spent) -> str:
-    """The part in which this one is most over the median rank."""
+def _slowest_part(ranks: Sequence[Spent], slow: Spent) -> str:
+    """Return the part of a step in which this rank exceeds the median most."""
 
     def over(part: str) -> float:
         return float(getattr(slow, part) - median_low(getattr(spent, part) for spent in ranks))

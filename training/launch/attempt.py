@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.attempt.files import read_json, write_json
-from training.attempt.place import FOLDER
+from training.attempt.workspace import FOLDER
 from training.launch.plan import LaunchPlan
 
 CHECKPOINT = re.compile(r"step-\d{1,18}(\.g\d{1,9})?")

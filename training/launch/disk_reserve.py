@@ -10,7 +10,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from training.attempt.files import FULL
+from training.attempt.files import DISK_FULL
 
 RESERVE_BYTES = 8192
 
@@ -46,7 +46,7 @@ class DiskReserve:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            return error.errno in FULL and self._write_into(path, (fallback or text).encode())
+            return error.errno in DISK_FULL and self._write_into(path, (fallback or text).encode())
         return True
 
     def _write_into(self, path: Path, data: bytes) -> bool:

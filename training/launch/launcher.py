@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from training.attempt.files import FULL, write_json
+from training.attempt.files import DISK_FULL, write_json
 from training.attempt.heartbeat import heartbeat_path, read_beat
 from training.attempt.lineage import publish_generation, read_generation
 from training.launch.attempt import Attempt
@@ -92,7 +92,7 @@ class Launcher:
         try:
             code = self._run()
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in DISK_FULL:
                 raise
             self._log(f"the launcher cannot go on: {error}")
             code = 1
@@ -319,7 +319,7 @@ class Launcher:
             try:
                 write(*arguments, **options)
             except OSError as error:
-                if error.errno not in FULL or (until and time.monotonic() > until):
+                if error.errno not in DISK_FULL or (until and time.monotonic() > until):
                     raise
                 if not until:
                     until = time.monotonic() + DISK_FULL_SECONDS

@@ -15,10 +15,10 @@ from typing import Any
 from training.attempt.lineage import (
     Fenced,
     claim_generation,
-    give_up_claim,
     newest_on_lineage,
     raise_generation,
     read_generation,
+    withdraw_claim,
 )
 from training.config.exit_codes import STOPPED
 from training.launch.attempt import Attempt
@@ -89,7 +89,7 @@ class Leader:
         finally:
             # A claim left behind would look like a launch: a later resume could continue from its start checkpoint.
             if not is_recorded and isinstance(decision, Incarnation):
-                give_up_claim(self._plan.job_dir, decision.generation)
+                withdraw_claim(self._plan.job_dir, decision.generation)
         if is_recorded:
             self._report(last, decision)
 
@@ -117,7 +117,7 @@ class Leader:
         it.
         """
         if self._attempt.resume and not self._has_recorded_choice:
-            raise_generation(self._plan.job_dir, mine=None, resume=self._attempt.resume)
+            raise_generation(self._plan.job_dir, previous=None, resume=self._attempt.resume)
             self._has_recorded_choice = True
 
     # The incarnations after that.
@@ -266,7 +266,7 @@ class Leader:
         # Where no number of nodes fits at the start, the ranks report what is wrong.
         chosen = order[: most_nodes(self._plan, len(order)) or None]
         resume = resume or newest_on_lineage(self._plan.job_dir)
-        generation = claim_generation(self._plan.job_dir, mine=last.generation if last else None, resume=resume)
+        generation = claim_generation(self._plan.job_dir, previous=last.generation if last else None, resume=resume)
         return Incarnation(
             number=last.number + 1 if last else 0,
             generation=generation,

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from training.attempt.files import FULL, write_json
+from training.attempt.files import DISK_FULL, write_json
 from training.launch.disk_reserve import DiskReserve
 
 FOLDER = "looks"
@@ -107,7 +107,9 @@ def disk(folder: Path) -> Report:
             file.write(b"\0" * PROBE_BYTES)
             os.fsync(file.fileno())
     except OSError as error:
-        report["problem"] = errno.errorcode.get(error.errno or 0, "") if error.errno in FULL else str(error.strerror)
+        report["problem"] = (
+            errno.errorcode.get(error.errno or 0, "") if error.errno in DISK_FULL else str(error.strerror)
+        )
     finally:
         with suppress(OSError):
             probe.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.config.counting import counted
+from training.config.progress_unit import progress_unit
 
 BAD_PLAN = 2  # exit code: nothing was started, and starting again would not help
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:+-]{0,127}")
@@ -151,7 +151,7 @@ def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> Lau
         limits={phase: watchdog.seconds(phase, 0) for phase in watchdog.values},
         code=_code(document),
         script=_script(document.get("script")) if document.get("kind") == "script" else None,
-        counts=counted(str(document.get("kind"))),
+        counts=progress_unit(str(document.get("kind"))),
         env=_variables(_TomlTable(document.get("environment", {}), "environment")),
     )
 

@@ -28,7 +28,7 @@ def _fits(path: Path, world_size: int) -> bool:
     """
     # Imported here, as only elastic jobs need it: it takes a tenth of a second.
     from training import run_file
-    from training.config.asked import ConfigError
+    from training.config.base import ConfigError
     from training.config.run_config import RunConfig
     from training.planning import checking
 
@@ -39,4 +39,4 @@ def _fits(path: Path, world_size: int) -> bool:
     if not isinstance(settings, RunConfig):
         return True  # a federation's clients run on any number of ranks
     # An elastic run continues with uneven shares and more accumulation, except in a pipeline.
-    return checking.can_work(settings, world_size, lacking=True)
+    return checking.can_work(settings, world_size, allow_uneven=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
-from training.config.asked import Asked
+from training.config.base import BaseRunConfig
 from training.contracts import Recipe
 from training.corpus.errors import DataError
 from training.data import Prepared, Task
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 def prepare(
     recipe: Recipe,
-    config: Asked,
+    config: BaseRunConfig,
     world: World,
     *,
     cache: Path,
@@ -49,7 +49,7 @@ def prepare(
     return Telling(world, heartbeat, reporter).by_rank_0(make)
 
 
-def build(recipe: Recipe, config: Asked, prepared: Prepared, weights: Path | None = None) -> Task:
+def build(recipe: Recipe, config: BaseRunConfig, prepared: Prepared, weights: Path | None = None) -> Task:
     """What the recipe's `build` makes of it; its DataError with the option's whole path.
 
     `weights`: what its parameters are read from; None: the seed or a checkpoint gives them.

@@ -1,12 +1,12 @@
-"""What bounds a run: a straggler, compute, memory, communication, input or the host; by what was measured, no torch.
+"""Decide what limits a run: a straggler, compute, memory, communication, input or the host. No torch.
 
-The rule. A rank that is named for keeping the others waiting comes first: what they wait for it looks like
-communication to each of them, and no remedy for that would help. Else three shares of a step are losses: *input* (the
-loop waits for its data), *communication* (something is sent and nothing computed) and *host* (the device has nothing to
-do though nothing is waited for: Python, launches, our own loop). The largest of those that reach LOSS names the bound.
-Where none does, the device is busy; then it is *compute* bound if at least MATMUL of its busy time goes into products
-of matrices, attention and convolutions, or the model reaches GOOD_MFU of the GPUs' peak, and else *memory* bound:
-element-wise work, norms and copies wait for memory. What was not measured decides nothing.
+The rule. A straggler comes first: to the other ranks, waiting for it looks like communication, and no remedy for that
+would help. Otherwise three shares of a step are losses: *input* (the loop waits for data), *communication* (something
+is sent and nothing is computed) and *host* (the device idles though nothing is waited for: Python, launches, our loop).
+The largest loss of at least LOSS is the limit. Without one the device is busy; the run is *compute* bound if at least
+MATMUL of the busy time goes into matrix products, attention and convolutions, or if the model reaches GOOD_MFU of the
+GPUs' peak, and else *memory* bound: element-wise operations, norms and copies wait for memory. A quantity that was not
+measured decides nothing.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ BOUNDS: tuple[Bound, ...] = ("straggler", "compute", "memory", "communication", 
 LOSS = 0.15
 MATMUL = 0.5
 GOOD_MFU = 0.35
-LEAST_STEPS = 20
+MIN_STEPS = 20
 
 SPLIT = ("forward", "backward", "forward_backward", "optimizer", "communication", "data", "checkpoint", "other")
-"""The parts of a mean step, in the order in which they are drawn; seconds that add up to it."""
+"""The parts of a mean step in the order in which they are drawn; their seconds add up to it."""
 
 
 @dataclass(frozen=True)
-class Late:
-    """The rank that the others wait for most just now (training.guards.stragglers)."""
+class SlowRank:
+    """The rank that the others currently wait for most (training.guards.stragglers)."""
 
     rank: int
     factor: float
-    """Its own time over the median rank's."""
+    """Its own time divided by the median rank's."""
     part: str
-    """Where most of the difference is: data, compute or host."""
+    """The part of a step with most of the difference: data, compute or host."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What is known of some steps. Shares are parts of 1; None was not measured."""
+class StepMeasurement:
+    """Measurements of some steps. Shares are fractions of 1; None: not measured."""
 
     steps: int
     split: Mapping[str, float] = field(default_factory=dict)
     """Seconds of a mean step by part (see SPLIT)."""
     exchange: float = 0.0
-    """Seconds in which replicas that stay apart exchange after a step, where no sample looks; part of communication."""
+    """Seconds of exchanges after a step, which no sample covers; part of communication."""
     busy: float | None = None
-    """The part of the sampled step's own time in which something was computed."""
+    """Fraction of the sampled step in which something was computed."""
     exposed: float | None = None
-    """The part of that time in which something was sent and nothing computed."""
+    """Fraction of the sampled step in which something was sent and nothing computed."""
     matmul: float | None = None
-    """The part of what was computed that is products of matrices, attention and convolutions."""
+    """Fraction of the computing time spent on matrix products, attention and convolutions."""
     mfu: float | None = None
     on_gpu: bool = False
     world: int = 1
@@ -60,10 +60,10 @@ class Measured:
     dtype: str = ""
     compiled: bool = False
     refused: frozenset[str] = frozenset()
-    """Which of compile, fp8 and reshard this run can't be told to try, since its layout refuses it or it does so."""
+    """Which of compile, fp8 and reshard are no remedy: the layout refuses them, or they are in use already."""
     accumulation: int = 1
-    """Micro-batches a step on a rank."""
-    late: Late | None = None
+    """Micro-batches per step on a rank."""
+    slow_rank: SlowRank | None = None
 
     @property
     def seconds(self) -> float:
@@ -74,100 +74,100 @@ class Measured:
 
     @property
     def losses(self) -> dict[Bound, float]:
-        """The lost parts of a step by what they are lost to."""
+        """The lost fractions of a step, by cause."""
         exchange = self.exchange / self.seconds if self.seconds else 0.0
-        own = 1 - self.share("data") - self.share("checkpoint") - exchange
-        found: dict[Bound, float] = {"input": self.share("data"), "communication": self.share("communication")}
+        compute_share = 1 - self.share("data") - self.share("checkpoint") - exchange
+        losses: dict[Bound, float] = {"input": self.share("data"), "communication": self.share("communication")}
         if self.busy is not None:
             idle = max(0.0, 1 - self.busy - (self.exposed or 0.0))
-            # What lies between steps is nobody's work but the loop's; of the steps' own time what the sample says.
-            found["host"] = self.share("other") + idle * max(0.0, own - self.share("other"))
+            # Time between steps is the loop's; within steps, the sampled idle time.
+            losses["host"] = self.share("other") + idle * max(0.0, compute_share - self.share("other"))
         elif self.share("other") >= LOSS:
-            found["host"] = self.share("other")
-        return found
+            losses["host"] = self.share("other")
+        return losses
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """`bound` is None where not enough was measured; then `because` says what is missing."""
+    """The verdict. `bound` is None if too little was measured; then `because` says what is missing."""
 
     bound: Bound | None
     because: str
     remedy: str = ""
-    """One thing to try."""
+    """A single thing to try."""
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def judge(measured: Measured) -> Bottleneck:
-    """What bounds these steps."""
-    if measured.steps < LEAST_STEPS or not measured.seconds:
-        return Bottleneck(None, f"Not enough measured yet: {measured.steps} steps, and a verdict takes {LEAST_STEPS}.")
-    if measured.late is not None:
-        return _of_straggler(measured.late)
+def judge(measured: StepMeasurement) -> Bottleneck:
+    """Return what limits these steps."""
+    if measured.steps < MIN_STEPS or not measured.seconds:
+        return Bottleneck(None, f"Not enough data yet: {measured.steps} of {MIN_STEPS} steps measured.")
+    if measured.slow_rank is not None:
+        return _straggler_verdict(measured.slow_rank)
     bound, lost = max(measured.losses.items(), key=lambda loss: loss[1])
     if lost >= LOSS:
-        return Bottleneck(bound, _lost(bound, lost, measured), _remedy(bound, measured))
+        return Bottleneck(bound, _loss_text(bound, lost, measured), _remedy(bound, measured))
     if measured.matmul is None and (measured.mfu or 0.0) < GOOD_MFU:
-        return Bottleneck(None, "Not enough measured yet: no step has been looked at from inside (run.sample_seconds).")
+        return Bottleneck(None, "Not enough data yet: no step has been sampled (run.sample_seconds).")
     if (measured.mfu or 0.0) >= GOOD_MFU:
         because = f"The model reaches {_percent(measured.mfu)} of the GPUs' bf16 peak."
         return Bottleneck("compute", because, _remedy("compute", measured))
     bound = "compute" if (measured.matmul or 0.0) >= MATMUL else "memory"
     because = (
-        f"{_percent(measured.matmul)} of what is computed are products of matrices and attention; "
+        f"{_percent(measured.matmul)} of the computing time is matrix products and attention; "
         f"the largest loss, to {_LOST_TO[_largest(measured)]}, is {_percent(lost)} of a step."
     )
     return Bottleneck(bound, because, _remedy(bound, measured))
 
 
-def _of_straggler(late: Late) -> Bottleneck:
+def _straggler_verdict(slow: SlowRank) -> Bottleneck:
     because = (
-        f"Rank {late.rank} takes {late.factor:.1f} times the usual time of its own, most of it {_LATE[late.part]}; "
-        "all others wait for it."
+        f"Rank {slow.rank} takes {slow.factor:.1f} times as long as the median rank, mostly {_SLOW_IN[slow.part]}; "
+        "all other ranks wait for it."
     )
-    return Bottleneck("straggler", because, f"Look at that rank's node: {_LOOK_AT[late.part]}.")
+    return Bottleneck("straggler", because, f"Check that rank's node: {_CHECKS[slow.part]}.")
 
 
-_LATE = {"data": "waiting for data", "compute": "computing", "host": "between steps"}
-_LOOK_AT = {
-    "data": "the way to its data is slower than the others'",
-    "compute": "clocks and temperature of its GPU, and other programs there; resources.exclude_nodes goes round it",
-    "host": "other programs on its processors; resources.exclude_nodes goes round it",
+_SLOW_IN = {"data": "waiting for data", "compute": "computing", "host": "between steps"}
+_CHECKS = {
+    "data": "its access to the data is slower than the others'",
+    "compute": "clocks and temperature of its GPU, and other programs on it; resources.exclude_nodes avoids the node",
+    "host": "other programs on its CPUs; resources.exclude_nodes avoids the node",
 }
 
 
-def _largest(measured: Measured) -> Bound:
+def _largest(measured: StepMeasurement) -> Bound:
     return max(measured.losses.items(), key=lambda loss: loss[1])[0]
 
 
 _LOST_TO: dict[Bound, str] = {"input": "data", "communication": "communication", "host": "the host"}
 
 
-def _lost(bound: Bound, lost: float, measured: Measured) -> str:
+def _loss_text(bound: Bound, lost: float, measured: StepMeasurement) -> str:
     part = _percent(lost)
     if bound == "input":
         return f"{part} of a step is spent waiting for data."
     if bound == "communication":
-        return f"During {part} of a step something is sent and nothing computed."
-    where = "the GPU" if measured.on_gpu else "the processor"
-    return f"During {part} of a step {where} computes nothing, and waits neither for data nor for other ranks."
+        return f"During {part} of a step data is sent and nothing is computed."
+    where = "the GPU" if measured.on_gpu else "the CPU"
+    return f"During {part} of a step {where} is idle, waiting neither for data nor for other ranks."
 
 
-def _remedy(bound: Bound, measured: Measured) -> str:
-    """One thing, the likeliest first."""
+def _remedy(bound: Bound, measured: StepMeasurement) -> str:
+    """Return the single most promising remedy."""
     if bound == "input":
-        return "Put the data on a disk of the node, and make it ready beforehand (python -m training prepare)."
+        return "Put the data on a local disk of the node, and prepare it in advance (python -m training prepare)."
     if bound == "communication":
         if measured.parallelism == "fsdp" and measured.on_gpu and "reshard" not in measured.refused:
-            return 'Try [run.fsdp] reshard = "never": each block is then gathered once a step, for more memory.'
+            return 'Try [run.fsdp] reshard = "never": each block is gathered once per step, which takes more memory.'
         if 2 * measured.exchange > measured.split.get("communication", 0.0):
-            return "Try a larger every: replicas then become one model less often."
+            return "Try a larger every: replicas then synchronise less often."
         if measured.world > 1 and measured.accumulation == 1:
             return "Try a larger global_batch with the same micro_batch: gradients are then exchanged less often."
-        return "Try fewer ranks with more samples each, or ranks that lie closer together: all of them on one node."
-    # Where a rank's whole share goes through the model at once, only a larger batch makes that more.
+        return "Try fewer ranks with more samples each, or place all ranks on one node."
+    # Without accumulation, a rank's micro-batch can only grow with the global batch.
     larger = "a larger micro_batch" if measured.accumulation > 1 else "a larger global_batch"
     compiles = measured.on_gpu and not measured.compiled and "compile" not in measured.refused
     if bound == "host":
@@ -176,16 +176,16 @@ def _remedy(bound: Bound, measured: Measured) -> str:
         return f"Try {larger}: more work in each operation."
     if bound == "memory":
         if measured.on_gpu and measured.dtype == "fp32":
-            return 'Try dtype = "bf16": half the bytes for the same numbers.'
+            return 'Try dtype = "bf16": half the bytes per number.'
         if compiles:
-            return "Try compile = true: element-wise operations are fused, so each number is moved less often."
-        return f"Try {larger}, or a wider model: more arithmetic for each number that is moved."
+            return "Try compile = true: fused element-wise operations move each number less often."
+        return f"Try {larger}, or a wider model: more arithmetic per number that is moved."
     if measured.on_gpu and measured.dtype == "fp32":
-        return 'Try dtype = "bf16": the same products several times as fast.'
+        return 'Try dtype = "bf16": matrix products are several times as fast.'
     if measured.on_gpu and measured.dtype == "bf16":
         fp8 = "" if "fp8" in measured.refused else 'dtype = "fp8" where the model is wide, or '
-        return f"As it should be. Try {fp8}more GPUs."
-    return "As it should be: more ranks make it faster."
+        return f"This is as it should be. To go faster, try {fp8}more GPUs."
+    return "This is as it should be. More ranks make it faster."
 
 
 def _percent(part: float | None) -> str:
@@ -200,12 +200,12 @@ def split_of(
     checkpoint: float = 0.0,
     exposed_by_part: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """A mean step's seconds by disjoint parts.
+    """Split a mean step's seconds into disjoint parts.
 
-    `step`: without checkpoints, `data` waited for in it, `parts` as timed. `exposed_by_part`: of each part's time, what
-    a sample showed as communication that nothing hid; it becomes a part of its own, and an exchange between steps is
-    nothing else. What is left of the step is other; where a device works beside the host, data that was waited for
-    while it worked cost nothing.
+    `step`: without checkpoints; `data`: time waited for data within it; `parts`: as timed. `exposed_by_part`:
+    fraction of each part's time that a sample showed as exposed communication, which becomes a part of its own; an
+    exchange between steps consists of nothing else. The rest of the step is other. Where a device works in parallel
+    to the host, data that was waited for while it worked cost nothing.
     """
     split = dict.fromkeys(SPLIT, 0.0)
     for part, seconds in parts.items():
@@ -213,8 +213,8 @@ def split_of(
         sent = seconds * min(1.0, max(0.0, exposed))
         split[part] = seconds - sent
         split["communication"] += sent
-    left = max(0.0, step - sum(parts.values()))
-    split["data"] = min(data, left)
-    split["other"] = left - split["data"]
+    rest = max(0.0, step - sum(parts.values()))
+    split["data"] = min(data, rest)
+    split["other"] = rest - split["data"]
     split["checkpoint"] = checkpoint
     return {part: seconds for part, seconds in split.items() if seconds > 0}

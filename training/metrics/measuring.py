@@ -1,4 +1,4 @@
-"""What a run tells of itself beside its losses: parts of each step, MFU, samples from inside, and what bounds it."""
+"""Measure a run beyond its losses: parts of each step, MFU, sampled steps, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from training.config.run_config import RunConfig
 from training.config.shape import Shape
 from training.engine.assembling import Assembly
 from training.metrics import bottleneck, flops
-from training.metrics.bottleneck import Late, Measured
+from training.metrics.bottleneck import SlowRank, StepMeasurement
 from training.metrics.meter import StepTimes
-from training.metrics.step_trace import Sample, Sampler
+from training.metrics.step_trace import Sampler, StepSample
 from training.parallel import fsdp
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import World, sum_over_ranks
 from training.step.timing import EXCHANGE, OPTIMIZER, Marks
 
 WARM_STEPS = 5
-"""The first of an incarnation, which the bottleneck is told without: they allocate, and compile."""
-TOLD_SECONDS, LONGEST = 300.0, 3600.0
-"""Seconds until the bottleneck is told anew: each time twice as long, up to the longest."""
+"""First steps of an incarnation, which the bottleneck ignores: they allocate memory and compile."""
+REPORT_SECONDS, MAX_REPORT_SECONDS = 300.0, 3600.0
+"""Seconds between reports of the bottleneck: doubled each time, up to the longest."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class _Tally:
         for part, seconds in other.parts.items():
             self.parts[part] = self.parts.get(part, 0.0) + seconds
 
-    def split(self, sample: Sample | None) -> dict[str, float]:
+    def split(self, sample: StepSample | None) -> dict[str, float]:
         count = max(1, self.steps)
         return bottleneck.split_of(
             step=self.step / count,
@@ -64,7 +64,7 @@ class _Tally:
 
 
 class Measuring:
-    """The watch of every rank, and on rank 0 what is made of it."""
+    """Times the steps on every rank; on rank 0 it also samples them and reports the bottleneck."""
 
     def __init__(
         self,
@@ -73,31 +73,33 @@ class Measuring:
         assembly: Assembly,
         reporter: AnyReporter,
         *,
-        late: Callable[[], Late | None],
+        slow_rank: Callable[[], SlowRank | None],
     ) -> None:
-        """`late` tells which rank the others wait for, if one is named."""
+        """`slow_rank` returns the rank that the others wait for, if one has been named."""
         self._config, self._world, self._assembly, self._reporter = config, world, assembly, reporter
-        self._late = late
+        self._slow_rank = slow_rank
         self._watch = assembly.model.watch
         self._sampler = Sampler(world.device, every=config.sample_seconds if world.leads else 0.0)
         self._sampling = False
-        self._sample: Sample | None = None
-        self._tally, self._before = _Tally(), _Tally()
-        self._seen = 0
-        self._wait, self._next_telling = TOLD_SECONDS, 0.0
+        self._sample: StepSample | None = None
+        self._tally, self._previous_tally = _Tally(), _Tally()
+        self._steps_read = 0
+        self._wait, self._next_report = REPORT_SECONDS, 0.0
         dims = assembly.task.dims
         self._flops = float(dims.flops_per_token) if dims and assembly.task.unit == "tokens" else 0.0
         self._peaks = _peaks(world) if self._flops else float("nan")
 
     def begin(self, *, alone: bool) -> None:
-        """The step's own work begins: its batch is there. `alone`: nothing else is recording."""
-        self._sampling = alone and self._sampler.due()
+        """Begin a step, once its batch is there. `alone`: no profiler is recording."""
+        self._sampling = alone and self._sampler.is_due()
         if self._sampling:
             self._sampler.begin()
         self._watch.begin()
 
     def end(self, step: int) -> tuple[Marks, float]:
-        """It is done, on a GPU perhaps only queued; what is to be read later, and the seconds that measuring took."""
+        """End a step, which a GPU may only have queued; return the marks to read later, and the seconds that
+        measuring took.
+        """
         self._watch.mark(OPTIMIZER)
         marks = self._watch.end()
         if not self._sampling:
@@ -112,8 +114,9 @@ class Measuring:
 
     @contextmanager
     def exchanging(self, marks: Marks) -> Iterator[None]:
-        """Surrounds what replicas that stay apart send each other after a step, whose marks these are. No sample sees
-        it: it is not in every step."""
+        """Time what infrequently synchronised replicas exchange after the step with these marks; samples do not
+        cover it.
+        """
         if not self._assembly.model.exchange.is_apart:
             yield
             return
@@ -123,47 +126,47 @@ class Measuring:
         marks += self._watch.end()
 
     def read(self, step: int, times: StepTimes) -> dict[str, float]:
-        """Series of a step, once the device has come this far: its seconds, and for rank 0 to report more."""
+        """Return the series of a step that the device has finished: its seconds on every rank, and more on rank 0."""
         parts = self._watch.read(times.marks)
-        # The host runs ahead of a GPU: by its own clock a step lasts only as long as it takes to ask for one.
+        # The host runs ahead of a GPU: by the host's clock a step lasts only as long as launching it.
         times = replace(times, step=max(times.step, sum(parts.values())))
-        self._seen += 1
+        self._steps_read += 1
         if not self._world.leads:
             return {"step_seconds": times.step}
-        if self._seen > WARM_STEPS:
+        if self._steps_read > WARM_STEPS:
             self._tally.add(step, times, parts)
-        found = {f"{part}_seconds": seconds for part, seconds in parts.items()} | {"step_seconds": times.step}
-        if (reached := self._mfu(times.step)) is not None:
-            found["mfu"] = reached
-        return found
+        series = {f"{part}_seconds": seconds for part, seconds in parts.items()} | {"step_seconds": times.step}
+        if (mfu := self._mfu(times.step)) is not None:
+            series["mfu"] = mfu
+        return series
 
-    def stalled(self, step: int, seconds: float) -> None:
-        """Training stood still for a checkpoint after this step."""
+    def record_stall(self, step: int, seconds: float) -> None:
+        """Record that training stood still for a checkpoint after this step."""
         if self._world.leads:
             self._reporter.log(step, checkpoint_seconds=seconds)
             self._tally.checkpoint += seconds
 
-    def flushed(self) -> None:
-        """Everything up to here has been read: tells the bottleneck if it is due and there is something new to say."""
-        if not self._world.leads or self._sample is None or self._tally.steps < bottleneck.LEAST_STEPS:
+    def on_flush(self) -> None:
+        """Report the bottleneck if it is due and there are new measurements."""
+        if not self._world.leads or self._sample is None or self._tally.steps < bottleneck.MIN_STEPS:
             return
-        if (now := time.monotonic()) >= self._next_telling:
-            self.tell()
-            self._next_telling, self._wait = now + self._wait, min(2 * self._wait, LONGEST)
-            self._before, self._tally = self._tally, _Tally()
+        if (now := time.monotonic()) >= self._next_report:
+            self.report_bottleneck()
+            self._next_report, self._wait = now + self._wait, min(2 * self._wait, MAX_REPORT_SECONDS)
+            self._previous_tally, self._tally = self._tally, _Tally()
 
-    def tell(self) -> None:
-        """Tells what bounded the steps since the last time, or more where those are few; nothing where none is seen."""
-        if not self._world.leads or not self._seen:
+    def report_bottleneck(self) -> None:
+        """Report what limited the steps since the last report, or also those before if these are few."""
+        if not self._world.leads or not self._steps_read:
             return
-        if self._tally.steps < bottleneck.LEAST_STEPS:
-            self._tally.merge(self._before)
-            self._before = _Tally()
+        if self._tally.steps < bottleneck.MIN_STEPS:
+            self._tally.merge(self._previous_tally)
+            self._previous_tally = _Tally()
         tally, sample = self._tally, self._sample
-        measured = self._measured(tally, sample)
+        measured = self._measurement(tally, sample)
         self._reporter.event(
             "run.verdict",
-            **bottleneck.judge(measured).told(),
+            **bottleneck.judge(measured).to_dict(),
             steps=tally.steps,
             last_step=tally.last,
             step_seconds=measured.seconds,
@@ -175,9 +178,9 @@ class Measuring:
             sampled_step=sample.step if sample else None,
         )
 
-    def _measured(self, tally: _Tally, sample: Sample | None) -> Measured:
+    def _measurement(self, tally: _Tally, sample: StepSample | None) -> StepMeasurement:
         share, config = self._assembly.share, self._config
-        return Measured(
+        return StepMeasurement(
             steps=tally.steps,
             split=tally.split(sample) if tally.steps else {},
             exchange=tally.parts.get(EXCHANGE, 0.0) / max(1, tally.steps),
@@ -192,7 +195,7 @@ class Measuring:
             compiled=config.compile,
             refused=refused(config, self._assembly.model.shape),
             accumulation=-(-share.size // share.micro_batch),
-            late=self._late(),
+            slow_rank=self._slow_rank(),
         )
 
     def _mfu(self, step_seconds: float) -> float | None:
@@ -200,22 +203,22 @@ class Measuring:
 
 
 def refused(config: RunConfig, shape: Shape) -> frozenset[str]:
-    """The remedies of a bottleneck that this run can't take, or takes already (training.metrics.bottleneck)."""
+    """Return the remedies of a bottleneck that this run cannot use or already uses (training.metrics.bottleneck)."""
     tries = {"compile": ("compile", True), "fp8": ("dtype", "fp8")}
-    found = {name for name, (setting, value) in tries.items() if _is_refused(config, shape, setting, value)}
+    names = {name for name, (setting, value) in tries.items() if _is_refused(config, shape, setting, value)}
     if not fsdp.lets_go(config.options_of("fsdp").get("reshard", "auto"), is_piped=shape["pp"] > 1):
-        found.add("reshard")
-    return frozenset(found)
+        names.add("reshard")
+    return frozenset(names)
 
 
 def _is_refused(config: RunConfig, shape: Shape, setting: str, value: object) -> bool:
     tried = config.model_copy(update={setting: value})
-    return any(problem.field == setting for problem in tried.check(shape.world_size, lacking=True))
+    return any(problem.field == setting for problem in tried.check(shape.world_size, allow_uneven=True))
 
 
 def _peaks(world: World) -> float:
-    """The peaks of all ranks' GPUs together, FLOP/s; NaN where one is not known, or there is none."""
+    """Return the peaks of all ranks' GPUs together in FLOP/s; NaN where one is unknown, or without GPUs."""
     if world.device.type != "cuda":
         return float("nan")
-    mine = flops.peak(torch.cuda.get_device_name(world.device))
-    return float(sum_over_ranks(world, torch.tensor(mine or float("nan"), dtype=torch.float64)))
+    own_peak = flops.peak(torch.cuda.get_device_name(world.device))
+    return float(sum_over_ranks(world, torch.tensor(own_peak or float("nan"), dtype=torch.float64)))

@@ -1,4 +1,4 @@
-"""What is measured each step: kept on the device, fetched with one copy every so many steps or seconds.
+"""Collect the measurements of each step on the device, and fetch them with one copy every few steps or seconds.
 
 Fetching a value makes the host wait for the device, so it is never done step by step.
 """
@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from training.engine.optimizer_step import Known, StepResult
+from training.engine.optimizer_step import StepRecord, StepResult
 from training.reporting.reporter import AnyReporter
 from training.step.timing import Marks
 from training.units import GIB, MIB
@@ -24,30 +24,32 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Wall-clock seconds of one step, the data's part included; and what was sent in it."""
+    """Wall-clock seconds of one step including the wait for data, and the bytes sent in it."""
 
     step: float
     data: float
     marks: Marks = field(default_factory=list)
-    """When its parts ended: to be read once the device has come this far."""
+    """When its parts ended; to be read once the device has finished the step."""
     sent: float | None = None
-    """Bytes that this rank sent to the others, where that is known."""
+    """Bytes that this rank sent to others, where that is known."""
     saving: bool = False
-    """Some rank was writing a checkpoint meanwhile."""
+    """Whether some rank was writing a checkpoint meanwhile."""
 
 
-class Read(Protocol):
-    """What knows more of a step than its loss (training.metrics.measuring)."""
+class StepReader(Protocol):
+    """Provides more about a finished step than its loss (training.metrics.measuring)."""
 
     def read(self, step: int, times: StepTimes) -> dict[str, float]:
-        """Series of a step that is over: `step_seconds`, on every rank, and more for rank 0."""
+        """Return series of a finished step: `step_seconds` on every rank, and more on rank 0."""
 
-    def flushed(self) -> None:
-        """All steps so far have been read."""
+    def on_flush(self) -> None:
+        """Called when all steps so far have been read."""
 
 
 class Meter:
-    """Collects, and reports every `flush_steps` steps or `flush_seconds`, whichever is first; the first at once."""
+    """Collects, and reports every `flush_steps` steps or `flush_seconds`, whichever comes first; the first step at
+    once.
+    """
 
     def __init__(
         self,
@@ -58,15 +60,15 @@ class Meter:
         units_per_step: int,
         flush_steps: int,
         flush_seconds: float,
-        say: Callable[[str], None],
-        know: Callable[[Sequence[Known], float], None],
+        log: Callable[[str], None],
+        on_steps: Callable[[Sequence[StepRecord], float], None],
         device: torch.device,
-        measuring: Read,
+        measuring: StepReader,
     ) -> None:
-        """`know`: is given steps that the device has finished, and how long it was waited for, seconds."""
+        """`on_steps` gets the steps that the device has finished, and the seconds spent waiting for it."""
         self._measuring = measuring
-        self._reporter, self._leads, self._say, self._device = reporter, leads, say, device
-        self._know = know
+        self._reporter, self._leads, self._log, self._device = reporter, leads, log, device
+        self._on_steps = on_steps
         self._unit, self._units = unit, units_per_step
         self._flush_steps, self._flush_seconds = flush_steps, flush_seconds
         self._steps: list[tuple[int, float, StepTimes]] = []
@@ -74,48 +76,50 @@ class Meter:
         self._due = 0.0
 
     def record(self, step: int, done: StepResult, times: StepTimes) -> None:
-        """One step's values, which stay on the device."""
+        """Add one step's values, which stay on the device."""
         self._steps.append((step, done.learning_rate, times))
         self._values += (done.loss, done.norm)
         if len(self._steps) >= self._flush_steps or time.monotonic() >= self._due:
             self.flush()
 
     def flush(self) -> None:
-        """Hands everything over to the reporter, whose thread writes it."""
+        """Fetch all values and pass them to the reporter, whose thread writes them."""
         if not self._steps:
             return
         began = time.perf_counter()
         values = torch.stack(self._values).tolist()
         waited = time.perf_counter() - began
-        known: list[Known] = []
+        records: list[StepRecord] = []
         for (step, learning_rate, times), loss, norm in zip(self._steps, values[::2], values[1::2], strict=True):
-            log = {"loss": loss, "gradient_norm": norm, **self._measuring.read(step, times)}
-            exchange = log.get("exchange_seconds", 0.0)
-            known.append(Known(step, loss, norm, log["step_seconds"], times.saving, exchange))
+            series = {"loss": loss, "gradient_norm": norm, **self._measuring.read(step, times)}
+            exchange = series.get("exchange_seconds", 0.0)
+            records.append(StepRecord(step, loss, norm, series["step_seconds"], times.saving, exchange))
             if self._leads:
-                log["learning_rate"] = learning_rate
-                log["data_seconds"] = times.data
+                series["learning_rate"] = learning_rate
+                series["data_seconds"] = times.data
                 if times.sent is not None:
-                    log["communicated_mib"] = times.sent / MIB
-                log[f"{self._unit}_per_second"] = self._units / max(log["step_seconds"], 1e-9)
-            self._reporter.log(step, **log)
-        self._know(known, waited)
+                    series["communicated_mib"] = times.sent / MIB
+                series[f"{self._unit}_per_second"] = self._units / max(series["step_seconds"], 1e-9)
+            self._reporter.log(step, **series)
+        self._on_steps(records, waited)
         self._reporter.log(self._steps[-1][0], memory_gib=memory_gib(self._device))
-        self._measuring.flushed()
+        self._measuring.on_flush()
         self._reporter.flush()
         if self._leads:
-            self._tell(known)
+            self._log_progress(records)
         self._steps, self._values = [], []
         self._due = time.monotonic() + self._flush_seconds
 
-    def _tell(self, known: Sequence[Known]) -> None:
-        last, learning_rate = known[-1], self._steps[-1][1]
-        rate = f"{self._units * len(known) / max(sum(one.seconds for one in known), 1e-9):,.0f} {self._unit}/s"
-        self._say(f"step {last.step}  loss {last.loss:.4f}  norm {last.norm:.3f}  lr {learning_rate:.2e}  {rate}")
+    def _log_progress(self, records: Sequence[StepRecord]) -> None:
+        last, learning_rate = records[-1], self._steps[-1][1]
+        rate = (
+            f"{self._units * len(records) / max(sum(record.seconds for record in records), 1e-9):,.0f} {self._unit}/s"
+        )
+        self._log(f"step {last.step}  loss {last.loss:.4f}  norm {last.norm:.3f}  lr {learning_rate:.2e}  {rate}")
 
 
 def memory_gib(device: torch.device) -> float:
-    """What this rank holds: on its GPU at most so far, else in main memory now."""
+    """Return this rank's memory: the peak on its GPU so far, else its resident main memory now."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / GIB
     with open("/proc/self/statm", "rb") as file:

@@ -1,10 +1,11 @@
-"""Some steps written down whole by torch.profiler: asked for on the job's page, or by the configuration.
+"""Record some steps with torch.profiler: requested on the job's page, or by the configuration.
 
-The portal writes `profile.json` into its own folder of the run directory, {"id", "directory", "rank", "steps"}, and the
-rank that is asked sees it at a step boundary, looking once a second. The trace (Chrome's JSON, gzipped; chrome://tracing
-and ui.perfetto.dev open it) goes to `profiles/` in the attempt's folder, and an event says where it is. No other rank
-takes part; those that wait for the one that writes are spared by its heartbeat's phase. A profile that fails is told,
-and training goes on; one during which its process ended is told by the next incarnation, and not begun again.
+The portal writes `profile.json` into its own folder of the run directory, {"id", "directory", "rank", "steps"}; the
+requested rank notices it at a step boundary, polling once a second. The trace (Chrome's JSON, gzipped; open it with
+chrome://tracing or ui.perfetto.dev) goes to `profiles/` in the attempt's folder, and an event names the file. No other
+rank takes part; the heartbeat's phase protects those that wait for the one that writes. A profile that fails is
+reported, and training continues; one during which the process ended is reported by the next incarnation, which does not
+record it again.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from typing import Any
 
 from training.attempt.files import read_json
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
-from training.metrics.step_trace import hush
+from training.metrics.step_trace import silence_kineto
 from training.reporting.reporter import AnyReporter
 
 REQUEST, FOLDER = "profile.json", "profiles"
-LOOK_SECONDS = 1.0
-MOST_STEPS = 100
+POLL_SECONDS = 1.0
+MAX_STEPS = 100
 FROM_CONFIG = "config"
 _ID = re.compile(r"[a-z0-9]{1,32}")
 
 
 @dataclass(frozen=True)
-class Request:
-    """Profile so many steps, beginning with the next."""
+class ProfileRequest:
+    """Profile `steps` steps, beginning with the next."""
 
     id: str
     steps: int
@@ -41,13 +42,13 @@ class Request:
 
 @dataclass
 class _Window:
-    request: Request
+    request: ProfileRequest
     first: int
     profiler: Any
 
 
 class Profiling:
-    """Profiles one rank. `at`: the configuration's first step to profile on rank 0, 0 for none; `steps`: how many."""
+    """Profiles one rank. `at`: the first step to profile on rank 0 by configuration, 0 for none; `steps`: how many."""
 
     def __init__(
         self,
@@ -60,59 +61,59 @@ class Profiling:
         reporter: AnyReporter,
         heartbeat: Heartbeat | NullHeartbeat,
     ) -> None:
-        self._request = run_dir / "portal" / REQUEST
+        self._request_file = run_dir / "portal" / REQUEST
         self._attempt_dir, self._folder, self._rank = attempt_dir, attempt_dir / FOLDER, rank
-        self._at, self._steps = (at if rank == 0 else 0), steps
+        self._configured_step, self._steps = (at if rank == 0 else 0), steps
         self._reporter, self._heartbeat = reporter, heartbeat
         self._window: _Window | None = None
-        self._seen: set[str] = set()
-        self._next_look = 0.0
+        self._handled: set[str] = set()
+        self._next_poll = 0.0
 
     @property
-    def is_on(self) -> bool:
+    def is_recording(self) -> bool:
         return self._window is not None
 
-    def between(self, step: int, *, goes_on: bool = True) -> None:
-        """Begins or ends one at the boundary after `step` steps, 0 too. Not `goes_on`: no step follows to record."""
+    def between(self, step: int, *, continues: bool = True) -> None:
+        """Begin or end a profile at the boundary after `step` steps, 0 too. `goes_on`: whether another step follows."""
         if self._window is not None:
             self._window.profiler.step()
             if step >= self._window.first + self._window.request.steps - 1:
                 self._end(self._window, step)
-        elif goes_on and (request := self._wanted(step)) is not None:
+        elif continues and (request := self._next_request(step)) is not None:
             self._begin(request, step)
 
     def close(self, step: int) -> None:
-        """The run ends: what is open is written as far as it goes."""
+        """Write the open profile, incomplete, because the run ends."""
         if self._window is not None:
             self._end(self._window, step)
 
-    def _wanted(self, step: int) -> Request | None:
-        if self._at and step + 1 == self._at:
-            return Request(FROM_CONFIG, self._steps)
-        if (now := time.monotonic()) < self._next_look:
+    def _next_request(self, step: int) -> ProfileRequest | None:
+        if self._configured_step and step + 1 == self._configured_step:
+            return ProfileRequest(FROM_CONFIG, self._steps)
+        if (now := time.monotonic()) < self._next_poll:
             return None
-        self._next_look = now + LOOK_SECONDS
-        if not os.path.exists(self._request):
+        self._next_poll = now + POLL_SECONDS
+        if not os.path.exists(self._request_file):
             return None
-        found = read_json(self._request)
-        return self._request_of(found) if isinstance(found, dict) else None
+        table = read_json(self._request_file)
+        return self._parse_request(table) if isinstance(table, dict) else None
 
-    def _request_of(self, found: dict[str, Any]) -> Request | None:
-        number, steps = found.get("id"), found.get("steps")
-        if found.get("directory") != self._attempt_dir.name or found.get("rank", 0) != self._rank:
+    def _parse_request(self, table: dict[str, Any]) -> ProfileRequest | None:
+        request_id, steps = table.get("id"), table.get("steps")
+        if table.get("directory") != self._attempt_dir.name or table.get("rank", 0) != self._rank:
             return None
-        if not isinstance(number, str) or not _ID.fullmatch(number) or number in self._seen:
+        if not isinstance(request_id, str) or not _ID.fullmatch(request_id) or request_id in self._handled:
             return None
-        return Request(number, min(max(steps, 1), MOST_STEPS) if isinstance(steps, int) else self._steps)
+        return ProfileRequest(request_id, min(max(steps, 1), MAX_STEPS) if isinstance(steps, int) else self._steps)
 
-    def _begin(self, request: Request, step: int) -> None:
-        self._seen.add(request.id)
+    def _begin(self, request: ProfileRequest, step: int) -> None:
+        self._handled.add(request.id)
         self._heartbeat.beat("profile", step)
         mark = self._mark(request)
         try:
             self._folder.mkdir(exist_ok=True)
-            if mark.exists():  # begun by an incarnation before this one
-                self._tell_unended(request, mark)
+            if mark.exists():  # begun by an earlier incarnation
+                self._report_unfinished(request, mark)
                 return
             mark.touch(0o640)
             self._window = _Window(request, step + 1, _start())
@@ -120,7 +121,7 @@ class Profiling:
             self._fail(request, error)
 
     def _end(self, window: _Window, step: int) -> None:
-        """Training stands still while the trace is written; how long that took is told."""
+        """Write the trace and report how long that took, as training stands still meanwhile."""
         self._window = None
         self._heartbeat.beat("profile", step)
         began = time.monotonic()
@@ -157,17 +158,17 @@ class Profiling:
                     path.unlink(missing_ok=True)
         return target.stat().st_size
 
-    def _tell_unended(self, request: Request, mark: Path) -> None:
-        """Tells once of one that was never ended: who waits for it would do so for as long as the attempt runs."""
+    def _report_unfinished(self, request: ProfileRequest, mark: Path) -> None:
+        """Report once a profile that was never finished: its requester would wait for as long as the attempt runs."""
         if not mark.stat().st_size and not any(self._folder.glob(f"step-*.rank{self._rank}.{request.id}.json.gz")):
             self._fail(request, "its process ended before it was written")
 
-    def _fail(self, request: Request, error: object) -> None:
+    def _fail(self, request: ProfileRequest, error: object) -> None:
         self._reporter.event("profile.failed", id=request.id, of_rank=self._rank, reason=str(error)[:500])
         with suppress(OSError):
-            self._mark(request).write_text("failed\n")  # so that no later incarnation tells it again
+            self._mark(request).write_text("failed\n")  # so that no later incarnation reports it again
 
-    def _mark(self, request: Request) -> Path:
+    def _mark(self, request: ProfileRequest) -> Path:
         return self._folder / f".{request.id}.{self._rank}"
 
 
@@ -175,7 +176,7 @@ def _start() -> Any:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    hush()
+    silence_kineto()
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     profiler = profile(activities=activities, record_shapes=True)
     profiler.start()

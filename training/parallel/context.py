@@ -28,7 +28,7 @@ def check(shape: Shape, **options: object) -> None:
         raise Misfit("mesh.cp", "this recipe's model has no context that could be cut. Leave the axis out.")
     if dims.context % (2 * cp):
         # An odd one has no halves: it can't be cut at all.
-        fits = nearest_divisors(cp, 1 if dims.context % 2 else gcd(shape.room("cp"), dims.context // 2))
+        fits = nearest_divisors(cp, 1 if dims.context % 2 else gcd(shape.ranks_for("cp"), dims.context // 2))
         raise Misfit("mesh.cp", f"the context, {dims.context}, does not fall into 2 × {cp} chunks. {fits}")
 
 

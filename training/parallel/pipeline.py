@@ -38,7 +38,7 @@ def check(shape: Shape, *, schedule: str = "1F1B", stages_per_rank: int | None =
     if stages_per_rank is not None and each != stages_per_rank:
         raise Misfit("pipeline.stages_per_rank", f"is {stages_per_rank}, but {schedule} has {each}. Leave it out.")
     if pp * each > dims.layers:
-        room = shape.room("pp")
+        room = shape.ranks_for("pp")
         fits = max(count for count in range(1, max(1, dims.layers // each) + 1) if room % count == 0)
         message = f"{pp} ranks × {each} stages need {pp * each} blocks, the model has {dims.layers}. At most: {fits}."
         raise Misfit("mesh.pp", message)

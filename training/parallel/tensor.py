@@ -31,7 +31,7 @@ def check(shape: Shape, *, sequence_parallel: bool = True, **options: object) ->
         raise Misfit(VOCABULARY, f"is {dims.vocabulary}, which does not divide by {tp}.")
     for name, size in sizes.items():
         if size % tp:
-            fits = nearest_divisors(tp, gcd(shape.room("tp"), *sizes.values()))
+            fits = nearest_divisors(tp, gcd(shape.ranks_for("tp"), *sizes.values()))
             raise Misfit("mesh.tp", f"the model's {name}, {size}, does not divide by {tp}. {fits}")
 
 

@@ -1,4 +1,6 @@
-"""What can't work of a run on so many ranks, before anything is allocated, its layout given or chosen; no torch."""
+"""Check, before allocation, whether a run can work on a number of ranks, with a given or an automatic layout; no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +8,39 @@ from collections.abc import Iterator
 
 from training.config import choices
 from training.config import shape as shapes
-from training.config.asked import ConfigError, Problem
+from training.config.base import ConfigError, Problem
 from training.config.dims import Dims
 from training.config.run_config import RunConfig
+from training.planning.layouts import LayoutPlan, Ranks, find
 from training.planning.plan import plan
-from training.planning.ways import Plan, Ranks, find
 
 
 def problems(
-    config: RunConfig, world_size: int, dims: Dims | None = None, *, lacking: bool = False
+    config: RunConfig, world_size: int, dims: Dims | None = None, *, allow_uneven: bool = False
 ) -> Iterator[Problem]:
-    """Each with the nearest values that work. Of auto: whether any way can, whatever the memory, which is known where
-    it runs.
+    """Yield what cannot work, with the nearest values that can. For auto: whether any layout can, regardless of memory.
 
-    `dims`: the model's sizes where its data has told the vocabulary; else as the recipe's options give them.
-    `lacking`: of a run that was made for more: shares of the batch may be uneven.
+    `dims`: the model's sizes, if its data has determined the vocabulary; else they follow from the recipe's options.
+    `allow_uneven`: the run was made for more ranks, so shares of the batch may be uneven.
     """
     if config.parallelism != shapes.AUTO:
-        yield from config.check(world_size, dims, lacking=lacking)
+        yield from config.check(world_size, dims, allow_uneven=allow_uneven)
         return
-    found = list(_of_auto(config, Ranks(world_size, world_size, None, lacking), dims))
+    found = list(_auto_problems(config, Ranks(world_size, world_size, None, allow_uneven), dims))
     yield from found
-    told = {problem.field for problem in found}
-    yield from (problem for problem in config.check_steps() if problem.field not in told)
+    reported = {problem.field for problem in found}
+    yield from (problem for problem in config.check_steps() if problem.field not in reported)
 
 
-@choices.held()
-def can_work(config: RunConfig, world_size: int, *, lacking: bool = False) -> bool:
-    """Whether there are no problems: for those who ask of many numbers of ranks, and tell nobody a remedy."""
+@choices.caching()
+def can_work(config: RunConfig, world_size: int, *, allow_uneven: bool = False) -> bool:
+    """Return whether there are no problems; faster than `problems`, as no remedies are searched for."""
     if config.parallelism != shapes.AUTO:
-        return not any(config.check(world_size, lacking=lacking))
-    return isinstance(find(config, Ranks(world_size, world_size, None, lacking)), Plan)
+        return not any(config.check(world_size, allow_uneven=allow_uneven))
+    return isinstance(find(config, Ranks(world_size, world_size, None, allow_uneven)), LayoutPlan)
 
 
-def _of_auto(config: RunConfig, ranks: Ranks, dims: Dims | None) -> Iterator[Problem]:
+def _auto_problems(config: RunConfig, ranks: Ranks, dims: Dims | None) -> Iterator[Problem]:
     try:
         plan(config, ranks, dims)
     except ConfigError as error:

@@ -1,62 +1,71 @@
-"""Chooses a run's axes by the model's size, the memory of a rank and which ranks share a node; numbers alone, no torch.
+"""Choose a run's axes by the model's size, the memory of a rank and which ranks share a node; numbers alone, no torch.
 
     parallelism = "auto"
 
-It settles the mesh and the micro-batch, which change no number of the run, and no other setting: where nothing fits as
-asked it says what nearest would, which it has tried (training.planning.remedies; docs/decisions/0022).
+This sets the mesh and the micro-batch, which change none of the run's numbers, and no other setting: where nothing
+fits, the error names the nearest changes that do, which it has tried (training.planning.remedies;
+docs/decisions/0022).
 """
 
 from __future__ import annotations
 
 from training.config import choices
 from training.config import shape as shapes
-from training.config.asked import ConfigError, Problem
+from training.config.base import ConfigError, Problem
 from training.config.dims import Dims
 from training.config.run_config import RunConfig
 from training.planning import remedies
-from training.planning.ways import Plan, Ranks, Refusal, estimate_of, find
+from training.planning.layouts import LayoutPlan, LayoutRefusal, Ranks, estimate_of, find
 from training.units import size_text
 
-MOST_TOLD = 3
-"""Ways that take more memory than there is, one by one; of more than that only the first and the least."""
+MAX_LISTED = 3
+"""Layouts listed one by one in an error if they need too much memory; of more, only the first and the smallest."""
 
 
-@choices.held()
-def plan(config: RunConfig, ranks: Ranks, dims: Dims | None = None) -> Plan:
-    """Fills in what `auto` leaves open, and estimates the memory; ConfigError if nothing can work.
+@choices.caching()
+def plan(config: RunConfig, ranks: Ranks, dims: Dims | None = None) -> LayoutPlan:
+    """Choose what `auto` leaves open, and estimate the memory. Raises ConfigError if nothing can work.
 
-    `dims`: the model's sizes, once its data has told the vocabulary; else as the recipe's options give them.
+    `dims`: the model's sizes, if its data has determined the vocabulary; else they follow from the recipe's options.
     """
     if config.parallelism != shapes.AUTO:
-        return _as_given(config, ranks, dims)
+        return _plan_given(config, ranks, dims)
     found = find(config, ranks, dims)
-    if isinstance(found, Plan):
+    if isinstance(found, LayoutPlan):
         return found
     problems = {refusal.problem for refusal in found}
-    if len(problems) == 1 and (only := problems.pop()).field:  # it is nothing that another layout would mend
-        raise ConfigError([Problem(f"run.{only.field}", f"{only.message} {remedies.told(config, ranks, dims)}")])
-    said = ["auto found no way that works.", f"Tried: {_tried(found)}.", remedies.told(config, ranks, dims)]
-    raise ConfigError([Problem("run.parallelism", " ".join(said))])
+    if len(problems) == 1 and (only := problems.pop()).field:  # another layout would not help
+        raise ConfigError(
+            [Problem(f"run.{only.field}", f"{only.message} {remedies.describe_remedies(config, ranks, dims)}")]
+        )
+    sentences = [
+        "auto found no layout that works.",
+        f"Tried: {_tried(found)}.",
+        remedies.describe_remedies(config, ranks, dims),
+    ]
+    raise ConfigError([Problem("run.parallelism", " ".join(sentences))])
 
 
-def _as_given(config: RunConfig, ranks: Ranks, dims: Dims | None) -> Plan:
-    problems = list(config.check(ranks.world_size, dims, lacking=ranks.lacking))
+def _plan_given(config: RunConfig, ranks: Ranks, dims: Dims | None) -> LayoutPlan:
+    problems = list(config.check(ranks.world_size, dims, allow_uneven=ranks.allow_uneven))
     if problems:
         raise ConfigError(Problem(f"run.{problem.field}", problem.message) for problem in problems)
-    made = Plan(config, shapes.shape_of(config, ranks.world_size, dims), None)
-    made = Plan(config, made.shape, estimate_of(config, made.shape, made.micro))
+    made = LayoutPlan(config, shapes.shape_of(config, ranks.world_size, dims), None)
+    made = LayoutPlan(config, made.shape, estimate_of(config, made.shape, made.micro))
     if made.footprint is None:
         return made
     found = find(config, ranks, dims)
-    advice = [] if isinstance(found, Plan) else [remedies.told(config, ranks, dims)]
-    return Plan(config, made.shape, made.footprint, [made.room(ranks), *advice])
+    advice = [] if isinstance(found, LayoutPlan) else [remedies.describe_remedies(config, ranks, dims)]
+    return LayoutPlan(config, made.shape, made.footprint, [made.memory_text(ranks), *advice])
 
 
-def _tried(refusals: list[Refusal]) -> str:
-    short = [refusal for refusal in refusals if refusal.needs is not None]
-    if len(short) <= MOST_TOLD:
+def _tried(refusals: list[LayoutRefusal]) -> str:
+    too_large = [refusal for refusal in refusals if refusal.needs is not None]
+    if len(too_large) <= MAX_LISTED:
         return "; ".join(map(str, refusals))
-    least = min(short, key=lambda refusal: refusal.needs or 0)
+    smallest = min(too_large, key=lambda refusal: refusal.needs or 0)
     others = [str(refusal) for refusal in refusals if refusal.needs is None]
-    count = len(short) - 1
-    return "; ".join([str(short[0]), *others, f"{count} more ways need at least {size_text(least.needs or 0)}"])
+    count = len(too_large) - 1
+    return "; ".join(
+        [str(too_large[0]), *others, f"{count} more layouts need at least {size_text(smallest.needs or 0)}"]
+    )

@@ -1,6 +1,7 @@
-"""What nearest would work where a plan finds nothing: settings, ranks, contexts, memory, each tried by the plan itself.
+"""Find the nearest changes that would work where a plan finds nothing: settings, ranks, contexts or memory.
 
-Nothing of it is done unasked: each costs time, or changes the run's numbers (docs/decisions/0022).
+Each is tried by the planner itself. None is applied unasked: each costs time, or changes the run's numbers
+(docs/decisions/0022).
 """
 
 from __future__ import annotations
@@ -14,124 +15,132 @@ from training.config import shape as shapes
 from training.config.dims import Dims
 from training.config.run_config import RunConfig
 from training.planning import settings
-from training.planning.changes import Change, changed, without
-from training.planning.trial import Trial
-from training.planning.ways import Plan, Ranks, context_of, estimate_of, least_memory
+from training.planning.changes import Change, apply_change, without
+from training.planning.layouts import LayoutPlan, Ranks, context_of, estimate_of, least_memory
+from training.planning.trial import ChangeTrials
 from training.units import GIB, size_text
 
-NOTHING = "No setting, number of ranks or memory that was tried mends it."
+NOTHING = "No setting, number of ranks or amount of memory that was tried would help."
 TIMES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""So many times the ranks are tried."""
+"""Multiples of the number of ranks that are tried."""
 NEAR = 3
-"""Numbers of ranks that are tried with the batch as it was asked for, before another batch is told."""
+"""Numbers of ranks that are tried with the configured batch, before another batch is suggested."""
 SHORTEST = 1024
-"""Tokens: nobody who asked for more is told to take a shorter context."""
+"""Tokens: the shortest context that is suggested."""
 
 
-def told(config: RunConfig, ranks: Ranks, dims: Dims | None) -> str:
-    """Sentences: the cheapest settings that work here, or what needs slower memory, other ranks, or fewer tokens."""
+def describe_remedies(config: RunConfig, ranks: Ranks, dims: Dims | None) -> str:
+    """Return sentences: the cheapest settings that work here, or what works with slower memory, more ranks or
+    fewer tokens.
+    """
     search = _Search(config, ranks, dims)
-    apart = search.apart_from_memory()
-    if apart is None:
+    base_change = search.ignoring_memory()
+    if base_change is None:
         return NOTHING
-    if here := search.here(apart):
+    if here := search.here(base_change):
         return f"This would work: {here}."
-    slower, fewer_tokens = search.offloaded(apart), search.shorter(apart)
-    ways = list(filter(None, (slower, search.on_more(apart), fewer_tokens, search.with_more_memory(apart))))
-    if not ways:
+    slower, fewer_tokens = search.offloaded(base_change), search.shorter(base_change)
+    remedies = list(
+        filter(None, (slower, search.with_more_ranks(base_change), fewer_tokens, search.with_more_memory(base_change)))
+    )
+    if not remedies:
         return NOTHING
-    said = f"{'These' if len(ways) > 1 else 'This'} would work: {'; '.join(ways)}."
-    return said if slower or fewer_tokens else f"No setting is enough on these ranks. {said}"
+    text = f"{'These' if len(remedies) > 1 else 'This'} would work: {'; '.join(remedies)}."
+    return text if slower or fewer_tokens else f"No setting is enough on these ranks. {text}"
 
 
 class _Search:
-    """What to try, and in which order."""
+    """Tries changes, the least costly first."""
 
     def __init__(self, config: RunConfig, ranks: Ranks, dims: Dims | None) -> None:
         self._config, self._ranks, self._dims = config, ranks, dims
-        self._tried = Trial(config, ranks, dims)
-        self._plainest = settings.plainest(config, ranks)
+        self._trials = ChangeTrials(config, ranks, dims)
+        self._unrestricted = settings.unrestricted(config, ranks)
         self._lightest = settings.lightest(config, ranks)
 
-    def apart_from_memory(self) -> Change | None:
-        """The least to be changed for some way to work on these ranks, had they memory enough; None: nothing does."""
+    def ignoring_memory(self) -> Change | None:
+        """Return the smallest change with which some layout works if memory is ignored; None: nothing works."""
         boundless = replace(self._ranks, memory_bytes=None)
-        if self._tried.find({}, boundless):
+        if self._trials.find({}, boundless):
             return {}
-        if not self._tried.find(self._plainest, boundless) and not self._dims:
-            self._plainest = {**settings.sizes(self._config), **self._plainest}
-        return self._tried.least_of(self._plainest, boundless)
+        if not self._trials.find(self._unrestricted, boundless) and not self._dims:
+            self._unrestricted = {**settings.sizes(self._config), **self._unrestricted}
+        return self._trials.minimal(self._unrestricted, boundless)
 
-    def here(self, apart: Change) -> str | None:
-        """Settings with which it fits these ranks: the cheapest beside those that it needs in any case, or any."""
-        some: list[Change] = [apart] if apart else []
-        some += [{**apart, **lighter} for lighter in settings.lighter(self._config, self._ranks)]
-        for change in [*some, {**self._plainest, **self._lightest}]:
-            if least := self._tried.least_of(change, self._ranks):
-                return self._tried.said(least, self._ranks)
+    def here(self, base: Change) -> str | None:
+        """Return the cheapest settings with which it fits these ranks, in addition to `base`, which is needed
+        anyway.
+        """
+        changes: list[Change] = [base] if base else []
+        changes += [{**base, **lighter} for lighter in settings.lighter(self._config, self._ranks)]
+        for change in [*changes, {**self._unrestricted, **self._lightest}]:
+            if smallest := self._trials.minimal(change, self._ranks):
+                return self._trials.describe(smallest, self._ranks)
         return None
 
-    def offloaded(self, apart: Change) -> str | None:
-        """Slow: weights come from main memory for each micro-batch, and AdamW runs on the CPU."""
+    def offloaded(self, base: Change) -> str | None:
+        """Return the change to offload: slow, as weights come from main memory per micro-batch, and AdamW runs on
+        the CPU.
+        """
         if self._ranks.on_cpu or self._config.options_of("fsdp").get("offload"):
             return None
-        own = {} if self._config.parallelism in (shapes.AUTO, "fsdp") else {"parallelism": "fsdp"}
+        layout = {} if self._config.parallelism in (shapes.AUTO, "fsdp") else {"parallelism": "fsdp"}
         for more in ({}, self._lightest):
-            change = {**apart, **own, "fsdp.offload": True, **more}
-            if found := self._tried.find(change, self._ranks):
-                beside = f"with {size_text(_resident(found))} of main memory a rank"
-                return f"{self._tried.said(change, self._ranks)}, {beside}"
+            change = {**base, **layout, "fsdp.offload": True, **more}
+            if found := self._trials.find(change, self._ranks):
+                requirement = f"with {size_text(_resident(found))} of main memory a rank"
+                return f"{self._trials.describe(change, self._ranks)}, {requirement}"
         return None
 
-    def on_more(self, apart: Change) -> str | None:
-        """The smallest number of such ranks."""
-        for every in (apart, self._plainest):
-            some = [replace(self._ranks, world_size=self._ranks.world_size * times) for times in TIMES]
-            least = bisect_left(some, True, key=partial(self._fits, every))
-            # Another batch is told only where the one that was asked for divides over none that are near.
-            for ranks in some[least:][:NEAR]:
+    def with_more_ranks(self, base: Change) -> str | None:
+        """Return the smallest number of such ranks that works."""
+        for change in (base, self._unrestricted):
+            candidates = [replace(self._ranks, world_size=self._ranks.world_size * times) for times in TIMES]
+            first = bisect_left(candidates, True, key=partial(self._fits, change))
+            # Another batch is suggested only if the configured one divides over none of the nearest numbers.
+            for ranks in candidates[first:][:NEAR]:
                 for more in ({}, self._lightest):
-                    if self._tried.find({**apart, **more}, ranks):
-                        return self._tried.said({**apart, **more}, ranks)
-            for ranks in some[least:][:1]:
-                if change := self._tried.least_of(self._all(every, ranks), ranks):
-                    return self._tried.said(change, ranks)
+                    if self._trials.find({**base, **more}, ranks):
+                        return self._trials.describe({**base, **more}, ranks)
+            for ranks in candidates[first:][:1]:
+                if minimal := self._trials.minimal(self._all(change, ranks), ranks):
+                    return self._trials.describe(minimal, ranks)
         return None
 
-    def shorter(self, apart: Change) -> str | None:
-        """Half the context, a quarter, …"""
-        asked = context_of(self._config, self._dims) if "context" in self._config.recipe_options() else 0
+    def shorter(self, base: Change) -> str | None:
+        """Return the longest shorter context that works: half, a quarter, …"""
+        context = context_of(self._config, self._dims) if "context" in self._config.recipe_options() else 0
         path = f"{self._config.recipe}.context"
-        some = [{**apart, path: asked >> times} for times in range(1, (asked // SHORTEST).bit_length())]
-        least = bisect_left(
-            some, True, key=lambda change: self._tried.find({**change, **self._lightest}, self._ranks) is not None
+        changes = [{**base, path: context >> times} for times in range(1, (context // SHORTEST).bit_length())]
+        first = bisect_left(
+            changes, True, key=lambda change: self._trials.find({**change, **self._lightest}, self._ranks) is not None
         )
-        for change in some[least:][:1]:
+        for change in changes[first:][:1]:
             for more in ({}, self._lightest):
-                if self._tried.find({**change, **more}, self._ranks):
-                    return self._tried.said({**change, **more}, self._ranks)
+                if self._trials.find({**change, **more}, self._ranks):
+                    return self._trials.describe({**change, **more}, self._ranks)
         return None
 
-    def with_more_memory(self, apart: Change) -> str | None:
-        """The least that any way needs, with the settings that save most."""
-        for change in ({**apart, **self._lightest}, {**self._plainest, **self._lightest}):
-            config = self._tried.made(change)
-            least = least_memory(config, self._ranks, self._dims) if config else None
-            if least is not None:
-                ranks = replace(self._ranks, memory_bytes=math.ceil(least / GIB) * GIB)
-                if self._tried.find(change, ranks):
-                    return self._tried.said(change, ranks)
+    def with_more_memory(self, base: Change) -> str | None:
+        """Return the least memory that any layout needs, with the settings that save most."""
+        for change in ({**base, **self._lightest}, {**self._unrestricted, **self._lightest}):
+            config = self._trials.apply(change)
+            memory = least_memory(config, self._ranks, self._dims) if config else None
+            if memory is not None:
+                ranks = replace(self._ranks, memory_bytes=math.ceil(memory / GIB) * GIB)
+                if self._trials.find(change, ranks):
+                    return self._trials.describe(change, ranks)
         return None
 
     def _fits(self, change: Change, ranks: Ranks) -> bool:
-        return self._tried.find(self._all(change, ranks), ranks) is not None
+        return self._trials.find(self._all(change, ranks), ranks) is not None
 
     def _all(self, change: Change, ranks: Ranks) -> Change:
-        """With a batch and settings that allow as many ranks as there may be."""
-        return {"global_batch": settings.dividing(ranks), **without(change, "global_batch"), **self._lightest}
+        """Return the change with a batch and settings that allow as many ranks as possible."""
+        return {"global_batch": settings.divisible_batch(ranks), **without(change, "global_batch"), **self._lightest}
 
 
-def _resident(found: Plan) -> int:
-    """What offload keeps in main memory."""
-    needs = estimate_of(changed(found.config, {"fsdp.offload": False}), found.shape, found.micro)
+def _resident(found: LayoutPlan) -> int:
+    """Return the main memory that offload uses."""
+    needs = estimate_of(apply_change(found.config, {"fsdp.offload": False}), found.shape, found.micro)
     return needs.weights + needs.gradients + needs.optimizer if needs else 0

@@ -1,4 +1,4 @@
-"""Settings that may stand in a run's way, and what each could be instead, with what that costs."""
+"""Settings that may prevent a layout, what each could be instead, and in order of what that costs."""
 
 from __future__ import annotations
 
@@ -6,73 +6,75 @@ from collections.abc import Iterator
 
 from training.config import choices
 from training.config import shape as shapes
-from training.config.communication import PLAIN, apart
+from training.config.communication import PLAIN, sync_interval
 from training.config.run_config import RunConfig
 from training.planning.changes import Change
-from training.planning.ways import Ranks
+from training.planning.layouts import Ranks
 
 RECOMPUTED = ("none", "selective", "full")
 
 
 def lighter(config: RunConfig, ranks: Ranks) -> Iterator[Change]:
-    """What takes less memory: what leaves the run's numbers as they are first, and of that the fastest."""
-    smaller = _smaller(config, ranks)
+    """Yield changes that save memory: first those that do not affect the run's numbers, and of these the fastest."""
+    smaller = _smaller_micro_batches(config, ranks)
     layouts: list[Change] = [{"parallelism": shapes.AUTO}] if config.parallelism != shapes.AUTO else []
     yield from smaller
     yield from layouts
-    # Auto finds the micro-batch, too, where none is asked for.
+    # Auto also chooses the micro-batch if none is configured.
     base = layouts[0] if layouts else smaller[-1] if smaller else {}
-    for again in _recomputations(config):
-        yield again
+    for recomputation in _recomputations(config):
+        yield recomputation
         if base:
-            yield {**base, **again}
+            yield {**base, **recomputation}
     for kind in _types(config):
         yield kind
-        for again in _recomputations(config):
-            yield {**base, **kind, **again}
+        for recomputation in _recomputations(config):
+            yield {**base, **kind, **recomputation}
 
 
 def lightest(config: RunConfig, ranks: Ranks) -> Change:
-    """All that saves memory but offload."""
-    every = [*_smaller(config, ranks)[-1:], *_recomputations(config)[-1:], *_types(config)]
-    return {path: value for change in every for path, value in change.items()}
+    """Return all changes that save memory except offload, combined."""
+    changes = [*_smaller_micro_batches(config, ranks)[-1:], *_recomputations(config)[-1:], *_types(config)]
+    return {path: value for change in changes for path, value in change.items()}
 
 
-def plainest(config: RunConfig, ranks: Ranks) -> Change:
-    """All that may stand in the way of every layout taken out of it, that first which a run can least do without."""
-    return dict(_plain(config, ranks))
+def unrestricted(config: RunConfig, ranks: Ranks) -> Change:
+    """Return a change that removes everything that may prevent a layout, most dispensable settings last."""
+    return dict(_removals(config, ranks))
 
 
 def sizes(config: RunConfig) -> Change:
-    """What was asked of the recipe, left out: sizes that don't fit together, or adapters beside no weights."""
-    usual = choices.get("recipes", config.recipe).with_defaults({})
-    asked = config.recipe_options().items()
-    return {f"{config.recipe}.{name}": None for name, value in asked if value != usual.get(name)}
+    """Return a change that removes the recipe's options: sizes that do not fit together, or adapters without
+    weights.
+    """
+    defaults = choices.get("recipes", config.recipe).with_defaults({})
+    given = config.recipe_options().items()
+    return {f"{config.recipe}.{name}": None for name, value in given if value != defaults.get(name)}
 
 
-def dividing(ranks: Ranks) -> int:
-    """A global batch that divides over so many ranks whatever the mesh and the schedule, in micro-batches enough."""
+def divisible_batch(ranks: Ranks) -> int:
+    """Return a global batch that divides over the ranks for any mesh and schedule, with enough micro-batches."""
     return 2 * ranks.world_size
 
 
-def _plain(config: RunConfig, ranks: Ranks) -> Iterator[tuple[str, object]]:
-    yield "global_batch", dividing(ranks)
+def _removals(config: RunConfig, ranks: Ranks) -> Iterator[tuple[str, object]]:
+    yield "global_batch", divisible_batch(ranks)
     if config.communication != PLAIN:
         yield "communication", PLAIN
     if config.dtype in ("fp16", "fp8"):
         yield "dtype", "bf16"
     if config.warmup_steps >= config.steps:
         yield "warmup_steps", max(1, config.steps // 10)
-    if config.keep_best and (every := apart(config)) and config.validate_every % every:
-        yield "validate_every", -(-config.validate_every // every) * every
+    if config.keep_best and (interval := sync_interval(config)) and config.validate_every % interval:
+        yield "validate_every", -(-config.validate_every // interval) * interval
     if config.compile:
         yield "compile", False
     if config.options_of("pipeline"):
         yield "pipeline", None
-    sharded = config.options_of("fsdp")
-    if sharded.get("reshard") == "always":
+    fsdp = config.options_of("fsdp")
+    if fsdp.get("reshard") == "always":
         yield "fsdp.reshard", "auto"
-    if sharded.get("dtype") == "fp16":
+    if fsdp.get("dtype") == "fp16":
         yield "fsdp.dtype", "bf16"
     for axis in config.mesh:
         yield f"mesh.{axis}", None
@@ -88,8 +90,10 @@ def _types(config: RunConfig) -> list[Change]:
     return [{"dtype": "bf16"}] if config.dtype == "fp32" else []
 
 
-def _smaller(config: RunConfig, ranks: Ranks) -> list[Change]:
-    """Micro-batches: auto finds the largest that fits, where none is asked for."""
+def _smaller_micro_batches(config: RunConfig, ranks: Ranks) -> list[Change]:
+    """Return changes to smaller micro-batches; with auto only the removal of a configured one, as it finds the
+    largest.
+    """
     if config.parallelism == shapes.AUTO:
         return [{"micro_batch": None}] if config.micro_batch else []
     now = config.micro_batch or shapes.shape_of(config, ranks.world_size).share

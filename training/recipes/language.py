@@ -12,19 +12,19 @@ from training.config.dims import Dims
 from training.config.shape import Misfit, Shape
 from training.corpus import owners, preparing
 from training.corpus.errors import DataError
-from training.corpus.preparing import CorpusOptions, Tell
-from training.corpus.shards import SPLITS, Index, read_index
+from training.corpus.preparing import CorpusOptions, OnShardProgress
+from training.corpus.shards import SPLITS, ShardIndex, read_index
 from training.corpus.tokenizer import BYTES, TokenizerId
-from training.corpus.windows import Windows, begins
+from training.corpus.windows import Windows, window_starts
 from training.data import Batch, Ids, Labels, Prepared, Split, Task
 from training.models.llama_sizes import PRESETS, VOCABULARY, llama_dims
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.config.asked import Asked
+    from training.config.base import BaseRunConfig
     from training.weights.lora import Lora
-    from training.weights.opening import Weights
+    from training.weights.weight_files import Weights
 
 PADDING = 1024
 """By at most so many rows an embedding is larger than its tokenizer needs, so that kernels or a mesh divide it."""
@@ -41,7 +41,7 @@ FIRST = ("preset", "context", "source", "tokenizer", "from_weights", "lora_rank"
 def prepare(
     cache: Path,
     identity: str | None = None,
-    tell: Tell = lambda progress: None,
+    tell: OnShardProgress = lambda progress: None,
     *,
     source: Annotated[
         str,
@@ -73,9 +73,9 @@ def labels(data: Path, *, preset: str = "tiny", context: int | None = None) -> L
     context = context or PRESETS[preset]["context"]
     known = owners.read(data, index)
     if known is None:
-        one: dict[Split, Ids] = {split: np.zeros_like(begins(index, split, context)) for split in SPLITS}
+        one: dict[Split, Ids] = {split: np.zeros_like(window_starts(index, split, context)) for split in SPLITS}
         return Labels(one, ("text",), unowned=_unowned(data))
-    of = {split: known.of_windows(index, split, context) for split in SPLITS}
+    of = {split: known.for_windows(index, split, context) for split in SPLITS}
     if len(known.names) > LABELS:
         return Labels({split: found * 0 for split, found in of.items()}, ("text",), of, tuple(known.names))
     return Labels(of, tuple(known.names), of, tuple(known.names))
@@ -109,7 +109,7 @@ def _is_bytes(given: Mapping[str, Any]) -> bool:
     return bool(tokenizer == "bytes") or bool(tokenizer == "auto" and given.get("source", "stdlib") == "stdlib")
 
 
-def check(config: Asked, shape: Shape) -> Iterator[Misfit]:
+def check(config: BaseRunConfig, shape: Shape) -> Iterator[Misfit]:
     """What can't work together, known without opening a file."""
     options = config.recipe_options()
     if options.get("lora_rank"):
@@ -122,7 +122,7 @@ def check(config: Asked, shape: Shape) -> Iterator[Misfit]:
 def settle(path: Path, **options: Any) -> dict[str, Any]:
     """The options as the weights at `path` make them; DataError, naming the option, where something else was asked."""
     from training.weights.llama import SIZES, sizes_of
-    from training.weights.opening import open_weights, wrong
+    from training.weights.weight_files import open_weights, weights_error
 
     weights = open_weights(path)
     has = sizes_of(weights)
@@ -132,11 +132,13 @@ def settle(path: Path, **options: Any) -> dict[str, Any]:
     for name, wanted in given.items():
         if wanted != has[name]:
             option = name if options.get(name) == wanted else "preset"
-            raise wrong(f"makes {name} {wanted}, but the weights in {path} have {has[name]}. Leave it out.", option)
+            raise weights_error(
+                f"makes {name} {wanted}, but the weights in {path} have {has[name]}. Leave it out.", option
+            )
     longest = (weights.config or {}).get("max_position_embeddings")
     context = options.get("context") or has["context"]
     if isinstance(longest, int) and context > longest:
-        raise wrong(
+        raise weights_error(
             f"is {context}, but the weights in {path} know {longest} places. Take at most {longest}.", "context"
         )
     # An export of ours says what its run saw, which bounds nothing.
@@ -150,20 +152,20 @@ def weights(path: Path, data: Path) -> Callable[[str], Tensor | None]:
     DataError where the data's tokens are not those of the weights.
     """
     from training.weights.llama import reader
-    from training.weights.lora import base_name, is_part_of_one
-    from training.weights.opening import open_weights
+    from training.weights.lora import base_name, is_adapter
+    from training.weights.weight_files import open_weights
 
     found = open_weights(path)
     _check_tokens(found, data)
     read = reader(found)
-    return lambda name: None if is_part_of_one(name) else read(base_name(name))
+    return lambda name: None if is_adapter(name) else read(base_name(name))
 
 
 def _check_tokens(weights: Weights, data: Path) -> None:
     """A token must mean what it meant. Told by the tokenizer.json beside the weights, or by the data of their run."""
     from training.weights import byte_tokenizer
     from training.weights.llama import reader
-    from training.weights.opening import TOKENIZER, digest, wrong
+    from training.weights.weight_files import TOKENIZER, digest, weights_error
 
     tokenizer = read_index(data).tokenizer
     file = weights.path / TOKENIZER
@@ -171,20 +173,22 @@ def _check_tokens(weights: Weights, data: Path) -> None:
         same = tokenizer.sha256 if tokenizer.name != BYTES else byte_tokenizer.sha256()
         if digest(file) != same:
             message = f'is {tokenizer.label}, but the weights are for {file}. Write tokenizer = "{file}".'
-            raise wrong(message, "tokenizer")
+            raise weights_error(message, "tokenizer")
         return
-    before = weights.about.get("data", "").split("+")
+    before = weights.metadata.get("data", "").split("+")
     if len(before) == 3:
         # Of a label the digest alone counts: a tokenizer.json is the same in another folder, under another name.
         if _digest_of(before[1]) != _digest_of(tokenizer.label):
-            raise wrong(f"is {tokenizer.label}, but the weights in {weights.path} are for {before[1]}.", "tokenizer")
+            raise weights_error(
+                f"is {tokenizer.label}, but the weights in {weights.path} are for {before[1]}.", "tokenizer"
+            )
         return
     rows = reader(weights)("tokens.weight").shape[0]
     if rows > tokenizer.vocabulary + PADDING:
         message = (
             f"is {tokenizer.label}, of {tokenizer.vocabulary} tokens, but the weights in {weights.path} have {rows}."
         )
-        raise wrong(message, "tokenizer")
+        raise weights_error(message, "tokenizer")
 
 
 def _digest_of(label: str) -> str:
@@ -271,7 +275,7 @@ def build(
         norm_epsilon=norm_epsilon,
         lora_rank=lora_rank,
     )
-    adapters = lora.Lora.of(lora_rank, lora_alpha, lora_dropout, lora_targets) if lora_rank else None
+    adapters = lora.Lora.parse(lora_rank, lora_alpha, lora_dropout, lora_targets) if lora_rank else None
     return _task(data, index, sizes, adapters)
 
 
@@ -282,7 +286,7 @@ def _rows(vocabulary: int | None, tokenizer: TokenizerId) -> int:
     return vocabulary or tokenizer.vocabulary
 
 
-def _task(data: Path, index: Index, sizes: Dims, adapters: Lora | None) -> Task:
+def _task(data: Path, index: ShardIndex, sizes: Dims, adapters: Lora | None) -> Task:
     """The model, still without memory, and how its samples are read, scored and shown."""
     import torch
 
@@ -301,7 +305,7 @@ def _task(data: Path, index: Index, sizes: Dims, adapters: Lora | None) -> Task:
             lora.add(model, adapters)
 
     def fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
-        if lora.is_part_of_one(name):
+        if lora.is_adapter(name):
             lora.initialise(name, tensor, generator)
         else:
             initialise(sizes, name, tensor, generator)

@@ -28,7 +28,7 @@ from training.data import Batch, Ids, Labels, Prepared, Split, Task
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from training.config.asked import Asked
+    from training.config.base import BaseRunConfig
 
 SHIPPED = True
 FIRST = ("source", "model", "hidden")
@@ -70,7 +70,7 @@ def prepare(
     return Prepared(path, f"{source}-{hashlib.sha256(path.read_bytes()).hexdigest()[:10]}")
 
 
-def check(config: Asked, shape: Shape) -> Iterator[Misfit]:
+def check(config: BaseRunConfig, shape: Shape) -> Iterator[Misfit]:
     """What can't work together."""
     options = config.recipe_options()
     values = options.get("source") == SYNTHETIC

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from training.attempt.rendezvous import bind_host, publish_store, store_address
-from training.config.asked import ConfigError, Problem
+from training.config.base import ConfigError, Problem
 from training.runtime import devices
 
 T = TypeVar("T")

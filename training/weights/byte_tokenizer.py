@@ -1,7 +1,7 @@
-"""Our byte vocabulary as a tokenizer.json of Hugging Face's: token n is byte n of the text's UTF-8.
+"""Our byte vocabulary as a Hugging Face tokenizer.json: token n is byte n of the text's UTF-8.
 
-Byte-level BPE without a merge. Bytes go by the letters that GPT-2 has for them; 255, which is in no UTF-8 text, is the
-end of a document.
+Byte-level BPE without merges. Bytes are represented by GPT-2's letters for them; 255, which occurs in no UTF-8 text,
+ends a document.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ END = "<|endoftext|>"
 
 
 def content() -> bytes:
-    """The file, always the same."""
+    """Return the file's content, which is always the same."""
     vocabulary = {letter: byte for byte, letter in enumerate(_letters()) if byte != END_OF_BYTES}
-    plainly = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     end = {"id": END_OF_BYTES, "content": END, "special": True}
-    about: dict[str, Any] = {
+    document: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [end | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)],
         "normalizer": None,
-        "pre_tokenizer": plainly,
+        "pre_tokenizer": byte_level,
         "post_processor": None,
-        "decoder": plainly,
+        "decoder": byte_level,
         "model": {"type": "BPE", "vocab": {**vocabulary, END: END_OF_BYTES}, "merges": []},
     }
-    return json.dumps(about, indent=1).encode()
+    return json.dumps(document, indent=1).encode()
 
 
 def sha256() -> str:
-    """The digest by which such a file is known again."""
+    """Return the digest by which such a file is recognised."""
     return hashlib.sha256(content()).hexdigest()
 
 
 def settings() -> dict[str, Any]:
-    """What tokenizer_config.json says: a text that holds the end's name is bytes, too, as it was in training."""
+    """Return tokenizer_config.json: text that contains the end token's name is encoded as bytes, as in training."""
     return {"eos_token": END, "split_special_tokens": True}
 
 
 def _letters() -> list[str]:
-    """GPT-2's letter of each byte: its own where it can be seen, else one from 256 on."""
+    """Return GPT-2's letter of each byte: the byte's own if it is visible, else one from 256 on."""
     visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [chr(byte if byte in visible else 256 + hidden.index(byte)) for byte in range(256)]

@@ -1,7 +1,7 @@
-"""The model of a checkpoint as one plain `safetensors` file, whatever layout it was saved on.
+"""Export the model of a checkpoint as one plain `safetensors` file, whatever layout it was saved on.
 
-No process group and no GPU: torch's table of contents says where the chunks of each tensor lie, and one tensor after
-the other is put together in memory and appended.
+Needs no process group and no GPU: torch's table of contents locates the chunks of each tensor, and one tensor after the
+other is assembled in memory and appended.
 """
 
 from __future__ import annotations
@@ -26,61 +26,63 @@ NONE = "none"
 
 
 def export(checkpoint: Path, target: Path) -> tuple[int, int]:
-    """Writes the model's tensors to `target`, which appears whole or not at all; answers (tensors, bytes of them).
+    """Write the model's tensors to `target`, which appears complete or not at all; return (tensors, their bytes).
 
-    CheckpointError if the checkpoint is damaged or has no model; FileExistsError if there is something at `target`.
+    Raises CheckpointError if the checkpoint is damaged or has no model, FileExistsError if `target` exists.
     """
-    found = manifests.verify(checkpoint)
-    stored = Stored(checkpoint, found)
-    return write(target, stored.entries, stored.about, lambda entry: stored.read(entry.name))
+    manifest = manifests.verify(checkpoint)
+    stored = CheckpointModel(checkpoint, manifest)
+    return write(target, stored.entries, stored.metadata, lambda entry: stored.read(entry.name))
 
 
-class Source(Protocol):
-    """A whole model by our names, one tensor at a time."""
+class ModelSource(Protocol):
+    """A whole model by our names, read one tensor at a time."""
 
     @property
     def entries(self) -> list[Entry]: ...
     @property
-    def about(self) -> dict[str, str]: ...
+    def metadata(self) -> dict[str, str]: ...
     def read(self, name: str) -> Tensor: ...
 
 
-class Stored:
+class CheckpointModel:
     """The model's tensors of a verified checkpoint."""
 
     def __init__(self, checkpoint: Path, manifest: Manifest) -> None:
         self._folder, self._manifest = checkpoint, manifest
         self._metadata = read_metadata(checkpoint)
-        self._tensors = dict(_of_the_model(self._metadata))
+        self._tensors = dict(_model_tensors(self._metadata))
 
     @property
     def entries(self) -> list[Entry]:
         return [Entry(name, about.properties.dtype, tuple(about.size)) for name, about in self._tensors.items()]
 
     @property
-    def about(self) -> dict[str, str]:
-        return about_of(self._manifest)
+    def metadata(self) -> dict[str, str]:
+        return metadata_of(self._manifest)
 
     def read(self, name: str) -> Tensor:
         return _assemble(self._folder, MODEL + name, self._tensors[name], self._metadata, self._manifest)
 
 
-def _of_the_model(metadata: Metadata) -> list[tuple[str, TensorStorageMetadata]]:
-    found = [
+def _model_tensors(metadata: Metadata) -> list[tuple[str, TensorStorageMetadata]]:
+    tensors = [
         (name.removeprefix(MODEL), about)
         for name, about in metadata.state_dict_metadata.items()
         if name.startswith(MODEL) and isinstance(about, TensorStorageMetadata)
     ]
-    if not found:
+    if not tensors:
         raise CheckpointError("there is no model in it")
-    for name, about in found:
-        if not can_hold(about.properties.dtype):
-            raise CheckpointError(f"{name} is {about.properties.dtype}, which safetensors has no name for")
-    return found
+    for name, entry in tensors:
+        if not can_hold(entry.properties.dtype):
+            raise CheckpointError(f"{name} is {entry.properties.dtype}, which safetensors has no name for")
+    return tensors
 
 
 def recipe_of(manifest: Manifest) -> tuple[str, dict[str, Any]]:
-    """The recipe that it was trained with, and its options; CheckpointError if they are no table."""
+    """Return the recipe that a checkpoint was trained with, and its options. Raises CheckpointError if they are no
+    table.
+    """
     recipe = str(manifest.config.get("recipe", ""))
     options = manifest.config.get(recipe, {})
     if not isinstance(options, dict):
@@ -89,12 +91,12 @@ def recipe_of(manifest: Manifest) -> tuple[str, dict[str, Any]]:
 
 
 def adapters_of(manifest: Manifest) -> str:
-    """What of a federation's model was trained, and is in it."""
+    """Return the adapters of a federated model: what of it was trained, and is in the checkpoint."""
     return str(manifest.config.get("adapters", NONE))
 
 
-def about_of(manifest: Manifest) -> dict[str, str]:
-    """Where it comes from; the format has text for values."""
+def metadata_of(manifest: Manifest) -> dict[str, str]:
+    """Return the file's metadata: where the weights come from. The format allows text values only."""
     recipe, options = recipe_of(manifest)
     adapters = adapters_of(manifest)
     return {
@@ -110,47 +112,47 @@ def about_of(manifest: Manifest) -> dict[str, str]:
     }
 
 
-def _assemble(folder: Path, name: str, about: TensorStorageMetadata, metadata: Metadata, manifest: Manifest) -> Tensor:
-    """One whole tensor from its chunks, of which none is in memory twice."""
-    whole = torch.empty(about.size, dtype=about.properties.dtype)
+def _assemble(folder: Path, name: str, entry: TensorStorageMetadata, metadata: Metadata, manifest: Manifest) -> Tensor:
+    """Assemble a tensor from its chunks, of which none is in memory twice."""
+    tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
     covered = 0
-    for chunk, part in _chunks(folder, name, about, metadata, manifest):
-        if part.shape == whole.shape:
+    for chunk, part in _chunks(folder, name, entry, metadata, manifest):
+        if part.shape == tensor.shape:
             return part
-        target = whole
+        target = tensor
         for dim, (offset, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
             target = target.narrow(dim, offset, size)
         target.copy_(part)
         covered += part.numel()
-    if covered != whole.numel():
-        raise CheckpointError(f"{name} is not whole: {covered} of its {whole.numel()} elements are there")
-    return whole
+    if covered != tensor.numel():
+        raise CheckpointError(f"{name} is not whole: {covered} of its {tensor.numel()} elements are there")
+    return tensor
 
 
 def _chunks(
-    folder: Path, name: str, about: TensorStorageMetadata, metadata: Metadata, manifest: Manifest
+    folder: Path, name: str, entry: TensorStorageMetadata, metadata: Metadata, manifest: Manifest
 ) -> Iterator[tuple[ChunkStorageMetadata, Tensor]]:
     files = {file.file for file in manifest.files}
-    for chunk in about.chunks:
-        place = metadata.storage_data.get(MetadataIndex(name, chunk.offsets))
-        if place is None or place.relative_path not in files:
+    for chunk in entry.chunks:
+        location = metadata.storage_data.get(MetadataIndex(name, chunk.offsets))
+        if location is None or location.relative_path not in files:
             raise CheckpointError(f"{name} lies in no file of the checkpoint")
-        part = _loaded(folder / place.relative_path, place.offset, place.length)
+        part = _load_chunk(folder / location.relative_path, location.offset, location.length)
         if part is None:
-            raise CheckpointError(f"{place.relative_path} has no tensor where a chunk of {name} belongs")
-        if part.shape != chunk.sizes or part.dtype != about.properties.dtype:
+            raise CheckpointError(f"{location.relative_path} has no tensor where a chunk of {name} belongs")
+        if part.shape != chunk.sizes or part.dtype != entry.properties.dtype:
             raise CheckpointError(f"{name} has a chunk of {list(part.shape)} where {list(chunk.sizes)} belongs")
         yield chunk, part
 
 
-def _loaded(path: Path, offset: int, length: int) -> Tensor | None:
-    """The plain tensor that a part of a file is; None if it is none."""
+def _load_chunk(path: Path, offset: int, length: int) -> Tensor | None:
+    """Return the plain tensor in a part of a file, or None if it has none."""
     with open(path, "rb") as file:
         try:
             part = torch.load(_create_file_view(file, offset, length), map_location="cpu", weights_only=True)  # type: ignore[arg-type]
         except OSError:
             raise
-        except Exception:  # torch's reader tells of foreign bytes by many kinds of errors
+        except Exception:  # torch's reader raises many kinds of errors for foreign bytes
             return None
     is_plain = type(part) is Tensor and part.layout is torch.strided and part.device.type == "cpu"
     return part if is_plain else None

@@ -1,11 +1,11 @@
-"""A checkpoint as a model's folder of Hugging Face's, which AutoModelForCausalLM and AutoTokenizer load.
+"""Export a checkpoint as a Hugging Face model folder, which AutoModelForCausalLM and AutoTokenizer load.
 
-    model.safetensors                                           or, where that would be larger than a shard may be,
+    model.safetensors                                           or, if larger than a shard may be,
     model-00001-of-00003.safetensors, …, model.safetensors.index.json
-    tokenizer.json, tokenizer_config.json, …                    what the run's tokens were made with
-    config.json                                                 written last: without it nothing loads
+    tokenizer.json, tokenizer_config.json, …                    the tokenizer of the run's data
+    config.json                                                 written last: nothing loads without it
 
-The language recipe's decoder is a Llama in everything that can be set, so config.json says all of it.
+The language recipe's decoder is a Llama in every configurable respect, so config.json describes it completely.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from training.config.dims import Dims
 from training.manifest import CheckpointError, Manifest
 from training.models.llama_sizes import llama_dims
 from training.weights import base, export_adapters, llama_config, lora, tokenizer_files
-from training.weights.export import NONE, Source, Stored, adapters_of, recipe_of
+from training.weights.export import NONE, CheckpointModel, ModelSource, adapters_of, recipe_of
 from training.weights.llama import SIZES, shapes, their_name
-from training.weights.opening import CONFIG, INDEX, SINGLE, some
 from training.weights.safetensors import Entry, write
+from training.weights.weight_files import CONFIG, INDEX, SINGLE, some
 
 RECIPE = "language"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-SAID = frozenset({*SIZES, "preset", "context", "max_context"})
-"""Options that config.json says."""
-OF_TRAINING = frozenset({
+CONFIG_OPTIONS = frozenset({*SIZES, "preset", "context", "max_context"})
+"""Options that config.json expresses."""
+TRAINING_OPTIONS = frozenset({
     *("source", "tokenizer", "suffixes", "text_field", "validation_percent", "shards_folder"),
     *("dropout", "from_weights", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
 })  # fmt: skip
-"""Options that change nothing of what the trained model computes."""
-OFF = (None, False, 0, "none")
+"""Options that do not affect what the trained model computes."""
+OFF_VALUES = (None, False, 0, "none")
 
 
 @dataclass(frozen=True)
-class Made:
+class ExportResult:
     """What an export has written."""
 
     tensors: int
@@ -62,34 +62,39 @@ def export(
     dtype: Literal["fp32", "bf16"] = "fp32",
     shard_bytes: int,
     tokenizer: str | None = None,
-) -> Made:
-    """A folder `target`, which appears whole or not at all. `tokenizer`: a tokenizer.json, or none; else the run's.
+) -> ExportResult:
+    """Write a folder `target`, which appears complete or not at all.
 
-    CheckpointError or DataError, with what to do, where it can't be; FileExistsError if there is something at `target`.
+    `tokenizer`: a tokenizer.json, or none; default: the run's. Raises CheckpointError or DataError, saying what to
+    do, and FileExistsError if `target` exists.
     """
     if os.path.lexists(target):
         raise FileExistsError(f"{target} exists. Remove it, or choose another name.")
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"{target.parent} is no folder. Make it, or choose another place.")
-    found = manifests.check(checkpoint)
-    _check_options(found)
-    has_adapters = export_adapters.are_in(checkpoint)
+        raise FileNotFoundError(f"{target.parent} is not a folder. Create it, or choose another place.")
+    manifest = manifests.check(checkpoint)
+    _check_options(manifest)
+    has_adapters = export_adapters.has_adapters(checkpoint)
     if has_adapters and not merged:
         raise CheckpointError("it holds adapters alone, and this folder is of whole weights. Add --merged")
     manifests.verify(checkpoint)
-    source: Source = export_adapters.Merged(checkpoint, found) if has_adapters else Stored(checkpoint, found)
-    dims = _dims(found, source)
-    kept = checkpoint.resolve().parent.parent / base.FOLDER
-    files = tokenizer_files.find(found, kept, tokenizer, rows=dims.vocabulary, longest=dims.longest)
+    source: ModelSource = (
+        export_adapters.MergedModel(checkpoint, manifest) if has_adapters else CheckpointModel(checkpoint, manifest)
+    )
+    dims = _dims(manifest, source)
+    base_folder = checkpoint.resolve().parent.parent / base.FOLDER
+    files = tokenizer_files.find(
+        manifest, base_folder, tokenizer, vocabulary=dims.vocabulary, max_length=dims.longest_context
+    )
     parts = list(_parts(_entries(source, dims, DTYPES[dtype]), shard_bytes))
-    with _appearing(target) as folder:
+    with _atomic_folder(target) as folder:
         _write_weights(folder, parts, source)
         for name, content in files.contents.items():
             _write(folder / name, content)
         kind = str(DTYPES[dtype]).removeprefix("torch.")
-        _write(folder / CONFIG, _json({**llama_config.written(dims, kind), **files.ids}))
+        _write(folder / CONFIG, _json({**llama_config.to_config(dims, kind), **files.ids}))
     total = sum(entry.bytes for part in parts for entry in part)
-    return Made(sum(map(len, parts)), total, len(parts), files.name)
+    return ExportResult(sum(map(len, parts)), total, len(parts), files.name)
 
 
 def _check_options(manifest: Manifest) -> None:
@@ -105,48 +110,48 @@ def _check_options(manifest: Manifest) -> None:
             "one safetensors file"
         )
     for name, value in options.items():
-        if name not in SAID | OF_TRAINING and value not in OFF:
+        if name not in CONFIG_OPTIONS | TRAINING_OPTIONS and value not in OFF_VALUES:
             raise CheckpointError(
                 f"it was trained with {name} = {json.dumps(value)}, which a Llama's {CONFIG} has no word for. Without "
                 "--hf its weights come as one safetensors file"
             )
 
 
-def _dims(manifest: Manifest, source: Source) -> Dims:
-    """The sizes, which all tensors have."""
-    there = {entry.name: entry.shape for entry in source.entries}
+def _dims(manifest: Manifest, source: ModelSource) -> Dims:
+    """Return the model's sizes after checking that all tensors have them."""
+    stored = {entry.name: entry.shape for entry in source.entries}
     try:
-        known = llama_dims(**{**recipe_of(manifest)[1], "vocabulary": there["tokens.weight"][0]})
-        if known.layers > len(there):  # before a name is made for each of a thousand million
+        dims = llama_dims(**{**recipe_of(manifest)[1], "vocabulary": stored["tokens.weight"][0]})
+        if dims.layers > len(stored):  # before generating names for, say, a billion layers
             raise ValueError
-        expected = shapes(vars(known))
-        json.dumps(llama_config.written(known, "float32"), allow_nan=False)
+        expected = shapes(vars(dims))
+        json.dumps(llama_config.to_config(dims, "float32"), allow_nan=False)
     except (LookupError, ArithmeticError, ValueError, TypeError, AttributeError):
-        raise CheckpointError(f"its settings make no decoder of what it holds: {some(there)}") from None
-    if known.tied:
-        there.pop("head.weight", None)  # the embedding's, once more
-    if odd := {name for name in expected.keys() | there.keys() if expected.get(name) != there.get(name)}:
+        raise CheckpointError(f"its settings make no decoder of what it holds: {some(stored)}") from None
+    if dims.tied:
+        stored.pop("head.weight", None)  # a copy of the embedding
+    if odd := {name for name in expected.keys() | stored.keys() if expected.get(name) != stored.get(name)}:
         raise CheckpointError(f"it has other tensors than its settings make: {some(odd)}")
-    return known
+    return dims
 
 
-def _entries(source: Source, dims: Dims, dtype: torch.dtype) -> list[Entry]:
-    """The tensors by our names, in the order of the model."""
+def _entries(source: ModelSource, dims: Dims, dtype: torch.dtype) -> list[Entry]:
+    """Return the tensors by our names, in the model's order."""
     return [Entry(name, dtype, shape) for name, shape in shapes(vars(dims)).items()]
 
 
-def _parts(entries: Iterable[Entry], most: int) -> Iterator[list[Entry]]:
-    """The tensors of one file each, of at most so many bytes; one that is larger has a file of its own."""
+def _parts(entries: Iterable[Entry], max_bytes: int) -> Iterator[list[Entry]]:
+    """Yield the tensors of each file, at most so many bytes; a larger tensor has a file of its own."""
     part: list[Entry] = []
     for entry in entries:
-        if part and sum(other.bytes for other in part) + entry.bytes > most:
+        if part and sum(other.bytes for other in part) + entry.bytes > max_bytes:
             yield part
             part = []
         part.append(entry)
     yield part
 
 
-def _write_weights(folder: Path, parts: list[list[Entry]], source: Source) -> None:
+def _write_weights(folder: Path, parts: list[list[Entry]], source: ModelSource) -> None:
     ours = {their_name(entry.name): entry for part in parts for entry in part}
 
     def read(entry: Entry) -> Tensor:
@@ -155,19 +160,19 @@ def _write_weights(folder: Path, parts: list[list[Entry]], source: Source) -> No
     names = [f"model-{number + 1:05}-of-{len(parts):05}.safetensors" for number in range(len(parts))]
     if len(parts) == 1:
         names = [SINGLE]
-    where: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     for name, part in zip(names, parts, strict=True):
-        theirs = [replace(entry, name=their_name(entry.name)) for entry in part]
-        write(folder / name, theirs, source.about, read)
-        where |= {entry.name: name for entry in theirs}
+        renamed = [replace(entry, name=their_name(entry.name)) for entry in part]
+        write(folder / name, renamed, source.metadata, read)
+        file_of |= {entry.name: name for entry in renamed}
     if len(parts) > 1:
         total = sum(entry.bytes for entry in ours.values())
-        _write(folder / INDEX, _json({"metadata": {"total_size": total}, "weight_map": where}))
+        _write(folder / INDEX, _json({"metadata": {"total_size": total}, "weight_map": file_of}))
 
 
 @contextmanager
-def _appearing(target: Path) -> Iterator[Path]:
-    """A folder to write to, that is at `target` once all went well, and gone otherwise."""
+def _atomic_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder to write to; it becomes `target` on success and is deleted otherwise."""
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         partial.mkdir()
@@ -178,7 +183,7 @@ def _appearing(target: Path) -> Iterator[Path]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Writes a new file durably."""
+    """Write a new file durably."""
     with open(path, "xb") as file:
         file.write(content)
         file.flush()

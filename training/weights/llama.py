@@ -1,9 +1,8 @@
-"""A Llama's weights as others name them: our own export, or Hugging Face's; and the sizes that come with them.
+"""Read a Llama's weights as named by our own export or by Hugging Face, and the sizes that come with them.
 
-Names and shapes of every tensor are in here; what config.json says is in training.weights.llama_config.
-
-Hugging Face keeps queries and keys for the same rotary positions as ours (a head's first half turns with its second),
-so a weight is the same numbers under another name.
+This module has names and shapes of every tensor; training.weights.llama_config handles config.json. Hugging Face's
+queries and keys use the same rotary layout as ours (a head's first half is rotated with its second), so a weight has
+the same numbers under another name.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.models.llama_sizes import ROPE_SCALING, llama_dims, rope_options
 from training.weights import llama_config
-from training.weights.opening import Weights, some, wrong
+from training.weights.weight_files import Weights, some, weights_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,16 +32,18 @@ IN_LAYER = {
 }
 OUTSIDE = {"tokens": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 IGNORED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-"""Old files have what follows from their config."""
+"""Old files contain these values, which follow from their config."""
 SIZES = (
     *("layers", "heads", "kv_heads", "head_width", "hidden", "vocabulary", "rope_base", *ROPE_SCALING),
     *("norm_epsilon", "tied"),
 )
-"""The recipe's options that weights settle."""
+"""The recipe's options that the weights determine."""
 
 
 def their_name(ours: str) -> str:
-    """Hugging Face's name of a module or a parameter: blocks.3.mlp.up.weight → model.layers.3.mlp.up_proj.weight."""
+    """Return Hugging Face's name of a module or parameter: blocks.3.mlp.up.weight →
+    model.layers.3.mlp.up_proj.weight.
+    """
     head, _, rest = ours.partition(".")
     if head != "blocks":
         return OUTSIDE[head] + ("." + rest if rest else "")
@@ -52,63 +53,67 @@ def their_name(ours: str) -> str:
 
 
 def sizes_of(weights: Weights) -> dict[str, Any]:
-    """What these weights were made with: SIZES, `context` and `max_context`; DataError if it is no Llama."""
-    found = llama_config.read(weights) if _is_theirs(weights) else _our_sizes(weights)
-    _check_shapes(weights, found)
-    return found
+    """Return what these weights determine: SIZES, `context` and `max_context`. Raises DataError if they are no
+    Llama's.
+    """
+    sizes = llama_config.read(weights) if _is_hugging_face(weights) else _our_sizes(weights)
+    _check_shapes(weights, sizes)
+    return sizes
 
 
 def reader(weights: Weights) -> Callable[[str], Tensor]:
-    """Our name of a parameter → the whole tensor, mapped."""
-    theirs = _is_theirs(weights)
-    return lambda name: weights.read(their_name(name) if theirs else name)
+    """Return a function that maps our name of a parameter to the whole tensor, mapped from disk."""
+    is_theirs = _is_hugging_face(weights)
+    return lambda name: weights.read(their_name(name) if is_theirs else name)
 
 
-def _is_theirs(weights: Weights) -> bool:
+def _is_hugging_face(weights: Weights) -> bool:
     return any(name.startswith("model.") for name in weights.tensors)
 
 
 def _our_sizes(weights: Weights) -> dict[str, Any]:
     try:
-        options = json.loads(weights.about["options"])
+        options = json.loads(weights.metadata["options"])
         tokens = weights.tensors["tokens.weight"].shape
-        if weights.about.get("recipe") != "language" or len(tokens) != 2:
+        if weights.metadata.get("recipe") != "language" or len(tokens) != 2:
             raise ValueError
         dims = llama_dims(**{**options, "vocabulary": tokens[0]})
     except (KeyError, ValueError, TypeError):
         message = f"{weights.path} is neither an export of the recipe language nor a Llama of Hugging Face's"
-        raise wrong(f"{message} (it has {some(weights.tensors) or 'no tensors'}).") from None
+        raise weights_error(f"{message} (it has {some(weights.tensors) or 'no tensors'}).") from None
     sizes = {name: getattr(dims, name) for name in SIZES if name not in ROPE_SCALING}
-    return {**sizes, **rope_options(dims.rope_scaling), "context": dims.context, "max_context": dims.longest}
+    return {**sizes, **rope_options(dims.rope_scaling), "context": dims.context, "max_context": dims.longest_context}
 
 
 def _check_shapes(weights: Weights, sizes: Mapping[str, Any]) -> None:
-    """Every parameter of such a model is there, in its shape, and nothing else."""
-    theirs = _is_theirs(weights)
-    if sizes["layers"] > len(weights.tensors):  # before a name is made of each
-        raise wrong(f"{weights.path} has {len(weights.tensors)} tensors, too few for {sizes['layers']} layers.")
-    expected = {their_name(name) if theirs else name: shape for name, shape in shapes(sizes).items()}
-    there = {name: stored for name, stored in weights.tensors.items() if not IGNORED.fullmatch(name)}
+    """Check that exactly the parameters of such a model are there, with the right shapes. Raises DataError."""
+    is_theirs = _is_hugging_face(weights)
+    if sizes["layers"] > len(weights.tensors):  # before generating a name for each
+        raise weights_error(f"{weights.path} has {len(weights.tensors)} tensors, too few for {sizes['layers']} layers.")
+    expected = {their_name(name) if is_theirs else name: shape for name, shape in shapes(sizes).items()}
+    stored = {name: stored for name, stored in weights.tensors.items() if not IGNORED.fullmatch(name)}
     if sizes["tied"]:
-        there.pop("lm_head.weight" if theirs else "head.weight", None)
-    if missing := expected.keys() - there.keys():
-        raise wrong(f"{weights.path} lacks {some(missing)}.")
-    if more := there.keys() - expected.keys():
-        raise wrong(f"{weights.path} has {some(more)}, for which such a model has no place.")
+        stored.pop("lm_head.weight" if is_theirs else "head.weight", None)
+    if missing := expected.keys() - stored.keys():
+        raise weights_error(f"{weights.path} lacks {some(missing)}.")
+    if unexpected := stored.keys() - expected.keys():
+        raise weights_error(f"{weights.path} has {some(unexpected)}, which such a model does not have.")
     for name, shape in expected.items():
-        if there[name].shape != shape:
-            raise wrong(f"{weights.path} has {name} as {list(there[name].shape)}; its sizes make it {list(shape)}.")
+        if stored[name].shape != shape:
+            raise weights_error(
+                f"{weights.path} has {name} as {list(stored[name].shape)}; by its sizes it should be {list(shape)}."
+            )
 
 
 def shapes(sizes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Our name of each parameter → its whole shape."""
-    width, each = sizes["heads"] * sizes["head_width"], sizes["kv_heads"] * sizes["head_width"]
+    """Map our name of each parameter to its whole shape."""
+    width, kv_width = sizes["heads"] * sizes["head_width"], sizes["kv_heads"] * sizes["head_width"]
     hidden, vocabulary = sizes["hidden"], sizes["vocabulary"]
     block: dict[str, tuple[int, ...]] = {
         "attention_norm": (width,),
         "attention.query": (width, width),
-        "attention.key": (each, width),
-        "attention.value": (each, width),
+        "attention.key": (kv_width, width),
+        "attention.value": (kv_width, width),
         "attention.out": (width, width),
         "mlp_norm": (width,),
         "mlp.gate": (hidden, width),

@@ -1,7 +1,7 @@
-"""Where a run's weights come from at its start: its seed, weights that it names, a checkpoint, a base and adapters.
+"""Determine where a run's weights come from: its seed, weights that it names, a checkpoint, or a base and adapters.
 
-The weights that a run names settle its sizes. They are looked at once, by rank 0 of a fresh start; from then on the
-settled options are the run's configuration, lie in its checkpoints, and a resume takes them from there: the weights
+The weights that a run names determine its sizes. Rank 0 inspects them once, at the first start; from then on these
+sizes are part of the run's configuration and its checkpoints, and a resume takes them from there: the weights
 themselves may be gone by then.
 """
 
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from training.attempt.place import Place
-from training.config.asked import Asked
+from training.attempt.workspace import Workspace
+from training.config.base import BaseRunConfig
 from training.contracts import Recipe
 from training.corpus.errors import DataError
 from training.loader.supply import Telling
 from training.manifest import CheckpointError, Manifest
 from training.runtime.distributed import World
-from training.weights import named
-from training.weights.base import Base
+from training.weights import configured
+from training.weights.base import BaseWeights
 
-C = TypeVar("C", bound=Asked)
+C = TypeVar("C", bound=BaseRunConfig)
 
 
 @dataclass(frozen=True)
@@ -30,70 +30,72 @@ class Origin:
     """Where one run's weights come from, on one rank."""
 
     path: Path | None = None
-    """Weights to be read; None: the seed or a checkpoint has all of them."""
-    base: Base | None = None
-    """What its adapters are beside, if it trains adapters."""
+    """Weights to be read; None: all come from the seed or a checkpoint."""
+    base: BaseWeights | None = None
+    """The frozen weights that its adapters are for, if it trains adapters."""
 
 
 def as_trained(config: C, start: Manifest | None) -> C:
-    """The configuration with what the weights had settled before the checkpoint, where it leaves that open."""
+    """Return the configuration with open options as the weights had determined them before the checkpoint."""
     recipe = config.recipe
     before = start.config.get(recipe) if start else None
-    if named.named(config) is None or not isinstance(before, dict):
+    if configured.weights_path(config) is None or not isinstance(before, dict):
         return config
     options = config.recipe_options()
-    open_ones = {
+    determined = {
         name: before[name] for name, value in options.items() if name in before and (value is None or value is False)
     }
-    return named.with_options(config, {**options, **open_ones})
+    return configured.with_options(config, {**options, **determined})
 
 
 def settle(
     recipe: Recipe,
     config: C,
-    place: Place,
+    workspace: Workspace,
     world: World,
     start: Manifest | None,
-    telling: Telling,
+    leader_task: Telling,
     *,
     has_adapters: bool,
 ) -> tuple[C, Origin]:
-    """The configuration with the sizes of the weights that it names, and what each rank reads of them.
+    """Return the configuration with the sizes of the weights that it names, and what each rank reads of them.
 
-    DataError where they are not there, or not such. With adapters they are copied beside the checkpoints.
+    Raises DataError if they are missing or unsuitable. With adapters they are copied next to the checkpoints.
     """
-    weights = named.named(config)
+    weights = configured.weights_path(config)
     if weights is None:
         return config, Origin()
-    base = Base(place.job_dir) if has_adapters else None
-    found: C = telling.by_rank_0(lambda tell: _settled(recipe, config, weights, base, start, tell))
+    base = BaseWeights(workspace.job_dir) if has_adapters else None
+    settled: C = leader_task.by_rank_0(
+        lambda on_progress: _settle_here(recipe, config, weights, base, start, on_progress)
+    )
     if base is not None:
-        return found, Origin(base.path, base)
-    return found, Origin(weights if start is None else None)
+        return settled, Origin(base.path, base)
+    return settled, Origin(weights if start is None else None)
 
 
-def _settled(
+def _settle_here(
     recipe: Recipe,
     config: C,
     weights: Path,
-    base: Base | None,
+    base: BaseWeights | None,
     start: Manifest | None,
-    tell: Callable[[], None],
+    on_progress: Callable[[], None],
 ) -> C:
-    """The configuration as the weights settle it, on rank 0."""
+    """Settle the configuration on rank 0."""
     if start is not None:
         if base is not None:
             try:
-                base.verify(tell)
+                base.verify(on_progress)
             except CheckpointError as error:
                 raise CheckpointError(f"{start.name} can't be resumed from: {error}") from None
         return config
     if base is None:
-        return named.settled(recipe, config)
-    if not base.is_kept:
-        named.settled(recipe, config)  # nothing is copied that could not be started from
+        return configured.with_sizes(recipe, config)
+    if not base.is_copied:
+        configured.with_sizes(recipe, config)  # check first: do not copy unsuitable weights
     try:
-        base.keep(weights, tell)
+        base.copy(weights, on_progress)
     except DataError as error:
         raise error.within(f"run.{config.recipe}") from None
-    return named.settled(recipe, config, base.path)  # those named may be others by now
+    return configured.with_sizes(recipe, config, base.path)  # the originals may have changed by now

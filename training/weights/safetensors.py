@@ -1,8 +1,8 @@
-"""The safetensors format (github.com/huggingface/safetensors, "Format"), read and written.
+"""Read and write the safetensors format (github.com/huggingface/safetensors, "Format").
 
-It is eight bytes, a JSON header and the tensors' bytes, so that needs no further package; a test reads what is written
-with the real one. Nothing of a tensor is read before it is asked for, and one after the other is written: a file may be
-larger than memory.
+A file is eight bytes, a JSON header and the tensors' bytes, which needs no further package; a test reads what is
+written with the real one. Tensors are read on request, and written one after the other: a file may be larger than
+memory.
 """
 
 from __future__ import annotations
@@ -22,57 +22,57 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HEADER_BYTES = 100 * 2**20
-"""The largest header that is read, as the format's own library has it."""
-MOST, MOST_DIMENSIONS = 2**63, 64
-"""What torch can count, and the dimensions that it gives a tensor at most."""
+"""The largest header that is read, as in the format's own library."""
+MAX_SIZE, MAX_DIMENSIONS = 2**63, 64
+"""Limits of torch for sizes and for the number of dimensions."""
 ALIGNMENT = 8
-"""The header is padded with spaces to a multiple of so many bytes, so that a reader can map what follows."""
+"""The header is padded with spaces to a multiple of this many bytes, so that a reader can map what follows."""
 DTYPES: Mapping[str, tuple[str, int]] = {
     "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
     "F8_E4M3": ("float8_e4m3fn", 1), "F8_E5M2": ("float8_e5m2", 1),
     "I64": ("int64", 8), "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1), "U8": ("uint8", 1),
     "BOOL": ("bool", 1),
 }  # fmt: skip
-"""The format's names: torch's, and bytes each."""
+"""The format's names → torch's names, and bytes per element."""
 _NAMES = {ours: name for name, (ours, _) in DTYPES.items()}
 
 
 class FormatError(ValueError):
-    """A file that is no such, or a damaged one; says so in a sentence."""
+    """The file is not in this format, or damaged; the message says how."""
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Where a tensor lies."""
+class StoredTensor:
+    """The location of a tensor in a file."""
 
     file: Path
     kind: str
-    """The format's name of its elements' type."""
+    """The format's name of the elements' type."""
     shape: tuple[int, ...]
     begin: int
-    """Byte of the file."""
+    """Offset in the file, in bytes."""
     bytes: int
 
     def read(self) -> Tensor:
-        """The whole tensor, mapped: what of it is not looked at is not read."""
+        """Return the whole tensor, mapped: parts that are not accessed are not read."""
         import torch
 
         dtype: torch.dtype = getattr(torch, DTYPES[self.kind][0])
         if not self.bytes:
             return torch.empty(self.shape, dtype=dtype)
         with data_roots.open_file(self.file) as file:
-            # Private, so that nothing can ever be written back.
+            # Mapped privately, so that nothing can ever be written back.
             name = f"/proc/self/fd/{file.fileno()}"
-            mapped = torch.UntypedStorage.from_file(name, False, self.begin + self.bytes)
-        content = torch.empty(0, dtype=torch.uint8).set_(mapped)[self.begin :]  # type: ignore[arg-type]
+            mapping = torch.UntypedStorage.from_file(name, False, self.begin + self.bytes)
+        content = torch.empty(0, dtype=torch.uint8).set_(mapping)[self.begin :]  # type: ignore[arg-type]
         if self.begin % dtype.itemsize:
-            content = content.clone()  # the format allows it, a view does not
+            content = content.clone()  # the format allows unaligned tensors, a view does not
         return content.view(dtype).view(self.shape)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor that is to be written."""
+    """A tensor to be written."""
 
     name: str
     dtype: torch.dtype
@@ -83,8 +83,8 @@ class Entry:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_header(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
-    """Where each tensor lies, and what the file says of itself. FormatError, or OSError."""
+def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """Return the location of each tensor, and the file's metadata. Raises FormatError or OSError."""
     with data_roots.open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
@@ -95,35 +95,33 @@ def read_header(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
         except (ValueError, RecursionError) as error:
             raise FormatError(f"{path} is no safetensors file: its header is not JSON ({error}).") from None
     if not isinstance(header, dict):
-        raise FormatError(f"{path} is no safetensors file: its header is no JSON object.")
-    about = header.pop("__metadata__", None)
+        raise FormatError(f"{path} is no safetensors file: its header is not a JSON object.")
+    metadata = header.pop("__metadata__", None)
     tensors = {name: _stored(path, name, entry, 8 + length) for name, entry in header.items()}
     end = max((stored.begin + stored.bytes for stored in tensors.values()), default=8 + length)
     if end > size:
-        raise FormatError(f"{path} ends early: {size:,} bytes of {end:,}. Copy it anew.")
-    said = about.items() if isinstance(about, dict) else ()
-    return tensors, {str(name): str(value) for name, value in said}
+        raise FormatError(f"{path} ends early: {size:,} bytes of {end:,}. Copy it again.")
+    items = metadata.items() if isinstance(metadata, dict) else ()
+    return tensors, {str(name): str(value) for name, value in items}
 
 
-def _stored(path: Path, name: str, entry: Any, start: int) -> Stored:
+def _stored(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
     try:
         low, high = entry["data_offsets"]
         kind, shape = entry["dtype"], tuple(entry["shape"])
-        whole = all(type(number) is int and 0 <= number < MOST for number in (low, high, *shape))
+        is_valid = all(type(number) is int and 0 <= number < MAX_SIZE for number in (low, high, *shape))
     except (TypeError, KeyError, ValueError):
-        raise FormatError(
-            f"{path} is no safetensors file: its header says nothing of where {name:.200} lies."
-        ) from None
+        raise FormatError(f"{path} is no safetensors file: its header does not say where {name:.200} is.") from None
     if not isinstance(kind, str) or kind not in DTYPES:
-        raise FormatError(f"{path} has {name:.200} as {kind!r:.40}, which is no type that is known here.")
-    if not whole:
-        raise FormatError(f"{path} is damaged: where {name:.200} lies is told by something else than whole numbers.")
-    if len(shape) > MOST_DIMENSIONS:
+        raise FormatError(f"{path} has {name:.200} as {kind!r:.40}, which is an unknown type.")
+    if not is_valid:
+        raise FormatError(f"{path} is damaged: the offsets or shape of {name:.200} are not whole numbers.")
+    if len(shape) > MAX_DIMENSIONS:
         raise FormatError(f"{path} is damaged: {name:.200} has {len(shape):,} dimensions.")
     if high - low != math.prod(shape) * DTYPES[kind][1]:
         message = f"{name:.200} of shape {list(shape)} can't lie in {high - low} bytes of {kind}."
         raise FormatError(f"{path} is damaged: {message}")
-    return Stored(path, kind, shape, start + low, high - low)
+    return StoredTensor(path, kind, shape, start + low, high - low)
 
 
 def can_hold(dtype: torch.dtype) -> bool:
@@ -131,13 +129,16 @@ def can_hold(dtype: torch.dtype) -> bool:
 
 
 def write(
-    target: Path, entries: Sequence[Entry], about: Mapping[str, str], read: Callable[[Entry], Tensor]
+    target: Path, entries: Sequence[Entry], metadata: Mapping[str, str], read: Callable[[Entry], Tensor]
 ) -> tuple[int, int]:
-    """One file, tensor by tensor; it appears whole or not at all. Answers (tensors, bytes of them)."""
+    """Write one file, tensor by tensor, which appears complete or not at all. Returns (tensors, their bytes).
+
+    Raises FileExistsError if `target` exists.
+    """
     import torch
 
     tensors = sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
-    header, size = _header(tensors, about)
+    header, size = _header(tensors, metadata)
     if target.exists():
         raise FileExistsError(f"{target} exists. Remove it, or choose another name.")
     partial = target.with_name(f".{target.name}.{os.getpid()}")
@@ -145,7 +146,7 @@ def write(
         with open(partial, "xb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             for entry in tensors:
-                file.write(read(entry).contiguous().reshape(-1).view(torch.uint8).numpy().data)  # then it is let go
+                file.write(read(entry).contiguous().reshape(-1).view(torch.uint8).numpy().data)  # freed right after
             file.flush()
             os.fsync(file.fileno())
         _put_in_place(partial, target)
@@ -156,18 +157,18 @@ def write(
 
 def _put_in_place(partial: Path, target: Path) -> None:
     try:
-        os.link(partial, target)  # unlike a rename, it fails where somebody else was faster
+        os.link(partial, target)  # unlike a rename, it fails if another process was faster
     except FileExistsError:
         raise
-    except OSError:  # a file system that knows no links, such as one over an object store
+    except OSError:  # a file system without links, such as one over an object store
         if os.path.lexists(target):
             raise
         os.rename(partial, target)
 
 
-def _header(tensors: Sequence[Entry], about: Mapping[str, str]) -> tuple[bytes, int]:
-    """Widest elements come first: then each tensor begins at a multiple of its element's size."""
-    entries: dict[str, Any] = {"__metadata__": dict(about)}
+def _header(tensors: Sequence[Entry], metadata: Mapping[str, str]) -> tuple[bytes, int]:
+    """Return the header; tensors with the widest elements come first, so that each is aligned to its element size."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for entry in tensors:
         begin, end = end, end + entry.bytes

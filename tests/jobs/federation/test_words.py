@@ -25,7 +25,7 @@ from tests.jobs.federation.federations import a_federation
 from tests.jobs.pages.reading import text
 from tests.jobs.presenting.test_lanes import FACTS
 from tests.lab import a_checkpoint, a_job, signed_in
-from training.config.counting import counted
+from training.config.progress_unit import progress_unit
 from training.launch.watchdog import Hang
 from vigil_cli import diagnose, tables
 from vigil_core import kinds
@@ -132,7 +132,7 @@ def test_rounds_are_told_as_steps_are(where: str) -> None:
 
 
 def test_trainer_and_portal_count_the_same() -> None:
-    assert {kind.name: kind.counts for kind in kinds.ALL} == {kind.name: counted(kind.name) for kind in kinds.ALL}
+    assert {kind.name: kind.counts for kind in kinds.ALL} == {kind.name: progress_unit(kind.name) for kind in kinds.ALL}
 
 
 @pytest.mark.parametrize("name", ["vigil.hang_rank", "vigil.hang_all", "vigil.passed_over", "vigil.completed"])

@@ -11,7 +11,7 @@ from jobs.spec import JobSpec
 from jobs.spec.sweep import Over
 from jobs.spec.trust import HARMLESS, POWERS, Power, misuses, power_of
 from training.config import choices
-from training.config.asked import Asked
+from training.config.base import BaseRunConfig
 
 CODE = {
     "python": "/any/program", "conda": "/envs/mine", "modules": ["mine"], "container": "/images/mine.sif",
@@ -26,7 +26,7 @@ def fields(model: type[BaseModel], table: str = "") -> Iterator[str]:
         if inner:
             for one in inner:
                 yield from fields(one, f"{table}{name}.")
-        elif not (issubclass(model, Asked) and name == "options"):
+        elif not (issubclass(model, BaseRunConfig) and name == "options"):
             yield f"{table}{name}"
 
 
@@ -36,7 +36,7 @@ def _is_table(one: Any) -> bool:
 
 def options() -> Iterator[str]:
     """Every option of every recipe, parallelism and communication that there is a file for."""
-    for kind in choices.ENTRY:
+    for kind in choices.ENTRY_FUNCTIONS:
         for name, choice in choices.describe(kind).items():
             yield from (f"run.{name}.{option.name}" for option in choice.options)
 
@@ -55,20 +55,20 @@ def test_options_with_numbers_or_fixed_words_need_no_row(monkeypatch: pytest.Mon
     assert {field for field in options() if power_of(field) is not Power.DATA} == POWERS.keys() & set(options())
 
 
-@pytest.mark.parametrize("kind", choices.CHOSEN)
+@pytest.mark.parametrize("kind", choices.CHOICE_FIELDS)
 def test_no_two_choices_of_one_kind_of_job_share_a_table(kind: str) -> None:
-    names = [name for folder in choices.CHOSEN[kind].values() for name in choices.names(folder)]
+    names = [name for folder in choices.CHOICE_FIELDS[kind].values() for name in choices.names(folder)]
     assert [name for name in names if names.count(name) > 1 and any(_options(kind, name))] == []
 
 
 def _options(kind: str, name: str) -> Iterator[choices.Option]:
-    for folder in choices.CHOSEN[kind].values():
+    for folder in choices.CHOICE_FIELDS[kind].values():
         if name in choices.names(folder):
             yield from choices.get(folder, name).options
 
 
 def test_every_option_that_is_a_path_is_one_there() -> None:
-    for kind in choices.ENTRY:
+    for kind in choices.ENTRY_FUNCTIONS:
         for name, choice in choices.describe(kind).items():
             paths = {f"run.{name}.{option.name}" for option in choice.options if option.is_path}
             assert all(POWERS[path] in {Power.READS, Power.WRITES} for path in paths)

@@ -38,7 +38,7 @@ def lost(cost: float, tau: float, *, failures: int, seed: int = 0) -> float:
     for gap in gaps:  # one incarnation, which begins where the one before had last saved
         decides = Cadence("auto", Mtbf(tau, "config"), clock=lambda: 0.0)
         decides.recall(memory)
-        for _ in range(cadence.LEAST_OUTSIDE):
+        for _ in range(cadence.MIN_OUTSIDE_STEPS):
             decides.note_step(STEP, saving=False)
         now = 0.0
         while now + (every := max(STEP, decides.interval)) + cost < gap:

@@ -46,7 +46,7 @@ class Clock:
 
 def _steps(found: Cadence, clock: Clock, count: int, seconds: float, *, saving: bool = False) -> None:
     for _ in range(count):
-        found.due(1)
+        found.is_due(1)
         clock.now += seconds
         found.note_step(seconds, saving=saving)
 
@@ -66,11 +66,11 @@ def test_the_cost_is_the_stall_and_what_the_steps_were_slower() -> None:
     clock = Clock()
     found = Cadence("auto", Mtbf(HOUR, "portal"), clock=clock)
     _steps(found, clock, 10, 0.5)
-    assert not found.due(11)
+    assert not found.is_due(11)
     clock.now = 59.8  # nearer to 60 than the end of the next step
-    assert found.due(12)
+    assert found.is_due(12)
     found.note_begun()
-    assert not found.due(13)
+    assert not found.is_due(13)
     _steps(found, clock, 3, 0.7, saving=True)
     told = found.note_written(stall=0.2, write=2.0)
     assert told is not None
@@ -96,7 +96,7 @@ def test_one_slow_save_changes_nothing_for_the_median_of_five_counts() -> None:
 def test_a_given_interval_is_kept_and_told_what_it_costs() -> None:
     clock = Clock()
     found = Cadence(10, Mtbf(HOUR, "assumed"), keep_every=25, clock=clock)
-    assert [step for step in range(1, 51) if found.due(step)] == [10, 20, 25, 30, 40, 50]
+    assert [step for step in range(1, 51) if found.is_due(step)] == [10, 20, 25, 30, 40, 50]
     _steps(found, clock, 10, 0.5)
     found.note_begun()
     _steps(found, clock, 1, 0.75, saving=True)
@@ -105,7 +105,7 @@ def test_a_given_interval_is_kept_and_told_what_it_costs() -> None:
     assert (told["automatic"], told["interval_seconds"], told["source"]) == (False, 5.5, "assumed")
     assert told["overhead_fraction"] == pytest.approx(0.5 / 5.5 + 5.5 / 2 / HOUR)
     assert told["best_overhead_fraction"] < told["overhead_fraction"]
-    assert not any(Cadence(0, Mtbf(HOUR, "assumed")).due(step) for step in range(1, 100))
+    assert not any(Cadence(0, Mtbf(HOUR, "assumed")).is_due(step) for step in range(1, 100))
 
 
 def test_saves_at_every_step_take_most_of_the_time_but_not_more_than_all() -> None:
@@ -153,5 +153,5 @@ def test_who_says_how_often_it_fails() -> None:
     assert cadence.mtbf(2.0, 5.0, 4) == Mtbf(2 * HOUR, "config")
     assert cadence.mtbf(None, 5.0, 4) == Mtbf(5 * HOUR, "portal")
     assert cadence.mtbf(None, None, 4) == Mtbf(6 * HOUR, "assumed")
-    assert cadence.nodes_here({"GROUP_WORLD_SIZE": "3"}) == 3
-    assert cadence.nodes_here({}) == cadence.nodes_here({"GROUP_WORLD_SIZE": "x"}) == 1
+    assert cadence.node_count({"GROUP_WORLD_SIZE": "3"}) == 3
+    assert cadence.node_count({}) == cadence.node_count({"GROUP_WORLD_SIZE": "x"}) == 1

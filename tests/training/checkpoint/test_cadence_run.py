@@ -11,7 +11,7 @@ import pytest
 
 from tests.training.ranks import TINY, Run, Sabotage
 from tests.waiting import until
-from training.checkpoint.cadence import WRITES
+from training.checkpoint.cadence import MIN_WRITES
 from training.manifest import Manifest
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ def test_ranks_save_when_rank_0_finds_it_best(tmp_path: Path) -> None:
     assert told[0]["mtbf_seconds"] == pytest.approx(0.36)
     assert told[0]["best_overhead_fraction"] > 0
     # No interval is better than the best, but one that is shorter than the writes allow may seem so.
-    allowed = told[0]["interval_seconds"] >= WRITES * told[0]["write_seconds"]
+    allowed = told[0]["interval_seconds"] >= MIN_WRITES * told[0]["write_seconds"]
     assert not allowed or told[0]["best_overhead_fraction"] <= told[0]["overhead_fraction"]
     assert 0 <= told[0]["stall_seconds"] <= told[0]["cost_seconds"]
 
@@ -43,7 +43,7 @@ def test_ranks_save_when_rank_0_finds_it_best(tmp_path: Path) -> None:
     assert told[0]["automatic"]
     steps = [found.step for found in run.checkpoints if 60 < found.step < 400]
     assert steps, "saved by itself, both ranks at the same steps"
-    assert all(one["interval_seconds"] >= WRITES * one["write_seconds"] for one in told)
+    assert all(one["interval_seconds"] >= MIN_WRITES * one["write_seconds"] for one in told)
 
 
 def test_multiples_and_the_best_are_made_and_kept(tmp_path: Path) -> None:
@@ -75,15 +75,15 @@ def test_a_loss_whose_save_failed_is_not_among_the_best(tmp_path: Path) -> None:
 
 def write_slowly() -> None:
     """So slowly that the next steps are done meanwhile."""
-    from training.checkpoint.writing import Facts, Writer
+    from training.checkpoint.writing import CheckpointWriter, ManifestFields
 
-    write = Writer.write
+    write = CheckpointWriter.write
 
-    def slowly(writer: Writer, state: Any, facts: Facts, **told: Any) -> Manifest:
+    def slowly(writer: CheckpointWriter, state: Any, facts: ManifestFields, **told: Any) -> Manifest:
         time.sleep(0.5)
         return write(writer, state, facts, **told)
 
-    Writer.write = slowly  # type: ignore[method-assign]
+    CheckpointWriter.write = slowly  # type: ignore[method-assign]
 
 
 def test_a_multiple_is_made_though_another_save_is_being_written(tmp_path: Path) -> None:
@@ -97,24 +97,24 @@ def test_a_multiple_is_made_though_another_save_is_being_written(tmp_path: Path)
 
 def run_ahead() -> None:
     """A host that runs ahead of its device: steps seem short, and are read to be longer, most of all during a write."""
-    from training.checkpoint.writing import Facts, Writer
+    from training.checkpoint.writing import CheckpointWriter, ManifestFields
     from training.metrics.measuring import Measuring
     from training.metrics.meter import StepTimes
     from training.runtime.distributed import Agreed
     from training.trainer import Trainer
 
-    one_step, write = Trainer._one_step, Writer.write
+    one_step, write = Trainer._one_step, CheckpointWriter.write
     steps = 0
 
     def beside_the_write(trainer: Trainer) -> Agreed:
         nonlocal steps
         if steps == SAVED + BESIDE:
-            until(lambda: not trainer.checkpoints.busy)
+            until(lambda: not trainer.checkpoints.is_saving)
         agreed = one_step(trainer)
         steps += 1
         return agreed
 
-    def beside_the_steps(writer: Writer, state: Any, facts: Facts, **told: Any) -> Manifest:
+    def beside_the_steps(writer: CheckpointWriter, state: Any, facts: ManifestFields, **told: Any) -> Manifest:
         if facts.step == SAVED:
             until(lambda: steps == SAVED + BESIDE)
         return write(writer, state, facts, **told)
@@ -123,7 +123,7 @@ def run_ahead() -> None:
         return {"step_seconds": 30.0 if times.saving else 10.0}
 
     Trainer._one_step = beside_the_write  # type: ignore[method-assign]
-    Writer.write = beside_the_steps  # type: ignore[method-assign]
+    CheckpointWriter.write = beside_the_steps  # type: ignore[method-assign]
     Measuring.read = read  # type: ignore[method-assign]
 
 

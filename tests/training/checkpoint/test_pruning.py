@@ -9,7 +9,7 @@ import pytest
 
 from training import manifest
 from training.checkpoint import pruning
-from training.checkpoint.pruning import Keep
+from training.checkpoint.pruning import Retention
 from training.engine.best import BestLosses
 from training.manifest import Manifest
 
@@ -44,8 +44,8 @@ def test_a_pin_is_of_one_checkpoint_whatever_its_folder_is_called(job_dir: Path)
     pin(job_dir, {"name": "step-4", "step": 4, "generation": 1})
     older, newer = commit(job_dir, "step-4.g1", 4, 1), commit(job_dir, "step-4", 4, 2)
     told: list[Manifest] = []
-    assert not pruning.prune(older, job_dir, tell=told.append)
-    assert pruning.prune(newer, job_dir, tell=told.append)
+    assert not pruning.prune(older, job_dir, report=told.append)
+    assert pruning.prune(newer, job_dir, report=told.append)
     assert there(job_dir) == ["step-4.g1"]
     assert told == [newer]
 
@@ -85,7 +85,7 @@ def test_what_is_pinned_in_the_middle_of_it_comes_back(job_dir: Path, monkeypatc
 
     monkeypatch.setattr(pruning.os, "rename", renamed)
     told: list[Manifest] = []
-    assert not pruning.prune(found, job_dir, tell=told.append)
+    assert not pruning.prune(found, job_dir, report=told.append)
     assert there(job_dir) == ["step-4"]
     assert told == []
 
@@ -97,7 +97,7 @@ def test_where_the_pins_cannot_be_read_nothing_goes(job_dir: Path, monkeypatch: 
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(pruning, "pinned", fails)
-    assert not pruning.prune(found, job_dir, tell=lambda found: None)
+    assert not pruning.prune(found, job_dir, report=lambda found: None)
     assert there(job_dir) == ["step-4"]
 
 
@@ -107,7 +107,7 @@ def test_what_a_kill_leaves_is_told_or_comes_back(job_dir: Path) -> None:
         commit(job_dir, f".pruned-step-{step}.g1.0a1b2c3d", step)
     (job_dir / "checkpoints" / ".pruned-step-12.0a1b2c3d").mkdir()  # its bytes had begun to go: it was told of
     told: list[Manifest] = []
-    pruning.finish(job_dir, tell=told.append)
+    pruning.finish(job_dir, report=told.append)
     assert there(job_dir) == ["step-4.g1"]
     assert [(found.name, found.identity) for found in told] == [("step-8.g1", (8, 1))]
 
@@ -119,7 +119,7 @@ def test_it_is_told_before_its_bytes_go(job_dir: Path) -> None:
         (left,) = there(job_dir)
         assert (job_dir / "checkpoints" / left / "COMMITTED").exists()
 
-    assert pruning.prune(found, job_dir, tell=tell)
+    assert pruning.prune(found, job_dir, report=tell)
     assert there(job_dir) == []
 
 
@@ -134,35 +134,35 @@ def line(*steps: int, losses: dict[int, object] | None = None) -> list[Manifest]
     ]  # fmt: skip
 
 
-def kept(keep: Keep, checkpoints: list[Manifest]) -> list[int]:
-    return sorted(step for step, _ in keep.of(checkpoints))
+def kept(keep: Retention, checkpoints: list[Manifest]) -> list[int]:
+    return sorted(step for step, _ in keep.select(checkpoints))
 
 
 def test_the_newest_are_kept() -> None:
-    assert kept(Keep(last=2), line(10, 20, 30)) == [20, 30]
-    assert kept(Keep(last=5), line(10)) == [10]
-    assert kept(Keep(), []) == []
+    assert kept(Retention(last=2), line(10, 20, 30)) == [20, 30]
+    assert kept(Retention(last=5), line(10)) == [10]
+    assert kept(Retention(), []) == []
 
 
 def test_multiples_are_kept_for_good_or_what_came_first_after_them() -> None:
-    assert kept(Keep(last=1, every=20), line(10, 20, 30, 40, 50)) == [20, 40, 50]
-    assert kept(Keep(last=1, every=20), line(7, 15, 23, 31, 52, 53)) == [23, 52, 53]
+    assert kept(Retention(last=1, every=20), line(10, 20, 30, 40, 50)) == [20, 40, 50]
+    assert kept(Retention(last=1, every=20), line(7, 15, 23, 31, 52, 53)) == [23, 52, 53]
 
 
 def test_a_multiple_stays_when_those_before_it_are_gone() -> None:
     checkpoints = line(10, 20, 30, 40)
-    assert kept(Keep(last=1, every=20), checkpoints[2:]) == [40]
-    assert kept(Keep(last=1, every=20), checkpoints[1:]) == [20, 40]
+    assert kept(Retention(last=1, every=20), checkpoints[2:]) == [40]
+    assert kept(Retention(last=1, every=20), checkpoints[1:]) == [20, 40]
 
 
 def test_the_lowest_losses_are_kept() -> None:
     losses: dict[int, object] = {10: 3.0, 20: 1.0, 30: float("nan"), 40: 2.0, 50: "x"}
-    assert kept(Keep(last=1, best=2), line(10, 20, 30, 40, 50, 60, losses=losses)) == [20, 40, 60]
+    assert kept(Retention(last=1, best=2), line(10, 20, 30, 40, 50, 60, losses=losses)) == [20, 40, 60]
 
 
 def test_a_loss_enters_the_lowest_or_not() -> None:
     best = BestLosses(2)
-    assert [best.enters(loss) for loss in (3.0, 4.0, 5.0, float("nan"), 3.5, 1.0)] == [
+    assert [best.add(loss) for loss in (3.0, 4.0, 5.0, float("nan"), 3.5, 1.0)] == [
         True,
         True,
         False,
@@ -172,15 +172,15 @@ def test_a_loss_enters_the_lowest_or_not() -> None:
     ]
     again = BestLosses(2)
     again.recall(best.remember())
-    assert [again.enters(loss) for loss in (3.5, 2.0)] == [False, True]
+    assert [again.add(loss) for loss in (3.5, 2.0)] == [False, True]
     again.recall({"losses": "x"})
-    assert not BestLosses(0).enters(1.0)
+    assert not BestLosses(0).add(1.0)
 
 
 def test_a_loss_that_is_forgotten_gives_its_place_back() -> None:
     best = BestLosses(2)
-    assert [best.enters(loss) for loss in (3.0, 4.0, 2.0)] == [True] * 3
+    assert [best.add(loss) for loss in (3.0, 4.0, 2.0)] == [True] * 3
     best.forget(2.0)
-    assert [best.enters(loss) for loss in (5.0, 3.5)] == [False, True], "of 3.0 and 4.0"
+    assert [best.add(loss) for loss in (5.0, 3.5)] == [False, True], "of 3.0 and 4.0"
     best.forget(7.0)
-    assert not best.enters(3.7)
+    assert not best.add(3.7)

@@ -16,9 +16,9 @@ from tests.training.ranks import TINY, Run
 from training import manifest
 from training.attempt.lineage import newest_on_lineage, raise_generation
 from training.checkpoint.cadence import Cadence, Mtbf
-from training.checkpoint.pruning import Keep
+from training.checkpoint.pruning import Retention
 from training.checkpoint.saving import Checkpoints
-from training.checkpoint.writing import Facts
+from training.checkpoint.writing import ManifestFields
 from training.manifest import DAMAGED, VERIFIED, CheckpointError
 from training.reporting.reporter import NullReporter
 from training.runtime.distributed import World
@@ -40,7 +40,7 @@ class Watched(NullReporter):
 def job(tmp_path: Path) -> Iterator[Path]:
     """A job's folder; and this process is the one rank of a world."""
     (tmp_path / "job" / "attempt-1").mkdir(parents=True)
-    raise_generation(tmp_path / "job", mine=None, resume="")
+    raise_generation(tmp_path / "job", previous=None, resume="")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield tmp_path / "job"
     dist.destroy_process_group()
@@ -59,7 +59,7 @@ def checkpoints(
         job / "attempt-1",
         more.pop("world", World(0, 1, torch.device("cpu"))),
         generation=1,
-        keep=Keep(last=keep),
+        retention=Retention(last=keep),
         cadence=cadence or Cadence(0, Mtbf(3600, "assumed")),
         reporter=reporter,
         **more,
@@ -69,7 +69,7 @@ def checkpoints(
 
 
 def save(checkpoints: Checkpoints, step: int) -> None:
-    facts = Facts(step=step, consumed_samples=0, layout={}, config_hash="", config={}, data="")
+    facts = ManifestFields(step=step, consumed_samples=0, layout={}, config_hash="", config={}, data="")
     checkpoints.save({"model": {"weights": torch.full((1000,), float(step))}}, facts)
 
 
@@ -91,7 +91,7 @@ def test_what_is_read_back_otherwise_is_marked_told_and_no_parent(job: Path, rep
     for step in (1, 2):
         save(made, step)
         made.wait()
-        assert not cadence.due(step + 1)
+        assert not cadence.is_due(step + 1)
     save(made, 3)
     with pytest.raises(CheckpointError, match="step-3 was not read back as it was written: .*sha256 differs"):
         made.wait()
@@ -101,10 +101,10 @@ def test_what_is_read_back_otherwise_is_marked_told_and_no_parent(job: Path, rep
     assert newest_on_lineage(job) == "step-2"
     assert made.latest is not None
     assert made.latest.step == 2
-    assert cadence.due(4), "made up for at the next boundary"
+    assert cadence.is_due(4), "made up for at the next boundary"
     save(made, 4)
-    made.finish_flight()
-    assert not cadence.due(5), "a disk that spoils all it is given is not filled"
+    made.finish_save()
+    assert not cadence.is_due(5), "a disk that spoils all it is given is not filled"
     save(made, 5)
     assert made.wait().parent == (2, 1)
     assert [step for kind, step in reporter.told if kind == "checkpoint.damaged"] == [3, 4]

@@ -48,10 +48,10 @@ def test_hex_equal_after_a_rank_was_killed(
 KILLS = {
     "staging": ("training.checkpoint.storage:write", ""),
     "half a file": ("training.checkpoint.storage:_Stream.flush", ""),
-    "all files, no manifest": ("training.checkpoint.writing:Writer.manifest_of", ""),
+    "all files, no manifest": ("training.checkpoint.writing:CheckpointWriter.make_manifest", ""),
     "manifest, no rename": ("training.checkpoint.committing:move_aside", ""),
-    "renamed, not told": ("training.checkpoint.events:tell_committed", "step-4"),
-    "told, not verified": ("training.checkpoint.writing:Writer.look_after", "step-4"),
+    "renamed, not told": ("training.checkpoint.events:report_committed", "step-4"),
+    "told, not verified": ("training.checkpoint.writing:CheckpointWriter.verify_and_prune", "step-4"),
 }
 
 

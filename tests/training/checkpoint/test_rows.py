@@ -18,7 +18,7 @@ from tests.examples import examples
 from tests.training.checkpoint.saved import save
 from tests.waiting import until
 from training.checkpoint import pinning, rows, storage
-from training.checkpoint.rows import Frozen, Rows
+from training.checkpoint.rows import FrozenRows, Rows
 from training.checkpoint.staging import Staging, release
 
 CLIENTS, NUMBERS = 40, 6
@@ -40,7 +40,7 @@ def read(folder: Path) -> Tensor:
     found = torch.zeros(CLIENTS, NUMBERS)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
-        storage.read(storage.find({"clients": {"control": found}}, folder), folder, None)
+        storage.read(storage.match_stored({"clients": {"control": found}}, folder), folder, None)
     finally:
         dist.destroy_process_group()
     return found
@@ -60,10 +60,10 @@ def test_blocks_are_as_they_were_whatever_changes_between_them(steps: list[set[i
         elif step is not None:
             where = torch.tensor(sorted(step))
             control.write(where, torch.full((len(where), NUMBERS), -1.0 - number))
-        assert frozen.bytes_aside <= (CLIENTS - sum(map(len, taken))) * ROW_BYTES
+        assert frozen.preserved_bytes <= (CLIENTS - sum(map(len, taken))) * ROW_BYTES
     taken += [frozen.take(block) for block in blocks[len(taken) :]]
     assert torch.equal(torch.cat(taken), values())
-    assert frozen.bytes_aside == 0
+    assert frozen.preserved_bytes == 0
 
 
 def test_a_checkpoint_has_the_rows_of_the_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,14 +71,14 @@ def test_a_checkpoint_has_the_rows_of_the_boundary(tmp_path: Path, monkeypatch: 
     control, staging = Rows(values()), Staging(None)
     copied = staging.copy({"clients": {"control": control}})
     assert staging.bytes == 0, "no copy of them was taken"
-    take, changes = Frozen.take, iter(range(1, 1000))
+    take, changes = FrozenRows.take, iter(range(1, 1000))
 
-    def changing(frozen: Frozen, block: range) -> Tensor:
+    def changing(frozen: FrozenRows, block: range) -> Tensor:
         found = take(frozen, block)
         control.write(torch.arange(CLIENTS), values(plus=next(changes)))
         return found
 
-    monkeypatch.setattr(Frozen, "take", changing)
+    monkeypatch.setattr(FrozenRows, "take", changing)
     folder = save(tmp_path, copied)
     assert torch.equal(read(folder), values())
     blocks = -(-CLIENTS // 3)
@@ -98,15 +98,15 @@ def _change_all(control: Rows, *, block: int = 4) -> None:
 
 
 def test_training_waits_for_blocks_before_it_sets_more_than_a_part_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "LEAST_ASIDE_BYTES", 6 * ROW_BYTES)
+    monkeypatch.setattr(rows, "MIN_PRESERVED_BYTES", 6 * ROW_BYTES)
     control = Rows(values())
     frozen = control.freeze()
     training = Thread(target=_change_all, args=(control,))
     training.start()
     taken, most = [], 0
     for block in reversed(list(frozen.blocks())):  # the last one that it waits for comes first
-        until(lambda: frozen.bytes_aside == 4 * ROW_BYTES or not training.is_alive(), 10)
-        most = max(most, frozen.bytes_aside)
+        until(lambda: frozen.preserved_bytes == 4 * ROW_BYTES or not training.is_alive(), 10)
+        most = max(most, frozen.preserved_bytes)
         taken.append(frozen.take(block))
     training.join(10)
     assert torch.equal(torch.cat(taken[::-1]), values())
@@ -116,28 +116,28 @@ def test_training_waits_for_blocks_before_it_sets_more_than_a_part_aside(monkeyp
 
 @pytest.mark.parametrize("ended", [True, False], ids=["a save that has failed", "a disk that stands still"])
 def test_training_does_not_wait_for(ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "LEAST_ASIDE_BYTES", 6 * ROW_BYTES)
+    monkeypatch.setattr(rows, "MIN_PRESERVED_BYTES", 6 * ROW_BYTES)
     monkeypatch.setattr(rows, "PATIENCE_SECONDS", 60.0 if ended else 0.05)
     control = Rows(values())
     frozen = control.freeze()
     training = Thread(target=_change_all, args=(control,))
     training.start()
-    until(lambda: frozen.bytes_aside > 0, 10)
+    until(lambda: frozen.preserved_bytes > 0, 10)
     if ended:
         frozen.release()
     training.join(10)
     assert not training.is_alive()
-    assert frozen.bytes_aside == (0 if ended else CLIENTS * ROW_BYTES)
+    assert frozen.preserved_bytes == (0 if ended else CLIENTS * ROW_BYTES)
 
 
 def test_nothing_is_set_aside_for_a_save_that_has_ended() -> None:
     control, staging = Rows(values()), Staging(None)
     copied = staging.copy({"clients": {"control": control}})
     control.write(torch.arange(5), values()[:5])
-    assert copied["clients"]["control"].bytes_aside == 5 * ROW_BYTES
+    assert copied["clients"]["control"].preserved_bytes == 5 * ROW_BYTES
     release(copied)
     control.write(torch.arange(CLIENTS), values(plus=1))
-    assert copied["clients"]["control"].bytes_aside == 0
+    assert copied["clients"]["control"].preserved_bytes == 0
 
 
 def test_rows_of_a_gpu_are_copied_to_memory_of_the_staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

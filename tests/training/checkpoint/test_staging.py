@@ -11,7 +11,7 @@ import torch
 from training.checkpoint import pinning
 from training.checkpoint.staging import Staging
 
-LARGE = pinning.LEAST_BYTES // 4
+LARGE = pinning.MIN_BYTES // 4
 """Elements of 4 bytes that are worth pinning."""
 PAGE = mmap.PAGESIZE
 
@@ -48,7 +48,7 @@ def test_memory_that_is_not_pinned_is_used_as_it_is(
     cuda = Cuda(grants=1)
     monkeypatch.setattr(pinning, "runtime", lambda: cuda)
     said: list[str] = []
-    staging = Staging(None, say=said.append)
+    staging = Staging(None, warn=said.append)
     state: dict[str, Any] = {"model": {name: torch.full((LARGE,), 7.0) for name in "abcd"}, "small": torch.ones(3)}
     if ahead:
         staging.reserve(state)
@@ -69,7 +69,7 @@ def test_memory_that_is_not_pinned_is_used_as_it_is(
 def test_nothing_is_said_where_all_is_pinned(forgotten: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(grants=4)
     monkeypatch.setattr(pinning, "runtime", lambda: cuda)
-    staging = Staging(None, say=lambda why: pytest.fail(why))
+    staging = Staging(None, warn=lambda why: pytest.fail(why))
     staging.copy({"a": torch.ones(LARGE), "b": torch.ones(LARGE)})
     assert len(cuda.asked) == 2
     assert forgotten == []

@@ -35,7 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_fits_is_found_in_the_runs_own_tensors(checkpoint: Path) -> None:
     mine = state()
-    found = storage.find(mine, checkpoint)
+    found = storage.match_stored(mine, checkpoint)
     assert found["model"]["tokens"] is mine["model"]["tokens"]
     storage.check_complete(checkpoint, storage.names(mine))
 
@@ -50,14 +50,14 @@ WRONG = {
 @pytest.mark.parametrize(("mine", "message"), WRONG.values(), ids=WRONG)
 def test_another_model_is_refused_by_name(checkpoint: Path, mine: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        storage.check_complete(checkpoint, storage.names(storage.find(mine, checkpoint)))
+        storage.check_complete(checkpoint, storage.names(storage.match_stored(mine, checkpoint)))
 
 
 def test_memory_of_communication_is_begun_anew_where_it_does_not_fit(checkpoint: Path) -> None:
     fits, other = {"errors": torch.zeros(5)}, {"errors": torch.zeros(7)}
-    found = storage.find({**state(), "comm": {"rank0": fits}}, checkpoint)
+    found = storage.match_stored({**state(), "comm": {"rank0": fits}}, checkpoint)
     assert found["comm"]["rank0"] == fits
-    assert "comm" not in storage.find({**state(), "comm": {"rank0": other, "rank1": fits}}, checkpoint)
+    assert "comm" not in storage.match_stored({**state(), "comm": {"rank0": other, "rank1": fits}}, checkpoint)
 
 
 def test_where_there_is_a_gpu_writing_does_not_wait_for_what_training_has_queued_there(
@@ -81,10 +81,10 @@ def test_where_there_is_a_gpu_writing_does_not_wait_for_what_training_has_queued
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no table of contents"):
-        storage.find(state(), tmp_path)
+        storage.match_stored(state(), tmp_path)
     (tmp_path / ".metadata").write_text("hello")
     with pytest.raises(CheckpointError, match="no table of contents"):
-        storage.find(state(), tmp_path)
+        storage.match_stored(state(), tmp_path)
 
 
 class Malice:
@@ -128,7 +128,7 @@ def test_nothing_outside_the_checkpoint_is_read(tmp_path: Path, place: str) -> N
     elsewhere = {index: replace(about, relative_path=place) for index, about in contents.storage_data.items()}
     _write_contents(made, pickle.dumps(replace(contents, storage_data=elsewhere)))
     with pytest.raises(CheckpointError, match="lies in no file of the checkpoint"):
-        storage.find(state(), made)
+        storage.match_stored(state(), made)
 
 
 @pytest.mark.parametrize("name", ["pathlib\nPosixPath", "torch.distributed.checkpoint.metadata\nMetadata"])
@@ -137,7 +137,7 @@ def test_a_table_of_contents_changes_no_class_of_ours(tmp_path: Path, name: str)
     made = save(tmp_path, state())
     _write_contents(made, f"c{name}\n(N}}S'_str'\nS'/etc/passwd'\nstb.".encode())
     with pytest.raises(CheckpointError, match="no table of contents"):
-        storage.find(state(), made)
+        storage.match_stored(state(), made)
     assert not hasattr(Metadata, "_str")
     assert str(tmp_path / "anything").endswith("anything")
 
@@ -159,7 +159,7 @@ def test_a_table_of_contents_that_lies_is_refused_in_a_sentence(tmp_path: Path, 
     made = save(tmp_path, state())
     _write_contents(made, content)
     with pytest.raises(CheckpointError, match="no table of contents"):
-        storage.find(state(), made)
+        storage.match_stored(state(), made)
 
 
 def test_a_table_of_contents_that_nobody_signed_is_not_read(tmp_path: Path) -> None:
@@ -168,11 +168,11 @@ def test_a_table_of_contents_that_nobody_signed_is_not_read(tmp_path: Path) -> N
     told["files"] = [entry for entry in told["files"] if entry["file"] != ".metadata"]
     (made / "COMMITTED").write_text(json.dumps(told))
     with pytest.raises(CheckpointError, match="is not among the files of its manifest"):
-        storage.find(state(), made)
+        storage.match_stored(state(), made)
     (made / ".metadata").unlink()
     os.mkfifo(made / ".metadata")
     with pytest.raises(CheckpointError, match="no plain file"):
-        storage.find(state(), made)
+        storage.match_stored(state(), made)
 
 
 def test_a_tensor_larger_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -181,4 +181,4 @@ def test_a_tensor_larger_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
     contents.state_dict_metadata["model.head"].size = torch.Size([2**40, 2**10])
     _write_contents(made, pickle.dumps(contents))
     with pytest.raises(CheckpointError, match="what it says of 'model.head' can't be"):
-        storage.find(state(), made)
+        storage.match_stored(state(), made)

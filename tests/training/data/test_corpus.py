@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from tests.training.data.texts import documents_of, folder_of, lines_of, numbered, prepared, relaxed, tokens_of
 from training.__main__ import main
-from training.corpus import cache, documents, making
+from training.corpus import building, cache, documents
+from training.corpus.building import ShardProgress, make_shards
 from training.corpus.errors import DataError
-from training.corpus.making import Progress, make_shards
 from training.corpus.preparing import CorpusOptions, prepare
-from training.corpus.shards import Index, read_index, verify
-from training.corpus.tokenizer import Bytes, Tokens
+from training.corpus.shards import ShardIndex, read_index, verify
+from training.corpus.tokenizer import ByteTokenizer, Tokens
 
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=30)
 
@@ -116,7 +116,7 @@ def test_a_text_longer_than_memory_is_cut_between_letters(
 @relaxed
 @given(st.text(alphabet="ab \n"), st.integers(1, 20))
 def test_parts_make_up_the_text(text: str, letters: int) -> None:
-    assert "".join(making._cut(text, letters)) == text
+    assert "".join(building._cut(text, letters)) == text
 
 
 def test_half_letters_are_replaced(tmp_path: Path) -> None:
@@ -155,41 +155,41 @@ def test_a_few_pages_are_data_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shard_bytes", [64, 1000, 2**20])
 def test_shards_are_as_long_as_asked_for(shard_bytes: int, tmp_path: Path) -> None:
     source = documents.find(folder_of(tmp_path / "mine", numbered()), suffixes=(".txt",), text_field="text")
-    index = make_shards(tmp_path, source, Bytes(), validation_percent=10.0, shard_bytes=shard_bytes)
+    index = make_shards(tmp_path, source, ByteTokenizer(), validation_percent=10.0, shard_bytes=shard_bytes)
     assert {shard.tokens for shard in index.train[:-1]} <= {shard_bytes}
     assert index == verify(tmp_path)
 
 
 def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(building, "PROGRESS_SECONDS", 0.0)
     told: list[str] = []
 
-    def tell(progress: Progress | None) -> None:
+    def tell(progress: ShardProgress | None) -> None:
         if progress is not None:
             assert 0 <= progress.bytes <= progress.total_bytes
             told.append(str(progress))
 
-    prepare(tmp_path / "cache", CorpusOptions(str(folder_of(tmp_path / "mine", numbered()))), tell=tell)
+    prepare(tmp_path / "cache", CorpusOptions(str(folder_of(tmp_path / "mine", numbered()))), on_progress=tell)
     assert told[-1].startswith("tokens of mine: 200 documents, 0 of 0 MB (100 %), ")
 
 
 def test_progress_is_told_while_one_text_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the other ranks, and jobs that wait for the same tokens, would take who makes them for dead."""
-    monkeypatch.setattr(making, "TELL_SECONDS", 0.01)
+    monkeypatch.setattr(building, "PROGRESS_SECONDS", 0.01)
     begun, told = threading.Event(), threading.Event()
 
-    class Slow(Bytes):
+    class Slow(ByteTokenizer):
         def encode(self, texts: list[str]) -> list[Tokens]:
             begun.set()
             assert told.wait(10), "nothing was told meanwhile"
             return super().encode(texts)
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: ShardProgress) -> None:
         if begun.is_set():
             told.set()
 
     source = documents.find(folder_of(tmp_path / "mine", numbered()), suffixes=(".txt",), text_field="text")
-    index = make_shards(tmp_path, source, Slow(), validation_percent=10.0, tell=tell)
+    index = make_shards(tmp_path, source, Slow(), validation_percent=10.0, on_progress=tell)
     assert index.documents == 200
 
 
@@ -211,7 +211,9 @@ def test_the_same_data_is_made_once_and_other_data_is_called_otherwise(tmp_path:
 
 def test_a_checkpoint_s_data_that_is_gone_is_named(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "mine", numbered())
-    with pytest.raises(DataError, match=r"^source: this run was trained on mine\+bytes\+0123456789, which is not in"):
+    with pytest.raises(
+        DataError, match=r"^source: this run was trained on mine\+bytes\+0123456789, which is no longer in"
+    ):
         prepare(tmp_path / "cache", CorpusOptions(str(source)), "mine+bytes+0123456789")
 
 
@@ -236,7 +238,9 @@ def test_what_is_somebody_else_s_is_no_damage() -> None:
             path.chmod(mode)
         with (
             somebody_else(),
-            pytest.raises(DataError, match=r"^shards_folder: .*a\+bytes\+\w+ is somebody else's, and may not be read"),
+            pytest.raises(
+                DataError, match=r"^shards_folder: .*a\+bytes\+\w+ belongs to another user and cannot be read"
+            ),
         ):
             prepared(shared, source)
         assert [path.name for path in shared.iterdir()] == [made.identity]
@@ -259,7 +263,7 @@ def somebody_else() -> Iterator[None]:
 
 
 def test_others_wait_for_who_is_making_it(tmp_path: Path) -> None:
-    index = Index(Bytes().id, "uint8", train=[], validation=[])
+    index = ShardIndex(ByteTokenizer().id, "uint8", train=[], validation=[])
     begun, go_on, made, told = threading.Event(), threading.Event(), [], []
 
     def make(staging: Path, touch: object) -> None:
@@ -272,10 +276,10 @@ def test_others_wait_for_who_is_making_it(tmp_path: Path) -> None:
         told.append(1)
         go_on.set()
 
-    first = threading.Thread(target=cache.keep, args=(tmp_path / "x", make, lambda: None))
+    first = threading.Thread(target=cache.ensure, args=(tmp_path / "x", make, lambda: None))
     first.start()
     begun.wait(10)
-    cache.keep(tmp_path / "x", make, tell)
+    cache.ensure(tmp_path / "x", make, tell)
     first.join(10)
     assert read_index(tmp_path / "x") == index
     assert (len(made), bool(told)) == (1, True)
@@ -284,13 +288,13 @@ def test_others_wait_for_who_is_making_it(tmp_path: Path) -> None:
 def test_a_maker_that_nobody_has_heard_of_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / ".x.abcdef01.1.00000000").mkdir()  # of another machine
     os.utime(tmp_path / ".x.abcdef01.1.00000000", (0, 0))
-    index = Index(Bytes().id, "uint8", train=[], validation=[])
-    cache.keep(tmp_path / "x", lambda staging, touch: index.write(staging), lambda: None)
+    index = ShardIndex(ByteTokenizer().id, "uint8", train=[], validation=[])
+    cache.ensure(tmp_path / "x", lambda staging, touch: index.write(staging), lambda: None)
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def test_a_maker_that_was_stopped_for_too_long_begins_again(tmp_path: Path) -> None:
-    index = Index(Bytes().id, "uint8", train=[], validation=[])
+    index = ShardIndex(ByteTokenizer().id, "uint8", train=[], validation=[])
     made: list[Path] = []
 
     def make(staging: Path, touch: Callable[[], None]) -> None:
@@ -300,7 +304,7 @@ def test_a_maker_that_was_stopped_for_too_long_begins_again(tmp_path: Path) -> N
             touch()
         index.write(staging)
 
-    cache.keep(tmp_path / "x", make, lambda: None)
+    cache.ensure(tmp_path / "x", make, lambda: None)
     assert read_index(tmp_path / "x") == index
     assert len(made) == 2
 
@@ -312,8 +316,8 @@ def test_a_maker_that_died_leaves_nothing(tmp_path: Path) -> None:
         path.unlink()
     (tmp_path / "cache" / identity).rmdir()
     script = (
-        "import os, sys\nfrom training.corpus import making\nfrom training.corpus.preparing import *\n"
-        "making.Index.write = lambda *a: os.kill(os.getpid(), 9)\n"
+        "import os, sys\nfrom training.corpus import building\nfrom training.corpus.preparing import *\n"
+        "building.ShardIndex.write = lambda *a: os.kill(os.getpid(), 9)\n"
         "prepare(Path(sys.argv[1]), CorpusOptions(sys.argv[2]))"
     )
     killed = subprocess.run([sys.executable, "-c", script, tmp_path / "cache", source], check=False)

@@ -23,7 +23,7 @@ from training.corpus.shards import read_index
         (
             "a.jsonl",
             b'{"text": "a"}\n{"text": \n',
-            r"^source: .*a.jsonl:2 is not JSON \(.*\). Mend or remove that line.",
+            r"^source: .*a.jsonl:2 is not JSON \(.*\). Correct or remove that line.",
         ),
         (
             "a.jsonl",
@@ -31,8 +31,12 @@ from training.corpus.shards import read_index
             r"^source: .*a.jsonl:2 is not UTF-8. Write the file as UTF-8",
         ),
         ("a.jsonl", b'\n\n{"body": "a", "id": 1}\n', r'^text_field: .*:3 has no text called "text": .*with body, id.'),
-        ("a.jsonl", b'{"text": 3}\n', r'^text_field: .*:1 has no text called "text": that is 3. Mend or remove'),
-        ("a.jsonl", b'{"text": null}\n', r'^text_field: .*:1 has no text called "text": that is null. Mend or remove'),
+        ("a.jsonl", b'{"text": 3}\n', r'^text_field: .*:1 has no text called "text": that is 3. Correct or remove'),
+        (
+            "a.jsonl",
+            b'{"text": null}\n',
+            r'^text_field: .*:1 has no text called "text": that is null. Correct or remove',
+        ),
         ("a.jsonl", b"[1]\n", r'^text_field: .*:1 has no text called "text": it is a list'),
         ("a.jsonl", b"[" * 100_000, r"^source: .*a.jsonl:1 is not JSON"),
         (
@@ -44,7 +48,7 @@ from training.corpus.shards import read_index
         ("a.txt", b"caf\xe9", r"^source: .*a.txt is not UTF-8 \(byte 0xE9 at 3\). Convert it"),
         ("a.txt", b"", r"^source: .* holds no text: no file in it, or below, ends in .txt, .md, .jsonl, .ndjson."),
         ("a.dat", b"text", r"^source: .* holds no text: no file in it, or below, ends in .txt, .md, .jsonl, .ndjson."),
-        ("a.txt", b" \n ", r"^source: mine has no text in it: all 1 documents are blank"),
+        ("a.txt", b" \n ", r"^source: mine contains no text: all 1 documents are blank"),
         ("a.txt", b"only this", r"^validation_percent: 5 % of mine leaves nothing for one of training and validation"),
     ],
 )
@@ -88,7 +92,7 @@ def test_whatever_the_bytes_it_is_data_or_a_sentence(
 
 
 def test_sources_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"^source: /nowhere does not exist. Name a path that the nodes see, too."):
+    with pytest.raises(DataError, match=r"^source: /nowhere does not exist. Name a path that the nodes can access."):
         prepared(tmp_path, Path("/nowhere"))
     with pytest.raises(
         DataError, match=r"^source: .*nn can't be read \(File name too long\). Name another, or mend it."

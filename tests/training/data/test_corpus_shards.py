@@ -16,8 +16,8 @@ from tests.training.tokenizers import stand_in, write_tokenizer
 from training.__main__ import main
 from training.corpus.errors import DataError
 from training.corpus.preparing import CorpusOptions, prepare
-from training.corpus.shards import Index, read_index, verify
-from training.corpus.tokenizer import Bytes
+from training.corpus.shards import ShardIndex, read_index, verify
+from training.corpus.tokenizer import ByteTokenizer
 
 # Shards made elsewhere.
 
@@ -67,17 +67,17 @@ def test_ready_made_shards_are_read_where_they_lie(shards: Path, tmp_path: Path)
         ({"format": "x"}, 'its format is not "vigil-tokens", version 1'),
         ({"dtype": "int64"}, "its dtype 'int64' is none of uint8, uint16, uint32"),
         ({"dtype": "uint8"}, "a vocabulary of 5000 does not fit uint8"),
-        ({"train": [{"file": "../a.bin", "tokens": 1}]}, "'../a.bin' is no file beside it"),
+        ({"train": [{"file": "../a.bin", "tokens": 1}]}, "'../a.bin' is not a file in the same folder"),
         ({"train": [{"file": "a.bin", "tokens": -1}]}, "tokens is -1, not a count"),
         ({"train": [{"tokens": 1}]}, "file is missing"),
-        ({"train": [{"file": "a\0.bin", "tokens": 1}]}, "is no file beside it"),
-        ({"train": [{"file": "\ud800.bin", "tokens": 1}]}, "is no file beside it"),
+        ({"train": [{"file": "a\0.bin", "tokens": 1}]}, "is not a file in the same folder"),
+        ({"train": [{"file": "\ud800.bin", "tokens": 1}]}, "is not a file in the same folder"),
         ({"documents": float("inf")}, "does not describe token shards"),
         ({"train": 3}, "does not describe token shards"),
         ({"tokenizer": None}, "does not describe token shards"),
         (
             {"train": [{"file": "a.bin", "tokens": 1001}]},
-            "a.bin ends early: 2,000 bytes instead of 2,002. Copy it anew.",
+            "a.bin ends early: 2,000 bytes instead of 2,002. Copy it again.",
         ),
         ({"train": [{"file": "a.bin", "tokens": 900}]}, "a.bin is longer than it was: 2,000 bytes instead of 1,800"),
         ({"train": [{"file": "c.bin", "tokens": 900}]}, r"c.bin can't be read \(No such file or directory\)"),
@@ -91,7 +91,7 @@ def test_shards_that_are_not_what_they_say(shards: Path, tmp_path: Path, changes
 
 def test_an_index_that_is_no_json(shards: Path, tmp_path: Path) -> None:
     (shards / "index.json").write_text("{")
-    with pytest.raises(DataError, match=r"index.json is not JSON \(.*\). Make the shards anew."):
+    with pytest.raises(DataError, match=r"index.json is not JSON \(.*\). Create the shards again."):
         prepared(tmp_path / "cache", shards)
 
 
@@ -108,7 +108,7 @@ def test_verifying_finds_a_changed_byte(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["verify", str(made)]) == 0
     out, err = capsys.readouterr()
     assert out == f"{made}: verified, 9,980 tokens, 2 shards, 9,980 bytes\n"
-    assert err == f"{shard} is damaged: its sha256 is another. Make it anew.\n"
+    assert err == f"{shard} is damaged: its sha256 is another. Create it again.\n"
     assert main(["verify", "n" * 300]) == 1
     assert capsys.readouterr().err.endswith("n can't be read: File name too long\n")
 
@@ -176,7 +176,9 @@ def test_a_tokenizer_that_has_no_token_for_a_word(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     path = write_tokenizer(tmp_path / "t.json")
     path.write_text(path.read_text().replace('"unk_token": "<unk>"', '"unk_token": "<none>"'))
-    with pytest.raises(DataError, match=r"^tokenizer: .*t.json fails on a text \(.*Missing \[UNK\] token.*\). Mend it"):
+    with pytest.raises(
+        DataError, match=r"^tokenizer: .*t.json fails on a text \(.*Missing \[UNK\] token.*\). Correct it"
+    ):
         prepared(tmp_path / "cache", folder_of(tmp_path / "mine", numbered()), tokenizer=str(path))
     assert not list((tmp_path / "cache").iterdir())
 
@@ -191,6 +193,8 @@ def test_without_the_library_a_sentence_says_so(tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_index_remembers(tmp_path: Path) -> None:
-    index = Index(Bytes().id, "uint8", train=[], validation=[], documents=3, duplicate_documents=2, empty=1)
+    index = ShardIndex(
+        ByteTokenizer().id, "uint8", train=[], validation=[], documents=3, duplicate_documents=2, empty=1
+    )
     index.write(tmp_path)
     assert read_index(tmp_path) == index

@@ -13,7 +13,7 @@ from training.corpus import preparing
 from training.corpus.errors import DataError
 from training.corpus.preparing import CorpusOptions
 from training.runtime import data_roots
-from training.weights.opening import Weights, open_weights
+from training.weights.weight_files import Weights, open_weights
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from training.corpus import owners
 from training.corpus.errors import DataError
 from training.corpus.preparing import CorpusOptions, prepare
 from training.corpus.shards import SPLITS, read_index
-from training.corpus.windows import Windows, begins
+from training.corpus.windows import Windows, window_starts
 from training.recipes import language
 
 TEXTS = {
@@ -40,9 +40,9 @@ def test_every_window_belongs_to_whom_its_middle_token_does(shards: Path) -> Non
     letters = {"a": "ada", "A": "ada", "b": "bea", "c": "cy"}
     for split in SPLITS:
         windows = Windows(shards, index, split, 16)
-        whose = found.of_windows(index, split, 16)
+        whose = found.for_windows(index, split, 16)
         assert len(whose) == len(windows) > 0
-        assert begins(index, split, 16).shape == whose.shape
+        assert window_starts(index, split, 16).shape == whose.shape
         for row, owner in zip(windows[np.arange(len(windows))].tolist(), whose.tolist(), strict=True):
             if (middle := chr(row[8])) in letters:  # else the end of a document
                 assert letters[middle] == found.names[owner]
@@ -80,7 +80,7 @@ def test_older_shards_are_like_one_owners(shards: Path) -> None:
     [
         ({"train": [[0, 5]]}, "has owners of 5 tokens"),
         ({"train": [[99, 5]]}, "an owner without a name"),
-        ({"train": [["a", 5]]}, "no list of owners"),
+        ({"train": [["a", 5]]}, "not a list of owners"),
         ({"version": 2}, "its format is not"),
     ],
 )

@@ -15,8 +15,8 @@ import torch
 
 from training.config import run_config
 from training.contracts import Recipe
+from training.corpus.building import ShardProgress
 from training.corpus.errors import DataError
-from training.corpus.making import Progress
 from training.data import Prepared
 from training.loader import supply
 from training.runtime.distributed import World
@@ -76,7 +76,7 @@ def _prepare(rank: int, prepare: Callable[..., Prepared]) -> tuple[Recorder, Pre
 def _makes(cache: Path, identity: str | None, tell: Callable[..., None], *, source: str = "") -> Prepared:
     assert (cache, identity, source) == (Path("/cache"), "x", "/data")
     tell(None)
-    tell(Progress("mine", 2_000_000, time.monotonic(), bytes=1_000_000, documents=7))
+    tell(ShardProgress("mine", 2_000_000, time.monotonic(), bytes=1_000_000, documents=7))
     return Prepared(Path("/made"), "mine")
 
 

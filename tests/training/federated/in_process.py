@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.attempt import place
+from training.attempt import workspace
 from training.attempt.heartbeat import NullHeartbeat
-from training.attempt.place import Place
 from training.attempt.stopping import StopRequest
+from training.attempt.workspace import Workspace
 from training.checkpoint import storage
 from training.checkpoint.staging import tree
 from training.federated.custom.program import Program
@@ -68,13 +68,13 @@ def start(
     world: World | None = None,
     reporter: AnyReporter | None = None,
     code: Path | None = None,
-    where: Place | None = None,
+    where: Workspace | None = None,
 ) -> Rounds:
     """The next attempt of a run in this folder: once it runs, from its newest checkpoint, if it has one.
 
     `where`: as one of several ranks has made it for all of them.
     """
-    where = where or place.by_hand(folder)
+    where = where or workspace.create_standalone(folder)
     return Rounds(
         parse(run),
         where,
@@ -92,7 +92,7 @@ def run(
     *,
     world: World | None = None,
     reporter: AnyReporter | None = None,
-    where: Place | None = None,
+    where: Workspace | None = None,
 ) -> Rounds:
     """To its end."""
     rounds = start(folder, table, world=world, reporter=reporter, where=where)

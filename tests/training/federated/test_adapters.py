@@ -64,7 +64,7 @@ def config_of(kind: str, texts: Path, weights: Path, **more: Any) -> dict[str, A
         ({"adapters": "lora", "language": {"from_weights": "/w"}}, "language.lora_rank", 'is 0, but adapters = "lora"'),
         ({"language": {"from_weights": "/w", "lora_rank": 4}}, "adapters", 'Write "lora" or "ffa_lora"'),
         ({"adapters": "scl", "language": {"from_weights": "/w", "lora_rank": 4}}, "adapters", "lora_rank asks"),
-        ({"adapters": "lora", "language": {"lora_rank": 4}}, "language.lora_rank", "Name some in from_weights"),
+        ({"adapters": "lora", "language": {"lora_rank": 4}}, "language.lora_rank", "Name them in from_weights"),
         ({"adapters": "scl"}, "language.from_weights", "Name some"),
         (
             {"adapters": "lora", "language": {"from_weights": "/w", "lora_rank": 4, "lora_targets": "keys"}},

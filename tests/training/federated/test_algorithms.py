@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from tests.training.federated.in_process import DIGITS_FP64, REGRESSION, Federation
 from tests.training.federated.quadratic import mean, quadratics, together
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 from training.federated.schedule import Chunk
 
 NORMALISED = {"tabular": {"hidden": 16, "batch_norm": True}}

@@ -16,7 +16,7 @@ from tests.training.federated.custom_files import ALGORITHM, LINEAR
 from tests.training.federated.custom_files import ready as ready_own
 from tests.training.federated.in_process import DIGITS, REGRESSION, accuracy, ready, train
 from training.config import choices
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 from training.federated.attack.alie import largest_z
 from training.federated.rounds import Rounds
 from training.federation import config, config_checks

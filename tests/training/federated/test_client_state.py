@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import FileStore
 
 from tests.training.federated.in_process import DIGITS, digest, ready, run, start, train
 from tests.training.ranks import fork
-from training.attempt import place
-from training.attempt.place import Place
+from training.attempt import workspace
+from training.attempt.workspace import Workspace
 from training.federated.client_state import ClientState
 from training.federated.client_tasks import ClientUpdates
 from training.federated.controller import QuorumLost
@@ -35,14 +35,14 @@ TABLES: dict[str, dict[str, Any]] = {
 }
 
 
-def on_ranks(where: Place, size: int, table: dict[str, Any]) -> None:
+def on_ranks(where: Workspace, size: int, table: dict[str, Any]) -> None:
     ranks = [fork(_rank, where, rank, size, table) for rank in range(size)]
     for rank in ranks:
         rank.join(120)
         assert rank.exitcode == 0
 
 
-def _rank(where: Place, rank: int, size: int, table: dict[str, Any]) -> None:
+def _rank(where: Workspace, rank: int, size: int, table: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     store = FileStore(str(where.attempt_dir / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
@@ -71,8 +71,8 @@ def test_ranks_divide_it_and_go_on_from_each_other_s_checkpoints(
     run(tmp_path / "alone", table)
     with as_an_older_version(monkeypatch):
         run(tmp_path / "ranks", {**table, "rounds": 1})
-    on_ranks(place.by_hand(tmp_path / "ranks"), 3, {**table, "rounds": 2})
-    on_ranks(place.by_hand(tmp_path / "ranks"), 2, table)
+    on_ranks(workspace.create_standalone(tmp_path / "ranks"), 3, {**table, "rounds": 2})
+    on_ranks(workspace.create_standalone(tmp_path / "ranks"), 2, table)
     assert digest(tmp_path / "ranks") == digest(tmp_path / "alone")
 
 

@@ -23,7 +23,7 @@ from tests.training.federated.in_process import (
 )
 from tests.training.federated.quadratic import mean, quadratics, together
 from training.config import choices
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 from training.federation import config, config_checks, parts
 from training.federation.config import FOLDERS
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.training.federated.custom_files import LINEAR, ready, started
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 
 
 def test_an_algorithm_of_its_own_is_like_vigils(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from tests.training.federated.custom_files import ALGORITHM, LINEAR, MOMENTUM, RUN, ready, started
 from tests.training.federated.in_process import RecordingReporter, digest
 from training.config import choices
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 from training.corpus.errors import DataError
 from training.federated.client_failures import ClientsFailed
 from training.federated.custom import part_loader

@@ -10,7 +10,7 @@ import pytest
 
 from tests.training.federated.custom_files import ready
 from tests.training.federated.in_process import train
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 
 DIGITS: dict[str, Any] = {"recipe": "tabular", "clients": 10, "learning_rate": 0.3, "tabular": {"hidden": 16}}
 

@@ -16,7 +16,7 @@ from tests.training import ranks
 from tests.training.federated.custom_files import LINEAR, ready, started
 from tests.training.federated.in_process import RecordingReporter, accuracy, digest, start, train
 from training import run_file
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 from training.federated.controller import QuorumLost
 from training.federated.round_report import REJECTED
 from training.federation import config_checks

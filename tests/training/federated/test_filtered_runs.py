@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import FileStore
 
 from tests.training.federated.in_process import DIGITS, RecordingReporter, digest, run, start
 from tests.training.ranks import fork
-from training.attempt import place
-from training.attempt.place import Place
+from training.attempt import workspace
+from training.attempt.workspace import Workspace
 from training.federated.client_tasks import ClientUpdates
 from training.federated.client_work import ClientWork
 from training.federated.controller import Controller
@@ -48,7 +48,7 @@ def test_hex_equal_after_a_kill(table: dict[str, Any], tmp_path: Path, monkeypat
         loop = start(tmp_path / "killed", table)
         with pytest.raises(Killed):
             loop.run()
-        loop.checkpoints.finish_flight()
+        loop.checkpoints.finish_save()
     again = run(tmp_path / "killed", table)
     assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
     assert {"topk_residual", "delta_last"} & again.server.client_state.keys()
@@ -62,7 +62,7 @@ def test_hex_equal_after_a_kill(table: dict[str, Any], tmp_path: Path, monkeypat
 def test_hex_equal_in_process_and_on_two_ranks(table: dict[str, Any], tmp_path: Path) -> None:
     table = {**table, "rounds": 3, "clients": 40, "per_round": 30}
     run(tmp_path / "alone", table)
-    where = place.by_hand(tmp_path / "ranks")
+    where = workspace.create_standalone(tmp_path / "ranks")
     ranks = [fork(_rank, where, rank, 2, table) for rank in range(2)]
     for rank in ranks:
         rank.join(120)
@@ -70,7 +70,7 @@ def test_hex_equal_in_process_and_on_two_ranks(table: dict[str, Any], tmp_path: 
     assert digest(tmp_path / "ranks") == digest(tmp_path / "alone")
 
 
-def _rank(where: Place, rank: int, size: int, table: dict[str, Any]) -> None:
+def _rank(where: Workspace, rank: int, size: int, table: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=FileStore(str(where.run_dir / "store"), size), rank=rank, world_size=size)
     run(where.run_dir, table, world=World(rank, size, torch.device("cpu")), where=where)

@@ -20,14 +20,14 @@ from tests.training.federated.texts import (
     write_texts,
     write_weights,
 )
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 from training.corpus import owners
-from training.engine import filling
+from training.engine import initialization
 from training.federated.stacking import STACKED_PARAMETERS
 from training.federation import data_division
 from training.recipes import language
 from training.weights.llama import reader
-from training.weights.opening import open_weights
+from training.weights.weight_files import open_weights
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_weights_are_the_trainers_own(tied: bool, texts: Path, tmp_path: Path) -
     federation = rounds.federation
     task = language.build(federation.prepared.path, **_built(federation.config.recipe_options()))
     for name, parameter in task.model.named_parameters():
-        expected = filling.whole_parameter(task, 5, name, parameter, torch.device("cpu"))
+        expected = initialization.whole_parameter(task, 5, name, parameter, torch.device("cpu"))
         assert torch.equal(federation.model.task.model.get_parameter(name), expected)
     model = federation.model.task.model
     assert (model.get_parameter("head.weight") is model.get_parameter("tokens.weight")) == tied

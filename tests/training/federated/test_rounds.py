@@ -11,7 +11,7 @@ import torch
 
 from tests.training.federated.in_process import CONVEX, DIGITS, RecordingReporter, digest, ready, run, start, train
 from training.attempt import stopping
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 from training.federated.client_work import ClientWork
 from training.federated.controller import Controller
 from training.federation import tables
@@ -54,7 +54,7 @@ def test_a_run_killed_within_a_round_goes_on_to_the_same_bits(
         loop = start(tmp_path / "killed", table)
         with pytest.raises(Killed):
             loop.run()
-        loop.checkpoints.finish_flight()
+        loop.checkpoints.finish_save()
     again = run(tmp_path / "killed", table, reporter=(reporter := RecordingReporter()))
     assert reporter.of("run.started")[0]["start_step"] in (2, 4)
     assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
@@ -71,7 +71,7 @@ def test_a_stop_within_a_round_waits_for_its_end_and_goes_on_to_the_same_bits(
     loop = start(tmp_path / "stopped", table, reporter=(first := RecordingReporter()))
     loop.stop.watch(loop.place.attempt_dir)
     with monkeypatch.context() as patched:
-        patched.setattr(stopping, "LOOK_SECONDS", 0.0)
+        patched.setattr(stopping, "POLL_SECONDS", 0.0)
         real = ClientWork.run
 
         def request_stop(work: ClientWork, chunk: Any, round_: int, *arguments: Any, **options: Any) -> Any:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tests.training.federated.built_in import built_in
 from tests.training.federated.in_process import ready, run, train
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 from training.data import Labels
 from training.federated.split import dirichlet
 from training.federated.split.shift import drawn, view

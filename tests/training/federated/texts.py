@@ -16,7 +16,7 @@ from training import manifest
 from training.federated.rounds import Rounds
 from training.federation import config_checks
 from training.federation.config import parse
-from training.weights.export import Stored
+from training.weights.export import CheckpointModel
 
 WORDS = {
     "birds": "wren robin finch owl heron",
@@ -76,7 +76,7 @@ class Federation(ranks.Run):
 
 def stored(checkpoint: Path) -> dict[str, str]:
     """The model of a checkpoint, by name, in hexadecimal."""
-    model = Stored(checkpoint, manifest.verify(checkpoint))
+    model = CheckpointModel(checkpoint, manifest.verify(checkpoint))
     return {entry.name: model.read(entry.name).numpy().tobytes().hex() for entry in model.entries}
 
 

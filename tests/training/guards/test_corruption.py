@@ -11,7 +11,15 @@ import torch
 
 from tests.training.ranks import fork
 from training.guards import corruption
-from training.guards.corruption import Corruption, CorruptionChecks, compare, device_kind, held_alike, minority, probe
+from training.guards.corruption import (
+    Corruption,
+    CorruptionChecks,
+    compare,
+    device_kind,
+    minority,
+    probe,
+    shared_groups,
+)
 from training.guards.digests import CHUNK, digest, digests
 from training.runtime.distributed import World
 
@@ -167,6 +175,6 @@ def test_parameters_are_compared_where_moments_are_divided() -> None:
         {"model": {"a": tensor, "b": tensor}, "optimizer": {"steps": tensor[:1], "means": {name: tensor}}}
         for name in ("a", "b")
     ]
-    keys = [{key for key, _ in held_alike(state)} for state in ranks]
+    keys = [{key for key, _ in shared_groups(state)} for state in ranks]
     assert len(keys[0] & keys[1]) == 2, "the model, and the count of steps"
     assert len(keys[0] - keys[1]) == 1

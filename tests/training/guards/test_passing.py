@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from training.config.run_config import RunConfig
-from training.guards import passing
-from training.guards.nonfinite import Seen
+from training.guards import transient
+from training.guards.nonfinite import RankDiagnosis
 from training.guards.numerics import Trouble
 
 
@@ -30,17 +30,17 @@ def _troubles(own: set[int], ranks: int) -> list[Trouble]:
 def test_who_it_was_is_said_where_it_is_known(
     own: set[int], shares: list[int], named: tuple[int, ...], among: tuple[int, ...]
 ) -> None:
-    found = passing.judge(_troubles(own, len(shares)), shares=shares)
+    found = transient.judge(_troubles(own, len(shares)), shares=shares)
     assert (found.check, found.ranks, found.among) == ("redo", named, among)
 
 
 def test_what_may_be_too_large_to_square_or_was_not_redone_is_no_proof() -> None:
-    clean = Seen(0, loss=1.0, parameters=[{"name": "head", "gradient_norm": 3.0}])
-    large = Seen(1, loss=1.0, parameters=[{"name": "head", "gradient_norm": 1e25}])
-    assert passing.did_not_recur([clean, clean])
-    assert not passing.did_not_recur([clean, large])
-    assert not passing.did_not_recur([clean, Seen(1, loss="nan")])
-    assert not passing.may_tell(RunConfig(dtype="fp16"), apart=False)
-    assert not passing.may_tell(RunConfig(communication="powersgd"), apart=False)
-    assert passing.may_tell(RunConfig(communication="diloco"), apart=True)
-    assert passing.may_tell(RunConfig(dtype="bf16"), apart=False)
+    clean = RankDiagnosis(0, loss=1.0, parameters=[{"name": "head", "gradient_norm": 3.0}])
+    large = RankDiagnosis(1, loss=1.0, parameters=[{"name": "head", "gradient_norm": 1e25}])
+    assert transient.did_not_recur([clean, clean])
+    assert not transient.did_not_recur([clean, large])
+    assert not transient.did_not_recur([clean, RankDiagnosis(1, loss="nan")])
+    assert not transient.is_conclusive(RunConfig(dtype="fp16"), is_apart=False)
+    assert not transient.is_conclusive(RunConfig(communication="powersgd"), is_apart=False)
+    assert transient.is_conclusive(RunConfig(communication="diloco"), is_apart=True)
+    assert transient.is_conclusive(RunConfig(dtype="bf16"), is_apart=False)

@@ -57,7 +57,7 @@ def test_who_is_named_now_is_known_until_it_is_as_fast_as_the_others() -> None:
     named = []
     for table in [slow, slow, slow, two, two, two, _table(4)]:
         stragglers.judge(table)
-        named.append(stragglers.named.rank if stragglers.named else None)
+        named.append(stragglers.slowest.rank if stragglers.slowest else None)
     assert named == [None, None, 2, 2, 2, 2, None]
 
 

@@ -108,22 +108,22 @@ def test_many_at_once_agree(run_dir: Path) -> None:
 def test_generations_rise_and_fence(run_dir: Path) -> None:
     job = run_dir / "job"
     assert read_generation(job) == 0
-    first = raise_generation(job, mine=None, resume="")
+    first = raise_generation(job, previous=None, resume="")
     assert (first, read_generation(job)) == (1, 1)
-    second = raise_generation(job, mine=first, resume="step-10")
+    second = raise_generation(job, previous=first, resume="step-10")
     assert second == 2
     with pytest.raises(Fenced, match="generation 2 has replaced 1"):
-        raise_generation(job, mine=first, resume="")
+        raise_generation(job, previous=first, resume="")
     (job / "generations" / "3").touch()  # taken by a launch that died before it published
-    assert raise_generation(job, mine=None, resume="") == 4
+    assert raise_generation(job, previous=None, resume="") == 4
 
 
 def test_a_generation_that_is_replaced_while_it_is_read_is_read_again(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = run_dir / "job"
-    raise_generation(job, mine=None, resume="")
-    raise_generation(job, mine=None, resume="")
+    raise_generation(job, previous=None, resume="")
+    raise_generation(job, previous=None, resume="")
     real, left = Path.read_text, [OSError(errno.ESTALE, "stale"), OSError(errno.EIO, "bad")]
 
     def read_text(path: Path, *arguments: Any, **options: Any) -> str:
@@ -139,7 +139,7 @@ def test_a_generation_that_is_replaced_while_it_is_read_is_read_again(
 
 def test_no_generation_is_taken_twice(run_dir: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
-        taken = list(pool.map(lambda _: raise_generation(run_dir / "job", mine=None, resume=""), range(48)))
+        taken = list(pool.map(lambda _: raise_generation(run_dir / "job", previous=None, resume=""), range(48)))
     assert len(set(taken)) == 48
 
 
@@ -158,7 +158,7 @@ def _commit(run_dir: Path, step: int, generation: int, *, name: str = "", whole:
 
 def _launches(run_dir: Path, *starts: str) -> None:
     for start in starts:
-        raise_generation(run_dir / "job", mine=None, resume=start)
+        raise_generation(run_dir / "job", previous=None, resume=start)
 
 
 def test_a_fresh_job_starts_from_the_start(run_dir: Path) -> None:

@@ -108,5 +108,5 @@ def test_a_start_that_could_not_be_told_is_none(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", _is_denied)
         with pytest.raises(OSError, match="No space left"):
-            claim_generation(tmp_path, mine=None, resume="step-400")
+            claim_generation(tmp_path, previous=None, resume="step-400")
     assert not list((tmp_path / "generations").iterdir())

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.waiting import until
-from training.attempt.lineage import Fenced, claim_generation, give_up_claim, publish_generation, read_generation
+from training.attempt.lineage import Fenced, claim_generation, publish_generation, read_generation, withdraw_claim
 from training.launch.failures import Failure
 from training.launch.incarnation import Ending, Incarnation
 from training.launch.members import Members
@@ -143,15 +143,15 @@ def test_a_file_system_that_errs_is_asked_again(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_claimed_generation_fences_nobody_before_it_is_published(tmp_path: Path) -> None:
-    first = claim_generation(tmp_path, mine=None, resume="")
-    second = claim_generation(tmp_path, mine=None, resume="")
+    first = claim_generation(tmp_path, previous=None, resume="")
+    second = claim_generation(tmp_path, previous=None, resume="")
     assert (first, second, read_generation(tmp_path)) == (1, 2, 0)
-    give_up_claim(tmp_path, first)
+    withdraw_claim(tmp_path, first)
     publish_generation(tmp_path, second)
     publish_generation(tmp_path, first)  # by one that was paused in between
     assert read_generation(tmp_path) == 2
     with pytest.raises(Fenced):
-        claim_generation(tmp_path, mine=first, resume="")
+        claim_generation(tmp_path, previous=first, resume="")
 
 
 @pytest.mark.parametrize(

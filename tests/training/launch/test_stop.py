@@ -17,7 +17,7 @@ from tests.waiting import until
 from training.attempt.files import write_json
 from training.attempt.heartbeat import heartbeat_path, read_beat
 from training.attempt.lineage import newest_on_lineage, raise_generation
-from training.attempt.stopping import LOOK_SECONDS
+from training.attempt.stopping import POLL_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def test_asked_during_a_validation(tmp_path: Path) -> None:
     incarnation = run.start(2, sabotage=waiting)
     until(lambda: _step_phase(incarnation, rank=1, phase="validate"))
     _request(incarnation)
-    looked = time.monotonic() + LOOK_SECONDS  # the validation may otherwise be over before anybody looks
+    looked = time.monotonic() + POLL_SECONDS  # the validation may otherwise be over before anybody looks
     until(lambda: time.monotonic() > looked)
     (tmp_path / "go").touch()
     assert incarnation.wait() == [0, 0], incarnation.output()
@@ -126,7 +126,7 @@ def test_a_newer_generation_ends_this_one(tmp_path: Path) -> None:
         1, sabotage=Sabotage("training.checkpoint.committing:_fsync_folder", until=str(tmp_path / "go"), act="")
     )
     until(lambda: list((run.job_dir / "checkpoints").glob(".step-4.*/COMMITTED")))
-    raise_generation(run.job_dir, mine=None, resume="")
+    raise_generation(run.job_dir, previous=None, resume="")
     (tmp_path / "go").touch()
     assert incarnation.wait() == [1]
     assert "must not write any more" in incarnation.output()
@@ -257,7 +257,7 @@ def test_by_hand_another_model_in_the_same_folder_is_told_how_to_begin_anew(
     monkeypatch.setitem(TINY, "language", {**TINY["language"], "layers": 3})
     code, output = run()
     assert code == 1, output
-    assert "run.language.layers: is 3, but step-6 was trained with 2. Name another --run-dir, or begin anew" in output
+    assert "run.language.layers: is 3, but step-6 was trained with 2. Choose another --run-dir, or start over" in output
     code, output = run("--resume", "none")
     assert code == 0, output
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from training.metrics.bottleneck import LEAST_STEPS, SPLIT, Late, Measured, judge, split_of
+from training.metrics.bottleneck import MIN_STEPS, SPLIT, SlowRank, StepMeasurement, judge, split_of
 
 USUAL = {"forward": 0.3, "backward": 0.6, "optimizer": 0.05, "other": 0.05}
 
 
-def measured(**given: Any) -> Measured:
+def measured(**given: Any) -> StepMeasurement:
     known: dict[str, Any] = {"steps": 100, "split": USUAL, "busy": 0.95, "exposed": 0.0, "matmul": 0.7, "on_gpu": True}
-    return Measured(**{**known, **given})
+    return StepMeasurement(**{**known, **given})
 
 
 @pytest.mark.parametrize(
@@ -41,21 +41,21 @@ def test_names_the_bound_with_its_numbers_and_a_remedy(bound: str, given: dict[s
 def test_a_named_straggler_comes_first(part: str) -> None:
     """To the others the wait for it is communication."""
     waits = {"split": {**USUAL, "communication": 3.0}, "exposed": 0.75, "busy": 0.2, "world": 8}
-    told = judge(measured(**waits, late=Late(3, 14.02, part)))
+    told = judge(measured(**waits, late=SlowRank(3, 14.02, part)))
     assert told.bound == "straggler"
     assert told.because.startswith("Rank 3 takes 14.0 times the usual time of its own, most of it ")
-    assert told.remedy.startswith("Look at that rank's node")
+    assert told.remedy.startswith("Check that rank's node")
     assert judge(measured(**waits)).bound == "communication"
 
 
 def test_what_is_not_measured_decides_nothing() -> None:
-    few = judge(measured(steps=LEAST_STEPS - 1))
+    few = judge(measured(steps=MIN_STEPS - 1))
     assert few.bound is None
-    assert f"a verdict takes {LEAST_STEPS}" in few.because
+    assert f"of {MIN_STEPS} steps measured" in few.because
     assert not few.remedy
     assert judge(measured(busy=None, exposed=None, matmul=None)).bound is None
     assert judge(measured(busy=None, exposed=None, matmul=None, mfu=0.2)).bound is None
-    assert judge(Measured(steps=0)).bound is None
+    assert judge(StepMeasurement(steps=0)).bound is None
 
 
 def test_the_remedy_fits_the_run() -> None:

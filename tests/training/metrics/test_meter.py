@@ -9,7 +9,7 @@ import torch
 
 from training.config.run_config import parse
 from training.config.shape import shape_of
-from training.engine.optimizer_step import Known, StepResult
+from training.engine.optimizer_step import StepRecord, StepResult
 from training.metrics.measuring import refused
 from training.metrics.meter import Meter, StepTimes
 from training.reporting.reporter import NullReporter
@@ -27,10 +27,10 @@ class Device:
 
 
 def test_steps_are_as_long_as_the_device_took_not_the_host() -> None:
-    known: list[Known] = []
+    known: list[StepRecord] = []
     waited: list[float] = []
 
-    def know(steps: list[Known], seconds: float) -> None:
+    def know(steps: list[StepRecord], seconds: float) -> None:
         known.extend(steps)
         waited.append(seconds)
 
@@ -41,8 +41,8 @@ def test_steps_are_as_long_as_the_device_took_not_the_host() -> None:
         units_per_step=8,
         flush_steps=4,
         flush_seconds=1000.0,
-        say=print,
-        know=know,  # type: ignore[arg-type]
+        log=print,
+        on_steps=know,  # type: ignore[arg-type]
         device=torch.device("cpu"),
         measuring=Device(),
     )

@@ -26,7 +26,7 @@ class Told(NullReporter):
 
 @pytest.fixture(autouse=True)
 def _looks_at_every_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(profiling, "POLL_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def train(profile: Profiling, last: int) -> list[bool]:
     found = []
     for step in range(last + 1):
         profile.between(step)
-        found.append(profile.is_on)
+        found.append(profile.is_recording)
         torch.ones(3) @ torch.ones(3)
     return found
 
@@ -78,8 +78,8 @@ def test_records_what_the_portal_asks_of_this_rank(attempt: Path) -> None:
     assert told.events[0]["name"] == "step-1-3.rank1.abc123.json.gz"
     ask(attempt, rank=1, steps=10**9, id="more")
     profile = profiles(attempt, told, rank=1)
-    assert all(train(profile, profiling.MOST_STEPS - 1))  # no more than that, whatever is asked
-    profile.close(profiling.MOST_STEPS)
+    assert all(train(profile, profiling.MAX_STEPS - 1))  # no more than that, whatever is asked
+    profile.close(profiling.MAX_STEPS)
     assert [event["kind"] for event in told.events] == ["profile.saved"] * 2
 
 
@@ -101,7 +101,7 @@ def test_a_run_that_ends_leaves_what_it_has(attempt: Path) -> None:
     assert train(profile, 4)[-1]
     profile.close(4)
     assert (told.events[0]["first_step"], told.events[0]["last_step"]) == (2, 4)
-    assert not profile.is_on
+    assert not profile.is_recording
 
 
 def test_what_an_incarnation_did_not_end_is_told_by_the_next(attempt: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.training import ranks
-from training.metrics.step_trace import Operation, Sampler, look
+from training.metrics.step_trace import Operation, Sampler, analyze
 from training.step.timing import OPTIMIZER, Watch
 
 WINDOWS = [("forward", (0.0, 4.0)), ("backward", (4.0, 10.0))]
@@ -24,7 +24,7 @@ def test_on_a_cpu_the_innermost_operation_counts() -> None:
         op("aten::mm", 5.0, 7.0),
         op("gloo:all_reduce", 6.0, 9.5, thread=7, apart=True),
     ]
-    sample = look(3, operations, WINDOWS, on_gpu=False)
+    sample = analyze(3, operations, WINDOWS, on_gpu=False)
     assert sample is not None
     # linear's own second, addmm's two, mm's two; what only surrounds them is nothing.
     assert sample.busy == pytest.approx(0.5)
@@ -40,7 +40,7 @@ def test_on_a_gpu_kernels_count_and_nccl_is_communication() -> None:
         op("ncclDevKernel_AllReduce_Sum", 3.0, 6.0, apart=True),
         op("nvjet_tst_128x256", 5.0, 9.0, apart=True),
     ]
-    sample = look(3, operations, WINDOWS, on_gpu=True)
+    sample = analyze(3, operations, WINDOWS, on_gpu=True)
     assert sample is not None
     assert sample.busy == pytest.approx(0.8)
     assert sample.matmul == pytest.approx(7 / 8)
@@ -49,8 +49,8 @@ def test_on_a_gpu_kernels_count_and_nccl_is_communication() -> None:
 
 
 def test_says_nothing_of_nothing() -> None:
-    assert look(1, [], WINDOWS, on_gpu=False) is None
-    assert look(1, [op("aten::mm", 0.0, 1.0)], [], on_gpu=False) is None
+    assert analyze(1, [], WINDOWS, on_gpu=False) is None
+    assert analyze(1, [op("aten::mm", 0.0, 1.0)], [], on_gpu=False) is None
 
 
 def record() -> None:
@@ -58,7 +58,7 @@ def record() -> None:
     waited for ever."""
     clock = iter(range(1_000))
     sampler = Sampler(torch.device("cpu"), every=1.0, clock=lambda: float(next(clock)))
-    due = [sampler.due() for _ in range(12)]
+    due = [sampler.is_due() for _ in range(12)]
     assert due.index(True) == 10  # the first ones allocate, and compile
     watch = Watch(torch.device("cpu"))
     model, inputs = torch.nn.Linear(256, 256), torch.randn(512, 256)
@@ -80,7 +80,7 @@ def record() -> None:
     assert 0.0 < sample.busy <= 1.0
     assert sample.exposed == 0.0
     assert set(sample.exposed_by_part) == {"forward", "backward", "optimizer"}
-    assert not sampler.due()  # the next one waits until this one's cost is little
+    assert not sampler.is_due()  # the next one waits until this one's cost is little
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import replace
 from typing import Any
 
-from training.planning.ways import Ranks
+from training.planning.layouts import Ranks
 from training.units import GIB
 
 SETTING = (

@@ -17,9 +17,9 @@ def measure(folder: Path, table: dict[str, Any], world: int, rank: int) -> None:
 
     from training.config import run_config
     from training.data import Task
-    from training.engine.composing import Composed
+    from training.engine.composing import ComposedModel
     from training.models.llama import Llama, initialise
-    from training.planning.ways import estimate_of
+    from training.planning.layouts import estimate_of
     from training.recipes import language
     from training.runtime.distributed import World
     from training.step.arithmetic import MicroBatch
@@ -48,7 +48,7 @@ def measure(folder: Path, table: dict[str, Any], world: int, rank: int) -> None:
             inputs=lambda batch: batch[0],
             dims=sizes,
         )
-        composed = Composed(task, settings, World(rank, world, torch.device("cpu")))
+        composed = ComposedModel(task, settings, World(rank, world, torch.device("cpu")))
         optimizer = composed.optimizer()
         norm = GradientNorm(optimizer.parameters, composed.shape)
         micro = settings.micro_batch or composed.micro_batch

@@ -81,15 +81,15 @@ def _rank(turns: Sequence[_Turn], world: int, rank: int, folder: Path, spy: str)
 def _take(turn: _Turn, world: object) -> None:
     from training import run_file
     from training.attempt.heartbeat import NullHeartbeat
-    from training.attempt.place import Place
     from training.attempt.stopping import StopRequest
+    from training.attempt.workspace import Workspace
     from training.reporting.reporter import Reporter
     from training.step.determinism import set_determinism
     from training.trainer import Trainer
 
     os.environ["VIGIL_ATTEMPT_DIR"] = str(turn.attempt_dir)
     settings = run_file.load(turn.run_dir / "portal" / "run.toml").config
-    place = Place(turn.run_dir, turn.attempt_dir, 0, turn.generation, turn.resume, launched=True)
+    place = Workspace(turn.run_dir, turn.attempt_dir, 0, turn.generation, turn.resume, launched=True)
     reporter = Reporter.open(turn.attempt_dir, rank=int(os.environ["RANK"]), incarnation=0, flush_steps=1)
     set_determinism(settings.determinism)
     trainer = Trainer(settings, place, world, reporter=reporter, heartbeat=NullHeartbeat(), stop=StopRequest())  # type: ignore[arg-type]

@@ -147,13 +147,13 @@ def test_what_is_listed_is_let_through(row: Combination) -> None:
 @pytest.mark.parametrize(
     ("table", "world", "field", "words"),
     [
-        ({"parallelism": "zero1", "mesh": {"tp": 2}}, 2, "parallelism", 'zero1 × tp do not go together. Write "fsdp"'),
-        ({"mesh": {"tp": 2}}, 4, "parallelism", 'ddp × dp × tp do not go together. Write "fsdp"'),
+        ({"parallelism": "zero1", "mesh": {"tp": 2}}, 2, "parallelism", 'zero1 × tp cannot be combined. Write "fsdp"'),
+        ({"mesh": {"tp": 2}}, 4, "parallelism", 'ddp × dp × tp cannot be combined. Write "fsdp"'),
         (
             {"mesh": {"pp": 2}, "pipeline": {"schedule": "ZBVZeroBubble"}},
             4,
             "parallelism",
-            'works with 1F1B only, not ZBVZeroBubble. Write "fsdp", which takes it.',
+            'works with 1F1B only, not ZBVZeroBubble. Write "fsdp", which supports it.',
         ),
         (
             {"parallelism": "fsdp", "mesh": {"tp": 3}, "global_batch": 36},
@@ -199,7 +199,7 @@ def test_what_is_listed_is_let_through(row: Combination) -> None:
             {"recompute": "selective", "mesh": {"pp": 2}, "pipeline": {"schedule": "DualPipeV"}},
             2,
             "recompute",
-            'only "full" computes again',
+            'only "full" can recompute',
         ),
         (
             {

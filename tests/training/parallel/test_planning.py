@@ -12,13 +12,13 @@ from tests.training.parallel import peaks
 from tests.training.ranks import TINY, Run, fork
 from tests.training.weights import origins
 from training import commands
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 from training.config.run_config import parse
 from training.models.llama_sizes import llama_dims
 from training.planning.checking import problems
-from training.planning.footprint import Footprint
+from training.planning.footprint import MemoryFootprint
+from training.planning.layouts import Ranks
 from training.planning.plan import plan
-from training.planning.ways import Ranks
 from training.units import GIB
 
 # In bf16 (whole), which processors without such products emulate, a case takes as long as all others together.
@@ -68,9 +68,9 @@ def test_the_estimate_is_near_what_is_measured(world: int, table: dict[str, Any]
         ("7b", Ranks(64, 8, 80 * GIB), {}, "fsdp", {"dp": 8, "shard": 8}, "shards within a node, copies across"),
         ("7b", Ranks(16, 8, 47 * GIB), {}, "fsdp", {}, "copies across (fsdp, dp × shard): no"),
         ("7b", Ranks(8, 8, 32 * GIB), {}, "fsdp", {"tp": 4}, "matrices split over 4 ranks of a node"),
-        ("7b", Ranks(8, 8, 80 * GIB), {"mesh": {"tp": 2}}, "fsdp", {"tp": 2}, "shards across all ranks beside tp"),
+        ("7b", Ranks(8, 8, 80 * GIB), {"mesh": {"tp": 2}}, "fsdp", {"tp": 2}, "shards across all ranks with tp"),
         ("7b", Ranks(16, 2, 16 * GIB), {"recompute": "full"}, "fsdp", {}, "shards across all ranks (fsdp): yes"),
-        ("7b", Ranks(8, 8, None), {}, "ddp", {}, "how much a rank has is not known"),
+        ("7b", Ranks(8, 8, None), {}, "ddp", {}, "a rank's memory is unknown"),
     ],
 )
 def test_auto_takes_the_first_way_that_fits(
@@ -113,7 +113,7 @@ def test_what_only_copies_can_do_is_tried_with_axes_that_are_given(given: dict[s
     [
         ({"steps": 20, "warmup_steps": 20}, "warmup_steps", "is not less than steps"),
         ({"language": {"heads": 8, "kv_heads": 3}}, "language", "does not divide 8 heads"),
-        ({"language": {"lora_rank": 4}}, "language.lora_rank", "Name some in from_weights"),
+        ({"language": {"lora_rank": 4}}, "language.lora_rank", "Name them in from_weights"),
     ],
 )
 def test_what_no_layout_would_mend_is_told_by_its_field(table: dict[str, Any], field: str, words: str) -> None:
@@ -166,7 +166,7 @@ def test_auto_is_let_through_where_some_way_works() -> None:
 
 
 def test_the_estimate_is_of_the_type_that_fsdp_multiplies_in() -> None:
-    def estimate(**more: Any) -> Footprint | None:
+    def estimate(**more: Any) -> MemoryFootprint | None:
         asked = {"parallelism": "fsdp", "global_batch": 64, "language": {"preset": "1b"}, **more}
         return plan(parse(asked), Ranks(8, 8, 80 * GIB)).footprint
 
@@ -182,14 +182,14 @@ def test_what_was_tried_is_told_with_the_field_that_it_failed_by() -> None:
 def test_auto_takes_uneven_shares_where_ranks_are_lacking() -> None:
     """As fixed layouts do: 7 samples over 5 ranks, but nobody without one."""
     asked = parse({"parallelism": "auto", "global_batch": 7})
-    assert not list(problems(asked, 5, lacking=True))
-    found = plan(asked, Ranks(5, 5, 8 * GIB, lacking=True))
+    assert not list(problems(asked, 5, allow_uneven=True))
+    found = plan(asked, Ranks(5, 5, 8 * GIB, allow_uneven=True))
     assert (found.config.parallelism, found.config.micro_batch) == ("ddp", 2), "the largest share at once"
-    assert not list(problems(found.config, 5, lacking=True))
-    (problem,) = problems(parse({"parallelism": "auto", "global_batch": 3}), 5, lacking=True)
+    assert not list(problems(found.config, 5, allow_uneven=True))
+    (problem,) = problems(parse({"parallelism": "auto", "global_batch": 3}), 5, allow_uneven=True)
     assert "3 samples leave nothing to do for some of 5 ranks" in problem.message
     fixed = parse({"global_batch": 7, "mesh": {"pp": 2}, "parallelism": "fsdp"})
-    (problem,) = problems(fixed, 4, lacking=True)
+    (problem,) = problems(fixed, 4, allow_uneven=True)
     assert problem.field == "global_batch", "a pipeline's ranks all need as many micro-batches"
 
 
@@ -223,7 +223,7 @@ def test_the_command_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert told["mesh"] == {"dp": 8, "shard": 8}
     assert told["bytes_per_rank"]["total"] > 0
     assert commands.run("plan", [str(spec), "--gpu-memory", "1"]) == 2
-    assert "auto found no way" in capsys.readouterr().err
+    assert "auto found no layout" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [["--ranks", "0"], ["--ranks-per-node", "-1"], ["--gpu-memory", "-3"]], ids=str)

@@ -11,7 +11,7 @@ import pytest
 
 from training.config.dims import Dims
 from training.config.shape import Shape
-from training.planning.footprint import Footprint, Settings, footprint
+from training.planning.footprint import MemoryFootprint, MemorySettings, footprint
 from training.units import GIB
 
 LLAMA_8B = Dims(
@@ -45,9 +45,9 @@ def test_full_recomputation_of_one_long_sample(context: int, shards: int, parts:
 
 def _estimate(
     context: int, shards: int, parts: int, *, micro_batch: int, recompute: str, is_loss_compiled: bool
-) -> Footprint:
+) -> MemoryFootprint:
     dims = replace(LLAMA_8B, context=context)
-    settings = Settings(
+    settings = MemorySettings(
         parallelism="fsdp",
         micro_batch=micro_batch,
         micro_batches=1,

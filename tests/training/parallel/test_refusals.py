@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.training.parallel import advice
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 from training.config.run_config import parse
 from training.planning import checking
+from training.planning.layouts import Ranks
 from training.planning.plan import plan
-from training.planning.ways import Ranks
 from training.units import GIB
 
 PRESETS = ("tiny", "10m", "350m", "1b", "7b")
@@ -74,7 +74,7 @@ def test_a_refusal_ends_with_what_works_as_it_is_told(table: dict[str, Any], ran
     table = {"parallelism": "auto", **table}
     message = _refusal(table, ranks)
     if ranks.memory_bytes is None and ranks.per_node == ranks.world_size:  # as where nobody knows more than a number
-        assert checking.can_work(parse(table), ranks.world_size, lacking=ranks.lacking) == (not message)
+        assert checking.can_work(parse(table), ranks.world_size, allow_uneven=ranks.allow_uneven) == (not message)
     remedies = advice.remedies(message)
     assert bool(remedies) == bool(message), message
     for remedy in remedies:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.training.parallel import advice
-from training.config.asked import ConfigError
+from training.config.base import ConfigError
 from training.config.run_config import parse
+from training.planning.layouts import USABLE, LayoutPlan, Ranks
 from training.planning.plan import plan
-from training.planning.ways import USABLE, Plan, Ranks
 from training.units import GIB
 
 LLAMA_70B = {
@@ -52,7 +52,7 @@ def test_every_remedy_works_as_it_is_told(table: dict[str, Any], ranks: Ranks, w
     (problem,) = refused.value.problems
     assert words in problem.message
     assert "offload" not in problem.message or not ranks.on_cpu, "its memory is main memory already"
-    assert "ways need at least" in problem.message or problem.message.count(": no,") <= 3, "nobody reads 24 refusals"
+    assert "layouts need at least" in problem.message or problem.message.count(": no,") <= 3, "nobody reads 24 refusals"
     assert advice.remedies(problem.message)
     for remedy in advice.remedies(problem.message):
         changed, others = advice.applied(remedy, table, ranks)
@@ -117,7 +117,7 @@ def _without(table: dict[str, Any], names: set[str]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if name not in names}
 
 
-def _fitting(table: dict[str, Any], ranks: Ranks) -> Plan:
+def _fitting(table: dict[str, Any], ranks: Ranks) -> LayoutPlan:
     found = plan(parse(table), ranks)
     assert found.footprint is not None
     assert ranks.memory_bytes is not None

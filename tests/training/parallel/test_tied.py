@@ -10,7 +10,7 @@ import torch
 
 from tests.training.ranks import TINY, Run
 from training.__main__ import main
-from training.weights.opening import open_weights
+from training.weights.weight_files import open_weights
 
 pytestmark = pytest.mark.slow
 MODEL = {"layers": 2, "heads": 2, "head_width": 8, "context": 16, "tied": True}

@@ -11,7 +11,7 @@ import torch
 from tests.training import tokenizers as made_up
 from tests.training.checkpoint.saved import save
 from training.config.run_config import parse
-from training.corpus.tokenizer import HuggingFace
+from training.corpus.tokenizer import HuggingFaceTokenizer
 from training.models.llama import Llama, initialise
 from training.models.llama_sizes import llama_dims
 
@@ -38,4 +38,4 @@ def tokenizer_of(folder: Path, **files: Any) -> tuple[Path, str]:
     path = made_up.write_tokenizer(folder / "tokenizer.json", end=files.pop("end", "</s>"))
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    return path, f"notes+{HuggingFace(path).id.label}+0123456789"
+    return path, f"notes+{HuggingFaceTokenizer(path).id.label}+0123456789"

@@ -17,9 +17,9 @@ from tests.training.weights.test_from_weights import model_of
 from training.__main__ import main
 from training.checkpoint import storage
 from training.config.run_config import parse
-from training.weights.base import Base
+from training.weights.base import BaseWeights
 from training.weights.llama import sizes_of
-from training.weights.opening import open_weights
+from training.weights.weight_files import open_weights
 
 LORA = {"from_weights": "/data/llama", "lora_rank": 4}
 
@@ -27,12 +27,12 @@ LORA = {"from_weights": "/data/llama", "lora_rank": 4}
 @pytest.mark.parametrize(
     ("table", "world", "field", "words"),
     [
-        ({"language": {"lora_rank": 4}}, 1, "language.lora_rank", "Name some in from_weights"),
+        ({"language": {"lora_rank": 4}}, 1, "language.lora_rank", "Name them in from_weights"),
         ({"language": {**LORA, "lora_targets": "query keys"}}, 1, "language.lora_targets", '"keys" is no matrix'),
-        ({"language": {**LORA, "lora_targets": " "}}, 1, "language.lora_targets", "names nothing"),
+        ({"language": {**LORA, "lora_targets": " "}}, 1, "language.lora_targets", "is empty"),
         ({"language": LORA, "parallelism": "zero1"}, 2, "parallelism", 'Write "ddp" or "fsdp"'),
-        ({"language": LORA, "mesh": {"tp": 2}}, 2, "mesh.tp", "has not been tried with adapters"),
-        ({"language": LORA, "mesh": {"pp": 2}}, 2, "mesh.pp", "has not been tried with adapters"),
+        ({"language": LORA, "mesh": {"tp": 2}}, 2, "mesh.tp", "is not supported with adapters"),
+        ({"language": LORA, "mesh": {"pp": 2}}, 2, "mesh.pp", "is not supported with adapters"),
         ({"language": LORA, "communication": "powersgd"}, 2, "communication", 'Write "plain"'),
         ({"language": LORA, "dtype": "fp8"}, 1, "dtype", 'Write "bf16"'),
     ],
@@ -172,8 +172,8 @@ def test_weights_are_kept_whatever_their_file_is_called(tmp_path: Path) -> None:
     weights = origins.write(tmp_path / "llama")
     (weights / "model.safetensors").rename(weights / "modèle (1).safetensors")
     (tmp_path / "job").mkdir()
-    base = Base(tmp_path / "job")
-    base.keep(weights)
+    base = BaseWeights(tmp_path / "job")
+    base.copy(weights)
     base.verify()
     base.recall(base.remember())
 
@@ -183,8 +183,8 @@ def test_an_export_is_kept_whatever_it_is_called(name: str, tmp_path: Path) -> N
     """It was named as a file, and is found in a folder from then on."""
     export = origins.write_export(tmp_path / name)
     (tmp_path / "job").mkdir()
-    base = Base(tmp_path / "job")
-    base.keep(export)
+    base = BaseWeights(tmp_path / "job")
+    base.copy(export)
     base.verify()
     assert sizes_of(open_weights(base.path)) == sizes_of(open_weights(export))
 
@@ -198,12 +198,12 @@ def test_nothing_of_a_copy_that_was_cut_short_is_read(first: int, then: int, tmp
 
     weights = origins.write(tmp_path / "llama", files=first)
     (tmp_path / "job").mkdir()
-    base = Base(tmp_path / "job")
+    base = BaseWeights(tmp_path / "job")
     with pytest.raises(KeyboardInterrupt):
-        base.keep(weights, die)
+        base.copy(weights, die)
     shutil.rmtree(weights)
     origins.write(weights, files=then, dtype=torch.bfloat16)
-    base.keep(weights)
+    base.copy(weights)
     found = open_weights(base.path)
     assert {name: found.read(name).dtype for name in found.tensors} == dict.fromkeys(origins.tensors(), torch.bfloat16)
     assert {path.name for path in base.path.iterdir()} == {path.name for path in weights.iterdir()} | {"BASE"}

@@ -14,7 +14,7 @@ from tests.training.weights.exported import checkpoint_of, tokenizer_of
 from training.__main__ import main
 from training.config import choices
 from training.weights import export_hugging_face
-from training.weights.export_hugging_face import OF_TRAINING, SAID
+from training.weights.export_hugging_face import CONFIG_OPTIONS, TRAINING_OPTIONS
 
 REFUSED: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "another recipe": ({"config": {"recipe": "vision", "vision": {}}}, [], "it is of the recipe vision, and only"),
@@ -51,7 +51,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "adapters that can't be": (
         {"config": {"recipe": "language", "language": {"lora_rank": [1], "from_weights": "/gone"}}},
         [],
-        "its manifest is damaged: it asks for adapters that can't be",
+        "its manifest is damaged: its adapter options are invalid",
     ),
     "endless positions": (
         {"config": {"recipe": "language", "language": {"layers": 2, "rope_factor": float("inf")}}},
@@ -123,7 +123,7 @@ def test_what_others_linked_beside_a_tokenizer_does_not_go_along(
     (path.parent / name).symlink_to(tmp_path / "secret")
     os.chown(path, 10_001, -1)
     assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out")]) == 1
-    assert f"{path.parent / name} is a link to a file of somebody else's." in capsys.readouterr().err
+    assert f"{path.parent / name} links to a file of another user." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     os.chown(tmp_path / "secret", 10_001, -1)  # as in a cache, where all are of who fetched them
     assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out")]) == 0
@@ -150,8 +150,8 @@ def test_a_token_beyond_the_embedding_is_refused(tmp_path: Path, capsys: pytest.
 
 def test_every_option_is_said_or_of_training_alone() -> None:
     """A new one is put into one of the two lists, or its use is refused by name."""
-    assert {option.name for option in choices.get("recipes", "language").options} == SAID | OF_TRAINING
-    assert not SAID & OF_TRAINING
+    assert {option.name for option in choices.get("recipes", "language").options} == CONFIG_OPTIONS | TRAINING_OPTIONS
+    assert not CONFIG_OPTIONS & TRAINING_OPTIONS
 
 
 def test_where_there_is_no_room_a_sentence_is_left_and_nothing_else(

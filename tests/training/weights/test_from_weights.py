@@ -22,9 +22,9 @@ from training.contracts import recipe
 from training.corpus.errors import DataError
 from training.models.llama import Llama
 from training.recipes import language
+from training.weights.configured import with_sizes
 from training.weights.llama import reader, sizes_of
-from training.weights.named import settled
-from training.weights.opening import open_weights
+from training.weights.weight_files import open_weights
 
 OPTIONS = parse({"recipe": "language"}).recipe_options()
 
@@ -87,25 +87,28 @@ def _entry(**changes: object) -> dict[str, object]:
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing there": (shutil.rmtree, "can't be read (No such file or directory). Name"),
     "an empty folder": (lambda f: _file(f).unlink(), "has no *.safetensors"),
-    "no config": (lambda f: (f / "config.json").unlink(), "but no config.json beside them"),
+    "no config": (lambda f: (f / "config.json").unlink(), "but no config.json next to them"),
     "another architecture": (lambda f: _config(f, model_type="mixtral"), "architecture 'mixtral'"),
-    "positions scaled otherwise": (lambda f: _rope(f, rope_type="yarn"), "scales positions by rope_type 'yarn'"),
-    "the same of old": (lambda f: _rope(f, rope_type=None, type="linear"), "scales positions by rope_type 'linear'"),
+    "positions scaled otherwise": (lambda f: _rope(f, rope_type="yarn"), "scales positions with rope_type 'yarn'"),
+    "the same of old": (lambda f: _rope(f, rope_type=None, type="linear"), "scales positions with rope_type 'linear'"),
     "half of the scaling": (lambda f: _rope(f, low_freq_factor=None), "config.json has no low_freq_factor"),
-    "scaling by a word": (lambda f: _rope(f, factor="8"), "has a factor that is no number"),
+    "scaling by a word": (lambda f: _rope(f, factor="8"), "has a factor that is not a number"),
     "from no whole place": (lambda f: _rope(f, original_max_position_embeddings=1.5), "no original_max_position_emb"),
     "positions by layer": (
         lambda f: _config(f, rope_parameters={"full_attention": {"rope_type": "default"}}),
-        "turns positions by layer (full_attention)",
+        "rotary positions per layer (full_attention)",
     ),
     "half of a head": (lambda f: _config(f, partial_rotary_factor=0.5), "has partial_rotary_factor 0.5"),
     "quantised": (lambda f: _config(f, quantization_config={"bits": 4}), "has quantization_config {'bits': 4}"),
     "another activation": (lambda f: _config(f, hidden_act="gelu"), "has hidden_act 'gelu'"),
     "biases": (lambda f: _config(f, attention_bias=True), "has attention_bias True"),
     "a size missing": (lambda f: _config(f, hidden_size=None), "has no hidden_size"),
-    "other sizes": (lambda f: _config(f, intermediate_size=64), "gate_proj.weight as [48, 32]; its sizes make it [64"),
+    "other sizes": (
+        lambda f: _config(f, intermediate_size=64),
+        "gate_proj.weight as [48, 32]; by its sizes it should be [64",
+    ),
     "more blocks": (lambda f: _config(f, num_hidden_layers=3), "lacks model.layers.2."),
-    "fewer blocks": (lambda f: _config(f, num_hidden_layers=1), "for which such a model has no place"),
+    "fewer blocks": (lambda f: _config(f, num_hidden_layers=1), "which such a model does not have"),
     "a narrow model": (lambda f: _config(f, head_dim=16), "4 heads of 16 on a stream of 32"),
     "a tensor missing": (lambda f: _rewrite(f, lambda t: t.pop("model.norm.weight")), "lacks model.norm.weight"),
     "half a file": (lambda f: _file(f).write_bytes(_file(f).read_bytes()[:-100]), "ends early"),
@@ -121,30 +124,33 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "sizes of a thousand digits": (
         lambda f: _header(f, {"a": _entry(shape=[10**4000, 10**4000])}),
-        "where a lies is told by something else than whole numbers",
+        "the offsets or shape of a are not whole numbers",
     ),
     "dimensions without number": (lambda f: _header(f, {"a": _entry(shape=[1] * 9999)}), "a has 9,999 dimensions"),
-    "no header": (lambda f: _header(f, ["a"]), "its header is no JSON object"),
-    "a type that is none": (lambda f: _header(f, {"a": _entry(dtype=["F32"])}), "has a as ['F32'], which is no type"),
-    "a type to come": (lambda f: _header(f, {"a": _entry(dtype="F4")}), "has a as 'F4', which is no type"),
+    "no header": (lambda f: _header(f, ["a"]), "its header is not a JSON object"),
+    "a type that is none": (
+        lambda f: _header(f, {"a": _entry(dtype=["F32"])}),
+        "has a as ['F32'], which is an unknown type",
+    ),
+    "a type to come": (lambda f: _header(f, {"a": _entry(dtype="F4")}), "has a as 'F4', which is an unknown type"),
     "whole numbers": (lambda f: _header(f, {"a": _entry(dtype="I32")}), "as I32; weights to start from are F64, F32"),
-    "a place that is none": (lambda f: _header(f, {"a": _entry(data_offsets=[0])}), "nothing of where a lies"),
+    "a place that is none": (lambda f: _header(f, {"a": _entry(data_offsets=[0])}), "does not say where a is"),
     "more than it has room for": (lambda f: _header(f, {"a": _entry(shape=[2])}), "can't lie in 4 bytes of F32"),
-    "a place in words": (lambda f: _header(f, {"a": _entry(data_offsets=["0", 4])}), "else than whole numbers"),
+    "a place in words": (lambda f: _header(f, {"a": _entry(data_offsets=["0", 4])}), "are not whole numbers"),
     "nothing said in a list": (lambda f: _header(f, {"__metadata__": ["x"], "a": _entry()}), "neither an export"),
     "more blocks than there can be": (
         lambda f: _config(f, num_hidden_layers=10**7),
         "too few for 10000000 layers",
     ),
-    "no end of a number": (lambda f: _config(f, rms_norm_eps=math.inf), "has a rms_norm_eps that is no number"),
-    "a number beyond all": (lambda f: _config(f, rms_norm_eps=10**400), "has a rms_norm_eps that is no number"),
-    "a base of words": (lambda f: _config(f, rope_theta="1e6"), "has a rope_theta that is no number"),
-    "scaling in a word": (lambda f: _config(f, rope_scaling="linear"), "has a rope_scaling that is no JSON object"),
+    "no end of a number": (lambda f: _config(f, rms_norm_eps=math.inf), "has a rms_norm_eps that is not a number"),
+    "a number beyond all": (lambda f: _config(f, rms_norm_eps=10**400), "has a rms_norm_eps that is not a number"),
+    "a base of words": (lambda f: _config(f, rope_theta="1e6"), "has a rope_theta that is not a number"),
+    "scaling in a word": (lambda f: _config(f, rope_scaling="linear"), "has a rope_scaling that is not a JSON object"),
     "brackets alone": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json is not JSON"),
     "broken JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
     "an index to elsewhere": (
         lambda f: _index(f, "../b.safetensors"),
-        "not a file beside it",
+        "not a file in the same folder",
     ),
     "an index without its file": (
         lambda f: _index(f, "b.safetensors"),
@@ -242,7 +248,7 @@ def test_a_pipeline_of_weights_that_are_tied_says_what_does(tmp_path: Path) -> N
     """Writing `tied = false` changes nothing where the weights say otherwise."""
     folder = origins.write(tmp_path / "llama", config={"tie_word_embeddings": True})
     options = {"from_weights": str(folder), "tied": False}
-    config = settled(recipe("language"), parse({"recipe": "language", "mesh": {"pp": 2}, "language": options}))
+    config = with_sizes(recipe("language"), parse({"recipe": "language", "mesh": {"pp": 2}, "language": options}))
     (problem,) = config.check(2)
     assert problem.field == "language.tied"
     assert "Leave out mesh.pp, or write false: weights to start from that are tied stay so." in problem.message

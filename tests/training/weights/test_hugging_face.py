@@ -21,11 +21,11 @@ from tests.training.weights.exported import BYTES, checkpoint_of, tokenizer_of
 from tests.training.weights.test_from_weights import model_of
 from training.__main__ import main
 from training.config.run_config import parse
-from training.corpus.tokenizer import Bytes, HuggingFace
+from training.corpus.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from training.models.llama import frequencies
 from training.recipes import language
 from training.weights.llama import sizes_of
-from training.weights.opening import open_weights
+from training.weights.weight_files import open_weights
 
 transformers: Any = pytest.importorskip("transformers")
 TEXTS = ("the siskin sings at dawn", "", " \t\n\x00 é 日本 🎉 ÿ", "<|endoftext|></s><unk>", "a" * 300)
@@ -180,7 +180,7 @@ def test_bytes_are_a_tokenizer(tmp_path: Path) -> None:
     assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out")]) == 0
     model, tokenizer = loaded(tmp_path / "out")
     for text in TEXTS[:-1]:
-        (ours,) = Bytes().encode([text])
+        (ours,) = ByteTokenizer().encode([text])
         assert tokenizer(text).input_ids == ours.tolist()
         assert tokenizer.decode(ours.tolist()) == text
     assert len(tokenizer) == 256
@@ -251,7 +251,7 @@ def test_a_tokenizer_goes_along(files: dict[str, Any], ids: tuple[Any, ...], tmp
     path, data = tokenizer_of(tmp_path / "words", **files)
     out = _exported(tmp_path, path, data)
     model, tokenizer = loaded(out)
-    for text, ours in zip(SENTENCES, HuggingFace(path).encode(list(SENTENCES)), strict=True):
+    for text, ours in zip(SENTENCES, HuggingFaceTokenizer(path).encode(list(SENTENCES)), strict=True):
         assert tokenizer(text).input_ids == ours.tolist()
     settings = json.loads((out / "tokenizer_config.json").read_text())
     carried = files.get("tokenizer_config", {})

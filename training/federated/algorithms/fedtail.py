@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from training.config.asked import ConfigError, Problem
+from training.config.base import ConfigError, Problem
 from training.config.shape import Misfit
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from training import contracts
-from training.config.asked import ConfigError, Problem
+from training.config.base import ConfigError, Problem
 from training.contracts import Recipe
 from training.federated.custom import aggregation as own_aggregation
 from training.federated.custom import selection as own_selection

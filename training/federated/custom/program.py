@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from training.config import choices
-from training.config.asked import ConfigError, Problem
+from training.config.base import ConfigError, Problem
 from training.config.choices import Value
 from training.federation import custom
 

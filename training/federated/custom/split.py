@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.config.asked import ConfigError, Problem
+from training.config.base import ConfigError, Problem
 from training.data import Batch, Labels
 from training.federated.custom.isolated_rng import isolated_draws
 from training.federated.custom.program import Program, UserFunctions

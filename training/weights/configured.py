@@ -8,28 +8,28 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from training.config import asked
-from training.config.asked import Asked, ConfigError
+from training.config import base
+from training.config.base import BaseRunConfig, ConfigError
 from training.contracts import Recipe
 from training.corpus.errors import DataError
 
 OPTION, NONE = "from_weights", "none"
 
-C = TypeVar("C", bound=Asked)
+C = TypeVar("C", bound=BaseRunConfig)
 
 
-def named(config: Asked) -> Path | None:
-    """The weights that a run names; None: it starts from its seed."""
+def weights_path(config: BaseRunConfig) -> Path | None:
+    """Return the path of the weights that a run names; None: it starts from its seed."""
     value = config.recipe_options().get(OPTION)
     return Path(value).expanduser() if isinstance(value, str) and value != NONE else None
 
 
-def settled(recipe: Recipe, config: C, copy: Path | None = None) -> C:
-    """The configuration with the sizes of the weights that it names, if any; `copy`: where else they lie.
+def with_sizes(recipe: Recipe, config: C, copy: Path | None = None) -> C:
+    """Return the configuration with the sizes of the weights that it names, if any; `copy`: read them there instead.
 
-    DataError, naming the field, where they are not there, or not such.
+    Raises DataError, naming the field, if they are missing or unsuitable.
     """
-    weights = named(config)
+    weights = weights_path(config)
     if weights is None:
         return config
     try:
@@ -39,8 +39,8 @@ def settled(recipe: Recipe, config: C, copy: Path | None = None) -> C:
 
 
 def with_options(config: C, options: Mapping[str, object]) -> C:
-    """The configuration with other options of its recipe."""
+    """Return the configuration with other options of its recipe."""
     try:
         return type(config).model_validate({**config.model_dump(), config.recipe: options})
     except ValidationError as error:
-        raise ConfigError(asked.problems(error, type(config))) from error
+        raise ConfigError(base.problems(error, type(config))) from error

@@ -1,4 +1,4 @@
-"""Documents to token shards: duplicates dropped, validation chosen by content, everything streamed."""
+"""Turn documents into token shards: duplicates dropped, validation chosen by content, everything streamed."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from pathlib import Path
 
 import numpy as np
 
-from training.corpus.documents import Source
-from training.corpus.duplicates import Seen, digest
+from training.corpus.documents import TextSource
+from training.corpus.duplicates import DigestSet, digest
 from training.corpus.errors import DataError
 from training.corpus.owners import Owners
-from training.corpus.shards import SHARD_BYTES, Index, Writer
+from training.corpus.shards import SHARD_BYTES, ShardIndex, ShardWriter
 from training.corpus.tokenizer import Tokenizer, Tokens
 from training.data import Split
 
 LAYOUT = 2
-"""Raised when the same source would give other shards."""
+"""Version of the algorithm: increased when the same source would give other shards."""
 BATCH_LETTERS = 2**22
 BATCH_TEXTS = 1024
-TELL_SECONDS = 1.0
+PROGRESS_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Parts:
-    """A document of more than `whole` letters is divided among the splits in parts of about `letters`, by lines."""
+class PartSizes:
+    """A document of more than `whole` characters is divided among the splits in parts of about `letters`, by lines."""
 
     whole: int
     letters: int
 
 
-PARTS = (Parts(2**20, 2**16), Parts(2**13, 2**11), Parts(2**10, 2**9))
-"""Those behind the first are for data so small that nothing is left for validation: one short book, a few pages."""
+PART_SIZES = (PartSizes(2**20, 2**16), PartSizes(2**13, 2**11), PartSizes(2**10, 2**9))
+"""Alternatives to the first are for data so small that validation would be empty: one short book, a few pages."""
 
 
 @dataclass
-class Progress:
+class ShardProgress:
     """How far the making of shards is."""
 
     source: str
     total_bytes: int
-    began: float
+    began_at: float
     bytes: int = 0
     documents: int = 0
 
@@ -62,7 +62,7 @@ class Progress:
         }
 
     def __str__(self) -> str:
-        rate = self.bytes / 1e6 / max(1e-9, time.monotonic() - self.began)
+        rate = self.bytes / 1e6 / max(1e-9, time.monotonic() - self.began_at)
         return (
             f"tokens of {self.source}: {self.documents:,} documents, {self.bytes / 1e6:,.0f} of "
             f"{self.total_bytes / 1e6:,.0f} MB ({self.percent:.0f} %), {rate:,.1f} MB/s"
@@ -71,16 +71,16 @@ class Progress:
 
 def make_shards(
     folder: Path,
-    source: Source,
+    source: TextSource,
     tokenizer: Tokenizer,
     *,
     validation_percent: float,
     shard_bytes: int = SHARD_BYTES,
-    tell: Callable[[Progress], None] = lambda progress: None,
-) -> Index:
-    """Fills an empty folder with shards and their index; DataError if there is nothing for one of the splits."""
-    for parts in PARTS:
-        making = _Making(folder, source, tokenizer, validation_percent, shard_bytes, parts, tell)
+    on_progress: Callable[[ShardProgress], None] = lambda progress: None,
+) -> ShardIndex:
+    """Fill an empty folder with shards and their index. Raises DataError if one of the splits would be empty."""
+    for parts in PART_SIZES:
+        making = _ShardBuilder(folder, source, tokenizer, validation_percent, shard_bytes, parts, on_progress)
         index = making.run()
         if all(sum(shard.tokens for shard in index.shards(split)) for split in ("train", "validation")):
             making.owners.write(folder)
@@ -89,40 +89,40 @@ def make_shards(
         for shard in index.files:
             (folder / shard.file).unlink()
     if not index.documents:
-        raise DataError(f"{source.label} has no text in it: all {index.empty:,} documents are blank.", "source")
+        raise DataError(f"{source.label} contains no text: all {index.empty:,} documents are blank.", "source")
     message = (
-        f"{validation_percent:g} % of {source.label} leaves nothing for one of training and validation. Name another "
-        "part, or more data."
+        f"{validation_percent:g} % of {source.label} leaves training or validation without data. Choose another "
+        "percentage, or use more data."
     )
     raise DataError(message, "validation_percent")
 
 
-class _Making:
+class _ShardBuilder:
     def __init__(
         self,
         folder: Path,
-        source: Source,
+        source: TextSource,
         tokenizer: Tokenizer,
         validation_percent: float,
         shard_bytes: int,
-        parts: Parts,
-        tell: Callable[[Progress], None],
+        parts: PartSizes,
+        on_progress: Callable[[ShardProgress], None],
     ) -> None:
-        self._source, self._tokenizer, self._parts, self._tell = source, tokenizer, parts, tell
-        self._held_out = validation_percent / 100 * 2**64
+        self._source, self._tokenizer, self._parts, self._on_progress = source, tokenizer, parts, on_progress
+        self._validation_limit = validation_percent / 100 * 2**64
         dtype = tokenizer.id.dtype
         tokens = max(1, shard_bytes // np.dtype(dtype).itemsize)
-        self._writers: dict[Split, Writer] = {
-            "train": Writer(folder, "train", dtype, tokens),
-            "validation": Writer(folder, "validation", dtype, tokens),
+        self._writers: dict[Split, ShardWriter] = {
+            "train": ShardWriter(folder, "train", dtype, tokens),
+            "validation": ShardWriter(folder, "validation", dtype, tokens),
         }
         self.owners = Owners()
         self._end = np.array([tokenizer.id.end_of_document], dtype=dtype)
         self._duplicates = self._duplicate_bytes = self._empty = 0
-        self._progress = Progress(source.label, source.size, time.monotonic())
-        self._told = 0.0
+        self._progress = ShardProgress(source.label, source.size, time.monotonic())
+        self._reported_at = 0.0
 
-    def run(self) -> Index:
+    def run(self) -> ShardIndex:
         try:
             waiting: list[tuple[Split, str, str]] = []
             letters = 0
@@ -138,7 +138,7 @@ class _Making:
         finally:
             for writer in self._writers.values():
                 writer.abandon()
-        return Index(
+        return ShardIndex(
             self._tokenizer.id,
             self._tokenizer.id.dtype,
             train=self._writers["train"].shards,
@@ -150,14 +150,14 @@ class _Making:
         )
 
     def _texts(self) -> Iterator[tuple[Split, str, str]]:
-        """Each document once, as what of it goes to each split, and whose it is."""
-        seen = Seen()
+        """Yield each distinct document, divided by split, with its owner."""
+        digests = DigestSet()
         for text, read, owner in self._source.documents():
             self._progress.bytes = read
-            self._say()
+            self._report()
             if not text or text.isspace():
                 self._empty += 1
-            elif not seen.add(digest(text)):
+            elif not digests.add(digest(text)):
                 self._duplicates += 1
                 self._duplicate_bytes += len(text.encode())
             else:
@@ -176,37 +176,42 @@ class _Making:
                 yield split, "".join(parts)
 
     def _split_of(self, text: str) -> Split:
-        """The split of a text, by that alone: it stays where it is, whatever comes to the data or leaves it."""
+        """Return the split of a text, which depends on the text alone: it stays the same whatever other data is
+        added or removed.
+        """
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, person=b"split").digest(), "big")
-        return "validation" if number < self._held_out else "train"
+        return "validation" if number < self._validation_limit else "train"
 
     def _write(self, batch: list[tuple[Split, str, str]]) -> None:
         if not batch:
             return
-        encoded = self._encoded([text for _, text, _ in batch])
+        encoded = self._encode([text for _, text, _ in batch])
         for (split, _, owner), tokens in zip(batch, encoded, strict=True):
             self.owners.add(split, owner, len(tokens) + 1)
             self._writers[split].add(tokens)
             self._writers[split].add(self._end)
-        self._say()
+        self._report()
 
-    def _encoded(self, texts: list[str]) -> list[Tokens]:
-        """The tokens of texts, told of meanwhile: one long text may take a library minutes, and who is silent is taken
-        for dead."""
-        with ThreadPoolExecutor(1) as beside:
-            encoding = beside.submit(self._tokenizer.encode, texts)
-            while not wait([encoding], TELL_SECONDS).done:
-                self._say()
+    def _encode(self, texts: list[str]) -> list[Tokens]:
+        """Tokenise texts while reporting progress: a long text may take minutes, and without reports we would seem
+        dead.
+        """
+        with ThreadPoolExecutor(1) as executor:
+            encoding = executor.submit(self._tokenizer.encode, texts)
+            while not wait([encoding], PROGRESS_SECONDS).done:
+                self._report()
             return encoding.result()
 
-    def _say(self) -> None:
-        if (now := time.monotonic()) >= self._told + TELL_SECONDS:
-            self._told = now
-            self._tell(self._progress)
+    def _report(self) -> None:
+        if (now := time.monotonic()) >= self._reported_at + PROGRESS_SECONDS:
+            self._reported_at = now
+            self._on_progress(self._progress)
 
 
 def _cut(text: str, letters: int) -> Iterator[str]:
-    """Parts of at least so many letters, ending at a line's end, or a blank, or, failing both, at twice as many."""
+    """Yield parts of at least so many characters, ending at a line's end or a blank or, failing both, at twice as
+    many.
+    """
     start = 0
     while start < len(text):
         end = -1

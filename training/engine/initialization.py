@@ -1,4 +1,4 @@
-"""A model without memory gets some, and its weights: as they lie on disk, or as the run's seed and their names give.
+"""Allocate a model that has no memory yet and set its weights: as stored on disk, or derived from the run's seed.
 
 A parameter's numbers follow from the seed and its name in the whole model, so they are the same on every layout.
 """
@@ -15,11 +15,11 @@ from training.runtime.seeds import derive_seed
 
 
 def fill(task: Task, seed: int, device: torch.device) -> None:
-    """The whole model on one device. One that comes with its weights is left as it is."""
+    """Fill the whole model on one device. A model that comes with weights is left as it is."""
     if task.initialise is None:
         return
-    tied = shared(task.model)
-    give_memory(task.model, device)
+    tied = tied_parameters(task.model)
+    allocate(task.model, device)
     tie(task.model, tied)
     for name, parameter in task.model.named_parameters():
         with torch.no_grad():
@@ -27,7 +27,7 @@ def fill(task: Task, seed: int, device: torch.device) -> None:
 
 
 def whole_parameter(task: Task, seed: int, name: str, like: Tensor, device: torch.device) -> Tensor:
-    """The whole parameter as it lies on disk, mapped and not yet read, or as the seed gives it."""
+    """Return the whole parameter: as stored on disk, mapped and not yet read, or derived from the seed."""
     assert task.initialise is not None
     if task.weights is not None and (stored := task.weights(name)) is not None:
         return stored
@@ -37,27 +37,27 @@ def whole_parameter(task: Task, seed: int, name: str, like: Tensor, device: torc
     return whole
 
 
-def shared(model: nn.Module) -> dict[str, str]:
-    """Name of a parameter that is another one's, too → the other's name."""
+def tied_parameters(model: nn.Module) -> dict[str, str]:
+    """Map the name of each parameter that is shared to the first name of the same parameter."""
     first: dict[nn.Parameter, str] = {}
-    named = model.named_parameters(remove_duplicate=False)
-    return {name: known for name, parameter in named if (known := first.setdefault(parameter, name)) != name}
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {name: original for name, parameter in parameters if (original := first.setdefault(parameter, name)) != name}
 
 
-def give_memory(part: nn.Module, device: torch.device | str) -> None:
-    """Memory for what is on the meta device, whatever is in it."""
+def allocate(part: nn.Module, device: torch.device | str) -> None:
+    """Allocate uninitialised memory for everything on the meta device."""
     if any(hasattr(parameter, "to_local") for parameter in part.parameters()):
         part.to_empty(device=device)
         return
-    # To make each tensor like one on meta, as to_empty does, imports sympy: a third of a second before the first step.
+    # torch's to_empty makes each tensor like one on meta, which imports sympy and takes a third of a second.
     empty = {
-        name: torch.empty(found.shape, dtype=found.dtype, device=device) for name, found in part.state_dict().items()
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for name, tensor in part.state_dict().items()
     }
     part.load_state_dict(empty, assign=True)
 
 
 def tie(part: nn.Module, tied: dict[str, str]) -> None:
-    """Makes parameters one again: each step of wrapping, and the memory that comes at last, made them two."""
+    """Share parameters again: wrapping and allocation have made separate ones."""
     for name, other in tied.items():
         module, _, attribute = name.rpartition(".")
         setattr(part.get_submodule(module), attribute, part.get_parameter(other))

@@ -1,0 +1,34 @@
+"""Plain values that a run continues from after a resume, stored in a checkpoint's manifest by the name of each part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from training.manifest import Manifest
+
+
+class SavesState(Protocol):
+    """A part of the trainer that continues from plain values after a resume: guards, the loss scale, the cadence.
+
+    The values of rank 0 are restored on all ranks, on any layout. A rank's own tensors (factors, residuals) belong
+    into the state instead, under "comm", with the rank in their names; where they do not fit, they start from
+    scratch.
+    """
+
+    def remember(self) -> dict[str, Any]:
+        """Return the values: numbers, text, lists and dicts."""
+
+    def recall(self, state: Mapping[str, Any]) -> None:
+        """Restore what `remember` returned before the save; {} if nothing was saved, or by an older version of it."""
+
+
+def remember(parts: Mapping[str, SavesState]) -> dict[str, Any]:
+    """Return the content of ManifestFields.state: the values of each part by its name."""
+    return {name: part.remember() for name, part in parts.items()}
+
+
+def recall(parts: Mapping[str, SavesState], start: Manifest) -> None:
+    for name, part in parts.items():
+        values = start.state.get(name)
+        part.recall(values if isinstance(values, dict) else {})
