@@ -22,7 +22,7 @@ from nodes.api import agents  # noqa: E402
 from portal.http.counting import Counted  # noqa: E402
 from portal.http.limits import Application, BodyLimit  # noqa: E402
 from portal.http.posts import Intake  # noqa: E402
-from portal.http.sockets import Door  # noqa: E402
+from portal.http.sockets import SocketGate  # noqa: E402
 
 sockets = URLRouter(
     [
@@ -35,7 +35,7 @@ sockets = URLRouter(
 application = ProtocolTypeRouter(
     {
         "http": Counted(Intake(BodyLimit(cast(Application, _django)), [reports.DOOR, agents.DOOR])),
-        "websocket": Door(sockets),
+        "websocket": SocketGate(sockets),
     },
 )
 

@@ -30,8 +30,8 @@ from portal.run.preflight import (
     is_prepared,
     listen,
     load_settings,
+    lock_home,
     note_owner,
-    one_a_home,
 )
 from portal.run.probe import Probe, address_of
 from vigil_core import installation
@@ -243,7 +243,7 @@ class Up:
                     late = [name for name, child in self.children.items() if not child.is_ready] or ["web"]
                     raise Refused(f"{late[0]} is not ready after {START_PATIENCE_S:.0f} s: see {self.logs}.")
                 self.turn(0.02)
-                probe.look()
+                probe.poll()
 
     # running
 
@@ -374,10 +374,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.port == "0":  # bound before the settings are read, as they contain the port
         listener = listen(options.host, 0)
         settings = load_settings(listener.getsockname()[1])
-        with one_a_home(settings.VIGIL_HOME):
+        with lock_home(settings.VIGIL_HOME):
             return _supervise(Up(settings, listener, demo=options.demo))
     settings = load_settings(int(options.port))
-    with one_a_home(settings.VIGIL_HOME):
+    with lock_home(settings.VIGIL_HOME):
         return _supervise(Up(settings, listen(options.host, int(options.port)), demo=options.demo))
 
 

@@ -159,13 +159,13 @@ def _last_step(attempt: Attempt, incarnation: int | None) -> datetime | None:
     owners = [owner_of(attempt.pk)]
     for name in SERIES:
         ids = read.ids_of(owners, name)
-        reading = read.Reading(owners, name, ids)
-        sources_of_end = [source for source in reading.look() if incarnation in (None, source[1])]
+        reading = read.SeriesReading(owners, name, ids)
+        sources_of_end = [source for source in reading.load() if incarnation in (None, source[1])]
         if not sources_of_end:
             continue
         newest = reading.curve(2, only=reading.sources.index(sources_of_end[-1])).last_step
-        exact = read.Reading(owners, name, ids, start=newest)
-        sources = exact.look()
+        exact = read.SeriesReading(owners, name, ids, start=newest)
+        sources = exact.load()
         if newest is not None and sources_of_end[-1] in sources:
             last = exact.curve(None, only=sources.index(sources_of_end[-1]))
             return datetime.fromtimestamp(float(last.time[-1]), UTC) if len(last.time) else None

@@ -70,13 +70,13 @@ class QueuedJobAdmin(ReadOnly):
 
 @admin.register(Reading, site=site)
 class ReadingAdmin(ReadOnly):
-    called = ("reading of the scheduler", "readings of the scheduler")
+    called = ("scheduler poll", "scheduler polls")
     list_display = ("part", "read_at", "failing_since", "error")
 
 
 @admin.register(NodeOrder, site=site)
 class NodeOrderAdmin(ReadOnly):
-    called = ("drain or undrain", "drains and undrains")
+    called = ("drain order", "drain orders")
     list_display = ("node", "action", "reason", "asked_by", "asked_at", "state", "outcome")
     list_filter = ("action", "state")
     search_fields = ("node",)
@@ -98,7 +98,7 @@ class GpuAdmin(ReadOnly):
 
 @admin.register(Holding, site=site)
 class HoldingAdmin(History):
-    called = ("holding of a GPU", "holdings of GPUs")
+    called = ("GPU allocation", "GPU allocations")
     list_display = ("gpu", "agent", "scheduler_id", "user", "source", "since", "until")
     list_filter = ("source",)
     search_fields = ("scheduler_id", "user")

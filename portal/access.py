@@ -1,4 +1,4 @@
-"""Who may do what: one function for pages, API, sockets and admin."""
+"""Decide who may do what, in one function for pages, API, sockets and admin."""
 
 from typing import Final, Literal, Protocol
 
@@ -21,7 +21,7 @@ class Owned(Protocol):
 
 
 class Cluster:
-    """What belongs to no project: nodes, partitions, the queue."""
+    """Stands for everything that belongs to no project: nodes, partitions, the queue."""
 
 
 CLUSTER: Final = Cluster()

@@ -81,7 +81,7 @@ class Audited(_ModelAdmin):
         note(user_of(request), f"{self.opts.model_name}.{what}", thing, change=change)
 
 
-class Known(int):
+class CappedCount(int):
     """A number of rows that says where there are more than were counted."""
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Bounded(_Paginator):
     @cached_property
     def count(self) -> int:
         rows = cast("QuerySet[Any]", self.object_list)
-        return Known(rows.order_by()[: MOST + 1].count())
+        return CappedCount(rows.order_by()[: MOST + 1].count())
 
 
 class Newest(ChangeList):
@@ -149,12 +149,12 @@ class PersonForm(UserChangeForm):
     """Slurm user names are set here and nowhere else, and the last sysadmin stays one."""
 
     def clean(self) -> dict[str, Any]:
-        told: dict[str, Any] = super().clean() or self.cleaned_data
-        leaves = not (told.get("is_superuser") and told.get("is_active"))
+        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        leaves = not (cleaned.get("is_superuser") and cleaned.get("is_active"))
         if leaves and self.instance.pk and sysadmins.would_be_none([self.instance.pk]):
-            lost = "is_active" if told.get("is_superuser") else "is_superuser"
+            lost = "is_active" if cleaned.get("is_superuser") else "is_superuser"
             self.add_error(lost, f"{self.instance} {sysadmins.LAST}")
-        return told
+        return cleaned
 
     def clean_slurm_user(self) -> str | None:
         return slurm_name(self.cleaned_data["slurm_user"])
@@ -170,7 +170,7 @@ class PasswordForm(RevokesTokens, AdminPasswordChangeForm):
         revoke.widget = UnfoldBooleanSwitchWidget()
         # Templates do not escape help texts, and a token's name is its owner's.
         revoke.help_text = format_html(
-            "A token goes on working with a new password. They have {}: {}.",
+            "Tokens keep working after a password change. They have {}: {}.",
             formatting.plural(len(self.tokens), "token"),
             self.tokens_text,
         )
@@ -187,7 +187,7 @@ def slurm_name(name: str | None) -> str | None:
     if not name:
         return None
     if name == "root" or name.isdecimal():
-        raise ValidationError("Jobs never run as root or as a bare number. Take the person's own Unix user name.")
+        raise ValidationError("Jobs never run as root or as a numeric user id. Use the person's Unix user name.")
     try:
         belongs_to_system = pwd.getpwnam(name).pw_uid < 1000
     except KeyError:  # known on the nodes, perhaps, and not here
@@ -233,7 +233,7 @@ class UserAdmin(Audited, _UserAdmin, ModelAdmin):
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **options: Any) -> Any:
         field = super().formfield_for_dbfield(db_field, request, **options)
         if field is not None and db_field.name == "is_superuser":
-            field.label, field.help_text = "Sysadmin", "May do everything, everywhere, these records included."
+            field.label, field.help_text = "Sysadmin", "Can do everything, everywhere, including these records."
         return field
 
 
@@ -252,7 +252,7 @@ class TokenAdmin(ReadOnly):
 
 @admin.register(AuditEntry, site=site)
 class AuditEntryAdmin(History):
-    called = ("entry of the audit log", "audit log")
+    called = ("audit log entry", "audit log")
     list_display = ("at", "user", "address", "action", "thing", "change", "detail")
     list_filter = ("at",)
     list_select_related = ("user",)
@@ -265,9 +265,9 @@ class AuditEntryAdmin(History):
 
 @admin.register(AccessAttempt, site=site)
 class AccessAttemptAdmin(History):
-    """Rows of those who were locked out for guessing; deleting one lets them try again."""
+    """Failed sign-ins, by which people are locked out; deleting a row lets them try again."""
 
-    called = ("locked out for guessing", "locked out for guessing")
+    called = ("failed sign-in", "failed sign-ins")
 
     list_display = ("attempt_time", "username", "ip_address", "failures_since_start")
     search_fields = ("username", "ip_address")

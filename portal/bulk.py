@@ -81,7 +81,7 @@ class NewRows:
 
     def point_to(self, field: str, targets: Sequence[Model]) -> None:
         """Let each row's foreign key point to a row that was inserted meanwhile."""
-        place = [one.name for one in self._fields].index(field)
+        place = [model_field.name for model_field in self._fields].index(field)
         for row, values, target in zip(self.rows, self._values, targets, strict=True):
             setattr(row, field, target)
             values[place] = target.pk
@@ -131,8 +131,8 @@ def _table_of(fields: Sequence[Any], rows: Sequence[Sequence[Any]]) -> tuple[str
         columns = [_column_of(field, column) for field, column in zip(fields, zip(*rows, strict=True), strict=True)]
         names = ", ".join(f"column{place}" for place in range(1, len(fields) + 1))
         return f"ROWS FROM ({', '.join(sql for sql, _ in columns)}) AS v({names})", [values for _, values in columns]
-    one = f"({', '.join(['%s'] * len(fields))})"
-    return f"(VALUES {', '.join([one] * len(rows))}) AS v", list(chain.from_iterable(rows))
+    row_placeholder = f"({', '.join(['%s'] * len(fields))})"
+    return f"(VALUES {', '.join([row_placeholder] * len(rows))}) AS v", list(chain.from_iterable(rows))
 
 
 def _column_of(field: Any, values: Sequence[Any]) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""What this process has done, counted for /metrics: an addition under a lock, for whoever asks later. No Django."""
+"""Count what this process has done, for /metrics: an addition under a lock. No Django."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def taken(kind: str, batches: int, values: int) -> None:
 
 
 def families(process: str) -> Iterator[Family]:
-    """All of it; `process` tells this one's from another's."""
+    """Yield all counters; the label `process` tells processes apart."""
     with _lock:
         counts = {name: list(found.items()) for name, found in _counts.items()}
-    for name, (labels, told) in _FAMILIES.items():
+    for name, (labels, description) in _FAMILIES.items():
         samples = [((process, *values), value) for values, value in sorted(counts[name])]
-        yield Family(name, "counter", told, ("process", *labels), samples)
+        yield Family(name, "counter", description, ("process", *labels), samples)

@@ -59,9 +59,9 @@ class Plain:
 
 
 class Listener:
-    """One socket's end. What arrives is sent at once where that needs no waiting, else it joins a bounded queue.
+    """A socket's end. A message is sent at once if that needs no waiting; otherwise it joins a bounded queue.
 
-    A task of its own, woken for each message, would cost a third of what a delivery does.
+    A task that is woken for each message would cost a third of a delivery.
     """
 
     def __init__(self, topic: str, audience: str, send: Send, write: Write | None) -> None:
@@ -239,21 +239,21 @@ class Hub:
             client = redis.asyncio.Redis.from_url(self._url, socket_connect_timeout=2.0, health_check_interval=15)
             pubsub = client.pubsub()
             try:
-                known = set(self._topics)
-                await pubsub.subscribe(_CONTROL, *known)
+                topics = set(self._topics)
+                await pubsub.subscribe(_CONTROL, *topics)
                 self._pubsub = pubsub
                 # Who joined while Redis was asked had no connection to subscribe on.
-                await self._subscribe(*(self._topics.keys() - known))
+                await self._subscribe(*(self._topics.keys() - topics))
                 if failures:
-                    logger.info("Live updates go on: Redis is back")
+                    logger.info("Live updates continue: Redis is back")
                     # Only now: who read again before would not hear of what was published in between.
                     self._miss_all()
                 failures = 0
                 while True:
                     self._take(await pubsub.get_message(timeout=5.0))
             except Exception as error:  # whatever it is: without this loop nobody would hear anything any more
-                known_fault = isinstance(error, RedisError | OSError)
-                if not known_fault:
+                is_connection_error = isinstance(error, RedisError | OSError)
+                if not is_connection_error:
                     logger.exception("Live updates pause")
                 elif not failures:
                     logger.warning("Live updates pause: Redis does not answer (%s)", error)
@@ -284,7 +284,7 @@ class Hub:
                 logger.exception("A message on %s could not be passed on", channel)
 
     def _miss_all(self) -> None:
-        """Nobody knows what was published while the connection was down."""
+        """Tell every listener that it may have missed messages while the connection was down."""
         for entry in self._topics.values():
             for listener in entry.listeners:
                 listener.miss()

@@ -75,7 +75,7 @@ def _document_parser() -> MarkdownIt:
 
 
 def _all(tokens: Sequence[Token]) -> list[Token]:
-    return [one for token in tokens for one in (token, *(token.children or ()))]
+    return [child for token in tokens for child in (token, *(token.children or ()))]
 
 
 def _mend(token: Token, link: Callable[[str], str] | None) -> None:

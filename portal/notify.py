@@ -1,11 +1,12 @@
-"""What tells a person something: a notice of each thing, raised once and withdrawn when it is so no longer.
+"""Notify people: one notice per key, raised once and withdrawn when its reason ends.
 
     notify.raise_notice(f"gpu.idle:{gpu}", kind="gpu.idle", to=owner, title="…", link=reverse("job", args=[7]))
     notify.withdraw(f"gpu.idle:{gpu}")
 
-It stands at home, and goes by e-mail, Slack or webhook wherever they asked for it (`portal.outbox`). Whatever finds out
-such things may do so as often as it likes and in several processes: the key is told of once. Titles, details and facts
-may hold what strangers wrote; they become lines of bounded length with secrets masked; pages and messages escape them.
+A notice is shown on the home page, and is sent by e-mail, Slack or webhook where people set that up (`portal.outbox`).
+Callers may raise the same notice as often as they like and from several processes: a key is reported once. Titles,
+details and facts may contain untrusted text: it becomes lines of bounded length with secrets masked, and pages and
+messages escape it.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from django.db.models import Q
 from django.utils import timezone
 
 from portal.models import Notice, NoticeRead, Project, User
-from portal.outbox.filling import drop_told, fill
+from portal.outbox.filling import drop_duplicates, fill
 from vigil_core import untrusted
 from vigil_core.masking import masked
 
 logger = logging.getLogger(__name__)
 
 SYSADMINS: Final = Notice.Audience.SYSADMINS
-WITHDRAWN_KEPT = timedelta(days=30)
+WITHDRAWN_RETENTION = timedelta(days=30)
 MOST_TITLE, MOST_DETAIL, MOST_KEY, MOST_LINK, MOST_EDITION = 300, 1000, 200, 500, 64
 MOST_FACTS, MOST_NAME, MOST_FACT = 12, 40, 400
 Facts = Sequence[tuple[str, str]]
@@ -60,17 +61,17 @@ def raise_notice(
     now = timezone.now()
     words = _words(title, detail, link) | {"tone": tone, "facts": _facts(facts), "last_raised_at": now}
     news = {"kind": _kind(kind), "edition": edition[:MOST_EDITION], "raised_at": now, "withdrawn_at": None}
-    anew = {**words, **_audience(to), **news}
+    values = {**words, **_audience(to), **news}
     rows = Notice.objects.filter(key=_key(key))
     with transaction.atomic():
         if rows.standing().filter(edition=news["edition"]).update(**words):
             return False
-        if rows.exclude(withdrawn_at=None, edition=news["edition"]).update(**anew):
+        if rows.exclude(withdrawn_at=None, edition=news["edition"]).update(**values):
             NoticeRead.objects.filter(notice__key=key).delete()
-        elif not Notice.objects.get_or_create(key=key, defaults=anew)[1]:
+        elif not Notice.objects.get_or_create(key=key, defaults=values)[1]:
             return False  # somebody else has just raised it
         fill(rows.get(), project=project, settle=settle)
-        transaction.on_commit(partial(_tell, key))
+        transaction.on_commit(partial(_publish_notices, key))
     return True
 
 
@@ -80,12 +81,12 @@ def withdraw(key: str) -> bool:
 
 
 def rename(old: str, new: str) -> None:
-    """What is told under one key is told under another from now on: no news to whoever has had the message."""
+    """Move a notice to another key, without sending it again."""
     with transaction.atomic():
         Notice.objects.exclude(withdrawn_at=None).filter(key=new).delete()
         found = Notice.objects.in_bulk([old, new], field_name="key")
         if len(found) == 2:
-            drop_told(found[new], found[old])
+            drop_duplicates(found[new], found[old])
             withdraw(old)
         else:
             Notice.objects.filter(key=old).update(key=_key(new))
@@ -116,21 +117,21 @@ def mark_read(notice: Notice, user: User) -> None:
 
 def remove_old(kinds: Collection[str] = ()) -> None:
     """Remove those that were withdrawn long ago; and of kinds that are never withdrawn those not raised since."""
-    long_ago = timezone.now() - WITHDRAWN_KEPT
+    long_ago = timezone.now() - WITHDRAWN_RETENTION
     Notice.objects.filter(Q(withdrawn_at__lt=long_ago) | Q(kind__in=kinds, last_raised_at__lt=long_ago)).delete()
 
 
-def _tell(key: str) -> None:
+def _publish_notices(key: str) -> None:
     logger.info("notice %s stands", key)
 
 
 def _words(title: str, detail: str, link: str) -> dict[str, Any]:
-    said = _line(title, MOST_TITLE)
-    if not said:
+    title_line = _line(title, MOST_TITLE)
+    if not title_line:
         raise ValueError("A notice needs a title.")
     if link and (len(link) > MOST_LINK or not _LINK.fullmatch(link)):
         raise ValueError(f"{link[:100]!r} is no path of this site: take it from reverse(…).")
-    return {"title": said, "detail": _line(detail, MOST_DETAIL), "link": link}
+    return {"title": title_line, "detail": _line(detail, MOST_DETAIL), "link": link}
 
 
 def _facts(facts: Facts) -> list[list[str]]:

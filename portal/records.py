@@ -32,7 +32,7 @@ class Records(UnfoldAdminSite):
         @wraps(inner)
         def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
             if request.user.is_authenticated and not self.has_permission(request):
-                raise PermissionDenied(f"The records are for sysadmins, and {request.user} is none.")
+                raise PermissionDenied(f"Only sysadmins can see the records, and {request.user} is not one.")
             return inner(request, *args, **kwargs)
 
         return guarded
@@ -50,7 +50,7 @@ class Records(UnfoldAdminSite):
                     model._meta.app_config.verbose_name = apps.get_app_config(ours).verbose_name
 
     def get_app_list(self, request: HttpRequest, app_label: str | None = None) -> list[Any]:
-        """Every app's records, those of libraries among ours."""
+        """Return every app's records, those of libraries among ours."""
         found: dict[str, Any] = {app["app_label"]: app for app in super().get_app_list(request)}
         for stranger, ours in APPS.items():
             if stranger in found and ours in found:
@@ -63,7 +63,7 @@ class Records(UnfoldAdminSite):
     def each_context(self, request: HttpRequest) -> dict[str, Any]:
         theme = request.COOKIES.get("theme")
         icon = static("favicon.svg")
-        looks = {
+        appearance = {
             "site_title": "Vigil",
             "site_header": "Vigil",
             "site_subheader": "Records",
@@ -74,7 +74,7 @@ class Records(UnfoldAdminSite):
             "theme": theme if theme in {"light", "dark"} else None,
             "sidebar_navigation": self._navigation(request) if self.has_permission(request) else [],
         }
-        return {**super().each_context(request), **looks}
+        return {**super().each_context(request), **appearance}
 
     def _navigation(self, request: HttpRequest) -> list[dict[str, Any]]:
         """Back to the pages first, then every record."""

@@ -57,9 +57,9 @@ app.conf.beat_schedule = SCHEDULE
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("portal.ticks", description="Tick: send what is due, at its times.")
-    parser.add_argument("role", choices=["beat"], help="said so that a list of processes tells which one this is")
-    parser.add_argument("-s", "--schedule", required=True, metavar="FILE", help="remembers what was sent when")
+    parser = argparse.ArgumentParser("portal.ticks", description="Send scheduled tasks when they are due.")
+    parser.add_argument("role", choices=["beat"], help="names this process in process lists")
+    parser.add_argument("-s", "--schedule", required=True, metavar="FILE", help="file that records what was sent when")
     options = parser.parse_args()
     Pulse().start()
     app.Beat(schedule=options.schedule, scheduler_cls="portal.beat:Scheduler", loglevel="WARNING", quiet=True).run()

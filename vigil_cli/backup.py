@@ -27,7 +27,7 @@ def backup(path: Path, *, force: bool) -> dict[str, Any]:
 def restore(path: Path, *, force: bool) -> dict[str, Any]:
     with _settings() as settings:
         restored = take(settings, path, force=force)
-    return {**msgspec.to_builtins(restored.manifest), "kept": restored.kept, "notes": restored.notes}
+    return {**msgspec.to_builtins(restored.manifest), "kept": restored.set_aside, "notes": restored.notes}
 
 
 @contextmanager

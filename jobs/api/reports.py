@@ -15,7 +15,7 @@ from ninja import Router
 from jobs.intake import reports
 from portal import counted
 from portal.http.openapi import described
-from portal.http.posts import Door, answered
+from portal.http.posts import ReportEndpoint, response_of
 
 router = Router(tags=["reports"])
 
@@ -116,7 +116,7 @@ def take_reports(request: HttpRequest, attempt_id: int) -> HttpResponse:
     chunks = iter(lambda: request.read(65_536), b"")
     headers = request.headers
     authorization, encoding = headers.get("Authorization", ""), headers.get("Content-Encoding", "")
-    return answered(_answer, str(attempt_id), authorization, encoding, chunks)
+    return response_of(_answer, str(attempt_id), authorization, encoding, chunks)
 
 
 def _answer(attempt_id: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> HttpResponse:
@@ -130,4 +130,4 @@ def _admit(attempt_id: str, authorization: str) -> None:
     reports.authorize(int(attempt_id), authorization)
 
 
-DOOR = Door(re.compile(r"/api/v1/attempts/(\d{1,18})/reports"), _answer, _admit)
+DOOR = ReportEndpoint(re.compile(r"/api/v1/attempts/(\d{1,18})/reports"), _answer, _admit)

@@ -160,7 +160,7 @@ def _check(wanted: WantedPoints) -> None:
 def _curves(owners: dict[Owner, int], name: str, wanted: WantedPoints, *, points: int | None) -> list[Curve]:
     options: dict[str, Any] = {"rank": wanted.rank, "start": wanted.start, "end": wanted.end, "points": points}
     if wanted.all:
-        return read.lives(list(owners), name, **options)
+        return read.incarnation_curves(list(owners), name, **options)
     return [read.curve(list(owners), name, **options)]
 
 

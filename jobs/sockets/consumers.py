@@ -33,7 +33,7 @@ RECHECK_S = 30.0
 LISTS_S = 1.0  # lists hear at most this often
 
 NOT_SIGNED_IN, NOT_FOUND, GOING_AWAY = 4401, 4404, 1001
-_places = sockets.Places()
+_places = sockets.SocketLimits()
 
 
 def the_hub() -> Hub:

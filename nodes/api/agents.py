@@ -21,7 +21,7 @@ from nodes.telemetry.fields import GPU_FIELDS
 from portal import counted
 from portal.http.api import ApiRequest, Bearer, Session
 from portal.http.openapi import described
-from portal.http.posts import Door, answered
+from portal.http.posts import ReportEndpoint, response_of
 
 router = Router(tags=["agents"])
 machines = Router(tags=["agents"])
@@ -149,7 +149,7 @@ def take_telemetry(request: HttpRequest, name: str) -> HttpResponse:
     """
     chunks = iter(lambda: request.read(65_536), b"")
     headers = request.headers
-    return answered(_answer, name, headers.get("Authorization", ""), headers.get("Content-Encoding", ""), chunks)
+    return response_of(_answer, name, headers.get("Authorization", ""), headers.get("Content-Encoding", ""), chunks)
 
 
 def _answer(node: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> HttpResponse:
@@ -162,7 +162,7 @@ def _admit(node: str, authorization: str) -> None:
     intake.admit(node, authorization)
 
 
-DOOR = Door(re.compile(r"/api/v1/nodes/([A-Za-z0-9._-]{1,255})/telemetry"), _answer, _admit)
+DOOR = ReportEndpoint(re.compile(r"/api/v1/nodes/([A-Za-z0-9._-]{1,255})/telemetry"), _answer, _admit)
 
 
 @machines.post(

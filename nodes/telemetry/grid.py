@@ -16,7 +16,7 @@ from nodes.telemetry.fields import MAX_SPAN_S, PLACE, gpu_owner
 from nodes.telemetry.thin import LEVELS, thinned
 from nodes.telemetry.wire import MISSING, Values
 from portal.models import Series
-from portal.series.codec import Floats, Integers, joined
+from portal.series.codec import Floats, Integers, concatenated
 from portal.series.read import ids_of
 from portal.series.rows import LAST_STEP, merged_of
 
@@ -116,7 +116,7 @@ def _picked(column: NDArray[Any], which: Sequence[slice]) -> NDArray[Any]:
 def _add_chunks(builder: _GridBuilder, place: dict[int, int], name: str, seconds: int, start: int, end: int) -> None:
     owners = [gpu_owner(gpu_id) for gpu_id in place]
     rows = {series_id: place[owners[i][1]] for series_id, i in ids_of(owners, name, Series.Column.VALUE).items()}
-    for series_id, step, value in joined(merged_of(list(rows), 0, start, end - 1)):
+    for series_id, step, value in concatenated(merged_of(list(rows), 0, start, end - 1)):
         builder.add(rows[series_id], step, value, seconds)
 
 

@@ -18,7 +18,7 @@ from nodes.telemetry.wire import MISSING, Values
 from portal.models import Series
 from portal.series.codec import EMPTY, Integers, Points
 from portal.series.envelope import Outline, concatenate, of_points, thin
-from portal.series.read import Reading, ids_of, patiently
+from portal.series.read import SeriesReading, ids_of, retry_if_moved
 from portal.series.store import Owner
 
 Key = tuple[Owner, str]
@@ -39,7 +39,7 @@ def curves(
     tails = _tails(agent, wanted, start, end)
     found = {}
     for owner, name in wanted:
-        outline = patiently(lambda: _outline(agent, owner, name, start, end, points))  # noqa: B023
+        outline = retry_if_moved(lambda: _outline(agent, owner, name, start, end, points))  # noqa: B023
         tail = tails.get((owner, name), EMPTY)
         newer = tail.step > (outline.last.max() if len(outline.last) else -1)
         pieces = [outline, of_points(tail.take(newer), np.zeros(int(newer.sum()), np.int64))]
@@ -71,8 +71,8 @@ def names(owner: Owner, newest: Sequence[str] = ()) -> list[str]:
 def _outline(agent: Agent, owner: Owner, name: str, start: int, end: int, points: int | None) -> Outline:
     """Return the series from chunks: downsampled stretches first, then seconds."""
     pieces = [_thinned(level, owner, name, start, end) for level in reversed(LEVELS)]
-    reading = Reading([owner], name, ids_of([owner], name), start=start, end=end, times=False)
-    reading.look()
+    reading = SeriesReading([owner], name, ids_of([owner], name), start=start, end=end, times=False)
+    reading.load()
     if points is not None and reading.is_long(points):
         pieces.append(reading.outline())
     else:
@@ -89,8 +89,8 @@ def _thinned(level: ThinningLevel, owner: Owner, name: str, start: int, end: int
         ids = ids_of([owner], source, column)
         if not ids:
             return of_points(EMPTY, np.zeros(0, np.int64))
-        reading = Reading([owner], source, ids, start=start, end=end, times=False)
-        reading.look()
+        reading = SeriesReading([owner], source, ids, start=start, end=end, times=False)
+        reading.load()
         columns[column], _ = reading.exact()
     mean, low, high = columns.values()
     if not len(mean) == len(low) == len(high):  # downsampling ran in between

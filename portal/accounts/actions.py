@@ -94,7 +94,7 @@ def consume_link(secret: str) -> User | None:
 
 
 def tokens_of(user: User) -> TokenQuerySet:
-    """What the person's page lists: everything not revoked, expired ones too."""
+    """Return the tokens that a person's page lists: all that are not revoked, including expired ones."""
     return Token.objects.filter(user=user, revoked_at=None)
 
 
@@ -111,9 +111,9 @@ def make_token(user: User, name: str, scope: str, days: int | None = None) -> tu
     most = settings.VIGIL_TOKEN_MAX_DAYS
     days = min(TOKEN_DAYS, most) if days is None else days
     if scope == Token.Scope.ADMIN and not user.is_sysadmin:
-        raise TokenRefused("scope", "Only sysadmins have tokens of scope admin. Take write.")
+        raise TokenRefused("scope", "Only sysadmins can have tokens with scope admin. Use write.")
     if days > most:
-        raise TokenRefused("days", f"A token lives for at most {most} days here. Take {most} or fewer.")
+        raise TokenRefused("days", f"A token is valid for at most {most} days here. Take {most} or fewer.")
     token, secret = Token.issue(user, name, scope=scope, days=days)
     if scope == Token.Scope.ADMIN:
         about = {"scope": scope, "expires_at": token.expires_at}
@@ -134,7 +134,7 @@ def revoke_all_tokens(user: User) -> int:
 
 
 def revoke_token(user: User, token_id: int) -> bool:
-    """Whether there was such a token of theirs to revoke."""
+    """Revoke one of the person's tokens and return whether it existed."""
     return bool(tokens_of(user).filter(pk=token_id).update(revoked_at=timezone.now()))
 
 

@@ -23,7 +23,7 @@ class ProjectShape(Schema):
     role: Literal["researcher", "lead"] | None = Field(description="Null: seen as a sysadmin.")
     slurm_account: str
     keep_checkpoints_days: int | None = Field(
-        description="Days after a job's end from which only its last checkpoint stays; null: all, for ever."
+        description="Days after a job's end until only its last checkpoint is kept; null: all are kept forever."
     )
 
 
@@ -36,7 +36,7 @@ class Me(Schema):
     username: str
     sysadmin: bool
     slurm_user: str | None
-    token_scope: Scope | None = Field(description="Of the token that asks; null for a session.")
+    token_scope: Scope | None = Field(description="Scope of the token in use; null for a session.")
 
 
 class TokenShape(Schema):
@@ -51,7 +51,7 @@ class TokenShape(Schema):
 
 
 class NewToken(TokenShape):
-    secret: str = Field(description="Shown this once.")
+    secret: str = Field(description="Shown only once.")
 
 
 class Tokens(Schema):
@@ -59,7 +59,7 @@ class Tokens(Schema):
     next: str | None = None
 
 
-class TokenAsked(Schema):
+class TokenRequest(Schema):
     model_config = {"extra": "forbid"}
     name: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=r"^[^\x00]*$")]
     scope: Scope = "write"
@@ -68,7 +68,7 @@ class TokenAsked(Schema):
     )
 
 
-@router.get("/me", response=Me, summary="Who asks")
+@router.get("/me", response=Me, summary="The signed-in person")
 def me(request: ApiRequest) -> dict[str, object]:
     """Tells who the token or the session belongs to, and what it may do. A first request to try a token with."""
     user = request.auth
@@ -82,7 +82,7 @@ def me(request: ApiRequest) -> dict[str, object]:
 
 @router.get("/projects", response=Projects, summary="Projects you can see")
 def projects(request: ApiRequest) -> dict[str, object]:
-    """Every project that you are a member of; sysadmins see all, with no role of their own."""
+    """List the projects that you are a member of; sysadmins see all, those of others without a role."""
     role = Membership.objects.filter(user=request.auth, project=OuterRef("pk")).values("role")
     found = Project.objects.visible_to(request.auth).annotate(role=Subquery(role))
     return {"items": list(found.values("slug", "title", "role", "slurm_account", "keep_checkpoints_days"))}
@@ -97,16 +97,18 @@ def tokens(request: ApiRequest) -> dict[str, object]:
 @router.post(
     "/tokens",
     response={201: NewToken},
-    summary="Make a token; its secret is shown once",
-    openapi_extra=described(errors={403: "The token may not make one with this scope, or may only read."}),
+    summary="Create a token; its secret is shown once",
+    openapi_extra=described(errors={403: "The token cannot create one with this scope, or is read-only."}),
 )
-def make_token(request: ApiRequest, asked: TokenAsked) -> Status[dict[str, object]]:
+def make_token(request: ApiRequest, body: TokenRequest) -> Status[dict[str, object]]:
     """The secret is in this answer and in no other. A token cannot make one that may do more than itself."""
     scopes = Token.Scope.values
-    if request.token_scope is not None and scopes.index(asked.scope) > scopes.index(request.token_scope):
-        raise Problem(403, "A token cannot make one that may do more than itself. Sign in for that.", kind="scope")
+    if request.token_scope is not None and scopes.index(body.scope) > scopes.index(request.token_scope):
+        raise Problem(
+            403, "A token cannot create one with a wider scope than its own. Sign in to do that.", kind="scope"
+        )
     try:
-        token, secret = actions.make_token(request.auth, asked.name, asked.scope, asked.days)
+        token, secret = actions.make_token(request.auth, body.name, body.scope, body.days)
     except actions.TokenRefused as error:
         raise bad_field(error.field, str(error)) from error
     return Status(201, {**_shape(token), "secret": secret})

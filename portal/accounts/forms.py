@@ -1,4 +1,4 @@
-"""What the account pages' forms say of what was typed: the field by its name on the page, and the fix."""
+"""Reword the errors of the account forms: name the field as on the page, and say how to fix it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from vigil_core import formatting
 
 _FIXES = {
     "required": "{name} is missing. Fill it in.",
-    "max_length": "{name} is too long: take at most {limit_value} characters.",
+    "max_length": "{name} is too long: use at most {limit_value} characters.",
     "invalid": "{name} must be a whole number.",
-    "min_value": "{name} is too small: take at least {limit_value}.",
-    "max_value": "{name} is too large: take at most {limit_value}.",
+    "min_value": "{name} is too small: use at least {limit_value}.",
+    "max_value": "{name} is too large: use at most {limit_value}.",
     "null_characters_not_allowed": "{name} contains a NUL character. Remove it.",
-    "username_password_mismatch": "No such user name and password. Look at both; capitals count in the password.",
-    "incorrect_password": "This is not your password. Type the one that you sign in with.",
-    "enter_current_password": "This is not your password now. Type the one that you sign in with.",
-    "password_mismatch": "The two are not the same. Type the new password once more in both.",
-    "password_too_short": "Too short: take at least {min_length} characters.",
-    "password_too_common": "Too common: one of the first that is guessed. Take another.",
-    "password_too_similar": "Too much like your own name. Take another.",
+    "username_password_mismatch": "Wrong user name or password. Passwords are case-sensitive.",
+    "incorrect_password": "This is not your password. Enter the one that you sign in with.",
+    "enter_current_password": "This is not your current password. Enter the one that you sign in with.",
+    "password_mismatch": "The passwords differ. Enter the new password again in both fields.",
+    "password_too_short": "Too short: use at least {min_length} characters.",
+    "password_too_common": "Too common and easily guessed. Choose another.",
+    "password_too_similar": "Too similar to your name. Choose another.",
 }
 
 
-class InOurWords(forms.BaseForm):
+class RewordedErrors(forms.BaseForm):
     """A form whose complaints are ours: by their code, with the name that the page gives the field."""
 
     names: ClassVar[dict[str, str]]
@@ -42,7 +42,9 @@ class InOurWords(forms.BaseForm):
         if hasattr(error, "error_dict"):
             super().add_error(field, error)
         else:
-            super().add_error(field, ValidationError([self._reworded(field or "", one) for one in error.error_list]))
+            super().add_error(
+                field, ValidationError([self._reworded(field or "", problem) for problem in error.error_list])
+            )
 
     def _reworded(self, field: str, error: ValidationError) -> ValidationError:
         code = error.code or ""
@@ -53,11 +55,11 @@ class InOurWords(forms.BaseForm):
         return ValidationError(fix.format_map(about), code=error.code)
 
 
-class LoginForm(InOurWords, allauth.LoginForm):
+class LoginForm(RewordedErrors, allauth.LoginForm):
     names: ClassVar = {"login": "User name", "password": "Password"}
 
 
-class ReauthenticateForm(InOurWords, allauth.ReauthenticateForm):
+class ReauthenticateForm(RewordedErrors, allauth.ReauthenticateForm):
     names: ClassVar = {"password": "Password"}
 
 
@@ -102,14 +104,14 @@ def _used(token: Token) -> str:
     return f"used {formatting.ago(token.last_used_at)}" if token.last_used_at else "never used"
 
 
-class ChangePasswordForm(InOurWords, RevokesTokens, allauth.ChangePasswordForm):
+class ChangePasswordForm(RewordedErrors, RevokesTokens, allauth.ChangePasswordForm):
     names: ClassVar = {
         "oldpassword": "The current password",
         "password1": "The new password",
         "password2": "The repeated password",
     }
     fixes: ClassVar = {
-        "password2.required": "Type the new password here once more.",
+        "password2.required": "Enter the new password again.",
         "password2.": _FIXES["password_mismatch"],  # allauth's has no code
     }
 
@@ -123,9 +125,9 @@ class ChangePasswordForm(InOurWords, RevokesTokens, allauth.ChangePasswordForm):
             self.revoke_if_chosen()
 
 
-class NewPasswordForm(InOurWords, RevokesTokens, SetPasswordForm):  # type: ignore[type-arg]
-    names: ClassVar = {"new_password1": "Password", "new_password2": "The same again"}
-    fixes: ClassVar = {"new_password2.required": "Type the password here once more."}
+class NewPasswordForm(RewordedErrors, RevokesTokens, SetPasswordForm):  # type: ignore[type-arg]
+    names: ClassVar = {"new_password1": "Password", "new_password2": "Repeat the password"}
+    fixes: ClassVar = {"new_password2.required": "Enter the password again."}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

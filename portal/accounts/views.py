@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from portal.access import user_of
 from portal.accounts import actions
-from portal.accounts.forms import InOurWords, NewPasswordForm
+from portal.accounts.forms import NewPasswordForm, RewordedErrors
 from portal.models import Membership, Token, User
 from portal.notices import channels
 
@@ -23,19 +23,19 @@ from portal.notices import channels
 MAY_SET = "may_set_password"
 
 
-class TokenForm(InOurWords, forms.Form):
-    """What a new token is called, may do, and how long it lives."""
+class TokenForm(RewordedErrors, forms.Form):
+    """Ask for a new token's name, scope and lifetime."""
 
     names: ClassVar = {"name": "Name", "scope": "May", "days": "Days"}
     fixes: ClassVar = {
-        "name.required": "Name is missing. Say what the token is for, such as the machine that will hold it.",
+        "name.required": "Name is missing. Enter what the token is for, such as the machine that uses it.",
         "scope.required": "Choose what it may do.",
-        "scope.invalid_choice": "May has no such choice for you. Choose one of the list.",
-        "days.min_value": "A token lives for at least {limit_value} day.",
-        "days.max_value": "A token lives for at most {limit_value} days.",
+        "scope.invalid_choice": "This scope is not available to you. Choose one from the list.",
+        "days.min_value": "A token is valid for at least {limit_value} day.",
+        "days.max_value": "A token is valid for at most {limit_value} days.",
         "days.invalid": "Days must be a whole number, such as 90.",
     }
-    name = forms.CharField(max_length=100, help_text="What it is for, such as the machine that will hold it.")
+    name = forms.CharField(max_length=100, help_text="What it is for, such as the machine that uses it.")
     scope = forms.ChoiceField(choices=Token.Scope.choices, initial=Token.Scope.WRITE)
     days = forms.IntegerField(min_value=1)
 
@@ -108,7 +108,7 @@ def make_token(request: HttpRequest) -> HttpResponse:
 @require_POST
 def revoke_token(request: HttpRequest, token_id: int) -> HttpResponse:
     if actions.revoke_token(_user(request), token_id):
-        messages.success(request, "Token revoked. Whatever used it is locked out from now on.")
+        messages.success(request, "Token revoked. It no longer works.")
     return redirect("me")
 
 
@@ -130,7 +130,7 @@ def _page(
         "new_secret": new_secret,
         "channels": channels.of_person(user),
         "project_channels": channels.of_projects(user),
-        "led": [one.project.slug for one in memberships if one.role == Membership.Role.LEAD],
+        "led": [membership.project.slug for membership in memberships if membership.role == Membership.Role.LEAD],
     }
     return render(request, "account/me.html", context, status=status)
 

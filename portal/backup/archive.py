@@ -40,7 +40,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a backup holds. `migrations` are those applied in its database, by app; `runs` is what it does not hold."""
+    """The contents of a backup. `migrations` are those applied in its database, by app; `runs` is not included."""
 
     format: int
     vigil: Version
@@ -86,7 +86,7 @@ def write(file: IO[bytes], manifest: Manifest, folder: Path, progress: Progress)
                     done += len(piece)
                     progress(done, manifest.bytes)
             if left:
-                raise OSError(f"{member.name} became shorter while it was read")
+                raise OSError(f"{member.name} shrank while it was read")
             stream.write(_padding(member.bytes))
         stream.write(bytes(_RECORD))
 
@@ -108,11 +108,9 @@ def opened(path: Path) -> Iterator[Reader]:
         with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) as stream:
             yield Reader(path, stream)
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise Refused(
-            f"{path} is damaged or cut short: take another backup, or copy this one again from where it came."
-        ) from None
+        raise Refused(f"{path} is damaged or truncated: use another backup, or copy this one again.") from None
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise Refused(f"{path} cannot be read ({error.strerror}): name a file that `vigil backup` made.") from None
+        raise Refused(f"{path} cannot be read ({error.strerror}): name a file that `vigil backup` wrote.") from None
 
 
 class Reader:
@@ -132,15 +130,17 @@ class Reader:
 
     def _parse(self, text: bytes) -> Manifest:
         try:
-            told: Any = msgspec.json.decode(text)
-            if isinstance(told, dict) and isinstance(told.get("format"), int) and told["format"] > FORMAT:
-                raise Refused(f"{self.path} was made by a newer Vigil ({told.get('vigil')}): upgrade this one first.")
-            manifest = msgspec.convert(told, Manifest)
+            document: Any = msgspec.json.decode(text)
+            if isinstance(document, dict) and isinstance(document.get("format"), int) and document["format"] > FORMAT:
+                raise Refused(
+                    f"{self.path} was made by a newer Vigil ({document.get('vigil')}): upgrade this one first."
+                )
+            manifest = msgspec.convert(document, Manifest)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise self._foreign(f"its manifest is not one ({error})") from None
+            raise self._foreign(f"its manifest is invalid ({error})") from None
         names = [member.name for member in manifest.members]
         if names != [SECRET_KEY, DATABASES[manifest.database]] or any(m.bytes < 0 for m in manifest.members):
-            raise self._foreign(f"it tells of {', '.join(map(ascii, names))[:200] or 'nothing'}")
+            raise self._foreign(f"it lists {', '.join(map(ascii, names))[:200] or 'nothing'}")
         return manifest
 
     def unpack(self, folder: Path, progress: Progress) -> None:
@@ -149,7 +149,7 @@ class Reader:
         for member in self.manifest.members:
             name, size = self._next()
             if (name, size) != (member.name, member.bytes):
-                raise self._foreign(f"{ascii(name)[:200]} of {size:,} bytes is not what its manifest tells of")
+                raise self._foreign(f"{ascii(name)[:200]} of {size:,} bytes does not match its manifest")
             digest = hashlib.sha256()
             target = os.open(folder / member.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with open(target, "wb") as file:
@@ -164,14 +164,14 @@ class Reader:
                 file.flush()
                 os.fsync(file.fileno())
             if digest.hexdigest() != member.sha256:
-                raise Refused(f"{self.path} is damaged ({name} has another digest): take another backup.")
+                raise Refused(f"{self.path} is damaged ({name} has another digest): use another backup.")
             self._exactly(-size % _BLOCK)
         if not _is_key(folder / SECRET_KEY):
-            raise self._foreign("its key is none")
+            raise self._foreign("its key is invalid")
         # To the very end: there gzip compares its own sum.
         rest = self.stream.read(2 * _RECORD)
         if rest.strip(b"\0") or len(rest) >= 2 * _RECORD:
-            raise self._foreign("there is more in it than its manifest tells of")
+            raise self._foreign("it contains more than its manifest lists")
         if len(rest) < 2 * _BLOCK:
             raise EOFError
 
@@ -183,7 +183,7 @@ class Reader:
         except (tarfile.HeaderError, UnicodeDecodeError):
             raise self._foreign("it is not a tar") from None
         if info.type != tarfile.REGTYPE or info.size < 0:
-            raise self._foreign(f"{ascii(info.name)[:200]} is no plain file")
+            raise self._foreign(f"{ascii(info.name)[:200]} is not a plain file")
         return info.name, info.size
 
     def _exactly(self, size: int) -> bytes:
@@ -193,11 +193,11 @@ class Reader:
         return data
 
     def _foreign(self, why: str) -> Refused:
-        return Refused(f"{self.path} is no backup of Vigil's ({why}): name a file that `vigil backup` made.")
+        return Refused(f"{self.path} is not a Vigil backup ({why}): name a file that `vigil backup` wrote.")
 
 
 def _is_key(path: Path) -> bool:
-    """Whether a portal could start with it."""
+    """Return whether a portal could start with this key."""
     try:
         return path.stat().st_size <= PIECE and bool(path.read_text("utf-8").strip())
     except UnicodeDecodeError:
@@ -208,4 +208,6 @@ def room_for(size: int, folder: Path) -> None:
     """Refuse what would fill the disk."""
     free = shutil.disk_usage(folder).free
     if size > free:
-        raise Refused(f"{folder} has {free / 1e9:,.1f} GB free and {size / 1e9:,.1f} GB are needed: make room there.")
+        raise Refused(
+            f"{folder} has {free / 1e9:,.1f} GB free and {size / 1e9:,.1f} GB are needed: free some space there."
+        )

@@ -15,21 +15,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal
 
-SAY_AFTER_S = 3.0
-SAY_EVERY_S = 5.0
+FIRST_PROGRESS_S = 3.0
+PROGRESS_EVERY_S = 5.0
 
 
-class Said:
+class ProgressMessages:
     """Progress on standard error, once something has taken a while."""
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self.next = time.monotonic() + SAY_AFTER_S
+        self.next = time.monotonic() + FIRST_PROGRESS_S
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
         if now >= self.next:
-            self.next = now + SAY_EVERY_S
+            self.next = now + PROGRESS_EVERY_S
             share = f"{done / total:.0%} of {total / 1e9:,.2f} GB" if total else f"{done / 1e9:,.2f} GB"
             print(f"{self.what}: {share}", file=sys.stderr, flush=True)
 

@@ -37,11 +37,11 @@ def backup(settings: ModuleType, path: Path, *, force: bool = False) -> Made:
         with files.scratch(settings.VIGIL_HOME, "backup") as folder:
             manifest = _collect(settings, folder)
             with files.written(path, replace=force) as file:
-                archive.write(file, manifest, folder, files.Said("Writing the archive"))
+                archive.write(file, manifest, folder, files.ProgressMessages("Writing the archive"))
     except FileExistsError:
         raise _is_there(path) from None
     except sqlite3.Error as error:
-        raise Refused(f"the database cannot be copied: {error}. Is it in use by something else, or damaged?") from None
+        raise Refused(f"the database cannot be copied: {error}. Is it in use by another program, or damaged?") from None
     except OSError as error:
         raise Refused(f"the backup cannot be written: {error}.") from None
     last.note(settings.VIGIL_HOME, path)
@@ -50,17 +50,17 @@ def backup(settings: ModuleType, path: Path, *, force: bool = False) -> Made:
 
 def _refuse_target(path: Path, force: bool) -> None:
     if path.is_dir():
-        raise Refused(f"{path} is a folder: name a file in it, such as {path / 'vigil.tar.gz'}.")
+        raise Refused(f"{path} is a folder: name a file in it, for example {path / 'vigil.tar.gz'}.")
     if not path.parent.is_dir():
-        raise Refused(f"there is no folder {path.parent}: make it, or name another file.")
+        raise Refused(f"no such folder: {path.parent}: make it, or name another file.")
     if path.exists() and not path.is_file():
-        raise Refused(f"{path} is no plain file, and would be replaced by one: name another file.")
+        raise Refused(f"{path} is not a plain file: name another file.")
     if path.exists() and not force:
         raise _is_there(path)
 
 
 def _is_there(path: Path) -> Refused:
-    return Refused(f"{path} is there already: name another file, or replace it with --force.")
+    return Refused(f"{path} exists already: name another file, or replace it with --force.")
 
 
 def kind_of(settings: ModuleType) -> Kind:
@@ -71,24 +71,26 @@ def _collect(settings: ModuleType, folder: Path) -> Manifest:
     """Put what is backed up into a folder, and describe it."""
     kind, database = kind_of(settings), settings.DATABASES["default"]
     target = folder / archive.DATABASES[kind]
-    said = files.Said("Copying the database")
+    progress = files.ProgressMessages("Copying the database")
     dump_version = 0
     if kind == "sqlite":
-        sqlite.copy(Path(database["NAME"]), target, said)
+        sqlite.copy(Path(database["NAME"]), target, progress)
         try:
             applied, version = sqlite.migrations(target), sqlite3.sqlite_version
         except sqlite3.OperationalError:
-            raise Refused(f"{database['NAME']} is not Vigil's, or was never started: nothing to back up.") from None
+            raise Refused(
+                f"{database['NAME']} is not a Vigil home, or was never started: nothing to back up."
+            ) from None
     else:
         from portal.backup import postgres
 
         with postgres.connected(database) as server:
-            applied, dump_version = postgres.dump(server, target, said)
+            applied, dump_version = postgres.dump(server, target, progress)
             version = str(server.major)
     key = folder / archive.SECRET_KEY
     key.touch(mode=0o600)
     key.write_text(settings.SECRET_KEY)
-    checking = files.Said("Taking digests")
+    checking = files.ProgressMessages("Computing digests")
     return Manifest(
         format=archive.FORMAT,
         vigil=installation.version(),
@@ -103,7 +105,7 @@ def _collect(settings: ModuleType, folder: Path) -> Manifest:
 
 
 def give_to_owner(path: Path, home: Path) -> None:
-    """What root puts into somebody's home is theirs."""
+    """Give files that root created in a user's home to that user."""
     if os.geteuid() == 0:
         owner = home.stat()
         os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)

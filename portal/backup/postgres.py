@@ -36,7 +36,7 @@ class Server:
     def major(self) -> int:
         return self.connection.info.server_version // 10_000
 
-    def ask(self, query: LiteralString) -> list[tuple[Any, ...]]:
+    def query(self, query: LiteralString) -> list[tuple[Any, ...]]:
         """The rows, with nothing left open: no lock of ours stands in the way of what follows."""
         rows = self.connection.execute(query).fetchall()
         self.connection.rollback()
@@ -54,7 +54,7 @@ def connected(database: Mapping[str, Any]) -> Iterator[Server]:
     try:
         connection = psycopg.connect(**wanted)
     except psycopg.Error as error:
-        raise Refused(f"the database of DATABASE_URL does not answer: {_one_line(str(error))}.") from None
+        raise Refused(f"the database at DATABASE_URL does not answer: {_last_line(str(error))}.") from None
     with contextlib.closing(connection):
         public = {name: value for name, value in wanted.items() if "password" not in name}
         yield Server(connection, psycopg.conninfo.make_conninfo("", **public))
@@ -75,7 +75,7 @@ def dump(server: Server, target: Path, progress: Progress) -> tuple[dict[str, li
         rows: Any = connection.execute("SELECT app, name FROM django_migrations ORDER BY id").fetchall()
     except psycopg.errors.UndefinedTable:
         raise Refused(
-            "the database of DATABASE_URL is not Vigil's, or was never started: nothing to back up."
+            "the database at DATABASE_URL is not Vigil's, or was never started: nothing to back up."
         ) from None
     row = connection.execute("SELECT pg_export_snapshot(), pg_database_size(current_database())").fetchone()
     assert row
@@ -102,18 +102,18 @@ def refuse_version(dumped_by: int) -> None:
 
 def refuse_others(server: Server) -> None:
     """A portal elsewhere, too, may be using the database: its lock is not in this home."""
-    ((others,),) = server.ask(
+    ((others,),) = server.query(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         " AND backend_type = 'client backend'"
     )
     if others:
         count = "1 other connection uses" if others == 1 else f"{others} other connections use"
-        raise Refused(f"{count} this database: stop every portal and whatever else does.")
+        raise Refused(f"{count} this database: stop every portal and every other user of it.")
 
 
 def tables(server: Server) -> int:
-    """How many tables there are already."""
-    ((found,),) = server.ask("SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()")
+    """Return how many tables the database has."""
+    ((found,),) = server.query("SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()")
     return int(found)
 
 
@@ -154,13 +154,13 @@ def _moves(server: Server, stamp: str) -> tuple[str, str]:
 
     The functions of triggers go along: the dump brings its own, of the same names.
     """
-    rows = server.ask(
+    rows = server.query(
         "SELECT relkind, relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE nspname = current_schema() AND relkind IN ('r', 'p', 'v', 'm', 'S') AND NOT EXISTS"
         # A serial's sequence goes along with its table.
         " (SELECT 1 FROM pg_depend d WHERE d.objid = c.oid AND d.deptype IN ('a', 'i', 'e')) ORDER BY relname"
     )
-    rows += server.ask(
+    rows += server.query(
         "SELECT 'f', p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace"
         " WHERE nspname = current_schema() AND prorettype = 'trigger'::regtype AND NOT EXISTS"
         " (SELECT 1 FROM pg_depend d WHERE d.objid = p.oid AND d.deptype = 'e') ORDER BY proname"
@@ -178,7 +178,7 @@ def _moves(server: Server, stamp: str) -> tuple[str, str]:
 
 
 class _Program:
-    """One of PostgreSQL's programs, told its password by the environment; killed if it is left running."""
+    """Run one of PostgreSQL's programs with its password in the environment; kill it if it is left running."""
 
     def __init__(self, command: list[str], server: Server, *, fed: bool = False) -> None:
         path = shutil.which(command[0])
@@ -201,7 +201,7 @@ class _Program:
         """Wait for its end; Refused, in its own words, if that was a bad one."""
         if self.process.wait():
             self.errors.seek(0)
-            raise Refused(f"{self.name} failed: {_one_line(self.errors.read().decode(errors='replace'))}.")
+            raise Refused(f"{self.name} failed: {_last_line(self.errors.read().decode(errors='replace'))}.")
 
     def __enter__(self) -> Self:
         return self
@@ -221,15 +221,15 @@ def _version(program: str) -> int:
     path = shutil.which(program)
     if path is None:
         raise Refused(f"{program} is not on PATH: install postgresql-client of the server's version.")
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"\) (\d+)", said)
+    output = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\) (\d+)", output)
     if found is None:
-        raise Refused(f"{path} does not tell its version ({said.strip()[:100]}): install postgresql-client.")
+        raise Refused(f"{path} does not print its version ({output.strip()[:100]}): install postgresql-client.")
     return int(found[1])
 
 
-def _one_line(said: str) -> str:
+def _last_line(output: str) -> str:
     """The first line that tells of an error, else the last one."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     wrong = [line for line in lines if "error" in line.lower() or "fatal" in line.lower()]
-    return (wrong or lines[-1:] or ["it did not say why"])[0].rstrip(".")[:400]
+    return (wrong or lines[-1:] or ["no reason given"])[0].rstrip(".")[:400]

@@ -19,27 +19,27 @@ from urllib.parse import quote
 from portal.backup import archive, files, postgres, sqlite
 from portal.backup.archive import Manifest
 from portal.backup.make import give_to_owner, kind_of
-from portal.run.preflight import Refused, note_owner, one_a_home
+from portal.run.preflight import Refused, lock_home, note_owner
 from vigil_core import installation
 
-STOP_IT = "stop it first, `vigil up` gives the home back when it has stopped."
+STOP_IT = "stop it first; `vigil up` releases its home when it has stopped."
 NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 
 
 @dataclass(frozen=True)
-class Restored:
-    """What a restore did: where the old database and key are now, and what the person should know."""
+class RestoreResult:
+    """The result of a restore: where the old database and key are now, and notes for the person."""
 
     manifest: Manifest
-    kept: list[str]
+    set_aside: list[str]
     notes: list[str]
 
 
-def restore(settings: ModuleType, path: Path, *, force: bool = False) -> Restored:
+def restore(settings: ModuleType, path: Path, *, force: bool = False) -> RestoreResult:
     """Put the backup in place; Refused in a sentence if that cannot be."""
     home: Path = settings.VIGIL_HOME
     try:
-        with one_a_home(home, STOP_IT):
+        with lock_home(home, STOP_IT):
             note_owner(home, "`vigil restore`")
             with archive.opened(path.absolute()) as reader:
                 return _restore(settings, reader, force)
@@ -49,43 +49,43 @@ def restore(settings: ModuleType, path: Path, *, force: bool = False) -> Restore
         raise Refused(f"the backup cannot be restored: {error}.") from None
 
 
-def _restore(settings: ModuleType, reader: archive.Reader, force: bool) -> Restored:
+def _restore(settings: ModuleType, reader: archive.Reader, force: bool) -> RestoreResult:
     manifest, home = reader.manifest, settings.VIGIL_HOME
     _refuse_other_kind(settings, manifest)
-    known = _known_migrations()
-    _refuse_newer(manifest, reader.path, known)
-    is_behind = _unknown(known, manifest.migrations)
+    code_migrations = _code_migrations()
+    _refuse_newer(manifest, reader.path, code_migrations)
+    is_behind = _has_unknown(code_migrations, manifest.migrations)
     sqlite_or_postgres = _Sqlite if manifest.database == "sqlite" else _Postgres
     place = sqlite_or_postgres(settings, manifest, is_behind=is_behind)
     with place:
         if (there := place.there()) and not force:
-            raise Refused(f"{there} already: with --force it is kept aside under another name.")
+            raise Refused(f"{there} already: with --force it is set aside under another name.")
         with files.scratch(home, "restore") as folder:
             archive.room_for(manifest.bytes, folder)
-            reader.unpack(folder, files.Said("Unpacking and checking"))
+            reader.unpack(folder, files.ProgressMessages("Unpacking and checking"))
             # To the microsecond: one that is killed and begun again within a second has a name of its own.
             stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-            kept = place.take(folder, stamp)
-            notes = _take_key(settings, folder / archive.SECRET_KEY, kept, stamp)
+            set_aside = place.take(folder, stamp)
+            notes = _take_key(settings, folder / archive.SECRET_KEY, set_aside, stamp)
         (home / "prepared").unlink(missing_ok=True)
         place.after()
-    return Restored(manifest, kept, [*notes, *_about_runs(settings, manifest)])
+    return RestoreResult(manifest, set_aside, [*notes, *_about_runs(settings, manifest)])
 
 
 def _refuse_other_kind(settings: ModuleType, manifest: Manifest) -> None:
     there, here = NAMES[manifest.database], NAMES[kind_of(settings)]
     if there != here:
         remedy = "unset DATABASE_URL" if there == "SQLite" else "set DATABASE_URL to a PostgreSQL database"
-        raise Refused(f"a backup of {there} does not go into {here}: {remedy}, where Vigil is to run on it.")
+        raise Refused(f"a backup of {there} cannot be restored into {here}: {remedy} to run Vigil on it.")
 
 
 # What is newer than us
 
 
-def _refuse_newer(manifest: Manifest, path: Path, known: Mapping[str, list[str]]) -> None:
+def _refuse_newer(manifest: Manifest, path: Path, code_migrations: Mapping[str, list[str]]) -> None:
     """A database from the future has tables that this code does not know."""
     theirs, ours = _numbers(manifest.vigil), _numbers(installation.version())
-    if theirs > ours or (theirs == ours and _unknown(manifest.migrations, known)):
+    if theirs > ours or (theirs == ours and _has_unknown(manifest.migrations, code_migrations)):
         versions = f"a newer Vigil ({manifest.vigil}) than this one ({installation.version()})"
         raise Refused(f"{path} was made by {versions}: upgrade this one first.")
 
@@ -94,23 +94,23 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
-def _unknown(applied: Mapping[str, list[str]], known: Mapping[str, list[str]]) -> bool:
-    """Whether a migration of the first is not among the second's."""
-    return any(set(names) - set(known.get(app, ())) for app, names in applied.items())
+def _has_unknown(applied: Mapping[str, list[str]], code_migrations: Mapping[str, list[str]]) -> bool:
+    """Return whether a migration was applied that this code does not have."""
+    return any(set(names) - set(code_migrations.get(app, ())) for app, names in applied.items())
 
 
-def _known_migrations() -> dict[str, list[str]]:
+def _code_migrations() -> dict[str, list[str]]:
     found: dict[str, list[str]] = json.loads(_manage(["known_migrations"], {}))
     return found
 
 
 def _manage(arguments: list[str], environment: Mapping[str, str]) -> str:
-    """What a management command printed."""
+    """Run a management command and return its output."""
     command = installation.manage(*arguments)
     whole = {**os.environ, "DJANGO_SETTINGS_MODULE": "portal.settings", **environment}
     done = subprocess.run(command, env=whole, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it did not say why"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise Refused(f"`manage.py {arguments[0]}` failed: {last}")
     return done.stdout
 
@@ -146,7 +146,7 @@ class _Sqlite:
             _migrate({"DATABASE_URL": f"sqlite://{quote(str(staged))}"})
         sqlite.fold_log(staged)
         if self.database.parent.stat().st_dev != folder.stat().st_dev:
-            staged = sqlite.beside(staged, self.database)
+            staged = sqlite.staging_path(staged, self.database)
         give_to_owner(staged, self.home)
         aside = sqlite.put_in_place(staged, self.database, stamp)
         return [str(aside)] if aside else []
@@ -177,8 +177,8 @@ class _Postgres:
 
     def take(self, folder: Path, stamp: str) -> list[str]:
         dumped = folder / archive.DATABASES["postgresql"]
-        said = files.Said("Restoring the database")
-        schema = postgres.restore(self.server, dumped, stamp.replace("-", "_"), said)
+        progress = files.ProgressMessages("Restoring the database")
+        schema = postgres.restore(self.server, dumped, stamp.replace("-", "_"), progress)
         return [f"the schema {schema} of the database"] if schema else []
 
     def after(self) -> None:
@@ -192,17 +192,17 @@ class _Postgres:
             ) from None
 
 
-def _take_key(settings: ModuleType, staged: Path, kept: list[str], stamp: str) -> list[str]:
+def _take_key(settings: ModuleType, staged: Path, set_aside: list[str], stamp: str) -> list[str]:
     """The key that signed the backup's sessions; what the environment says goes before a file."""
     key = settings.VIGIL_HOME / "secret_key"
     if settings.env("SECRET_KEY"):
         if staged.read_text() == settings.SECRET_KEY:
             return []
-        return ["SECRET_KEY of the environment differs from the backup's: everybody has to sign in again."]
-    if kept and key.exists() and key.read_text() != staged.read_text():
+        return ["SECRET_KEY of the environment differs from the backup's: everybody must sign in again."]
+    if set_aside and key.exists() and key.read_text() != staged.read_text():
         aside = key.with_name(f"secret_key.before-{stamp}")
         os.link(key, aside)
-        kept.append(str(aside))
+        set_aside.append(str(aside))
     give_to_owner(staged, settings.VIGIL_HOME)
     os.replace(staged, key)
     files.sync(key.parent)
@@ -212,7 +212,7 @@ def _take_key(settings: ModuleType, staged: Path, kept: list[str], stamp: str) -
 def _about_runs(settings: ModuleType, manifest: Manifest) -> list[str]:
     """Logs and checkpoints were never in the backup: they are where they were, or they are not."""
     if manifest.runs != str(settings.VIGIL_RUNS):
-        return [f"Run directories were in {manifest.runs}; here they are looked for in {settings.VIGIL_RUNS}."]
+        return [f"Run directories were in {manifest.runs}; this site expects them in {settings.VIGIL_RUNS}."]
     if not settings.VIGIL_RUNS.is_dir():
-        return [f"There is no {settings.VIGIL_RUNS}: jobs have no logs or checkpoints until it is back."]
+        return [f"Missing: {settings.VIGIL_RUNS}: jobs have no logs or checkpoints until it is back."]
     return []

@@ -18,7 +18,7 @@ PAGES = 2_000  # copied at a time
 def copy(database: Path, target: Path, progress: Progress) -> None:
     """A consistent copy as of now, the write-ahead log included, while others write on."""
     if not database.exists():
-        raise Refused(f"there is no database {database}: set VIGIL_HOME to the portal's, or start it once.")
+        raise Refused(f"no such database: {database}: set VIGIL_HOME to the portal's, or start it once.")
     room_for(database.stat().st_size, target.parent)
     with closing(_open(database)) as source, closing(sqlite3.connect(target)) as copied:
         os.chmod(target, 0o600)
@@ -81,11 +81,11 @@ def fold_log(database: Path) -> None:
             connection.execute("PRAGMA journal_mode=DELETE").fetchone()
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-            raise Refused(f"something else has {database} open: stop it first.") from None
+            raise Refused(f"another program has {database} open: stop it first.") from None
         # Broken, then: it is kept as it is.
 
 
-def beside(staged: Path, database: Path) -> Path:
+def staging_path(staged: Path, database: Path) -> Path:
     """A copy on the database's own file system, where a rename can put it in place."""
     target = database.with_name(f"{database.name}.restoring")
     target.unlink(missing_ok=True)

@@ -47,15 +47,15 @@ Words = TypeVar("Words", str, list[str])
 
 def _with_zone(moment: datetime) -> datetime:
     if moment.tzinfo is None:
-        raise ValueError("Say the zone too, such as 2026-01-31T12:00:00Z.")
+        raise ValueError("Include the time zone, as in 2026-01-31T12:00:00Z.")
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise ValueError("That is before the first of all days, or after the last. Leave it out.") from None
+        raise ValueError("That is outside the range of dates. Leave it out.") from None
 
 
 Moment = Annotated[datetime, AfterValidator(_with_zone)]
-Cursor = Annotated[str | None, Field(None, max_length=500, description="`next` of the page before.")]
+Cursor = Annotated[str | None, Field(None, max_length=500, description="`next` of the previous page.")]
 Limit = Annotated[int, Field(50, ge=1, le=200, description="Items a page.")]
 
 
@@ -111,7 +111,7 @@ class Bearer(HttpBearer):
         if found is None:
             raise problems.unauthorized("This token is unknown, revoked or expired.")
         if request.method not in SAFE and found.scope == Token.Scope.READ:
-            raise Problem(403, f"The token {found.name!r} may only read. Make one with scope write.", kind="scope")
+            raise Problem(403, f"The token {found.name!r} is read-only. Create one with scope write.", kind="scope")
         _note_use(found)
         request.user = found.user
         cast(ApiRequest, request).token_scope = found.scope
@@ -193,11 +193,11 @@ class Api(NinjaAPI):
         for kind, handler in {
             Problem: lambda request, error: error.response(),
             BadCursor: lambda request, error: bad_field("cursor", str(error)).response(),
-            AuthenticationError: lambda request, error: problems.unauthorized("Nobody is signed in.").response(),
+            AuthenticationError: lambda request, error: problems.unauthorized("You are not signed in.").response(),
             Throttled: lambda request, error: problems.plain(429),  # ninja adds Retry-After
             HttpError: _http_error,
             ValidationError: _validation_error,
-            Http404: lambda request, error: Problem(404, "There is nothing here that you can see.").response(),
+            Http404: lambda request, error: Problem(404, "Not found, or not visible to you.").response(),
             RequestDataTooBig: lambda request, error: too_large().response(),
             MultiPartParserError: lambda request, error: Problem(400, f"The upload is malformed: {error}").response(),
             BadRequest: lambda request, error: problems.plain(400),
@@ -219,7 +219,7 @@ def make_api() -> Api:
     api = Api(
         title="Vigil",
         version="1",
-        description="A lab's portal for model training. Send `Authorization: Bearer <token>`; tokens are made at /me/.",
+        description="A lab's portal for model training. Send `Authorization: Bearer <token>`; create tokens at /me/.",
         docs=_Docs(),
         urls_namespace="api",
         auth=[Bearer(), Session()],
@@ -250,20 +250,20 @@ def stream(request: HttpRequest, pieces: Iterator[Piece], content_type: str) -> 
 
 
 def too_large() -> Problem:
-    return Problem(413, "The request is larger than this address takes.", kind="too-large")
+    return Problem(413, "The request is too large for this address.", kind="too-large")
 
 
 def bad_field(field: str, message: str) -> Problem:
     return Problem(422, message, kind="invalid", errors=[{"field": field, "message": message}])
 
 
-def among(known: Collection[str], what: str) -> AfterValidator:
+def among(choices: Collection[str], what: str) -> AfterValidator:
     """Takes a word of those, or a list of them, and refuses any other in a sentence that names them all."""
 
     def check(given: Words) -> Words:
         for word in [given] if isinstance(given, str) else given:
-            if word not in known:
-                raise ValueError(f"{word[:40]!r} is not {what}. Take one of {', '.join(known)}.")
+            if word not in choices:
+                raise ValueError(f"{word[:40]!r} is not {what}. Use one of {', '.join(choices)}.")
         return given
 
     return AfterValidator(check)
@@ -288,7 +288,7 @@ def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
         return too_large().response()
     if error.status_code == 400:
         cause = f" {error.__cause__}" if error.__cause__ else ""
-        return Problem(400, f"The body is not the JSON that this address takes.{cause}", kind="malformed").response()
+        return Problem(400, f"The body is not the JSON that this address expects.{cause}", kind="malformed").response()
     return Problem(error.status_code, str(error)).response()
 
 

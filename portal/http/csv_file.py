@@ -13,8 +13,8 @@ from vigil_core import csv_text
 
 def description(header: Sequence[str], *, most: int) -> dict[str, Any]:
     """A part of `described`."""
-    said = f"{','.join(header)}: {most:,} rows at most."
-    return {"responses": {200: {"description": said, "content": {"text/csv": {"schema": {"type": "string"}}}}}}
+    text = f"{','.join(header)}: {most:,} rows at most."
+    return {"responses": {200: {"description": text, "content": {"text/csv": {"schema": {"type": "string"}}}}}}
 
 
 def answer(

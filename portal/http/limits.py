@@ -136,7 +136,7 @@ def _limit(scope: Scope) -> int:
 
 
 def _too_large(limit: int) -> HttpResponse:
-    text = f"The request is larger than {limit // MIB} MiB, the most that this address takes."
+    text = f"The request is larger than {limit // MIB} MiB, the limit of this address."
     return Problem(413, text, kind="too-large", headers={"Content-Security-Policy": "default-src 'none'"}).response()
 
 
@@ -150,5 +150,5 @@ async def _writer_of(scope: Scope) -> int | None:
 
 def _stranger(scope: Scope) -> HttpResponse:
     if scope["path"].startswith("/api/"):
-        return problems.unauthorized("Nobody is signed in, or the token may only read or is not good.").response()
+        return problems.unauthorized("You are not signed in, or the token is read-only or invalid.").response()
     return redirect_to_login(scope["path"])

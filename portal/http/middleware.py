@@ -81,17 +81,17 @@ def private(
     if iscoroutinefunction(get_response):
 
         async def answer_async(request: HttpRequest) -> HttpResponseBase:
-            return _kept_by_nobody(await get_response(request))
+            return _uncached(await get_response(request))
 
         return answer_async
 
     def answer(request: HttpRequest) -> HttpResponseBase:
-        return _kept_by_nobody(get_response(request))
+        return _uncached(get_response(request))
 
     return answer
 
 
-def _kept_by_nobody(response: HttpResponseBase) -> HttpResponseBase:
+def _uncached(response: HttpResponseBase) -> HttpResponseBase:
     response.headers["Cache-Control"] = problems.PRIVATE
     return response
 
@@ -104,24 +104,24 @@ def problem_documents(
     if iscoroutinefunction(get_response):
 
         async def answer_async(request: HttpRequest) -> HttpResponseBase:
-            return _told(request, await get_response(request))
+            return _problem_response(request, await get_response(request))
 
         return answer_async
 
     def answer(request: HttpRequest) -> HttpResponseBase:
-        return _told(request, get_response(request))
+        return _problem_response(request, get_response(request))
 
     return answer
 
 
-def _told(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+def _problem_response(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
     if not f"{request.path_info}/".startswith("/api/") or response.status_code < 400:
         return response
     if response.headers.get("Content-Type", "").startswith(problems.MEDIA_TYPE):
         return response
     if settings.DEBUG and response.status_code >= 500:
         return response  # Django's page with the traceback
-    kept = {name: response.headers[name] for name in ("Allow", "Retry-After") if name in response.headers}
-    told: HttpResponse = problems.plain(response.status_code, kept)
-    told.cookies = cast(HttpResponse, response).cookies
-    return told
+    headers = {name: response.headers[name] for name in ("Allow", "Retry-After") if name in response.headers}
+    problem: HttpResponse = problems.plain(response.status_code, headers)
+    problem.cookies = cast(HttpResponse, response).cookies
+    return problem

@@ -1,7 +1,7 @@
-"""What the API says of itself: each operation's errors by status, each a problem document.
+"""Describe the API's errors in its OpenAPI document: each operation's errors by status, each a problem document.
 
-Most follow from what an operation is: who is asked, whether it has a body, an address with a name in it. What an error
-means at one address in particular, or that it can happen there at all, its operation says by `described(errors=…)`.
+Most follow from what an operation is: whether it needs a user, has a body or a name in its address. Errors that are
+specific to an operation are declared by `described(errors=…)`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from portal.http import problems
 
 SAFE = frozenset({"get", "head", "options"})
 USUAL = {
-    400: "The body cannot be read: it is not JSON, or no object.",
-    401: "Nobody is signed in, or the token is unknown, revoked or expired.",
-    403: "The token may only read, or a session's CSRF token is missing.",
-    404: "There is nothing at this address that you can see.",
-    413: "The body is larger than this address takes.",
-    415: "The body is of a type that this address does not take.",
-    422: "A parameter or a field is unknown, or not what it may be. `errors` names each, with what would do.",
-    429: "More requests a minute than one person may send.",
+    400: "The body is not JSON, or not an object.",
+    401: "Not signed in, or the token is unknown, revoked or expired.",
+    403: "The token is read-only, or a session's CSRF token is missing.",
+    404: "Not found, or not visible to you.",
+    413: "The body is too large for this address.",
+    415: "This address does not accept bodies of this type.",
+    422: "A parameter or field is unknown or invalid. `errors` names each, with what is valid.",
+    429: "More requests per minute than one person may send.",
     500: "Vigil failed to answer. Its log says why.",
     503: "Vigil cannot answer just now: its database is busy.",
 }
@@ -33,13 +33,13 @@ _HEADERS = {
 
 def described(*parts: Mapping[str, Any], errors: Mapping[int, str] | None = None) -> dict[str, Any]:
     """`openapi_extra` of an operation: the parts put together, and what these errors mean at its address."""
-    told: dict[str, Any] = {}
+    operation: dict[str, Any] = {}
     responses: dict[int, Any] = {}
     for part in parts:
-        told |= part
+        operation |= part
         responses |= part.get("responses", {})
     responses |= {status: error(status, meaning) for status, meaning in (errors or {}).items()}
-    return {**told, "responses": responses}
+    return {**operation, "responses": responses}
 
 
 def error(status: int, meaning: str) -> dict[str, Any]:

@@ -17,9 +17,7 @@ class BadCursor(ValueError):
     """The cursor was not one of ours, or belongs to another order."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "Not a cursor of this list and order. Take it from `next` of the page before, or leave it out."
-        )
+        super().__init__("Not a cursor of this list and order. Use `next` of the previous page, or leave it out.")
 
 
 @dataclass(frozen=True)

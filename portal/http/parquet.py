@@ -21,8 +21,8 @@ Column = NDArray[Any] | str | int | None  # a value stands for all rows of the p
 def openapi(columns: Mapping[str, Kind], errors: Mapping[int, str] | None = None) -> dict[str, Any]:
     """`openapi_extra` of an operation that answers so."""
     content = {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
-    told = {"responses": {200: {"description": f"Columns {', '.join(columns)}.", "content": content}}}
-    return described(told, errors={**(errors or {}), 501: NOT_INSTALLED})
+    operation = {"responses": {200: {"description": f"Columns {', '.join(columns)}.", "content": content}}}
+    return described(operation, errors={**(errors or {}), 501: NOT_INSTALLED})
 
 
 def pieces(columns: Mapping[str, Kind], rows: Iterator[Mapping[str, Column]]) -> Iterator[bytes]:
@@ -31,7 +31,7 @@ def pieces(columns: Mapping[str, Kind], rows: Iterator[Mapping[str, Column]]) ->
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        remedy = "A sysadmin adds it with `pip install 'vigil[parquet]'` there; series.csv holds the same."
+        remedy = "A sysadmin adds it with `pip install 'vigil[parquet]'` there; series.csv has the same data."
         raise Problem(501, f"{NOT_INSTALLED} {remedy}", kind="no-parquet") from None
     text = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
     types = {"text": text, "whole": pyarrow.int64(), "number": pyarrow.float64()}
@@ -74,7 +74,7 @@ def _column(pyarrow: Any, column: Column, kind: Any, length: int) -> Any:
 
 
 class _Sink:
-    """What pyarrow writes to: it keeps what was written until it is taken."""
+    """A file object for pyarrow that buffers what was written until it is taken."""
 
     closed = False
 

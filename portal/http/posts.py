@@ -57,7 +57,7 @@ Admit = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
-class Door:
+class ReportEndpoint:
     """An address that machines post to; its pattern's only group says whose the post is.
 
     `admit` is asked before anything but a small body is read, `answer` decides again once it has the body.
@@ -71,7 +71,9 @@ class Door:
 class Intake:
     """Answers posts at its doors, and hands everything else on."""
 
-    def __init__(self, application: Application, doors: Sequence[Door], *, threads: int | None = None) -> None:
+    def __init__(
+        self, application: Application, doors: Sequence[ReportEndpoint], *, threads: int | None = None
+    ) -> None:
         self.application, self.doors = application, doors
         # SQLite has one writer; on PostgreSQL senders don't wait for each other.
         self.threads = threads or (1 if connection.vendor == "sqlite" else 4)
@@ -80,7 +82,7 @@ class Intake:
         self.large: Counter[tuple[str, str]] = Counter()  # posts of more than a form's size in hand, by sender
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        door, whose = self._door(scope)
+        door, sender = self._door(scope)
         if door is None:
             await self.application(scope, receive, send)
             return
@@ -88,21 +90,23 @@ class Intake:
         authorization, encoding = headers.get("authorization", ""), headers.get("content-encoding", "")
         with ExitStack() as places:
             if not _is_small(scope):
-                refusal = await self._in_turn(_in_thread, _admitted, door.admit, whose, authorization)
-                if refusal is None and not places.enter_context(self._place(door, whose)):
+                refusal = await self._in_turn(_in_thread, _admission_refusal, door.admit, sender, authorization)
+                if refusal is None and not places.enter_context(self._take_slot(door, sender)):
                     refusal = problems.plain(503, {"Retry-After": "1"})
                 if refusal is not None:
                     await respond(send, refusal)
                     return
             chunks = await _read(receive)
             if chunks is not None:  # else the sender has gone
-                answer = await self._in_turn(_in_thread, answered, door.answer, whose, authorization, encoding, chunks)
+                answer = await self._in_turn(
+                    _in_thread, response_of, door.answer, sender, authorization, encoding, chunks
+                )
                 await respond(send, answer)
 
     @contextmanager
-    def _place(self, door: Door, whose: str) -> Iterator[bool]:
+    def _take_slot(self, door: ReportEndpoint, sender: str) -> Iterator[bool]:
         """Hold a place for one large post; False where its sender has too many in hand."""
-        key = (door.path.pattern, whose)
+        key = (door.path.pattern, sender)
         if self.large[key] >= LARGE_AT_ONCE:
             yield False
             return
@@ -125,7 +129,7 @@ class Intake:
         finally:
             self.waiting -= 1
 
-    def _door(self, scope: Scope) -> tuple[Door | None, str]:
+    def _door(self, scope: Scope) -> tuple[ReportEndpoint | None, str]:
         if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("query_string"):
             for door in self.doors:
                 if match := door.path.fullmatch(scope["path"]):
@@ -133,10 +137,12 @@ class Intake:
         return None, ""
 
 
-def answered(answer: Answer, whose: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> HttpResponse:
-    """What the door says, problems included."""
+def response_of(
+    answer: Answer, sender: str, authorization: str, encoding: str, chunks: Iterable[bytes]
+) -> HttpResponse:
+    """Return the endpoint's response, problems included."""
     try:
-        return answer(whose, authorization, encoding, chunks)
+        return answer(sender, authorization, encoding, chunks)
     except Problem as problem:
         return problem.response()
 
@@ -161,7 +167,7 @@ def inflate(chunks: Iterable[bytes], encoding: str) -> bytes:
         if len(body) > INFLATED_BYTES:
             raise _too_much(f"{INFLATED_BYTES} bytes inflated")
     if encoding == "gzip" and (not gunzip.eof or gunzip.unused_data):
-        raise Malformed("body", "is not one whole gzip stream: truncated, or something follows it")
+        raise Malformed("body", "is not a complete gzip stream: truncated, or followed by other data")
     return bytes(body)
 
 
@@ -186,26 +192,26 @@ def _is_small(scope: Scope) -> bool:
     return 0 < declared_length(scope) <= ANONYMOUS
 
 
-def _admitted(admit: Admit, whose: str, authorization: str) -> HttpResponse | None:
+def _admission_refusal(admit: Admit, sender: str, authorization: str) -> HttpResponse | None:
     """Return the refusal, if any."""
     try:
-        admit(whose, authorization)
+        admit(sender, authorization)
     except Problem as problem:
         return problem.response()
     return None
 
 
-def _in_thread(work: Callable[..., HttpResponse | None], door: Any, whose: str, *others: Any) -> HttpResponse | None:
+def _in_thread(work: Callable[..., HttpResponse | None], door: Any, sender: str, *others: Any) -> HttpResponse | None:
     """Work on a connection that lives as long as the thread; a broken one is replaced at the next post."""
     connection.close_if_unusable_or_obsolete()
     try:
-        return work(door, whose, *others)
+        return work(door, sender, *others)
     except DatabaseError:
-        logger.exception("%s: a post was not taken, its sender will send it again", whose)
+        logger.exception("%s: a post was not accepted; its sender will retry", sender)
         connection.close()
         return problems.plain(503, {"Retry-After": "2"})
     except Exception:
-        logger.exception("%s: a post was not taken", whose)
+        logger.exception("%s: a post was not accepted", sender)
         return problems.plain(500)
 
 

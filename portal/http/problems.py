@@ -18,7 +18,7 @@ MOST_DETAIL, MOST_ERROR = 20_000, 2_000
 
 
 class FieldError(TypedDict):
-    """One thing wrong with one field, named by its dotted path."""
+    """An error of a field, named by its dotted path."""
 
     field: str
     message: str
@@ -59,14 +59,14 @@ def _short(text: str, most: int) -> str:
 
 
 def unauthorized(reason: str) -> Problem:
-    remedy = f"Sign in, or send `Authorization: Bearer …` with a token made at {settings.VIGIL_PUBLIC_URL}/me/."
+    remedy = f"Sign in, or send `Authorization: Bearer …` with a token from {settings.VIGIL_PUBLIC_URL}/me/."
     return Problem(401, f"{reason} {remedy}", kind="unauthorized", headers={"WWW-Authenticate": 'Bearer realm="Vigil"'})
 
 
 DETAILS = {
     400: "The request could not be read.",
-    404: "There is nothing at this address. The API's addresses are listed at /api/docs.",
-    405: "This address does not take this method.",
+    404: "No such address. /api/docs lists the API's addresses.",
+    405: "This address does not support this method.",
     413: "The request is too large.",
     429: "Too many requests.",
     500: "Vigil failed to answer. The server's log says why.",

@@ -20,12 +20,12 @@ def strict(run: Callable[..., Any]) -> Callable[..., Any]:
     A decorator for `NinjaAPI.add_decorator(…, mode="view")`, which hands over each operation's `run`.
     """
     operation: Operation = run.__self__  # type: ignore[attr-defined]
-    known = parameters_of(operation)
+    parameters = parameters_of(operation)
     values_of = operation._get_values
 
     def checked(request: HttpRequest, *others: Any) -> dict[str, Any]:
-        if unknown := [name for name in request.GET if name not in known]:
-            raise _problem(unknown, known)
+        if unknown := [name for name in request.GET if name not in parameters]:
+            raise _problem(unknown, parameters)
         return values_of(request, *others)
 
     operation._get_values = checked  # type: ignore[assignment, method-assign]
@@ -38,14 +38,14 @@ def parameters_of(operation: Operation) -> list[str]:
     return [name for model in models for name in model.__ninja_flatten_map__]
 
 
-def _problem(unknown: Sequence[str], known: Sequence[str]) -> Problem:
-    errors = [FieldError(field=name[:80], message=_message(name[:80], known)) for name in unknown[:MOST_NAMED]]
+def _problem(unknown: Sequence[str], parameters: Sequence[str]) -> Problem:
+    errors = [FieldError(field=name[:80], message=_message(name[:80], parameters)) for name in unknown[:MOST_NAMED]]
     return Problem(422, " ".join(error["message"] for error in errors[:3]), kind="invalid", errors=errors)
 
 
-def _message(name: str, known: Sequence[str]) -> str:
-    if not known:
-        return f"There is no query parameter {name!r}: this address takes none."
-    close = difflib.get_close_matches(name, known, n=1)
+def _message(name: str, parameters: Sequence[str]) -> str:
+    if not parameters:
+        return f"Unknown query parameter {name!r}: this address takes none."
+    close = difflib.get_close_matches(name, parameters, n=1)
     guess = f" Did you mean {close[0]}?" if close else ""
-    return f"There is no query parameter {name!r}.{guess} This address takes {', '.join(known)}."
+    return f"Unknown query parameter {name!r}.{guess} This address takes {', '.join(parameters)}."

@@ -21,7 +21,7 @@ LEADS = {
     "api:openapi-view": ("api", "api/", "api/v1", "api/v1/", "api/docs/"),
     "api:openapi-json": ("openapi.json", "api/v1/openapi.json"),
 }
-OF_ONE = {"job": "job/<int:job_id>", "sweep": "sweep/<int:sweep_id>", "node": "node/<str:name>"}
+DETAIL_ROUTES = {"job": "job/<int:job_id>", "sweep": "sweep/<int:sweep_id>", "node": "node/<str:name>"}
 
 
 def _leads_to(name: str, route: str) -> URLPattern:
@@ -37,5 +37,5 @@ def _leads_to(name: str, route: str) -> URLPattern:
 
 urlpatterns = [
     *(_leads_to(name, route) for name, routes in LEADS.items() for route in routes),
-    *(_leads_to(name, route) for name, route in OF_ONE.items()),
+    *(_leads_to(name, route) for name, route in DETAIL_ROUTES.items()),
 ]

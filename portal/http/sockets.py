@@ -33,7 +33,7 @@ Application = Callable[[Scope, Callable[[], Awaitable[Any]], Send], Awaitable[No
 TOO_MANY = 4429
 
 
-class Places:
+class SocketLimits:
     """Counts the sockets that each person and each token has open in this web process (VIGIL_SOCKETS).
 
     A token may take half of its person's, so that a script that leaks sockets leaves some for the person's pages.
@@ -47,8 +47,8 @@ class Places:
         most = settings.VIGIL_SOCKETS
         for key, limit in _limits(scope, most).items():
             if self.taken[key] >= limit:
-                whose = "this token has" if key[0] == "token" else "you have"
-                return f"Too many sockets: {whose} {limit} open, the most there may be. Close some."
+                holder = "this token has" if key[0] == "token" else "you have"
+                return f"Too many sockets: {holder} {limit} open, which is the limit. Close some."
         self.taken.update(_limits(scope, most).keys())
         return ""
 
@@ -69,7 +69,7 @@ class Gone(ConnectionError):
     """The socket's other end is there no more, or was told that it is over: no fault, and nothing left to say."""
 
 
-class Door:
+class SocketGate:
     """Refuses (403, before anything is accepted) other sites' pages, and cookies that come from no page at all.
 
     A browser always says which page opens a socket; a script says nothing and must bring a token, in its header: one
@@ -82,7 +82,7 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         # The server's own, past Channels' session, which would look at every frame that goes out.
-        scope["send"], scope["write"] = teller(send), writer_of(send)
+        scope["send"], scope["write"] = frame_sender(send), writer_of(send)
         handshake = _Handshake(scope["send"])
         with contextlib.suppress(Gone):
             try:
@@ -128,11 +128,11 @@ class _Handshake:
         await self._send({"type": "websocket.http.response.body", "body": answer.content})
 
 
-def teller(send: Send) -> Send:
+def frame_sender(send: Send) -> Send:
     """`send` that raises Gone, and nothing else, where the server says in one of its ways that the socket is over."""
     protocol = _protocol_of(send)
 
-    async def tell(message: Any) -> None:
+    async def send_frame(message: Any) -> None:
         # Between a peer's reset and uvicorn's learning of it, asyncio takes what is written, and complains.
         if protocol is not None and protocol.handshake_complete and _is_over(protocol):
             raise Gone
@@ -145,7 +145,7 @@ def teller(send: Send) -> Send:
                 raise  # said at a wrong time, by us
             raise Gone from error
 
-    return tell
+    return send_frame
 
 
 def _protocol_of(send: Any) -> WebSocketsSansIOProtocol | None:
@@ -154,15 +154,15 @@ def _protocol_of(send: Any) -> WebSocketsSansIOProtocol | None:
 
 
 def _is_over(protocol: WebSocketsSansIOProtocol) -> bool:
-    """Whether nothing gets through any more: one of both has closed it, or the connection has broken."""
+    """Return whether nothing can be sent any more: either side has closed it, or the connection broke."""
     return protocol.close_sent or protocol.disconnected or protocol.transport.is_closing()
 
 
 def writer_of(send: Any) -> Callable[[bytes], bool] | None:
-    """What puts a finished frame on the wire at once; uvicorn's own `send` would wrap it for each socket anew.
+    """Return a function that writes a finished frame directly; uvicorn's `send` would encode it again for each socket.
 
-    It answers False while the peer is slow to read or the socket is not open: then the frame has to be sent, and
-    waited for. None under another server, or where frames are compressed.
+    The function returns False while the peer is slow to read or the socket is not open: then the frame must be sent the
+    usual way, and waited for. None under another server, or with compressed frames.
     """
     protocol = _protocol_of(send)
     if protocol is None or protocol.conn.extensions:
@@ -178,7 +178,7 @@ def writer_of(send: Any) -> Callable[[bytes], bool] | None:
 
 
 def is_ours(origin: str | None, host: str) -> bool:
-    """Whether a page of this origin may talk to us; scripts have none."""
+    """Return whether a page of this origin may open a socket; scripts send no origin."""
     domain, _ = split_domain_port(host)
     if not domain or not validate_host(domain, settings.ALLOWED_HOSTS):
         return False

@@ -22,7 +22,7 @@ DEFAULT_PROJECT = "default"
 
 
 def digest(secret: str) -> str:
-    """What is stored of a secret that a person or a job holds (they are random, so a plain hash suffices)."""
+    """Return what is stored of a secret that a person or a job has. Secrets are random, so a plain hash suffices."""
     return sha256(secret.encode()).hexdigest()
 
 
@@ -30,7 +30,9 @@ class User(AbstractUser):
     """A person. Sysadmins are Django's superusers."""
 
     slurm_user = models.CharField(max_length=32, unique=True, null=True, blank=True, help_text="Set by sysadmins only.")
-    seen_at = models.DateTimeField(null=True, blank=True, help_text="Up to when this person has read the home page.")
+    seen_at = models.DateTimeField(
+        null=True, blank=True, help_text="Events up to this time have been seen on the home page."
+    )
 
     objects: ClassVar[UserManager[Self]] = UserManager()
 
@@ -60,18 +62,18 @@ class Project(models.Model):
     job_environment = models.TextField(
         blank=True,
         max_length=20_000,
-        help_text="What its jobs run with unless they say otherwise: TOML, as under [environment] in a spec.",
+        help_text="Default environment of its jobs: TOML, as under [environment] in a specification.",
     )
     restart_on = models.TextField(
         blank=True,
         max_length=20_000,
-        help_text='What follows a failure of its jobs, by cause: TOML, as under [restart.on]: "gpu.*" = "restart".',
+        help_text='What to do after a failure of its jobs, by cause: TOML, as under [restart.on]: "gpu.*" = "restart".',
     )
     keep_checkpoints_days = models.PositiveIntegerField(
         null=True,
         blank=True,
         validators=[MinValueValidator(1), MaxValueValidator(3650)],
-        help_text="So many days after a job's end only its last checkpoint stays; empty: all of them, for ever.",
+        help_text="Days after a job's end until only its last checkpoint is kept; empty: all are kept forever.",
     )
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -174,7 +176,7 @@ class LoginLink(models.Model):
 
 
 class IdempotencyKey(models.Model):
-    """What a POST with this key answered, so that a repeat answers the same and does nothing."""
+    """The response to a POST with this key, so that a repeat gets the same response and changes nothing."""
 
     LIFE = timedelta(hours=24)
 
@@ -182,7 +184,7 @@ class IdempotencyKey(models.Model):
     route = models.CharField(max_length=100)
     key = models.CharField(max_length=255)
     body_digest = models.CharField(max_length=64)
-    thing_id = models.BigIntegerField(help_text="What the first call made: a job or an attempt.")
+    thing_id = models.BigIntegerField(help_text="What the first call created: a job or an attempt.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -216,7 +218,7 @@ class AuditEntry(models.Model):
     detail = models.TextField(blank=True)
     before = models.JSONField(default=dict, blank=True)
     after = models.JSONField(default=dict, blank=True)
-    address = models.GenericIPAddressField(null=True, blank=True, help_text="Empty: at the server's own command line.")
+    address = models.GenericIPAddressField(null=True, blank=True, help_text="Empty: done on the server's command line.")
     at = models.DateTimeField(auto_now_add=True, db_index=True)
 
     class Meta:
@@ -228,8 +230,8 @@ class AuditEntry(models.Model):
 
 class NoticeQuerySet(models.QuerySet["Notice"]):
     def visible_to(self, user: User) -> Self:
-        own = Q(audience=Notice.Audience.PERSON, user=user)
-        return self.filter(own | Q(audience=Notice.Audience.SYSADMINS) if user.is_sysadmin else own)
+        personal = Q(audience=Notice.Audience.PERSON, user=user)
+        return self.filter(personal | Q(audience=Notice.Audience.SYSADMINS) if user.is_sysadmin else personal)
 
     def standing(self) -> Self:
         return self.filter(withdrawn_at=None)
@@ -254,18 +256,20 @@ class Notice(models.Model):
         NOTICE = "notice"
         WARN = "warn", "warning"
 
-    key = models.CharField(max_length=200, unique=True, help_text="The thing that is told of, once.")
+    key = models.CharField(max_length=200, unique=True, help_text="Identifies the reason, which is reported once.")
     kind = models.CharField(max_length=64, help_text="A short word, such as gpu.idle.")
     tone = models.CharField(max_length=8, choices=Tone.choices, default=Tone.NOTICE)
     audience = models.CharField(max_length=16, choices=Audience.choices)
     user = models.ForeignKey(User, models.CASCADE, null=True, blank=True, related_name="notices")
     title = models.CharField(max_length=300, help_text="A sentence.")
     detail = models.CharField(max_length=1000, blank=True)
-    link = models.CharField(max_length=500, blank=True, help_text="Where it leads: a path of this site.")
-    facts = models.JSONField(default=list, blank=True, help_text="Pairs of words: what it is about, and what is known.")
-    edition = models.CharField(max_length=64, blank=True, help_text="With another it is news again, though it stands.")
-    raised_at = models.DateTimeField(help_text="Since when it stands.")
-    last_raised_at = models.DateTimeField(help_text="When it was last found to be so.")
+    link = models.CharField(max_length=500, blank=True, help_text="Link: a path of this site.")
+    facts = models.JSONField(default=list, blank=True, help_text="Pairs of name and value with further facts.")
+    edition = models.CharField(
+        max_length=64, blank=True, help_text="A new edition is reported again while the notice is active."
+    )
+    raised_at = models.DateTimeField(help_text="When it was raised.")
+    last_raised_at = models.DateTimeField(help_text="When it was last confirmed.")
     withdrawn_at = models.DateTimeField(null=True, blank=True)
 
     objects = NoticeQuerySet.as_manager()
@@ -298,7 +302,7 @@ class NoticeRead(models.Model):
 
 
 class Series(models.Model):
-    """One named curve of something: an attempt's loss, a GPU's temperature. `column` tells a band's columns apart."""
+    """A named curve, such as an attempt's loss or a GPU's temperature. `column` distinguishes a band's columns."""
 
     class Column(models.TextChoices):
         VALUE = ""
@@ -344,7 +348,7 @@ class Chunk(models.Model):
     first_step = models.BigIntegerField()
     last_step = models.BigIntegerField()
     n = models.IntegerField()
-    stride = models.BigIntegerField(help_text="The distance of all neighbouring steps; 0 where it differs.")
+    stride = models.BigIntegerField(help_text="The distance between neighbouring steps; 0 if it varies.")
     first_time = models.FloatField(help_text="Unix seconds.")
     last_time = models.FloatField()
     min = models.FloatField(null=True, help_text="Over finite values, as are max and sum.")

@@ -13,8 +13,8 @@ class Heartbeat(models.Model):
     pid = models.IntegerField()
     at = models.DateTimeField(help_text="When it last reported, by the database's clock.")
     clock_offset_s = models.FloatField(default=0.0, help_text="Its own clock less the database's.")
-    task = models.CharField(max_length=100, blank=True, help_text="What it was doing then.")
-    task_seconds = models.FloatField(default=0.0, help_text="And for how long.")
+    task = models.CharField(max_length=100, blank=True, help_text="Its task at that time.")
+    task_seconds = models.FloatField(default=0.0, help_text="Seconds spent in that task.")
 
     class Meta:
         constraints = (models.UniqueConstraint(fields=["role", "host", "pid"], name="one_heartbeat_a_process"),)

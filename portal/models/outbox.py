@@ -23,8 +23,8 @@ class ChannelQuerySet(models.QuerySet["Channel"]):
     def visible_to(self, user: User) -> Self:
         """A person's own, and those of projects that they lead; of a sysadmin's sight of others there is the outbox."""
         led = user.memberships.filter(role=Membership.Role.LEAD).values("project")
-        own = Q(user=user) | Q(project__in=led)
-        return self.filter(own | Q(user=None) if user.is_sysadmin else own)
+        manageable = Q(user=user) | Q(project__in=led)
+        return self.filter(manageable | Q(user=None) if user.is_sysadmin else manageable)
 
 
 class Channel(models.Model):
@@ -32,26 +32,30 @@ class Channel(models.Model):
 
     class Kind(models.TextChoices):
         EMAIL = "email", "E-mail"
-        SLACK = "slack", "Slack, or what takes its webhooks"
+        SLACK = "slack", "Slack or compatible webhook"
         WEBHOOK = "webhook", "Signed webhook"
 
     class Digest(models.TextChoices):
-        NONE = "", "At once"
-        HOURLY = "hourly", "Together, every hour"
-        DAILY = "daily", "Together, once a day at 08:00"
+        NONE = "", "Immediately"
+        HOURLY = "hourly", "Hourly digest"
+        DAILY = "daily", "Daily digest at 08:00"
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, null=True, blank=True, related_name="channels")
     project = models.ForeignKey(Project, models.CASCADE, null=True, blank=True, related_name="channels")
     kind = models.CharField(max_length=8, choices=Kind.choices)
     address = models.CharField(max_length=500, help_text="An e-mail address or a URL. Of a URL only the host is shown.")
-    salt = models.CharField(max_length=32, default=_new_salt, help_text="The signing secret is made of it, never kept.")
-    left_out = models.JSONField(default=list, blank=True, help_text="Kinds of notices that are not sent there.")
+    salt = models.CharField(
+        max_length=32, default=_new_salt, help_text="The signing secret is derived from it and never stored."
+    )
+    left_out = models.JSONField(default=list, blank=True, help_text="Kinds of notifications that are not sent.")
     digest = models.CharField(max_length=8, choices=Digest.choices, default=Digest.NONE, blank=True)
-    quiet_from = models.TimeField(null=True, blank=True, help_text="From then on it waits …")
-    quiet_until = models.TimeField(null=True, blank=True, help_text="… until then, by the clock of the time zone.")
+    quiet_from = models.TimeField(null=True, blank=True, help_text="Start of quiet hours, in the channel's time zone.")
+    quiet_until = models.TimeField(null=True, blank=True, help_text="End of quiet hours, in the channel's time zone.")
     time_zone = models.CharField(max_length=64, default="UTC")
     is_paused = models.BooleanField(default=False)
-    rests_until = models.DateTimeField(null=True, blank=True, help_text="After a failure nothing is tried before.")
+    rests_until = models.DateTimeField(
+        null=True, blank=True, help_text="After a failure: when to retry at the earliest."
+    )
     created_at = models.DateTimeField(default=timezone.now)
 
     objects = ChannelQuerySet.as_manager()
@@ -70,7 +74,7 @@ class Channel(models.Model):
 
     @property
     def where(self) -> str:
-        """What may be shown of the address: of a URL the host, as what follows it is often a secret."""
+        """Return the part of the address that may be shown: of a URL only the host, as the rest is often a secret."""
         if self.kind == self.Kind.EMAIL:
             return self.address
         return urlsplit(self.address).hostname or "?"
@@ -78,7 +82,7 @@ class Channel(models.Model):
 
 class DeliveryQuerySet(models.QuerySet["Delivery"]):
     def visible_to(self, user: User) -> Self:
-        """Of the channels that are theirs to change; sysadmins see all."""
+        """Select messages to channels that this person may change; sysadmins see all."""
         return self if user.is_sysadmin else self.filter(channel__in=Channel.objects.visible_to(user).values("pk"))
 
     def unsent(self) -> Self:
@@ -86,9 +90,9 @@ class DeliveryQuerySet(models.QuerySet["Delivery"]):
 
 
 class Delivery(models.Model):
-    """One message to one channel: a row of the outbox.
+    """A message to a channel: a row of the outbox.
 
-    `held` ones wait for the end of quiet hours or for their digest; a `gathered` one went along in it.
+    A `held` one waits for the end of quiet hours or for its digest; a `gathered` one was sent as part of a digest.
     """
 
     class State(models.TextChoices):
@@ -96,22 +100,24 @@ class Delivery(models.Model):
         WAITING = "waiting"
         SENT = "sent"
         GATHERED = "gathered", "in a digest"
-        DROPPED = "dropped", "no longer so"
+        DROPPED = "dropped", "no longer relevant"
         GIVEN_UP = "given_up", "given up"
 
     UNSENT = (State.HELD, State.WAITING)
 
-    uid = models.UUIDField(default=uuid.uuid4, unique=True, help_text="The same at each try: receivers tell by it.")
+    uid = models.UUIDField(
+        default=uuid.uuid4, unique=True, help_text="The same at each try, so that receivers can detect repeats."
+    )
     channel = models.ForeignKey(Channel, models.CASCADE, related_name="deliveries")
-    key = models.CharField(max_length=300, help_text="What it tells of, once a channel.")
+    key = models.CharField(max_length=300, help_text="Identifies the content; unique per channel.")
     notice = models.ForeignKey(Notice, models.SET_NULL, null=True, blank=True, related_name="deliveries")
     kind = models.CharField(max_length=64)
     title = models.CharField(max_length=300)
-    content = models.JSONField(null=True, blank=True, help_text="What was sent, from the first try on.")
+    content = models.JSONField(null=True, blank=True, help_text="What is sent, fixed at the first try.")
     state = models.CharField(max_length=8, choices=State.choices, default=State.WAITING)
-    due_at = models.DateTimeField(help_text="When it is to be tried next, or let go.")
+    due_at = models.DateTimeField(help_text="When it is tried next, or released.")
     tries = models.PositiveIntegerField(default=0)
-    error = models.CharField(max_length=300, blank=True, help_text="Of the last try.")
+    error = models.CharField(max_length=300, blank=True, help_text="Error of the last try.")
     carried_by = models.ForeignKey("self", models.SET_NULL, null=True, blank=True, related_name="carries")
     created_at = models.DateTimeField(default=timezone.now)
     sent_at = models.DateTimeField(null=True, blank=True)

@@ -1,4 +1,4 @@
-"""What a site says itself about a cause of failures, in place of Vigil's own runbook."""
+"""A site's own runbook for a cause of failures, shown instead of Vigil's."""
 
 from __future__ import annotations
 

@@ -18,17 +18,17 @@ NEWEST = Order("raised_at", descending=True)
 
 
 class NoticeShape(Schema):
-    """One thing that you are told, for as long as it is so."""
+    """A notification, which lasts as long as its reason does."""
 
     id: int
     kind: str = Field(description="A short word for programs, such as gpu.idle.")
     tone: Literal["notice", "warn"]
-    audience: Literal["person", "sysadmins"] = Field(description="Whom it is told to: you, or all sysadmins.")
+    audience: Literal["person", "sysadmins"] = Field(description="Who receives it: you, or all sysadmins.")
     title: str = Field(description="A sentence.")
     detail: str
-    link: str = Field(description="A path of this site; empty: it leads nowhere.")
-    raised_at: datetime = Field(description="Since when it stands.")
-    last_raised_at: datetime = Field(description="When it was last found to be so.")
+    link: str = Field(description="A path of this site; empty: no link.")
+    raised_at: datetime = Field(description="When it was raised.")
+    last_raised_at: datetime = Field(description="When it was last confirmed.")
     withdrawn_at: datetime | None
     read_at: datetime | None = Field(description="When you marked it as read.")
 
@@ -39,10 +39,10 @@ class Notices(Schema):
 
 
 class WantedNotices(WantedPage):
-    unread: bool = Field(False, description="Only those that you have not marked as read.")
+    unread: bool = Field(False, description="Only unread ones.")
 
 
-@router.get("", response=Notices, summary="What you are told, newest first")
+@router.get("", response=Notices, summary="Your notifications, newest first")
 def notices(request: ApiRequest, wanted: Query[WantedNotices]) -> dict[str, Any]:
     """Answers the notices that stand: your own and, for sysadmins, those to all of them. Nobody else's are shown."""
     user = request.auth
@@ -59,9 +59,9 @@ def notices(request: ApiRequest, wanted: Query[WantedNotices]) -> dict[str, Any]
 )
 def read(request: ApiRequest, notice_id: int) -> Notice:
     """It is gone from your home page; other sysadmins still see it. Twice is once. Raised anew, it is unread again."""
-    mine = Notice.objects.visible_to(request.auth).filter(pk=notice_id)
-    notice = mine.first()
+    visible = Notice.objects.visible_to(request.auth).filter(pk=notice_id)
+    notice = visible.first()
     if notice is None:
         raise Problem(404, f"You have no notice {notice_id}.")
     notify.mark_read(notice, request.auth)
-    return mine.with_read_at(request.auth).get()
+    return visible.with_read_at(request.auth).get()

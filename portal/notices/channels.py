@@ -28,26 +28,26 @@ class NotSent(Exception):
 
 
 @dataclass(frozen=True)
-class Shown:
+class ChannelRow:
     """A channel with its last message."""
 
     channel: Channel
     last: Delivery | None
 
 
-def shown(channels: QuerySet[Channel]) -> list[Shown]:
+def shown(channels: QuerySet[Channel]) -> list[ChannelRow]:
     newest = Delivery.objects.filter(channel=OuterRef("pk")).order_by("-id").values("pk")[:1]
     found = list(channels.annotate(last_id=Subquery(newest))[: 10 * MOST])
-    last = Delivery.objects.in_bulk([one.last_id for one in found if one.last_id])
-    return [Shown(one, last.get(one.last_id)) for one in found]
+    last = Delivery.objects.in_bulk([channel.last_id for channel in found if channel.last_id])
+    return [ChannelRow(channel, last.get(channel.last_id)) for channel in found]
 
 
-def of_person(user: User) -> list[Shown]:
+def of_person(user: User) -> list[ChannelRow]:
     return shown(Channel.objects.filter(user=user))
 
 
-def of_projects(user: User) -> list[Shown]:
-    """Of the projects that they lead; of all for sysadmins."""
+def of_projects(user: User) -> list[ChannelRow]:
+    """Return the channels of projects that they lead; of all projects for sysadmins."""
     return shown(Channel.objects.visible_to(user).exclude(project=None).select_related("project"))
 
 
@@ -59,7 +59,7 @@ def make(user: User, project: Project | None, kind: str, fields: dict[str, Any])
     """A new channel of the person, or of the project."""
     owner: dict[str, Any] = {"project": project} if project else {"user": user}
     if Channel.objects.filter(**owner).count() >= MOST:
-        raise TooMany(f"{MOST} channels are the most. Remove one first.")
+        raise TooMany(f"You can have at most {MOST} channels. Remove one first.")
     channel = Channel.objects.create(kind=kind, **owner, **fields)
     if project:
         note(user, "channel.made", project, str(channel), Change(after=_values(channel)))
@@ -67,7 +67,7 @@ def make(user: User, project: Project | None, kind: str, fields: dict[str, Any])
 
 
 def change(user: User, channel: Channel, fields: dict[str, Any]) -> None:
-    """What waits for it keeps its time, but for a pause: then it is not sent at all."""
+    """Change a channel. Waiting messages keep their time; if the channel is paused they are dropped."""
     before = _values(channel)
     Channel.objects.filter(pk=channel.pk).update(**fields, rests_until=None)
     if fields.get("is_paused"):
@@ -111,12 +111,12 @@ def try_it(user: User, channel: Channel) -> Delivery:
 def resend(delivery: Delivery) -> None:
     """Try it once more, at once and from the beginning: as it was sent, or else if it is still so. Else NotSent."""
     if delivery.channel.is_paused:
-        raise NotSent("This channel is paused: nothing is sent to it. Take the pause away first.")
+        raise NotSent("This channel is paused: nothing is sent to it. Resume it first.")
     again = {Delivery.State.GIVEN_UP, Delivery.State.SENT, Delivery.State.WAITING, Delivery.State.HELD}
     is_so = Q(content__isnull=False) | Q(notice__withdrawn_at=None)
     rows = Delivery.objects.filter(is_so, pk=delivery.pk, state__in=again)
     if not rows.update(state=Delivery.State.WAITING, due_at=timezone.now(), tries=0, error="", sent_at=None):
-        raise NotSent("It went along in a digest, or is no longer so: there is nothing to send.")
+        raise NotSent("It was sent in a digest, or no longer applies: there is nothing to send.")
     Channel.objects.filter(pk=delivery.channel_id).update(rests_until=None)
 
 

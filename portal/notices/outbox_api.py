@@ -18,28 +18,28 @@ from portal.notices import channels
 router = Router(tags=["people"])
 NEWEST = Order("id", descending=True)
 State = Literal["held", "waiting", "sent", "gathered", "dropped", "given_up"]
-UNKNOWN = {404: "You can see no such message."}
+UNKNOWN = {404: "No such message, or not visible to you."}
 
 
 class DeliveryShape(Schema):
-    """One message to one channel. Of a channel's address only an e-mail's, or the host, is told."""
+    """A message to a channel. Of the channel's address only an e-mail address or the host is shown."""
 
     id: int
     uid: str = Field(description="What receivers see as webhook-id and Idempotency-Key, the same at each try.")
-    kind: str = Field(description="Of the notice; digest: several together; test.")
+    kind: str = Field(description="Kind of the notification; digest: several together; test.")
     title: str
     channel: int
     channel_kind: Literal["email", "slack", "webhook"]
     where: str
     person: str | None
     project: str | None
-    state: State = Field(description="gathered: it went along in a digest. dropped: it was no longer so.")
-    due_at: datetime = Field(description="When it is tried next, where it is held or waiting.")
+    state: State = Field(description="gathered: sent in a digest. dropped: it no longer applied.")
+    due_at: datetime = Field(description="When it is tried next, if it is held or waiting.")
     tries: int
-    error: str = Field(description="What came of the last try.")
+    error: str = Field(description="Result of the last try.")
     created_at: datetime
     sent_at: datetime | None
-    carried_by: int | None = Field(description="The digest that it went along in.")
+    carried_by: int | None = Field(description="The digest in which it was sent.")
 
 
 class Deliveries(Schema):
@@ -51,7 +51,7 @@ class WantedDeliveries(WantedPage):
     state: Annotated[State | None, Field(None)]
 
 
-@router.get("", response=Deliveries, summary="Messages to channels outside, newest first")
+@router.get("", response=Deliveries, summary="Messages to external channels, newest first")
 def outbox(request: ApiRequest, wanted: Query[WantedDeliveries]) -> dict[str, Any]:
     """Answers what was sent, or will be, to your channels and those of projects that you lead; to sysadmins all of it.
 
@@ -61,7 +61,7 @@ def outbox(request: ApiRequest, wanted: Query[WantedDeliveries]) -> dict[str, An
     found = page(
         rows.filter(state=wanted.state) if wanted.state else rows, NEWEST, cursor=wanted.cursor, limit=wanted.limit
     )
-    return {"items": [_shape(one) for one in found.items], "next": found.next}
+    return {"items": [_shape(delivery) for delivery in found.items], "next": found.next}
 
 
 @router.post(
@@ -69,7 +69,7 @@ def outbox(request: ApiRequest, wanted: Query[WantedDeliveries]) -> dict[str, An
     response=DeliveryShape,
     summary="Send a message again",
     openapi_extra=described(
-        errors={**UNKNOWN, 409: "It went in a digest, is no longer so, or is for a paused channel."}
+        errors={**UNKNOWN, 409: "It was sent in a digest, no longer applies, or is for a paused channel."}
     ),
 )
 def resend(request: ApiRequest, delivery_id: int) -> dict[str, Any]:
@@ -85,14 +85,14 @@ def resend(request: ApiRequest, delivery_id: int) -> dict[str, Any]:
 @router.post(
     "/{int:delivery_id}/give-up",
     response=DeliveryShape,
-    summary="Leave a message unsent",
-    openapi_extra=described(errors={**UNKNOWN, 409: "It is not waiting any more."}),
+    summary="Stop trying to send a message",
+    openapi_extra=described(errors={**UNKNOWN, 409: "It is no longer waiting."}),
 )
 def give_up(request: ApiRequest, delivery_id: int) -> dict[str, Any]:
     """It is not tried again, unless somebody sends it again."""
     delivery = _delivery(request, delivery_id)
     if not channels.give_up(delivery, request.auth.username):
-        raise Problem(409, f"Message {delivery_id} is {delivery.get_state_display()}: it does not wait.")
+        raise Problem(409, f"Message {delivery_id} is {delivery.get_state_display()}, so it is not waiting.")
     return _shape(_delivery(request, delivery_id))
 
 
@@ -100,20 +100,20 @@ def _delivery(request: ApiRequest, delivery_id: int) -> Delivery:
     rows = Delivery.objects.visible_to(request.auth).select_related("channel__user", "channel__project")
     found = rows.filter(pk=delivery_id).first()
     if found is None:
-        raise Problem(404, f"You can see no message {delivery_id}.")
+        raise Problem(404, f"No message {delivery_id}.")
     return found
 
 
-def _shape(one: Delivery) -> dict[str, Any]:
+def _shape(delivery: Delivery) -> dict[str, Any]:
     names = ("id", "kind", "title", "state", "due_at", "tries", "error", "created_at", "sent_at")
-    channel = one.channel
+    channel = delivery.channel
     return {
-        **{name: getattr(one, name) for name in names},
-        "uid": str(one.uid),
+        **{name: getattr(delivery, name) for name in names},
+        "uid": str(delivery.uid),
         "channel": channel.pk,
         "channel_kind": channel.kind,
         "where": channel.where,
         "person": channel.user.username if channel.user else None,
         "project": channel.project.slug if channel.project else None,
-        "carried_by": one.carried_by_id,
+        "carried_by": delivery.carried_by_id,
     }

@@ -45,7 +45,7 @@ def new(request: HttpRequest) -> HttpResponse:
         else:
             if kind == Channel.Kind.WEBHOOK:
                 return _page(request, channel, _form(user, kind, None, project, channel), made=True)
-            messages.success(request, "Added. Send a test to see whether it arrives.")
+            messages.success(request, "Channel added. Send a test to check that it arrives.")
             return redirect("channel", channel.pk)
     context = {"form": form, "kind": kind, "project": project, "title": Channel.Kind(kind).label}
     return render(request, "portal/channel.html", {**_frame(), **context}, status=422 if form.errors else 200)
@@ -54,7 +54,7 @@ def new(request: HttpRequest) -> HttpResponse:
 @sensitive_post_parameters("address")
 @login_required
 @require_http_methods(["GET", "POST"])
-def one(request: HttpRequest, channel_id: int) -> HttpResponse:
+def channel_page(request: HttpRequest, channel_id: int) -> HttpResponse:
     user = user_of(request)
     channel = _channel(user, channel_id)
     form = _form(user, channel.kind, request, channel.project, channel, initial=ChannelForm.initial_of(channel))
@@ -70,10 +70,10 @@ def one(request: HttpRequest, channel_id: int) -> HttpResponse:
 def try_it(request: HttpRequest, channel_id: int) -> HttpResponse:
     channel = _channel(user_of(request), channel_id)
     if channel.is_paused:
-        messages.warning(request, "This channel is paused: nothing is sent to it. Take the pause away first.")
+        messages.warning(request, "This channel is paused: nothing is sent to it. Resume it first.")
     else:
         channels.try_it(user_of(request), channel)
-        messages.success(request, "A test is on its way. What becomes of it is told below, within seconds.")
+        messages.success(request, "A test is being sent. The result appears below within seconds.")
     return redirect("channel", channel.pk)
 
 
@@ -95,14 +95,14 @@ def new_secret(request: HttpRequest, channel_id: int) -> HttpResponse:
 def remove(request: HttpRequest, channel_id: int) -> HttpResponse:
     user = user_of(request)
     channels.remove(user, _channel(user, channel_id))
-    messages.success(request, "Removed. Nothing is sent there any more.")
+    messages.success(request, "Channel removed.")
     return redirect("me")
 
 
 @login_required
 @require_safe
 def sent(request: HttpRequest) -> HttpResponse:
-    """What went, or did not go, to one's own channels and to those of projects that one leads."""
+    """Show messages to the person's own channels and to those of projects that they lead, sent or not."""
     rows = Delivery.objects.filter(channel__in=Channel.objects.visible_to(user_of(request)).values("pk"))
     return _deliveries(request, rows, is_outbox=False)
 
@@ -113,7 +113,7 @@ def outbox(request: HttpRequest) -> HttpResponse:
     """Everybody's, for sysadmins."""
     user = user_of(request)
     if not user.is_sysadmin:
-        raise PermissionDenied("Sysadmins see this. What was sent to you is at /me/sent.")
+        raise PermissionDenied("Only sysadmins can see this. Your own messages are at /me/sent.")
     return _deliveries(request, Delivery.objects.visible_to(user), is_outbox=True)
 
 
@@ -126,7 +126,7 @@ def resend(request: HttpRequest, delivery_id: int) -> HttpResponse:
     except channels.NotSent as error:
         messages.warning(request, str(error))
     else:
-        messages.success(request, "It is sent again within seconds.")
+        messages.success(request, "It will be sent again within seconds.")
     return _back(request, delivery)
 
 
@@ -136,7 +136,7 @@ def give_up(request: HttpRequest, delivery_id: int) -> HttpResponse:
     user = user_of(request)
     delivery = get_object_or_404(Delivery.objects.visible_to(user), pk=delivery_id)
     if channels.give_up(delivery, user.username):
-        messages.success(request, "Given up: it is not sent.")
+        messages.success(request, "Given up: it will not be sent.")
     return _back(request, delivery)
 
 
@@ -181,7 +181,7 @@ def _project(user: User, slug: str) -> Project | None:
 
 
 def _zone(user: User) -> str:
-    """As in the person's newest channel; else the site's."""
+    """Return the time zone of the person's newest channel, or else the site's."""
     last = Channel.objects.filter(user=user).order_by("-id").values_list("time_zone", flat=True).first()
     return last or settings.TIME_ZONE
 
@@ -193,9 +193,9 @@ def _form(
     posted = request.POST if request is not None and request.method == "POST" else None
     if initial is None and channel is not None:
         initial = ChannelForm.initial_of(channel)
-    kept = channel.address if channel is not None and channel.kind != Channel.Kind.EMAIL else ""
+    stored_address = channel.address if channel is not None and channel.kind != Channel.Kind.EMAIL else ""
     return ChannelForm(
-        kind, posted, is_sysadmin=user.is_sysadmin, of_project=project is not None, kept=kept, initial=initial
+        kind, posted, is_sysadmin=user.is_sysadmin, of_project=project is not None, kept=stored_address, initial=initial
     )
 
 

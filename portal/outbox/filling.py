@@ -1,4 +1,4 @@
-"""What a notice puts into the outbox: one row a channel that wants it, in the transaction that raises it."""
+"""Put a notice into the outbox: one row per channel that wants it, in the transaction that raises it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from portal.models import Channel, Delivery, Notice, Project
 from portal.outbox import kinds
-from portal.outbox.hours import Hours
+from portal.outbox.hours import DeliveryHours
 
 HELD, WAITING, DROPPED = Delivery.State.HELD, Delivery.State.WAITING, Delivery.State.DROPPED
 
@@ -25,7 +25,7 @@ def fill(notice: Notice, *, project: Project | None = None, settle: timedelta = 
     """
     stamp = f"{notice.key}@{notice.raised_at.timestamp():.6f}"
     now = timezone.now()
-    notice.deliveries.unsent().exclude(key=stamp).update(state=DROPPED, error="A newer message says it.")
+    notice.deliveries.unsent().exclude(key=stamp).update(state=DROPPED, error="Superseded by a newer message.")
     rows = [
         Delivery(channel=channel, key=stamp, notice=notice, kind=notice.kind, title=notice.title, **_when(channel, at))
         for channel in _channels(notice, project)
@@ -35,10 +35,16 @@ def fill(notice: Notice, *, project: Project | None = None, settle: timedelta = 
     return len(Delivery.objects.bulk_create(rows, ignore_conflicts=True)) if rows else 0
 
 
-def drop_told(notice: Notice, other: Notice) -> int:
+def drop_duplicates(notice: Notice, other: Notice) -> int:
     """Drop what waits of a notice for the channels that were sent another, which told the same; how many."""
-    told = other.deliveries.filter(state__in=[Delivery.State.SENT, Delivery.State.GATHERED]).values("channel")
-    return notice.deliveries.unsent().filter(channel__in=told).update(state=DROPPED, error="It was told before.")
+    reached_channels = other.deliveries.filter(state__in=[Delivery.State.SENT, Delivery.State.GATHERED]).values(
+        "channel"
+    )
+    return (
+        notice.deliveries.unsent()
+        .filter(channel__in=reached_channels)
+        .update(state=DROPPED, error="Already sent before.")
+    )
 
 
 def trouble_of(channel_id: int) -> str:
@@ -73,18 +79,18 @@ def content_of(notice: Notice) -> dict[str, Any]:
 
 
 def _plain(kind: str, title: str) -> dict[str, Any]:
-    told = {"key": "", "detail": "", "tone": "notice", "link": "", "facts": []}
-    return {"kind": kind, "title": title, **told, "raised_at": timezone.now().isoformat()}
+    defaults = {"key": "", "detail": "", "tone": "notice", "link": "", "facts": []}
+    return {"kind": kind, "title": title, **defaults, "raised_at": timezone.now().isoformat()}
 
 
-def hours_of(channel: Channel) -> Hours:
+def hours_of(channel: Channel) -> DeliveryHours:
     start, end = channel.quiet_from, channel.quiet_until
-    return Hours(channel.time_zone, None if start is None or end is None else (start, end), channel.digest)
+    return DeliveryHours(channel.time_zone, None if start is None or end is None else (start, end), channel.digest)
 
 
 def _channels(notice: Notice, project: Project | None) -> QuerySet[Channel]:
-    told = Q(user__is_superuser=True) if notice.audience == Notice.Audience.SYSADMINS else Q(user=notice.user_id)
-    wanted = told & Q(user__is_active=True)
+    recipients = Q(user__is_superuser=True) if notice.audience == Notice.Audience.SYSADMINS else Q(user=notice.user_id)
+    wanted = recipients & Q(user__is_active=True)
     return Channel.objects.filter(wanted | Q(project=project) if project else wanted, is_paused=False)
 
 

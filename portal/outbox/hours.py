@@ -1,4 +1,4 @@
-"""When a message may go: quiet hours and digests, by the clock of a time zone. Pure: times in, times out."""
+"""Compute when a message may be sent: quiet hours and digests, in the channel's time zone. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ MORNING = time(8)  # when a daily digest comes
 
 
 @dataclass(frozen=True, slots=True)
-class Hours:
-    """What somebody has chosen. `quiet`: from, until; over midnight where the first is the later."""
+class DeliveryHours:
+    """A channel's choice. `quiet` is (from, until), over midnight if the first is later."""
 
     zone: str = "UTC"
     quiet: tuple[time, time] | None = None
     digest: str = ""
 
     def due(self, at: datetime) -> tuple[datetime, bool]:
-        """From when on a message of that moment may go, and whether it is held back for that."""
+        """Return when a message raised at that moment may be sent, and whether it is held until then."""
         wanted = self._digest_after(at)
         until = self.quiet_until(wanted)
         due = until or wanted
@@ -48,12 +48,12 @@ class Hours:
         return at
 
     def _next(self, day: date, clock: time, after: datetime) -> datetime:
-        """That clock time of the day; of the two that there are where clocks go back, the one still to come."""
+        """Return the next occurrence of that clock time; if clocks go back and it occurs twice, the later one."""
         first = self._at(day, clock)
         return first if first > after else self._at(day, clock, fold=1)
 
     def _at(self, day: date, clock: time, fold: int = 0) -> datetime:
-        """That clock time in UTC. One that clocks skip is as long after midnight as it says."""
+        """Return that clock time in UTC. A time that clocks skip is counted from midnight."""
         local = datetime.combine(day, clock, zone_of(self.zone)).replace(fold=fold)
         return local.astimezone(UTC)
 

@@ -9,8 +9,8 @@ DIGEST, TEST = "digest", "test"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind: what people read of it, and who may get it at all."""
+class NoticeKind:
+    """A kind of notice: its title, and who may receive it."""
 
     code: str
     title: str
@@ -20,24 +20,29 @@ class Kind:
 
 
 KINDS = (
-    Kind("incident", "A job died: why, and what Vigil did", is_for_projects=True, is_event=True),
-    Kind("federation.coverage", "Clients of a federation that never counted", is_for_projects=True, is_event=True),
-    Kind("gpu.idle", "GPUs that a job holds and leaves idle"),
-    Kind("channel", "Messages to another channel cannot be delivered"),
-    Kind("job.held", "A job that Slurm could not launch, and holds"),
-    Kind("incident.site", "A failure that sysadmins must act on", is_for_sysadmins=True, is_event=True),
-    Kind("hardware.error", "A GPU or NVSwitch error that needs a sysadmin", is_for_sysadmins=True, is_event=True),
-    Kind("hardware.state", "GPUs that are lost or broken, drivers that hang", is_for_sysadmins=True),
-    Kind("job.held.site", "Jobs that Slurm could not launch: a node to repair", is_for_sysadmins=True),
-    Kind("portal.health", "Something is wrong with the portal itself", is_for_sysadmins=True),
-    Kind("gpu.unheld", "Processes on GPUs that no job holds", is_for_sysadmins=True),
+    NoticeKind("incident", "A job failed: why, and what Vigil did", is_for_projects=True, is_event=True),
+    NoticeKind(
+        "federation.coverage",
+        "Clients of a federation whose updates were never used",
+        is_for_projects=True,
+        is_event=True,
+    ),
+    NoticeKind("gpu.idle", "GPUs that are allocated but idle"),
+    NoticeKind("channel", "Messages to another channel cannot be delivered"),
+    NoticeKind("job.held", "A job that Slurm could not launch and put on hold"),
+    NoticeKind("incident.site", "A failure that sysadmins must act on", is_for_sysadmins=True, is_event=True),
+    NoticeKind("hardware.error", "A GPU or NVSwitch error that needs a sysadmin", is_for_sysadmins=True, is_event=True),
+    NoticeKind("hardware.state", "GPUs that are lost or broken, drivers that hang", is_for_sysadmins=True),
+    NoticeKind("job.held.site", "Jobs that Slurm could not launch: a node to repair", is_for_sysadmins=True),
+    NoticeKind("portal.health", "Problems with the portal itself", is_for_sysadmins=True),
+    NoticeKind("gpu.unheld", "Processes on GPUs that are not allocated", is_for_sysadmins=True),
 )
 
 EVENTS = [kind.code for kind in KINDS if kind.is_event]
 
 
 def choices(*, is_sysadmin: bool, of_project: bool) -> list[tuple[str, str]]:
-    """What may be chosen for a channel of a project, or of a person."""
+    """Return the kinds that can be chosen for a channel of a project, or of a person."""
     if of_project:
         return [(kind.code, kind.title) for kind in KINDS if kind.is_for_projects]
     return [(kind.code, kind.title) for kind in KINDS if is_sysadmin or not kind.is_for_sysadmins]

@@ -1,4 +1,4 @@
-"""What goes out of the outbox by itself: old rows, and those of a channel that is paused."""
+"""Prune the outbox: old rows, and waiting messages of paused channels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from portal.models import Channel, Delivery
 
-KEPT = timedelta(days=30)
+RETENTION = timedelta(days=30)
 MOST = 5_000  # rows at once: nobody waits for the database meanwhile
 
 
@@ -16,7 +16,7 @@ def remove_old() -> int:
     """Remove what was made long ago, whatever became of it; how many rows."""
     count = 0
     while True:
-        old = Delivery.objects.filter(created_at__lt=timezone.now() - KEPT).order_by("created_at")
+        old = Delivery.objects.filter(created_at__lt=timezone.now() - RETENTION).order_by("created_at")
         keys = list(old.values_list("pk", flat=True)[:MOST])
         count += Delivery.objects.filter(pk__in=keys).delete()[0]
         if len(keys) < MOST:

@@ -1,4 +1,4 @@
-"""One child process of `vigil up`: in a session of its own, dying with its parent, writing to its own log file."""
+"""Run one child process of `vigil up` in its own session; it dies with its parent and writes its own log file."""
 
 from __future__ import annotations
 

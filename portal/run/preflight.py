@@ -1,4 +1,4 @@
-"""What `vigil up` makes sure of before it starts anything: a port, a home of its own, settings that can be used."""
+"""Check what `vigil up` needs before it starts anything: a free port, an unused VIGIL_HOME, valid settings."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _bind(listener: socket.socket, host: str, port: int) -> bool:
-    """Whether the port could be had. Raises Refused when another moment would not help either."""
+    """Bind the port and return whether that worked. Raises Refused if retrying would not help."""
     try:
         listener.bind((host, port))
     except PermissionError:
-        raise Refused(f"port {port} is for root alone: choose one above 1023, as VIGIL_PORT=8000.") from None
+        raise Refused(f"port {port} is reserved for root: choose one above 1023, such as VIGIL_PORT=8000.") from None
     except (OSError, UnicodeError) as error:  # the name of a host can be none
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             return False
         listener.close()
-        raise Refused(f"this machine has no address {host}: set VIGIL_HOST to one of its own.") from None
+        raise Refused(f"this machine does not have the address {host}: set VIGIL_HOST to one of its own.") from None
     return True
 
 
@@ -79,7 +79,7 @@ def _name_of(holder: psutil.Process | None) -> str:
 
 
 def _may_be_dying(holder: psutil.Process | None) -> bool:
-    """Whether it can be a web process that has outlived its supervisor: killed by the kernel, and not yet gone."""
+    """Return whether the port may belong to a web process that outlived its supervisor: killed, but not yet gone."""
     if holder is None:  # it is gone, or has already let go of what tells whose the port was
         return True
     try:
@@ -102,14 +102,14 @@ def _free_port(host: str, start: int) -> int:
 
 
 @contextmanager
-def one_a_home(
-    home: Path, remedy: str = "stop it there, or give this one another VIGIL_HOME and VIGIL_PORT."
+def lock_home(
+    home: Path, remedy: str = "stop it there, or use another VIGIL_HOME and VIGIL_PORT here."
 ) -> Iterator[None]:
     """Hold the home's lock, which the kernel lets go of however this process ends."""
     try:
         lock = os.open(home / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise Refused(f"{error.filename} cannot be written: set VIGIL_HOME to a folder of yours.") from None
+        raise Refused(f"{error.filename} is not writable: set VIGIL_HOME to a folder that you can write.") from None
     with open(lock, "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,14 +130,14 @@ def load_settings(port: int) -> ModuleType:
     try:
         from portal import settings
     except PermissionError as error:
-        raise Refused(f"{error.filename} cannot be written: set VIGIL_HOME to a folder of yours.") from None
+        raise Refused(f"{error.filename} is not writable: set VIGIL_HOME to a folder that you can write.") from None
     except (ValueError, OSError) as error:
-        raise Refused(f"a setting cannot be used: {error}.") from None
+        raise Refused(f"invalid setting: {error}.") from None
     return settings
 
 
 def fingerprint(settings: ModuleType) -> str:
-    """What the prepared database and static files were made from; when it is unchanged there is nothing to wait for."""
+    """Return what the database and static files are prepared from; if it is unchanged, there is nothing to prepare."""
     parts = [str(settings.DATABASES["default"]["NAME"]), str(settings.STATIC_ROOT)]
     code, static = installation.ROOT, installation.site_files("static")
     for folder, pattern in ((code, "*/migrations/*.py"), (static, "**/*"), (code, "requirements.lock")):

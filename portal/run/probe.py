@@ -1,4 +1,4 @@
-"""Whether the web process answers yet, asked without waiting for it."""
+"""Check whether the web process answers yet, without blocking."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import socket
 
 
 def address_of(listener: socket.socket) -> str:
-    """Where this machine reaches what listens, as host:port."""
+    """Return the address at which this machine reaches the listener, as host:port."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Probe:
-    """One request to the web, so that it has loaded its pages before the first person asks; never blocks."""
+    """Send one request to web, so that it has loaded its pages before the first person visits; never blocks."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.answered = False
@@ -27,7 +27,7 @@ class Probe:
         self.socket.sendall(f"GET /healthz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         self.socket.setblocking(False)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if self.answered:
             return
         try:

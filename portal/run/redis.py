@@ -27,7 +27,7 @@ def find_server() -> str:
         if os.access(bundled, os.X_OK):
             return str(bundled)
     raise NoRedis(
-        "there is no Redis on this machine and no bundled one for it: run `apt-get install redis-server`,"
+        "Redis is not installed on this machine, and none is bundled for it: run `apt-get install redis-server`,"
         " or set REDIS_URL to a server of yours."
     )
 
@@ -60,7 +60,7 @@ def socket_path(directory: Path) -> Path:
 
 
 def answers(path: Path, timeout_s: float = 0.5) -> bool:
-    """Whether the server behind this socket is up and has loaded its data."""
+    """Return whether the server behind this socket is up and has loaded its data."""
     return _reply(path, timeout_s).startswith(b"+PONG")
 
 

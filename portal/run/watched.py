@@ -53,7 +53,7 @@ def _watch(command: Sequence[str], watch: Watch) -> int:
             service.returncode = code
             return code if code >= 0 else 128 - code
         if watch.is_over():
-            print(f"{command[-1]} has shown no sign of life for {watch.limit_s:g} s and is killed", file=sys.stderr)
+            print(f"{command[-1]} did not respond for {watch.limit_s:g} s and is killed", file=sys.stderr)
             _kill(service)
             return 1
 

@@ -71,7 +71,7 @@ def _take(now: datetime) -> list[Delivery]:
 
 
 def _is_ours(delivery: Delivery, now: datetime) -> bool:
-    """Whether this process has taken it; what it says is settled at its first try."""
+    """Claim the message and return whether this process got it; its content is fixed at the first try."""
     ours = Delivery.objects.filter(pk=delivery.pk, state=WAITING, due_at=delivery.due_at)
     if delivery.content is None and (notice := delivery.notice) is not None and notice.withdrawn_at is None:
         delivery.content = content_of(notice)
@@ -98,7 +98,7 @@ async def _send(delivery: Delivery) -> Failure | None:
             return await asyncio.to_thread(_mail, delivery)
         body, headers = (slack if channel.kind == Channel.Kind.SLACK else webhook).message(delivery)
         return _judge(await outside.post(channel.address, body, headers), channel)
-    except outside.Refused as error:
+    except outside.AddressRefused as error:
         return Failure(str(error), is_for_good=True)
     except (TimeoutError, httpx.TimeoutException):
         return Failure(f"{channel.where} did not answer within {outside.TOTAL_S:g} seconds.")
@@ -111,7 +111,7 @@ async def _send(delivery: Delivery) -> Failure | None:
 
 def _mail(delivery: Delivery) -> Failure | None:
     if not mail.is_set_up():
-        return Failure("This site sends no e-mail: a sysadmin sets EMAIL_URL.")
+        return Failure("This site cannot send e-mail: a sysadmin must set EMAIL_URL.")
     try:
         mail.send(delivery)
     except (OSError, SMTPException) as error:
@@ -120,19 +120,19 @@ def _mail(delivery: Delivery) -> Failure | None:
 
 
 def _judge(answer: outside.Answer, channel: Channel) -> Failure | None:
-    status, said = answer.status, line(" ".join(answer.text.split()), 120)
+    status, response_text = answer.status, line(" ".join(answer.text.split()), 120)
     if 200 <= status < 300:
         return None
     if 300 <= status < 400:
-        return Failure(f"{channel.where} sends on to another address ({status}): give that one.", is_for_good=True)
-    words = f"{channel.where} answered {status}{f': {said}' if said else '.'}"
+        return Failure(f"{channel.where} redirects to another address ({status}): use that one.", is_for_good=True)
+    words = f"{channel.where} answered {status}{f': {response_text}' if response_text else '.'}"
     if status in {408, 425, 429} or status >= 500:
         return Failure(words, retry_after_s=answer.retry_after_s)
     return Failure(words, is_for_good=True)
 
 
 def _note(delivery: Delivery, failure: Failure | None) -> None:
-    """What became of a try. It was ours: at worst another has sent it, too, and either note is true."""
+    """Store the outcome of a try. At worst another process has sent it too, and either outcome is true."""
     now, rows = timezone.now(), Delivery.objects.filter(pk=delivery.pk, state=WAITING)
     channel = Channel.objects.filter(pk=delivery.channel_id)
     if failure is None:
@@ -151,7 +151,7 @@ def _note(delivery: Delivery, failure: Failure | None) -> None:
     channel.update(rests_until=None if failure.is_for_good else again_at)
     logger.warning("delivery %s, try %s: %s", delivery.pk, delivery.tries, failure.words)
     if is_last:
-        _tell(delivery, failure)
+        _notify_failure(delivery, failure)
 
 
 def _awake(delivery: Delivery, at: datetime) -> datetime:
@@ -166,7 +166,7 @@ def wait_s(tries: int, retry_after_s: float | None = None) -> float:
     return max(min(doubled, LONGEST_S) * random.uniform(0.5, 1.5), min(retry_after_s or 0.0, LONGEST_S))
 
 
-def _tell(delivery: Delivery, failure: Failure) -> None:
+def _notify_failure(delivery: Delivery, failure: Failure) -> None:
     """Say at home that a channel does not work, to the person whose it is; of a project's to sysadmins."""
     channel = delivery.channel
     if delivery.kind in {"channel", "test"}:  # seen where it was asked for; and no rounds from channel to channel

@@ -1,4 +1,4 @@
-"""What strangers wrote, made harmless for chats: no mark-up of theirs, no mention, no link that looks like another."""
+"""Escape untrusted text for chats: no mark-up, mentions, or links that look like another."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def _gather(channel_id: int, rows: QuerySet[Delivery], now: datetime) -> None:
 
 
 def _content(title: str, notices: list[dict[str, Any]], more: int, now: datetime) -> dict[str, Any]:
-    said = [one for one in notices if one]
+    contents = [content for content in notices if content]
     return {
         "kind": kinds.DIGEST, "title": title, "key": "", "detail": "", "tone": "notice", "link": "", "facts": [],
-        "raised_at": now.isoformat(), "notices": said, "more": more + len(notices) - len(said),
+        "raised_at": now.isoformat(), "notices": contents, "more": more + len(notices) - len(contents),
     }  # fmt: skip

@@ -21,10 +21,10 @@ def is_set_up() -> bool:
 
 def send(delivery: Delivery) -> None:
     """Hand it to the mail server; OSError or SMTPException where it does not take it."""
-    told = delivery.content or {}
-    about = {"told": told, "notices": told.get("notices") or [told], "site": settings.VIGIL_PUBLIC_URL}
-    about["is_digest"] = bool(told.get("notices"))
-    subject = line(f"[Vigil] {told['title']}", MOST_SUBJECT)
+    content = delivery.content or {}
+    about = {"content": content, "notices": content.get("notices") or [content], "site": settings.VIGIL_PUBLIC_URL}
+    about["is_digest"] = bool(content.get("notices"))
+    subject = line(f"[Vigil] {content['title']}", MOST_SUBJECT)
     letter = EmailMultiAlternatives(
         subject, render_to_string("mail/notice.txt", about), settings.DEFAULT_FROM_EMAIL, [delivery.channel.address]
     )
@@ -36,8 +36,10 @@ def send(delivery: Delivery) -> None:
 
 
 def is_for_good(error: Exception) -> bool:
-    """Whether the mail server will never take it: it said so with a code of 500 or more. But 530 to 538 are of how the
-    site signs in, which a sysadmin sets right."""
+    """Return whether the mail server refused for good: a code of 500 or more.
+
+    Codes 530 to 538 are about how the site signs in, which a sysadmin can fix.
+    """
     if isinstance(error, SMTPRecipientsRefused):
         codes = [code for code, _ in error.recipients.values()]
     else:
@@ -47,12 +49,12 @@ def is_for_good(error: Exception) -> bool:
 
 def words(error: Exception) -> str:
     if isinstance(error, SMTPRecipientsRefused):
-        code, said = next(iter(error.recipients.values()))
-        return f"The mail server refused the address: {code} {_text(said)}"
+        code, reply = next(iter(error.recipients.values()))
+        return f"The mail server refused the address: {code} {_text(reply)}"
     if isinstance(error, SMTPResponseException):
-        return f"The mail server said {error.smtp_code} {_text(error.smtp_error)}"
+        return f"The mail server answered {error.smtp_code} {_text(error.smtp_error)}"
     return f"The mail server cannot be reached: {error}"
 
 
-def _text(said: bytes | str) -> str:
-    return said.decode(errors="replace") if isinstance(said, bytes) else said
+def _text(reply: bytes | str) -> str:
+    return reply.decode(errors="replace") if isinstance(reply, bytes) else reply

@@ -28,8 +28,8 @@ Address = IPv4Address | IPv6Address
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
-class Refused(Exception):
-    """Nothing was sent, and nothing will be to such an address. The sentence says what to do."""
+class AddressRefused(Exception):
+    """Raised for an address to which nothing will be sent. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ async def post(url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
                 return await _send(str(there), body, named, name="" if _literal(host) else host)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 failure = error
-        raise failure or Refused(f"{host} has no address.")
+        raise failure or AddressRefused(f"{host} has no address.")
 
 
 async def _send(
@@ -65,12 +65,12 @@ async def _send(
         httpx.AsyncClient(verify=_authorities(), trust_env=False, proxy=proxy, timeout=limits) as client,
         client.stream("POST", url, content=body, headers=dict(headers), extensions=extensions) as response,
     ):
-        said = bytearray()
+        received = bytearray()
         async for chunk in response.aiter_raw():
-            said += chunk
-            if len(said) >= MOST_ANSWER:
+            received += chunk
+            if len(received) >= MOST_ANSWER:
                 break
-        return Answer(response.status_code, said[:MOST_ANSWER].decode(errors="replace"), _retry_after(response))
+        return Answer(response.status_code, received[:MOST_ANSWER].decode(errors="replace"), _retry_after(response))
 
 
 def checked(url: str) -> tuple[str, int, bool]:
@@ -80,56 +80,58 @@ def checked(url: str) -> tuple[str, int, bool]:
         host, port = parts.hostname or "", parts.port
         httpx.URL(url)
     except (ValueError, httpx.InvalidURL):
-        raise Refused("This is no address of the web: it begins with https:// and names a host.") from None
+        raise AddressRefused("This is not a web address: it must begin with https:// and name a host.") from None
     if parts.scheme not in {"https", "http"} or not host or not url.isprintable() or " " in url:
-        raise Refused("This is no address of the web: it begins with https:// and names a host.")
+        raise AddressRefused("This is not a web address: it must begin with https:// and name a host.")
     if parts.username is not None or parts.password is not None:
-        raise Refused("Leave user name and password out of the address: they would be in every log on the way.")
+        raise AddressRefused("Remove user name and password from the address: they would appear in logs along the way.")
     is_https = parts.scheme == "https"
     literal = _literal(host)
     if not is_https and not _is_named(host) and not (literal and _is_allowed(literal)):
-        raise Refused("Take an https:// address; http:// is for hosts that VIGIL_WEBHOOK_ALLOW names.")
+        raise AddressRefused("Use an https:// address; http:// is only for hosts in VIGIL_WEBHOOK_ALLOW.")
     if literal:
-        _look_at(literal, host)
+        _check_address(literal, host)
     return host, port or (443 if is_https else 80), is_https
 
 
 async def resolve(host: str, port: int, is_https: bool) -> list[Address]:
-    """Every address that the name has now; Refused if one of them is inside."""
+    """Return every address that the name has now; raise AddressRefused if one is internal."""
     if literal := _literal(host):
         return [literal]
     name = _in_ascii(host)
-    found = await asyncio.wrap_future(_asked(name, port))
+    found = await asyncio.wrap_future(_resolve_in_thread(name, port))
     addresses = list(dict.fromkeys(ip_address(address.partition("%")[0]) for address in found))
     if not _is_named(host):
         for address in addresses:
-            _look_at(address, host)
+            _check_address(address, host)
     return addresses
 
 
-def _asked(name: str, port: int) -> Future[list[str]]:
-    """What the resolver says, by a thread that nobody waits for: no time limit reaches it, and asyncio's own threads,
-    which are few and joined at the end, are for e-mail."""
+def _resolve_in_thread(name: str, port: int) -> Future[list[str]]:
+    """Resolve a name in a thread of its own that nobody joins: getaddrinfo has no time limit.
+
+    Asyncio's own threads are few and joined at the end, so they are left to e-mail.
+    """
     answer: Future[list[str]] = Future()
     answer.set_running_or_notify_cancel()
 
-    def ask() -> None:
+    def resolve_name() -> None:
         try:
-            answer.set_result([str(one[4][0]) for one in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)])
+            answer.set_result([str(entry[4][0]) for entry in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)])
         except Exception as error:
             answer.set_exception(error)
 
-    Thread(target=ask, name="resolver", daemon=True).start()
+    Thread(target=resolve_name, name="resolver", daemon=True).start()
     return answer
 
 
-def _look_at(address: Address, host: str) -> None:
+def _check_address(address: Address, host: str) -> None:
     if not is_outside(address) and not _is_allowed(address) and not _is_named(host):
-        raise Refused(f"{host} is inside the site. A sysadmin allows such addresses by VIGIL_WEBHOOK_ALLOW.")
+        raise AddressRefused(f"{host} is an internal address. A sysadmin can allow it in VIGIL_WEBHOOK_ALLOW.")
 
 
 def is_outside(address: Address) -> bool:
-    """Whether the whole internet would reach the same by it: not this machine, a private network, or many at once."""
+    """Return whether the address is public: not this machine, a private network, or multicast."""
     if isinstance(address, IPv6Address):
         within = address.ipv4_mapped or address.sixtofour or (address.teredo and address.teredo[1])
         if within is None and address in _NAT64:
@@ -145,7 +147,7 @@ def is_outside(address: Address) -> bool:
 def _allowed(setting: str) -> tuple[frozenset[str], tuple[object, ...]]:
     """Names and networks of VIGIL_WEBHOOK_ALLOW; portal.settings has looked at them."""
     names, networks = set(), []
-    for word in filter(None, (one.strip().lower() for one in setting.split(","))):
+    for word in filter(None, (part.strip().lower() for part in setting.split(","))):
         try:
             networks.append(ip_network(word, strict=False))
         except ValueError:
@@ -173,12 +175,12 @@ def _in_ascii(host: str) -> str:
     try:
         return host.encode("idna").decode("ascii")
     except UnicodeError:
-        raise Refused(f"{host} is no name of a host.") from None
+        raise AddressRefused(f"{host} is not a host name.") from None
 
 
 def _retry_after(response: httpx.Response) -> float | None:
-    said = response.headers.get("Retry-After", "")
-    return float(said) if said.isascii() and said.isdigit() and len(said) < 7 else None
+    value = response.headers.get("Retry-After", "")
+    return float(value) if value.isascii() and value.isdigit() and len(value) < 7 else None
 
 
 @cache

@@ -14,32 +14,32 @@ MOST_TEXT = 2_800
 
 def message(delivery: Delivery) -> tuple[bytes, dict[str, str]]:
     """Body and headers."""
-    told = delivery.content or {}
-    notices = told.get("notices") or []
-    blocks = [_plain(told["title"])] if notices else _blocks(told)
-    lines = [for_slack(told["title"])] if notices else [_line(told)]
-    for one in notices[:MOST_NOTICES]:
-        blocks += _blocks(one, short=True)
-        lines.append(f"• {_line(one)}")
-    if (more := len(notices) + told.get("more", 0) - min(len(notices), MOST_NOTICES)) > 0:
+    content = delivery.content or {}
+    notices = content.get("notices") or []
+    blocks = [_plain(content["title"])] if notices else _blocks(content)
+    lines = [for_slack(content["title"])] if notices else [_line(content)]
+    for notice in notices[:MOST_NOTICES]:
+        blocks += _blocks(notice, short=True)
+        lines.append(f"• {_line(notice)}")
+    if (more := len(notices) + content.get("more", 0) - min(len(notices), MOST_NOTICES)) > 0:
         blocks.append(_plain(f"and {more} more"))
         lines.append(f"and {more} more")
     body = {"text": "\n".join(lines)[:MOST_TEXT], "mrkdwn": False, "unfurl_links": False, "blocks": blocks}
     return json.dumps(body).encode(), {"Content-Type": "application/json", "User-Agent": "Vigil"}
 
 
-def _blocks(told: dict[str, Any], *, short: bool = False) -> list[dict[str, Any]]:
+def _blocks(notice: dict[str, Any], *, short: bool = False) -> list[dict[str, Any]]:
     """Everything but our own link as plain text, which Slack shows as it is."""
-    words = told["title"] if short or not told["detail"] else f"{told['title']}\n{told['detail']}"
+    words = notice["title"] if short or not notice["detail"] else f"{notice['title']}\n{notice['detail']}"
     block = _plain(words)
-    if told["facts"] and not short:
+    if notice["facts"] and not short:
         block["fields"] = [
             {"type": "plain_text", "text": f"{name}: {text}"[:2000], "emoji": False}
-            for name, text in told["facts"][:10]
+            for name, text in notice["facts"][:10]
         ]
-    if not told["link"]:
+    if not notice["link"]:
         return [block]
-    link = {"type": "mrkdwn", "text": f"<{told['link']}|Open in Vigil>"}
+    link = {"type": "mrkdwn", "text": f"<{notice['link']}|Open in Vigil>"}
     return [block, {"type": "context", "elements": [link]}]
 
 
@@ -47,6 +47,6 @@ def _plain(text: str) -> dict[str, Any]:
     return {"type": "section", "text": {"type": "plain_text", "text": text[:MOST_TEXT], "emoji": False}}
 
 
-def _line(told: dict[str, Any]) -> str:
-    link = f" <{told['link']}|Open in Vigil>" if told["link"] else ""
-    return f"{for_slack(told['title'])} {for_slack(told['detail'])}".strip() + link
+def _line(notice: dict[str, Any]) -> str:
+    link = f" <{notice['link']}|Open in Vigil>" if notice["link"] else ""
+    return f"{for_slack(notice['title'])} {for_slack(notice['detail'])}".strip() + link

@@ -17,15 +17,15 @@ _SALT = "portal.sending.webhook"
 
 
 def secret_of(channel: Channel) -> str:
-    """What the receiver checks by. It is made of the site's key and the channel's salt, so no table holds it."""
+    """Return the signing secret. It is derived from the site's key and the channel's salt, so no table stores it."""
     return PREFIX + base64.b64encode(_key(channel)).decode()
 
 
 def message(delivery: Delivery, at: float | None = None) -> tuple[bytes, dict[str, str]]:
     """Body and headers. `webhook-id` is the same at each try."""
-    stamp, told = str(int(at or time.time())), delivery.content or {}
+    stamp, content = str(int(at or time.time())), delivery.content or {}
     body = json.dumps(
-        {"type": f"notice.{delivery.kind}", "timestamp": told.get("raised_at"), "data": told}, sort_keys=True
+        {"type": f"notice.{delivery.kind}", "timestamp": content.get("raised_at"), "data": content}, sort_keys=True
     ).encode()
     signed = b".".join((str(delivery.uid).encode(), stamp.encode(), body))
     signature = base64.b64encode(hmac.new(_key(delivery.channel), signed, hashlib.sha256).digest()).decode()

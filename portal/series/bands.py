@@ -36,10 +36,10 @@ class Band:
 
 def across(values: Floats, there: NDArray[np.bool_], ranks: Integers) -> tuple[Floats, Floats, Floats, Integers]:
     """Min, median, max and worst rank of each row of steps × ranks; `there` says who has reported."""
-    seen = np.where(there, values, np.nan)
+    present = np.where(there, values, np.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # rows of nothing but NaN
-        low, middle, high = (np.nanmin(seen, 1), np.nanmedian(seen, 1), np.nanmax(seen, 1))
+        low, middle, high = (np.nanmin(present, 1), np.nanmedian(present, 1), np.nanmax(present, 1))
     badness = np.where(there, np.where(np.isnan(values), np.inf, values), -np.inf)
     lost = there & np.isnan(values)
     worst = np.where(lost.any(1), lost.argmax(1), badness.argmax(1))
@@ -67,11 +67,11 @@ class Gathering:
 
     @property
     def columns(self) -> int:
-        """What it takes: so many times WINDOW values."""
+        """Return how many columns of WINDOW values it takes."""
         return int(self._values.shape[1])
 
     def add(self, rank: int, step: Integers, value: Floats, now: float) -> None:
-        """One rank's new values, in order of arrival; `now` is monotonic."""
+        """Add one rank's new values, in order of arrival; `now` is monotonic."""
         if rank not in self._columns:
             if len(self._columns) >= RANKS:
                 return

@@ -19,7 +19,7 @@ from portal.series import bands, rows
 from portal.series.bands import PATIENCE_S, Band
 from portal.series.codec import Floats, Integers, Points, decode_loose, decode_merged
 from portal.series.envelope import of_points, thin
-from portal.series.read import Reading, Source, gaps, ids_of, patiently
+from portal.series.read import SeriesReading, Source, gaps, ids_of, retry_if_moved
 from portal.series.store import Owner
 
 COLUMNS = (Series.Column.MIN, Series.Column.MEDIAN, Series.Column.MAX, Series.Column.WORST)
@@ -64,7 +64,7 @@ def band(
 ) -> Bands:
     """The band of the line of record: per step, over the ranks of the newest incarnation that has it."""
     reading = _BandReading(owners, name, start, end, clock.time() if now is None else now)
-    return patiently(lambda: reading.bands(points))
+    return retry_if_moved(lambda: reading.bands(points))
 
 
 class _BandReading:
@@ -72,12 +72,12 @@ class _BandReading:
 
     def __init__(self, owners: Sequence[Owner], name: str, start: int | None, end: int | None, now: float) -> None:
         self.owners, self.name, self.now = owners, name, now
-        self.own = ids_of(owners, name)
+        self.series_ids = ids_of(owners, name)
         self.stored = {column: ids_of(owners, name, column) for column in COLUMNS}
-        self.readings = [Reading(owners, name, self.stored[c], start=start, end=end) for c in COLUMNS]
+        self.readings = [SeriesReading(owners, name, self.stored[c], start=start, end=end) for c in COLUMNS]
 
     def bands(self, points: int | None) -> Bands:
-        self._look()
+        self._load()
         if points is not None and all(reading.is_long(points) for reading in self.readings):
             outlines = [thin(reading.outline(), points) for reading in self.readings]
             low, middle, high, _ = outlines
@@ -104,22 +104,22 @@ class _BandReading:
             _worst(high, worst, np.searchsorted(high.step, first)),
         )
 
-    def _look(self) -> None:
-        """One look at the stored columns, and the bands of what is still loose."""
-        made = fresh(list(self.own), self.readings[0].start, self.readings[0].end, self.now)
+    def _load(self) -> None:
+        """Load the stored columns once, and compute the bands of what is not compacted yet."""
+        made = fresh(list(self.series_ids), self.readings[0].start, self.readings[0].end, self.now)
         every = [series_id for ids in self.stored.values() for series_id in ids]
         found = rows.of_rank(every, 0, self.readings[0].start, self.readings[0].end) if every else rows.as_array([])
         for column, reading in zip(COLUMNS, self.readings, strict=True):
-            mine = found[np.isin(found["series_id"], list(self.stored[column]))]
+            stored_rows = found[np.isin(found["series_id"], list(self.stored[column]))]
             # Loose points have no stored series yet when the first of them have just come.
-            reading.places = self.stored[column] | {-1 - made_of: place for made_of, place in self.own.items()}
+            reading.places = self.stored[column] | {-1 - made_of: place for made_of, place in self.series_ids.items()}
             reading.extra = {}
             synthetic = []
-            for i, one in enumerate(made):
-                points = column_of(one, column)
+            for i, band in enumerate(made):
+                points = column_of(band, column)
                 reading.extra[_SYNTHETIC + i] = points
-                synthetic.append(_row(_SYNTHETIC + i, -1 - one.series_id, one.incarnation, points))
-            reading.use(np.concatenate((mine, rows.as_array(synthetic))))
+                synthetic.append(_row(_SYNTHETIC + i, -1 - band.series_id, band.incarnation, points))
+            reading.use(np.concatenate((stored_rows, rows.as_array(synthetic))))
 
     def _answer(
         self, first: Integers, last: Integers, low: Floats, middle: Floats, high: Floats, worst: Integers
@@ -144,12 +144,12 @@ def fresh(series_ids: Sequence[int], start: int, end: int, now: float | None) ->
     for series_id, incarnation, first, last in loose.values_list("series_id", "incarnation", "first_step", "last_step"):
         touched.setdefault((series_id, incarnation), []).append((max(first, start), min(last, end)))
     made = (make(series_id, incarnation, spans, now) for (series_id, incarnation), spans in touched.items())
-    return [one for one in made if one is not None]
+    return [band for band in made if band is not None]
 
 
 def make(series_id: int, incarnation: int, spans: Sequence[Interval], now: float | None) -> Made | None:
     """The band over these steps, of every rank's points wherever they are stored."""
-    ranks = _known_ranks(series_id)
+    ranks = _rank_count(series_id)
     if ranks < 2:
         return None
     spans = _joined(spans)
@@ -201,8 +201,8 @@ def _made(
     return Made(series_id, incarnation, Band(steps[shown], *columns), newest[shown])
 
 
-def _known_ranks(series_id: int) -> int:
-    """How many ranks report this series: 0 to the highest that ever did."""
+def _rank_count(series_id: int) -> int:
+    """Return how many ranks report this series: 0 to the highest that ever did."""
     with connection.cursor() as cursor:
         # Two aggregates, because each is quick by an index of its own.
         cursor.execute(
@@ -225,7 +225,7 @@ def _joined(spans: Sequence[Interval]) -> list[Interval]:
 
 
 def column_of(made: Made, column: str) -> Points:
-    """One column of a band, as the points of a curve."""
+    """Return one column of a band as the points of a curve."""
     band = made.band
     value = {"min": band.min, "median": band.median, "max": band.max, "worst": band.worst.astype(np.float64)}[column]
     return Points(band.step, made.time, value)

@@ -53,7 +53,7 @@ EMPTY = Points(np.empty(0, np.int64), np.empty(0), np.empty(0))
 
 @dataclass(frozen=True)
 class Summary:
-    """What a chunk's row tells without its data; min, max and sum are over finite values."""
+    """Summary of a chunk, stored in its row; min, max and sum are over finite values."""
 
     n: int
     first_step: int
@@ -122,12 +122,12 @@ def decode_loose(data: bytes) -> list[tuple[int, Points]]:
 
 
 def decode_rank(data: bytes, rank: int) -> Points:
-    """One rank's points of a loose chunk, in order of arrival."""
+    """Return one rank's points of a loose chunk, in order of arrival."""
     head, step, value = _open_loose(data)
     counts = head["n"].astype(np.int64)
-    mine = head["rank"] == rank
-    mask = np.repeat(mine, counts)
-    return Points(step[mask], np.repeat(head["time"][mine], counts[mine]), value[mask])
+    of_rank = head["rank"] == rank
+    mask = np.repeat(of_rank, counts)
+    return Points(step[mask], np.repeat(head["time"][of_rank], counts[of_rank]), value[mask])
 
 
 def _open_loose(data: bytes) -> tuple[NDArray[np.void], Integers, Floats]:
@@ -140,7 +140,7 @@ def _open_loose(data: bytes) -> tuple[NDArray[np.void], Integers, Floats]:
 
 
 def encode_merged(points: Points) -> bytes:
-    """One rank's points, steps rising."""
+    """Encode one rank's points with rising steps."""
     stride = _stride(points.step)
     steps = b"" if stride else _deflate(np.diff(points.step, prepend=points.step[0]).astype("<i8"))
     starts = np.flatnonzero(np.diff(points.time, prepend=np.nan))
@@ -158,10 +158,10 @@ def decode_merged(data: bytes, *, times: bool = True) -> Points:
     return Points(_steps(data, n, first, stride, at_times), time, _inflate(data[at_values:], "<f8"))
 
 
-def joined(series: Iterable[tuple[int, Sequence[bytes]]]) -> Iterator[tuple[int, Integers, Floats]]:
-    """Each one's number, with the steps and values of all its merged chunks, one chunk after the other.
+def concatenated(series: Iterable[tuple[int, Sequence[bytes]]]) -> Iterator[tuple[int, Integers, Floats]]:
+    """Yield each series' number with the steps and values of all its merged chunks, one chunk after the other.
 
-    What it yields is written over by the next: new memory for each would cost as much as opening them.
+    The yielded arrays are overwritten by the next: new memory for each would cost as much as decoding them.
     """
     step, value = np.empty(0, np.int64), np.empty(0)
     for number, chunks in series:
@@ -178,7 +178,7 @@ def joined(series: Iterable[tuple[int, Sequence[bytes]]]) -> Iterator[tuple[int,
 
 
 def _open_merged(data: bytes) -> tuple[int, int, int, int, int]:
-    """How many points, their first step and stride; and where their times and their values begin."""
+    """Return how many points, their first step and stride, and where their times and values begin."""
     kind, n, first, stride, steps, times, _ = _MERGED.unpack_from(data)
     if kind != MERGED:
         raise ValueError(f"a chunk of kind {kind} where a merged one was expected")

@@ -76,7 +76,7 @@ def compact(budget_s: float = 30.0, *, quiet: Callable[[Set[Owner]], Set[Owner]]
     deadline = time.monotonic() + budget_s
     gone = 0
     for ripe in _ripe(quiet):
-        gone += _compact_one(ripe, deadline)
+        gone += _compact_series(ripe, deadline)
         if time.monotonic() > deadline:
             break
     return gone
@@ -104,7 +104,7 @@ def _ripe(quiet: Callable[[Set[Owner]], Set[Owner]]) -> list[_Ripe]:
     return ripe
 
 
-def _compact_one(ripe: _Ripe, deadline: float) -> int:
+def _compact_series(ripe: _Ripe, deadline: float) -> int:
     """Round after round until nothing is left that is worth it: a transaction holds only so much."""
     gone = 0
     while True:
@@ -190,7 +190,7 @@ def _swap(ripe: _Ripe, plan: _Plan) -> _Swap | None:
     for chunk_id in ids:
         for rank, points in decode_loose(bytes(data[chunk_id])):
             parts.setdefault(rank, []).append(points)
-    ranks = {rank: merge([(points, 0) for points in mine])[0] for rank, mine in sorted(parts.items())}
+    ranks = {rank: merge([(points, 0) for points in points_parts])[0] for rank, points_parts in sorted(parts.items())}
     rows = _cut(ripe, ranks) if plan.cut else _filled(ripe, ranks)
     is_as_before = len(ids) == len(rows) == 1 and plan.rows[0].kind == Chunk.Kind.GATHERED and not ripe.is_idle
     return None if is_as_before else _Swap(ids, rows)
@@ -230,7 +230,7 @@ def _gathered(ripe: _Ripe, ranks: dict[int, Points]) -> tuple[Any, ...]:
 
 
 def _runs(rank: int, points: Points) -> list[tuple[int, float, int]]:
-    """One rank's points cut where their time changes."""
+    """Return one rank's points, cut where their time changes."""
     starts = np.flatnonzero(np.diff(points.time, prepend=np.nan))
     counts = np.diff(starts, append=len(points))
     return [(rank, float(points.time[at]), int(n)) for at, n in zip(starts, counts, strict=True)]

@@ -63,7 +63,7 @@ def of_points(points: Points, source: Integers) -> Outline:
 
 
 def concatenate(pieces: Sequence[Outline]) -> Outline:
-    """All stretches, in order of their first step."""
+    """Return all stretches, in order of their first step."""
     order = np.argsort(np.concatenate([piece.first for piece in pieces]), kind="stable")
     return Outline(
         *(np.concatenate([getattr(p, name) for p in pieces])[order] for name in Outline.__dataclass_fields__)

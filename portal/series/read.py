@@ -18,7 +18,7 @@ from portal.models import Chunk
 from portal.series import rows as chunk_rows
 from portal.series.codec import POINTS, Floats, Integers, Points
 from portal.series.envelope import Outline, concatenate, of_points, of_rows, thin
-from portal.series.rows import LAST_STEP, Moved
+from portal.series.rows import LAST_STEP, ChunksMoved
 from portal.series.store import Owner
 
 _ATTEMPTS = 5  # to read between compactions
@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One line. Either `value`, or `min`, `max` and `mean` of about `points` stretches, named by their first step.
+    """A line: either `value`, or `min`, `max` and `mean` of about `points` stretches, named by their first step.
 
-    `count` is how many points it stands for, `last_step` the last of their steps (None: there are none).
-    `source` points into `sources`; `gaps` are the stretches (from, to, word) without any finite value; `superseded` are
-    those (from, to) that a newer source has done again, as far as the rows alone tell: where there are none, none.
+    `count` is how many points it represents, `last_step` the last of their steps (None if there are none).
+    `source` are indices into `sources`; `gaps` are stretches (from, to, word) without any finite value; `superseded`
+    are stretches (from, to) that a newer source has repeated, as far as the rows alone show it.
     """
 
     name: str
@@ -67,10 +67,10 @@ def curve(
     points: int | None = 1_000,
 ) -> Curve:
     """The line of record, in at most about `points` points; None: every one."""
-    return Reading(owners, name, ids_of(owners, name), rank=rank, start=start, end=end).curve(points)
+    return SeriesReading(owners, name, ids_of(owners, name), rank=rank, start=start, end=end).curve(points)
 
 
-def lives(
+def incarnation_curves(
     owners: Sequence[Owner],
     name: str,
     *,
@@ -79,22 +79,22 @@ def lives(
     end: int | None = None,
     points: int | None = 1_000,
 ) -> list[Curve]:
-    """One curve for each owner and incarnation, ghosts included, oldest first."""
-    reading = Reading(owners, name, ids_of(owners, name), rank=rank, start=start, end=end)
-    return [reading.curve(points, only=i) for i in range(len(reading.look()))]
+    """Return one curve for each owner and incarnation, superseded ones included, oldest first."""
+    reading = SeriesReading(owners, name, ids_of(owners, name), rank=rank, start=start, end=end)
+    return [reading.curve(points, only=i) for i in range(len(reading.load()))]
 
 
 def stretches(
     owners: Sequence[Owner], name: str, *, rank: int = 0, points: int = 1_000
 ) -> tuple[Outline, list[Source]]:
     """The line of record in stretches of one source, with their sums: a point each where it is short, else a row."""
-    reading = Reading(owners, name, ids_of(owners, name), rank=rank)
+    reading = SeriesReading(owners, name, ids_of(owners, name), rank=rank)
 
-    def look() -> tuple[Outline, list[Source]]:
-        sources = reading.look()
+    def read_once() -> tuple[Outline, list[Source]]:
+        sources = reading.load()
         return (reading.outline() if reading.is_long(points) else of_points(*reading.exact())), sources
 
-    return patiently(look)
+    return retry_if_moved(read_once)
 
 
 def outline_of(
@@ -108,15 +108,15 @@ def outline_of(
     points: int = 1_000,
 ) -> Outline:
     """Return what one incarnation reported, in stretches of a chunk each where it is long, else point by point."""
-    reading = Reading([owner], name, ids_of([owner], name), rank=rank, start=start, end=end)
+    reading = SeriesReading([owner], name, ids_of([owner], name), rank=rank, start=start, end=end)
 
-    def look() -> Outline:
-        wanted = [place for place, source in enumerate(reading.look()) if source[1] == incarnation]
-        own = np.isin(reading.source, wanted)
-        reading.rows, reading.source = reading.rows[own], reading.source[own]
+    def read_once() -> Outline:
+        wanted = [place for place, source in enumerate(reading.load()) if source[1] == incarnation]
+        selected = np.isin(reading.source, wanted)
+        reading.rows, reading.source = reading.rows[selected], reading.source[selected]
         return reading.outline() if reading.is_long(points) else of_points(*reading.exact())
 
-    return patiently(look)
+    return retry_if_moved(read_once)
 
 
 def ids_of(owners: Sequence[Owner], name: str, column: str = "") -> dict[int, int]:
@@ -139,8 +139,8 @@ def ids_of(owners: Sequence[Owner], name: str, column: str = "") -> dict[int, in
         return {series_id: places[kind, number] for series_id, kind, number in cursor.fetchall()}
 
 
-class Reading:
-    """One look at the rows of a curve, and what is made of it. `places` says whose each series is."""
+class SeriesReading:
+    """One reading of a curve's rows, and what is computed from it. `places` maps each series to its owner."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Reading:
         self.extra: dict[int, Points] = {}  # of rows that are in no table
         self.again: list[tuple[int, int]] = []  # superseded stretches
 
-    def look(self) -> list[Source]:
+    def load(self) -> list[Source]:
         """Read the rows, and number their sources from the oldest to the newest."""
         ids = list(self.places)
         return self.use(chunk_rows.of_rank(ids, self.rank, self.start, self.end) if ids else chunk_rows.as_array([]))
@@ -176,10 +176,10 @@ class Reading:
         return self.sources
 
     def curve(self, points: int | None, only: int | None = None) -> Curve:
-        return patiently(lambda: self._curve(points, only))
+        return retry_if_moved(lambda: self._curve(points, only))
 
     def _curve(self, points: int | None, only: int | None) -> Curve:
-        self.look()
+        self.load()
         self.again = self.superseded()
         if only is not None:
             self.rows, self.source = self.rows[self.source == only], self.source[self.source == only]
@@ -210,7 +210,7 @@ class Reading:
         return found
 
     def is_long(self, points: int) -> bool:
-        """Whether the rows alone tell enough for a picture of so many points."""
+        """Return whether the rows alone suffice for a picture of so many points."""
         return int(np.count_nonzero(self.rows["kind"] == Chunk.Kind.MERGED)) >= max(2, points // 2)
 
     def exact(self, which: NDArray[np.int64] | None = None) -> tuple[Points, Integers]:
@@ -227,11 +227,11 @@ class Reading:
 
     def outline(self) -> Outline:
         """The curve's outline, by the rows alone where one chunk is all there is for its steps, else by the points."""
-        rows, kept = self.rows, ~_superseded(self.rows, self.source)
-        alone = kept & _alone(rows, kept) & (rows["kind"] == Chunk.Kind.MERGED)
+        rows, remaining = self.rows, ~_superseded(self.rows, self.source)
+        alone = remaining & _alone(rows, remaining) & (rows["kind"] == Chunk.Kind.MERGED)
         alone &= (rows["first_step"] >= self.start) & (rows["last_step"] <= self.end)
         pieces = [of_rows(rows[alone], self.source[alone])]
-        if (rest := np.flatnonzero(kept & ~alone)).size:
+        if (rest := np.flatnonzero(remaining & ~alone)).size:
             points, source = self.exact(rest)
             pieces.append(thin(of_points(points, source), max(1, len(points) * 4 // POINTS)))
         return concatenate(pieces)
@@ -270,12 +270,12 @@ class Reading:
         )
 
 
-def patiently(read: Callable[[], T]) -> T:
-    """What `read` answers, read again where a compaction came in between."""
+def retry_if_moved(read: Callable[[], T]) -> T:
+    """Return what `read` returns, retrying if a compaction came in between."""
     for _ in range(_ATTEMPTS - 1):
         try:
             return read()
-        except Moved:
+        except ChunksMoved:
             continue
     return read()
 
@@ -288,14 +288,14 @@ def gaps(first: Integers, last: Integers, value: Floats) -> list[tuple[int, int,
 
 
 def word(value: float) -> str:
-    """What JSON cannot say, as reports say it."""
+    """Return the word for a value that JSON cannot express, as reports write it."""
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
 
 
-def _alone(rows: NDArray[np.void], kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Rows whose range of steps no other kept row touches."""
+def _alone(rows: NDArray[np.void], remaining: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Select rows whose range of steps no other remaining row touches."""
     alone = np.zeros(len(rows), np.bool_)
-    which = np.flatnonzero(kept)
+    which = np.flatnonzero(remaining)
     which = which[np.argsort(rows["first_step"][which], kind="stable")]
     first, reach = rows["first_step"][which], np.maximum.accumulate(rows["last_step"][which])
     clear_before = np.concatenate(([True], first[1:] > reach[:-1]))
@@ -311,13 +311,15 @@ def _superseded(rows: NDArray[np.void], source: Integers) -> NDArray[np.bool_]:
     gone = np.zeros(len(rows), np.bool_)
     cover: list[tuple[int, int, int]] = []  # (first, last, stride) of newer sources
     for newest in sorted(set(source.tolist()), reverse=True):
-        mine = np.flatnonzero(source == newest)
+        newest_rows = np.flatnonzero(source == newest)
         for first, last, stride in cover:
-            inside = (rows["first_step"][mine] >= first) & (rows["last_step"][mine] <= last)
-            on_it = (rows["stride"][mine] % stride == 0) & ((rows["first_step"][mine] - first) % stride == 0)
-            even = (rows["stride"][mine] > 0) | (stride == 1)
-            gone[mine] |= inside & on_it & even
-        cover += _stretches(rows[mine])
+            inside = (rows["first_step"][newest_rows] >= first) & (rows["last_step"][newest_rows] <= last)
+            on_it = (rows["stride"][newest_rows] % stride == 0) & (
+                (rows["first_step"][newest_rows] - first) % stride == 0
+            )
+            even = (rows["stride"][newest_rows] > 0) | (stride == 1)
+            gone[newest_rows] |= inside & on_it & even
+        cover += _stretches(rows[newest_rows])
     return gone
 
 

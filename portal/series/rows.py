@@ -38,7 +38,7 @@ _UNMERGED = (
 )
 
 
-class Moved(Exception):
+class ChunksMoved(Exception):
     """Rows went between looking at them and opening them: a compaction came in between. Look again."""
 
 
@@ -62,7 +62,7 @@ def as_array(rows: Iterable[tuple[Any, ...]]) -> NDArray[np.void]:
 
 
 def open_rank(ids: Sequence[int], rank: int, *, times: bool = True) -> dict[int, Points]:
-    """One rank's points in these chunks, by id. Raises Moved if one is gone."""
+    """Return one rank's points in these chunks, by id. Raises ChunksMoved if one is gone."""
     found = {}
     for chunk_id, kind, data in data_of(ids):
         if kind == Chunk.Kind.MERGED:
@@ -82,12 +82,12 @@ def data_of(ids: Sequence[int]) -> list[tuple[int, int, bytes]]:
             cursor.execute(f"SELECT id, kind, data FROM portal_chunk WHERE id IN ({marks})", part)
             found += [(chunk_id, kind, bytes(data)) for chunk_id, kind, data in cursor.fetchall()]
     if len(found) < len(ids):
-        raise Moved
+        raise ChunksMoved
     return found
 
 
 def merged_of(series_ids: Sequence[int], rank: int, start: int, end: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Each series with its merged chunks that have points of this rank in start..end, in order of their first step."""
+    """Return each series' merged chunks with points of this rank in start..end, in order of their first step."""
     for at in range(0, len(series_ids), _AT_ONCE):
         part = series_ids[at : at + _AT_ONCE]
         found: dict[int, list[bytes]] = {}

@@ -54,8 +54,8 @@ def declare(owner: Owner, names: Sequence[str], *, column: str = "", limit: int 
     kind, owner_id = owner
     there = Series.objects.filter(owner_kind=kind, owner_id=owner_id, column=column)
     if limit is not None and len(names) > limit:  # the owner has fewer: compare with all that it has
-        known = dict(there.values_list("name", "id"))
-        ids = {name: known[name] for name in names if name in known}
+        existing = dict(there.values_list("name", "id"))
+        ids = {name: existing[name] for name in names if name in existing}
     else:
         ids = find(owner, names, column=column)
     fresh = [name for name in names if name not in ids]
@@ -106,7 +106,7 @@ def merged_row(series_id: int, incarnation: int, rank: int, points: Points) -> t
 
 
 def names(owners: Iterable[Owner]) -> list[str]:
-    """What these owners have series of, in order of first appearance."""
+    """Return the names of these owners' series, in order of first appearance."""
     found: dict[str, None] = {}
     for kind, owner_id in owners:
         there = Series.objects.filter(owner_kind=kind, owner_id=owner_id, column="").order_by("id")
@@ -137,6 +137,6 @@ def recent(owner: Owner, *, seconds: float) -> list[tuple[str, int, int, Points]
 def drop(owner: Owner) -> None:
     """Forget everything that the owner has; part of the caller's transaction."""
     kind, owner_id = owner
-    mine = Series.objects.filter(owner_kind=kind, owner_id=owner_id)
-    Chunk.objects.filter(series__in=mine).delete()
-    mine.delete()
+    owned = Series.objects.filter(owner_kind=kind, owner_id=owner_id)
+    Chunk.objects.filter(series__in=owned).delete()
+    owned.delete()

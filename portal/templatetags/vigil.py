@@ -1,4 +1,4 @@
-"""How Vigil writes numbers, times and states in pages (a builtin: needs no load). The rules: vigil_core.formatting."""
+"""Format numbers, times and states in pages (a builtin: needs no load). The rules are in vigil_core.formatting."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ for _name in ("count", "loss", "measure", "percent", "share", "disk", "memory", 
 @register.filter
 def plural(number: int, forms: str) -> str:
     """`{{ n|plural:"job" }}`, `{{ n|plural:"entry,entries" }}`."""
-    one, _, many = forms.partition(",")
-    return formatting.plural(number, one, many)
+    singular, _, many = forms.partition(",")
+    return formatting.plural(number, singular, many)
 
 
 @register.filter
@@ -64,7 +64,7 @@ def _time(then: datetime | None, text: str, live: str = "") -> str | SafeString:
 
 @register.filter
 def ago(then: datetime | None) -> str:
-    """How long ago, kept true by the page's one timer."""
+    """Return how long ago, kept up to date by the page's timer."""
     return _time(then, formatting.ago(then) if then else "", "ago")
 
 
@@ -80,7 +80,7 @@ def clock(then: datetime | None) -> str:
 
 @register.filter
 def second(then: datetime | None) -> str:
-    """To the second: what is compared with other times of the same day."""
+    """Return the time to the second, for comparing times of the same day."""
     return _time(then, formatting.second(then) if then else "")
 
 
@@ -91,7 +91,7 @@ def day(then: datetime | None) -> str:
 
 @register.filter
 def elapsed(then: datetime | None) -> str:
-    """How long since, as a duration that goes on."""
+    """Return the time since as a duration that keeps counting."""
     return _time(then, formatting.duration((timezone.now() - then).total_seconds()) if then else "", "elapsed")
 
 

@@ -184,7 +184,7 @@ def sign_in(browser: Browser, stack: Stack) -> Any:
     page.get_by_role("button", name="Sign in as").click()
     page.wait_for_url("**/accounts/password/new/")
     page.get_by_label("Password").fill(PASSWORD)
-    page.get_by_label("The same again").fill(PASSWORD)
+    page.get_by_label("Repeat the password").fill(PASSWORD)
     page.get_by_role("button", name="Set it").click()
     page.wait_for_url(stack.url + "/")
     assert not watched.complaints

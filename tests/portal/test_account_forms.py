@@ -31,13 +31,13 @@ def complaints(browser: Client, path: str, fields: dict[str, str]) -> list[str]:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({}, ["Name is missing. Say what the token is for, such as the machine that will hold it.",
+        ({}, ["Name is missing. Enter what the token is for, such as the machine that uses it.",
               "Choose what it may do.", "Days is missing. Fill it in."]),
         ({"name": "x" * 101, "days": "0"},
-         ["Name is too long: take at most 100 characters.", "A token lives for at least 1 day."]),
+         ["Name is too long: use at most 100 characters.", "A token is valid for at least 1 day."]),
         ({"name": "x\0", "scope": "admin", "days": "366"},
-         ["Name contains a NUL character. Remove it.", "May has no such choice for you. Choose one of the list.",
-          "A token lives for at most 365 days."]),
+         ["Name contains a NUL character. Remove it.", "This scope is not available to you. Choose one from the list.",
+          "A token is valid for at most 365 days."]),
         ({"days": "ten"}, ["Days must be a whole number, such as 90."]),
     ],
 )  # fmt: skip
@@ -49,11 +49,11 @@ def test_a_token(browser, fields, said):
 @pytest.mark.parametrize(
     ("new", "again", "said"),
     [
-        ("", "", ["The new password is missing. Fill it in.", "Type the new password here once more."]),
-        ("quite new indeed", "other", ["The two are not the same. Type the new password once more in both."]),
-        ("short", "short", ["Too short: take at least 10 characters."]),
-        ("password1234", "password1234", ["Too common: one of the first that is guessed. Take another."]),
-        ("miranda1234", "miranda1234", ["Too much like your own name. Take another."]),
+        ("", "", ["The new password is missing. Fill it in.", "Enter the new password again."]),
+        ("quite new indeed", "other", ["The passwords differ. Enter the new password again in both fields."]),
+        ("short", "short", ["Too short: use at least 10 characters."]),
+        ("password1234", "password1234", ["Too common and easily guessed. Choose another."]),
+        ("miranda1234", "miranda1234", ["Too similar to your name. Choose another."]),
     ],
 )
 def test_changing_a_password(browser, new, again, said):
@@ -63,7 +63,7 @@ def test_changing_a_password(browser, new, again, said):
 
 def test_the_password_now(browser):
     fields = {"oldpassword": "wrong", "password1": "quite new indeed", "password2": "quite new indeed"}
-    said = "This is not your password now. Type the one that you sign in with."
+    said = "This is not your current password. Enter the one that you sign in with."
     assert complaints(browser, "/accounts/password/change/", fields) == [said]
 
 
@@ -80,10 +80,10 @@ def test_a_first_password(browser):
     session = browser.session
     session["may_set_password"] = True
     session.save()
-    said = ["Password is missing. Fill it in.", "Type the password here once more."]
+    said = ["Password is missing. Fill it in.", "Enter the password again."]
     assert complaints(browser, "/accounts/password/new/", {"new_password1": ""}) == said
     fields = {"new_password1": "quite new indeed", "new_password2": "x"}
-    said = ["The two are not the same. Type the new password once more in both."]
+    said = ["The passwords differ. Enter the new password again in both fields."]
     assert complaints(browser, "/accounts/password/new/", fields) == said
 
 

@@ -292,7 +292,7 @@ def test_me_projects_and_nodes(mira):
     [
         (
             "waste?from=2026-01-01&to=2026-02-01",
-            "There is no query parameter 'from'. This address takes days, by, sort",
+            "Unknown query parameter 'from'. This address takes days, by, sort",
         ),
         ("jobs?stat=alive", "Did you mean state?"),
         ("me?limit=1", "this address takes none"),

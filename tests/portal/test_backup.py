@@ -223,10 +223,10 @@ def test_refusals_of_backup(make_stack: MakeStack, made: Path, tmp_path: Path) -
     assert path.read_text() == "mine"
     assert "is a folder" in one_line(stack.vigil("backup", str(tmp_path)))
     os.mkfifo(tmp_path / "pipe")
-    assert "is no plain file" in one_line(stack.vigil("backup", str(tmp_path / "pipe"), "--force"))
+    assert "is not a plain file" in one_line(stack.vigil("backup", str(tmp_path / "pipe"), "--force"))
     assert (tmp_path / "pipe").is_fifo()
     (tmp_path / "pipe").unlink()
-    assert "there is no folder" in one_line(stack.vigil("backup", str(tmp_path / "no" / "file")))
+    assert "no such folder:" in one_line(stack.vigil("backup", str(tmp_path / "no" / "file")))
     (stack.home / "vigil.sqlite3").touch()
     assert "was never started" in one_line(stack.vigil("backup", str(tmp_path / "empty")))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["vigil.tar.gz"]
@@ -274,7 +274,7 @@ def test_another_kind_a_newer_one_and_what_is_none_are_refused(
     assert "cannot be read" in one_line(stack.vigil("restore", str(tmp_path)))
     stack.environment["DATABASE_URL"] = "postgresql://vigil@127.0.0.1:1/vigil"
     refused = one_line(stack.vigil("restore", str(made)))
-    assert "a backup of SQLite does not go into PostgreSQL" in refused
+    assert "a backup of SQLite cannot be restored into PostgreSQL" in refused
     assert "unset DATABASE_URL" in refused
     assert not (stack.home / "vigil.sqlite3").exists()
 
@@ -345,7 +345,7 @@ def test_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_what_takes_long_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    said = files.Said("Copying")
+    said = files.ProgressMessages("Copying")
     said(1, 2)
     assert not capsys.readouterr().err
     said.next = time.monotonic()

@@ -166,7 +166,7 @@ def test_other_kind_of_database_is_refused(make_stack: MakeStack, database: Call
     stack = make_stack(fresh=True, DATABASE_URL=database())
     assert stack.vigil("backup", str(path)).returncode == 0
     refused = one_line(make_stack(fresh=True).vigil("restore", str(path)))
-    assert "a backup of PostgreSQL does not go into SQLite: set DATABASE_URL" in refused
+    assert "a backup of PostgreSQL cannot be restored into SQLite: set DATABASE_URL" in refused
 
 
 def test_server_that_does_not_answer_is_a_sentence(make_stack: MakeStack, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def _answers_of_socket(monkeypatch: pytest.MonkeyPatch, extensions: dict[str, An
     monkeypatch.setattr(sockets, "user_of_token", refuse)
     headers = [(b"host", b"127.0.0.1:8000"), (b"authorization", b"Bearer x")]
     scope = {"type": "websocket", "path": "/ws/jobs", "headers": headers, "extensions": extensions}
-    asyncio.run(sockets.Door(nobody)(scope, None, send))
+    asyncio.run(sockets.SocketGate(nobody)(scope, None, send))
     return sent
 
 

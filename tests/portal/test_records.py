@@ -53,7 +53,7 @@ def test_they_have_vigils_name_and_lead_back(browser: Client, path: str) -> None
 
 def test_they_speak_our_words(browser: Client) -> None:
     seen = words(browser.get("/admin/").text)
-    for name in ("People and projects", "People", "Audit log", "Locked out for guessing", "Cluster", "QOS"):
+    for name in ("People and projects", "People", "Audit log", "Failed sign-ins", "Cluster", "QOS"):
         assert name in seen
     assert "Axes" not in seen
     assert "Access attempts" not in seen
@@ -83,7 +83,7 @@ def test_they_are_for_sysadmins_alone() -> None:
     for path in ("/admin/", "/admin/portal/user/", "/admin/nonsense/", "/admin/logout/"):
         refused = member.get(path)
         assert refused.status_code == 403, path
-        assert "The records are for sysadmins, and mira is none." in words(refused.text)
+        assert "Only sysadmins can see the records, and mira is none." in words(refused.text)
         assert 'href="/"' in refused.text
     assert member.get("/admin/login/?next=/admin/", follow=True).status_code == 403, "no loop"
     assert Client().get("/admin/").status_code == 302, "whoever is not signed in is asked to"

@@ -56,7 +56,7 @@ def test_chunks_are_joined_as_each_is_opened_alone(series: list[list[list[tuple[
         parts = [tuple(np.array(column) for column in zip(*sorted(points), strict=True)) for points in one]
         chunks.append([codec.encode_merged(Points(step, np.zeros(len(step)), told)) for step, told in parts])
     numbers = []
-    for number, step, told in codec.joined(enumerate(chunks)):
+    for number, step, told in codec.concatenated(enumerate(chunks)):
         numbers.append(number)
         alone = [codec.decode_merged(data) for data in chunks[number]]
         np.testing.assert_array_equal(step, [s for part in alone for s in part.step.tolist()])
@@ -113,7 +113,7 @@ def test_the_line_of_record_is_the_newest_word_on_each_step(
         assert (few.count, few.last_step) == (len(expected), max(expected, default=None))
         for step, source in zip(curve.step.tolist(), curve.source.tolist(), strict=True):
             assert step in told[rank, *curve.sources[source]]
-        for life in read.lives([OWNER, LATER], "loss", rank=rank, points=None):
+        for life in read.incarnation_curves([OWNER, LATER], "loss", rank=rank, points=None):
             if len(life.step):
                 assert same(points_of(life), told[rank, *life.sources[life.source[0]]])
 

@@ -34,7 +34,7 @@ from jobs.postmortem.evidence.launchers import failure_of
 from portal.models import Chunk, Series
 from portal.series.codec import Floats
 from portal.series.envelope import Outline
-from portal.series.read import lives, outline_of, word
+from portal.series.read import incarnation_curves, outline_of, word
 
 FILE = "reported series"
 SECONDS = 5.0  # of a hundred for all sources; a series of a million points takes some 20 ms
@@ -137,7 +137,7 @@ class _Reader:
 
     def word_at(self, curve: Curve, step: int) -> str:
         """Return what a value that is not finite is called."""
-        for life in lives([self._owner], curve.name, rank=curve.rank, start=step, end=step, points=None):
+        for life in incarnation_curves([self._owner], curve.name, rank=curve.rank, start=step, end=step, points=None):
             if life.value is not None and len(life.value) and life.sources[int(life.source[0])][1] == self._incarnation:
                 return word(float(life.value[0]))
         return "not finite"

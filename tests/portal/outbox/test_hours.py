@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.outbox.hours import Hours, zone_of, zones
+from portal.outbox.hours import DeliveryHours, zone_of, zones
 
 NIGHT = (time(22), time(7))
 BERLIN = "Europe/Berlin"
@@ -39,7 +39,7 @@ def at(text: str) -> datetime:
     ],
 )
 def test_quiet_until(quiet: tuple[time, time], moment: str, until: str | None) -> None:
-    found = Hours(BERLIN, quiet).quiet_until(at(moment))
+    found = DeliveryHours(BERLIN, quiet).quiet_until(at(moment))
     assert found == (at(until) if until else None)
 
 
@@ -55,11 +55,11 @@ def test_quiet_until(quiet: tuple[time, time], moment: str, until: str | None) -
     ],
 )
 def test_digests(digest: str, moment: str, due: str) -> None:
-    assert Hours(BERLIN, digest=digest).due(at(moment)) == (at(due), bool(digest))
+    assert DeliveryHours(BERLIN, digest=digest).due(at(moment)) == (at(due), bool(digest))
 
 
 def test_an_hourly_digest_waits_for_the_end_of_the_night() -> None:
-    assert Hours(BERLIN, NIGHT, "hourly").due(at("2026-01-10T20:30")) == (at("2026-01-11T06:00"), True)
+    assert DeliveryHours(BERLIN, NIGHT, "hourly").due(at("2026-01-10T20:30")) == (at("2026-01-11T06:00"), True)
 
 
 @given(
@@ -70,7 +70,7 @@ def test_an_hourly_digest_waits_for_the_end_of_the_night() -> None:
 def test_it_always_goes_within_two_days_and_never_before(
     moment: datetime, start: time, end: time, zone: str, digest: str
 ) -> None:
-    hours = Hours(zone, (start, end), digest)
+    hours = DeliveryHours(zone, (start, end), digest)
     due, is_held = hours.due(moment)
     assert moment <= due <= moment + timedelta(hours=50)
     assert is_held == (due > moment)

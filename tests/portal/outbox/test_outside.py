@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from portal.sending import outside
-from portal.sending.outside import Refused, checked, is_outside
+from portal.sending.outside import AddressRefused, checked, is_outside
 from tests.portal.outbox import receiving
 from tests.portal.outbox.receiving import status
 from tests.waiting import until
@@ -61,7 +61,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 def test_inside(address: str) -> None:
     assert not is_outside(ip_address(address))
     host = f"[{address}]" if ":" in address else address
-    with pytest.raises(Refused, match="inside the site"):
+    with pytest.raises(AddressRefused, match="inside the site"):
         checked(f"https://{host}/hook")
 
 
@@ -79,14 +79,14 @@ def test_outside(address: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(Refused, match="no address of the web"):
+    with pytest.raises(AddressRefused, match="no address of the web"):
         checked(url)
 
 
 def test_plain_http_and_passwords_are_refused() -> None:
-    with pytest.raises(Refused, match="https://"):
+    with pytest.raises(AddressRefused, match="https://"):
         checked("http://hooks.example/x")
-    with pytest.raises(Refused, match="user name and password"):
+    with pytest.raises(AddressRefused, match="user name and password"):
         checked("https://mira:s3cret@hooks.example/x")
 
 
@@ -95,14 +95,14 @@ def test_plain_http_and_passwords_are_refused() -> None:
     ["http://2130706433/", "https://2130706433/", "https://0x7f.1/", "https://017700000001/", "https://127.1/"],
 )
 def test_other_spellings_of_this_machine_are_refused_when_they_are_resolved(spelling: str) -> None:
-    with pytest.raises((Refused, OSError)):
+    with pytest.raises((AddressRefused, OSError)):
         post(spelling)
 
 
 @pytest.mark.parametrize("found", [["127.0.0.1"], ["1.1.1.1", "10.0.0.7"], ["169.254.169.254"], ["::1"]])
 def test_a_name_that_leads_inside_is_refused(names: Callable[..., list[str]], found: list[str]) -> None:
     names(found)
-    with pytest.raises(Refused, match=r"hooks\.example is inside the site"):
+    with pytest.raises(AddressRefused, match=r"hooks\.example is inside the site"):
         post("https://hooks.example/x")
 
 
@@ -137,7 +137,7 @@ def test_what_the_site_allows(web: receiving.Web, settings: Any) -> None:
     settings.VIGIL_WEBHOOK_ALLOW = "10.0.0.0/8, 127.0.0.1/32 ,intern.example"
     assert post(web.url).status == 200
     settings.VIGIL_WEBHOOK_ALLOW = "10.0.0.0/8"
-    with pytest.raises(Refused):
+    with pytest.raises(AddressRefused):
         post(web.url)
 
 

@@ -101,7 +101,7 @@ class TestWhoGetsIt:
         is_due()
         assert send() == 1
         assert (web.got[0].json["type"], web.got[0].json["data"]["title"]) == ("notice.incident", "wren idles for 6 h.")
-        assert Delivery.objects.filter(error="A newer message says it.").count() == 6
+        assert Delivery.objects.filter(error="Superseded by a newer message.").count() == 6
 
     def test_what_is_no_longer_so_is_not_sent(self, oskar: User, channel: Make) -> None:
         channel()
@@ -177,7 +177,7 @@ class TestTriedAgain:
         ("code", "words"),
         [
             (400, "answered 400"), (401, "answered 401"), (404, "answered 404"), (410, "answered 410"),
-            (302, "sends on to another address"), (308, "sends on to another address"),
+            (302, "redirects to another address"), (308, "redirects to another address"),
         ],
     )  # fmt: skip
     def test_what_never_will(self, oskar: User, channel: Make, web: receiving.Web, code: int, words: str) -> None:

@@ -121,4 +121,4 @@ class TestWords:
         assert not mail.is_set_up()
         tell(oskar)
         send()
-        assert only().error == "This site sends no e-mail: a sysadmin sets EMAIL_URL."
+        assert only().error == "This site cannot send e-mail: a sysadmin must set EMAIL_URL."
