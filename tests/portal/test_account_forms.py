@@ -73,7 +73,7 @@ def test_who_tries_too_often_is_told_to_wait(browser):
         browser.post("/accounts/password/change/", fields)
     page = browser.post("/accounts/password/change/", fields)
     assert page.status_code == 429
-    assert "Wait a minute, then send it again." in page.content.decode()
+    assert "Wait a minute, then try again." in page.content.decode()
 
 
 def test_a_first_password(browser):
@@ -92,4 +92,4 @@ def test_signing_in():
     said = ["User name is missing. Fill it in.", "Password is missing. Fill it in."]
     assert complaints(browser, "/accounts/login/", {}) == said
     (said,) = complaints(browser, "/accounts/login/", {"login": "nobody", "password": "x"})
-    assert said.startswith("No such user name and password.")
+    assert said.startswith("Wrong user name or password.")

@@ -83,7 +83,7 @@ def test_a_project_with_jobs_says_what_to_do_first(browser: Client, default: Pro
 
 def test_the_last_project_says_what_to_do(browser: Client, default: Project) -> None:
     browser.post(path_of(Project.objects.get(slug="vision")), {"post": "yes"})
-    assert "There is no other project" in words(browser.get(path_of(default)).text)
+    assert "No other project can replace it" in words(browser.get(path_of(default)).text)
 
 
 def test_what_names_no_project_goes_to_the_successor(

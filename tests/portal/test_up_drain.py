@@ -49,7 +49,7 @@ def test_a_drained_machine(stack: Stack) -> None:
         wait_for(lambda: (client.get(running).json()["progress"]["step"] or 0) > 0, "the first job's steps", 60)
         drained = stack.vigil("drain", name, "--reason", "fan 3")
         assert (drained.returncode, drained.stdout) == (0, "")
-        assert f"Done: {name} takes no new jobs." in drained.stderr
+        assert f"Done: {name} accepts no new jobs." in drained.stderr
         waiting = submit(client, "drain-waits", 5)
         wait_for(lambda: node_of(stack)["state"] == "draining", "the node's state to be read")
         wait_for(lambda: "drained" in client.get(f"{waiting}/why").json()["said"], "the scheduler's word", 60)

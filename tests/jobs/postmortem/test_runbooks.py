@@ -56,7 +56,7 @@ class TestPages:
         assert "<h2>" in html.partition('class="prose"')[2]
         assert '.md"' not in html, "links lead to pages, not to files"
         assert "<h1>" not in html.partition('class="prose"')[2], "the page has its own"
-        assert "Write the site" not in html
+        assert "Write a site" not in html
 
     def test_what_is_none(self) -> None:
         assert signed_in(person("mira")).get("/runbooks/gpu.tired").status_code == 404
@@ -114,7 +114,7 @@ class TestCommand:
         portal.answers["GET", "runbooks/gpu.nvlink"] = problem(503, "Its database is busy.")
         told = vigil("runbook", "gpu.nvlink")
         assert told.stdout.startswith("# gpu.nvlink: ")
-        assert "Vigil's own" in told.stderr
+        assert "built-in runbook" in told.stderr
 
     def test_without_a_portal(self, nowhere: None) -> None:  # noqa: F811
         assert "numerics.divergence" in vigil("runbook").stdout

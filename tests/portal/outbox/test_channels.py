@@ -80,18 +80,18 @@ class TestMaking:
     @pytest.mark.parametrize(
         ("kind", "changes", "words"),
         [
-            ("email", {"address": "no"}, "This is no e-mail address"),
+            ("email", {"address": "no"}, "This is not an e-mail address"),
             ("email", {"address": ""}, "The address is missing."),
-            ("email", {"address": "a@b.example\nBcc: c@d.example"}, "This is no e-mail address"),
-            ("slack", {"address": "http://hooks.example/x"}, "Take an https:// address"),
-            ("slack", {"address": "https://169.254.169.254/latest"}, "inside the site"),
-            ("webhook", {"address": "https://u:p@hooks.example/"}, "Leave user name and password out"),
+            ("email", {"address": "a@b.example\nBcc: c@d.example"}, "This is not an e-mail address"),
+            ("slack", {"address": "http://hooks.example/x"}, "Use an https:// address"),
+            ("slack", {"address": "https://169.254.169.254/latest"}, "internal address"),
+            ("webhook", {"address": "https://u:p@hooks.example/"}, "Remove user name and password"),
             ("webhook", {"address": "https://x.example/" + "x" * 500}, "The address is too long."),
-            ("email", {"address": "a@b.example", "quiet_from": "22:00"}, "both a beginning and an end"),
-            ("email", {"address": "a@b.example", "quiet_from": "7", "quiet_until": "x"}, "Write a time such as"),
-            ("email", {"address": "a@b.example", "quiet_from": "07:00", "quiet_until": "07:00"}, "would be none"),
-            ("email", {"address": "a@b.example", "time_zone": "../../etc"}, "No such time zone"),
-            ("email", {"address": "a@b.example", "kinds": ["gpu.unheld"]}, "no such kind of notice for you"),
+            ("email", {"address": "a@b.example", "quiet_from": "22:00"}, "both a start and an end"),
+            ("email", {"address": "a@b.example", "quiet_from": "7", "quiet_until": "x"}, "Enter a time such as"),
+            ("email", {"address": "a@b.example", "quiet_from": "07:00", "quiet_until": "07:00"}, "at the same time"),
+            ("email", {"address": "a@b.example", "time_zone": "../../etc"}, "Unknown time zone"),
+            ("email", {"address": "a@b.example", "kinds": ["gpu.unheld"]}, "kind of notification is not available"),
         ],
     )
     def test_what_cannot_be(self, oskar: User, kind: str, changes: dict[str, Any], words: str) -> None:

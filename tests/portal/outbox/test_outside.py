@@ -79,7 +79,7 @@ def test_outside(address: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(AddressRefused, match="no address of the web"):
+    with pytest.raises(AddressRefused, match="not a web address"):
         checked(url)
 
 
