@@ -166,13 +166,13 @@ def test_the_button_asks_and_the_page_shows_what_there_is(job: Job, mira: User, 
     answer = client.post(f"/jobs/{job.pk}/profile", {"steps": "5"}, follow=True)
     page = text(answer)
     assert "Rank 0 records its next 5 steps." in page
-    assert "Rank 0 is asked" in page
+    assert "Rank 0, requested" in page
     (event,) = Event.objects.filter(kind="profile.asked")
     tell(job, "profile.saved", **{**SAVED, "id": event.data["id"]})
     page = text(client.get(f"/jobs/{job.pk}/life?tab=overview"))
     assert "Steps 90–94, rank 0" in page
     assert f"/jobs/{job.pk}/profiles/1/{NAME}" in page
-    assert "is asked" not in page
+    assert "Rank 0, requested" not in page
     job.attempts.update(state="completed", ended_at=timezone.now())
     refused = text(client.post(f"/jobs/{job.pk}/profile", follow=True))
     assert "Not profiled." in refused

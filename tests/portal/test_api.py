@@ -265,7 +265,7 @@ def test_every_operation_says_what_it_does_and_how_it_fails():
 def test_what_an_error_means_is_said_where_it_happens():
     told = {(method, path): operation["responses"] for method, path, operation in every_operation()}
     refused = told["delete", "/api/v1/jobs/{job_id}"]["409"]["description"]
-    assert refused.startswith("It has not ended: cancel it first.")
+    assert refused.startswith("The job has not ended (cancel it first)")
     assert "Retry-After" in told["get", "/api/v1/jobs"]["429"]["headers"]
     assert "415" in told["post", "/api/v1/jobs"]
     assert "422" in told["get", "/api/v1/jobs/{job_id}"], "a query parameter that it does not have"

@@ -119,9 +119,9 @@ def test_a_driver_that_is_gone_is_a_change(job: Job, mira: User) -> None:
 
 def test_there_is_none_yet(job: Job, mira: User) -> None:
     told = answer(mira, job, status=404)
-    assert told["detail"] == f"Attempt 1 of #{job.pk} has no captured environment. Its launcher left none."
+    assert told["detail"] == f"Attempt 1 of #{job.pk} has no captured environment. Its launcher did not capture it."
     attempt(job, 2, state="running")
-    assert "once its ranks have started" in answer(mira, job, 2, status=404)["detail"]
+    assert "when its ranks have started" in answer(mira, job, 2, status=404)["detail"]
     for number in (3, 0, 2**70):
         assert f"has no attempt {number}" in answer(mira, job, number, status=404)["detail"]
 

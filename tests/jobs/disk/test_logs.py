@@ -156,5 +156,5 @@ def test_what_is_not_there(job: Job, attempt: Attempt) -> None:
     with pytest.raises(LogError, match="no attempt"):
         read(other, attempt)
     assert other.latest is not None
-    with pytest.raises(LogError, match="has not begun"):
+    with pytest.raises(LogError, match="has not started"):
         read(other, other.latest)
