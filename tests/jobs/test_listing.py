@@ -142,7 +142,7 @@ def test_a_search_that_has_looked_far_enough_offers_to_go_on(signed_in, mira, pr
         lab.a_job(mira, project, name=f"run-{i}")
     first = signed_in.get(f"{JOBS}?q=zz").json()
     assert (first["items"], first["next"] is None) == ([], False)
-    assert "Look further" in signed_in.get("/jobs?q=zz").text
+    assert "No match so far" in signed_in.get("/jobs?q=zz").text
     found, cursor = [], first["next"]
     while cursor:
         page = signed_in.get(f"{JOBS}?q=zz&cursor={cursor}").json()

@@ -114,7 +114,7 @@ def test_an_array_counts_as_the_jobs_that_it_stands_for(mira: User, scheduler: T
     answer = signed_in(mira).get("/api/v1/queue").json()
     assert answer["counts"] == {"pending": 13}
     assert [(item["position"], item["waiting"]) for item in answer["items"]] == [(1, 13), (13, 13)]
-    assert "1 job runs, 12 wait." in text(mira, "/")
+    assert "1 job running, 12 pending." in text(mira, "/")
 
 
 def test_a_job_that_never_starts_says_so_first(mira: User, scheduler: Told) -> None:
