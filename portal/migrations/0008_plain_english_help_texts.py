@@ -26,7 +26,7 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='channel',
             name='kind',
-            field=models.CharField(choices=[('email', 'E-mail'), ('slack', 'Slack or compatible webhook'), ('webhook', 'Signed webhook')], max_length=8),
+            field=models.CharField(choices=[('email', 'E-mail'), ('slack', 'Slack, or a compatible webhook'), ('webhook', 'Signed webhook')], max_length=8),
         ),
         migrations.AlterField(
             model_name='channel',

@@ -32,7 +32,7 @@ class Channel(models.Model):
 
     class Kind(models.TextChoices):
         EMAIL = "email", "E-mail"
-        SLACK = "slack", "Slack or compatible webhook"
+        SLACK = "slack", "Slack, or a compatible webhook"
         WEBHOOK = "webhook", "Signed webhook"
 
     class Digest(models.TextChoices):

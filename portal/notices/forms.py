@@ -15,7 +15,7 @@ from portal.sending import outside
 
 
 class ChannelForm(forms.Form):
-    """`kept`: the address may stay empty, as one that holds a secret is not shown again."""
+    """Edit a channel. With a `stored_address` the field may stay empty: an address with a secret is not shown."""
 
     address = forms.CharField(max_length=500, error_messages={"max_length": "The address is too long."})
     kinds = forms.MultipleChoiceField(

@@ -195,7 +195,12 @@ def _form(
         initial = ChannelForm.initial_of(channel)
     stored_address = channel.address if channel is not None and channel.kind != Channel.Kind.EMAIL else ""
     return ChannelForm(
-        kind, posted, is_sysadmin=user.is_sysadmin, of_project=project is not None, kept=stored_address, initial=initial
+        kind,
+        posted,
+        is_sysadmin=user.is_sysadmin,
+        of_project=project is not None,
+        stored_address=stored_address,
+        initial=initial,
     )
 
 
