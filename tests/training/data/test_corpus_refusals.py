@@ -46,10 +46,10 @@ from training.corpus.shards import read_index
         ),
         ("a.txt.gz", b"no gz", r"^source: .*a.txt.gz is a damaged or unfinished .gz"),
         ("a.txt", b"caf\xe9", r"^source: .*a.txt is not UTF-8 \(byte 0xE9 at 3\). Convert it"),
-        ("a.txt", b"", r"^source: .* holds no text: no file in it, or below, ends in .txt, .md, .jsonl, .ndjson."),
-        ("a.dat", b"text", r"^source: .* holds no text: no file in it, or below, ends in .txt, .md, .jsonl, .ndjson."),
+        ("a.txt", b"", r"^source: .* contains no text: no file in it or below ends in .txt, .md, .jsonl, .ndjson."),
+        ("a.dat", b"text", r"^source: .* contains no text: no file in it or below ends in .txt, .md, .jsonl, .ndjson."),
         ("a.txt", b" \n ", r"^source: mine contains no text: all 1 documents are blank"),
-        ("a.txt", b"only this", r"^validation_percent: 5 % of mine leaves nothing for one of training and validation"),
+        ("a.txt", b"only this", r"^validation_percent: 5 % of mine leaves training or validation without data"),
     ],
 )
 def test_files_that_can_t_be_used(file: str, content: bytes, message: str, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_sources_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^source: /nowhere does not exist. Name a path that the nodes can access."):
         prepared(tmp_path, Path("/nowhere"))
     with pytest.raises(
-        DataError, match=r"^source: .*nn can't be read \(File name too long\). Name another, or mend it."
+        DataError, match=r"^source: .*nn can't be read \(File name too long\). Name another, or correct it."
     ):
         prepared(tmp_path, Path("n" * 300))  # as one that may not be looked at: nothing is known of it
     (tmp_path / "empty.txt").touch()
@@ -120,7 +120,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     source = lines_of(tmp_path / "a.jsonl", numbered(20_000))
     with pytest.raises(
-        DataError, match=r"^shards_folder: .*small has no room for the tokens \(No space left on device\). Free"
+        DataError, match=r"^shards_folder: .*small has no space for the tokens \(No space left on device\). Free"
     ):
         prepared(small_disk, source)
     assert not list(small_disk.iterdir())

@@ -56,7 +56,7 @@ def test_ready_made_shards_are_read_where_they_lie(shards: Path, tmp_path: Path)
     assert prepare(tmp_path / "cache", CorpusOptions(str(shards)), made.identity) == made
     _change(shards, documents=4)
     with pytest.raises(
-        DataError, match=r"this run was trained on shards\+theirs-abababab\+\w+, which is not what lies"
+        DataError, match=r"this run was trained on shards\+theirs-abababab\+\w+, which is not what is in"
     ):
         prepare(tmp_path / "cache", CorpusOptions(str(shards)), made.identity)
 
@@ -101,14 +101,14 @@ def test_verifying_finds_a_changed_byte(tmp_path: Path, capsys: pytest.CaptureFi
     content = shard.read_bytes()
     shard.write_bytes(b"\x00" + content[1:])
     read_index(made)
-    with pytest.raises(DataError, match="train-00000.bin is damaged: its sha256 is another"):
+    with pytest.raises(DataError, match="train-00000.bin is damaged: its sha256 differs"):
         verify(made)
     assert main(["verify", str(made)]) == 1
     shard.write_bytes(content)
     assert main(["verify", str(made)]) == 0
     out, err = capsys.readouterr()
     assert out == f"{made}: verified, 9,980 tokens, 2 shards, 9,980 bytes\n"
-    assert err == f"{shard} is damaged: its sha256 is another. Create it again.\n"
+    assert err == f"{shard} is damaged: its sha256 differs. Create it again.\n"
     assert main(["verify", "n" * 300]) == 1
     assert capsys.readouterr().err.endswith("n can't be read: File name too long\n")
 
@@ -168,7 +168,7 @@ def test_another_tokenizer_than_the_checkpoint_s_is_refused(tmp_path: Path, shar
 @pytest.mark.parametrize("content", ["{}", "no JSON", "\xff"])
 def test_what_is_no_tokenizer(content: str, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(content, encoding="latin-1")
-    with pytest.raises(DataError, match=r"^tokenizer: .*t.json is no tokenizer.json that tokenizers .* can read"):
+    with pytest.raises(DataError, match=r"^tokenizer: .*t.json is not a tokenizer.json that tokenizers .* can read"):
         prepared(tmp_path / "cache", folder_of(tmp_path / "mine", ["a"]), tokenizer=str(tmp_path / "t.json"))
 
 

@@ -41,9 +41,9 @@ def test_names_the_bound_with_its_numbers_and_a_remedy(bound: str, given: dict[s
 def test_a_named_straggler_comes_first(part: str) -> None:
     """To the others the wait for it is communication."""
     waits = {"split": {**USUAL, "communication": 3.0}, "exposed": 0.75, "busy": 0.2, "world": 8}
-    told = judge(measured(**waits, late=SlowRank(3, 14.02, part)))
+    told = judge(measured(**waits, slow_rank=SlowRank(3, 14.02, part)))
     assert told.bound == "straggler"
-    assert told.because.startswith("Rank 3 takes 14.0 times the usual time of its own, most of it ")
+    assert told.because.startswith("Rank 3 takes 14.0 times as long as the median rank, mostly ")
     assert told.remedy.startswith("Check that rank's node")
     assert judge(measured(**waits)).bound == "communication"
 
@@ -76,7 +76,10 @@ def test_nothing_is_told_to_be_tried_that_the_run_would_refuse() -> None:
     assert "reshard" not in judge(measured(**communication, parallelism="fsdp", world=8, refused=all_of_it)).remedy
     assert "compile" not in judge(measured(busy=0.5, refused=all_of_it)).remedy
     assert "compile" not in judge(measured(matmul=0.3, dtype="bf16", refused=all_of_it)).remedy
-    assert judge(measured(dtype="bf16", refused=all_of_it)).remedy == "As it should be. Try more GPUs."
+    assert (
+        judge(measured(dtype="bf16", refused=all_of_it)).remedy
+        == "This is as it should be. To go faster, try more GPUs."
+    )
     assert "fp8" in judge(measured(dtype="bf16")).remedy
 
 

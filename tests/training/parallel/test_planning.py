@@ -176,7 +176,7 @@ def test_the_estimate_is_of_the_type_that_fsdp_multiplies_in() -> None:
 
 def test_what_was_tried_is_told_with_the_field_that_it_failed_by() -> None:
     (problem,) = problems(parse({"parallelism": "auto", "communication": "powersgd", "dtype": "fp16"}), 2)
-    assert '(ddp): no, dtype: is "fp16", and powersgd brings' in problem.message
+    assert '(ddp): no, dtype: is "fp16", and powersgd combines' in problem.message
 
 
 def test_auto_takes_uneven_shares_where_ranks_are_lacking() -> None:

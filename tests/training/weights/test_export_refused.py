@@ -36,7 +36,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "no tokenizer any more": (
         {"data": "notes+words-01234567+0123456789"},
         [],
-        "were made with words-01234567, which is not at /gone/tokenizer.json any more. Name that tokenizer.json",
+        "were made with words-01234567, which is no longer at /gone/tokenizer.json. Name that tokenizer.json",
     ),
     "another tokenizer": (
         {"data": "notes+words-01234567+0123456789"},
@@ -68,7 +68,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str], str]] = {
         [],
         r"it is of the recipe \x1b]0;mine\x07\ud800\n, and only language",
     ),
-    "data without a name": ({"data": ""}, [], "were made with what it does not tell, which is not at"),
+    "data without a name": ({"data": ""}, [], "were made with an unknown tokenizer, which is no longer at"),
 }
 
 
@@ -100,7 +100,9 @@ def test_what_a_checkpoint_calls_its_tokenizer_is_opened_only_if_it_is_a_file(
     (checkpoint / "COMMITTED").write_text(json.dumps(told))
     assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
-    assert "its tokens were made with words-01234567, which is not at" in said or "Name that tokenizer.json" in said
+    assert (
+        "its tokens were made with words-01234567, which is no longer at" in said or "Name that tokenizer.json" in said
+    )
     assert said.count("\n") == 1
     assert len(said) < 3000
 
@@ -145,7 +147,7 @@ def test_a_token_beyond_the_embedding_is_refused(tmp_path: Path, capsys: pytest.
     path, data = tokenizer_of(tmp_path / "words", tokenizer_config=beyond)
     checkpoint, _ = checkpoint_of(tmp_path / "run", data, vocabulary=16, tokenizer=str(path))
     assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out")]) == 1
-    assert "adds '<|im_end|>' as token 16, but the model has 16. Take it out there, or" in capsys.readouterr().err
+    assert "adds '<|im_end|>' as token 16, but the model has 16. Remove it there, or" in capsys.readouterr().err
 
 
 def test_every_option_is_said_or_of_training_alone() -> None:
@@ -177,7 +179,7 @@ def test_what_lies_there_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out")]) == 1
     assert "exists. Remove it, or choose another name." in capsys.readouterr().err
     assert main(["export", str(checkpoint), "--hf", str(tmp_path / "none" / "out")]) == 1
-    assert "none is no folder. Make it, or choose another place." in capsys.readouterr().err
+    assert "none is not a folder. Create it, or choose another place." in capsys.readouterr().err
     (checkpoint / "COMMITTED").unlink()
     assert main(["export", str(checkpoint), "--hf", str(tmp_path / "new")]) == 1
     assert "there is no COMMITTED manifest: it was never finished" in capsys.readouterr().err

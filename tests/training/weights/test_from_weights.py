@@ -201,7 +201,7 @@ def test_what_agrees_is_let_through(tmp_path: Path) -> None:
 
 def test_what_may_not_be_looked_at_is_told_as_that() -> None:
     with pytest.raises(
-        DataError, match=r"nn can't be read \(File name too long\). Name a safetensors file, or a folder"
+        DataError, match=r"nn can't be read \(File name too long\). Name a safetensors file or a folder"
     ):
         language.settle(Path("n" * 300), **OPTIONS)
 
