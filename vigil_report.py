@@ -2,16 +2,16 @@
 
     import vigil_report
 
-    path = vigil_report.resume_path()                # where the last checkpoint lies, or None on a fresh start
+    path = vigil_report.resume_path()                # the last checkpoint, or None on a fresh start
     vigil_report.log(step, loss=0.31, accuracy=0.9)  # any numbers, any names; never waits for disk or network
     vigil_report.progress(step, total)               # the progress bar
-    vigil_report.checkpoint("model.pt", step)        # a file or a folder, copied; rank 0's counts
+    vigil_report.checkpoint("model.pt", step)        # a file or a folder, copied; only rank 0's counts
     if vigil_report.stopping():                      # Vigil wants this attempt to end: save, leave with exit code 0
         ...
-    vigil_report.finished()                          # all is done, whatever was asked meanwhile
+    vigil_report.finished()                          # all is done, even if a stop was requested meanwhile
 
-Outside a Vigil job every call does nothing. Reporting never raises into the script: what cannot be reported is said
-once on stderr.
+Outside a Vigil job every call does nothing. Reporting never raises into the script: each problem is reported once on
+stderr.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from pathlib import Path
 from typing import Any
 
 SEGMENT_BYTES = 16 * 1024 * 1024
-POINTS_A_BATCH = 5_000
-PENDING_POINTS = 200_000  # what waits in memory while the disk is full or hangs; beyond, points are dropped and counted
+BATCH_POINTS = 5_000
+PENDING_POINTS = 200_000  # held in memory while the disk is full or hangs; further points are dropped and counted
 PENDING_EVENTS = 2_000
 EVENT_BYTES = 32 * 1024
-# What a reader does not take costs the whole line, with all points in it.
+# A value that readers refuse would invalidate the whole line, with all its points.
 LAST_STEP = 2**53 - 1
-KIND_LETTERS = 64
+KIND_LENGTH = 64
 DEPTH = 60
 CLOSE_SECONDS = 5.0
 RETRY_SECONDS = 0.5
@@ -59,8 +59,8 @@ def boot_id() -> str:
         return ""
 
 
-def _plain(value: float) -> Any:
-    """JSON knows no NaN and no infinities: they travel as strings."""
+def _json_number(value: float) -> Any:
+    """Return a number as JSON can represent it: NaN and infinities as strings."""
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):
@@ -68,17 +68,18 @@ def _plain(value: float) -> Any:
     return value
 
 
-def _dump(thing: Any) -> str:
-    return json.dumps(thing, separators=(",", ":"), allow_nan=False, default=str)
+def _dump(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False, default=str)
 
 
 class Stream:
-    """What one process says, appended to its own spool file by a thread of its own (protocols.md §3).
+    """The reports of one process, appended to a spool file of its own by a separate thread (protocols.md §3).
 
-    One writer for life, a random id, a header line, then a JSON line a batch with seq 0, 1, 2 …; segments of 16 MB.
-    `log` and `event` only append to memory. The thread writes every `flush_seconds`, at once after a quiet spell, and
-    at once for events, which it also fsyncs. A line that could not be written whole is written again at the same
-    offset, so a full disk leaves no damage; what no longer fits in memory meanwhile is counted (`report.dropped`).
+    One writer for its whole life, a random id, a header line, then one JSON line per batch with seq 0, 1, 2 …;
+    segments of 16 MB. `log` and `event` only append to memory. The thread writes every `flush_seconds`, at once after
+    a quiet period, and at once for events, which it also fsyncs. A line that could not be written completely is
+    written again at the same offset, so a full disk causes no damage; what no longer fits in memory meanwhile is
+    counted (`report.dropped`).
     """
 
     def __init__(
@@ -107,17 +108,17 @@ class Stream:
             "time": time.time(),
         }
         self._flush_seconds, self._flush_steps = flush_seconds, flush_steps
-        # A handler of a signal may report, too, and it may run while its own thread is in here.
+        # Reentrant, as a signal handler may report, too, while its own thread is in here.
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)  # the writer waits here for work
         self._wrote = threading.Condition(self._lock)  # flush and close wait here for the writer
         self._points: Points = {}
         self._events: list[Event] = []
         self._waiting = self._logged = self._dropped_points = self._dropped_calls = 0
-        self._asked = self._done = 0  # flushes asked for, and the last one that is on disk
+        self._flushes_requested = self._flushes_done = 0  # flushes requested, and the last one that is on disk
         self._last_write = 0.0
         self._urgent = self._closing = self._closed = False
-        self._gives_up = float("inf")  # when to write no line again that failed
+        self._retry_until = float("inf")  # when to stop retrying a line that failed
         self._refused: set[str] = set()
         # Only the writer touches these.
         self._file = -1
@@ -131,7 +132,7 @@ class Stream:
     # What a training loop calls: memory only.
 
     def log(self, step: int, **values: float) -> None:
-        """Numbers of one step. They are on disk within `flush_seconds`."""
+        """Log numbers of one step. They are on disk within `flush_seconds`."""
         with self._lock:
             if self._closing:
                 return
@@ -143,13 +144,13 @@ class Stream:
                 self._append(name, step, value)
             self._logged += 1
             if self._logged >= self._flush_steps or time.monotonic() - self._last_write >= self._flush_seconds:
-                self._hurry()
+                self._wake_writer()
 
     def event(self, kind: str, **data: Any) -> None:
-        """Something that happened: fsynced as soon as the writer gets to it, after everything logged before."""
+        """Report an event: fsynced as soon as the writer gets to it, after everything logged before."""
         if "time" in data:
             data = {name: value for name, value in data.items() if name != "time"}
-            self.refuse("event.time", "an event's time is when it is told: call what you say otherwise; left out")
+            self.refuse("event.time", "the time of an event is when it is reported; use another name; skipped")
         event = _event(kind, data)
         with self._lock:
             if self._closing:
@@ -158,40 +159,40 @@ class Stream:
                 self._dropped_calls += 1
                 return
             self._events.append(event)
-            self._hurry()
+            self._wake_writer()
 
     def flush(self, wait: float = 0.0) -> bool:
-        """Write now what was logged so far. With `wait`, return once it is fsynced (True) or `wait` seconds are over.
+        """Write everything logged so far. With `wait`, return when it is fsynced (True) or after `wait` seconds.
 
         Call with a wait just before a checkpoint is committed: a resume begins after it, so nothing would log these
         steps again if this process died with them in memory.
         """
         with self._lock:
-            self._asked += 1
-            mine = self._asked
-            self._hurry()
+            self._flushes_requested += 1
+            request = self._flushes_requested
+            self._wake_writer()
             deadline = time.monotonic() + wait
-            while self._done < mine and self._thread.is_alive():
+            while self._flushes_done < request and self._thread.is_alive():
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 self._wrote.wait(left)
-            return self._done >= mine
+            return self._flushes_done >= request
 
     @property
-    def mine(self) -> bool:
-        """False in a forked child: the stream is its parent's."""
+    def is_owner(self) -> bool:
+        """Whether this process owns the stream: False in a forked child."""
         return os.getpid() == self._pid
 
     def close(self) -> None:
-        """The last batch and the end line. Waits five seconds at most; after it nothing is taken any more."""
-        if not self.mine:
+        """Write the last batch and the end line. Waits at most five seconds; afterwards everything is ignored."""
+        if not self.is_owner:
             return
         with self._lock:
             self._closing = True
-            self._hurry()
+            self._wake_writer()
             deadline = time.monotonic() + CLOSE_SECONDS
-            self._gives_up = deadline - 2 * RETRY_SECONDS  # on that line: others may have room
+            self._retry_until = deadline - 2 * RETRY_SECONDS  # for that line only: shorter ones may still fit
             while not self._closed and self._thread.is_alive():
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -199,7 +200,7 @@ class Stream:
                 self._wrote.wait(left)
         atexit.unregister(self.close)
 
-    def _hurry(self) -> None:
+    def _wake_writer(self) -> None:
         self._urgent = True
         self._wake.notify()
 
@@ -208,17 +209,17 @@ class Stream:
             step, value = int(step), float(value)
             if not 0 <= step <= LAST_STEP or (name not in self._points and not NAME.fullmatch(name)):
                 raise ValueError
-        except Exception:  # whatever somebody's object says when it is asked for a number
+        except Exception:  # an object may raise anything when it is converted to a number
             self.refuse(name, f"{name} at step {_repr(step)} is not a number under a plain name; skipped")
             return
         self._points.setdefault(name, []).append((step, value))
         self._waiting += 1
 
-    def refuse(self, name: str, why: str) -> None:
-        """Say once of a name why nothing of it is reported."""
+    def refuse(self, name: str, reason: str) -> None:
+        """Report once per name why it is not recorded."""
         if name not in self._refused and len(self._refused) < 100:
             self._refused.add(name)
-            _say(why)
+            _warn(reason)
 
     # The writer's thread.
 
@@ -228,7 +229,7 @@ class Stream:
                 if not self._urgent:
                     self._wake.wait(self._flush_seconds)
                 self._urgent = False
-                points, events, asked, last = self._points, self._events, self._asked, self._closing
+                points, events, asked, last = self._points, self._events, self._flushes_requested, self._closing
                 self._points, self._events, self._waiting, self._logged = {}, [], 0, 0
                 dropped = {"batches": self._dropped_calls, "points": self._dropped_points}
                 self._dropped_calls = self._dropped_points = 0
@@ -237,11 +238,11 @@ class Stream:
                 events.append({"kind": "report.dropped", "time": time.time(), **dropped})
             self._write(points, events)
             if last:
-                self._line({"end": True, "seq": self._seq, "time": time.time()})
-            if events or asked > self._done or last or (points and self._is_on_nfs):
+                self._ancestors({"end": True, "seq": self._seq, "time": time.time()})
+            if events or asked > self._flushes_done or last or (points and self._is_on_nfs):
                 self._sync()
             with self._lock:
-                self._done, self._closed = asked, last
+                self._flushes_done, self._closed = asked, last
                 self._wrote.notify_all()
             if last:
                 if self._file >= 0:
@@ -249,18 +250,18 @@ class Stream:
                 return
 
     def _write(self, points: Points, events: list[Event]) -> None:
-        """Lines of at most POINTS_A_BATCH points; events go with the last, after the points they followed."""
+        """Write lines of at most BATCH_POINTS points; events go with the last one, after the points they followed."""
         chunk: dict[str, list[list[Any]]] = {}
-        room = POINTS_A_BATCH
+        space = BATCH_POINTS
         for name, column in points.items():
             start = 0
             while start < len(column):
-                taken = column[start : start + room]
-                chunk[name] = [[step, _plain(value)] for step, value in taken]
-                start, room = start + len(taken), room - len(taken)
-                if not room:
+                part = column[start : start + space]
+                chunk[name] = [[step, _json_number(value)] for step, value in part]
+                start, space = start + len(part), space - len(part)
+                if not space:
                     self._batch(chunk, [])
-                    chunk, room = {}, POINTS_A_BATCH
+                    chunk, space = {}, BATCH_POINTS
         while len(events) > 16:
             self._batch(chunk, events[:16])
             chunk, events = {}, events[16:]
@@ -268,15 +269,16 @@ class Stream:
             self._batch(chunk, events)
 
     def _batch(self, series: dict[str, list[list[Any]]], events: list[Event]) -> None:
-        if self._line({"seq": self._seq, "time": time.time(), "series": series, "events": events}):
+        if self._ancestors({"seq": self._seq, "time": time.time(), "series": series, "events": events}):
             self._seq += 1
 
-    def _line(self, thing: dict[str, Any]) -> bool:
-        """Append one line whole, however long the disk is full; while it is, the memory above fills and counts.
+    def _ancestors(self, content: dict[str, Any]) -> bool:
+        """Append one complete line, retrying while the disk is full; meanwhile reports accumulate in memory and are
+        counted.
 
-        False once the stream gives up; what was written of the line is written over, and readers ignore what is left.
+        Returns False once the stream gives up; an incomplete line is overwritten, and readers ignore the rest.
         """
-        data = (_dump(thing) + "\n").encode()
+        data = (_dump(content) + "\n").encode()
         while True:
             try:
                 if self._file < 0 or self._offset >= SEGMENT_BYTES:
@@ -287,12 +289,12 @@ class Stream:
                 self._offset += len(data)
                 return True
             except OSError:
-                if time.monotonic() >= self._gives_up:
+                if time.monotonic() >= self._retry_until:
                     return False
                 time.sleep(RETRY_SECONDS)
 
     def _next_segment(self) -> None:
-        """The next file of the stream, exclusively; the first begins with the header."""
+        """Create the stream's next file, exclusively; the first begins with the header."""
         path = str(self.path) + (f".{self._segment}" if self._segment else "")
         if self._segment == 0:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -311,7 +313,7 @@ class Stream:
                 self._file, self._segment = -1, 0
                 raise
             self._offset = len(data)
-            # There other machines see what is written only once it is flushed, which may take half a minute.
+            # On NFS other machines see data only once it is flushed, which may take half a minute.
             self._is_on_nfs = _filesystem(file).startswith("nfs")
 
     def _sync(self) -> None:
@@ -323,199 +325,209 @@ class Stream:
 
 
 def _filesystem(file: int) -> str:
-    """The type of file system that an open file lies on, such as ext4 or nfs4; "" where that cannot be told."""
+    """Return the type of the file system of an open file, such as ext4 or nfs4; "" if it is unknown."""
     device = os.fstat(file).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
         with open("/proc/self/mountinfo") as mounts:
-            found = [line.partition(" - ")[2].split() for line in mounts if line.split()[2] == number]
+            matches = [line.partition(" - ")[2].split() for line in mounts if line.split()[2] == number]
     except (OSError, IndexError):
         return ""
-    return found[-1][0] if found and found[-1] else ""
+    return matches[-1][0] if matches and matches[-1] else ""
 
 
-def _say(line: str) -> None:
-    with suppress(OSError, ValueError, RuntimeError):  # a log on a full disk, or closed, or being written to just now
+def _warn(line: str) -> None:
+    with suppress(
+        OSError, ValueError, RuntimeError
+    ):  # the log's disk is full, it is closed, or being written to just now
         print(f"vigil_report: {line}", file=sys.stderr, flush=True)
 
 
 def _event(kind: str, data: dict[str, Any]) -> Event:
-    """An event as it is now: what it holds may be changed before it is written."""
-    about = {"kind": _kind(kind), "time": time.time()}
+    """Return an event as of now, as its values may change before it is written."""
+    header = {"kind": _kind(kind), "time": time.time()}
     try:
-        text = _dump({**about, **data})
+        text = _dump({**header, **data})
         if len(text) > EVENT_BYTES:
-            text = _dump({**about, "truncated": True, **_short(data)})
+            text = _dump({**header, "truncated": True, **_shortened(data)})
         event: Event = json.loads(text)
         if _is_flat(event, DEPTH):
             return event
-    except Exception:  # whatever somebody's objects say when they are asked for a text
+    except Exception:  # objects may raise anything when they are converted to text
         pass
-    return {**about, "text": _repr(data)}
+    return {**header, "text": _repr(data)}
 
 
 def _kind(kind: object) -> str:
-    """As readers take it: one short line."""
-    said = kind if isinstance(kind, str) else _repr(kind)
-    return "".join(letter if letter >= " " else " " for letter in said[:KIND_LETTERS]).strip() or "event"
+    """Return the kind in the form that readers accept: one short line."""
+    text = kind if isinstance(kind, str) else _repr(kind)
+    return "".join(letter if letter >= " " else " " for letter in text[:KIND_LENGTH]).strip() or "event"
 
 
-def _is_flat(value: Any, room: int) -> bool:
-    """Whether lists and tables lie at most `room` deep within each other."""
+def _is_flat(value: Any, levels: int) -> bool:
+    """Return whether lists and tables are nested at most `levels` deep."""
     if not isinstance(value, (list, dict)):
         return True
-    return room > 0 and all(_is_flat(item, room - 1) for item in (value.values() if isinstance(value, dict) else value))
+    return levels > 0 and all(
+        _is_flat(item, levels - 1) for item in (value.values() if isinstance(value, dict) else value)
+    )
 
 
-def _repr(thing: object) -> str:
+def _repr(value: object) -> str:
     try:
-        return repr(thing)[:4096]
+        return repr(value)[:4096]
     except Exception as error:
-        return f"a {type(thing).__name__} ({type(error).__name__})"
+        return f"a {type(value).__name__} ({type(error).__name__})"
 
 
-def _short(data: dict[str, Any]) -> dict[str, Any]:
-    """The data of an event that was too long: every value cut, so that at least its beginning is kept."""
+def _shortened(data: dict[str, Any]) -> dict[str, Any]:
+    """Shorten the data of an event that is too long: every value is cut, so that its beginning remains."""
     return {
         name: value if isinstance(value, (int, float)) else str(value)[:1024] for name, value in list(data.items())[:16]
     }
 
 
-# What a script calls.
+# Functions for scripts.
 
-_opened: Stream | None = None
-_is_mute = False
-_said: dict[str, Any] = {"stopping": False, "finished": False, "step": None, "steps": None}
+_process_stream: Stream | None = None
+_is_disabled = False
+_progress: dict[str, Any] = {"stopping": False, "finished": False, "step": None, "steps": None}
 _line: list[list[int]] = []  # [step, generation] of every checkpoint that the next one descends from, in order
 
 
 def log(step: int, **values: float) -> None:
-    """Numbers of one step, such as log(step, loss=0.3). Every rank may log; pages show rank 0 first."""
+    """Log numbers of one step, such as log(step, loss=0.3). Every rank may log; pages show rank 0 first."""
     if stream := _stream():
         stream.log(step, **values)
 
 
 def progress(step: int, total: int) -> None:
-    """How far it is: the progress bar and the time that is left."""
+    """Report how far the script is, for the progress bar and the remaining time."""
     if stream := _stream():
         try:
-            _said.update(step=int(step), steps=int(total))
+            _progress.update(step=int(step), steps=int(total))
             stream.event("progress", step=int(step), steps=int(total))
         except Exception:
             stream.refuse("progress", f"progress({_repr(step)}, {_repr(total)}) are not two numbers; skipped")
 
 
 def event(kind: str, **data: Any) -> None:
-    """Something worth a line in the job's history."""
+    """Report an event for the job's history."""
     if stream := _stream():
         stream.event(kind, **data)
 
 
 def stopping() -> bool:
-    """Whether Vigil wants this attempt to end: save with `checkpoint`, then leave with exit code 0.
+    """Return whether Vigil wants this attempt to end: save with `checkpoint`, then leave with exit code 0.
 
-    A script that asks takes stopping into its own hands: TERM no longer ends it (unless it has a handler of its own).
-    Once it has heard True, exit code 0 means that it is to go on later, from what it has saved: one that is done all
-    the same says `finished`, or has told `progress` of its last step.
-    With several ranks, ask on one and tell the others: they may hear of it at different steps.
+    A script that calls this handles stops itself: SIGTERM no longer ends it (unless it has its own handler). Once it
+    has received True, exit code 0 means that it is to resume later from what it has saved; a script that is done
+    nevertheless calls `finished`, or has reported its last step with `progress`.
+
+    With several ranks, call it on one and inform the others: they may learn of a stop at different steps.
     """
     if _stream() is None:
         return False
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if not _is_asked():
+    if not _is_stop_requested():
         return False
-    if not _said["stopping"]:
-        _said["stopping"] = True
-        _leave_word()
+    if not _progress["stopping"]:
+        _progress["stopping"] = True
+        _write_progress()
     return True
 
 
 def finished() -> None:
-    """All is done: exit code 0 then means that, even where the attempt was asked to stop."""
+    """Report that all is done: exit code 0 then means that, even if the attempt was asked to stop."""
     if _stream() is not None:
-        _said["finished"] = True
+        _progress["finished"] = True
 
 
 def resume_path() -> Path | None:
-    """The path of the checkpoint that this start goes on from: the file or folder once given to `checkpoint`."""
+    """Return the checkpoint that this start resumes from: the file or folder once given to `checkpoint`. None:
+    fresh start.
+    """
     name = os.environ.get("VIGIL_RESUME", "")
     if not name or _stream() is None:
         return None
     folder = _checkpoints() / name
     try:
         layout = json.loads((folder / "COMMITTED").read_text())["layout"]
-        form, kept = str(layout["form"]), os.path.basename(str(layout["name"]))
+        form, original_name = str(layout["form"]), os.path.basename(str(layout["name"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _say(f"{folder} is no checkpoint of a script: {error!r}")
+        _warn(f"{folder} is not a checkpoint of a script: {error!r}")
         return None
     if form != "archive":
-        return folder / kept if form == "file" else folder
-    unpacked = _attempt() / "resume" / f"{os.environ['VIGIL_INCARNATION']}.{_rank()}" / kept
+        return folder / original_name if form == "file" else folder
+    unpacked = _attempt() / "resume" / f"{os.environ['VIGIL_INCARNATION']}.{_rank()}" / original_name
     if not unpacked.exists():
         shutil.unpack_archive(folder / "folder.tar", unpacked)
     return unpacked
 
 
 def checkpoint(path: str | os.PathLike[str], step: int, *, consumed_samples: int = 0) -> Path | None:
-    """Copy a file or folder into the job's checkpoints, whole or not at all; where it lies, or None if it does not.
+    """Copy a file or folder into the job's checkpoints, completely or not at all; return its location, or None on
+    failure.
 
-    The next start of this job finds it by `resume_path`. Of several ranks only rank 0 commits; the others' calls do
-    nothing, so call it when all have written. The copy is read while it is written: don't change the file meanwhile.
+    The next start of this job finds it with `resume_path`. Only rank 0 commits; calls on other ranks do nothing, so
+    call it when all ranks have written. The file must not change while it is copied.
     """
     stream = _stream()
     if stream is None or _rank() != 0:
         return None
     began = time.monotonic()
-    stream.flush(wait=10)  # a resume begins after this step: what was logged before it must not be lost
+    stream.flush(wait=10)  # a resume begins after this step, so what was logged before it must not be lost
     try:
         return _commit(stream, Path(path), int(step), int(consumed_samples), began)
-    except Exception as error:  # a disk, a folder or a number that is not what it should be: training goes on
-        _say(f"no checkpoint at step {step}: {error}")
+    except Exception as error:  # a full disk, a missing folder or an invalid number must not stop training
+        _warn(f"no checkpoint at step {step}: {error}")
         stream.event("checkpoint.skipped", step=step, reason=str(error)[:500], failed=True)
         return None
 
 
 def _stream() -> Stream | None:
-    """This process's stream, opened by the first call; None outside a Vigil job and in a forked child."""
-    global _opened, _is_mute
-    if _opened is None and not _is_mute and "VIGIL_ATTEMPT_DIR" in os.environ:
+    """Return this process's stream, opened by the first call; None outside a Vigil job and in a forked child."""
+    global _process_stream, _is_disabled
+    if _process_stream is None and not _is_disabled and "VIGIL_ATTEMPT_DIR" in os.environ:
         rank, incarnation = _rank(), int(os.environ.get("VIGIL_INCARNATION") or 0)
         try:
-            _opened = Stream(_attempt(), rank=rank, incarnation=incarnation)
-        except RuntimeError as error:  # no thread is left for this user, or Python has begun to end
-            _is_mute = True
-            _say(f"nothing is reported: {error}")
+            _process_stream = Stream(_attempt(), rank=rank, incarnation=incarnation)
+        except RuntimeError as error:  # the user has no thread left, or Python is shutting down
+            _is_disabled = True
+            _warn(f"nothing is reported: {error}")
             return None
-        atexit.register(_leave_word)
-        _line[:] = _resumed_line()
-        if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # else the script has a use of its own for it
-            _leave_stacks(f"{incarnation}.{rank}.txt")
-    return _opened if _opened is not None and _opened.mine else None
+        atexit.register(_write_progress)
+        _line[:] = _resumed_ancestors()
+        if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # otherwise the script uses this signal itself
+            _enable_stack_dumps(f"{incarnation}.{rank}.txt")
+    return _process_stream if _process_stream is not None and _process_stream.is_owner else None
 
 
-def _leave_stacks(name: str) -> None:
-    """So that Vigil can ask for stacks when the script does not stop."""
+def _enable_stack_dumps(name: str) -> None:
+    """Let Vigil request stacks when the script does not stop."""
     with suppress(OSError, ValueError):
         stacks = os.open(_attempt() / "stacks" / name, _APPEND, 0o640)
         faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
 
 
-def _is_asked() -> bool:
-    return os.path.exists(_attempt() / "stop-requested")  # Path.exists would raise what its file system errs
+def _is_stop_requested() -> bool:
+    return os.path.exists(_attempt() / "stop-requested")  # unlike Path.exists, this never raises
 
 
-def _leave_word() -> None:
-    """How far it was when it left, for the launcher, which cannot tell who stopped from who was done by exit code 0."""
-    if _opened is None or not _opened.mine or not _is_asked():
+def _write_progress() -> None:
+    """Write for the launcher how far the script was: exit code 0 alone does not tell a stopped script from a
+    finished one.
+    """
+    if _process_stream is None or not _process_stream.is_owner or not _is_stop_requested():
         return
     name = f"said-{os.environ.get('VIGIL_INCARNATION') or 0}.{_rank()}.json"
-    with suppress(OSError):  # a full disk: then its exit code alone counts
-        _write_durable(_attempt() / name, json.dumps(_said).encode())
+    with suppress(OSError):  # on a full disk, its exit code alone counts
+        _write_durable(_attempt() / name, json.dumps(_progress).encode())
 
 
 def _rank() -> int:
-    """torchrun's word, else that of who else starts one process a rank: Open MPI, MPICH, plain srun."""
+    """Return the rank as torchrun, Open MPI, MPICH or srun set it, in this order."""
     return _number_of("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", default=0)
 
 
@@ -524,7 +536,7 @@ def _world_size() -> int:
 
 
 def _number_of(*names: str, default: int) -> int:
-    """The first of these variables that is a number."""
+    """Return the first of these variables that is a number."""
     found = (os.environ.get(name, "") for name in names)
     return next((int(value) for value in found if value.isascii() and value.isdigit()), default)
 
@@ -541,10 +553,13 @@ def _generation() -> int:
     return int(os.environ.get("VIGIL_GENERATION") or 0)
 
 
-def _resumed_line() -> list[list[int]]:
+def _resumed_ancestors() -> list[list[int]]:
     try:
-        told = json.loads((_checkpoints() / os.environ["VIGIL_RESUME"] / "COMMITTED").read_text())
-        return [[int(step), int(made)] for step, made in [*told["ancestors"], (told["step"], told["generation"])]]
+        manifest = json.loads((_checkpoints() / os.environ["VIGIL_RESUME"] / "COMMITTED").read_text())
+        return [
+            [int(step), int(made)]
+            for step, made in [*manifest["ancestors"], (manifest["step"], manifest["generation"])]
+        ]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
@@ -556,13 +571,15 @@ def _check_fence() -> None:
 
 
 def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began: float) -> Path:
-    """Copy beside, write the manifest last, rename: as Vigil's own trainer does (training/checkpoint/saving.py)."""
+    """Copy next to the target, write the manifest last, rename: as Vigil's own trainer does
+    (training/checkpoint/saving.py).
+    """
     generation, target = _generation(), _checkpoints() / f"step-{step}"
     if min(step, consumed_samples) < 0:
         raise ValueError("a step and samples are counted from 0 on")
     _check_fence()
-    if _is_asked() and [step, generation] in _line[-1:]:  # it saved this step by its own plan, and was asked just then
-        _tell_saved(stream, step, target)
+    if _is_stop_requested() and [step, generation] in _line[-1:]:  # it has just saved this step anyway
+        _report_saved(stream, step, target)
         return target
     staging = target.with_name(f".step-{step}.{generation}")
     shutil.rmtree(staging, ignore_errors=True)
@@ -590,7 +607,7 @@ def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began:
         _write_durable(staging / "COMMITTED", json.dumps(manifest).encode())
         _sync_folder(staging)
         _check_fence()
-        _make_room(target)
+        _move_aside(target)
         os.rename(staging, target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -610,41 +627,41 @@ def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began:
         consumed_samples=consumed_samples,
         world_size=manifest["world_size"],
     )
-    if _is_asked():
-        _tell_saved(stream, step, target)
+    if _is_stop_requested():
+        _report_saved(stream, step, target)
     stream.flush(wait=5)
     return target
 
 
-def _tell_saved(stream: Stream, step: int, target: Path) -> None:
-    """Tells the launcher that the stop's checkpoint is committed."""
-    with suppress(OSError):  # a disk that is full by now: what is committed is so all the same
+def _report_saved(stream: Stream, step: int, target: Path) -> None:
+    """Report to the launcher that the checkpoint for the stop is committed."""
+    with suppress(OSError):  # the disk may be full by now, but the checkpoint is committed
         _write_durable(_attempt() / "stopped.json", json.dumps({"step": step, "name": target.name}).encode())
     stream.event("stop.saved", step=step)
 
 
-def _make_room(target: Path) -> None:
-    """What stands under this name came from elsewhere in the line of descent; it keeps its data under a longer name."""
+def _move_aside(target: Path) -> None:
+    """Rename an existing checkpoint of this step, which belongs to another branch, to a name with its generation."""
     try:
-        told = json.loads((target / "COMMITTED").read_text())
+        manifest = json.loads((target / "COMMITTED").read_text())
     except FileNotFoundError:
         return
-    if told["generation"] == _generation():
-        raise ValueError("this start has committed this step already")
-    os.rename(target, target.with_name(f"{target.name}.g{told['generation']}"))
+    if manifest["generation"] == _generation():
+        raise ValueError("this step has been committed since this start already")
+    os.rename(target, target.with_name(f"{target.name}.g{manifest['generation']}"))
 
 
 def _copy(path: Path, staging: Path) -> tuple[str, list[dict[str, Any]]]:
-    """The bytes, fsynced, with their digests. A folder with folders or odd names in it becomes one archive."""
+    """Copy the files, fsynced, with digests. A folder with subfolders or unusual names becomes one archive."""
     if path.is_file():
         if not FILE.fullmatch(path.name):
             raise ValueError(f"{path.name!r} is not a plain file name: letters, digits, dots, dashes, underscores")
         return "file", [_copy_file(path, staging / path.name)]
-    inside = sorted(path.iterdir())
-    if not inside:
+    entries = sorted(path.iterdir())
+    if not entries:
         raise ValueError(f"{path} is empty")
-    if all(entry.is_file() and FILE.fullmatch(entry.name) for entry in inside):
-        return "folder", [_copy_file(entry, staging / entry.name) for entry in inside]
+    if all(entry.is_file() and FILE.fullmatch(entry.name) for entry in entries):
+        return "folder", [_copy_file(entry, staging / entry.name) for entry in entries]
     return _archive(path, staging)
 
 
@@ -654,7 +671,7 @@ def _archive(path: Path, staging: Path) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _copy_file(source: Path, target: Path) -> dict[str, Any]:
-    """Copy (or, where it lies there already, only read) one file; what the manifest says of it."""
+    """Copy one file (or only read it if it is there already); return its entry in the manifest."""
     digest, size = hashlib.sha256(), 0
     with open(source, "rb") as read, open(target, "r+b" if source == target else "xb") as written:
         while chunk := read.read(4 << 20):

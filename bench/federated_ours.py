@@ -39,7 +39,7 @@ def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Call
     from training.federation import config
     from training.reporting.reporter import Reporter
     from training.runtime import distributed
-    from training.runtime.distributed import Agreed
+    from training.runtime.distributed import StepFlags
     from training.step.determinism import set_determinism
 
     class Watched(Rounds):
@@ -47,7 +47,7 @@ def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Call
             super()._begin(start)
             began(self)
 
-        def _between_steps(self, agreed: Agreed) -> bool:
+        def _between_steps(self, agreed: StepFlags) -> bool:
             cut = super()._between_steps(agreed)
             after(self)
             return cut

@@ -34,7 +34,7 @@ from training.reporting.reporter import NullReporter, Reporter
 from training.runtime.distributed import World
 from training.step import arithmetic
 from training.step.determinism import set_determinism
-from training.step.optimizer import BETAS, EPSILON, decayed
+from training.step.optimizer import BETAS, EPSILON, has_decay
 from training.trainer import Trainer
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -168,8 +168,8 @@ class Bare:
         model.positions = lambda device: places
         self.model = model
         self._run = torch.compile(model) if self.size.compile else model
-        matrices = [parameter for parameter in model.parameters() if decayed(parameter)]
-        gains = [parameter for parameter in model.parameters() if not decayed(parameter)]
+        matrices = [parameter for parameter in model.parameters() if has_decay(parameter)]
+        gains = [parameter for parameter in model.parameters() if not has_decay(parameter)]
         decay = ours.config.weight_decay
         self._optimizer = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": decay}, {"params": gains, "weight_decay": 0.0}],

@@ -1,4 +1,4 @@
-"""`python -m training run.toml`: one rank of a run. `python -m training verify FOLDER…`: are its digests right?
+"""Run one rank with `python -m training run.toml`, or another command such as `python -m training verify FOLDER…`.
 
     python -m training examples/language.toml                                     # one rank, in this process
     python -m torch.distributed.run --nproc-per-node 2 -m training run.toml       # two
@@ -7,7 +7,7 @@
     python -m training export runs/gpt/job/checkpoints/step-400 --hf gpt          # a folder that transformers loads
     python -m training prepare run.toml                                           # its data alone, on any machine
 
-Started by hand a run keeps everything in `runs/<name>` beside the TOML file, and goes on where it was stopped. Exit
+Started by hand, a run stores everything in `runs/<name>` next to the TOML file, and resumes where it was stopped. Exit
 codes: 0 completed (under Vigil's launcher: or stopped), 75 stopped with a checkpoint, 1 failed, 2 wrong usage.
 """
 

@@ -42,34 +42,34 @@ T = TypeVar("T")
 
 
 def recipe(name: str) -> Recipe:
-    return taken("recipes", name, Recipe)
+    return load_contract("recipes", name, Recipe)
 
 
 def parallelism(name: str) -> Parallelism:
-    return taken("parallel", name, Parallelism)
+    return load_contract("parallel", name, Parallelism)
 
 
 def communication(name: str) -> Communication:
-    return taken("comm", name, Communication)
+    return load_contract("comm", name, Communication)
 
 
-def taken(folder: str, name: str, contract: type[T]) -> T:
+def load_contract(folder: str, name: str, contract: type[T]) -> T:
     """Return the module of that name, read once. Raises ChoiceError if it is missing or lacks a required field."""
     return choices.cached(("contract", folder, name), lambda: _read(folder, name, contract))
 
 
 def _read(folder: str, name: str, contract: type[T]) -> T:
-    """The module by what it defines; ChoiceError if it lacks what every one must have."""
+    """Read what the module defines. Raises ChoiceError if it lacks something required."""
     module = importlib.import_module(f"training.{folder}.{name}")
-    known = fields(contract)  # type: ignore[arg-type]
-    found = {field.name: getattr(module, field.name) for field in known if hasattr(module, field.name)}
-    for field in known:
-        if field.default is MISSING and field.name not in found:
+    contract_fields = fields(contract)  # type: ignore[arg-type]
+    defined = {field.name: getattr(module, field.name) for field in contract_fields if hasattr(module, field.name)}
+    for field in contract_fields:
+        if field.default is MISSING and field.name not in defined:
             raise ChoiceError(f"{module.__file__}: no `{field.name}`, which every {contract.__name__.lower()} has")
-    return contract(**found)
+    return contract(**defined)
 
 
-# What modules that leave something out are taken to mean.
+# Defaults for what modules leave out.
 
 
 def _anything(shape: Shape, **options: object) -> None:
@@ -96,15 +96,15 @@ def _no_weights(*arguments: object, **options: object) -> Any:
     raise ChoiceError("a recipe with an option from_weights needs functions `settle` and `weights`, too")
 
 
-def _plainly(model: nn.Module) -> AbstractContextManager[None]:
+def _no_context(model: nn.Module) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _unsurrounded(**options: object) -> AbstractContextManager[object]:
+def _no_surrounding(**options: object) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _whole(batch: Batch, mesh: DeviceMesh) -> Batch:
+def _whole_batch(batch: Batch, mesh: DeviceMesh) -> Batch:
     return batch
 
 
@@ -186,11 +186,11 @@ class Parallelism:
     `dtype` defaults to the run's."""
     check: Callable[..., None] = _anything
     """(shape, **options): raise shape.Misfit with the nearest value that works, without torch."""
-    accumulating: Callable[[nn.Module], AbstractContextManager[None]] = _plainly
+    accumulating: Callable[[nn.Module], AbstractContextManager[None]] = _no_context
     """(model): a context for all micro-batches of a step but the last, in which gradients accumulate locally."""
-    surrounding: Callable[..., AbstractContextManager[object]] = _unsurrounded
+    surrounding: Callable[..., AbstractContextManager[object]] = _no_surrounding
     """(**options): a context for forward pass, loss and backward pass."""
-    divide: Callable[[Batch, DeviceMesh], Batch] = _whole
+    divide: Callable[[Batch, DeviceMesh], Batch] = _whole_batch
     """(batch, mesh): return the part of the batch that this rank computes."""
     has_own_tokens: Callable[..., bool] = _no
     """(**options): return whether its ranks compute different tokens of a sample: they then draw different random

@@ -1,4 +1,4 @@
-"""What a recipe hands to the trainer: its data, made ready, and what is to be trained on them."""
+"""What a recipe provides to the trainer: its data, ready for use, and the task to train on them."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ Batch = tuple["Tensor", ...]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A recipe's data, ready to be opened by every rank. A checkpoint remembers the identity."""
+    """A recipe's data, ready to be opened by every rank. Checkpoints store the identity."""
 
     path: Path
     identity: str
     vocabulary: int | None = None
-    """The size of the tokens' vocabulary, and so of the model's; None: there are no tokens."""
+    """Size of the tokens' vocabulary, and so of the model's; None: there are no tokens."""
     facts: Mapping[str, object] = field(default_factory=dict)
-    """What is worth telling once: how many documents, duplicates, tokens, shards."""
+    """Facts that are reported once: numbers of documents, duplicates, tokens, shards."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What the samples of a task are, as far as a split over clients goes by it; no torch."""
+    """Labels of a task's samples, as far as a split over clients uses them; no torch."""
 
     of: Mapping[Split, Ids]
-    """The label of each sample, a number from 0; all 0 where there are none."""
+    """The label of each sample, a number from 0; all 0 if there are none."""
     names: tuple[str, ...]
-    """Of the labels."""
+    """Names of the labels."""
     owners: Mapping[Split, Ids] | None = None
-    """To whom each sample belongs by nature: an author, a hospital, a package. None: nobody knows."""
+    """The natural owner of each sample: an author, a hospital, a package. None: unknown."""
     owner_names: tuple[str, ...] = ()
     unowned: str = ""
-    """Why nobody knows, though such data may well tell; with what to do."""
+    """Why the owners are unknown although such data may have some, with what to do."""
 
 
 @dataclass(frozen=True)
@@ -55,36 +55,36 @@ class Task:
     model: nn.Module
     samples: dict[Split, int]
     batch: Callable[[Split, Ids], Batch]
-    """Looks up samples by their ids, and does nothing else: a thread calls it ahead of time (loader.prefetch)."""
+    """(split, ids) → the samples. It has no side effects, as a thread calls it ahead of time (loader.prefetch)."""
     loss: Callable[[Callable[..., Tensor], Batch], Tensor]
     """(model, batch) → mean loss over the samples, a scalar."""
     score: Callable[[Callable[..., Tensor], Batch], dict[str, Tensor]]
     """(model, batch) → means over the samples; "loss" is among them. Reported as validation_<name>."""
     each: Callable[[Callable[..., Tensor], Batch], dict[str, Tensor]] | None = None
-    """(model, batch) → (samples,) of each sample: "loss" is among them, whose mean is `loss`; "accuracy" may be. None:
-    a sample has no loss of its own."""
+    """(model, batch) → values per sample (samples,): "loss", whose mean is `loss`, and perhaps "accuracy". None: the
+    loss is not defined for single samples."""
     descend: Callable[[nn.Module, Sequence[Batch], float, int, int], float | None] | None = None
-    """(model, batches, learning rate, client, round): how a client of a federation trains, where that is its own
-    affair; it changes the model in place, and may tell its mean loss. None: by steps of gradient descent."""
+    """(model, batches, learning rate, client, round): trains a federation's client in its own way. It changes the model
+    in place and may return its mean loss. None: train by gradient descent."""
     judge: Callable[[nn.Module, Batch], Mapping[str, float]] | None = None
-    """(model, all that a client keeps for validation) → its scores by name, where it judges in its own way; "loss" may
-    be among them. None: by `each`, or `score`."""
+    """(model, a client's whole validation data) → scores by name, perhaps including "loss", where a client evaluates in
+    its own way. None: by `each`, or `score`."""
     head: str = ""
-    """The module that makes the answer of what the rest has made of the inputs; "": there is no such."""
+    """The module that computes the output from features that the rest of the model computes; "": there is none."""
     initialise: Callable[[str, Tensor, torch.Generator], None] | None = None
-    """(name, whole parameter, generator): fills it. A model whose task has one is made without memory, its weights are
-    filled once it is cut, the same on every layout; any other model comes with its weights."""
+    """(name, whole parameter, generator): fills a parameter. With it, the model is created without memory, and filled
+    once it is split, the same on every layout; without it, the model comes with its weights."""
     weights: Callable[[str], Tensor | None] | None = None
-    """(name) → the whole parameter as it lies on disk, perhaps in another dtype. None: `initialise` fills it."""
+    """(name) → the whole parameter as stored on disk, perhaps in another dtype. None: `initialise` fills it."""
     inputs: Callable[[Batch], Tensor] | None = None
-    """batch → what the model is called with. A pipeline, whose first stage has no loss, needs it."""
+    """batch → the model's argument. Required for a pipeline, whose first stage has no loss."""
     dims: Dims | None = None
     unit: str = "samples"
-    """What throughput counts: tokens or samples."""
+    """Unit of throughput: tokens or samples."""
     units_per_sample: int = 1
     facts: dict[str, object] = field(default_factory=dict)
-    """What is worth telling once, at the start."""
+    """Facts that are reported once, at the start."""
     show: Callable[[Batch], list[str]] | None = None
-    """A batch as people would read it, for what is told of a step that went wrong."""
+    """(batch) → readable text of each sample, for reports about a failed step."""
     by_shard: list[int] = field(default_factory=list)
-    """Training samples in each shard of the data, where it has shards."""
+    """Number of training samples in each shard of the data, if it has shards."""

@@ -1,7 +1,7 @@
-"""The loop of a run, whatever its steps are made of: starts from a checkpoint, goes on, saves, stops, ends.
+"""The loop of a run of any kind: start from a checkpoint, continue, save, stop, end.
 
-Everything that decides the numbers is a function of the configuration and the step, or lies in the checkpoint; so a run
-that was killed and resumed continues with the very same numbers (protocols.md §4).
+Everything that affects the numbers is a function of the configuration and the step, or in the checkpoint; so a run that
+was killed and resumed continues with exactly the same numbers (protocols.md §4).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from training.checkpoint.writing import ManifestFields
 from training.config.base import BaseRunConfig
 from training.manifest import CheckpointError, Manifest
 from training.reporting.reporter import AnyReporter
-from training.runtime.distributed import Agreed, Agreement, World
+from training.runtime.distributed import Agreement, StepFlags, World
 
 
 class Loop:
-    """One rank's run. A kind of it says how it is set up, what a step is, and what is due between two."""
+    """One rank's run. Subclasses define how it is set up, what a step is, and what is due between two steps."""
 
     def __init__(
         self,
-        asked: BaseRunConfig,
-        place: Workspace,
+        config: BaseRunConfig,
+        workspace: Workspace,
         world: World,
         *,
         reporter: AnyReporter,
@@ -44,103 +44,105 @@ class Loop:
         stop: StopRequest,
         mtbf_hours: float | None = None,
     ) -> None:
-        """`mtbf_hours`: between failures of this run's nodes, as the portal has seen them."""
-        self.asked, self.place, self.world = asked, place, world
+        """`mtbf_hours`: between failures of this run's nodes, as observed by the portal."""
+        self.base_config, self.workspace, self.world = config, workspace, world
         self.reporter, self.heartbeat, self.stop = reporter, heartbeat, stop
         self.agreement = Agreement(world)
         self.step = 0
-        """Finished so far."""
+        """Number of finished steps."""
         self.consumed = 0
-        """Samples, in all finished steps."""
+        """Samples in all finished steps."""
         self.cadence = Cadence(
-            asked.checkpoint_every,
-            mtbf(asked.mtbf_hours, mtbf_hours, node_count()),
-            keep_every=asked.keep_every,
+            config.checkpoint_every,
+            mtbf(config.mtbf_hours, mtbf_hours, node_count()),
+            keep_every=config.keep_every,
         )
-        self.remembers: dict[str, SavesState] = {"cadence": self.cadence}
-        """What goes on from plain values in a checkpoint, by the name under which they lie there."""
+        self.stateful_parts: dict[str, SavesState] = {"cadence": self.cadence}
+        """Parts that continue from plain values in a checkpoint, by the name under which these are stored."""
         self.checkpoints = Checkpoints(
-            place.job_dir,
-            place.attempt_dir,
+            workspace.job_dir,
+            workspace.attempt_dir,
             world,
-            generation=place.generation,
-            retention=Retention(last=asked.keep_checkpoints, every=asked.keep_every, best=asked.keep_best),
+            generation=workspace.generation,
+            retention=Retention(last=config.keep_checkpoints, every=config.keep_every, best=config.keep_best),
             cadence=self.cadence,
             reporter=reporter,
             is_hurried=lambda: stop.is_requested,
-            counts=asked.counts,
+            counts=config.counts,
             forget=self._forget,
         )
 
     def run(self) -> bool:
-        """Trains; True if to the end, False if it was asked to stop and left a checkpoint."""
-        check_fence(self.place.job_dir, self.place.generation)
-        self.heartbeat.beat("restore")  # to look through checkpoints, and to remove halves, may outlast "init"
-        start = load_start(self.checkpoints, self.world, self.place.resume)
+        """Train; return True if to the end, False if the run was asked to stop and left a checkpoint."""
+        check_fence(self.workspace.job_dir, self.workspace.generation)
+        self.heartbeat.beat(
+            "restore"
+        )  # checking checkpoints and removing incomplete ones may take longer than "init" allows
+        start = load_start(self.checkpoints, self.world, self.workspace.resume)
         self.checkpoints.start_from(start)
         self._prepare(start)
-        # Once: what decides the numbers is told by files of choices, which an upgrade may replace under a run.
-        self._config_hash, self._numerics = self.asked.hash(), self.asked.numerics()
+        # Computed once: these read the files of choices, which an upgrade may replace during a run.
+        self._config_hash, self._numerics = self.base_config.hash(), self.base_config.numerics()
         self._begin(start)
-        stopping = self.agreement.now(stop=self.stop.is_requested).stop or self._make_up(start)
-        while not stopping and self.step < self.asked.length:
+        stopping = self.agreement.now(stop=self.stop.is_requested).stop or self._catch_up(start)
+        while not stopping and self.step < self.base_config.length:
             agreed = self._one_step()
             stopping = agreed.stop or self._between_steps(agreed)
         return self._finish(stopping)
 
-    # What a kind of run says.
+    # What subclasses define.
 
     def _prepare(self, start: Manifest | None) -> None:
-        """Everything that a step needs, restored from `start`."""
+        """Set up everything that a step needs, restored from `start`."""
         raise NotImplementedError
 
-    def _tell_started(self, start: Manifest | None) -> None:
-        """The event run.started, and a line for people. On rank 0."""
+    def _report_started(self, start: Manifest | None) -> None:
+        """Report the event run.started, and a line for people. On rank 0."""
         raise NotImplementedError
 
-    def _one_step(self) -> Agreed:
-        """One step, and what the ranks agreed on beside it."""
+    def _one_step(self) -> StepFlags:
+        """Do one step; return the flags exchanged alongside it."""
         raise NotImplementedError
 
-    def _between_steps(self, agreed: Agreed) -> bool:
-        """What is due at this boundary; True if it was cut short because a rank was asked to stop."""
+    def _between_steps(self, agreed: StepFlags) -> bool:
+        """Do what is due at this boundary; return True if it was cut short because a rank was asked to stop."""
         raise NotImplementedError
 
     def _state(self) -> State:
-        """The very tensors that a checkpoint holds."""
+        """Return the tensors that a checkpoint saves, not copies of them."""
         raise NotImplementedError
 
     def _layout(self) -> dict[str, Any]:
-        """How the ranks share the work."""
+        """Return how the ranks share the work."""
         raise NotImplementedError
 
     def _data_identity(self) -> str:
         raise NotImplementedError
 
     def _validation_loss(self) -> float | None:
-        """At this step, if there was a validation."""
+        """Return the validation loss at this step, if there was a validation."""
         return None
 
-    def _make_up(self, start: Manifest | None) -> bool:
-        """What was left undone at the step that it starts from; True if it was cut short by a stop."""
+    def _catch_up(self, start: Manifest | None) -> bool:
+        """Do what was left undone at the step that it starts from; return True if a stop cut it short."""
         return False
 
     def _forget(self, state: Mapping[str, Any]) -> None:
-        """A save came to nothing; `state` is what it was to remember."""
+        """Handle a failed save; `state` is what it would have stored."""
 
     def _check_completed(self) -> None:
-        """Raise where the run has come to its end and still does not count as completed; its checkpoint is saved."""
+        """Raise if the run has reached its end but does not count as completed; its checkpoint is saved."""
 
-    def _look(self) -> None:
-        """Looks at the metrics so far, before what they led to is relied on."""
+    def _process_metrics(self) -> None:
+        """Process the metrics so far, before relying on the state that they belong to."""
 
-    def _saved(self, seconds: float) -> None:
-        """A save has begun, for which training stood still so long."""
+    def _on_save_begun(self, seconds: float) -> None:
+        """Called when a save has begun, for which training was stalled this long."""
 
     def _close(self) -> None:
-        """No more steps: what reads ahead, or measures, ends."""
+        """Stop whatever reads ahead or measures: there are no more steps."""
 
-    # Its parts.
+    # Parts of the loop.
 
     def _begin(self, start: Manifest | None) -> None:
         if not self.world.leads:
@@ -148,34 +150,34 @@ class Loop:
         if start is not None:
             report_committed(
                 self.reporter, start
-            )  # perhaps it died between commit and report; the portal takes it once
-        self._tell_started(start)
+            )  # it may have died between commit and report; the portal ignores repetitions
+        self._report_started(start)
 
     def _save(self) -> None:
-        """Training stands still for it, and first for the one before, where that is still being written."""
-        self._look()
+        """Save. Training is stalled for it, and first for the previous save if that is still being written."""
+        self._process_metrics()
         began = time.perf_counter()
-        self._finish_flight()
+        self._finish_save()
         self.heartbeat.beat("save", self.step)
-        facts = ManifestFields(
+        fields = ManifestFields(
             step=self.step,
             consumed_samples=self.consumed,
             layout=self._layout(),
             config_hash=self._config_hash,
             config=self._numerics,
             data=self._data_identity(),
-            state={"validation_loss": self._validation_loss(), **remember(self.remembers)},
+            state={"validation_loss": self._validation_loss(), **remember(self.stateful_parts)},
             versions=versions(),
         )
-        self.checkpoints.save(self._state(), facts)
-        self._saved(time.perf_counter() - began)
+        self.checkpoints.save(self._state(), fields)
+        self._on_save_begun(time.perf_counter() - began)
         self.heartbeat.beat("step", self.step)
 
-    def _save_if_due(self, agreed: Agreed, *, promised: bool) -> None:
-        """`promised`: whatever the cadence says, for good."""
-        if self.step == self.asked.length:
-            return  # the last one is made at the end
-        if promised:
+    def _save_if_due(self, agreed: StepFlags, *, required: bool) -> None:
+        """Save if due. `required`: save regardless of the cadence."""
+        if self.step == self.base_config.length:
+            return  # the last one is saved at the end
+        if required:
             self._save()
         elif agreed.due:
             if agreed.saving:
@@ -183,26 +185,26 @@ class Loop:
             else:
                 self._save()
 
-    def _is_kept(self) -> bool:
-        """Whether this step's checkpoint is one of those that are kept for good."""
-        every = self.asked.keep_every
-        return bool(every) and self.step % every == 0
+    def _is_permanent(self) -> bool:
+        """Return whether this step's checkpoint is never deleted."""
+        interval = self.base_config.keep_every
+        return bool(interval) and self.step % interval == 0
 
     def _recall(self, start: Manifest) -> None:
         self.step, self.consumed = start.step, start.consumed_samples
-        recall(self.remembers, start)
+        recall(self.stateful_parts, start)
 
-    def _finish_flight(self) -> None:
-        """Waits for a save that is being written, which may take longer than a step is allowed to."""
+    def _finish_save(self) -> None:
+        """Wait for a save that is being written, which may take longer than a step is allowed to."""
         self.heartbeat.beat("save", self.step)
         self.checkpoints.finish_save()
         self.heartbeat.beat("step", self.step)
 
     def _finish(self, stopping: bool) -> bool:
-        """The last checkpoint, committed before anybody leaves."""
+        """Commit the last checkpoint before any rank leaves; return whether the run is completed."""
         self._close()
         reason = self.stop.reason()
-        if stopping and self.world.leads and not self.place.launched:  # the launcher has told it
+        if stopping and self.world.leads and not self.workspace.launched:  # the launcher has reported it
             self.reporter.event("stop.requested", reason=reason)
         self._phase("save")
         last = self._last_checkpoint()
@@ -210,12 +212,12 @@ class Loop:
             self._check_completed()
         if self.world.leads:
             if stopping:
-                StopReport(last.step, last.name, last.generation, reason).write(self.place.attempt_dir)
+                StopReport(last.step, last.name, last.generation, reason).write(self.workspace.attempt_dir)
                 self.reporter.event("stop.saved", step=self.step)
             else:
                 self.reporter.event("run.completed", step=self.step)
             how = "stopped" if stopping else "completed"
-            self._say(f"{how} at {self.asked.counts} {self.step}, saved as {last.name}")
+            self._log(f"{how} at {self.base_config.counts} {self.step}, saved as {last.name}")
         self.heartbeat.beat("end", self.step)
         return not stopping
 
@@ -227,7 +229,7 @@ class Loop:
         self._save()
         try:
             return self.checkpoints.wait()
-        except CheckpointError:  # the state is still at hand
+        except CheckpointError:  # the state is still in memory
             self._save()
             return self.checkpoints.wait()
 
@@ -236,7 +238,7 @@ class Loop:
         if self.world.leads:
             self.reporter.event("phase", phase=phase, step=self.step)
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         if self.world.leads:
             print(text, flush=True)
 

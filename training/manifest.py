@@ -1,8 +1,8 @@
-"""What a committed checkpoint is, told from its folder alone: no torch, and no trust in what lies there.
+"""Describe a committed checkpoint by its folder alone: no torch, and no trust in what is there.
 
     checkpoints/step-400/COMMITTED       JSON: every file with size and digest, what the state is, where it came from
     checkpoints/step-400/VERIFIED        its trainer has read it back and found every digest right
-    checkpoints/step-400/DAMAGED         somebody has found that it is not what was written; it counts no more
+    checkpoints/step-400/DAMAGED         it was found not to be what was written, and no longer counts
     checkpoints/.step-500.3/             being written by generation 3; not a checkpoint yet
 
 A checkpoint is *committed* when its manifest is there and the sizes are right, *verified* when the digests are, too.
@@ -29,29 +29,29 @@ VERSION = 1
 MANIFEST_BYTES = 64 * 2**20
 """The largest manifest that is read: several 100,000 files."""
 CHUNK_BYTES = 4 * 2**20
-AGAIN_SECONDS = 0.1
+RETRY_SECONDS = 0.1
 NAME = re.compile(r"step-(?P<step>\d{1,18})(\.g(?P<generation>\d{1,9}))?")
 STAGING = re.compile(r"\.step-\d{1,18}\.(?P<generation>\d{1,9})")
 FILE_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
-_FACTS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR})
+_PERMANENT_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR})
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class CheckpointError(Exception):
-    """The folder holds no checkpoint that could be resumed; the message says why."""
+    """The folder contains no checkpoint that could be resumed; the message says why."""
 
 
 class Unreadable(CheckpointError):
-    """Nothing is known of the folder: it could not be read just now, for reasons that may pass."""
+    """The folder could not be read just now, for reasons that may be temporary, so its state is unknown."""
 
 
 class TooLarge(CheckpointError):
-    """There is more to read than was allowed; nothing is known against it."""
+    """There is more to read than was allowed; the checkpoint may be intact."""
 
 
 @dataclass(frozen=True)
-class File:
+class CheckpointFile:
     file: str
     bytes: int
     sha256: str
@@ -65,25 +65,25 @@ class Manifest:
     step: int
     generation: int
     parent: tuple[int, int] | None = None
-    """(step, generation) of what its run had resumed from or committed before; None: it started afresh."""
+    """(step, generation) of the checkpoint that its run had resumed from or committed before; None: from scratch."""
     ancestors: tuple[tuple[int, int], ...] = ()
-    """The (step, generation) of those before it on its line that were still there, its parent the last."""
+    """(step, generation) of earlier checkpoints on its branch that still existed, its parent last."""
     consumed_samples: int
     world_size: int
     layout: dict[str, Any]
     """How the ranks shared the work: parallelism, axes, micro_batch, device."""
     config_hash: str
     config: dict[str, Any] = field(default_factory=dict)
-    """The settings behind the hash, so that a difference can be named."""
+    """The hashed settings, so that a difference can be named."""
     data: str = ""
     """Identity of the data it was trained on."""
     state: dict[str, Any] = field(default_factory=dict)
-    """Small values that the trainer goes on from, e.g. the best validation loss."""
-    files: tuple[File, ...]
+    """Small values that the trainer continues from, such as the best validation loss."""
+    files: tuple[CheckpointFile, ...]
     created: float
     """Unix time of the commit."""
     seconds: float = 0.0
-    """What it took rank 0: from the beginning of the copy, for which training stands still, to the commit."""
+    """Seconds on rank 0 from the beginning of the copy, which stalls training, to the commit."""
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -94,8 +94,8 @@ class Manifest:
     def identity(self) -> tuple[int, int]:
         return self.step, self.generation
 
-    def share(self, rank: int, size: int) -> tuple[File, ...]:
-        """The files that this one of so many ranks looks at, where each does a part."""
+    def share(self, rank: int, size: int) -> tuple[CheckpointFile, ...]:
+        """Return the files that this rank of so many processes, where each processes a part."""
         return self.files[rank::size]
 
     def dump(self) -> str:
@@ -104,19 +104,22 @@ class Manifest:
         return json.dumps({"version": VERSION, **data}, indent=1)
 
 
-Location = Path | int
+CheckpointLocation = Path | int
 """A checkpoint's folder: its path, or a descriptor that a careful caller has opened."""
 
 
-def read(checkpoint: Location) -> Manifest:
-    """The manifest; CheckpointError if there is none or it makes no sense."""
-    with _opened(checkpoint) as folder:
+def read(checkpoint: CheckpointLocation) -> Manifest:
+    """Return the manifest. Raises CheckpointError if there is none or it is invalid."""
+    with _open_folder(checkpoint) as folder:
         return _read(folder, _name(checkpoint))
 
 
-def check(checkpoint: Location) -> Manifest:
-    """The manifest of a *committed* checkpoint: every file is there with its size, and nobody found it damaged."""
-    with _opened(checkpoint) as folder:
+def check(checkpoint: CheckpointLocation) -> Manifest:
+    """Return the manifest of a *committed* checkpoint: every file has its size, and it is not marked as damaged.
+
+    Raises CheckpointError otherwise.
+    """
+    with _open_folder(checkpoint) as folder:
         if _has(folder, DAMAGED):
             raise CheckpointError("it was found damaged: see the file DAMAGED in it")
         manifest = _read(folder, _name(checkpoint))
@@ -125,13 +128,13 @@ def check(checkpoint: Location) -> Manifest:
         return manifest
 
 
-def marked_damaged(checkpoint: Path) -> str:
-    """Why somebody has found it damaged, in a sentence without its full stop; "" where nobody has."""
+def damage_reason(checkpoint: Path) -> str:
+    """Return why a checkpoint was marked as damaged, without a full stop; "" if it was not."""
     try:
         with open(os.open(checkpoint / DAMAGED, _FILE), encoding="utf-8", errors="replace") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return f"{DAMAGED} is no plain file"
-            return file.read(2000).strip().rstrip(".") or "nobody has said why"
+                return f"{DAMAGED} is not a regular file"
+            return file.read(2000).strip().rstrip(".") or "no reason was given"
     except FileNotFoundError:
         return ""
     except OSError as error:
@@ -139,20 +142,21 @@ def marked_damaged(checkpoint: Path) -> str:
 
 
 def verify(
-    checkpoint: Location,
+    checkpoint: CheckpointLocation,
     *,
-    files: Iterable[File] | None = None,
-    most_bytes: int | None = None,
+    files: Iterable[CheckpointFile] | None = None,
+    max_bytes: int | None = None,
     between: Callable[[], None] = lambda: None,
 ) -> Manifest:
-    """The manifest of a *verified* checkpoint: all files, or these, have their digests. Reads `most_bytes`.
+    """Return the manifest of a *verified* checkpoint: all files, or these, have their digests. Raises CheckpointError.
 
-    `between` is called before every CHUNK_BYTES; what it raises ends the reading.
+    Reads at most `max_bytes`, else raises TooLarge. `between` is called before every CHUNK_BYTES; it may raise to
+    abort.
     """
-    with _opened(checkpoint) as folder:
+    with _open_folder(checkpoint) as folder:
         manifest = _read(folder, _name(checkpoint))
-        if most_bytes is not None and manifest.bytes > most_bytes:
-            raise TooLarge(f"{manifest.bytes} bytes are more than the {most_bytes} that are read")
+        if max_bytes is not None and manifest.bytes > max_bytes:
+            raise TooLarge(f"{manifest.bytes} bytes are more than the {max_bytes} that are read")
         for file in manifest.files if files is None else files:
             if _digest(_open_file(folder, file), file, between) != file.sha256:
                 raise CheckpointError(f"{file.file} is not what was written: its sha256 differs from the manifest's")
@@ -160,13 +164,13 @@ def verify(
 
 
 def committed(checkpoints: Path, *, patience: float = 0.0) -> list[Manifest]:
-    """Every committed checkpoint under this folder, by step and generation; what is broken is left out.
+    """Return every committed checkpoint under this folder by step and generation; broken ones are left out.
 
-    What cannot be read just now is asked for again for so many seconds in all, and then left out, too.
+    Those that cannot be read just now are retried for `patience` seconds in total, and then left out, too.
     """
     until = time.monotonic() + patience
     found = []
-    for name in _listed(checkpoints):
+    for name in _names_in(checkpoints):
         if NAME.fullmatch(name):
             with suppress(CheckpointError):
                 found.append(_check_until(until, checkpoints / name))
@@ -180,15 +184,15 @@ def _check_until(until: float, checkpoint: Path) -> Manifest:
         except Unreadable:
             if time.monotonic() >= until:
                 raise
-        time.sleep(AGAIN_SECONDS)
+        time.sleep(RETRY_SECONDS)
 
 
 def broken(checkpoints: Path) -> Iterator[tuple[str, Manifest | None, CheckpointError]]:
-    """Name, manifest if it has one, and fault of what stands where a checkpoint would and is none that counts.
+    """Yield name, manifest if there is one, and error of folders named like a checkpoint that do not count.
 
-    What somebody has marked as damaged is left out: that was told.
+    Those that are marked as damaged are left out: they have been reported.
     """
-    for name in sorted(_listed(checkpoints)):
+    for name in sorted(_names_in(checkpoints)):
         if not NAME.fullmatch(name) or (checkpoints / name / DAMAGED).exists():
             continue
         try:
@@ -201,41 +205,43 @@ def broken(checkpoints: Path) -> Iterator[tuple[str, Manifest | None, Checkpoint
 
 
 def staged(checkpoints: Path) -> Iterator[tuple[Path, int]]:
-    """(folder, generation) of what was being written."""
-    for name in _listed(checkpoints):
+    """Yield (folder, generation) of checkpoints that were being written."""
+    for name in _names_in(checkpoints):
         if match := STAGING.fullmatch(name):
             yield checkpoints / name, int(match["generation"])
 
 
-def _listed(folder: Path) -> list[str]:
+def _names_in(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
     except FileNotFoundError:
         return []
 
 
-def _name(checkpoint: Location) -> str:
+def _name(checkpoint: CheckpointLocation) -> str:
     return checkpoint.name if isinstance(checkpoint, Path) else ""
 
 
 @contextmanager
-def _opened(checkpoint: Location) -> Iterator[int]:
+def _open_folder(checkpoint: CheckpointLocation) -> Iterator[int]:
     if isinstance(checkpoint, int):
         yield checkpoint
         return
     try:
         folder = os.open(checkpoint, _FOLDER)
     except OSError as error:
-        raise _failed(str(checkpoint), error) from error
+        raise _error_for(str(checkpoint), error) from error
     try:
         yield folder
     finally:
         os.close(folder)
 
 
-def _failed(name: str, error: OSError) -> CheckpointError:
-    """An unreadable file's error: absent or of the wrong kind is a fact, all else may pass (EIO, ESTALE, EMFILE)."""
-    kind = CheckpointError if error.errno in _FACTS else Unreadable
+def _error_for(name: str, error: OSError) -> CheckpointError:
+    """Convert an error: absent or of the wrong kind is permanent, anything else may be temporary (EIO, ESTALE,
+    EMFILE).
+    """
+    kind = CheckpointError if error.errno in _PERMANENT_ERRORS else Unreadable
     return kind(f"{name} can't be read: {error.strerror}")
 
 
@@ -245,7 +251,7 @@ def _has(folder: int, name: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise _failed(name, error) from error
+        raise _error_for(name, error) from error
     return True
 
 
@@ -255,15 +261,15 @@ def _read(folder: int, name: str) -> Manifest:
     except FileNotFoundError as error:
         raise CheckpointError("there is no COMMITTED manifest: it was never finished, or is not Vigil's") from error
     except OSError as error:
-        raise _failed(COMMITTED, error) from error
+        raise _error_for(COMMITTED, error) from error
     with open(descriptor, "rb") as file:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode) or about.st_size > MANIFEST_BYTES:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MANIFEST_BYTES:
             raise CheckpointError("COMMITTED is not a manifest: not a plain file, or far too large")
         try:
             return _parse(json.loads(file.read(MANIFEST_BYTES)), name)
         except OSError as error:
-            raise _failed(COMMITTED, error) from error
+            raise _error_for(COMMITTED, error) from error
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"COMMITTED is damaged: {type(error).__name__}: {error}") from error
 
@@ -276,12 +282,12 @@ def _parse(data: Mapping[str, Any], name: str) -> Manifest:
         raise ValueError("a file is listed twice")
     return Manifest(
         name=name,
-        step=_whole(data["step"]),
-        generation=_whole(data["generation"]),
+        step=_count(data["step"]),
+        generation=_count(data["generation"]),
         parent=_identity(data["parent"]) if data["parent"] is not None else None,
         ancestors=tuple(_identity(item) for item in data["ancestors"]),
-        consumed_samples=_whole(data["consumed_samples"]),
-        world_size=_whole(data["world_size"]),
+        consumed_samples=_count(data["consumed_samples"]),
+        world_size=_count(data["world_size"]),
         layout=dict(data["layout"]),
         config_hash=str(data["config_hash"]),
         config=dict(data["config"]),
@@ -294,8 +300,8 @@ def _parse(data: Mapping[str, Any], name: str) -> Manifest:
     )
 
 
-def _parse_file(item: Mapping[str, Any]) -> File:
-    file = File(str(item["file"]), _whole(item["bytes"]), str(item["sha256"]))
+def _parse_file(item: Mapping[str, Any]) -> CheckpointFile:
+    file = CheckpointFile(str(item["file"]), _count(item["bytes"]), str(item["sha256"]))
     if not FILE_NAME.fullmatch(file.file) or not re.fullmatch(r"[0-9a-f]{64}", file.sha256):
         raise ValueError(f"{file.file[:80]!r} is no file of a checkpoint")
     return file
@@ -303,38 +309,40 @@ def _parse_file(item: Mapping[str, Any]) -> File:
 
 def _identity(item: Any) -> tuple[int, int]:
     step, generation = item
-    return _whole(step), _whole(generation)
+    return _count(step), _count(generation)
 
 
-def _whole(value: object) -> int:
+def _count(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is not a whole number")
     return value
 
 
-def _open_file(folder: int, file: File) -> int:
-    """A descriptor of a plain file of the size that the manifest says, below this very folder."""
+def _open_file(folder: int, file: CheckpointFile) -> int:
+    """Return a descriptor of a regular file of the size in the manifest, inside this very folder."""
     try:
         descriptor = os.open(file.file, _FILE, dir_fd=folder)
     except OSError as error:
-        raise _failed(file.file, error) from error
-    about = os.fstat(descriptor)
-    if not stat.S_ISREG(about.st_mode) or about.st_size != file.bytes:
+        raise _error_for(file.file, error) from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size != file.bytes:
         os.close(descriptor)
-        raise CheckpointError(f"{file.file} has {about.st_size} bytes, the manifest says {file.bytes}")
+        raise CheckpointError(f"{file.file} has {status.st_size} bytes, the manifest says {file.bytes}")
     return descriptor
 
 
-def _digest(descriptor: int, about: File, between: Callable[[], None]) -> str:
-    """The digest of at most a file's bytes in the manifest: one that grows meanwhile is not read forever."""
-    digest, size = hashlib.sha256(), about.bytes
+def _digest(descriptor: int, entry: CheckpointFile, between: Callable[[], None]) -> str:
+    """Return the digest of at most as many bytes as the manifest says: a file that grows meanwhile is not read
+    forever.
+    """
+    digest, size = hashlib.sha256(), entry.bytes
     with open(descriptor, "rb", buffering=0) as file:
         while size > 0:
             between()
             try:
                 chunk = file.read(min(size, CHUNK_BYTES))
             except OSError as error:
-                raise _failed(about.file, error) from error
+                raise _error_for(entry.file, error) from error
             if not chunk:
                 break
             digest.update(chunk)

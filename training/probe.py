@@ -1,7 +1,7 @@
-"""What a trial job does on its node: looks around as any job would, and writes down what it saw.
+"""The trial job of `vigil check slurm`: inspects its node as any job could, and writes down the result.
 
-`vigil check slurm` has it run as a file, by whatever Python jobs have. Standard library only, besides torch, which it
-is here to try.
+It is run as a file, by whatever Python jobs have. Standard library only, besides torch, which is one of the things that
+it tries.
 """
 
 from __future__ import annotations
@@ -22,75 +22,75 @@ from typing import Any
 
 CONF_BYTES = 65_536
 NEEDED = ("numpy", "psutil", "pydantic")  # besides torch
-LEAST = (3, 11)
-Told = dict[str, Any]
+MIN_VERSION = (3, 11)
+ProbeResult = dict[str, Any]
 
 
 def main() -> int:
     root = sys.argv[1]
     sys.path.pop(0)  # training/, whose files have names of their own
-    told: Told = {
-        "user": _tried(getpass.getuser),
+    result: ProbeResult = {
+        "user": _try(getpass.getuser),
         "node": os.environ.get("SLURMD_NODENAME") or platform.node(),
         "python": platform.python_version(),
         "executable": sys.executable,
-        "seen": _tried(lambda: sorted(os.listdir(root))),
+        "seen": _try(lambda: sorted(os.listdir(root))),
         "clock": time.time(),
     }
-    asked = _tried(lambda: _read_json(os.path.join(root, "portal", "check.json")))
-    told["asked"] = isinstance(asked, dict)
-    asked = asked if isinstance(asked, dict) else {}
-    if asked.get("foreign"):
-        told["refused"] = {name: _reach(path) for name, path in asked["foreign"].items()}
+    request = _try(lambda: _read_json(os.path.join(root, "portal", "check.json")))
+    result["asked"] = isinstance(request, dict)
+    request = request if isinstance(request, dict) else {}
+    if request.get("foreign"):
+        result["refused"] = {name: _reach(path) for name, path in request["foreign"].items()}
     else:
-        told["token"] = _tried(lambda: sorted(_read_json(os.path.join(root, "portal", "token"))))
-        told["torch"] = _torch()
-        told["lacks"] = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-        told["old"] = sys.version_info[:2] < LEAST
-        told["gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("SLURM_JOB_GPUS") or ""
-        told["report"] = _post(root) if asked.get("report") else {}
-        told["scontrol"] = _conf()
-    # Renamed, so that whoever reads it finds it whole.
+        result["token"] = _try(lambda: sorted(_read_json(os.path.join(root, "portal", "token"))))
+        result["torch"] = _torch()
+        result["lacks"] = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+        result["old"] = sys.version_info[:2] < MIN_VERSION
+        result["gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("SLURM_JOB_GPUS") or ""
+        result["report"] = _post(root) if request.get("report") else {}
+        result["scontrol"] = _scontrol()
+    # Renamed, so that it is complete when it is read.
     path = os.path.join(root, "job", "check.json")
     with open(path + ".new", "w") as file:
-        json.dump(told, file)
+        json.dump(result, file)
     os.replace(path + ".new", path)
     return 0
 
 
-def _torch() -> Told:
+def _torch() -> ProbeResult:
     began = time.monotonic()
     try:
         import torch  # type: ignore[import-not-found,unused-ignore]
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {
         "version": torch.__version__,
         "cuda": torch.version.cuda or "",
-        "seen": seen,
-        "names": [torch.cuda.get_device_name(i) for i in range(seen)],
-        "computes": float(torch.ones(2, device="cuda" if seen else "cpu").sum()) == 2.0,
+        "seen": count,
+        "names": [torch.cuda.get_device_name(i) for i in range(count)],
+        "computes": float(torch.ones(2, device="cuda" if count else "cpu").sum()) == 2.0,
         "seconds": round(time.monotonic() - began, 1),
     }
 
 
-def _post(root: str) -> Told:
-    """Knocks at the very door of reports, with a token that is nobody's: Vigil says 401 in its own way."""
+def _post(root: str) -> ProbeResult:
+    """Send a request to the address for reports with an invalid token: Vigil answers 401 in its own format."""
     token = _read_json(os.path.join(root, "portal", "token"))
     url = token["url"] + "/api/v1/attempts/0/reports"
     headers = {"Authorization": "Bearer " + token["token"], "Content-Type": "application/json"}
     request = urllib.request.Request(url, data=b"{}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return {"status": answer.status, "kind": answer.headers.get("Content-Type", "")}
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return {"status": response.status, "kind": response.headers.get("Content-Type", "")}
     except urllib.error.HTTPError as error:
         return {"status": error.code, "kind": error.headers.get("Content-Type", "")}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _conf() -> Told:
+def _scontrol() -> ProbeResult:
     command = shutil.which("scontrol")
     if command is None:
         return {}
@@ -102,33 +102,33 @@ def _conf() -> Told:
 
 
 def _reach(path: str) -> str:
-    """How somebody else's file or folder can be got at; "" not at all."""
-    ways: tuple[tuple[str, Callable[[str], object]], ...] = (
+    """Return how another user's file or folder can be accessed; "" if not at all."""
+    attempts: tuple[tuple[str, Callable[[str], object]], ...] = (
         ("list", os.listdir),
-        ("read", _first),
+        ("read", _read_character),
         ("enter", os.chdir),
     )
-    for way, act in ways:
+    for name, act in attempts:
         try:
             act(path)
         except OSError:
             continue
-        return way
+        return name
     return ""
 
 
-def _first(path: str) -> str:
+def _read_character(path: str) -> str:
     with open(path) as file:
         return file.read(1)
 
 
-def _read_json(path: str) -> Told:
+def _read_json(path: str) -> ProbeResult:
     with open(path) as file:
-        found: Told = json.load(file)
+        found: ProbeResult = json.load(file)
     return found
 
 
-def _tried(act: Callable[[], Any]) -> Any:
+def _try(act: Callable[[], Any]) -> Any:
     try:
         return act()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""One rank of a run, from its command line to its exit code."""
+"""Run one rank, from its command line to its exit code."""
 
 from __future__ import annotations
 
@@ -34,46 +34,48 @@ STOPPED = 75
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "python -m training",
-        description="One rank of a run.",
-        epilog="Other things to do, each with --help of its own: python -m training verify | export | prepare | plan | "
+        description="Run one rank.",
+        epilog="Other commands, each with its own --help: python -m training verify | export | prepare | plan | "
         "compare.",
     )
-    parser.add_argument("run", type=Path, help="run.toml or a whole job spec: its table [run] counts")
-    parser.add_argument("--run-dir", type=Path, help="where everything is kept; default: runs/<name> beside the file")
+    parser.add_argument("run", type=Path, help="run.toml or a complete job specification; its table [run] is used")
+    parser.add_argument(
+        "--run-dir", type=Path, help="where everything is stored; default: runs/<name> next to the file"
+    )
     parser.add_argument("--resume", default=workspace.NEWEST, help="newest (default), none, or a checkpoint's name")
     return parser.parse_args(arguments)
 
 
-def train(run: run_file.RunFile, options: argparse.Namespace, *, heart: type[Heartbeat] = Heartbeat) -> int:
+def train(run: run_file.RunFile, options: argparse.Namespace, *, heartbeat_type: type[Heartbeat] = Heartbeat) -> int:
     stop = StopRequest()
-    where = workspace.from_launcher()
-    stop.listen(launched=where is not None)
+    place = workspace.from_launcher()
+    stop.listen(launched=place is not None)
     rank = int(os.environ.get("RANK", "0"))
     heartbeat = None
-    sys.stdout, sys.stderr = cast(TextIO, _Log(sys.stdout)), cast(TextIO, _Log(sys.stderr))
-    if where is not None:
-        hang.install(where.attempt_dir, rank=rank, incarnation=where.incarnation)
-        heartbeat = heart.open(where.attempt_dir, rank=rank, incarnation=where.incarnation)
-    # cuBLAS picks its workspace, and with it the order of sums, when it is first loaded.
+    sys.stdout, sys.stderr = cast(TextIO, _LossyStream(sys.stdout)), cast(TextIO, _LossyStream(sys.stderr))
+    if place is not None:
+        hang.install(place.attempt_dir, rank=rank, incarnation=place.incarnation)
+        heartbeat = heartbeat_type.open(place.attempt_dir, rank=rank, incarnation=place.incarnation)
+    # cuBLAS chooses its workspace, which determines the order of sums, when it is first loaded.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # torch: a second that a wrong configuration need not wait for. The trainer, too, before "init": the limit of that
-    # phase is short, it is for meeting the other ranks, and imports from a shared disk can take longer.
+    # Imported late, as torch takes a second, which configuration errors need not wait for; but before "init": that
+    # phase is for meeting the other ranks and its time limit is short, while imports from a shared disk take longer.
     with without_collections():
         from training import trainer  # noqa: F401
         from training.runtime import distributed
-    gc.freeze()  # all of it stays, so no later collection need look through it
+    gc.freeze()  # all of it stays in memory, so no later collection needs to scan it
 
-    distributed.wake(on_cpu=run.on_cpu)
+    distributed.initialise_gpu(on_cpu=run.on_cpu)
     if heartbeat is not None:
         heartbeat.beat("init")
     world = distributed.join(on_cpu=run.on_cpu)
-    if where is None:
-        where = _place_by_hand(world, run, options)
-        hang.install(where.attempt_dir, rank=rank, incarnation=where.incarnation)
-        heartbeat = heart.open(where.attempt_dir, rank=rank, incarnation=where.incarnation)
+    if place is None:
+        place = _standalone_workspace(world, run, options)
+        hang.install(place.attempt_dir, rank=rank, incarnation=place.incarnation)
+        heartbeat = heartbeat_type.open(place.attempt_dir, rank=rank, incarnation=place.incarnation)
     assert heartbeat is not None
-    stop.watch(where.attempt_dir, where.incarnation)
-    return _train(run, where, world, heartbeat, stop)
+    stop.watch(place.attempt_dir, place.incarnation)
+    return _train(run, place, world, heartbeat, stop)
 
 
 def _train(
@@ -95,14 +97,14 @@ def _train(
     )
     set_determinism(settings.determinism)
     if isinstance(settings, run_config.RunConfig) and settings.compile:
-        compiled_code.keep_apart()
+        compiled_code.use_private_cache()
     if run.data_roots is not None:
         _confine(run.data_roots, where)
     try:
         if not run.on_cpu:
             distributed.check_devices(world, gpus_per_node=run.gpus_per_node)
-        given = {"reporter": reporter, "heartbeat": heartbeat, "stop": stop, "mtbf_hours": run.mtbf_hours}
-        completed = _loop(run, where, world, given).run()
+        options = {"reporter": reporter, "heartbeat": heartbeat, "stop": stop, "mtbf_hours": run.mtbf_hours}
+        completed = _loop(run, where, world, options).run()
     except BaseException as error:
         _fail(reporter, error)
     reporter.close()
@@ -111,42 +113,44 @@ def _train(
 
 
 def _confine(roots: Sequence[str], where: workspace.Workspace) -> None:
-    """Confines it to the site's folders, what this and other runs have made, and the text that every Python has."""
+    """Restrict reading to the site's folders, what this and other runs have made, and Python's standard library."""
     from training.corpus.cache import cache_dir
     from training.corpus.documents import library_folder
 
-    data_roots.confine(roots, own=[cache_dir(where.run_dir), where.job_dir, library_folder()])
+    data_roots.confine(roots, trusted=[cache_dir(where.run_dir), where.job_dir, library_folder()])
 
 
-def _loop(run: run_file.RunFile, where: workspace.Workspace, world: World, given: dict[str, Any]) -> Loop:
-    """The loop of the run: a federation's, the trainer's, or one that its communication brings."""
+def _loop(run: run_file.RunFile, where: workspace.Workspace, world: World, options: dict[str, Any]) -> Loop:
+    """Return the loop of the run: a federation's, the trainer's, or one that its communication provides."""
     settings = run.config
     if not isinstance(settings, run_config.RunConfig):
         from training.federated.rounds import Rounds
 
-        return Rounds(settings, where, world, program=_program(run.client, where), least_share=run.least_share, **given)
+        return Rounds(
+            settings, where, world, program=_program(run.client, where), least_share=run.least_share, **options
+        )
     from training import contracts
     from training.trainer import Trainer
 
-    own = contracts.communication(settings.communication).trainer
-    return (own() if own else Trainer)(settings, where, world, **given)
+    trainer = contracts.communication(settings.communication).trainer
+    return (trainer() if trainer else Trainer)(settings, where, world, **options)
 
 
 def _program(files: run_file.ClientFiles | None, where: workspace.Workspace) -> Program | None:
-    """Somebody's own files: where the launcher has put them, or where the run's file says that they are."""
+    """Return the user's own files: where the launcher has put them, or where the run's file says they are."""
     from training.federated.custom.program import Program
 
     if files is None:
         return None
     folder = where.job_dir / "code" if where.launched else files.directory
     if folder is None:
-        message = 'names no directory. By hand nothing is fetched: write directory = ".", in a clone.'
+        message = 'names no directory. Without a launcher nothing is fetched: write directory = ".", in a clone.'
         raise ConfigError([Problem("client", message)])
     return Program(folder, where.job_dir, **files.names)
 
 
 def _fail(reporter: Reporter, error: BaseException) -> NoReturn:
-    """Says why, and ends without waiting for threads that may wait for peers that are gone."""
+    """Report the error, and end without waiting for threads that may wait for peers that are gone."""
     from training.corpus.errors import DataError
     from training.guards.numerics import NumericsError
 
@@ -160,42 +164,42 @@ def _fail(reporter: Reporter, error: BaseException) -> NoReturn:
 
 
 def end(code: int) -> NoReturn:
-    """Ends the process at once, as all that counts is on disk.
+    """End the process at once, as everything that counts is on disk.
 
-    A process group's threads live for as long as anything holds the group, the trainer too, and peers hang up on them
-    meanwhile: what they or a library do while the interpreter is taken apart must not fail a run that is completed.
+    A process group's threads live for as long as anything references the group, the trainer too, and peers disconnect
+    from them meanwhile: what they or a library do during the interpreter's shutdown must not fail a completed run.
     """
-    with suppress(OSError):  # nobody reads it any more
+    with suppress(OSError):  # the reader is gone
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
-def _place_by_hand(world: World, run: run_file.RunFile, options: argparse.Namespace) -> workspace.Workspace:
+def _standalone_workspace(world: World, run: run_file.RunFile, options: argparse.Namespace) -> workspace.Workspace:
     from training.runtime import distributed
 
-    made = None
+    created = None
     if world.leads:
         run_dir: Path = options.run_dir or options.run.parent / "runs" / run.name
-        made = workspace.create_standalone(run_dir.absolute(), resume=options.resume)
-        print(f"run directory: {made.run_dir}", flush=True)
-    found: workspace.Workspace = distributed.broadcast(world, made)
-    return found
+        created = workspace.create_standalone(run_dir.absolute(), resume=options.resume)
+        print(f"run directory: {created.run_dir}", flush=True)
+    workspace_: workspace.Workspace = distributed.broadcast(world, created)
+    return workspace_
 
 
-class _Log:
-    """Where a rank says things: a file on the run's own disk. What has no room there is lost, and training goes on."""
+class _LossyStream:
+    """A rank's log, on the run's own disk. Output is dropped while the disk is full, and training continues."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with _lost_where_full():
+        with _ignoring_full_disk():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with _lost_where_full():
+        with _ignoring_full_disk():
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -203,7 +207,7 @@ class _Log:
 
 
 @contextmanager
-def _lost_where_full() -> Iterator[None]:
+def _ignoring_full_disk() -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
 """The training loop: reads a run's configuration, trains to the end or to a stop, and leaves checkpoints and reports.
 
-After each step come in this order: its report; the end, if all agreed on it meanwhile (a stop was asked for, or some
-rank found numbers that can't be trusted); the checks of weights; a save that has ended; profiles; a validation that is
-due; a save.
+After each step, in this order: its report; the end, if all ranks agreed on it meanwhile (a stop request, or numbers
+that cannot be trusted); checks of the weights; handling of a save that has ended; profiles; a validation, if due; a
+save.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from training.metrics.measuring import Measuring
 from training.metrics.meter import Meter, StepTimes
 from training.metrics.profiling import Profiling
 from training.reporting.reporter import AnyReporter
-from training.runtime.distributed import Agreed, World
+from training.runtime.distributed import StepFlags, World
 from training.weights import configured
 
 STEPS_BEFORE_SAVES = 5
-"""Steps after which what the first save needs is made ready: not at the start, whose first step others wait for."""
+"""Steps after which the first save is prepared: not at the start, as people wait for the first step."""
 
 
 class Trainer(Loop):
@@ -50,7 +50,7 @@ class Trainer(Loop):
     def __init__(
         self,
         config: RunConfig,
-        place: Workspace,
+        workspace: Workspace,
         world: World,
         *,
         reporter: AnyReporter,
@@ -58,17 +58,19 @@ class Trainer(Loop):
         stop: StopRequest,
         mtbf_hours: float | None = None,
     ) -> None:
-        """`mtbf_hours`: between failures of this run's nodes, as the portal has seen them."""
+        """`mtbf_hours`: between failures of this run's nodes, as observed by the portal."""
         self.validation = Validation(config, world)
-        super().__init__(config, place, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=mtbf_hours)
+        super().__init__(
+            config, workspace, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=mtbf_hours
+        )
         self.config = config
-        self._prepares_at = -1
+        self._prepare_save_at = -1
         self._is_saving = False
-        self.guards = Guards(config, place, world, reporter)
-        self.remembers |= {"validation": self.validation, "guards": self.guards}
+        self.guards = Guards(config, workspace, world, reporter)
+        self.stateful_parts |= {"validation": self.validation, "guards": self.guards}
         self.profiling = Profiling(
-            place.run_dir,
-            place.attempt_dir,
+            workspace.run_dir,
+            workspace.attempt_dir,
             world.rank,
             at=config.profile_at,
             steps=config.profile_steps,
@@ -76,27 +78,27 @@ class Trainer(Loop):
             heartbeat=heartbeat,
         )
 
-    def _make_up(self, start: Manifest | None) -> bool:
+    def _catch_up(self, start: Manifest | None) -> bool:
         if start is not None and self.validation.is_missing(self.step):
             if self._validate():
                 return True
             if self.validation.has_best(self.step):
-                self._save()  # the one that it starts from does not tell this loss
+                self._save()  # the checkpoint that it starts from lacks this loss
         self._profile()
         return False
 
     # Setting up.
 
     def _prepare(self, start: Manifest | None) -> None:
-        """Data, model, optimizer; then one pass that is thrown away, and only then the state."""
-        assembling.check(self.config, self.place, self.world, start)
+        """Prepare data, model and optimizer; then run one pass that is discarded, and only then restore the state."""
+        assembling.check(self.config, self.workspace, self.world, start)
         self._phase("data")
         self.assembly = assembling.assemble(
-            self.config, self.place, self.world, start, heartbeat=self.heartbeat, reporter=self.reporter
+            self.config, self.workspace, self.world, start, heartbeat=self.heartbeat, reporter=self.reporter
         )
         self.asked = self.config = self.assembly.config
         if self.assembly.base is not None:
-            self.remembers["base"] = self.assembly.base
+            self.stateful_parts["base"] = self.assembly.base
         self.optimizer_step = self.guards.equip(self.assembly)
         self.measuring = Measuring(
             self.config, self.world, self.assembly, self.reporter, slow_rank=lambda: self.guards.slow_rank
@@ -108,8 +110,8 @@ class Trainer(Loop):
             units_per_step=self.assembly.units_per_step,
             flush_steps=self.config.flush_steps,
             flush_seconds=self.config.flush_seconds,
-            log=self._say,
-            on_steps=self._know,
+            log=self._log,
+            on_steps=self._process_steps,
             device=self.world.device,
             measuring=self.measuring,
         )
@@ -120,13 +122,13 @@ class Trainer(Loop):
             self._phase("restore")
             self._restore(start)
         if self.config.checkpoint_every:
-            self._prepares_at = self.step + STEPS_BEFORE_SAVES
+            self._prepare_save_at = self.step + STEPS_BEFORE_SAVES
 
     def _restore(self, start: Manifest) -> None:
         self.assembly.restore(lambda state: self.checkpoints.restore(state, start))
         self._recall(start)
 
-    def _tell_started(self, start: Manifest | None) -> None:
+    def _report_started(self, start: Manifest | None) -> None:
         task, share = self.assembly.task, self.assembly.share
         parameters = task.dims.parameters if task.dims else _count(task.model)
         self.reporter.event(
@@ -146,20 +148,20 @@ class Trainer(Loop):
             versions=versions(),
             **task.facts,
         )
-        supply.tell_prepared(self.reporter, self.assembly.prepared, task, share)
+        supply.report_prepared(self.reporter, self.assembly.prepared, task, share)
         self._phase("step")
-        came = f"from {start.name}" if start else self._origin()
+        origin = f"from {start.name}" if start else self._origin()
         ranks = f"{self.world.size} rank{'s' * (self.world.size > 1)} on {self.world.device.type}"
-        self._say(f"{self.config.recipe}: {parameters:,} parameters, {ranks}, {came}, {self.config.steps} steps")
+        self._log(f"{self.config.recipe}: {parameters:,} parameters, {ranks}, {origin}, {self.config.steps} steps")
 
     def _origin(self) -> str:
         weights = configured.weights_path(self.config)
-        return f"from the weights in {weights}" if weights else "afresh"
+        return f"from the weights in {weights}" if weights else "from scratch"
 
     # The loop.
 
-    def _one_step(self) -> Agreed:
-        """One optimizer step, and what the ranks agreed on beside it."""
+    def _one_step(self) -> StepFlags:
+        """Do one optimizer step; return the flags exchanged alongside it."""
         began = time.perf_counter()
         self.heartbeat.beat("data", self.step)
         due = self.world.leads and self.cadence.is_due(self.step + 1)
@@ -177,44 +179,44 @@ class Trainer(Loop):
         computed = time.perf_counter()
         exchange = self.assembly.model.exchange
         if exchange.is_apart:
-            self.heartbeat.beat("exchange", self.step)  # of the whole model, and perhaps over a slow network
+            self.heartbeat.beat("exchange", self.step)  # the whole model is exchanged, perhaps over a slow network
         with self.measuring.exchanging(marks):
             exchange.step(self.step, done.guarded.skipped, done.guarded.frozen)
         sent = exchange.communicated(len(parts))
         if exchange.is_apart and sent and self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)  # here: else a step after it would seem stuck
+            torch.cuda.synchronize(self.world.device)  # here, as otherwise a later step would seem stuck
         agreed = self.agreement.end()
         ended = time.perf_counter()
         times = StepTimes(ended - began - cost, self.assembly.feed.waited, marks, sent, saving=agreed.saving)
-        waited = ended - computed + cost  # a sample's end waits for the GPU
+        waited = ended - computed + cost  # the end of a sample waits for the GPU
         self.guards.end(self.step, self.consumed, done.guarded, data_seconds=times.data, waited=waited)
         self.meter.record(self.step, done, times)
         return agreed
 
-    def _know(self, steps: Sequence[StepRecord], waited: float) -> None:
-        """Steps whose numbers have been fetched; only now is it known how long they took, as a GPU is behind."""
-        for known in steps:
-            self.cadence.note_step(known.seconds, saving=known.saving, exchange=known.exchange)
+    def _process_steps(self, steps: Sequence[StepRecord], waited: float) -> None:
+        """Process steps whose numbers have been fetched; only now are their durations known, as a GPU is behind."""
+        for record in steps:
+            self.cadence.note_step(record.seconds, saving=record.saving, exchange=record.exchange)
         self.guards.process(steps, waited)
 
-    def _between_steps(self, agreed: Agreed) -> bool:
+    def _between_steps(self, agreed: StepFlags) -> bool:
         if agreed.trouble:
             self._end_in_trouble()
         self.guards.check(self.step, self.consumed)
         self._settle()
         self._profile()
-        if self.step == self._prepares_at and not agreed.saving:
+        if self.step == self._prepare_save_at and not agreed.saving:
             self.checkpoints.prepare(self.assembly.state())
         if self.validation.is_due(self.step) and self._validate():
             return True
-        self._save_if_due(agreed, promised=self.validation.has_best(self.step) or self._is_kept())
+        self._save_if_due(agreed, required=self.validation.has_best(self.step) or self._is_permanent())
         return False
 
     def _profile(self) -> None:
         self.profiling.between(self.step, continues=self.step < self.config.steps)
 
     def _settle(self) -> None:
-        """Takes note of a save that has ended, once it is known how long the steps beside it took."""
+        """Handle a save that has ended, once the durations of the steps alongside it are known."""
         if self.checkpoints.is_saving:
             return
         if self._is_saving:
@@ -223,19 +225,19 @@ class Trainer(Loop):
         self.checkpoints.settle()
 
     def _validate(self) -> bool:
-        """True if cut short by a stop."""
-        self._look()
+        """Validate; return True if a stop cut it short."""
+        self._process_metrics()
         self._phase("validate")
-        means = self.validation.run(self.assembly, self.step, continues=self._goes_on)
+        means = self.validation.run(self.assembly, self.step, continues=self._continues)
         if means is not None and self.world.leads:
             self.reporter.log(self.step, **{f"validation_{name}": mean for name, mean in means.items()})
-            self._say(
+            self._log(
                 f"step {self.step}  " + "  ".join(f"validation {name} {mean:.4f}" for name, mean in means.items())
             )
         self._phase("step")
         return means is None
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         self.heartbeat.beat("validate", self.step)
         return not self.agreement.now(stop=self.stop.is_requested).stop
 
@@ -254,26 +256,26 @@ class Trainer(Loop):
     def _forget(self, state: Mapping[str, Any]) -> None:
         self.validation.forget(state)
 
-    def _saved(self, seconds: float) -> None:
+    def _on_save_begun(self, seconds: float) -> None:
         self._is_saving = True
         self.measuring.record_stall(self.step, seconds)
 
-    def _look(self) -> None:
+    def _process_metrics(self) -> None:
         self.meter.flush()
         self.guards.pause()
         if self.agreement.now(trouble=self.guards.has_trouble).trouble:
             self._end_in_trouble()
 
     def _end_in_trouble(self) -> NoReturn:
-        """The numbers can't be trusted from here on; what was saved before stays. Raises NumericsError."""
-        self._finish_flight()
+        """End the run, as its numbers cannot be trusted; earlier checkpoints stay. Raises NumericsError."""
+        self._finish_save()
         self.meter.flush()
         self.guards.stop()
 
     def _close(self) -> None:
         self.assembly.feed.close()
         self.profiling.close(self.step)
-        self._look()
+        self._process_metrics()
         self.measuring.report_bottleneck()
 
 

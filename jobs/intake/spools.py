@@ -64,23 +64,23 @@ def _collect_stream(attempt_id: int, stream: spool.Spool, until: float) -> int:
         return 0
     row = Stream.objects.filter(attempt_id=attempt_id, uid=stream.stream).first()
     cursor, ended = (row.next_seq, row.ended) if row is not None else (0, False)
-    near = spool.Place(row.place_seq, row.place_segment, row.place_offset) if row and row.place_offset else None
+    near = spool.SpoolPosition(row.place_seq, row.place_segment, row.place_offset) if row and row.place_offset else None
     first = cursor
     while not ended and time.monotonic() < until:
-        stream.seek(cursor, near=near, until=until)
+        stream.seek(cursor, hint=near, until=until)
         if stream.next_seq < cursor:
             break  # no time to count further, or the file has lost its end
         batches = stream.read(_AT_ONCE)
-        if not batches and not stream.ended:
+        if not batches and not stream.has_ended:
             break  # more may come
-        post = wire.post_from_spool(stream.header, batches, end=stream.ended)
+        post = wire.post_from_spool(stream.header, batches, end=stream.has_ended)
         post.streams[0].first = cursor
         answer = reports.ingest(attempt_id, post)
-        ended = stream.ended and answer.streams[stream.stream] >= stream.next_seq
+        ended = stream.has_ended and answer.streams[stream.stream] >= stream.next_seq
         if answer.streams[stream.stream] <= cursor and batches:
             break  # a shipper was quicker: the next call sees what is left
         cursor = answer.streams[stream.stream]
-    if (place := stream.place) is not None and not ended and place.seq > (near.seq if near else 0):
+    if (place := stream.position) is not None and not ended and place.seq > (near.seq if near else 0):
         where = {"place_seq": place.seq, "place_segment": place.segment, "place_offset": place.offset}
         Stream.objects.filter(attempt_id=attempt_id, uid=stream.stream).update(**where)
     return cursor - first

@@ -78,7 +78,7 @@ def _verify_folder(checkpoint: Checkpoint) -> tuple[manifest.Manifest, str]:
     try:
         with rundir.folder_under(root, f"job/checkpoints/{checkpoint.name}") as folder:
             try:
-                return manifest.verify(folder, most_bytes=MOST_BYTES), ""
+                return manifest.verify(folder, max_bytes=MOST_BYTES), ""
             except manifest.TooLarge:
                 found = manifest.check(folder)
                 return (

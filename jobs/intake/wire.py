@@ -164,7 +164,7 @@ def parse(body: bytes) -> ReportPost:
     return ReportPost(frame.streams, series, events, bad)
 
 
-def post_from_spool(header: lines.Header, batches: Sequence[lines.Batch], *, end: bool) -> ReportPost:
+def post_from_spool(header: lines.StreamHeader, batches: Sequence[lines.ReportBatch], *, end: bool) -> ReportPost:
     """Return the post that a shipper would send for these consecutive batches of one stream."""
     bad: dict[BatchIndex, str] = {}
     part = StreamBatches(
@@ -295,8 +295,8 @@ def _quarantine_oversized(events: Sequence[ReportedEvent], bad: dict[BatchIndex,
     size: Counter[BatchIndex] = Counter()
     for event in events:
         size[event.batch] += event.bytes
-    reason = f"more than {lines.EVENTS_A_BATCH} events"
-    bad.update({batch: reason for batch, count in counts.items() if count > lines.EVENTS_A_BATCH})
+    reason = f"more than {lines.BATCH_EVENTS} events"
+    bad.update({batch: reason for batch, count in counts.items() if count > lines.BATCH_EVENTS})
     reason = f"more than {lines.BATCH_BYTES >> 20} MiB of events"
     # A post repeats the place of its batch with each event, which a line of a spool does not.
     bad.update({batch: reason for batch in counts if size[batch] > lines.BATCH_BYTES + PLACE_BYTES * counts[batch]})

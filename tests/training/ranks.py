@@ -232,12 +232,12 @@ def add_choices(folder: Path) -> None:
 
 
 def end_saves_between_steps() -> None:
-    from training.runtime.distributed import Agreed
+    from training.runtime.distributed import StepFlags
     from training.trainer import Trainer
 
     one_step = Trainer._one_step
 
-    def patient_step(trainer: Trainer) -> Agreed:
+    def patient_step(trainer: Trainer) -> StepFlags:
         trainer.checkpoints.finish_save()
         return one_step(trainer)
 

@@ -148,7 +148,7 @@ def watch_steps() -> None:
         with _Reads() as reads:
             agreed = one_step(trainer)
             between(trainer, agreed)
-        with open(trainer.place.attempt_dir / "reads", "a") as file:
+        with open(trainer.workspace.attempt_dir / "reads", "a") as file:
             print(json.dumps([reads.count + whole.total(), reads.operations]), file=file)
         return agreed
 
@@ -194,7 +194,7 @@ def count_compilations() -> None:
     def counted(trainer: Trainer) -> Any:
         agreed = one_step(trainer)
         told = {"graphs": counters["stats"]["unique_graphs"], "breaks": dict(counters["graph_break"])}
-        with open(trainer.place.attempt_dir / "compiled", "a") as file:
+        with open(trainer.workspace.attempt_dir / "compiled", "a") as file:
             print(json.dumps(told), file=file)
         return agreed
 

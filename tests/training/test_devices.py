@@ -11,10 +11,10 @@ import torch
 from tests.training.ranks import Run
 from training import run_file
 from training.runtime import devices
-from training.runtime.devices import Seen, problem
+from training.runtime.devices import RankDevice, problem
 
-FINE = Seen("dgx-01", "cuda", 8)
-BLIND = Seen("dgx-02", "cpu", 0, visible="")
+FINE = RankDevice("dgx-01", "cuda", 8)
+BLIND = RankDevice("dgx-02", "cpu", 0, visible="")
 
 
 def test_alike_is_no_problem() -> None:
@@ -32,19 +32,19 @@ def test_alike_is_no_problem() -> None:
             "To train on CPUs write 0.",
         ),
         (
-            [Seen("dgx-01", "cpu", 0)],
+            [RankDevice("dgx-01", "cpu", 0)],
             1,
             "is 1, but rank 0 on dgx-01 sees no GPU. Look at nvidia-smi there, and at what the driver wrote to the "
             "kernel's log. To train on CPUs write 0.",
         ),
         (
-            [FINE, Seen("dgx-01", "cpu", 1, visible="0")],
+            [FINE, RankDevice("dgx-01", "cpu", 1, visible="0")],
             2,
             'is 2, but rank 1 on dgx-01 sees too few, 1. There CUDA_VISIBLE_DEVICES is "0": look at what sets it. '
             "To train on CPUs write 0.",
         ),
         (
-            [Seen("dgx-01", "cpu", 0, cuda=False, visible="0")],
+            [RankDevice("dgx-01", "cpu", 0, cuda=False, visible="0")],
             1,
             "is 1, but rank 0 on dgx-01 sees no GPU. The torch there is built without CUDA: install one with it. "
             "To train on CPUs write 0.",
@@ -57,7 +57,7 @@ def test_alike_is_no_problem() -> None:
         ),
     ],
 )
-def test_who_lacks_one_is_named_with_what_to_look_at(seen: list[Seen], gpus: int, said: str) -> None:
+def test_who_lacks_one_is_named_with_what_to_look_at(seen: list[RankDevice], gpus: int, said: str) -> None:
     assert problem(seen, gpus_per_node=gpus) == said
 
 
@@ -68,10 +68,10 @@ def test_a_rank_takes_the_gpu_of_its_place_on_the_node(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     for local, expected in (("0", "cuda:0"), ("1", "cuda:1"), ("2", "cpu")):
         monkeypatch.setenv("LOCAL_RANK", local)
-        assert devices.own(on_cpu=False) == torch.device(expected)
-        assert devices.own(on_cpu=True) == torch.device("cpu")
+        assert devices.select(on_cpu=False) == torch.device(expected)
+        assert devices.select(on_cpu=True) == torch.device("cpu")
     assert taken == [0, 1]
-    assert devices.look(torch.device("cpu")).gpus == 2
+    assert devices.describe(torch.device("cpu")).gpus == 2
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_a_run_says_what_it_wants(table: str, asked: int, on_cpu: bool, tmp_path
 def hide_gpus() -> None:
     """As where the driver is gone; the first rank alone has something that is no CPU."""
     torch.cuda.is_available = lambda: False
-    own = devices.own
+    own = devices.select
     if os.environ["RANK"] == "0":
-        devices.own = lambda *, on_cpu: own(on_cpu=on_cpu) if on_cpu else torch.device("meta")
+        devices.select = lambda *, on_cpu: own(on_cpu=on_cpu) if on_cpu else torch.device("meta")
     os.environ["VIGIL_NODE"] = f"dgx-{os.environ['RANK']}"
 
 

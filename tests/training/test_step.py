@@ -155,7 +155,7 @@ class TestCompiledCode:
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
 
     def kept_in(self) -> Path:
-        compiled_code.keep_apart()
+        compiled_code.use_private_cache()
         return Path(os.environ.pop("TORCHINDUCTOR_CACHE_DIR"))
 
     def test_it_is_kept_for_the_next_run_where_nobody_else_can_write(self) -> None:

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from training.manifest import AGAIN_SECONDS, committed
+from training.manifest import RETRY_SECONDS, committed
 
 PATIENCE_SECONDS = 5.0
 """Seconds to retry where the file system cannot read a checkpoint: resuming from an older one would discard work."""
@@ -29,7 +29,7 @@ def read_generation(job_dir: Path) -> int:
             OSError,
             ValueError,
         ):  # over NFS a file that is replaced while it is read becomes stale: read the new one
-            time.sleep(AGAIN_SECONDS)
+            time.sleep(RETRY_SECONDS)
     return 0
 
 

@@ -33,7 +33,7 @@ from training.checkpoint.staging import Staging, State, release
 from training.checkpoint.writing import CheckpointWriter, Lineage, ManifestFields
 from training.manifest import CheckpointError, Manifest, Unreadable
 from training.reporting.reporter import AnyReporter
-from training.runtime.distributed import World, broadcast, together
+from training.runtime.distributed import World, broadcast, run_on_all
 from training.runtime.imports import without_collections
 
 
@@ -133,11 +133,11 @@ class Checkpoints:
             return storage.names(state)
 
         try:
-            together(self._world, lambda: self._verify_share(start), group=self._group)
+            run_on_all(self._world, lambda: self._verify_share(start), group=self._group)
             if self._world.leads:
                 with suppress(OSError):  # it then counts as not verified
                     mark_verified(folder)
-            names = together(self._world, match, group=self._group)
+            names = run_on_all(self._world, match, group=self._group)
             storage.check_complete(folder, set().union(*names))
             storage.read(available, folder, self._group)
         except CheckpointError as error:

@@ -36,7 +36,7 @@ from training.checkpoint.contents import read_metadata
 from training.checkpoint.rows import FrozenRows
 from training.checkpoint.staging import Path as Parts
 from training.checkpoint.staging import State, tree, walk
-from training.manifest import CheckpointError, File
+from training.manifest import CheckpointError, CheckpointFile
 
 OPTIONAL = "comm."
 """Prefix of state that may be missing or of another layout, and then starts from scratch: that of communication."""
@@ -46,7 +46,7 @@ class WriteFailed(OSError):
     """Some rank could not write its part; the message says which and why."""
 
 
-def write(state: State, folder: Path, group: dist.ProcessGroup | None) -> list[File]:
+def write(state: State, folder: Path, group: dist.ProcessGroup | None) -> list[CheckpointFile]:
     """Write this rank's part of the state; all ranks of the group call it. Returns the files it wrote, fsynced."""
     # Nothing is copied ahead, as all of it is in main memory. Otherwise, with a GPU, torch would wait every 10 MB for
     # this thread's stream, which is also training's: for everything that is queued there.
@@ -196,8 +196,8 @@ class _Digesting(FileSystem):
         super().rename(path, new_path)
         self._files[os.path.basename(new_path)] = self._files.pop(os.path.basename(path))
 
-    def written(self) -> list[File]:
-        return [File(name, stream.size, stream.digest.hexdigest()) for name, stream in self._files.items()]
+    def written(self) -> list[CheckpointFile]:
+        return [CheckpointFile(name, stream.size, stream.digest.hexdigest()) for name, stream in self._files.items()]
 
 
 class _Stream(io.RawIOBase):

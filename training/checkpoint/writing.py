@@ -20,9 +20,9 @@ from training.checkpoint import events
 from training.checkpoint.committing import commit, mark_damaged, mark_verified
 from training.checkpoint.pruning import Retention, delete, pinned, prune
 from training.checkpoint.staging import State
-from training.manifest import CheckpointError, File, Manifest, Unreadable
+from training.manifest import CheckpointError, CheckpointFile, Manifest, Unreadable
 from training.reporting.reporter import AnyReporter
-from training.runtime.distributed import World, together
+from training.runtime.distributed import World, run_on_all
 from training.runtime.imports import without_collections
 
 
@@ -123,7 +123,7 @@ class CheckpointWriter:
                 self._prune()
         return None
 
-    def make_manifest(self, fields: ManifestFields, files: list[File], began: float) -> Manifest:
+    def make_manifest(self, fields: ManifestFields, files: list[CheckpointFile], began: float) -> Manifest:
         latest = self._lineage.latest
         return Manifest(
             name=f"step-{fields.step}",
@@ -154,7 +154,7 @@ class CheckpointWriter:
         # Not its parents: if these are missing the file system is gone, and this would be a local disk.
         staging.mkdir()
 
-    def _report_files(self, files: list[File]) -> list[File]:
+    def _report_files(self, files: list[CheckpointFile]) -> list[CheckpointFile]:
         """Return what this rank wrote, once its metrics up to here are on disk, too."""
         self._reporter.flush(wait=events.REPORT_SECONDS)
         return files
@@ -192,4 +192,4 @@ class CheckpointWriter:
         check_fence(self._job_dir, self._generation)
 
     def _together(self, act: Callable[[], Any]) -> list[Any]:
-        return together(self._world, act, group=self._group)
+        return run_on_all(self._world, act, group=self._group)

@@ -1,4 +1,4 @@
-"""Bytes that a rank sends in a step where torch itself does the sending: computed from the layout, not counted."""
+"""Compute how many bytes a rank sends in a step if torch itself does the sending, from the layout."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from training.comm._exchange import Exchange, Peers, all_reduced, gathered
 from training.parallel import fsdp
 
 FLOAT = 4
-"""Bytes of a gradient, and of a weight unless it is gathered in another type."""
+"""Bytes of a gradient's number, and of a weight's unless it is gathered in another type."""
 
 
-class Computed(Exchange):
+class ComputedExchange(Exchange):
     """Known for ddp, zero1 and fsdp; what tensor, context and pipeline parallelism send depends on activations."""
 
     def __init__(self, peers: Peers) -> None:
@@ -28,20 +28,23 @@ class Computed(Exchange):
         whole = FLOAT * sum(prod(size) for size in self._sizes)
         if peers.parallelism == "ddp":
             return all_reduced(whole, peers.count)
-        if peers.parallelism == "zero1":  # the owners send each parameter after their step
+        if peers.parallelism == "zero1":  # the owner of each parameter sends it after its step
             return all_reduced(whole, peers.count) + gathered(whole / peers.count, peers.count)
         return self._sharded(micro_batches) if peers.parallelism == "fsdp" else None
 
     def _sharded(self, micro_batches: int) -> float:
-        """Each pass gathers the parameters, frozen ones too, twice if they are let go in between; the last sends the
-        gradients' parts, which replicas of shards then average."""
+        """Return the bytes of fsdp: each pass gathers the parameters, including frozen ones, twice if they are freed in
+        between.
+
+        The last pass sends the gradients' parts, which replicas of shards then average.
+        """
         shape, options = self._peers.shape, self._peers.options
         part, frozen = self._part(self._sizes), self._part(self._frozen)
         weight = FLOAT if options.get("dtype") in (None, "fp32") else 2
-        passes = micro_batches * (2 if fsdp.lets_go(options.get("reshard", "auto"), is_piped=shape["pp"] > 1) else 1)
+        passes = micro_batches * (2 if fsdp.reshards(options.get("reshard", "auto"), is_piped=shape["pp"] > 1) else 1)
         gathers = passes * gathered(weight * (part + frozen), shape["shard"])
         return gathers + gathered(FLOAT * part, shape["shard"]) + all_reduced(FLOAT * part, shape["dp"])
 
     def _part(self, sizes: list[tuple[int, ...]]) -> int:
-        """Numbers that a rank holds of these: torch divides the first dim, and fills up the last part."""
+        """Return how many numbers of these tensors a rank has: torch divides the first dim and pads the last part."""
         return sum(-(-size[0] // self._peers.shape["shard"]) * prod(size[1:]) for size in sizes if size)

@@ -1,8 +1,8 @@
-"""What replicas send each other to stay, or become again, one model; each module of training/comm makes one Exchange.
+"""What replicas send each other to stay or become identical; each module of training/comm provides one Exchange.
 
-Bytes are what one rank sends by the usual algorithms (Patarasuk & Yuan, 2009, doi 10.1016/j.jpdc.2008.09.002): a ring
-all-reduce of B bytes over n ranks sends 2·(n − 1)/n·B, a ring all-gather of B from each (n − 1)·B. The few bytes by
-which ranks agree on stopping, and on a norm, are not counted.
+Bytes are those that one rank sends with the usual algorithms (Patarasuk & Yuan, 2009, doi
+10.1016/j.jpdc.2008.09.002): a ring all-reduce of B bytes over n ranks sends 2·(n − 1)/n·B, a ring all-gather of B
+from each (n − 1)·B. The few bytes with which ranks agree on stopping, and on a norm, are not counted.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from torch.futures import Future
 from training.config.shape import Shape
 
 State = dict[str, Any]
-"""A tree of tensors, as checkpoints hold it."""
+"""A tree of tensors, as in checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peers:
-    """The replicas that exchange, and of what."""
+    """The replicas that exchange, and what they exchange."""
 
     group: dist.ProcessGroup | None
-    """None where nothing lies along `dp`, so that there is nothing to exchange."""
+    """None if there is a single replica along `dp`, so that there is nothing to exchange."""
     steps: int
     """Steps of the whole run."""
     parameters: Mapping[str, nn.Parameter]
-    """Those that are trained, by their names in the whole model."""
+    """Trained parameters, by their names in the whole model."""
     frozen: Mapping[str, nn.Parameter] = field(default_factory=dict)
-    """The others: never exchanged, but where each rank holds a part they are gathered all the same."""
+    """The others: never exchanged, but gathered where each rank has a part."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     """Numbers of the model that are not trained, such as running means."""
     shape: Shape
     parallelism: str = "ddp"
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The parallelism's."""
+    """Options of the parallelism."""
 
     @property
     def count(self) -> int:
@@ -52,47 +52,53 @@ class Peers:
 
 
 class Exchange:
-    """Leaves it to the parallelism. What a subclass keeps from step to step is its state, and lies under "comm"."""
+    """Leaves the exchange to the parallelism. State that a subclass keeps between steps is saved under "comm"."""
 
     is_apart = False
-    """Replicas take steps of their own and differ in between, so the parallelism must not average their gradients."""
+    """Whether replicas take independent steps and differ in between, so that their gradients must not be averaged."""
     bucket_mib: float | None = None
-    """What gradients must be reduced in; None: as the parallelism does."""
+    """Bucket size in which gradients must be reduced; None: the parallelism's."""
 
     def attach(self, model: nn.Module) -> None:
-        """Takes part from now on. `model` is what the training loop calls."""
+        """Start taking part. `model` is what the training loop calls."""
 
     def begin(self) -> None:
-        """Forgets the pass that is thrown away at every start."""
+        """Reset the state after the pass that is discarded at every start."""
 
     def step(self, number: int, skipped: Tensor | None = None, frozen: Tensor | None = None) -> None:
-        """Follows the optimizer's `number`-th step. `skipped`: 1 if it left the parameters alone, else 0; `frozen`: 1
-        if they have to stay what they are, since a step that was not finite will be done again. Scalars on the
-        device."""
+        """Follow the optimizer's `number`-th step. Arguments are scalars on the device.
+
+        `skipped`: 1 if it left the parameters unchanged, else 0; `frozen`: 1 if they must not change because a step
+        that was not finite will be repeated.
+        """
 
     def communicated(self, micro_batches: int) -> float | None:
-        """Bytes that this rank has sent since it was asked last, one step of so many passes; None: not known."""
+        """Return the bytes that this rank has sent since the last call, for one step of so many passes; None:
+        unknown.
+        """
         return None
 
     def state(self) -> State:
-        """The very tensors, to save or to read into; a rank's own under a name with its index in it."""
+        """Return the tensors themselves, to save or to read into; those of one rank under a name with its index."""
         return {}
 
     def recall(self) -> None:
-        """Takes note that a checkpoint has been read into `state`."""
+        """Handle that a checkpoint has been read into `state`."""
 
     def saved(self, model: State, optimizer: State) -> State:
-        """What a checkpoint holds of this rank."""
+        """Return what a checkpoint saves of this rank."""
         return {"model": model, "optimizer": optimizer, "comm": self.state()}
 
     def restore(self, read: Callable[[State], None], model: State, optimizer: State) -> None:
-        """Reads what `saved` gave, perhaps of another number of replicas, or of another exchange."""
+        """Read what `saved` returned, perhaps with another number of replicas or another exchange."""
         read({"model": model, "optimizer": optimizer, "comm": self.state()})
         self.recall()
 
 
-class Hook(Exchange):
-    """Sends each bucket of gradients in its own way (a hook of DistributedDataParallel). One replica sends nothing."""
+class HookExchange(Exchange):
+    """Sends each bucket of gradients in its own way (a hook of DistributedDataParallel). A single replica sends
+    nothing.
+    """
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
@@ -101,11 +107,11 @@ class Hook(Exchange):
 
     def attach(self, model: nn.Module) -> None:
         if self.peers.count > 1:
-            # torch reads a hook's annotations, and takes no strings; a lambda has none.
+            # torch checks a hook's annotations and accepts no strings; a lambda has none.
             model.register_comm_hook(None, lambda _, bucket: self.send(bucket))  # type: ignore[operator]
 
     def send(self, bucket: GradBucket) -> Future[Tensor]:
-        """The mean over the replicas in the bucket's own memory, once the future is there."""
+        """Return a future; once it is done, the bucket's memory has the mean over the replicas."""
         raise NotImplementedError
 
     def communicated(self, micro_batches: int) -> float:
@@ -116,7 +122,7 @@ class Hook(Exchange):
         self._sent = 0.0
 
     def names(self, bucket: GradBucket) -> list[str]:
-        """The names of the parameters whose gradients lie in the bucket, in their order."""
+        """Return the names of the parameters whose gradients are in the bucket, in order."""
         return [self._names[parameter] for parameter in bucket.parameters()]
 
     def count_all_reduce(self, sent: float) -> None:
@@ -127,26 +133,26 @@ class Hook(Exchange):
 
 
 def all_reduced(sent: float, ranks: int) -> float:
-    """Bytes that each rank sends in an all-reduce of so many."""
+    """Return the bytes that each rank sends in an all-reduce of so many bytes."""
     return 2 * (ranks - 1) / ranks * sent
 
 
 def gathered(sent: float, ranks: int) -> float:
-    """Bytes that each rank sends in an all-gather, to which each brings so many."""
+    """Return the bytes that each rank sends in an all-gather with so many bytes from each."""
     return (ranks - 1) * sent
 
 
-def mean(tensor: Tensor, peers: Peers) -> Future[Tensor]:
-    """Over all replicas, in place."""
+def average(tensor: Tensor, peers: Peers) -> Future[Tensor]:
+    """Average over all replicas, in place."""
     tensor /= peers.count
     future = dist.all_reduce(tensor, group=peers.group, async_op=True).get_future()
-    found: Future[Tensor] = future.then(lambda done: done.value()[0])
-    return found
+    result: Future[Tensor] = future.then(lambda done: done.value()[0])
+    return result
 
 
 @torch.no_grad()
-def broadcast(tensors: list[Tensor], peers: Peers, *, of: int = 0) -> None:
-    """One replica's values to all, as a rule the first one's."""
+def broadcast(tensors: list[Tensor], peers: Peers, *, source: int = 0) -> None:
+    """Copy the values of one replica, by default the first, to all."""
     if peers.count > 1:
         for tensor in tensors:
-            dist.broadcast(tensor, group=peers.group, group_src=of)
+            dist.broadcast(tensor, group=peers.group, group_src=source)

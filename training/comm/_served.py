@@ -1,4 +1,4 @@
-"""The parameter server's side: who may begin which step, and what is done with the gradients that come."""
+"""The parameter server: which worker may begin which step, and what happens to the gradients it receives."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.futures import Future
 
 from training.comm._exchange import Exchange, Peers, State
 
-Sent = list[Tensor] | None
-"""The model's parameters, on the CPU; None: go no further."""
+SentModel = list[Tensor] | None
+"""The model's parameters on the CPU; None: the worker must stop."""
 
 
-class Served(Exchange):
-    """Between two stretches of steps all ranks hold the server's model; its optimizer is the server's alone."""
+class ServedExchange(Exchange):
+    """Between two stretches of steps all ranks have the server's model; only the server has the optimizer's state."""
 
     is_apart = True
 
@@ -27,11 +27,11 @@ class Served(Exchange):
         return {"model": model, "optimizer": {} if self.peers.index else optimizer}
 
 
-class Server:
-    """Lets workers go on within bounds. Its methods are called by as many threads as there are workers.
+class ParameterServer:
+    """Lets workers proceed within bounds. Each worker calls its methods from a thread of its own.
 
-    A worker that asks for step c (c steps of the run are behind it) is sent the model once every worker has finished
-    c − staleness steps.
+    A worker that requests step c (the run has finished c steps) gets the model once every worker has finished c −
+    staleness steps.
     """
 
     def __init__(
@@ -42,36 +42,38 @@ class Server:
         model: Callable[[], list[Tensor]],
         apply: Callable[[int, Sequence[Tensor]], None],
     ) -> None:
-        """`model`: a copy to send. `apply`: updates it with a step's gradients. Only one of them runs at a time."""
+        """`model` returns a copy to send; `apply` updates it with a step's gradients. Only one of them runs at a
+        time.
+        """
         self._staleness, self._model, self._apply = staleness, model, apply
         self._changed = threading.Condition()
         self._finished = [0] * workers
         self._begun = [0] * workers
         self._losses: dict[int, list[float]] = {}
-        self._waiting: list[tuple[int, int, Future[Sent]]] = []
+        self._waiting: list[tuple[int, int, Future[SentModel]]] = []
         self._end = 0
         self._is_closed = False
-        self.stalest = 0
-        """Most steps that some worker was ahead of the slowest when it was sent the model."""
-        self.sent = 0
-        """Bytes."""
+        self.max_staleness = 0
+        """The most steps that a worker was ahead of the slowest when it got the model."""
+        self.sent_bytes = 0
+        """Bytes sent."""
 
-    def open(self, at: int, end: int) -> None:
-        """Lets all go on from step `at` to `end`."""
+    def open(self, start: int, end: int) -> None:
+        """Let all workers proceed from step `start` to `end`."""
         with self._changed:
-            self._finished, self._begun, self._end = [at] * len(self._finished), [at] * len(self._begun), end
-            self._release()  # a worker may have asked before the server came this far
+            self._finished, self._begun, self._end = [start] * len(self._finished), [start] * len(self._begun), end
+            self._release()  # a worker may have made its request before the server was ready
 
     def close(self) -> None:
-        """Nobody begins a step that nobody has begun: all finish the same one."""
+        """Let no worker begin a step that none has begun: all finish the same one."""
         with self._changed:
             self._end, self._is_closed = min(self._end, max(self._begun)), True
             self._release()
             self._changed.notify_all()
 
-    def pull(self, worker: int, step: int) -> Future[Sent]:
-        """The model to begin this step with, when the worker may."""
-        future: Future[Sent] = Future()
+    def pull(self, worker: int, step: int) -> Future[SentModel]:
+        """Return a future of the model for this step, which is done when the worker may begin."""
+        future: Future[SentModel] = Future()
         with self._changed:
             self._waiting.append((worker, step, future))
             self._release()
@@ -86,13 +88,14 @@ class Server:
             self._changed.notify_all()
 
     def progress(self, seconds: float) -> tuple[int, bool, dict[int, float]]:
-        """Waits for some, so long at most: steps that all have finished, whether that is the end, and the mean losses
-        of those that are new."""
+        """Wait for progress, at most so long; return steps finished by all, whether that is the end, and new mean
+        losses.
+        """
         with self._changed:
             self._changed.wait(seconds)
             slowest = min(self._finished)
             new = {step: self._losses.pop(step) for step in sorted(self._losses) if step < slowest}
-            return slowest, slowest >= self._end, {step: sum(all_) / len(all_) for step, all_ in new.items()}
+            return slowest, slowest >= self._end, {step: sum(values) / len(values) for step, values in new.items()}
 
     def _release(self) -> None:
         slowest = min(self._finished)
@@ -105,7 +108,7 @@ class Server:
                 future.set_result(None)
                 continue
             self._begun[worker] = step + 1
-            self.stalest = max(self.stalest, step - slowest)
+            self.max_staleness = max(self.max_staleness, step - slowest)
             sent = self._model()
-            self.sent += sum(part.nbytes for part in sent)
+            self.sent_bytes += sum(part.nbytes for part in sent)
             future.set_result(sent)

@@ -14,12 +14,12 @@ SENDS = "2(n−1)/n · 2N"
 
 
 def check(shape: Shape, **options: object) -> None:
-    """Any number of replicas, on any backend."""
+    """Accept any number of replicas, on any backend."""
 
 
 def exchange(peers: Peers) -> Exchange:
     import torch
 
-    from training.comm._halved import Halved
+    from training.comm._halved import HalfPrecision
 
-    return Halved(peers, torch.float16)
+    return HalfPrecision(peers, torch.float16)

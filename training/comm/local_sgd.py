@@ -1,4 +1,4 @@
-"""Replicas take steps of their own and average their parameters every so many (local SGD; Stich, arXiv 1805.09767)."""
+"""Replicas take independent steps and average their parameters every so many (local SGD; Stich, arXiv 1805.09767)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SENDS = "2(n−1)/n · 4N, every `every` steps"
 
 
 def check(shape: Shape, **options: object) -> None:
-    """Any number of replicas."""
+    """Accept any number of replicas."""
 
 
 def keeps(**options: object) -> int:
-    """What all agreed on last."""
+    """Return the memory for the last common model."""
     return 4
 
 

@@ -1,7 +1,7 @@
-"""Experimental: rank 0 keeps the model, the others fetch it and send gradients, unawaited (SSP; Ho et al., NIPS 2013).
+"""Experimental: rank 0 has the model, others fetch it and send gradients asynchronously (SSP; Ho et al., NIPS 2013).
 
-A worker may begin a step while no other is more than `staleness` steps behind. What the server receives it applies at
-once, so nothing repeats bit for bit.
+A worker may begin a step while no other is more than `staleness` steps behind. The server applies what it receives at
+once, so results are not reproducible.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ SENDS = "the server (n−1) · 4N, each worker 4N"
 
 def check(shape: Shape, **options: object) -> None:
     if shape["dp"] < 2:
-        raise Misfit("communication", "needs a rank that serves and one that trains: 2 ranks or more. Or write plain.")
+        raise Misfit("communication", "needs a server and at least one worker: 2 ranks or more. Or write plain.")
 
 
 def exchange(
     peers: Peers,
     *,
-    staleness: Annotated[int, "0..1000", "Most steps that a worker may be ahead of the slowest."] = 4,
+    staleness: Annotated[int, "0..1000", "Maximum number of steps that a worker may be ahead of the slowest."] = 4,
 ) -> Exchange:
-    from training.comm._served import Served
+    from training.comm._served import ServedExchange
 
-    return Served(peers, staleness)
+    return ServedExchange(peers, staleness)
 
 
 def trainer() -> type[Trainer]:
-    """Its own loop."""
-    from training.server_trainer import ServedTrainer
+    """Return its own training loop."""
+    from training.server_trainer import ServerTrainer
 
-    return ServedTrainer
+    return ServerTrainer

@@ -1,4 +1,4 @@
-"""Gradients are averaged in full precision at every step, as the parallelism does it by itself."""
+"""Gradients are averaged in full precision at every step, by the parallelism itself."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from training.comm._exchange import Exchange, Peers
 
 REMEMBERS = False
-"""Whether gradients of several steps are added up."""
+"""Whether gradients of several steps are accumulated."""
 SENDS = "2(n−1)/n · 4N"
-"""Bytes of a rank in a step; n replicas, N numbers."""
+"""Bytes that a rank sends per step; n replicas, N numbers."""
 
 
 def check(shape: Shape, **options: object) -> None:
-    """Any layout does."""
+    """Accept any layout."""
 
 
 def exchange(peers: Peers) -> Exchange:
-    from training.comm._computed import Computed
+    from training.comm._computed import ComputedExchange
 
-    return Computed(peers)
+    return ComputedExchange(peers)

@@ -1,4 +1,6 @@
-"""Each matrix of gradients goes as two thin ones, with error feedback (PowerSGD; Vogels et al., arXiv 1905.13727)."""
+"""Each matrix of gradients is sent as two thin ones, with error feedback (PowerSGD; Vogels et al., arXiv
+1905.13727).
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,20 @@ SENDS = "2(n−1)/n · 4 · rank · Σ(rows + columns), and 4 for each number of
 
 
 def check(shape: Shape, **options: object) -> None:
-    """Any number of replicas, on any backend: all gradients are in one bucket, see `_low_rank`."""
+    """Accept any number of replicas, on any backend: all gradients are in one bucket, see `_low_rank`."""
 
 
 def keeps(**options: object) -> int:
-    """What is not sent yet, now and when the step began."""
+    """Return the memory for what is not sent yet, now and at the beginning of the step."""
     return 8
 
 
 def exchange(
     peers: Peers,
     *,
-    rank: Annotated[int, "1..64", "Of the thin matrices; twice the rank, twice the bytes."] = 4,
+    rank: Annotated[int, "1..64", "Rank of the thin matrices; twice the rank, twice the bytes."] = 4,
     plain_steps: Annotated[
-        int, "0..", "Steps at the start of a run that send all; the first gradients matter most."
+        int, "0..", "Uncompressed steps at the start of a run; the first gradients matter most."
     ] = 10,
 ) -> Exchange:
     from training.comm._low_rank import LowRank

@@ -14,11 +14,13 @@ SENDS = "(n−1) · 8 · density · N"
 
 
 def check(shape: Shape, **options: object) -> None:
-    """Any number of replicas; but from 1/density on it sends more than plain does, which `communicated_mib` shows."""
+    """Accept any number of replicas; from 1/density on it sends more than plain does, which `communicated_mib`
+    shows.
+    """
 
 
 def keeps(**options: object) -> int:
-    """What is kept now, and was when the step began."""
+    """Return the memory for what is not sent yet, now and at the beginning of the step."""
     return 8
 
 
@@ -26,9 +28,9 @@ def exchange(
     peers: Peers,
     *,
     density: Annotated[
-        float, "0.00001..1", "The part of each bucket's gradients that is sent, with its places."
+        float, "0.00001..1", "Fraction of each bucket's gradients that is sent, with their positions."
     ] = 0.01,
 ) -> Exchange:
-    from training.comm._sparse import Sparse
+    from training.comm._sparse import SparseExchange
 
-    return Sparse(peers, density)
+    return SparseExchange(peers, density)

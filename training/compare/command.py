@@ -67,7 +67,7 @@ def compare(options: argparse.Namespace) -> int:
         if 0 < gpu_count < ranks:
             raise ComparisonError([f"--ranks: {ranks} ranks need a GPU each, but only {gpu_count} are available."])
         candidates_ = candidates.candidates(
-            base.of_trainer(what="compare"), options.changes, steps=options.steps, ranks=ranks
+            base.trainer_config(what="compare"), options.changes, steps=options.steps, ranks=ranks
         )
         out = _folder(options.out, options.run, base.name)
     except (ConfigError, ComparisonError, OSError) as error:

@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     _set_malloc_threshold(MIB)
     _reset_peak()
     _MeasuringHeartbeat.baseline = _process_size("VmRSS")
-    code = rank.train(run, options, heart=_MeasuringHeartbeat)
+    code = rank.train(run, options, heartbeat_type=_MeasuringHeartbeat)
     if code == 0 and _MeasuringHeartbeat.last is not None:
         _MeasuringHeartbeat.last.write(Path(os.environ["VIGIL_ATTEMPT_DIR"]), int(os.environ["RANK"]))
     return code

@@ -98,7 +98,7 @@ def assemble(
         heartbeat=heartbeat,
         reporter=reporter,
     )
-    reporting = supply.Telling(world, heartbeat, reporter)
+    reporting = supply.LeaderWork(world, heartbeat, reporter)
     config = origin.as_trained(config, start)
     has_adapters = bool(config.recipe_options().get("lora_rank"))
     config, initial = origin.settle(recipe, config, workspace, world, start, reporting, has_adapters=has_adapters)

@@ -31,7 +31,7 @@ from training.runtime.distributed import World
 from training.step import arithmetic, meshes
 from training.step.arithmetic import MicroBatch
 from training.step.optimizer import AdamW, Optimizer, local
-from training.step.timing import BACKWARD, BOTH, Watch
+from training.step.timing import BACKWARD, BOTH, StepTimer
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class ComposedModel:
         self.task, self._config = task, config
         self.shape: Shape = shape.shape_of(config, world.size)
         self.mesh: DeviceMesh = meshes.make(self.shape, world.device)
-        self.watch = Watch(world.device)
+        self.watch = StepTimer(world.device)
         self._parallelisms = {name: contracts.parallelism(name) for name in shape.active_modules(config, self.shape)}
         """The parallelisms by name, in the order in which they are applied."""
         self._options = {name: self._options_of(name, parallelism) for name, parallelism in self._parallelisms.items()}

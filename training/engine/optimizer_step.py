@@ -9,12 +9,12 @@ from torch import Tensor
 
 from training.config.run_config import RunConfig
 from training.engine.assembling import Assembly
-from training.loader.feeding import Part
+from training.loader.feeding import LoadedBatch
 from training.loader.order import Loader
 from training.runtime.seeds import derive_seed
 from training.step import arithmetic
 from training.step.arithmetic import MicroBatch
-from training.step.clipping import GradientGuard, Guarded
+from training.step.clipping import GradientGuard, GuardDecision
 from training.step.loss_scale import LossScale
 from training.step.norms import GradientNorm
 from training.step.own_time import OwnTime
@@ -32,7 +32,7 @@ class StepResult:
     norm: Tensor
     """Norm of the whole gradient before clipping."""
     learning_rate: float
-    guarded: Guarded
+    guarded: GuardDecision
 
 
 class StepRecord(NamedTuple):
@@ -65,9 +65,9 @@ class OptimizerStep:
         self._guard, self._scale, self._own_time = guard, scale, own_time
         model, parameters = assembly.model, assembly.optimizer.parameters
         self._token_coordinates = model.token_coordinates
-        self._norm = GradientNorm(parameters, model.shape, apart=model.exchange.is_apart)
+        self._norm = GradientNorm(parameters, model.shape, independent=model.exchange.is_apart)
 
-    def __call__(self, parts: list[Part], finished: int) -> StepResult:
+    def __call__(self, parts: list[LoadedBatch], finished: int) -> StepResult:
         """Perform the step that follows `finished` steps."""
         micro_batches = self._micro_batches(parts, finished)
         if self._own_time is not None:
@@ -120,7 +120,7 @@ class OptimizerStep:
         for buffer, before in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(before)
 
-    def _micro_batches(self, parts: list[Part], finished: int) -> list[MicroBatch]:
+    def _micro_batches(self, parts: list[LoadedBatch], finished: int) -> list[MicroBatch]:
         share = self._assembly.share
         coordinates = (share.index, *self._token_coordinates)
         return [

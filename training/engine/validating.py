@@ -81,7 +81,7 @@ class Validation(Validations):
             with torch.no_grad():
                 batches = min(self._config.validation_batches, -(-samples // share.global_batch))
                 for batch in range(batches):
-                    for ids in fixed_batch(batch, of=batches, samples=samples, share=share):
+                    for ids in fixed_batch(batch, batches=batches, samples=samples, share=share):
                         count += len(ids)
                         for name, mean in model.score(assembly.feed.look_up("validation", ids).batch).items():
                             sums[name] = sums.get(name, torch.zeros(())) + mean.double() * len(ids)

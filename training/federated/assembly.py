@@ -98,7 +98,7 @@ def assemble(
         reporter=reporter,
     )
     adapters = parts.adapters(config.adapters)
-    progress = supply.Telling(world, heartbeat, reporter)
+    progress = supply.LeaderWork(world, heartbeat, reporter)
     config, source = origin.settle(recipe, config, place, world, start, progress, has_adapters=adapters.KEEPS_BASE)
     dtype = DTYPES[config.dtype]
     torch.manual_seed(derive_seed(config.seed))

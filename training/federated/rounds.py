@@ -42,7 +42,7 @@ from training.federation.round_plan import PaceContext, RoundPlan
 from training.loop import Loop, versions
 from training.manifest import Manifest
 from training.reporting.reporter import AnyReporter
-from training.runtime.distributed import Agreed, World
+from training.runtime.distributed import StepFlags, World
 
 MAX_ATTEMPTS = 3
 """Attempts at a round, each with other clients, before the run ends."""
@@ -71,7 +71,7 @@ class Rounds(Loop):
         self.validations = Validations(config, world)
         super().__init__(config, place, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=mtbf_hours)
         self.config = config
-        self.remembers["validation"] = self.validations
+        self.stateful_parts["validation"] = self.validations
         self.exchange = exchange(world)
         self._program, self._least_share = program, least_share
 
@@ -80,16 +80,22 @@ class Rounds(Loop):
     def _prepare(self, start: Manifest | None) -> None:
         self._phase("data")
         self.federation = assembly.assemble(
-            self.config, self.place, self.world, start, self._program, heartbeat=self.heartbeat, reporter=self.reporter
+            self.config,
+            self.workspace,
+            self.world,
+            start,
+            self._program,
+            heartbeat=self.heartbeat,
+            reporter=self.reporter,
         )
         self.asked = self.config = self.federation.config
         if self.federation.base is not None:
-            self.remembers["base"] = self.federation.base
+            self.stateful_parts["base"] = self.federation.base
         self.server, self.work = self.federation.server, self.federation.work
-        self.remembers["server"] = self.server
+        self.stateful_parts["server"] = self.server
         if self._program is not None and custom.SPLIT in self.config.custom:
             owners = self.federation.divided.owners["train"]
-            self.remembers["split"] = DivisionRecord(self._program.split, owners)
+            self.stateful_parts["split"] = DivisionRecord(self._program.split, owners)
         self.combiner = combiner_for(self.federation, self.exchange, self.world)
         self.evaluator = Evaluator(
             self.federation.model,
@@ -100,7 +106,7 @@ class Rounds(Loop):
             finetune_steps=self.config.finetune_steps,
         )
         self.coverage = CoverageLog(self.federation.divided.sizes)
-        self.remembers["coverage"] = self.coverage
+        self.stateful_parts["coverage"] = self.coverage
         self.round_reporter = RoundReporter(self.reporter, self.federation, self.coverage)
         if start is not None:
             self._phase("restore")
@@ -109,7 +115,7 @@ class Rounds(Loop):
         # Client states are saved in place, so a save that had to import its modules first would delay a round.
         self._prepares_at = self.step + 1 if self.server.client_state and self.config.checkpoint_every else -1
 
-    def _tell_started(self, start: Manifest | None) -> None:
+    def _report_started(self, start: Manifest | None) -> None:
         config, model = self.config, self.federation.model
         self.reporter.event(
             "run.started",
@@ -135,13 +141,13 @@ class Rounds(Loop):
         self._phase("step")
         origin = f"from {start.name}" if start else "afresh"
         ranks = f"{self.world.size} rank{'s' * (self.world.size > 1)} on {self.world.device.type}"
-        self._say(
+        self._log(
             f"{config.algorithm} on {config.recipe}: {model.weights.size:,} parameters, {config.selected:,} of "
             f"{config.clients:,} clients a round, {ranks}, {origin}, {config.rounds} rounds"
         )
         if bad := len(attackers(config)):
-            self._say(f"{bad:,} of {config.clients:,} clients attack: {config.attack}")
-        self._say(
+            self._log(f"{bad:,} of {config.clients:,} clients attack: {config.attack}")
+        self._log(
             "clients are computed together"
             if not self.work.unstacked_reason
             else f"one by one: {self.work.unstacked_reason}"
@@ -149,7 +155,7 @@ class Rounds(Loop):
 
     # A round.
 
-    def _one_step(self) -> Agreed:
+    def _one_step(self) -> StepFlags:
         began = time.perf_counter()
         round_ = self.step + 1
         self.heartbeat.beat("step", self.step)
@@ -277,7 +283,7 @@ class Rounds(Loop):
 
     # Between rounds.
 
-    def _between_steps(self, agreed: Agreed) -> bool:
+    def _between_steps(self, agreed: StepFlags) -> bool:
         if not self.checkpoints.is_saving:
             self.checkpoints.settle()
         if self.step == self._prepares_at and not agreed.saving:
@@ -289,10 +295,10 @@ class Rounds(Loop):
             self.round_reporter.report_round(self.step, self._report, judged)
         if judged is None and self.validations.is_missing(self.step):
             return True
-        self._save_if_due(agreed, promised=self.validations.has_best(self.step) or self._is_kept())
+        self._save_if_due(agreed, required=self.validations.has_best(self.step) or self._is_permanent())
         return False
 
-    def _make_up(self, start: Manifest | None) -> bool:
+    def _catch_up(self, start: Manifest | None) -> bool:
         return start is not None and self.validations.is_missing(self.step) and self._validate() is None
 
     def _validate(self) -> Evaluation | None:

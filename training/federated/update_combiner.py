@@ -29,7 +29,7 @@ from training.federated.transport.ranks import RankExchange
 from training.federated.trusted_update import TrustedUpdate
 from training.federation.filter_order import UPDATE
 from training.federation.parts import TooFewUpdates
-from training.runtime.distributed import World, from_first
+from training.runtime.distributed import World, from_rank_0
 
 MAX_WEIGHT_RATIO = 3.0
 """Upper bound of a client's weight, as a multiple of the round's median number of samples. Clients report their numbers
@@ -116,7 +116,7 @@ class UpdateCombiner:
             vectors.update(combined)
             return places
 
-        result = from_first(self._world, rejected_places)
+        result = from_rank_0(self._world, rejected_places)
         if isinstance(result, str):
             return result
         return _combined(self._broadcast(vectors), _zeroed(weights, result), collected.clients[result])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.contracts import taken
+from training.contracts import load_contract
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,39 +28,39 @@ if TYPE_CHECKING:
 
 
 def algorithm(name: str) -> Algorithm:
-    return taken("federated.algorithms", name, Algorithm)
+    return load_contract("federated.algorithms", name, Algorithm)
 
 
 def aggregation(name: str) -> Aggregation:
-    return taken("federated.aggregation", name, Aggregation)
+    return load_contract("federated.aggregation", name, Aggregation)
 
 
 def selection(name: str) -> Selection:
-    return taken("federated.selection", name, Selection)
+    return load_contract("federated.selection", name, Selection)
 
 
 def split(name: str) -> DataSplit:
-    return taken("federated.split", name, DataSplit)
+    return load_contract("federated.split", name, DataSplit)
 
 
 def pace(name: str) -> Pace:
-    return taken("federated.pace", name, Pace)
+    return load_contract("federated.pace", name, Pace)
 
 
 def learning_rate(name: str) -> LearningRate:
-    return taken("federated.learning_rate", name, LearningRate)
+    return load_contract("federated.learning_rate", name, LearningRate)
 
 
 def attack(name: str) -> Attack:
-    return taken("federated.attack", name, Attack)
+    return load_contract("federated.attack", name, Attack)
 
 
 def adapters(name: str) -> Adapters:
-    return taken("federated.adapters", name, Adapters)
+    return load_contract("federated.adapters", name, Adapters)
 
 
 def filter_(name: str) -> Filter:
-    return taken("federated.filters", name, Filter)
+    return load_contract("federated.filters", name, Filter)
 
 
 class TooFewUpdates(ValueError):

@@ -38,7 +38,7 @@ from training.metrics.bottleneck import SlowRank
 from training.reporting.reporter import AnyReporter
 from training.runtime.devices import node_name
 from training.runtime.distributed import World, gather
-from training.step.clipping import LARGEST, LEVEL_STEPS, GradientGuard, Guarded
+from training.step.clipping import LEVEL_STEPS, MAX_FLOAT, GradientGuard, GuardDecision
 from training.step.loss_scale import LossScale
 from training.step.own_time import OwnTime
 
@@ -59,7 +59,7 @@ class Guards:
         self._skips: deque[int] = deque(maxlen=MAX_SKIPS)
         self._level_at = 0
         """The step at which a new level of the norms was established; 0: none yet."""
-        self._waiting: list[tuple[int, Guarded]] = []
+        self._waiting: list[tuple[int, GuardDecision]] = []
         self._trouble: Trouble | None = None
         self._clean = 0
         self._step = self._consumed = 0
@@ -97,7 +97,7 @@ class Guards:
         if self._stragglers is not None and self._own_time is not None and finished and finished % WINDOW == 0:
             self._stragglers.begin(self._own_time)
 
-    def end(self, step: int, consumed: int, guarded: Guarded, *, data_seconds: float, waited: float) -> None:
+    def end(self, step: int, consumed: int, guarded: GuardDecision, *, data_seconds: float, waited: float) -> None:
         """End the step. `waited`: seconds spent waiting for other ranks. The decisions stay on the device until
         fetched.
         """
@@ -105,7 +105,7 @@ class Guards:
         self._waiting.append((step, guarded))
         if self._stragglers is None or self._own_time is None:
             return
-        self._own_time.note(data_seconds)
+        self._own_time.note_data(data_seconds)
         began = time.perf_counter()
         stragglers = self._stragglers.end()
         self._own_time.wait(waited + time.perf_counter() - began)
@@ -117,7 +117,7 @@ class Guards:
         if self._own_time is not None:
             self._own_time.wait(waited)
             for record in steps:
-                self._own_time.took(record.seconds)
+                self._own_time.note_step(record.seconds)
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
@@ -125,7 +125,7 @@ class Guards:
         for record, start in zip(steps, range(0, len(fetched), 5), strict=True):
             skipped, limit, mean, frozen, learned = fetched[start : start + 5]
             if learned:
-                self._note_level(record, mean=mean, report=self._config.guards and limit < LARGEST)
+                self._note_level(record, mean=mean, report=self._config.guards and limit < MAX_FLOAT)
             self._process_step(record, skipped=bool(skipped), limit=limit, mean=mean, frozen=bool(frozen))
 
     def _process_step(self, record: StepRecord, *, skipped: bool, limit: float, mean: float, frozen: bool) -> None:
@@ -354,7 +354,7 @@ class Guards:
             self.scale.recall(_table(state, "loss_scale"))
 
 
-def _decisions(guarded: Guarded) -> tuple[Tensor, ...]:
+def _decisions(guarded: GuardDecision) -> tuple[Tensor, ...]:
     return guarded.skipped, guarded.limit, guarded.mean, guarded.frozen, guarded.learned.float()
 
 

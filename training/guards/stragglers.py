@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from training.runtime.distributed import World
-from training.step.own_time import PARTS, OwnTime, Spent
+from training.step.own_time import PARTS, OwnTime, StepMeans
 
 WINDOW = 20
 """Steps."""
@@ -48,7 +48,7 @@ class Stragglers:
     def __init__(self, world: World) -> None:
         self._world = world
         self._work: dist.Work | None = None
-        self._table = torch.zeros(world.size, len(fields(Spent)))
+        self._table = torch.zeros(world.size, len(fields(StepMeans)))
         self._slow_windows: dict[int, int] = {}
         self.slowest: Straggler | None = None
         """The slowest of the ranks that were reported and are still slow, as of the last window."""
@@ -65,9 +65,9 @@ class Stragglers:
             return []
         self._work.wait()
         self._work = None
-        return self.judge([Spent(*row) for row in self._table.tolist()])
+        return self.judge([StepMeans(*row) for row in self._table.tolist()])
 
-    def judge(self, ranks: Sequence[Spent]) -> list[Straggler]:
+    def judge(self, ranks: Sequence[StepMeans]) -> list[Straggler]:
         """Judge the times of all ranks, in order of rank; return ranks that have just become stragglers."""
         new, slow = [], []
         usual, step = median_low(spent.own for spent in ranks), median_low(spent.step for spent in ranks)
@@ -85,7 +85,7 @@ class Stragglers:
         return new
 
 
-def _slowest_part(ranks: Sequence[Spent], slow: Spent) -> str:
+def _slowest_part(ranks: Sequence[StepMeans], slow: StepMeans) -> str:
     """Return the part of a step in which this rank exceeds the median most."""
 
     def over(part: str) -> float:

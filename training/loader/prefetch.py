@@ -1,8 +1,9 @@
-"""The next steps' batches, looked up by a thread while this step computes.
+"""Look up the next steps' batches in a thread while the current step computes.
 
-What is ready but not taken counts for nothing: a position is only ever what the trainer has consumed, so a resume, on
-any number of ranks, asks for exactly what was not trained on. Cheap data is looked up where it is needed: handing over
-between threads costs as much as looking up a few dozen cached rows. The thread starts once look-ups keep taking longer.
+Batches that are ready but not taken do not count: a position is always what the trainer has consumed, so a resume, on
+any number of ranks, requests exactly what was not trained on. Cheap data is looked up where it is needed: passing it
+between threads costs as much as looking up a few dozen cached rows. The thread starts once look-ups are repeatedly
+slow.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 DEPTH = 4
-"""Steps that are ready at most, the one being looked up included."""
+"""Maximum number of steps that are ready, including the one being looked up."""
 CHEAP_SECONDS = 0.0005
 SLOW_TO_START = 3.0
-FORGOTTEN = 0.05
-"""A look-up that was slow by chance, the machine being busy, weighs less with every one that is not."""
+DECAY = 0.05
+"""Each fast look-up reduces the weight of earlier ones that were slow by chance, on a busy machine."""
 LEAVE_SECONDS = 5.0
-"""A thread that is stuck in a read that never ends is left behind: it holds nothing that anybody needs."""
+"""A thread that is blocked in an endless read is abandoned after this time: nothing depends on it."""
 
 
 class Prefetch(Generic[T]):
-    """`make(position)` for position after position, `stride` apart, ahead of time; nothing at `end` or beyond."""
+    """Calls `make(position)` ahead of time, for positions `stride` apart, up to `end`."""
 
     def __init__(self, make: Callable[[int], T], *, stride: int, end: int, cheap: float = CHEAP_SECONDS) -> None:
         self._make, self._stride, self._end, self._cheap = make, stride, end, cheap
         self._change = threading.Condition()
         self._ready: deque[tuple[int, T | BaseException]] = deque()
-        self._next = self._wanted = -1
+        self._next = self._requested = -1
         self._slow: float | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -42,25 +43,27 @@ class Prefetch(Generic[T]):
         return self._thread is not None
 
     def take(self, position: int) -> T:
-        """What `make` gives for this position, or its exception, in the order in which positions are taken."""
+        """Return what `make` returns for this position, or raise its exception, in the order in which positions
+        are taken.
+        """
         if self._thread is None:
             return self._make_here(position)
         with self._change:
-            self._wanted = position
+            self._requested = position
             if (self._ready[0][0] if self._ready else self._next) != position:
                 self._ready.clear()
                 self._next = position
             self._change.notify_all()
             self._change.wait_for(lambda: bool(self._ready) and self._ready[0][0] == position)
-            _, found = self._ready.popleft()
+            _, result = self._ready.popleft()
             self._change.notify_all()
-        if isinstance(found, BaseException):
+        if isinstance(result, BaseException):
             self.close()
-            raise found
-        return found
+            raise result
+        return result
 
     def close(self) -> None:
-        """Ends the thread after the look-up that it is in. Twice is once."""
+        """End the thread after its current look-up. May be called more than once."""
         with self._change:
             thread, self._thread = self._thread, None
             self._closing = True
@@ -71,17 +74,17 @@ class Prefetch(Generic[T]):
 
     def _make_here(self, position: int) -> T:
         began = time.perf_counter()
-        found = self._make(position)
+        result = self._make(position)
         seconds = time.perf_counter() - began
-        if self._slow is None:  # the first is slow whatever the data: files are opened, memory is mapped
+        if self._slow is None:  # the first is always slow: files are opened, memory is mapped
             self._slow = 0.0
         elif seconds <= self._cheap:
-            self._slow -= self._slow * FORGOTTEN
+            self._slow -= self._slow * DECAY
         else:
             self._slow += 1
             if self._slow >= SLOW_TO_START and not self._closing:
                 self._start(position + self._stride)
-        return found
+        return result
 
     def _start(self, position: int) -> None:
         self._next = position
@@ -95,19 +98,21 @@ class Prefetch(Generic[T]):
                 if self._closing:
                     return
                 position = self._next
-            found: T | BaseException
+            result: T | BaseException
             try:
-                found = self._make(position)
-            except BaseException as error:  # raised where it is taken
-                found = error
+                result = self._make(position)
+            except BaseException as error:  # raised by `take`
+                result = error
             with self._change:
-                if self._next == position:  # else somebody went elsewhere meanwhile
-                    self._ready.append((position, found))
+                if self._next == position:  # otherwise another position was requested meanwhile
+                    self._ready.append((position, result))
                     self._next = position + self._stride
                     self._change.notify_all()
 
     def _has_work(self) -> bool:
-        """Whether something is to be made: not beyond the end unless it is waited for, nor past a failure."""
+        """Return whether to make the next position: not beyond the end unless it is requested, and not after a
+        failure.
+        """
         if self._ready and isinstance(self._ready[-1][1], BaseException):
             return False
-        return len(self._ready) < DEPTH and (self._next < self._end or self._next == self._wanted)
+        return len(self._ready) < DEPTH and (self._next < self._end or self._next == self._requested)

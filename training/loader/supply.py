@@ -1,4 +1,4 @@
-"""A run's data at its start: rank 0 makes it if it has to be made, every rank opens it, and the run says what it is."""
+"""Provide a run's data at its start: rank 0 makes it if necessary, every rank opens it, and an event describes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.loader.order import Share
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import World, broadcast
 
-SAY_SECONDS = 5.0
+PROGRESS_SECONDS = 5.0
 EVENT_SECONDS = 30.0
 
 T = TypeVar("T")
@@ -34,25 +34,25 @@ def prepare(
     heartbeat: Heartbeat | NullHeartbeat,
     reporter: AnyReporter,
 ) -> Prepared:
-    """What the recipe's `prepare` gives, on every rank; its DataError with the option's whole path.
+    """Return the result of the recipe's `prepare` on every rank. Raises DataError with the option's full path.
 
-    Making can take hours. So that nobody takes the others for stuck meanwhile, rank 0 tells them every few seconds
-    that it goes on, and all of them beat.
+    Making data can take hours. So that no rank considers the others stuck, rank 0 informs them every few seconds, and
+    all of them write their heartbeat.
     """
 
-    def make(tell: Callable[..., None]) -> Prepared:
+    def make(on_progress: Callable[..., None]) -> Prepared:
         try:
-            return recipe.prepared(cache, identity, config.recipe_options(), tell=tell)
+            return recipe.prepared(cache, identity, config.recipe_options(), tell=on_progress)
         except DataError as error:
             raise error.within(f"run.{config.recipe}") from None
 
-    return Telling(world, heartbeat, reporter).by_rank_0(make)
+    return LeaderWork(world, heartbeat, reporter).run(make)
 
 
 def build(recipe: Recipe, config: BaseRunConfig, prepared: Prepared, weights: Path | None = None) -> Task:
-    """What the recipe's `build` makes of it; its DataError with the option's whole path.
+    """Return the result of the recipe's `build`. Raises DataError with the option's full path.
 
-    `weights`: what its parameters are read from; None: the seed or a checkpoint gives them.
+    `weights`: where its parameters are read from; None: they come from the seed or a checkpoint.
     """
     try:
         task = recipe.built(prepared.path, config.recipe_options())
@@ -63,13 +63,13 @@ def build(recipe: Recipe, config: BaseRunConfig, prepared: Prepared, weights: Pa
     return task
 
 
-def tell_prepared(reporter: AnyReporter, prepared: Prepared, task: Task, share: Share) -> None:
-    """One event: what the run trains on, and how evenly it lies on data-parallel coordinates and in shards."""
+def report_prepared(reporter: AnyReporter, prepared: Prepared, task: Task, share: Share) -> None:
+    """Report what the run trains on, and how evenly it is spread over data-parallel coordinates and shards."""
     batches = task.samples["train"] // share.global_batch
     shares = [Share(index, share.count, share.global_batch, share.micro_batch) for index in range(share.count)]
-    imbalance = {"coordinates": _least_and_most([batches * one.size for one in shares])}
+    imbalance = {"coordinates": _imbalance([batches * part.size for part in shares])}
     if task.by_shard:
-        imbalance["shards"] = _least_and_most(task.by_shard)
+        imbalance["shards"] = _imbalance(task.by_shard)
     reporter.event(
         "data.prepared",
         identity=prepared.identity,
@@ -80,13 +80,13 @@ def tell_prepared(reporter: AnyReporter, prepared: Prepared, task: Task, share: 
     )
 
 
-def _least_and_most(samples: list[int]) -> dict[str, int]:
-    """Samples of an epoch."""
+def _imbalance(samples: list[int]) -> dict[str, int]:
+    """Return the smallest and largest number of samples per epoch."""
     return {"least": min(samples), "most": max(samples)}
 
 
-def _told(error: Exception) -> Exception:
-    """The error as the other ranks can hear of it: a library's own may hold what doesn't travel."""
+def _picklable(error: Exception) -> Exception:
+    """Return an error that other ranks can unpickle: a library's own may contain objects that cannot be sent."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -94,54 +94,56 @@ def _told(error: Exception) -> Exception:
     return error
 
 
-class Tellable(Protocol):
-    """How far data is that is being made: `str` says it in words."""
+class HasProgress(Protocol):
+    """Progress of data being made: `str` describes it."""
 
     def facts(self) -> dict[str, object]: ...
 
 
-class Telling:
-    """Rank 0 does something long and tells of it; the others listen, until what came of it is told."""
+class LeaderWork:
+    """Runs long work on rank 0, which informs the other ranks of progress until they get the result."""
 
     def __init__(self, world: World, heartbeat: Heartbeat | NullHeartbeat, reporter: AnyReporter) -> None:
         self._world, self._heartbeat, self._reporter = world, heartbeat, reporter
-        self._say_at = time.monotonic() + SAY_SECONDS
-        self._event_at = time.monotonic() + EVENT_SECONDS
+        self._next_progress = time.monotonic() + PROGRESS_SECONDS
+        self._next_event = time.monotonic() + EVENT_SECONDS
 
-    def by_rank_0(self, make: Callable[[Callable[..., None]], T]) -> T:
-        """What rank 0 makes, on every rank; where it fails, all raise. `make` is given what to call meanwhile."""
+    def run(self, make: Callable[[Callable[..., None]], T]) -> T:
+        """Return what rank 0 makes, on every rank; if it fails, all raise. `make` gets a callback to call in the
+        meantime.
+        """
         if not self._world.leads:
-            return cast(T, self._listen())
-        made: T | Exception
+            return cast(T, self._wait_for_result())
+        result: T | Exception
         try:
-            made = make(self._tell)
-        except Exception as error:  # told to all, so that no rank waits for what never comes
-            made = error
-        if isinstance(made, Exception):
-            broadcast(self._world, _told(made))
-            raise made
-        broadcast(self._world, made)
-        return made
+            result = make(self._on_progress)
+        except Exception as error:  # sent to all, so that no rank waits forever
+            result = error
+        if isinstance(result, Exception):
+            broadcast(self._world, _picklable(result))
+            raise result
+        broadcast(self._world, result)
+        return result
 
-    def _tell(self, progress: Tellable | None = None) -> None:
+    def _on_progress(self, progress: HasProgress | None = None) -> None:
         self._heartbeat.beat("data")
         now = time.monotonic()
-        if now < self._say_at:
+        if now < self._next_progress:
             return
-        self._say_at = now + SAY_SECONDS
+        self._next_progress = now + PROGRESS_SECONDS
         broadcast(self._world, None)
         if progress is None:
             return
         print(progress, flush=True)
-        if now >= self._event_at:
-            self._event_at = now + EVENT_SECONDS
+        if now >= self._next_event:
+            self._next_event = now + EVENT_SECONDS
             self._reporter.event("data.progress", **progress.facts())
 
-    def _listen(self) -> object:
+    def _wait_for_result(self) -> object:
         while True:
-            told: object = broadcast(self._world, None)
+            message: object = broadcast(self._world, None)
             self._heartbeat.beat("data")
-            if isinstance(told, Exception):
-                raise told
-            if told is not None:
-                return told
+            if isinstance(message, Exception):
+                raise message
+            if message is not None:
+                return message

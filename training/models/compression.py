@@ -15,7 +15,7 @@ PART = re.compile(r"\.compress_(?P<number>[12])\.weight$")
 
 
 class Compressed(Linear):
-    """down_proj, its own weight under its own name, and what comes before it."""
+    """The down projection, with its weight under the same name, preceded by a compression layer."""
 
     def __init__(self, down: nn.Linear, rank: int) -> None:
         super().__init__(down.in_features, down.out_features, bias=False, device=down.weight.device)
@@ -28,25 +28,25 @@ class Compressed(Linear):
 
 
 def add(model: nn.Module, rank: int) -> list[Compressed]:
-    """Puts them into every gated network, without weights yet; names of what was there stay."""
-    found = []
+    """Add compression layers, without weights yet, to every gated network; existing names do not change."""
+    added = []
     for module in [module for module in model.modules() if isinstance(module, Mlp)]:
         layer = Compressed(module.down, rank)
         module.down = layer
-        found.append(layer)
-    return found
+        added.append(layer)
+    return added
 
 
 def is_part(name: str) -> bool:
-    """Whether a parameter of this name is one of theirs."""
+    """Return whether a parameter with this name belongs to a compression layer."""
     return PART.search(name) is not None
 
 
 def initialise(name: str, tensor: Tensor, generator: torch.Generator) -> None:
-    """C1 evenly within 1 / √(what enters), C2 zero."""
-    found = PART.search(name)
-    assert found is not None
-    if found["number"] == "2":
+    """Initialise C1 uniformly within 1 / √(inputs), C2 with zeros."""
+    match = PART.search(name)
+    assert match is not None
+    if match["number"] == "2":
         tensor.zero_()
     else:
         bound = 1 / math.sqrt(tensor.shape[1])

@@ -1,8 +1,8 @@
 """A Llama-like decoder (Touvron et al., 2023, arXiv 2302.13971): RMSNorm, rotary positions, grouped queries, SwiGLU.
 
-Nothing in here knows of ranks. What the parallelisms need is said in plain words: `blocks` by their number in the whole
-model, so that names survive a cut; TENSOR, what may be split over ranks and how; and two functions that context
-parallelism puts its own in place of, `positions` and each attention's `attend`.
+Nothing in here knows of ranks. The parallelisms use: `blocks` by their number in the whole model, so that names survive
+a split; TENSOR, which parts may be split over ranks and how; and two functions that context parallelism replaces,
+`positions` and each attention's `attend`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Llama(nn.Module):
-    """(samples, T) tokens → (samples, T, vocabulary) logits; or, cut to a stage, from and to (samples, T, width)."""
+    """(samples, T) tokens → (samples, T, vocabulary) logits; or, as a stage, from and to (samples, T, width)."""
 
     TENSOR = {
         "tokens": "embedding",
@@ -41,13 +41,15 @@ class Llama(nn.Module):
         "norm": "norm",
         "head": "head",
     }
-    """What each part is to tensor parallelism (training.parallel.tensor says what the words mean)."""
+    """How tensor parallelism treats each part (training.parallel.tensor defines the words)."""
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
         self.dims = dims
         self.positions: Callable[[torch.device], Tensor] = lambda device: torch.arange(dims.context, device=device)
-        """Which places of a sample this rank's tokens have, (T,) int64, on this device: a copy would be waited for."""
+        """The positions of this rank's tokens in a sample, (T,) int64, on this device, as a copy would be waited
+        for.
+        """
         self.tokens: nn.Embedding | None = Embedding(dims.vocabulary, dims.width)
         self.blocks = nn.ModuleDict({str(number): Block(dims) for number in range(dims.layers)})
         self.norm: nn.RMSNorm | None = nn.RMSNorm(dims.width, eps=dims.norm_epsilon)
@@ -55,8 +57,10 @@ class Llama(nn.Module):
         if dims.tied:
             self.head.weight = self.tokens.weight
 
-    def keep(self, blocks: range, *, first: bool, last: bool) -> None:
-        """Makes it one stage of a pipeline: these blocks, and the ends where it is the first or the last."""
+    def keep_blocks(self, blocks: range, *, first: bool, last: bool) -> None:
+        """Turn the model into one stage of a pipeline: these blocks, and the ends if it is the first or the last
+        stage.
+        """
         self.blocks = nn.ModuleDict({name: block for name, block in self.blocks.items() if int(name) in blocks})
         if not first:
             self.tokens = None
@@ -74,15 +78,15 @@ class Llama(nn.Module):
         return stream
 
     def _angles(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of each place's rotation, (T, head_width / 2) each, in float32."""
+        """Return cosine and sine of each position's rotation, (T, head_width / 2) each, in float32."""
         angles = self.positions(device).float()[:, None] * frequencies(self.dims, device)
         return angles.cos(), angles.sin()
 
 
 def frequencies(dims: Dims, device: torch.device) -> Tensor:
-    """How much each half-pair of a head turns from one place to the next, (head_width / 2,) in float32.
+    """Return how far each half-pair of a head rotates per position, (head_width / 2,) in float32.
 
-    Operation by operation as transformers has it: after 100,000 places a last bit makes a hundredth of a radian.
+    Operation by operation like transformers: after 100,000 positions the last bit makes a hundredth of a radian.
     """
     half = torch.arange(0, dims.head_width, 2, device=device, dtype=torch.float32) / dims.head_width
     plain: Tensor = 1.0 / (dims.rope_base**half)
@@ -90,32 +94,34 @@ def frequencies(dims: Dims, device: torch.device) -> Tensor:
 
 
 def _scaled(plain: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's (arXiv 2407.21783)."""
+    """Return Llama 3.1's scaled frequencies (arXiv 2407.21783)."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    waves = 2 * math.pi / plain
-    is_long = waves > scaling.original_context / low
-    is_short = waves < scaling.original_context / high
-    smooth = (scaling.original_context / waves - low) / (high - low)
+    wavelengths = 2 * math.pi / plain
+    is_long = wavelengths > scaling.original_context / low
+    is_short = wavelengths < scaling.original_context / high
+    smooth = (scaling.original_context / wavelengths - low) / (high - low)
     between = (1 - smooth) * plain / scaling.factor + smooth * plain
     return torch.where(is_long, plain / scaling.factor, torch.where(is_short, plain, between))
 
 
 class Linear(nn.Linear):
-    """A layer without weights of its own making: they are filled by name. (torch's would load its compiler for it.)"""
+    """A layer that does not initialise its weights, which are filled by name. (torch's would import its compiler
+    for it.)
+    """
 
     def reset_parameters(self) -> None:
         pass
 
 
 class Embedding(nn.Embedding):
-    """An embedding without weights of its own making, for the same reason as Linear."""
+    """An embedding that does not initialise its weights, for the same reason as Linear."""
 
     def reset_parameters(self) -> None:
         pass
 
 
 class Block(nn.Module):
-    """Attention and a gated network, each added to the stream (samples, T, width)."""
+    """Attention and a gated network, each added to the residual stream (samples, T, width)."""
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
@@ -148,9 +154,11 @@ class Attention(nn.Module):
         return result
 
     def _heads(self, projected: Tensor) -> Tensor:
-        """(samples, T, heads × head_width) → (samples, heads, T, head_width), however many heads this rank has."""
-        samples, places, _ = projected.shape
-        return projected.view(samples, places, -1, self.head_width).transpose(1, 2)
+        """Reshape (samples, T, heads × head_width) → (samples, heads, T, head_width), for as many heads as this
+        rank has.
+        """
+        samples, positions, _ = projected.shape
+        return projected.view(samples, positions, -1, self.head_width).transpose(1, 2)
 
 
 class Mlp(nn.Module):
@@ -171,14 +179,16 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary positions (Su et al., 2021, arXiv 2104.09864): each half-pair of a head turns with its place."""
+    """Apply rotary positions (Su et al., 2021, arXiv 2104.09864): each half-pair of a head rotates with its
+    position.
+    """
     left, right = heads.float().chunk(2, dim=-1)
-    turned = torch.cat((left * cosine - right * sine, right * cosine + left * sine), dim=-1)
-    return turned.to(heads.dtype)
+    rotated = torch.cat((left * cosine - right * sine, right * cosine + left * sine), dim=-1)
+    return rotated.to(heads.dtype)
 
 
 def initialise(dims: Dims, name: str, tensor: Tensor, generator: torch.Generator) -> None:
-    """Fills one whole parameter; what is added to the stream starts smaller, the more blocks add to it."""
+    """Fill one whole parameter; projections onto the residual stream start smaller the more blocks add to it."""
     if tensor.ndim < 2:
         tensor.fill_(1.0)
         return

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Linear(nn.Module):
-    """(samples, features) → (samples, outputs). From zero, where a convex loss may as well begin."""
+    """(samples, features) → (samples, outputs). Starts from zero, which is as good as any for a convex loss."""
 
     def __init__(self, features: int, outputs: int) -> None:
         super().__init__()
@@ -15,12 +15,12 @@ class Linear(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, rows: Tensor) -> Tensor:
-        answer: Tensor = self.head(rows)
-        return answer
+        outputs: Tensor = self.head(rows)
+        return outputs
 
 
 class Perceptron(nn.Module):
-    """(samples, features) → (samples, outputs), by way of one hidden layer."""
+    """(samples, features) → (samples, outputs), with one hidden layer."""
 
     def __init__(self, features: int, hidden: int, outputs: int, *, batch_norm: bool) -> None:
         super().__init__()
@@ -29,5 +29,5 @@ class Perceptron(nn.Module):
         self.head = nn.Linear(hidden, outputs)
 
     def forward(self, rows: Tensor) -> Tensor:
-        answer: Tensor = self.head(self.norm(self.hidden(rows)).relu())
-        return answer
+        outputs: Tensor = self.head(self.norm(self.hidden(rows)).relu())
+        return outputs

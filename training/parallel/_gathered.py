@@ -17,16 +17,16 @@ class GatheredAttention:
         self._rank, self._count, self._group = axis.get_local_rank(), axis.size(), axis.get_group()
         self._chunk = context // (2 * self._count)
         chunks = (self._rank, 2 * self._count - 1 - self._rank)
-        # Made once: torch makes none while selective recomputation looks at every operation.
+        # Created once: torch cannot create them while selective recomputation intercepts every operation.
         self._biases = [causal_lower_right(self._chunk, (chunk + 1) * self._chunk) for chunk in chunks]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        keys, values = _Gathered.apply(torch.stack((key, value)), self._group, self._chunk).unbind(0)  # type: ignore[no-untyped-call]
+        keys, values = _GatherContext.apply(torch.stack((key, value)), self._group, self._chunk).unbind(0)  # type: ignore[no-untyped-call]
         parts = zip(torch.split(query, self._chunk, dim=2), self._biases, strict=True)
         return torch.cat([self._attend(part, keys, values, bias) for part, bias in parts], dim=2)
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, bias: CausalBias) -> Tensor:
-        """A chunk's queries to all places up to its own last one."""
+        """Attend from a chunk's queries to all positions up to the chunk's last one."""
         grouped = query.shape[1] != keys.shape[1]
         key, value = keys[:, :, : bias.seq_len_kv], values[:, :, : bias.seq_len_kv]
         if grouped:
@@ -35,15 +35,15 @@ class GatheredAttention:
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
 
 
-class _Gathered(torch.autograd.Function):
-    """(…, T / ranks, head_width) of every rank → (…, T, head_width) in the sample's own order; backward: the sum."""
+class _GatherContext(torch.autograd.Function):
+    """(…, T / ranks, head_width) of every rank → (…, T, head_width) in the sample's order; backward: the sum."""
 
     @staticmethod
-    def forward(ctx, mine: Tensor, group: dist.ProcessGroup, chunk: int) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx, own_part: Tensor, group: dist.ProcessGroup, chunk: int) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.group, ctx.chunk = group, chunk
-        parts = mine.new_empty((group.size() * mine.shape[0], *mine.shape[1:]))
-        dist.all_gather_single(parts, mine.contiguous(), group=group)
-        parts = parts.view(group.size(), *mine.shape)
+        parts = own_part.new_empty((group.size() * own_part.shape[0], *own_part.shape[1:]))
+        dist.all_gather_single(parts, own_part.contiguous(), group=group)
+        parts = parts.view(group.size(), *own_part.shape)
         fronts = [part.narrow(-2, 0, chunk) for part in parts]
         backs = [part.narrow(-2, chunk, chunk) for part in reversed(parts.unbind(0))]
         return torch.cat([*fronts, *backs], dim=-2)
@@ -52,6 +52,6 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
         count, chunks = ctx.group.size(), torch.split(gradient, ctx.chunk, dim=-2)
         parts = torch.cat([torch.cat((chunks[r], chunks[2 * count - 1 - r]), dim=-2) for r in range(count)])
-        mine = gradient.new_empty((parts.shape[0] // count, *parts.shape[1:]))
-        dist.reduce_scatter_single(mine, parts, group=ctx.group)
-        return mine, None, None
+        own_part = gradient.new_empty((parts.shape[0] // count, *parts.shape[1:]))
+        dist.reduce_scatter_single(own_part, parts, group=ctx.group)
+        return own_part, None, None

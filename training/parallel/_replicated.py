@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel without the imports that a run without torch.compile does not need."""
+"""torch's DistributedDataParallel without imports that a run without torch.compile does not need."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Replicated(DistributedDataParallel):
-    """DistributedDataParallel that doesn't import torch.compile's machinery where nothing is compiled."""
+    """DistributedDataParallel that does not import torch.compile's machinery where nothing is compiled."""
 
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        # The base class only tells dynamo which DDP module is active, importing it for that. Blocks are compiled one by
-        # one: dynamo, if told, would cut each in pieces as large as a bucket, and takes no buckets below 1 MiB.
+        # The base class only informs dynamo which DDP module is active, and imports it for that. Blocks are compiled
+        # one by one: with this information dynamo would split each into pieces of a bucket's size, and refuses buckets
+        # below 1 MiB.
         return self.module(*inputs, **kwargs)
 
 
@@ -31,24 +32,24 @@ def replicate(model: nn.Module, group: ProcessGroup, *, bucket_mib: float) -> Re
             device_ids=[device.index] if device.type == "cuda" else None,
             process_group=group,
             bucket_cap_mb=bucket_mib,
-            forward_sync_buffers=False,  # they are after each pass (engine.composing)
+            forward_sync_buffers=False,  # done after each pass (engine.composing)
             gradient_as_bucket_view=True,
         )
 
 
 @contextlib.contextmanager
 def _without_dynamo() -> Iterator[None]:
-    """The constructor asks dynamo for one setting, whose import takes as long as torch's own: answer in its place.
+    """Answer the constructor's query for one setting of dynamo, whose import takes as long as torch's own.
 
-    `torch._dynamo` is a lazy attribute; it is put back to lazy before anybody else can look.
+    `torch._dynamo` is a lazy attribute; it is restored before any other code can access it.
     """
     if "torch._dynamo" in sys.modules:
         yield
         return
-    answer = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
-    torch.__dict__["_dynamo"] = answer
+    stub = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
+    torch.__dict__["_dynamo"] = stub
     try:
         yield
     finally:
-        if torch.__dict__.get("_dynamo") is answer:
+        if torch.__dict__.get("_dynamo") is stub:
             del torch.__dict__["_dynamo"]

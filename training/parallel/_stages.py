@@ -1,4 +1,4 @@
-"""A rank's stages of a pipeline, and how micro-batches go through all ranks' stages."""
+"""A rank's stages of a pipeline, and how micro-batches pass through all ranks' stages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from training.step.arithmetic import MicroBatch, seed_model
 
 
 def cut(model: nn.Module, numbers: Sequence[int], count: int) -> list[nn.Module]:
-    """The stages with these numbers, of `count` in all; blocks are divided evenly, earlier stages take what is over."""
+    """Return the stages with these numbers, of `count` in total; blocks are divided evenly, the first stages get
+    the rest.
+    """
     blocks = len(model.blocks)  # type: ignore[arg-type]
     edges = [number * (blocks // count) + min(number, blocks % count) for number in range(count + 1)]
     stages = []
@@ -29,7 +31,9 @@ def cut(model: nn.Module, numbers: Sequence[int], count: int) -> list[nn.Module]
 
 
 class Pipeline(nn.Module):
-    """What a rank has of the model. Its parts are replaced in place by what is applied after the cut."""
+    """A rank's stages of the model. Its parts are replaced in place by parallelisms that are applied after the
+    split.
+    """
 
     def __init__(
         self,
@@ -53,24 +57,26 @@ class Pipeline(nn.Module):
         self._hooks: list[_Seeding] = []
 
     def forward_backward(self, task: Task, micro_batches: Sequence[MicroBatch]) -> Tensor:
-        """Gradients in the parts' parameters; the mean loss of this pipeline's samples, on all of its ranks."""
+        """Compute gradients in the parts' parameters; return the mean loss of this pipeline's samples, on all of
+        its ranks.
+        """
         schedule = self._schedule(len(micro_batches), micro_batches[0].batch[0].device)
         self._task, self._micro_batches, self._losses = task, micro_batches, []
         for hook in self._hooks:
             hook.begin(micro_batches)
-        mine = dist.get_rank(self._group)
+        own_rank = dist.get_rank(self._group)
         arguments = []
-        if mine == self._ranks[0]:
+        if own_rank == self._ranks[0]:
             assert task.inputs is not None
             arguments = [torch.cat([task.inputs(micro.batch) for micro in micro_batches])]
-        target = torch.arange(len(micro_batches)) if mine == self._ranks[-1] else None
+        target = torch.arange(len(micro_batches)) if own_rank == self._ranks[-1] else None
         schedule.step(*arguments, target=target, return_outputs=False)
         loss = torch.stack(self._losses).sum() if self._losses else self._zero(micro_batches)
         return self._from_last(loss)
 
     @torch.no_grad()
     def score(self, task: Task, batch: Batch) -> dict[str, Tensor]:
-        """The stages one after the other: validation is short, and its batches may have any size."""
+        """Run the stages one after the other: validation is short, and its batches may have any size."""
         assert task.inputs is not None
         stream: Tensor | None = task.inputs(batch)
         for number in range(self._count):
@@ -78,35 +84,37 @@ class Pipeline(nn.Module):
                 assert stream is not None
                 stream = self.parts[self._numbers.index(number)](stream)
             stream = self._hand_on(stream, number, batch[0].device)
-        found: list[Any] = [None]
+        result: list[Any] = [None]
         if stream is not None:
             logits: Tensor = stream
-            found = [{name: mean.float().cpu() for name, mean in task.score(lambda _: logits, batch).items()}]
-        dist.broadcast_object_list(found, group=self._group, group_src=self._ranks[-1], device=torch.device("cpu"))
-        means: dict[str, Tensor] = found[0]
+            result = [{name: mean.float().cpu() for name, mean in task.score(lambda _: logits, batch).items()}]
+        dist.broadcast_object_list(result, group=self._group, group_src=self._ranks[-1], device=torch.device("cpu"))
+        means: dict[str, Tensor] = result[0]
         return means
 
     def _hand_on(self, stream: Tensor | None, number: int, device: torch.device) -> Tensor | None:
-        """Hands the stream from the rank of this stage to the next one's; None where it is not."""
-        here, there = self._ranks[number], self._ranks[min(number + 1, self._count - 1)]
-        mine = dist.get_rank(self._group)
-        if here == there or mine not in (here, there):
-            return stream if mine == here else None
-        if mine == here:
+        """Send the stream from the rank of this stage to the next one's; return it there, else None."""
+        sender, receiver = self._ranks[number], self._ranks[min(number + 1, self._count - 1)]
+        own_rank = dist.get_rank(self._group)
+        if sender == receiver or own_rank not in (sender, receiver):
+            return stream if own_rank == sender else None
+        if own_rank == sender:
             assert stream is not None
-            shape = torch.tensor([stream.dim(), *stream.shape, _KINDS.index(stream.dtype)])
-            dist.send(torch.nn.functional.pad(shape, (0, 8 - len(shape))), group=self._group, group_dst=there)
-            dist.send(stream.contiguous(), group=self._group, group_dst=there)
+            shape = torch.tensor([stream.dim(), *stream.shape, _DTYPES.index(stream.dtype)])
+            dist.send(torch.nn.functional.pad(shape, (0, 8 - len(shape))), group=self._group, group_dst=receiver)
+            dist.send(stream.contiguous(), group=self._group, group_dst=receiver)
             return None
-        about = torch.empty(8, dtype=torch.int64)
-        dist.recv(about, group=self._group, group_src=here)
-        rank, *rest = about.tolist()
-        received = torch.empty(rest[:rank], dtype=_KINDS[rest[rank]], device=device)
-        dist.recv(received, group=self._group, group_src=here)
+        description = torch.empty(8, dtype=torch.int64)
+        dist.recv(description, group=self._group, group_src=sender)
+        rank, *rest = description.tolist()
+        received = torch.empty(rest[:rank], dtype=_DTYPES[rest[rank]], device=device)
+        dist.recv(received, group=self._group, group_src=sender)
         return received
 
     def _schedule(self, micro_batches: int, device: torch.device) -> PipelineScheduleSingle | PipelineScheduleMulti:
-        """`device`: where the micro-batches are; with offload, parameters lie elsewhere until they are gathered."""
+        """Return the schedule. `device`: of the micro-batches; with offload, parameters are elsewhere until they
+        are gathered.
+        """
         if micro_batches not in self._schedules:
             self._hooks = [_Seeding(number) for number in self._numbers]
             for hook, part in zip(self._hooks, self.parts, strict=True):
@@ -122,7 +130,7 @@ class Pipeline(nn.Module):
         return self._schedules[micro_batches]
 
     def _loss(self, outputs: Tensor, number: Tensor) -> Tensor:
-        """The weighted loss of one micro-batch, on the last stage."""
+        """Return the weighted loss of one micro-batch, on the last stage."""
         assert self._task is not None
         micro = self._micro_batches[int(number)]
         loss = self._task.loss(lambda _: outputs, micro.batch)
@@ -140,7 +148,7 @@ class Pipeline(nn.Module):
 
 
 class _Seeding:
-    """Seeds a stage's forward with the micro-batch's own seed, whatever order the schedule takes."""
+    """Seeds a stage's forward pass with the micro-batch's own seed, whatever order the schedule uses."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -156,4 +164,4 @@ class _Seeding:
             seed_model(seed, self._device)
 
 
-_KINDS = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

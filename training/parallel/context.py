@@ -1,6 +1,6 @@
-"""The ranks of `cp` hold parts of each context; keys and values are gathered (Llama 3, arXiv 2407.21783, §3.3).
+"""The ranks of `cp` have parts of each context; keys and values are gathered (Llama 3, arXiv 2407.21783, §3.3).
 
-A rank's tokens are one chunk from the front and one from the back, so that all have as much to attend to.
+A rank's tokens are one chunk from the front and one from the back, so that all ranks have the same amount of attention.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ AXES = ("cp",)
 
 
 def check(shape: Shape, **options: object) -> None:
-    """Each rank has two chunks of equal size."""
+    """Check that each rank has two chunks of equal size."""
     cp, dims = shape["cp"], shape.dims
     if dims is None:
-        raise Misfit("mesh.cp", "this recipe's model has no context that could be cut. Leave the axis out.")
+        raise Misfit("mesh.cp", "this recipe's model has no context to split. Leave the axis out.")
     if dims.context % (2 * cp):
-        # An odd one has no halves: it can't be cut at all.
+        # An odd context cannot be split at all.
         fits = nearest_divisors(cp, 1 if dims.context % 2 else gcd(shape.ranks_for("cp"), dims.context // 2))
         raise Misfit("mesh.cp", f"the context, {dims.context}, does not fall into 2 × {cp} chunks. {fits}")
 
@@ -36,22 +36,22 @@ def apply(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     from training.parallel._gathered import GatheredAttention
 
     axis = mesh["cp"]
-    whole: Any = model
-    mine = places(whole.dims.context, axis.get_local_rank(), axis.size())
-    whole.positions = functools.cache(mine.to)
-    attend = GatheredAttention(whole.dims.context, axis)
-    for block in whole.blocks.values():
+    llama: Any = model
+    own_positions = positions(llama.dims.context, axis.get_local_rank(), axis.size())
+    llama.positions = functools.cache(own_positions.to)
+    attend = GatheredAttention(llama.dims.context, axis)
+    for block in llama.blocks.values():
         block.attention.attend = attend
     return model
 
 
 def divide(batch: Batch, mesh: DeviceMesh) -> Batch:
-    """This rank's tokens of a batch of (samples, T) tensors."""
+    """Return this rank's tokens of a batch of (samples, T) tensors."""
     axis = mesh["cp"]
 
     def part(tensor: Tensor) -> Tensor:
-        mine = places(tensor.shape[1], axis.get_local_rank(), axis.size())
-        return tensor[:, mine.to(tensor.device)]
+        own_positions = positions(tensor.shape[1], axis.get_local_rank(), axis.size())
+        return tensor[:, own_positions.to(tensor.device)]
 
     return tuple(part(tensor) for tensor in batch)
 
@@ -60,8 +60,8 @@ def has_own_tokens(**options: object) -> bool:
     return True
 
 
-def places(context: int, rank: int, count: int) -> torch.Tensor:
-    """Which places of a sample a rank has: chunk `rank` and chunk 2·count − 1 − rank, (context / count,) int64."""
+def positions(context: int, rank: int, count: int) -> torch.Tensor:
+    """Return which positions of a sample a rank has: chunks `rank` and 2·count − 1 − rank, (context / count,) int64."""
     import torch
 
     chunks = torch.arange(context).chunk(2 * count)

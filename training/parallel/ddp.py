@@ -1,4 +1,4 @@
-"""Every rank holds the whole model; gradients are averaged over the ranks (torch's DistributedDataParallel)."""
+"""Every rank has the whole model; gradients are averaged over the ranks (torch's DistributedDataParallel)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 AXES = ("dp",)
-"""The mesh's axes, outermost first; the batch is divided over `dp`."""
+"""Axes of the mesh, outermost first; the batch is divided over `dp`."""
 
 
 def apply(
@@ -20,7 +20,7 @@ def apply(
     *,
     bucket_mib: Annotated[float, "0.1..4000", "Gradients are reduced in buckets of this size."] = 25.0,
 ) -> nn.Module:
-    """The model as every rank calls it. One replica alone needs no wrapper."""
+    """Return the model as every rank calls it. A single replica needs no wrapper."""
     from training.step.meshes import replicas
 
     group = replicas(mesh)
@@ -32,6 +32,6 @@ def apply(
 
 
 def accumulating(model: nn.Module) -> AbstractContextManager[None]:
-    """Surrounds every micro-batch of a step but the last: gradients add up and are not yet reduced."""
+    """Return a context for every micro-batch of a step but the last: gradients accumulate without being reduced."""
     no_sync = getattr(model, "no_sync", None)
     return no_sync() if no_sync else contextlib.nullcontext()

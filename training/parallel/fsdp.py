@@ -1,4 +1,4 @@
-"""Each rank holds a part of every parameter and gathers a block's just in time (torch's FSDP2); with dp > 1, HSDP.
+"""Each rank has a part of every parameter and gathers a block's just in time (torch's FSDP2); with dp > 1, HSDP.
 
 Zhao et al., 2023, arXiv 2304.11277; sharded within `shard`, replicated along `dp`.
 """
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 AXES = ("dp", "shard")
 WITHOUT_WEIGHTS = True
-"""May be applied before the weights have memory: no rank ever holds the whole model."""
+"""It may be applied before the weights are allocated: no rank ever has the whole model."""
 
 
-def lets_go(reshard: object, *, is_piped: bool) -> bool:
-    """Whether a block's parameters are let go after the forward pass, and gathered again for the backward pass."""
+def reshards(reshard: object, *, is_piped: bool) -> bool:
+    """Return whether a block's parameters are freed after the forward pass, and gathered again for the backward
+    pass.
+    """
     return not is_piped if reshard == "auto" else reshard == "always"
 
 
@@ -29,12 +31,13 @@ def apply(
     *,
     reshard: Annotated[
         Literal["auto", "always", "never"],
-        "Whether a block's parameters are let go after the forward pass; never: faster, more memory; "
-        "auto: always, but in a pipeline never.",
+        "Whether a block's parameters are freed after the forward pass; never: faster, more memory; "
+        "auto: always, except in a pipeline.",
     ] = "auto",
     offload: Annotated[bool, "Parameters, gradients and the optimizer's state stay in main memory."] = False,
     dtype: Annotated[
-        Literal["fp32", "bf16", "fp16"] | None, "In which parameters are gathered and multiplied; default: run.dtype."
+        Literal["fp32", "bf16", "fp16"] | None,
+        "Type in which parameters are gathered and multiplied; default: run.dtype.",
     ] = None,
 ) -> nn.Module:
     import torch
@@ -45,20 +48,20 @@ def apply(
     reduced = torch.float32 if kind else None
     policy: dict[str, Any] = {
         "mesh": _shards(mesh),
-        "reshard_after_forward": lets_go(reshard, is_piped="pp" in (mesh.mesh_dim_names or ())),
+        "reshard_after_forward": reshards(reshard, is_piped="pp" in (mesh.mesh_dim_names or ())),
         # Pinning needs an accelerator.
         "offload_policy": CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy(),
     }
     blocks = getattr(model, "blocks", None)
     for block in blocks.values() if blocks is not None else ():
-        # Cosine and sine of the positions come in float32, and stay so.
+        # Cosine and sine of the positions are float32 and must stay so.
         fully_shard(block, mp_policy=MixedPrecisionPolicy(kind, reduced, cast_forward_inputs=False), **policy)
     fully_shard(model, mp_policy=MixedPrecisionPolicy(kind, reduced, output_dtype=reduced), **policy)
     return model
 
 
 def accumulating(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Surrounds every micro-batch of a step but the last: gradients add up, unreduced."""
+    """Return a context for every micro-batch of a step but the last: gradients accumulate without being reduced."""
     return _unreduced(model)
 
 
@@ -72,7 +75,9 @@ def _unreduced(model: Any) -> Iterator[None]:
 
 
 def _shards(mesh: DeviceMesh) -> DeviceMesh:
-    """Replicas outermost; peers along the context see other tokens, so they share the shards."""
+    """Return the mesh for sharding: replicas outermost; ranks along the context have other tokens, so they share
+    the shards.
+    """
     from torch.distributed.device_mesh import DeviceMesh
 
     names = mesh.mesh_dim_names or ()

@@ -17,7 +17,9 @@ AXES = ("tp",)
 
 
 def check(shape: Shape, *, sequence_parallel: bool = True, **options: object) -> None:
-    """Heads, the network's width, the vocabulary and, for sequence parallelism, the context divide over tp."""
+    """Check that heads, the network's width, the vocabulary and, for sequence parallelism, the context divide over
+    tp.
+    """
     tp, dims = shape["tp"], shape.dims
     if dims is None:
         raise Misfit("mesh.tp", "this recipe's model does not say how its matrices are split. Leave the axis out.")
@@ -39,8 +41,10 @@ def apply(
     model: nn.Module,
     mesh: DeviceMesh,
     *,
-    sequence_parallel: Annotated[bool, "Between the matrices the ranks hold parts of the sequence, not copies."] = True,
-    loss_parallel: Annotated[bool, "The loss is computed from parts of the vocabulary; logits are never whole."] = True,
+    sequence_parallel: Annotated[
+        bool, "Between the matrices, ranks have parts of the sequence instead of copies."
+    ] = True,
+    loss_parallel: Annotated[bool, "Compute the loss from parts of the vocabulary; logits are never gathered."] = True,
 ) -> nn.Module:
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -51,7 +55,7 @@ def apply(
 
 
 def surrounding(*, loss_parallel: bool = True, **options: object) -> AbstractContextManager[Any]:
-    """Surrounds forward, loss and backward."""
+    """Return a context for forward pass, loss and backward pass."""
     if not loss_parallel:
         return nullcontext()
     from torch.distributed.tensor import parallel
@@ -60,12 +64,12 @@ def surrounding(*, loss_parallel: bool = True, **options: object) -> AbstractCon
 
 
 def has_own_tokens(*, sequence_parallel: bool = True, **options: object) -> bool:
-    """Whether ranks hold parts of the sequence between the matrices, where dropout is, and not copies of all of it."""
+    """Return whether ranks have different parts of the sequence between the matrices, where dropout is."""
     return sequence_parallel
 
 
 def _styles(*, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
-    """What the words in a model's TENSOR mean; activations are (samples, T, width)."""
+    """Return what the words in a model's TENSOR mean; activations are (samples, T, width)."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -92,7 +96,7 @@ def _styles(*, sequence_parallel: bool, loss_parallel: bool) -> dict[str, Parall
 
 
 def _has(model: nn.Module, pattern: str) -> bool:
-    """Whether the part is there: a stage of a pipeline has not all of them."""
+    """Return whether the part exists: a pipeline stage lacks some."""
     name, _, rest = pattern.partition(".*")
-    found = getattr(model, name, None)
-    return found is not None and (not rest or len(found) > 0)
+    part = getattr(model, name, None)
+    return part is not None and (not rest or len(part) > 0)

@@ -1,4 +1,4 @@
-"""Every rank holds the whole model, but only its part of the optimizer's state (ZeRO-1, arXiv 1910.02054).
+"""Every rank has the whole model, but only its part of the optimizer's state (ZeRO-1, arXiv 1910.02054).
 
 Gradients are averaged as with ddp; torch's ZeroRedundancyOptimizer divides the state.
 """
@@ -32,7 +32,7 @@ accumulating = ddp.accumulating
 
 
 def optimizer(parameters: Iterable[tuple[str, nn.Parameter]], mesh: DeviceMesh, *, weight_decay: float) -> Optimizer:
-    """Steps this rank's part of the parameters and sends them to the others."""
+    """Return the optimizer, which updates this rank's part of the parameters and sends them to the others."""
     from training.parallel._partitioned import PartitionedAdamW
 
     return PartitionedAdamW(parameters, mesh["dp"].get_group(), weight_decay=weight_decay)

@@ -22,7 +22,7 @@ OWN = True
 
 
 def has_owners(**options: object) -> bool:
-    """Each client is the owner of what its data() gives."""
+    """Return True: each client owns what its data() returns."""
     return True
 
 
@@ -33,7 +33,7 @@ def prepare(
     tell: Callable[..., None] = lambda *said: None,
     *,
     held_out: Annotated[
-        int, "0..1000", "Where data() keeps nothing for validation: each of so many samples is; 0: none."
+        int, "0..1000", "If data() returns nothing for validation: one of this many samples is used for it; 0: none."
     ] = 6,
 ) -> Prepared:
     return own.prepare(identity, holdout_interval=held_out, report=tell)

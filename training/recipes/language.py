@@ -1,4 +1,4 @@
-"""A Llama-like decoder on text: byte by byte on the sources of Python's standard library, which every machine has."""
+"""A Llama-like decoder on text; by default on the bytes of Python's standard library, which every machine has."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from training.weights.weight_files import Weights
 
 PADDING = 1024
-"""By at most so many rows an embedding is larger than its tokenizer needs, so that kernels or a mesh divide it."""
+"""Maximum number of unused rows that an embedding may have, so that kernels or a mesh divide it."""
 BOOKKEEPING = ("shards_folder",)
-"""Options that decide no number: a resume may change them."""
+"""Options that do not affect the computed numbers: a resume may change them."""
 LABELS = 1000
-"""Of more owners than these a split goes by, none are labels, too."""
+"""With more owners than this, a split uses owners only, not labels."""
 ADAPTERS = ("lora", "ffa_lora", "scl")
-"""What a federation may train beside its weights."""
+"""Adapters that a federation may train in addition to its weights."""
 FIRST = ("preset", "context", "source", "tokenizer", "from_weights", "lora_rank")
-"""Options that most runs set, in the order in which people think of them: model, data, fine-tuning."""
+"""Options that most runs set, in the order in which a form shows them: model, data, fine-tuning."""
 
 
 def prepare(
@@ -46,71 +46,73 @@ def prepare(
     source: Annotated[
         str,
         "stdlib or a path",
-        "What to train on: stdlib (the sources of Python's standard library), or a path that the nodes see, of a "
-        "folder of texts, JSON lines or token shards; .jsonl, .jsonl.gz, or one such file.",
+        "What to train on: stdlib (the sources of Python's standard library), or the path of a file or folder of "
+        "texts, JSON lines (.jsonl, .jsonl.gz) or token shards, which the nodes can access.",
     ] = "stdlib",
     tokenizer: Annotated[
         str,
         "auto, bytes or a path",
-        "bytes, or the path of a tokenizer.json (Hugging Face); auto: bytes, or what token shards were made with.",
+        "bytes, or the path of a Hugging Face tokenizer.json; auto: bytes, or the tokenizer of the token shards.",
     ] = "auto",
-    suffixes: Annotated[str, "Endings of the files in a folder that are texts; .jsonl is always read."] = ".txt .md",
-    text_field: Annotated[str, "Where the text is in each object of JSON lines."] = "text",
-    validation_percent: Annotated[float, "0.01..50", "Part of the text that is kept for validation."] = 5.0,
+    suffixes: Annotated[str, "Endings of text files in a folder; .jsonl is always read."] = ".txt .md",
+    text_field: Annotated[str, "Name of the text field in each object of JSON lines."] = "text",
+    validation_percent: Annotated[float, "0.01..50", "Percentage of the text that is used for validation."] = 5.0,
     shards_folder: Annotated[
-        str, "auto or a path", "Where the tokens are kept for later runs: auto, beside the runs, or a folder."
+        str, "auto or a path", "Where tokens are stored for later runs: auto (next to the runs), or a folder."
     ] = "auto",
 ) -> Prepared:
-    """The tokens on disk, made on first use. `identity` asks for the very data that a checkpoint was trained on."""
-    wanted = CorpusOptions(source, tokenizer, suffixes, text_field, validation_percent)
+    """Return the tokens on disk, made on first use. `identity`: the exact data that a checkpoint was trained on."""
+    options = CorpusOptions(source, tokenizer, suffixes, text_field, validation_percent)
     folder = cache if shards_folder == "auto" else Path(shards_folder).expanduser()
-    return preparing.prepare(folder, wanted, identity, tell)
+    return preparing.prepare(folder, options, identity, tell)
 
 
 def labels(data: Path, *, preset: str = "tiny", context: int | None = None) -> Labels:
-    """By owner: the package or module of the standard library, else the folder straight below the source, or file."""
+    """Return the owner of each sample: a package or module of the standard library, else a top-level entry of the
+    source.
+    """
     index = read_index(data)
     context = context or PRESETS[preset]["context"]
-    known = owners.read(data, index)
-    if known is None:
-        one: dict[Split, Ids] = {split: np.zeros_like(window_starts(index, split, context)) for split in SPLITS}
-        return Labels(one, ("text",), unowned=_unowned(data))
-    of = {split: known.for_windows(index, split, context) for split in SPLITS}
-    if len(known.names) > LABELS:
-        return Labels({split: found * 0 for split, found in of.items()}, ("text",), of, tuple(known.names))
-    return Labels(of, tuple(known.names), of, tuple(known.names))
+    found = owners.read(data, index)
+    if found is None:
+        unlabelled: dict[Split, Ids] = {split: np.zeros_like(window_starts(index, split, context)) for split in SPLITS}
+        return Labels(unlabelled, ("text",), unowned=_missing_owners(data))
+    by_owner = {split: found.for_windows(index, split, context) for split in SPLITS}
+    if len(found.names) > LABELS:
+        return Labels({split: found * 0 for split, found in by_owner.items()}, ("text",), by_owner, tuple(found.names))
+    return Labels(by_owner, tuple(found.names), by_owner, tuple(found.names))
 
 
-def _unowned(data: Path) -> str:
+def _missing_owners(data: Path) -> str:
     return (
-        f"{data / owners.FILE}, which tells whose the tokens are, is not there: they were made by an older version, or "
-        'by something else. Make them anew from the texts (of a cache: remove that folder), or write "iid".'
+        f"{data / owners.FILE}, which lists the owners of the tokens, is missing: the tokens were made by an older "
+        'version or another program. Create them again from the texts (remove a cached folder), or write "iid".'
     )
 
 
 def has_owners(**options: object) -> bool:
-    """What is on disk will tell."""
+    """Return True: whether there are owners is known once the data is read."""
     return True
 
 
 def knows_sizes(**given: Any) -> bool:
-    """False: the weights that it starts from will tell `dims`, where they lie."""
+    """Return whether the options determine `dims`; otherwise the initial weights do, on the nodes."""
     return given.get("from_weights", "none") == "none" or given.get("layers") is not None
 
 
 def dims(*, vocabulary: int | None = None, **options: Any) -> Dims:
-    """The model's sizes; ValueError if those asked for don't fit together."""
+    """Return the model's sizes. Raises ValueError if they do not fit together."""
     return llama_dims(vocabulary=VOCABULARY if vocabulary is None and _is_bytes(options) else vocabulary, **options)
 
 
 def _is_bytes(given: Mapping[str, Any]) -> bool:
-    """Whether the tokens can only be bytes. Shards know of themselves what they were made with."""
+    """Return whether the tokens can only be bytes; token shards may have been made with any tokenizer."""
     tokenizer = given.get("tokenizer", "auto")
     return bool(tokenizer == "bytes") or bool(tokenizer == "auto" and given.get("source", "stdlib") == "stdlib")
 
 
 def check(config: BaseRunConfig, shape: Shape) -> Iterator[Misfit]:
-    """What can't work together, known without opening a file."""
+    """Yield what cannot work together, as far as that is known without opening a file."""
     options = config.recipe_options()
     if options.get("lora_rank"):
         from training.weights import lora
@@ -120,49 +122,53 @@ def check(config: BaseRunConfig, shape: Shape) -> Iterator[Misfit]:
 
 
 def settle(path: Path, **options: Any) -> dict[str, Any]:
-    """The options as the weights at `path` make them; DataError, naming the option, where something else was asked."""
+    """Return the options as determined by the weights at `path`. Raises DataError, naming the option, if they
+    contradict.
+    """
     from training.weights.llama import SIZES, sizes_of
     from training.weights.weight_files import open_weights, weights_error
 
     weights = open_weights(path)
-    has = sizes_of(weights)
+    found = sizes_of(weights)
     given = {name: options[name] for name in SIZES if options.get(name) not in (None, False)}
     if options.get("preset", "tiny") != "tiny":
         given = {**{name: size for name, size in PRESETS[options["preset"]].items() if name in SIZES}, **given}
-    for name, wanted in given.items():
-        if wanted != has[name]:
-            option = name if options.get(name) == wanted else "preset"
+    for name, value in given.items():
+        if value != found[name]:
+            option = name if options.get(name) == value else "preset"
             raise weights_error(
-                f"makes {name} {wanted}, but the weights in {path} have {has[name]}. Leave it out.", option
+                f"makes {name} {value}, but the weights in {path} have {found[name]}. Leave it out.", option
             )
-    longest = (weights.config or {}).get("max_position_embeddings")
-    context = options.get("context") or has["context"]
-    if isinstance(longest, int) and context > longest:
+    limit = (weights.config or {}).get("max_position_embeddings")
+    context = options.get("context") or found["context"]
+    if isinstance(limit, int) and context > limit:
         raise weights_error(
-            f"is {context}, but the weights in {path} know {longest} places. Take at most {longest}.", "context"
+            f"is {context}, but the weights in {path} support {limit} positions. Take at most {limit}.", "context"
         )
-    # An export of ours says what its run saw, which bounds nothing.
-    meant_for = options.get("max_context") or max(context, has["max_context"])
-    return {**options, **{name: has[name] for name in SIZES}, "context": context, "max_context": meant_for}
+    # Our own export states the context that its run used, which is not a limit.
+    meant_for = options.get("max_context") or max(context, found["max_context"])
+    return {**options, **{name: found[name] for name in SIZES}, "context": context, "max_context": meant_for}
 
 
 def weights(path: Path, data: Path) -> Callable[[str], Tensor | None]:
-    """Name of a parameter → the whole of it, mapped; an adapter's: None.
+    """Return a function from a parameter's name to the whole tensor, mapped, or to None for an adapter's.
 
-    DataError where the data's tokens are not those of the weights.
+    Raises DataError if the data's tokens are not those of the weights.
     """
     from training.weights.llama import reader
     from training.weights.lora import base_name, is_adapter
     from training.weights.weight_files import open_weights
 
-    found = open_weights(path)
-    _check_tokens(found, data)
-    read = reader(found)
+    opened = open_weights(path)
+    _check_tokens(opened, data)
+    read = reader(opened)
     return lambda name: None if is_adapter(name) else read(base_name(name))
 
 
 def _check_tokens(weights: Weights, data: Path) -> None:
-    """A token must mean what it meant. Told by the tokenizer.json beside the weights, or by the data of their run."""
+    """Check that tokens have the same meaning, by the tokenizer.json next to the weights, or by the data of their
+    run.
+    """
     from training.weights import byte_tokenizer
     from training.weights.llama import reader
     from training.weights.weight_files import TOKENIZER, digest, weights_error
@@ -170,17 +176,17 @@ def _check_tokens(weights: Weights, data: Path) -> None:
     tokenizer = read_index(data).tokenizer
     file = weights.path / TOKENIZER
     if weights.path.is_dir() and file.exists():
-        same = tokenizer.sha256 if tokenizer.name != BYTES else byte_tokenizer.sha256()
-        if digest(file) != same:
+        expected = tokenizer.sha256 if tokenizer.name != BYTES else byte_tokenizer.sha256()
+        if digest(file) != expected:
             message = f'is {tokenizer.label}, but the weights are for {file}. Write tokenizer = "{file}".'
             raise weights_error(message, "tokenizer")
         return
-    before = weights.metadata.get("data", "").split("+")
-    if len(before) == 3:
-        # Of a label the digest alone counts: a tokenizer.json is the same in another folder, under another name.
-        if _digest_of(before[1]) != _digest_of(tokenizer.label):
+    trained_on = weights.metadata.get("data", "").split("+")
+    if len(trained_on) == 3:
+        # Only the digest in a label counts: a tokenizer.json may be in another folder, under another name.
+        if _digest_of(trained_on[1]) != _digest_of(tokenizer.label):
             raise weights_error(
-                f"is {tokenizer.label}, but the weights in {weights.path} are for {before[1]}.", "tokenizer"
+                f"is {tokenizer.label}, but the weights in {weights.path} are for {trained_on[1]}.", "tokenizer"
             )
         return
     rows = reader(weights)("tokens.weight").shape[0]
@@ -280,14 +286,16 @@ def build(
 
 
 def _rows(vocabulary: int | None, tokenizer: TokenizerId) -> int:
-    """How many tokens the embedding has room for: as many as were asked for, or as there are."""
+    """Return the rows of the embedding: as configured, or as many as there are tokens. Raises DataError if there
+    are too few.
+    """
     if vocabulary is not None and vocabulary < tokenizer.vocabulary:
         raise DataError(f"is {vocabulary}, but {tokenizer.label} has {tokenizer.vocabulary} tokens.", "vocabulary")
     return vocabulary or tokenizer.vocabulary
 
 
 def _task(data: Path, index: ShardIndex, sizes: Dims, adapters: Lora | None) -> Task:
-    """The model, still without memory, and how its samples are read, scored and shown."""
+    """Return the model, without memory, and functions that read, score and show its samples."""
     import torch
 
     from training.models.llama import Llama, initialise
@@ -299,7 +307,7 @@ def _task(data: Path, index: ShardIndex, sizes: Dims, adapters: Lora | None) -> 
         tokens = torch.from_numpy(windows[split][ids])
         return tokens[:, :-1], tokens[:, 1:]
 
-    with torch.device("meta"):  # its memory comes once it is cut
+    with torch.device("meta"):  # memory is allocated once the model is split
         model = Llama(sizes)
         if adapters is not None:
             lora.add(model, adapters)
@@ -317,7 +325,7 @@ def _task(data: Path, index: ShardIndex, sizes: Dims, adapters: Lora | None) -> 
         batch=batch,
         loss=_loss,
         score=lambda model, batch: {"loss": _loss(model, batch)},
-        each=_each,
+        each=_loss_per_sample,
         inputs=lambda batch: batch[0],
         unit="tokens",
         units_per_sample=sizes.context,
@@ -329,20 +337,20 @@ def _task(data: Path, index: ShardIndex, sizes: Dims, adapters: Lora | None) -> 
 
 
 def _text(tokens: list[int], tokenizer: str) -> str:
-    """The text of tokens, or their numbers where only the tokenizer's own library could tell it."""
+    """Return the text of tokens, or their numbers if only the tokenizer's library can decode them."""
     return bytes(tokens).decode(errors="replace") if tokenizer == "bytes" else " ".join(map(str, tokens))
 
 
 def _loss(model: Callable[..., Tensor], batch: Batch) -> Tensor:
-    """Mean cross-entropy of each next token, in nats."""
+    """Return the mean cross-entropy of each next token, in nats."""
     from torch.nn import functional
 
     inputs, targets = batch
     return functional.cross_entropy(_logits(model, inputs), targets.flatten())
 
 
-def _each(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
-    """Of each sample the mean over its tokens."""
+def _loss_per_sample(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
+    """Return the mean loss of each sample over its tokens."""
     from torch.nn import functional
 
     inputs, targets = batch
@@ -351,6 +359,8 @@ def _each(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
 
 
 def _logits(model: Callable[..., Tensor], inputs: Tensor) -> Tensor:
-    """(tokens, vocabulary). A GPU's autocast, unlike a CPU's, would leave the softmax in half precision."""
+    """Return logits (tokens, vocabulary). A GPU's autocast, unlike a CPU's, would leave the softmax in half
+    precision.
+    """
     logits = model(inputs).flatten(0, 1)
     return logits if logits.dtype.itemsize > 2 else logits.float()

@@ -2,7 +2,7 @@
 
 digits.csv.gz: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits (the test set), UCI Machine Learning
 Repository, 1998, https://doi.org/10.24432/C50P49, licensed CC BY 4.0; the copy that scikit-learn ships, unchanged. Each
-line holds 64 pixels of 0 to 16, row by row, and the digit.
+line has 64 pixels of 0 to 16, row by row, and the digit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 SHIPPED = True
 SIZE = 8
 VALIDATION_EVERY = 6
-"""Each sixth digit is kept for validation: the file is ordered by writer, so both splits have all writers."""
+"""Every sixth digit is for validation: the file is ordered by writer, so both splits contain all writers."""
 
 
 def prepare(cache: Path, identity: str | None = None) -> Prepared:
-    """The data comes with the recipe; nothing to make."""
+    """Return the data, which comes with the recipe; nothing has to be made."""
     path = Path(__file__).with_name("digits.csv.gz")
     return Prepared(path, f"digits-{hashlib.sha256(path.read_bytes()).hexdigest()[:10]}")
 
@@ -36,10 +36,10 @@ def prepare(cache: Path, identity: str | None = None) -> Prepared:
 def build(
     data: Path,
     *,
-    channels: Annotated[int, "1..256", "Of the first convolution; the second has twice as many."] = 16,
+    channels: Annotated[int, "1..256", "Channels of the first convolution; the second has twice as many."] = 16,
     hidden: Annotated[int, "1..4096", "Units of the layer before the last."] = 64,
-    dropout: Annotated[float, "0..0.9", "Part of the hidden units that is silenced in training."] = 0.1,
-    batch_norm: Annotated[bool, "What each convolution gives is normalised over the batch."] = False,
+    dropout: Annotated[float, "0..0.9", "Fraction of the hidden units that is dropped in training."] = 0.1,
+    batch_norm: Annotated[bool, "Normalise each convolution's output over the batch."] = False,
 ) -> Task:
     import torch
 
@@ -58,16 +58,16 @@ def build(
         batch=batch,
         loss=_loss,
         score=_score,
-        each=_each,
+        each=_scores_per_sample,
         head="head",
     )
 
 
 def labels(data: Path) -> Labels:
-    """By digit."""
+    """Return the digit of each sample."""
     digits = _read(data)[:, -1].astype(np.int64)
-    of = {split: digits[rows] for split, rows in _splits(len(digits)).items()}
-    return Labels(of, tuple(map(str, range(10))))
+    by_split = {split: digits[rows] for split, rows in _splits(len(digits)).items()}
+    return Labels(by_split, tuple(map(str, range(10))))
 
 
 def _splits(rows: int) -> dict[Split, Ids]:
@@ -75,7 +75,7 @@ def _splits(rows: int) -> dict[Split, Ids]:
     return {"train": np.flatnonzero(~held_out), "validation": np.flatnonzero(held_out)}
 
 
-def _each(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
+def _scores_per_sample(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
     from torch.nn import functional
 
     images, labels = batch
@@ -89,7 +89,7 @@ def _loss(model: Callable[..., Tensor], batch: Batch) -> Tensor:
     from torch.nn import functional
 
     images, labels = batch
-    return functional.cross_entropy(model(images).float(), labels)  # autocast does that by itself on a CPU only
+    return functional.cross_entropy(model(images).float(), labels)  # autocast does this by itself on a CPU only
 
 
 def _score(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
@@ -104,7 +104,7 @@ def _score(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
 
 
 def _load(path: Path) -> tuple[Tensor, Tensor]:
-    """Images (1797, 1, 8, 8) float32 of 0 to 1, labels (1797,) int64."""
+    """Return images (1797, 1, 8, 8), float32 of 0 to 1, and labels (1797,), int64."""
     import torch
 
     table = torch.from_numpy(_read(path))
@@ -112,7 +112,7 @@ def _load(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _read(path: Path) -> NDArray[np.float32]:
-    """(1797, 65): the pixels, 0 to 16, and the digit."""
+    """Return (1797, 65): the pixels, 0 to 16, and the digit."""
     with gzip.open(path, "rb") as file:
         values = np.array(file.read().replace(b"\n", b",").rstrip(b",").split(b","), dtype=np.float32)
     return values.reshape(-1, SIZE * SIZE + 1)

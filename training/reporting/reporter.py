@@ -1,6 +1,6 @@
-"""What a rank, or the launcher, reports: one stream a process, written to the attempt's spool (protocols.md §3).
+"""Reports of a rank or the launcher: one stream per process, written to the attempt's spool (protocols.md §3).
 
-The writer itself is `vigil_report.Stream`, so that the trainer and other people's scripts write the very same files.
+The writer itself is `vigil_report.Stream`, so that the trainer and users' scripts write exactly the same files.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from vigil_report import Stream
 class Reporter(Stream):
     """`log`, `event` and `flush` never wait for the disk; see Stream.
 
-    A trainer that gathers tensors on the device and hands over floats every N steps calls `flush()` right after, so
-    that they are on disk at once; and `flush(wait=…)` before a checkpoint is committed.
+    A trainer that gathers tensors on the device and reports floats every N steps calls `flush()` right after, so that
+    they are on disk at once; and `flush(wait=…)` before a checkpoint is committed.
     """
 
     @classmethod
@@ -42,7 +42,7 @@ class Reporter(Stream):
 
 
 class NullReporter:
-    """A reporter that does nothing: runs outside an attempt, and tests of the loop."""
+    """A reporter that does nothing, for runs outside an attempt, and tests of the loop."""
 
     def log(self, step: int, **values: float) -> None: ...
 

@@ -1,10 +1,9 @@
-"""Reading spool files: the one parser, for the shipper and for the portal. The standard library only.
+"""Read spool files: the only parser, for the shipper and for the portal. The standard library only.
 
 A file is whatever a job left there, so nothing in it is trusted. The rules (protocols.md §3):
-
-- A stream is a header line, then a line a batch; the n-th line after the header *is* seq n, whatever it claims. A line
-  that is no well-formed batch with that seq is passed on as an empty batch with one `report.damaged` event, so a cursor
-  always gets past it.
+- A stream is a header line, then one line per batch; the n-th line after the header *is* seq n, whatever it claims. A
+  line that is not a well-formed batch with that seq is passed on as an empty batch with one `report.damaged` event, so
+  a cursor always gets past it.
 - Only a line that ends with a newline counts. A torn last line is ignored: more may come, or its writer is dead.
 - Segments `<file>`, `<file>.1`, `<file>.2` … follow each other once the next exists. An end line closes the stream.
 - Lines and segments are bounded; files are opened without following links and must be regular.
@@ -21,20 +20,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from training.reporting.lines import Batch, Header, parse, parse_header
+from training.reporting.lines import ReportBatch, StreamHeader, parse, parse_header
 
 NAME = re.compile(r"(?P<incarnation>\d{1,9})\.(?P<rank>-?\d{1,9})\.(?P<stream>[0-9a-f]{16})\.jsonl")
 LINE_BYTES = 1024 * 1024
-SEGMENT_BYTES = 16 * 1024 * 1024 + 2 * LINE_BYTES  # a writer turns the page at 16 MiB; anything far longer is not ours
+SEGMENT_BYTES = (
+    16 * 1024 * 1024 + 2 * LINE_BYTES
+)  # writers start a new segment at 16 MiB; anything far longer is not ours
 SEGMENTS = 10_000
-READ_BYTES = 1024 * 1024  # of lines read at once: each is soon parsed, and may hold thousands of points
-ENTRIES = 100_000  # of a folder that are looked at
-TOO_LONG_AT_ONCE = 2  # lines beyond LINE_BYTES
+READ_BYTES = 1024 * 1024  # of lines read at once: each is soon parsed, and may contain thousands of points
+ENTRIES = 100_000  # maximum number of folder entries that are examined
+TOO_LONG_AT_ONCE = 2  # number of lines beyond LINE_BYTES
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the line of `seq` begins: bytes into a segment."""
+class SpoolPosition:
+    """Where the line of `seq` begins: an offset in bytes into a segment."""
 
     seq: int
     segment: int
@@ -44,7 +45,7 @@ class Place:
 class Spool:
     """One stream on disk, read from a cursor on while it may still grow.
 
-    `directory` is an open descriptor of the spool folder, so that the caller decides how it got there safely.
+    `directory` is an open descriptor of the spool folder, so that the caller decides how to get there safely.
     """
 
     def __init__(self, directory: int, name: str) -> None:
@@ -52,77 +53,82 @@ class Spool:
         if match is None:
             raise ValueError(f"{name!r} is not the name of a spool file")
         self.name, self.stream = name, match["stream"]
-        self._named = (int(match["incarnation"]), int(match["rank"]))
+        self._file_numbers = (int(match["incarnation"]), int(match["rank"]))
         self._directory = directory
-        self._start: Place | None = None  # of seq 0, known once the header was read
-        self._at: Place | None = None
-        self.header: Header | None = None
-        self.ended = False  # an end line was read, or what follows can never be read
+        self._start: SpoolPosition | None = None  # of seq 0, known once the header was read
+        self._position: SpoolPosition | None = None
+        self.header: StreamHeader | None = None
+        self.has_ended = False  # an end line was read, or what follows can never be read
 
     @property
     def next_seq(self) -> int:
         """The seq of the next line to be read."""
-        return self._at.seq if self._at else 0
+        return self._position.seq if self._position else 0
 
     def size(self, *, of_another_node: bool = False) -> int:
-        """Bytes on disk, all segments: it grew if this did. 0 where there is no such file.
+        """Return the size on disk of all segments, which shows whether it grew. 0 if there is no such file.
 
-        `of_another_node`: over NFS stat may tell what was so half a minute ago; who opens a file is told what is true.
+        `of_another_node`: over NFS stat may return a value half a minute old, but opening a file returns the current
+        one.
         """
         total = 0
         for segment in range(SEGMENTS):
             try:
-                found = self._opened_size(segment) if of_another_node else self._stat_size(segment)
+                size = self._opened_size(segment) if of_another_node else self._stat_size(segment)
             except OSError:
                 break
-            total += found
+            total += size
         return total
 
     @property
-    def place(self) -> Place | None:
-        """Where the next line is, for a later reader to go on from; None where there will be none."""
-        return None if self._start is None or self.ended else self._at
+    def position(self) -> SpoolPosition | None:
+        """The position of the next line, from which a later reader can continue; None if there will be none."""
+        return None if self._start is None or self.has_ended else self._position
 
-    def seek(self, seq: int, *, near: Place | None = None, until: float = math.inf) -> None:
-        """Read from this seq on; lines before it are counted, not parsed. Beyond the last line: stay at the end.
+    def seek(self, seq: int, *, hint: SpoolPosition | None = None, until: float = math.inf) -> None:
+        """Continue at this seq; lines before it are counted, not parsed. Beyond the last line: stay at the end.
 
-        `near` is a place told by an earlier reader, from which to count; at `until` (monotonic seconds) counting stops.
+        `hint` is a position from an earlier reader from which to count; counting stops at `until` (monotonic seconds).
         """
-        if self._at is None or self._start is None:
+        if self._position is None or self._start is None:
             return
         if seq < self.next_seq:
-            self._at, self.ended = self._start, False
-        if near is not None and self.next_seq < near.seq <= seq:
-            self._at = near
-        while self.next_seq < seq and not self.ended and time.monotonic() < until:
-            # Line by line only where one is longer than what is read at once, or a segment ends.
-            if not self._leap(seq - self.next_seq) and not sum(1 for _ in self._lines(1)):
+            self._position, self.has_ended = self._start, False
+        if hint is not None and self.next_seq < hint.seq <= seq:
+            self._position = hint
+        while self.next_seq < seq and not self.has_ended and time.monotonic() < until:
+            # Line by line only where a line is longer than one read, or a segment ends.
+            if not self._skip_lines(seq - self.next_seq) and not sum(1 for _ in self._lines(1)):
                 return
 
-    def _leap(self, limit: int) -> int:
-        """Pass by complete lines in what is read at once, at most `limit`; how many they were."""
-        place = self._at or Place(0, 0, 0)
-        chunk = self._pread(place, LINE_BYTES + 1)
+    def _skip_lines(self, limit: int) -> int:
+        """Skip complete lines within one read, at most `limit`; return how many."""
+        position = self._position or SpoolPosition(0, 0, 0)
+        chunk = self._pread(position, LINE_BYTES + 1)
         count, end = chunk.count(b"\n"), chunk.rfind(b"\n")
         if count > limit:
             count, end = limit, -1
             for _ in range(limit):
                 end = chunk.find(b"\n", end + 1)
         if count:
-            self._at = Place(place.seq + count, place.segment, place.offset + end + 1)
+            self._position = SpoolPosition(position.seq + count, position.segment, position.offset + end + 1)
         return count
 
-    def read(self, limit: int = 256) -> list[Batch]:
-        """The next complete batches, at most `limit`, none after READ_BYTES. Empty at the end of what is on disk."""
-        if self._at is None and not self._read_header():
+    def read(self, limit: int = 256) -> list[ReportBatch]:
+        """Return the next complete batches, at most `limit`, none after READ_BYTES; [] at the end of what is on
+        disk.
+        """
+        if self._position is None and not self._read_header():
             return []
         batches, size = [], 0
         for seq, line in self._lines(limit):
             batch = parse(line, seq)
             size += len(line or b"")
             if batch is None:
-                self.ended = True
-                self._at = replace(self._at or Place(0, 0, 0), seq=seq)  # the end line is no batch
+                self.has_ended = True
+                self._position = replace(
+                    self._position or SpoolPosition(0, 0, 0), seq=seq
+                )  # the end line is not a batch
                 break
             batches.append(batch)
             if size >= READ_BYTES:
@@ -130,71 +136,75 @@ class Spool:
         return batches
 
     def _read_header(self) -> bool:
-        """The header says who speaks; where it contradicts the file's name, or is none, nobody does."""
-        self._at = Place(-1, 0, 0)
+        """Read the header, which identifies the writer; a stream with an invalid or contradicting header is not
+        read.
+        """
+        self._position = SpoolPosition(-1, 0, 0)
         for _, line in self._lines(1):
-            self.header = parse_header(line, self.stream, self._named)
-            self._start = self._at
+            self.header = parse_header(line, self.stream, self._file_numbers)
+            self._start = self._position
             if self.header is None:
-                self.ended = True
+                self.has_ended = True
             return self.header is not None
-        self._at = None
+        self._position = None
         return False
 
     def _lines(self, limit: int) -> Iterator[tuple[int, bytes | None]]:
-        """Complete lines from the cursor on, moving it; None stands for one too long, or torn in a final segment.
+        """Yield complete lines from the cursor on, moving it; None stands for one too long, or torn in a final segment.
 
-        Of lines too long, each of which may take a whole segment's reading, few at once.
+        Only a few lines that are too long at once, as each may require reading a whole segment.
         """
         too_long = 0
-        while limit > 0 and not self.ended and self._at is not None:
-            chunk, final = self._chunk(self._at)
+        while limit > 0 and not self.has_ended and self._position is not None:
+            chunk, final = self._chunk(self._position)
             start = 0
             while limit > 0 and (end := chunk.find(b"\n", start)) >= 0:
-                self._at = Place(self._at.seq + 1, self._at.segment, self._at.offset + end + 1 - start)
+                self._position = SpoolPosition(
+                    self._position.seq + 1, self._position.segment, self._position.offset + end + 1 - start
+                )
                 limit -= 1
-                yield self._at.seq - 1, chunk[start:end] if end - start <= LINE_BYTES else None
+                yield self._position.seq - 1, chunk[start:end] if end - start <= LINE_BYTES else None
                 start = end + 1
             if limit == 0 or start > 0:
-                continue  # there may be more after what was read at once
+                continue  # there may be more after this read
             if not chunk and final:
-                if self._at.offset == 0:
-                    self.ended = True  # ours are never empty: there may be any number of these
+                if self._position.offset == 0:
+                    self.has_ended = True  # our segments are never empty; there could be any number of empty ones
                     return
-                self._at = Place(self._at.seq, self._at.segment + 1, 0)
+                self._position = SpoolPosition(self._position.seq, self._position.segment + 1, 0)
             elif len(chunk) > LINE_BYTES or (chunk and final):
-                place = self._skip(self._at)
-                if place is None:
+                position = self._skip_long_line(self._position)
+                if position is None:
                     return
-                self._at = place
+                self._position = position
                 limit -= 1
                 too_long += 1
-                yield place.seq - 1, None
+                yield position.seq - 1, None
                 if too_long == TOO_LONG_AT_ONCE:
                     return
             else:
                 return
 
-    def _chunk(self, place: Place) -> tuple[bytes, bool]:
-        """What follows in this segment, and whether the segment is final because there is a next one."""
-        # Asked before reading: a writer never touches a segment again once it has made the next.
-        final = self._exists(place.segment + 1)
-        return self._pread(place, LINE_BYTES + 1), final
+    def _chunk(self, position: SpoolPosition) -> tuple[bytes, bool]:
+        """Return what follows in this segment, and whether the segment is final because there is a next one."""
+        # Checked before reading: a writer never changes a segment again once it has created the next.
+        final = self._exists(position.segment + 1)
+        return self._pread(position, LINE_BYTES + 1), final
 
-    def _skip(self, place: Place) -> Place | None:
-        """Past a line that has no end within bounds: to the next newline, or to the next segment if there is one."""
-        offset = place.offset
+    def _skip_long_line(self, position: SpoolPosition) -> SpoolPosition | None:
+        """Skip a line without an end within bounds: to the next newline, or to the next segment if there is one."""
+        offset = position.offset
         while offset < SEGMENT_BYTES:
-            chunk = self._pread(Place(0, place.segment, offset), LINE_BYTES)
+            chunk = self._pread(SpoolPosition(0, position.segment, offset), LINE_BYTES)
             if not chunk:
                 break
             if (end := chunk.find(b"\n")) >= 0:
-                return Place(place.seq + 1, place.segment, offset + end + 1)
+                return SpoolPosition(position.seq + 1, position.segment, offset + end + 1)
             offset += len(chunk)
-        if self._exists(place.segment + 1):
-            return Place(place.seq + 1, place.segment + 1, 0)
+        if self._exists(position.segment + 1):
+            return SpoolPosition(position.seq + 1, position.segment + 1, 0)
         if offset >= SEGMENT_BYTES:
-            self.ended = True  # a segment of ours never gets here
+            self.has_ended = True  # our segments never get this long
         return None
 
     def _stat_size(self, segment: int) -> int:
@@ -220,12 +230,12 @@ class Spool:
             return False
         return True
 
-    def _pread(self, place: Place, size: int) -> bytes:
-        if place.offset >= SEGMENT_BYTES:
+    def _pread(self, position: SpoolPosition, size: int) -> bytes:
+        if position.offset >= SEGMENT_BYTES:
             return b""
         try:
             file = os.open(
-                self._segment(place.segment),
+                self._segment(position.segment),
                 os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
                 dir_fd=self._directory,
             )
@@ -234,7 +244,7 @@ class Spool:
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 return b""
-            return os.pread(file, size, place.offset)
+            return os.pread(file, size, position.offset)
         except OSError:
             return b""
         finally:
@@ -242,22 +252,22 @@ class Spool:
 
 
 def spool_names(directory: int) -> list[str]:
-    """First segments of the streams in an open spool folder, in order of incarnation, rank and name."""
-    found = []
+    """Return the first segments of the streams in an open spool folder, by incarnation, rank and name."""
+    streams = []
     with os.scandir(directory) as entries:
         for entry in islice(entries, ENTRIES):
             if (match := NAME.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
-                found.append((int(match["incarnation"]), int(match["rank"]), entry.name))
-    return [name for _, _, name in sorted(found)]
+                streams.append((int(match["incarnation"]), int(match["rank"]), entry.name))
+    return [name for _, _, name in sorted(streams)]
 
 
 def open_folder(path: str | os.PathLike[str]) -> int:
-    """A descriptor of a folder itself, never of what a link points to."""
+    """Return a descriptor of a folder itself, never of what a link points to."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
-def read_spool(path: str | os.PathLike[str], from_seq: int = 0) -> tuple[Header | None, list[Batch], bool]:
-    """A whole stream at once, from a seq on: header, batches, and whether it has ended. For tests and small files."""
+def read_spool(path: str | os.PathLike[str], from_seq: int = 0) -> tuple[StreamHeader | None, list[ReportBatch], bool]:
+    """Read a whole stream from a seq on: header, batches, and whether it has ended. For tests and small files."""
     folder, name = os.path.split(os.fspath(path))
     directory = open_folder(folder or ".")
     try:
@@ -268,6 +278,6 @@ def read_spool(path: str | os.PathLike[str], from_seq: int = 0) -> tuple[Header 
             batches = spool.read()
         while more := spool.read():
             batches += more
-        return spool.header, batches, spool.ended
+        return spool.header, batches, spool.has_ended
     finally:
         os.close(directory)

@@ -1,7 +1,8 @@
-"""Which files a run may read of what its specification names: all, or those in folders that the site has named.
+"""Restrict which files a run may read of what its specification names: all, or those in folders that the site lists.
 
-A job that runs as the portal's own Unix user could open whatever that user can. So its run.toml says where it may read,
-and a file is judged by where it really lies once it is held: no link leads out, nor one that is swapped meanwhile.
+A job that runs as the portal's own Unix user could open whatever that user can. So its run.toml lists where it may
+read, and a file is judged by its real location once it is open: no link leads out, not even one that is swapped
+meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from stat import S_ISREG
 
 _roots: tuple[str, ...] | None = None
-_own: tuple[str, ...] = ()
+_trusted: tuple[str, ...] = ()
 
 
 class OutsideRoots(PermissionError):
@@ -25,11 +26,12 @@ class OutsideRoots(PermissionError):
         super().__init__(errno.EACCES, "it leads out of the folders that jobs may read here", os.fspath(path))
 
 
-def confine(roots: Sequence[str], *, own: Sequence[Path]) -> None:
-    """Lets this process read data below `roots` alone from now on, which are real paths; and below `own`, where Vigil
-    keeps what it made itself."""
-    global _roots, _own
-    _roots, _own = tuple(roots), tuple(map(os.fspath, own))
+def confine(roots: Sequence[str], *, trusted: Sequence[Path]) -> None:
+    """From now on allow this process to read data below `roots` only, which are real paths, and below `trusted`,
+    Vigil's own.
+    """
+    global _roots, _trusted
+    _roots, _trusted = tuple(roots), tuple(map(os.fspath, trusted))
 
 
 def are_set() -> bool:
@@ -37,25 +39,27 @@ def are_set() -> bool:
 
 
 def open_file(path: str | os.PathLike[str], *, buffering: int = -1) -> BufferedReader:
-    """A file for reading. OutsideRoots where it may not be read; nothing of it was opened then."""
-    if _is_open(path):
+    """Open a file for reading. Raises OutsideRoots if it may not be read, without having opened it."""
+    if _is_unrestricted(path):
         return _reader(path, buffering)
-    with _held(path) as held:
-        return _reader(f"/proc/self/fd/{held}", buffering)
+    with _path_descriptor(path) as descriptor:
+        return _reader(f"/proc/self/fd/{descriptor}", buffering)
 
 
 def stat(path: str | os.PathLike[str]) -> os.stat_result:
-    """What os.stat says of it. OutsideRoots where it may not be read: how large it is, say, is not to be told."""
-    if _is_open(path):
+    """Return os.stat of a path. Raises OutsideRoots if it may not be read: not even its size is revealed."""
+    if _is_unrestricted(path):
         return os.stat(path)
-    with _held(path) as held:
-        return os.fstat(held)
+    with _path_descriptor(path) as descriptor:
+        return os.fstat(descriptor)
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a file to read. A link that leads out counts as one, whether there is anything behind it or
-    not: whoever opens it is told that it leads out, and no more."""
-    if not _is_open(path) and os.path.islink(path):
+    """Return whether there is a file to read. A link that leads out counts as one, whether or not its target exists.
+
+    Opening it then only reveals that it leads out.
+    """
+    if not _is_unrestricted(path) and os.path.islink(path):
         try:
             check_folder(path)
         except OutsideRoots:
@@ -64,49 +68,49 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
-    """OutsideRoots where the names in it are not to be listed. What they name is judged as it is opened."""
-    if not _is_open(path):
+    """Raise OutsideRoots if a folder must not be listed. Its entries are judged when they are opened."""
+    if not _is_unrestricted(path):
         _check(path, os.path.realpath(path))
 
 
 @contextmanager
-def _held(path: str | os.PathLike[str]) -> Iterator[int]:
-    """A descriptor of what lies in the roots, with which nothing can be read."""
+def _path_descriptor(path: str | os.PathLike[str]) -> Iterator[int]:
+    """Yield a descriptor of a path inside the roots, from which nothing can be read."""
     try:
-        held = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        _check(path, os.path.realpath(path))  # of what is outside, not even that it is not there
+        _check(path, os.path.realpath(path))  # do not even reveal that a path outside does not exist
         raise
     try:
-        _check(path, os.readlink(f"/proc/self/fd/{held}"))
-        yield held
+        _check(path, os.readlink(f"/proc/self/fd/{descriptor}"))
+        yield descriptor
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
-def _is_open(path: str | os.PathLike[str]) -> bool:
-    """Whether it may be opened as it is."""
-    return _roots is None or _is_own(os.fspath(path))
+def _is_unrestricted(path: str | os.PathLike[str]) -> bool:
+    """Return whether the path may be opened without a check."""
+    return _roots is None or _is_trusted(os.fspath(path))
 
 
 def _reader(path: str | os.PathLike[str], buffering: int) -> BufferedReader:
-    """OSError where it is no plain file: nobody may ever write to a pipe, and a device has no end."""
+    """Open a regular file. Raises OSError for others: a pipe may block forever, and a device has no end."""
     raw = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     if not S_ISREG(os.fstat(raw.fileno()).st_mode):
         raw.close()
-        raise OSError(errno.EINVAL, "it is no plain file", os.fspath(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
     return BufferedReader(raw, DEFAULT_BUFFER_SIZE if buffering < 0 else buffering)
 
 
-def _is_own(path: str) -> bool:
-    return ".." not in Path(path).parts and _lies_in(path, _own)
+def _is_trusted(path: str) -> bool:
+    return ".." not in Path(path).parts and _is_below(path, _trusted)
 
 
 def _check(path: str | os.PathLike[str], real: str) -> None:
     assert _roots is not None
-    if not _lies_in(real, _roots):
+    if not _is_below(real, _roots):
         raise OutsideRoots(path)
 
 
-def _lies_in(path: str, folders: Sequence[str]) -> bool:
+def _is_below(path: str, folders: Sequence[str]) -> bool:
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)

@@ -1,4 +1,4 @@
-"""What each rank computes on, and whether that is what the run asked for."""
+"""Select each rank's device, and check that it is what the run requested."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one rank has found."""
+class RankDevice:
+    """The device of one rank and its node's GPUs."""
 
     node: str
     kind: str
-    """The kind of its device: cuda, cpu."""
+    """Kind of the device: cuda or cpu."""
     gpus: int
-    """GPUs that torch sees there."""
+    """Number of GPUs that torch finds there."""
     visible: str | None = None
     """CUDA_VISIBLE_DEVICES there; None: not set."""
     cuda: bool = True
-    """Whether its torch is built for GPUs at all."""
+    """Whether torch there is built for GPUs."""
 
 
-def own(*, on_cpu: bool) -> torch.device:
-    """This rank's GPU, made the current one; a CPU if it wants one, or sees no GPU for itself."""
+def select(*, on_cpu: bool) -> torch.device:
+    """Return this rank's GPU and make it the current one; the CPU if requested, or if there is no GPU for this rank."""
     gpu = int(os.environ.get("LOCAL_RANK", "0"))
     if on_cpu or gpu >= _gpus():
         return torch.device("cpu")
@@ -34,9 +34,9 @@ def own(*, on_cpu: bool) -> torch.device:
     return torch.device("cuda", gpu)
 
 
-def look(device: torch.device) -> Seen:
-    """What this rank has found, for `problem`, on whichever rank that is asked."""
-    return Seen(
+def describe(device: torch.device) -> RankDevice:
+    """Describe this rank's device, for `problem`, which any rank can call."""
+    return RankDevice(
         node_name(),
         device.type,
         _gpus(),
@@ -45,31 +45,31 @@ def look(device: torch.device) -> Seen:
     )
 
 
-def problem(seen: Sequence[Seen], *, gpus_per_node: int) -> str | None:
-    """What is wrong with what the ranks found, in order, said of `gpus_per_node`; 0: the run doesn't say.
+def problem(ranks: Sequence[RankDevice], *, gpus_per_node: int) -> str | None:
+    """Return what is wrong with the ranks' devices, in order of rank, in terms of `gpus_per_node`; 0: not set.
 
-    A run that wants CPUs has nothing to ask.
+    Runs on CPUs need not call it.
     """
-    lacking = [rank for rank, one in enumerate(seen) if one.kind == "cpu"]
-    if not lacking or (not gpus_per_node and len(lacking) == len(seen)):
+    without_gpu = [rank for rank, rank_device in enumerate(ranks) if rank_device.kind == "cpu"]
+    if not without_gpu or (not gpus_per_node and len(without_gpu) == len(ranks)):
         return None
-    first, more = seen[lacking[0]], len(lacking) - 1
-    asked = f"is {gpus_per_node}" if gpus_per_node else "is left out, and other ranks have GPUs"
-    who = f"rank {lacking[0]} on {first.node}" + (f" and {more} more see" if more else " sees")
-    found = f"too few, {first.gpus}" if first.gpus else "no GPU"
-    return f"{asked}, but {who} {found}. {_remedy(first)} To train on CPUs write 0."
+    first, more = ranks[without_gpu[0]], len(without_gpu) - 1
+    setting = f"is {gpus_per_node}" if gpus_per_node else "is not set, and other ranks have GPUs"
+    who = f"rank {without_gpu[0]} on {first.node}" + (f" and {more} more see" if more else " sees")
+    available = f"too few, {first.gpus}" if first.gpus else "no GPU"
+    return f"{setting}, but {who} {available}. {_remedy(first)} To train on CPUs, write 0."
 
 
 def node_name() -> str:
     return os.environ.get("VIGIL_NODE") or platform.node()
 
 
-def _remedy(seen: Seen) -> str:
-    if not seen.cuda:
-        return "The torch there is built without CUDA: install one with it."
-    if seen.visible is not None:
-        return f'There CUDA_VISIBLE_DEVICES is "{seen.visible}": look at what sets it.'
-    return "Look at nvidia-smi there, and at what the driver wrote to the kernel's log."
+def _remedy(device: RankDevice) -> str:
+    if not device.cuda:
+        return "torch there is built without CUDA: install a version with CUDA."
+    if device.visible is not None:
+        return f'CUDA_VISIBLE_DEVICES is "{device.visible}" there: check what sets it.'
+    return "Check nvidia-smi there, and the driver's messages in the kernel log."
 
 
 def _gpus() -> int:

@@ -1,4 +1,4 @@
-"""The ranks of a run: how they meet, and the few things they agree on outside the model's own collectives."""
+"""The ranks of a run: how they meet, and what they agree on besides the model's own collectives."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from training.runtime import devices
 T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=30)
-"""A collective's limit. Long: a stuck rank is the watchdog's business, which knows the phase and kills from outside."""
+"""Time limit of a collective. Long, as the watchdog handles stuck ranks: it knows the phase and kills from outside."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the ranks. One rank alone is a world, too: every path is the same."""
+    """This process among the ranks. A single rank is a world, too, so that all code paths are the same."""
 
     rank: int
     size: int
@@ -33,17 +33,17 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Rank 0 writes what is written once."""
+        """Whether this is rank 0, which does everything that is done once."""
         return self.rank == 0
 
 
 def join(*, on_cpu: bool = False) -> World:
-    """Meets the other ranks: where Vigil's launcher says, as torchrun says, or nobody."""
+    """Meet the other ranks: as Vigil's launcher or torchrun says, or alone."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device = devices.own(on_cpu=on_cpu)
+    device = devices.select(on_cpu=on_cpu)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size:
-        # Otherwise gloo listens on whatever this machine's name resolves to, which may be nothing.
+        # Otherwise gloo listens on the address that this machine's name resolves to, if any.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if size == 1:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
@@ -54,68 +54,69 @@ def join(*, on_cpu: bool = False) -> World:
     return World(rank, size, device)
 
 
-def wake(*, on_cpu: bool = False) -> None:
-    """Readies the rank's GPU, which may take longer than meeting the others is allowed to."""
-    device = devices.own(on_cpu=on_cpu)
+def initialise_gpu(*, on_cpu: bool = False) -> None:
+    """Initialise the rank's GPU, which may take longer than the time limit for meeting the others."""
+    device = devices.select(on_cpu=on_cpu)
     if device.type == "cuda":
         torch.zeros(1, device=device)
 
 
 def check_devices(world: World, *, gpus_per_node: int) -> None:
-    """All ranks of a run that does not want CPUs call; ConfigError on all of them if one has no GPU that should.
+    """Check that every rank has a GPU if it should; all ranks call, and all raise ConfigError if one has none.
 
-    Never before they have met: whoever ends alone leaves the others waiting, and its reason is taken for theirs.
+    Never call it before they have met: a rank that ends alone leaves the others waiting, and its error would be
+    attributed to them.
     """
-    if problem := devices.problem(gather(world, devices.look(world.device)), gpus_per_node=gpus_per_node):
-        gather(world, None)  # nobody leaves before all know: the first to leave takes the others down
+    if problem := devices.problem(gather(world, devices.describe(world.device)), gpus_per_node=gpus_per_node):
+        gather(world, None)  # all ranks must know before any leaves: the first to leave takes the others down
         raise ConfigError([Problem("resources.gpus_per_node", problem)])
 
 
 def leave() -> None:
-    with suppress(Exception):  # the work is done; a peer that left first is no failure
+    with suppress(Exception):  # the work is done; a peer that left first is not a failure
         dist.destroy_process_group()
 
 
 def broadcast(world: World, value: Any) -> Any:
-    """Rank 0's value on every rank. Small plain things only."""
+    """Return rank 0's value on every rank. Small plain values only."""
     holder: list[Any] = [value]
     if world.size > 1:
         dist.broadcast_object_list(holder, src=0, device=torch.device("cpu"))
     return holder[0]
 
 
-def from_first(world: World, make: Callable[[], T]) -> T:
-    """Return what rank 0 makes, a small plain thing, on every rank.
+def from_rank_0(world: World, make: Callable[[], T]) -> T:
+    """Return what rank 0 makes, a small plain value, on every rank.
 
-    Where it fails, rank 0 alone raises, so that its traceback is the only one: the others end as it leaves them.
+    If it fails, rank 0 alone raises, so that its traceback is the only one: the others end when it leaves.
     """
     return cast(T, broadcast(world, make() if world.leads else None))
 
 
 def gather(world: World, value: Any) -> list[Any]:
-    """Every rank's value, by rank, on every rank. Small plain things only."""
+    """Return every rank's value, by rank, on every rank. Small plain values only."""
     values: list[Any] = [value] * world.size
     if world.size > 1:
         dist.all_gather_object(values, value)
     return values
 
 
-def together(world: World, act: Callable[[], Any], *, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Does something on every rank and gathers the answers, small plain things; where one failed, all raise.
+def run_on_all(world: World, act: Callable[[], Any], *, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Run a function on every rank and return all results, small plain values; if one fails, all raise.
 
-    `group`: the caller's own, where it is on another thread than training's collectives.
+    `group`: the caller's own group, if it is on another thread than training's collectives.
     """
     try:
-        mine: tuple[Any, BaseException | None] = (act(), None)
+        own_result: tuple[Any, BaseException | None] = (act(), None)
     except Exception as error:
-        mine = (None, error)
-    answers: list[Any] = [mine] * world.size
+        own_result = (None, error)
+    results: list[Any] = [own_result] * world.size
     if world.size > 1:
-        dist.all_gather_object(answers, mine, group=group)
-    for _, failed in answers:
+        dist.all_gather_object(results, own_result, group=group)
+    for _, failed in results:
         if failed is not None:
             raise failed
-    return [answer for answer, _ in answers]
+    return [result for result, _ in results]
 
 
 def sum_over_ranks(world: World, values: torch.Tensor) -> torch.Tensor:
@@ -124,52 +125,52 @@ def sum_over_ranks(world: World, values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-class Agreed(NamedTuple):
-    """What all ranks know at a step's boundary."""
+class StepFlags(NamedTuple):
+    """What all ranks know at a step boundary."""
 
     stop: bool
-    """Some rank was asked to stop."""
+    """Whether some rank was asked to stop."""
     saving: bool
-    """Some rank was still writing a checkpoint when the step began."""
+    """Whether some rank was still writing a checkpoint when the step began."""
     due: bool
-    """Rank 0 finds that a checkpoint is due now."""
+    """Whether a checkpoint is due now, as decided by rank 0."""
     trouble: bool = False
-    """Some rank's guards want the run to end (training.guards.guards)."""
+    """Whether some rank's guards want the run to end (training.guards.guards)."""
 
 
 class Agreement:
-    """What the ranks decide together at every step boundary: one small reduction, begun with the step, read at its end.
+    """Exchanges flags of all ranks at every step boundary: one small reduction, begun with the step, read at its end.
 
-    It runs on the host beside the step's own work, so a GPU is never waited for. A flag counts once any rank has
-    raised it, and all ranks see it at the same boundary.
+    It runs on the host in parallel to the step, so it never waits for a GPU. A flag counts once any rank has raised
+    it, and all ranks see it at the same boundary.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._own = Agreed(False, False, False)
-        self._flags = torch.tensor(self._own, dtype=torch.int32)
+        self._own_flags = StepFlags(False, False, False)
+        self._flags = torch.tensor(self._own_flags, dtype=torch.int32)
         self._work: dist.Work | None = None
 
     def begin(self, *, stop: bool, saving: bool, due: bool, trouble: bool = False) -> None:
-        self._own = Agreed(stop, saving, due, trouble)
+        self._own_flags = StepFlags(stop, saving, due, trouble)
         if self._world.size > 1:
-            self._flags = torch.tensor(self._own, dtype=torch.int32)
+            self._flags = torch.tensor(self._own_flags, dtype=torch.int32)
             self._work = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, async_op=True)
 
-    def end(self) -> Agreed:
+    def end(self) -> StepFlags:
         if self._work is None:
-            return self._own
+            return self._own_flags
         self._work.wait()
         self._work = None
-        return Agreed(*map(bool, self._flags.tolist()))
+        return StepFlags(*map(bool, self._flags.tolist()))
 
-    def now(self, *, stop: bool = False, trouble: bool = False) -> Agreed:
+    def now(self, *, stop: bool = False, trouble: bool = False) -> StepFlags:
         self.begin(stop=stop, saving=False, due=False, trouble=trouble)
         return self.end()
 
 
 def _store(rank: int, size: int) -> Store:
-    """A new store for each incarnation, on a port that nobody chose beforehand."""
+    """Create a new store for each incarnation, on a port that was not chosen beforehand."""
     if rank == 0:
         store = TCPStore(bind_host(), 0, size, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
         publish_store(store.port)

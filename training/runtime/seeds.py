@@ -1,4 +1,4 @@
-"""Seeds from numbers alone."""
+"""Derive seeds from numbers alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ _WORD = 2**64 - 1
 
 
 def derive_seed(*parts: int) -> int:
-    """A seed of 64 bits from numbers alone: nothing to save, and it survives any change of ranks (protocols.md §4)."""
+    """Return a 64-bit seed: there is nothing to save, and it does not depend on the number of ranks (protocols.md
+    §4).
+    """
     seed = 0
     for part in parts:
         seed = _mix_int(seed ^ (part & _WORD) + 0x9E3779B97F4A7C15 & _WORD)

@@ -1,4 +1,4 @@
-"""One step's arithmetic: micro-batches forward and backward, the learning rate."""
+"""The arithmetic of one step: micro-batches forward and backward, the learning rate."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ Accumulating = Callable[[nn.Module], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What goes through the model at once on this rank."""
+    """The samples of one forward pass on this rank."""
 
     batch: Batch
     weight: float | Tensor
-    """The weight of its mean loss, such that the mean over all ranks of the weighted sums is the mean over the global
-    batch; with the loss scale, if there is one."""
+    """Weight of its mean loss, such that the mean over all ranks of weighted sums is the mean over the global batch;
+    includes the loss scale, if there is one.
+    """
     share: float
-    """Its part of this rank's samples."""
+    """Its fraction of this rank's samples."""
     seed: int
-    """The seed of the model's random numbers: made of nothing but (seed, step, micro-batch, dp index), and where this
-    rank is along axes that divide a sample's tokens."""
+    """Seed of the model's random numbers, derived from (seed, step, micro-batch, dp index) and from this rank's
+    coordinates along axes that divide a sample's tokens."""
 
 
 def forward_backward(
     task: Task, model: nn.Module, micro_batches: Sequence[MicroBatch], accumulating: Accumulating
 ) -> Tensor:
-    """Leaves the gradient of the global batch's mean loss in the parameters; this rank's own mean loss, a scalar.
+    """Leave the gradient of the global batch's mean loss in the parameters; return this rank's own mean loss, a scalar.
 
-    A parallelism that runs the model otherwise (a pipeline) brings its own function of this name.
+    A parallelism that runs the model differently (a pipeline) provides its own function of this name.
     """
     total: Tensor | None = None
     for index, micro in enumerate(micro_batches):
@@ -44,7 +45,7 @@ def forward_backward(
         seed_model(micro.seed, micro.batch[0].device)
         with nullcontext() if last else accumulating(model):
             loss = task.loss(model, micro.batch)
-            # Times one is a kernel each way that changes nothing; a tensor's value is not looked at.
+            # Avoid multiplying by one, a kernel each way. A tensor's value is not inspected, which would synchronise.
             weighs = isinstance(micro.weight, Tensor) or micro.weight != 1
             (loss * micro.weight if weighs else loss).backward()  # type: ignore[no-untyped-call]
         part = loss.detach() * micro.share
@@ -54,7 +55,7 @@ def forward_backward(
 
 
 def seed_model(seed: int, device: torch.device) -> None:
-    """Seeds the generator that dropout on this device draws from, and no other: it costs a microsecond."""
+    """Seed the generator that dropout on this device uses, and no other: this takes a microsecond."""
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(seed)
     else:
@@ -62,9 +63,9 @@ def seed_model(seed: int, device: torch.device) -> None:
 
 
 def learning_rate(config: RunConfig, finished: int) -> float:
-    """The rate of the step after so many finished ones: a linear warm-up, then half a cosine down to the lowest."""
+    """Return the rate of the step after `finished` steps: a linear warm-up, then half a cosine down to the minimum."""
     if finished < config.warmup_steps:
         return config.learning_rate * (finished + 1) / config.warmup_steps
-    through = (finished - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
-    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, through)))
+    progress = (finished - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     return config.learning_rate * (config.min_learning_rate_ratio + (1 - config.min_learning_rate_ratio) * cosine)

@@ -1,4 +1,4 @@
-"""Where torch.compile keeps the code that it made."""
+"""Set where torch.compile stores compiled code."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ import tempfile
 from pathlib import Path
 
 
-def keep_apart() -> None:
-    """Keeps compiled code in a folder that nobody else can write to.
+def use_private_cache() -> None:
+    """Store compiled code in a folder that nobody else can write to.
 
-    torch would take one of a guessable name in /tmp, and run what lies there: whoever made it first chose the code.
+    torch would use one with a predictable name in /tmp and run the code there: whoever created it first could choose
+    the code.
     """
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        place = Path(tempfile.gettempdir()) / f"vigil-compiled-{os.geteuid()}"
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place if _is_ours(place) else tempfile.mkdtemp(prefix="compiled-"))
+        folder = Path(tempfile.gettempdir()) / f"vigil-compiled-{os.geteuid()}"
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
+            folder if _is_private(folder) else tempfile.mkdtemp(prefix="compiled-")
+        )
 
 
-def _is_ours(place: Path) -> bool:
-    """Whether it was made by us, now or before, and is closed to others."""
+def _is_private(folder: Path) -> bool:
+    """Return whether we have created the folder, now or earlier, and others have no access."""
     try:
-        place.mkdir(mode=0o700, exist_ok=True)
-        about = place.lstat()
-    except OSError:  # somebody's file or link to nowhere
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError:  # another user's file or dangling link
         return False
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077

@@ -1,8 +1,9 @@
-"""fp16's loss scale: as large as the gradients bear without an overflow (torch.amp.GradScaler's rule).
+"""fp16's loss scale: as large as possible without overflowing gradients (torch.amp.GradScaler's rule).
 
-Micikevicius et al., 2018, arXiv 1710.03740. The loss is multiplied by it before the backward pass and the optimizer's
+Micikevicius et al., 2018, arXiv 1710.03740. The loss is multiplied by it before the backward pass, and the optimizer's
 kernel divides the gradients by it. A step whose gradient is not finite is skipped and halves it; after GROWTH_STEPS
-finite ones in a row it doubles. All of it stays on the device; all ranks see the same norm, so their scales are equal.
+consecutive finite steps it doubles. All of it stays on the device; all ranks see the same norm, so their scales are
+equal.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ FIRST = 2.0**16
 GROWTH, BACKOFF = 2.0, 0.5
 GROWTH_STEPS = 2000
 FLOOR = 1.0
-"""A gradient that overflows without any scale is no matter of the scale."""
+"""The lowest scale: a gradient that overflows even without scaling cannot be helped by it."""
 
 
 class LossScale:
-    """The loss scale and the finite steps in a row, part of what a checkpoint remembers."""
+    """The loss scale and the number of consecutive finite steps. Its state is saved in checkpoints."""
 
     def __init__(self, device: torch.device, *, first: float = FIRST) -> None:
         self.value = torch.full((), first, device=device)
@@ -35,15 +36,15 @@ class LossScale:
 
     @torch.no_grad()
     def update(self, overflow: Tensor) -> None:
-        """Follows a step. `overflow`: 1 if its gradient was not finite, else 0; a float32 scalar."""
+        """Adjust the scale after a step. `overflow`: 1 if its gradient was not finite, else 0; a float32 scalar."""
         torch._amp_update_scale_(self.value, self._finite, overflow, GROWTH, BACKOFF, GROWTH_STEPS)
         self.value.clamp_(min=FLOOR)
 
     def remember(self) -> dict[str, Any]:
         return {"value": self.value.item(), "finite_steps": int(self._finite.item())}
 
-    def recall(self, told: Mapping[str, Any]) -> None:
-        value, finite = told.get("value"), told.get("finite_steps")
+    def recall(self, state: Mapping[str, Any]) -> None:
+        value, finite = state.get("value"), state.get("finite_steps")
         if isinstance(value, int | float) and FLOOR <= value < math.inf:
             self.value.fill_(float(value))
         if type(finite) is int and 0 <= finite < GROWTH_STEPS:

@@ -1,4 +1,4 @@
-"""The device mesh of a run, and the groups of ranks along its axes that the parallelisms ask for."""
+"""The device mesh of a run, and the groups of ranks along its axes that the parallelisms need."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ def make(shape: Shape, device: torch.device) -> DeviceMesh:
 
 
 def along(mesh: DeviceMesh, *axes: str) -> DeviceMesh | None:
-    """The mesh along those of these axes that it has, flattened to one; None if it has none of them."""
+    """Return the mesh along those of these axes that exist, flattened to one; None if none exists."""
     names = mesh.mesh_dim_names or ()
-    found = tuple(axis for axis in axes if axis in names)
-    if len(found) <= 1:
-        return mesh[found[0]] if found else None
-    return mesh[found]._flatten("_".join(found))
+    existing = tuple(axis for axis in axes if axis in names)
+    if len(existing) <= 1:
+        return mesh[existing[0]] if existing else None
+    return mesh[existing]._flatten("_".join(existing))
 
 
 def replicas(mesh: DeviceMesh) -> dist.ProcessGroup:
-    """The ranks whose gradients are averaged where each holds all that its peers hold."""
-    found = along(mesh, "dp", "cp")
-    assert found is not None, "a mesh has an axis along which the batch is divided"
-    return found.get_group()
+    """Return the group of ranks whose gradients are averaged, where all have the same parameters."""
+    submesh = along(mesh, "dp", "cp")
+    assert submesh is not None, "a mesh has an axis along which the batch is divided"
+    return submesh.get_group()
 
 
 def coordinate(mesh: DeviceMesh) -> tuple[int, int]:
-    """(index, count) of this rank among those that the batch is divided over."""
+    """Return (index, count) of this rank among the coordinates over which the batch is divided."""
     index = 0
     count = 1
     for axis in DATA_AXES:

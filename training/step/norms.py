@@ -1,4 +1,4 @@
-"""The norm of the whole gradient, however the parameters are laid out over the mesh."""
+"""Compute the norm of the whole gradient, however the parameters are distributed over the mesh."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from training.step.optimizer import gradients_of, local
 
 
 class GradientNorm:
-    """One number for all ranks: the local squares, each divided by how many ranks hold the same, summed over all."""
+    """Computes one number for all ranks: local squares, each divided by the number of ranks with the same part,
+    summed.
+    """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], shape: Shape, *, apart: bool = False) -> None:
-        """`apart`: replicas don't average their gradients; then it is the root of their norms' mean square, so that
-        clipping and guards decide alike on all of them."""
+    def __init__(self, parameters: Sequence[nn.Parameter], shape: Shape, *, independent: bool = False) -> None:
+        """`independent`: replicas do not average their gradients. The result is then the root mean square of their
+        norms, so that clipping and guards decide alike on all of them.
+        """
         self._parameters = list(parameters)
         shares = [_parts(parameter) * shape["pp"] / shape.world_size for parameter in self._parameters]
-        self._is_local = not apart and all(share == 1 / shape.world_size for share in shares)
+        self._is_local = not independent and all(share == 1 / shape.world_size for share in shares)
         self._shares = torch.tensor(shares, device=local(self._parameters[0]).device)
 
     def __call__(self) -> Tensor:
-        """A float32 scalar on the device, from the gradients as they are laid out: like their parameters."""
+        """Return a float32 scalar on the device, from gradients distributed like their parameters."""
         norms = torch.stack(torch._foreach_norm(gradients_of(self._parameters))).float()
-        if self._is_local:  # every rank holds everything
+        if self._is_local:  # every rank has the whole gradient
             whole: Tensor = torch.linalg.vector_norm(norms)
             return whole
         total = (norms.square() * self._shares).sum()
@@ -35,7 +38,7 @@ class GradientNorm:
 
 
 def _parts(parameter: Tensor) -> int:
-    """Into how many parts the ranks of its own mesh have divided it."""
+    """Return into how many parts the ranks of its mesh have divided a parameter."""
     count = 1
     mesh = getattr(parameter, "device_mesh", None)
     for dim, placement in enumerate(getattr(parameter, "placements", ())):

@@ -1,8 +1,8 @@
 """AdamW (Loshchilov & Hutter, 2019, arXiv 1711.05101) on torch's fused kernel, with its state by parameter name.
 
-torch.optim's class gives bit for bit the same numbers (a test compares them), but its first step imports
-torch.compile's machinery, which takes as long as importing torch. And state by name goes into a checkpoint as it is, on
-any layout.
+torch.optim's class gives exactly the same bits (a test compares them), but its first step imports torch.compile's
+machinery, which takes as long as importing torch. And state by name can be saved in a checkpoint as it is, on any
+layout.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ EPSILON = 1e-8
 
 
 class Optimizer(Protocol):
-    """What the training loop asks of one."""
+    """The interface of an optimizer for the training loop."""
 
     parameters: list[nn.Parameter]
 
     def step(self, learning_rate: float, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
-        """One step from the gradients divided by `grad_scale`; none where `found_inf` is 1 (float32 scalars)."""
+        """Perform one step from the gradients divided by `grad_scale`; none if `found_inf` is 1 (float32 scalars)."""
 
     def zero_grad(self) -> None: ...
 
     def state(self) -> dict[str, object]:
-        """The very tensors, by name: to save, or to read a checkpoint into."""
+        """Return the tensors themselves by name: to save, or to read a checkpoint into."""
 
 
-def decayed(parameter: Tensor) -> bool:
-    """Gains and biases are not decayed."""
+def has_decay(parameter: Tensor) -> bool:
+    """Return whether weight decay applies: not to gains and biases."""
     return parameter.ndim >= 2
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of it, the very memory: AdamW works number by number, however they are laid out."""
+    """Return this rank's part of a tensor, without copying: AdamW works elementwise on any layout."""
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
 
 class AdamW:
-    """State is allocated at once, so that a checkpoint can be read into it."""
+    """AdamW whose state is allocated at once, so that a checkpoint can be read into it."""
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], *, weight_decay: float) -> None:
         named = {name: parameter for name, parameter in parameters if parameter.requires_grad}
         self.parameters = list(named.values())
         self.steps = torch.zeros((), device=self.parameters[0].device)
-        """Optimizer steps taken, a float32 scalar as the kernel wants it."""
+        """Number of optimizer steps, a float32 scalar as the kernel requires."""
         self.means = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
         self.squares = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
         self._groups = [
-            _Group([name for name, parameter in named.items() if decayed(parameter) == wanted], named, self, decay)
+            _Group([name for name, parameter in named.items() if has_decay(parameter) == wanted], named, self, decay)
             for wanted, decay in ((True, weight_decay), (False, 0.0))
         ]
 
     def step(self, learning_rate: float, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
-        """One step from the gradients that the parameters hold."""
+        """Perform one step from the gradients in the parameters."""
         self.steps += 1
         if found_inf is not None:
             self.steps -= found_inf
@@ -75,7 +75,7 @@ class AdamW:
 
 
 class _Group:
-    """Parameters of one weight decay, as the lists that the kernel takes."""
+    """Parameters with the same weight decay, as lists for the kernel."""
 
     def __init__(self, names: list[str], named: dict[str, nn.Parameter], owner: AdamW, decay: float) -> None:
         self._parameters = [named[name] for name in names]
@@ -106,8 +106,8 @@ class _Group:
 
 
 def gradients_of(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """What this rank holds of each gradient."""
+    """Return this rank's part of each gradient. Raises RuntimeError if a parameter has none."""
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if len(gradients) != len(parameters):
-        raise RuntimeError("a parameter took no part in the loss, so it has no gradient")
+        raise RuntimeError("a parameter has no gradient, as the loss does not depend on it")
     return gradients

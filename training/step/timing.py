@@ -1,8 +1,8 @@
-"""Where a step's time goes: forward, backward, optimizer. Nothing is waited for.
+"""Measure the parts of a step: forward, backward, optimizer. Nothing is waited for.
 
-On a GPU the marks are events in its own stream, read when the metrics are fetched; on a CPU they are the clock. A part
-lasts from the mark before it, so parts never overlap; communication that is waited for is inside the part that waits
-(training.metrics.step_trace says how much of it).
+On a GPU the marks are events in its own stream, read when the metrics are fetched; on a CPU they are clock readings. A
+part lasts from the previous mark, so parts never overlap; communication that is waited for counts towards the part that
+waits (training.metrics.step_trace determines how much).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import Tensor
 from training.data import Batch, Task
 
 FORWARD, BACKWARD, BOTH, OPTIMIZER, EXCHANGE = "forward", "backward", "forward_backward", "optimizer", "exchange"
-"""Parts of a step. `forward_backward`: of a pipeline, where the two are interleaved. `exchange`: of replicas that stay
-apart, after their own step."""
+"""Parts of a step. `forward_backward`: in a pipeline, where the two are interleaved. `exchange`: of infrequently
+synchronised replicas, after the step."""
 
 Marks = list[tuple[str, Any]]
-"""(part that ends here, moment): moments are seconds, or CUDA events. The first one begins the step's own work."""
+"""(part that ends here, moment): moments are seconds, or CUDA events. The first mark begins the step."""
 
 
-class Watch:
-    """One rank's watch: `begin`, then `mark` at the end of each part, then `end`."""
+class StepTimer:
+    """Times one rank's steps: `begin`, then `mark` at the end of each part, then `end`."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -38,35 +38,37 @@ class Watch:
         self.mark("")
 
     def mark(self, part: str) -> None:
-        """What has passed since the mark before belongs to this part."""
+        """End a part: the time since the previous mark belongs to it."""
         self._marks.append((part, self._event() if self._on_gpu else time.perf_counter()))
 
     def end(self) -> Marks:
-        """The marks since `begin`; on a GPU to be read by `read` once the device has come this far."""
+        """Return the marks since `begin`; on a GPU, `read` them once the device has finished the step."""
         marks, self._marks = self._marks, []
         return marks
 
     def read(self, marks: Marks) -> dict[str, float]:
-        """Seconds by part."""
-        found: dict[str, float] = {}
+        """Return the seconds of each part."""
+        seconds_by_part: dict[str, float] = {}
         for (_, before), (part, after) in zip(marks, marks[1:], strict=False):
             seconds = before.elapsed_time(after) / 1000 if self._on_gpu else after - before
-            found[part] = found.get(part, 0.0) + seconds
+            seconds_by_part[part] = seconds_by_part.get(part, 0.0) + seconds
         if self._on_gpu:
             self._spare += (event for _, event in marks)
-        found.pop("", None)
-        return found
+        seconds_by_part.pop("", None)
+        return seconds_by_part
 
     def timed(self, task: Task) -> Task:
-        """The task with its loss timed, which is the forward pass: what comes before it belongs to the backward pass of
-        the micro-batch before, if there was one."""
+        """Return the task with its loss timed, which is the forward pass.
+
+        The time before it belongs to the backward pass of the previous micro-batch, if there was one.
+        """
         loss = task.loss
 
         def timed(model: Callable[..., Tensor], batch: Batch) -> Tensor:
             self.mark(BACKWARD if len(self._marks) > 1 else "")
-            found = loss(model, batch)
+            result = loss(model, batch)
             self.mark(FORWARD)
-            return found
+            return result
 
         return replace(task, loss=timed)
 

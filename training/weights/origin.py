@@ -16,7 +16,7 @@ from training.attempt.workspace import Workspace
 from training.config.base import BaseRunConfig
 from training.contracts import Recipe
 from training.corpus.errors import DataError
-from training.loader.supply import Telling
+from training.loader.supply import LeaderWork
 from training.manifest import CheckpointError, Manifest
 from training.runtime.distributed import World
 from training.weights import configured
@@ -54,7 +54,7 @@ def settle(
     workspace: Workspace,
     world: World,
     start: Manifest | None,
-    leader_task: Telling,
+    leader_task: LeaderWork,
     *,
     has_adapters: bool,
 ) -> tuple[C, Origin]:
@@ -66,9 +66,7 @@ def settle(
     if weights is None:
         return config, Origin()
     base = BaseWeights(workspace.job_dir) if has_adapters else None
-    settled: C = leader_task.by_rank_0(
-        lambda on_progress: _settle_here(recipe, config, weights, base, start, on_progress)
-    )
+    settled: C = leader_task.run(lambda on_progress: _settle_here(recipe, config, weights, base, start, on_progress))
     if base is not None:
         return settled, Origin(base.path, base)
     return settled, Origin(weights if start is None else None)

@@ -362,7 +362,7 @@ def write_checkpoint(folder: Path, step: int, data: bytes | None) -> None:
     place.mkdir(parents=True)
     if data is not None:
         (place / "__0_0.distcp").write_bytes(data)
-    file = manifest.File("__0_0.distcp", 4, sha256(b"good").hexdigest())
+    file = manifest.CheckpointFile("__0_0.distcp", 4, sha256(b"good").hexdigest())
     told = manifest.Manifest(
         step=step,
         generation=1,

@@ -13,7 +13,7 @@ from django.utils import timezone
 from jobs.intake import reports, spools, wire
 from jobs.models import Event, Stream
 from tests.jobs.reporting import Spooled, attempt_of, post, stored, world
-from training.reporting.lines import Header
+from training.reporting.lines import StreamHeader
 from training.reporting.spool import Spool
 
 pytestmark = pytest.mark.django_db
@@ -110,7 +110,7 @@ def test_a_stream_that_nobody_can_take_does_not_hold_up_the_next(
         spool(tmp_path, Spooled(rank=rank).log(1, loss=1.0))
     of_spool = wire.post_from_spool
 
-    def failing(header: Header, batches: Any, *, end: bool) -> wire.ReportPost:
+    def failing(header: StreamHeader, batches: Any, *, end: bool) -> wire.ReportPost:
         if header.rank == 1:
             raise KeyError("something that nobody thought of")
         return of_spool(header, batches, end=end)

@@ -182,10 +182,10 @@ def test_empty_segments_are_not_walked_through(monkeypatch: pytest.MonkeyPatch) 
     rank.log(1)
     for segment in range(1, 400):
         Path(f"{rank.path}.{segment}").touch()
-    read: list[spooling.Place] = []
+    read: list[spooling.SpoolPosition] = []
     chunk = spooling.Spool._pread
 
-    def noted(self: spooling.Spool, place: spooling.Place, size: int) -> bytes:
+    def noted(self: spooling.Spool, place: spooling.SpoolPosition, size: int) -> bytes:
         read.append(place)
         return chunk(self, place, size)
 

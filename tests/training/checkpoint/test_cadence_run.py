@@ -100,13 +100,13 @@ def run_ahead() -> None:
     from training.checkpoint.writing import CheckpointWriter, ManifestFields
     from training.metrics.measuring import Measuring
     from training.metrics.meter import StepTimes
-    from training.runtime.distributed import Agreed
+    from training.runtime.distributed import StepFlags
     from training.trainer import Trainer
 
     one_step, write = Trainer._one_step, CheckpointWriter.write
     steps = 0
 
-    def beside_the_write(trainer: Trainer) -> Agreed:
+    def beside_the_write(trainer: Trainer) -> StepFlags:
         nonlocal steps
         if steps == SAVED + BESIDE:
             until(lambda: not trainer.checkpoints.is_saving)

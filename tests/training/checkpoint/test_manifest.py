@@ -16,7 +16,7 @@ import pytest
 from training import manifest
 from training.__main__ import main
 from training.attempt.lineage import newest_on_lineage
-from training.manifest import CheckpointError, File, Manifest, Unreadable
+from training.manifest import CheckpointError, CheckpointFile, Manifest, Unreadable
 
 CONTENT = b"some tensors" * 1000
 
@@ -31,7 +31,7 @@ def _make(folder: Path, **facts: Any) -> Path:
     (folder / "__0_0.distcp").write_bytes(CONTENT)
     (folder / ".metadata").write_bytes(b"about")
     files = tuple(
-        File(name, len(content), hashlib.sha256(content).hexdigest())
+        CheckpointFile(name, len(content), hashlib.sha256(content).hexdigest())
         for name, content in (("__0_0.distcp", CONTENT), (".metadata", b"about"))
     )
     about: dict[str, Any] = {
@@ -169,7 +169,7 @@ def test_committed_but_not_verified(folder: Path) -> None:
 
 def test_no_more_is_read_than_allowed(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="more than the 100 that are read"):
-        manifest.verify(folder, most_bytes=100)
+        manifest.verify(folder, max_bytes=100)
 
 
 def test_only_what_is_named_like_one_is_a_checkpoint(tmp_path: Path) -> None:

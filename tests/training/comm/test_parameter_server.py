@@ -10,16 +10,18 @@ from torch import Tensor
 
 from tests.training.ranks import TINY, Run
 from tests.waiting import until
-from training.comm._served import Server
+from training.comm._served import ParameterServer
 
 
-def _server(staleness: int, workers: int = 3) -> tuple[Server, list[int]]:
+def _server(staleness: int, workers: int = 3) -> tuple[ParameterServer, list[int]]:
     applied: list[int] = []
-    server = Server(workers, staleness, model=lambda: [torch.zeros(4)], apply=lambda step, _: applied.append(step))
+    server = ParameterServer(
+        workers, staleness, model=lambda: [torch.zeros(4)], apply=lambda step, _: applied.append(step)
+    )
     return server, applied
 
 
-def _step(server: Server, worker: int, step: int) -> bool:
+def _step(server: ParameterServer, worker: int, step: int) -> bool:
     """Whether the worker may take it; then it does."""
     future = server.pull(worker, step)
     if not future.done():
@@ -40,7 +42,7 @@ def test_a_slow_worker_makes_the_fast_ones_wait_at_the_bound(staleness: int) -> 
     assert not any(future.done() for future in waiting), "worker 2 has finished none"
     assert _step(server, 2, 0)
     assert all(future.done() for future in waiting), "as soon as it has finished one"
-    assert server.stalest == staleness
+    assert server.max_staleness == staleness
     assert applied == [*range(staleness + 1), *range(staleness + 1), 0], "each at once, as it comes"
 
 
@@ -70,7 +72,7 @@ def test_a_stop_lets_all_finish_the_step_that_somebody_has_begun() -> None:
             assert _step(server, worker, step)
         assert server.pull(worker, 3).wait() is None
     assert server.progress(0)[:2] == (3, True)
-    assert server.sent == 9 * 4 * 4
+    assert server.sent_bytes == 9 * 4 * 4
 
 
 def test_gradients_reach_the_model_between_two_copies() -> None:
@@ -80,7 +82,7 @@ def test_gradients_reach_the_model_between_two_copies() -> None:
         assert isinstance(gradients, list)
         model.sub_(gradients[0])
 
-    server = Server(1, 0, model=lambda: [model.clone()], apply=apply)
+    server = ParameterServer(1, 0, model=lambda: [model.clone()], apply=apply)
     server.open(0, 2)
     first: list[Tensor] = server.pull(0, 0).wait()
     server.push(0, 0, [torch.ones(2)], 1.0)

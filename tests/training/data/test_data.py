@@ -88,7 +88,7 @@ def test_validation_takes_each_sample_once() -> None:
         for batch in range(5):
             for rank in range(world):
                 share = Share(rank, world, BATCH, 5)
-                seen += [i for part in fixed_batch(batch, of=5, samples=50, share=share) for i in part]
+                seen += [i for part in fixed_batch(batch, batches=5, samples=50, share=share) for i in part]
         assert sorted(seen) == list(range(50))
 
 
@@ -96,7 +96,7 @@ def test_a_short_validation_looks_at_all_parts_of_the_data() -> None:
     """The first samples alone are often one document's."""
     for world in (1, 3):
         shares = [Share(rank, world, BATCH, 5) for rank in range(world)]
-        taken = [fixed_batch(batch, of=2, samples=1000, share=share) for batch in range(2) for share in shares]
+        taken = [fixed_batch(batch, batches=2, samples=1000, share=share) for batch in range(2) for share in shares]
         seen = [int(i) for parts in taken for part in parts for i in part]
         assert len(set(seen)) == 2 * BATCH
         assert np.histogram(seen, bins=8, range=(0, 1000))[0].tolist() == [3] * 8

@@ -24,9 +24,9 @@ def root(tmp_path: Path) -> Iterator[Path]:
         folder.mkdir()
         (folder / "a.txt").write_text("\n".join(f"to be or not to be, {n} times" for n in range(2000)))
         (folder / "tokenizer.json").write_text("{}")
-    data_roots.confine([str(root)], own=[tmp_path / "cache"])
+    data_roots.confine([str(root)], trusted=[tmp_path / "cache"])
     yield root
-    data_roots._roots, data_roots._own = None, ()
+    data_roots._roots, data_roots._trusted = None, ()
 
 
 def prepared(tmp_path: Path, source: Path, tokenizer: str = "auto") -> None:

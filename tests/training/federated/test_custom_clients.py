@@ -360,7 +360,7 @@ def test_a_file_that_is_called_as_a_module_of_others_takes_nobodys_place(tmp_pat
     loop = ready(tmp_path, LINEAR)
     (tmp_path / "code" / "random.py").write_text(LINEAR)
     (tmp_path / "code" / "torch.py").write_text(ALGORITHM)
-    program = Program(tmp_path / "code", loop.place.job_dir, "random.py", "torch.py")
+    program = Program(tmp_path / "code", loop.workspace.job_dir, "random.py", "torch.py")
     config = parse({**RUN, "recipe": "client", "algorithm": "own"})
     part_loader.load_recipe(config, program)
     part_loader.load_algorithm(config, program)

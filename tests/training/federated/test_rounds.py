@@ -69,14 +69,14 @@ def test_a_stop_within_a_round_waits_for_its_end_and_goes_on_to_the_same_bits(
     table = {**KINDS[kind], "validate_every": validate_every}
     run(tmp_path / "whole", table, reporter=(whole := RecordingReporter()))
     loop = start(tmp_path / "stopped", table, reporter=(first := RecordingReporter()))
-    loop.stop.watch(loop.place.attempt_dir)
+    loop.stop.watch(loop.workspace.attempt_dir)
     with monkeypatch.context() as patched:
         patched.setattr(stopping, "POLL_SECONDS", 0.0)
         real = ClientWork.run
 
         def request_stop(work: ClientWork, chunk: Any, round_: int, *arguments: Any, **options: Any) -> Any:
             if round_ == 3:
-                (loop.place.attempt_dir / stopping.REQUESTED).touch()
+                (loop.workspace.attempt_dir / stopping.REQUESTED).touch()
             return real(work, chunk, round_, *arguments, **options)
 
         patched.setattr(ClientWork, "run", request_stop)

@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from training.step.clipping import ARMED_STEPS, DECAY, GradientGuard, Guarded
+from training.step.clipping import ARMED_STEPS, DECAY, GradientGuard, GuardDecision
 from training.step.loss_scale import FIRST, FLOOR, GROWTH_STEPS, LossScale
 from training.step.optimizer import AdamW
 
@@ -21,7 +21,7 @@ def _norms(count: int, *, mean: float = 2.0, spread: float = 0.3, seed: int = 0)
     return [max(0.01, numbers.gauss(mean, spread)) for _ in range(count)]
 
 
-def _feed(guard: GradientGuard, norms: list[float]) -> list[Guarded]:
+def _feed(guard: GradientGuard, norms: list[float]) -> list[GuardDecision]:
     return [guard(torch.tensor(norm)) for norm in norms]
 
 

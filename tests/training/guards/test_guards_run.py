@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.guards.planted import BATCH, planted_run, sample_at
-from training.runtime.distributed import Agreed, Agreement
+from training.runtime.distributed import Agreement, StepFlags
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def wait_for_flags() -> None:
     """The second rank comes to the flags early and waits, as on a GPU: there no exchange holds the host up before."""
     end = Agreement.end
 
-    def waiting(agreement: Agreement) -> Agreed:
+    def waiting(agreement: Agreement) -> StepFlags:
         time.sleep(0.03 if os.environ["RANK"] == "1" else 0.0)
         return end(agreement)
 

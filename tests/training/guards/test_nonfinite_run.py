@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tests.training.guards.planted import BATCH, planted_run, sample_at
 from tests.training.ranks import TINY, Run
 from training.runtime.devices import node_name
-from training.runtime.distributed import Agreed
+from training.runtime.distributed import StepFlags
 from training.step.norms import GradientNorm
 from training.step.optimizer import local
 from training.trainer import Trainer
@@ -137,7 +137,7 @@ def spoil_a_gradient() -> None:
 def _before_the_third_step(spoil: Callable[[dict[str, nn.Module]], None]) -> None:
     one_step = Trainer._one_step
 
-    def spoilt(trainer: Trainer) -> Agreed:
+    def spoilt(trainer: Trainer) -> StepFlags:
         if trainer.step == 2 and os.environ["RANK"] == "1":
             spoil({name: module for part in trainer.assembly.model.parts for name, module in part.named_modules()})
         return one_step(trainer)

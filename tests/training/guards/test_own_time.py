@@ -29,7 +29,7 @@ class Turned:
         self.own.leave()
         self.now += waited
         self.own.wait(waited)
-        self.own.note(data)
+        self.own.note_data(data)
         self.now += host
 
 
@@ -64,9 +64,9 @@ def test_a_step_lasts_as_long_as_is_known_of_it_later() -> None:
     turned = Turned()
     for _ in range(4):
         turned.step(data=0.0, compute=0.001, exchange=0.0, host=0.0, waited=0.0)
-    turned.own.took(0.25)
-    turned.own.took(0.75)
+    turned.own.note_step(0.25)
+    turned.own.note_step(0.75)
     assert turned.own.means().step == 0.5
     assert turned.own.means().step == 0.5, "nothing new was read meanwhile"
-    turned.own.took(1.0)
+    turned.own.note_step(1.0)
     assert turned.own.means().step == 1.0

@@ -10,9 +10,9 @@ import torch
 
 from training.guards.stragglers import WINDOWS, Stragglers
 from training.runtime.distributed import World
-from training.step.own_time import PARTS, Spent
+from training.step.own_time import PARTS, StepMeans
 
-Table = list[Spent]
+Table = list[StepMeans]
 
 
 def _judge(tables: list[Table]) -> list[tuple[int, int, str]]:
@@ -24,7 +24,7 @@ def _judge(tables: list[Table]) -> list[tuple[int, int, str]]:
 
 
 def _table(ranks: int, *, data: float = 0.001, compute: float = 0.1, host: float = 0.004, step: float = 0.13) -> Table:
-    return [Spent(data, compute, host, step) for _ in range(ranks)]
+    return [StepMeans(data, compute, host, step) for _ in range(ranks)]
 
 
 def _slow(table: Table, rank: int, part: str, seconds: float) -> Table:
@@ -73,7 +73,7 @@ def test_small_times_may_vary() -> None:
 def test_noise_is_no_straggler(seed: int) -> None:
     numbers = random.Random(seed)
     tables = [
-        [Spent(0.001, 0.1 * numbers.uniform(0.8, 1.4), 0.004 * numbers.uniform(0.5, 3), 0.15) for _ in range(64)]
+        [StepMeans(0.001, 0.1 * numbers.uniform(0.8, 1.4), 0.004 * numbers.uniform(0.5, 3), 0.15) for _ in range(64)]
         for _ in range(200)
     ]
     assert _judge(tables) == []

@@ -13,7 +13,7 @@ from training.engine.optimizer_step import StepRecord, StepResult
 from training.metrics.measuring import refused
 from training.metrics.meter import Meter, StepTimes
 from training.reporting.reporter import NullReporter
-from training.step.clipping import Guarded
+from training.step.clipping import GuardDecision
 
 
 class Device:
@@ -49,7 +49,7 @@ def test_steps_are_as_long_as_the_device_took_not_the_host() -> None:
     for step in range(1, 6):
         zero = torch.zeros(())
         updated = StepResult(
-            torch.tensor(float(step)), torch.tensor(2.0), 1e-3, Guarded(*[zero] * len(Guarded._fields))
+            torch.tensor(float(step)), torch.tensor(2.0), 1e-3, GuardDecision(*[zero] * len(GuardDecision._fields))
         )
         meter.record(step, updated, StepTimes(0.001 if step < 5 else 1.5, 0.0, saving=step in (3, 5)))
     assert [one.step for one in known] == [1, 2, 3, 4, 5], "the first at once, then four together"

@@ -7,7 +7,7 @@ import torch
 
 from tests.training import ranks
 from training.metrics.step_trace import Operation, Sampler, analyze
-from training.step.timing import OPTIMIZER, Watch
+from training.step.timing import OPTIMIZER, StepTimer
 
 WINDOWS = [("forward", (0.0, 4.0)), ("backward", (4.0, 10.0))]
 
@@ -60,7 +60,7 @@ def record() -> None:
     sampler = Sampler(torch.device("cpu"), every=1.0, clock=lambda: float(next(clock)))
     due = [sampler.is_due() for _ in range(12)]
     assert due.index(True) == 10  # the first ones allocate, and compile
-    watch = Watch(torch.device("cpu"))
+    watch = StepTimer(torch.device("cpu"))
     model, inputs = torch.nn.Linear(256, 256), torch.randn(512, 256)
     sampler.begin()
     watch.begin()

@@ -89,7 +89,7 @@ def test_events_follow_the_points_logged_before_them(tmp_path: Path) -> None:
     _, batches, ended = read_spool(_only(tmp_path))
     assert ended
     assert batches[-1].events[0]["kind"] == "run.completed"
-    assert max(batch.points for batch in batches) <= vigil_report.POINTS_A_BATCH
+    assert max(batch.points for batch in batches) <= vigil_report.BATCH_POINTS
     assert [step for batch in batches for step, _ in batch.series.get("loss", [])] == list(range(20_000))
 
 
@@ -308,9 +308,9 @@ def test_a_forked_child_leaves_the_stream_alone(tmp_path: Path) -> None:
     reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
     reporter.log(0, loss=1.0)
     assert reporter.flush(wait=10)
-    assert reporter.mine
+    assert reporter.is_owner
     reporter._pid += 1  # as a child would see it
-    assert not reporter.mine
+    assert not reporter.is_owner
     reporter.close()
     assert not read_spool(_only(tmp_path))[2]
     reporter._pid -= 1

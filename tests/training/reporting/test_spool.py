@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from training.reporting import spool as spooling
-from training.reporting.lines import Batch
+from training.reporting.lines import ReportBatch
 from training.reporting.spool import LINE_BYTES, Spool, open_folder, read_spool, spool_names
 
 ID = "0123456789abcdef"
@@ -38,7 +38,7 @@ def _write(folder: Path, *lines: object, name: str = f"0.2.{ID}.jsonl") -> Path:
     return path
 
 
-def _damaged(batch: Batch) -> bool:
+def _damaged(batch: ReportBatch) -> bool:
     return not batch.series and [event["kind"] for event in batch.events] == ["report.damaged"]
 
 
@@ -65,7 +65,7 @@ def test_reading_goes_on_as_the_file_grows_at_any_byte(tmp_path: Path) -> None:
         _write(tmp_path, whole[at : at + 1])
     seen += [batch.seq for batch in spool.read()]
     assert seen == [0, 1, 2]
-    assert spool.ended
+    assert spool.has_ended
     assert spool.next_seq == 3
 
 
@@ -111,15 +111,15 @@ def test_a_later_reader_goes_on_from_a_place(tmp_path: Path, monkeypatch: pytest
     path = _write(tmp_path, HEADER, *(_batch(seq) for seq in range(100)))
     earlier = Spool(open_folder(tmp_path), path.name)
     earlier.read(80)
-    place = earlier.place
+    place = earlier.position
     assert place is not None
     later = Spool(open_folder(tmp_path), path.name)
     later.read(0)
     with monkeypatch.context() as patch:
         patch.setattr(Spool, "_leap", None)  # nothing is to be counted
-        later.seek(80, near=place)
+        later.seek(80, hint=place)
     assert [batch.seq for batch in later.read(2)] == [80, 81]
-    later.seek(10, near=place)  # beyond what is wanted: of no use
+    later.seek(10, hint=place)  # beyond what is wanted: of no use
     assert [batch.seq for batch in later.read(1)] == [10]
     later.seek(90, until=0)
     assert later.next_seq == 11
@@ -129,11 +129,11 @@ def test_seeking_back_reopens_an_ended_stream(tmp_path: Path) -> None:
     path = _write(tmp_path, HEADER, _batch(0), _batch(1), {"end": True, "seq": 2})
     spool = Spool(open_folder(tmp_path), path.name)
     assert len(spool.read()) == 2
-    assert spool.ended
+    assert spool.has_ended
     spool.seek(1)
-    assert not spool.ended
+    assert not spool.has_ended
     assert [batch.seq for batch in spool.read()] == [1]
-    assert spool.ended
+    assert spool.has_ended
 
 
 def test_segments_are_one_stream(tmp_path: Path) -> None:

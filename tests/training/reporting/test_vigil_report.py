@@ -42,7 +42,7 @@ def reporting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(vigil_report, "_is_mute", False)
     monkeypatch.setattr(vigil_report, "_line", [])
     yield tmp_path / "job" / "checkpoints"
-    stream = vigil_report._opened
+    stream = vigil_report._process_stream
     if stream is not None:
         stream.close()
 
@@ -61,7 +61,7 @@ def test_a_file_is_copied_whole_and_found_again(
     assert vigil_report.checkpoint(path, 40) == reporting / "step-40"
     path.write_bytes(b"changed afterwards")
     found = manifest.verify(reporting / "step-40")
-    assert found.files[0] == manifest.File("model.pt", 7, hashlib.sha256(b"weights").hexdigest())
+    assert found.files[0] == manifest.CheckpointFile("model.pt", 7, hashlib.sha256(b"weights").hexdigest())
     monkeypatch.setenv("VIGIL_RESUME", "step-40")
     assert vigil_report.resume_path() == reporting / "step-40" / "model.pt"
 

@@ -15,7 +15,7 @@ from training.federation import custom, random_streams
 from training.federation.client_selection import SelectionContext
 from training.federation.config import FederationConfig
 from training.federation.parts import Selection
-from training.runtime.distributed import World, from_first
+from training.runtime.distributed import World, from_rank_0
 from training.runtime.seeds import derive_seed
 
 Ids = NDArray[np.int64]
@@ -32,7 +32,7 @@ def load(config: FederationConfig, program: Program, world: World) -> Selection:
         return _checked(f"select() of {functions.file}", answer, context)
 
     def select(context: SelectionContext, **_: object) -> Ids:
-        return from_first(world, lambda: first(context))
+        return from_rank_0(world, lambda: first(context))
 
     return Selection(select)
 

@@ -22,7 +22,7 @@ from training.federated.custom.program import Program, UserFunctions
 from training.federation import custom, random_streams
 from training.federation.config import FederationConfig
 from training.federation.parts import DataSplit
-from training.runtime.distributed import World, from_first
+from training.runtime.distributed import World, from_rank_0
 from training.runtime.seeds import derive_seed
 
 Ids = NDArray[np.int64]
@@ -41,7 +41,7 @@ def load(config: FederationConfig, program: Program, world: World) -> DataSplit:
 
     def divide(labels: Labels, clients: int, draw: np.random.RandomState, **_: object) -> Ids:
         # A copy, so that later draws are equal on every rank, however many numbers the file draws on rank 0.
-        return from_first(world, lambda: first(labels, clients, copy.deepcopy(draw)))
+        return from_rank_0(world, lambda: first(labels, clients, copy.deepcopy(draw)))
 
     def view(batch: Batch, owners: Ids, seed: int, **_: object) -> Batch:
         answer = functions.call("view", batch, owners.copy(), seed)
