@@ -238,7 +238,7 @@ class Stream:
                 events.append({"kind": "report.dropped", "time": time.time(), **dropped})
             self._write(points, events)
             if last:
-                self._ancestors({"end": True, "seq": self._seq, "time": time.time()})
+                self._write_line({"end": True, "seq": self._seq, "time": time.time()})
             if events or asked > self._flushes_done or last or (points and self._is_on_nfs):
                 self._sync()
             with self._lock:
@@ -269,10 +269,10 @@ class Stream:
             self._batch(chunk, events)
 
     def _batch(self, series: dict[str, list[list[Any]]], events: list[Event]) -> None:
-        if self._ancestors({"seq": self._seq, "time": time.time(), "series": series, "events": events}):
+        if self._write_line({"seq": self._seq, "time": time.time(), "series": series, "events": events}):
             self._seq += 1
 
-    def _ancestors(self, content: dict[str, Any]) -> bool:
+    def _write_line(self, content: dict[str, Any]) -> bool:
         """Append one complete line, retrying while the disk is full; meanwhile reports accumulate in memory and are
         counted.
 
@@ -392,7 +392,7 @@ def _shortened(data: dict[str, Any]) -> dict[str, Any]:
 _process_stream: Stream | None = None
 _is_disabled = False
 _progress: dict[str, Any] = {"stopping": False, "finished": False, "step": None, "steps": None}
-_line: list[list[int]] = []  # [step, generation] of every checkpoint that the next one descends from, in order
+_ancestors: list[list[int]] = []  # [step, generation] of every checkpoint that the next one descends from, in order
 
 
 def log(step: int, **values: float) -> None:
@@ -498,7 +498,7 @@ def _stream() -> Stream | None:
             _warn(f"nothing is reported: {error}")
             return None
         atexit.register(_write_progress)
-        _line[:] = _resumed_ancestors()
+        _ancestors[:] = _resumed_ancestors()
         if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # otherwise the script uses this signal itself
             _enable_stack_dumps(f"{incarnation}.{rank}.txt")
     return _process_stream if _process_stream is not None and _process_stream.is_owner else None
@@ -578,7 +578,7 @@ def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began:
     if min(step, consumed_samples) < 0:
         raise ValueError("a step and samples are counted from 0 on")
     _check_fence()
-    if _is_stop_requested() and [step, generation] in _line[-1:]:  # it has just saved this step anyway
+    if _is_stop_requested() and [step, generation] in _ancestors[-1:]:  # it has just saved this step anyway
         _report_saved(stream, step, target)
         return target
     staging = target.with_name(f".step-{step}.{generation}")
@@ -590,8 +590,8 @@ def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began:
             "version": 1,
             "step": step,
             "generation": generation,
-            "parent": _line[-1] if _line else None,
-            "ancestors": _line,
+            "parent": _ancestors[-1] if _ancestors else None,
+            "ancestors": _ancestors,
             "consumed_samples": consumed_samples,
             "world_size": _world_size(),
             "layout": {"form": form, "name": path.name},
@@ -612,8 +612,8 @@ def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     _sync_folder(target.parent)
-    parent = _line[-1] if _line else (None, None)
-    _line.append([step, generation])
+    parent = _ancestors[-1] if _ancestors else (None, None)
+    _ancestors.append([step, generation])
     stream.event(
         "checkpoint.committed",
         step=step,

@@ -96,7 +96,7 @@ class Trainer(Loop):
         self.assembly = assembling.assemble(
             self.config, self.workspace, self.world, start, heartbeat=self.heartbeat, reporter=self.reporter
         )
-        self.asked = self.config = self.assembly.config
+        self.base_config = self.config = self.assembly.config
         if self.assembly.base is not None:
             self.stateful_parts["base"] = self.assembly.base
         self.optimizer_step = self.guards.equip(self.assembly)

@@ -88,7 +88,7 @@ class Rounds(Loop):
             heartbeat=self.heartbeat,
             reporter=self.reporter,
         )
-        self.asked = self.config = self.federation.config
+        self.base_config = self.config = self.federation.config
         if self.federation.base is not None:
             self.stateful_parts["base"] = self.federation.base
         self.server, self.work = self.federation.server, self.federation.work

@@ -72,7 +72,7 @@ def test_older_shards_are_like_one_owners(shards: Path) -> None:
     assert labels.owners is None
     assert not labels.of["train"].any()
     assert str(shards / owners.FILE) in labels.unowned
-    assert "Make them anew" in labels.unowned
+    assert "Create them again" in labels.unowned
 
 
 @pytest.mark.parametrize(

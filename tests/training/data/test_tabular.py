@@ -75,4 +75,4 @@ def test_nothing_to_train_on_is_refused() -> None:
     asked = config.parse({"recipe": "tabular", "tabular": {"held_out": 1}})
     (problem,) = config_checks.problems(asked, 1)
     assert problem.field == "tabular.held_out"
-    assert "every row for validation" in problem.message
+    assert "no row for training" in problem.message

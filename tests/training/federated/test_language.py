@@ -123,7 +123,7 @@ def test_older_shards_say_why_nobody_owns_them(texts: Path, tmp_path: Path) -> N
     rounds = rounds_of(tmp_path / "first", table(texts, language={"validation_percent": 21.0}))
     path = rounds.federation.prepared.path / owners.FILE
     path.unlink()
-    with pytest.raises(ConfigError, match="Make them anew") as refused:
+    with pytest.raises(ConfigError, match="Create them again") as refused:
         rounds_of(tmp_path / "second", table(texts, language={"validation_percent": 21.0}))
     assert [problem.field for problem in refused.value.problems] == ["run.split"]
     assert rounds_of(

@@ -216,7 +216,7 @@ def test_the_command_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert commands.run("plan", [str(spec), "--gpu-memory", "80"]) == 0
     said = capsys.readouterr().out
     assert "fsdp on 64 ranks: dp 8 × shard 8" in said
-    assert "as --gpu-memory says" in said
+    assert "from --gpu-memory" in said
     assert "a rank, at its peak: 63.1 GiB at once, of weights 3.0 GiB" in said
     assert commands.run("plan", [str(spec), "--gpu-memory", "80", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -248,7 +248,7 @@ def test_weights_to_start_from_tell_the_sizes_where_they_can_be_read(
     spec.write_text(f'[run]\nparallelism = "auto"\n[run.language]\nfrom_weights = "{folder}"\n')
     asked = [str(spec), "--gpu-memory", "80"]
     assert commands.run("plan", asked) == 0
-    assert f"{folder}, which tells the model's sizes, is not on this machine" in capsys.readouterr().out
+    assert f"{folder}, which determines the model's sizes, is not on this machine" in capsys.readouterr().out
     origins.write(folder)
     assert commands.run("plan", asked) == 0
     assert "at its peak" in capsys.readouterr().out

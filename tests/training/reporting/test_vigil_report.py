@@ -38,9 +38,9 @@ def reporting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     told = {"VIGIL_RUN_DIR": str(tmp_path), "VIGIL_ATTEMPT_DIR": str(attempt), "VIGIL_GENERATION": "3"}
     for name, value in {**told, "VIGIL_INCARNATION": "0", "RANK": "0", "WORLD_SIZE": "2", "VIGIL_RESUME": ""}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(vigil_report, "_opened", None)
-    monkeypatch.setattr(vigil_report, "_is_mute", False)
-    monkeypatch.setattr(vigil_report, "_line", [])
+    monkeypatch.setattr(vigil_report, "_process_stream", None)
+    monkeypatch.setattr(vigil_report, "_is_disabled", False)
+    monkeypatch.setattr(vigil_report, "_ancestors", [])
     yield tmp_path / "job" / "checkpoints"
     stream = vigil_report._process_stream
     if stream is not None:

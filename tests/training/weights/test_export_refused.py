@@ -111,7 +111,7 @@ def test_what_a_checkpoint_calls_its_tokenizer_is_opened_only_if_it_is_a_file(
 def test_there_is_one_place_to_write_to(places: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["export", "step-40", *places])
-    assert "write the file to make, or --hf FOLDER" in capsys.readouterr().err
+    assert "give the file to write, or --hf FOLDER" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of somebody else's")

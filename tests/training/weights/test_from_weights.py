@@ -251,7 +251,7 @@ def test_a_pipeline_of_weights_that_are_tied_says_what_does(tmp_path: Path) -> N
     config = with_sizes(recipe("language"), parse({"recipe": "language", "mesh": {"pp": 2}, "language": options}))
     (problem,) = config.check(2)
     assert problem.field == "language.tied"
-    assert "Leave out mesh.pp, or write false: weights to start from that are tied stay so." in problem.message
+    assert "Leave out mesh.pp, or write false; tied initial weights stay tied." in problem.message
 
 
 def _shards(folder: Path, tokenizer: dict[str, Any]) -> Path:
