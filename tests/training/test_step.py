@@ -138,7 +138,7 @@ def test_no_step_waits_for_sympy(tmp_path: Path) -> None:
         [*command, "--run-dir", str(tmp_path / "by-hand")],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=True,
     )  # fmt: skip
-    before, starts, after = done.stdout.partition(" parameters, 1 rank on cpu, afresh")
+    before, starts, after = done.stdout.partition(" parameters, 1 rank on cpu, from scratch")
     assert starts
     assert "import time: " in before
     assert "completed at step 3" in after

@@ -67,7 +67,7 @@ def test_collecting_goes_on_where_it_left_off(tmp_path: Path, monkeypatch: pytes
     assert spools.collect(attempt, tmp_path) == 10
     row = Stream.objects.get()
     assert (row.next_seq, row.place_seq, row.place_offset) == (300, 300, path.stat().st_size)
-    monkeypatch.setattr(Spool, "_leap", None)
+    monkeypatch.setattr(Spool, "_skip_lines", None)
     stream.log(300, loss=1.0)
     spool(tmp_path, stream)
     assert spools.collect(attempt, tmp_path) == 1
