@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from jobs.spec import JobSpec
-from jobs.spec.sweep import Over
+from jobs.spec.sweep import SweepTable
 from jobs.spec.trust import HARMLESS, POWERS, Power, misuses, power_of
 from training.config import choices
 from training.config.base import BaseRunConfig
@@ -42,7 +42,7 @@ def options() -> Iterator[str]:
 
 
 def test_every_key_is_classified_and_no_other() -> None:
-    there = {*fields(JobSpec), *fields(Over, "sweep."), *options()}
+    there = {*fields(JobSpec), *fields(SweepTable, "sweep."), *options()}
     unclassified = {field for field in there - POWERS.keys() if power_of(field) is Power.CODE}
     assert not unclassified, "say in jobs.spec.trust what this can do to whoever runs the job"
     assert not POWERS.keys() - there, "no longer a key of a specification"
