@@ -270,7 +270,7 @@ def test_leads_set_it_on_the_page(project: Project) -> None:
 def test_people_are_told_on_the_page_of_checkpoints(project: Project) -> None:
     job = a_job(project)
     text = lab.signed_in(lab.sysadmin()).get(f"/jobs/{job.pk}/checkpoints").content.decode()
-    assert "In heron only the last stays 30 days after the end." in text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "heron keeps only the last one from 30 days after the end." in text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_other_jobs_are_not_looked_at_one_by_one(project: Project, django_assert_max_num_queries: Any) -> None:

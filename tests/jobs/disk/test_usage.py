@@ -164,13 +164,13 @@ def test_api_tells_leads_of_their_projects_and_sysadmins_of_all() -> None:
 def test_page_leads_with_who_holds_most_and_names_the_largest_jobs() -> None:
     large, small = a_lab()
     text = lab.signed_in(lab.sysadmin()).get("/disk").content.decode().replace("\N{NO-BREAK SPACE}", " ")
-    assert "heron holds 4.0" in text
+    assert "heron uses 4.0" in text
     assert "1 job is not measured yet" in text
     assert text.index(f"/jobs/{large.pk}/checkpoints") < text.index(f"/jobs/{small.pk}/checkpoints")
     lead = lab.signed_in(lab.person("lea", lab.a_project("wren"), role="lead"))
     text = lead.get("/disk").content.decode()
     assert "heron" not in text
-    assert "wren holds 1.0" in text
+    assert "wren uses 1.0" in text
     for path in ("/", "/me/", "/submit"):
         assert 'href="/disk"' in lead.get(path).content.decode()
 
@@ -218,7 +218,7 @@ def test_page_does_not_say_the_same_twice() -> None:
     lab.a_project("wren")
     measured(a_job("heron", bytes=4 * MB))
     text = lab.signed_in(lab.sysadmin()).get("/disk").content.decode().replace("\N{NO-BREAK SPACE}", " ")
-    assert re.search(r"heron holds all 4\.\d+ MB in 1 job\.", text)
+    assert re.search(r"heron uses all 4\.\d+ MB in 1 job\.", text)
 
 
 def a_told_checkpoint(job: Job, bytes: int) -> None:
