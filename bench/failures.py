@@ -145,7 +145,7 @@ def _backlog(told: Any) -> float:
 
     for attempt in _attempts(BACKLOG, told, first=0):
         ending.end(attempt, AttemptEnd("failed", 1))
-    incidents.get_ready()
+    incidents.warm_up()
     began = time.monotonic()
     done = incidents.diagnose_due(began + BAR_ALL_S)
     rate = done / (time.monotonic() - began)

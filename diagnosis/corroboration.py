@@ -32,11 +32,11 @@ class Doubt:
 # The first lowers the confidence below `SURE_ENOUGH`, so the cause is not named; the others do not.
 _HAD_NO_GPU = Doubt("no GPU was allocated to the job", 0.5)
 _NEEDS_NO_DRIVER = Doubt("no GPU was allocated to the job", 0.7)
-_AGENT_SAW_NOTHING = Doubt("the agents on its nodes saw no such event", 0.6)
+_NOT_SEEN_BY_AGENTS = Doubt("the agents on its nodes saw no such event", 0.6)
 # A launcher does read its node's kernel log, so its report still explains what the program raised.
-_AGENT_DOES_NOT_CONFIRM = Doubt("the agents on its nodes saw no such event", 0.6, sets_aside=False)
-_NOBODY_CONFIRMS = Doubt("no agent monitored its nodes", 0.85, sets_aside=False)
-_SCHEDULER_KNOWS_NOTHING = Doubt("the scheduler reports no such event", 0.5)
+_NOT_CONFIRMED_BY_AGENTS = Doubt("the agents on its nodes saw no such event", 0.6, sets_aside=False)
+_NOT_MONITORED = Doubt("no agent monitored its nodes", 0.85, sets_aside=False)
+_UNKNOWN_TO_SCHEDULER = Doubt("the scheduler reports no such event", 0.5)
 
 
 def doubts_of(sign: Sign, case: Case) -> list[Doubt]:
@@ -55,7 +55,7 @@ def doubts_of(sign: Sign, case: Case) -> list[Doubt]:
         and "scheduler" in case.available_sources
         and not _scheduler_confirms(case, sign)
     ):
-        found.append(_SCHEDULER_KNOWS_NOTHING)
+        found.append(_UNKNOWN_TO_SCHEDULER)
     return found
 
 
@@ -69,8 +69,8 @@ def uncontradicted(candidates: Sequence[Sign], case: Case) -> list[Sign]:
 def _hardware_doubt(sign: Sign, *, is_watched: bool) -> Doubt:
     """Return the doubt about a broken GPU that no machine reports."""
     if not is_watched:
-        return _NOBODY_CONFIRMS
-    return _AGENT_DOES_NOT_CONFIRM if sign.witness == "launcher" else _AGENT_SAW_NOTHING
+        return _NOT_MONITORED
+    return _NOT_CONFIRMED_BY_AGENTS if sign.witness == "launcher" else _NOT_SEEN_BY_AGENTS
 
 
 def _machine_confirms(case: Case, domain: str) -> bool:

@@ -95,7 +95,7 @@ def diagnose(
         if sign.at is None and ends and sign.rank is not None:
             sign.at = ends.get(sign.rank)
     mark_survived_elsewhere(scanned, signs)
-    places = {one.name: one.expansions for one in scanned if one.expansions.first}
+    places = {log.name: log.expansions for log in scanned if log.expansions.first}
     for sign in signs if places else ():
         if (place := places.get(sign.file)) is not None:
             sign.line = place.line_of(sign.line)
@@ -107,7 +107,7 @@ def diagnose(
     return _completed(verdict, case)
 
 
-# With a root.
+# Verdicts with a root.
 
 
 def _from_root(case: Case) -> Verdict | None:
@@ -203,12 +203,12 @@ def _rank_of(chosen: Sign, case: Case) -> int | None:
     return chosen.rank if chosen.rank is not None else next((rank for rank in named if rank is not None), None)
 
 
-# Without one.
+# Verdicts without a root.
 
 
 def _without_root(case: Case) -> Verdict:
     full = next(
-        (sign for sign in case.confirmations if sign.cause == "storage.full" and sign.source_kind == "look"), None
+        (sign for sign in case.confirmations if sign.cause == "storage.full" and sign.source_kind == "snapshot"), None
     )
     if full is not None and case.has_failed_exit and not case.completed:  # what said so may not have been written
         return replace(_verdict_of(full, 0.75, case, ()), rank=None)
@@ -297,7 +297,7 @@ def _is_first_by_launcher(sign: Sign) -> bool:
     return sign.file == LAUNCHER and "first" in sign.groups
 
 
-# What both need.
+# Shared by both.
 
 
 def _signal_name(number: int) -> str:

@@ -108,13 +108,13 @@ class Score:
         found = []
         for low, high in zip((0.0, *BINS), BINS, strict=False):
             among = [case for case in self.judged if low <= case.verdict.confidence < high]
-            found.append((low, min(high, 1.0), sum(one.is_right for one in among), len(among)))
+            found.append((low, min(high, 1.0), sum(case.is_right for case in among), len(among)))
         return found
 
     def sure(self) -> tuple[int, int, int]:
         """Return (right, with a wrong owner, total) of verdicts that are at least `SURE` sure."""
         among = [case for case in self.judged if case.verdict.confidence >= SURE]
-        return sum(one.is_right for one in among), sum(not one.has_right_owner for one in among), len(among)
+        return sum(case.is_right for case in among), sum(not case.has_right_owner for case in among), len(among)
 
     def as_json(self) -> dict[str, Any]:
         """Return the score as `vigil diagnose --evaluate --json` prints it."""
@@ -125,7 +125,7 @@ class Score:
             "accuracy": round(self.accuracy, 4),
             "owners": self.owners()[0],
             "by_code": {code: {"right": got, "of": of} for code, (got, of) in self.by_code().items()},
-            "confusion": [{"is": cause, "said": said, "count": count} for cause, said, count in self.confusion()],
+            "confusion": [{"is": cause, "said": verdict, "count": count} for cause, verdict, count in self.confusion()],
             "calibration": [{"from": a, "to": b, "right": got, "of": of} for a, b, got, of in self.calibration()],
             "sure": {"right": right, "wrong_owner": wrong_owner, "of": sure},
             "without": {name: {"right": got, "of": of} for name, (got, of) in self.without_framework.items()},
@@ -180,7 +180,7 @@ def _case_of_json(path: Path, number: int, line: str) -> LabelledCase:
 
 def _code(where: object, code: object) -> str:
     if not isinstance(code, str) or code not in CAUSES:
-        raise Unreadable(f"{where}: {code!r} is no cause")
+        raise Unreadable(f"{where}: {code!r} is not a cause")
     return code
 
 

@@ -26,8 +26,8 @@ from diagnosis.source_kind import kind_of
 from diagnosis.verdict import Verdict
 
 STDIN = "-"
-MOST_CALLS = 1 << 19  # that flight recorders tell of, all together
-MOST_RECORDS = 4_096  # of a scheduler, or stacks; twice that at the most
+MOST_CALLS = 1 << 19  # in all flight recorders together
+MOST_RECORDS = 4_096  # of a scheduler, or stacks; at most twice that
 
 
 def open_logs(names: Sequence[str], stdin: BinaryIO | None = None) -> tuple[list[Log], list[str]]:
@@ -63,18 +63,18 @@ class ReadLogs:
     stacks: list[ProcessStack] = field(default_factory=list)
     kinds: set[str] = field(default_factory=set)
     left_out: list[str] = field(default_factory=list)
-    """Names of files that are no logs, for which there was no time or place."""
+    """Names of record files that were skipped for lack of time or space."""
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds as many records as nobody has of one run."""
+        """Return whether it holds more records than one run ever has."""
         calls = sum(len(flight.started) for flight in self.flights)
         return calls >= MOST_CALLS or len(self.records) >= MOST_RECORDS or len(self.stacks) >= MOST_RECORDS
 
     @property
     def unavailable(self) -> list[str]:
         more = f" and {len(self.left_out) - 1:,} more files" if len(self.left_out) > 1 else ""
-        return [f"{self.left_out[0]}{more}: there was too much to read"] if self.left_out else []
+        return [f"{self.left_out[0]}{more}: skipped, too much to read"] if self.left_out else []
 
 
 _OF_JOBS = frozenset({"log", "flight", "stacks"})  # kinds of files that a job writes itself
@@ -90,16 +90,16 @@ def read_logs(logs: Iterable[Log], catalogue: Catalogue, *, size: int | None = N
     if size is None:
         logs = list(logs)
         size = sum(log.size or 0 for log in logs)
-    sieve = prefilter_of(catalogue)
+    prefilter = prefilter_of(catalogue)
     until = time.monotonic() + files.SECONDS
     found = ReadLogs()
     for log in logs:
         with log:
-            _read(log, sieve, size > files.READ_WHOLE_BYTES, until, found, of_job)
+            _read(log, prefilter, size > files.READ_WHOLE_BYTES, until, found, of_job)
     return found
 
 
-def _read(log: Log, sieve: Prefilter, is_cut: bool, until: float, found: ReadLogs, of_job: bool) -> None:
+def _read(log: Log, prefilter: Prefilter, is_cut: bool, until: float, found: ReadLogs, of_job: bool) -> None:
     blocks = files.read_blocks(log, is_cut=is_cut, until=until)
     head = next(blocks, b"")
     kind = kind_of(head)
@@ -124,7 +124,7 @@ def _read(log: Log, sieve: Prefilter, is_cut: bool, until: float, found: ReadLog
     head = next(lines)
     kind = "kernel" if kind == "log" and not of_job and kind_of(head) == "kernel" else kind
     found.kinds.add(kind)
-    scanned = scan(sieve, log.name, itertools.chain([head], lines))
+    scanned = scan(prefilter, log.name, itertools.chain([head], lines))
     scanned.kind, scanned.is_from_job = kind, of_job
     scanned.expansions = expansions
     scanned.limits += log.limits

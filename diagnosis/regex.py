@@ -8,7 +8,7 @@ from typing import Any
 
 import re2
 
-MEMORY = 64 << 20  # of the sieve and of the set, for the states that they build as they read
+MEMORY = 64 << 20  # bytes for the states that an automaton builds as it reads
 
 
 def options(**values: Any) -> re2.Options:
@@ -24,7 +24,7 @@ def options(**values: Any) -> re2.Options:
 _BOUND = re.compile(r"(?<!\\)\{(?P<least>[01]),(?P<most>\d+)\}")
 BOUND = 8
 _TOKENS = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|\{[\d,]+\}|\(\?P<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]|\d|.", re.DOTALL)
-DIGIT = re.compile(r"(?<![{,\d])\d(?![\d,]*\})")  # but in a count
+DIGIT = re.compile(r"(?<![{,\d])\d(?![\d,]*\})")  # except in a count like {2,5}
 
 
 def unbounded(pattern: str) -> str:

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from diagnosis.case import Case, chronological
 from diagnosis.signs.sign import Sign, exit_code_of
 
-HARDWARE_LEAD_S = 600.0  # the first error that a program prints of a GPU that failed
-CLOCK_SKEW_S = 2.0  # stamps in two logs closer than this order nothing
-MAX_CLOCK_SKEW_S = 120.0  # and up to here only what is of one kind, as clocks of machines go apart
+HARDWARE_LEAD_S = 600.0  # a GPU's failure precedes the program's first error by at most this
+CLOCK_SKEW_S = 2.0  # closer stamps in two logs have no order
+MAX_CLOCK_SKEW_S = 120.0  # up to here only signs of one kind are ordered, as clocks of machines differ
 
 _FINAL = ("scheduler.time_limit", "scheduler.preempted", "scheduler.node_fail", "scheduler.cancelled")
-# What ranks see of others that failed, or never came.
+# What ranks observe of others that failed or never arrived.
 _CONSEQUENCES = frozenset({"network.fabric", "collective.timeout", "rendezvous.failed"})
 _DEVICE_WORDS = re.compile(r"(?i)\b(?:cuda|gpus?|bf16|devices?|nccl|accelerator)\b")
-REPORTED_SERIES = "reported"  # of a sign: the program reported it in its series (jobs.postmortem.evidence.series)
-LOSS_SOURCES = frozenset({"course", REPORTED_SERIES})  # what the loss was, by the log or by the reports
+REPORTED_SERIES = "reported"  # `Sign.source_kind` of what the program reported (jobs.postmortem.evidence.series)
+LOSS_SOURCES = frozenset({"course", REPORTED_SERIES})  # the loss as the log or the reports show it
 _NUMERIC_WORDS = re.compile(
     r"(?i)\b(?:nan|inf|infinite|non-?finite|not finite|isfinite|diverg\w*|explod\w*|loss|grad\w*)\b"
 )
@@ -49,7 +49,7 @@ def _is_xid_echo(sign: Sign, candidates: Sequence[Sign]) -> bool:
     if sign.entry is None or not sign.entry.name.startswith("xid.109"):
         return False
     faults = [fault for fault in candidates if fault.cause == "program.illegal_access" and fault.scope == "kernel"]
-    return any(one.file == sign.file and one.line < sign.line and _within_a_minute(one, sign) for one in faults)
+    return any(fault.file == sign.file and fault.line < sign.line and _within_a_minute(fault, sign) for fault in faults)
 
 
 def _within_a_minute(first: Sign, second: Sign) -> bool:
@@ -65,16 +65,16 @@ def earliest_root(candidates: Sequence[Sign], case: Case) -> Sign:
     """
     real = [sign for sign in candidates if not only_ends_run(sign)] or list(candidates)
     specific = [sign for sign in real if not sign.is_generic] or real
-    if any(_is_specific(sign) for sign in specific):  # then the loss only shows what came of it
+    if any(_is_specific(sign) for sign in specific):  # then the loss only shows the consequence
         specific = [sign for sign in specific if sign.source_kind not in LOSS_SOURCES]
     if any(_is_unrelated_exception(sign) or _supersedes_reports(sign) for sign in specific):
         specific = [sign for sign in specific if sign.source_kind != REPORTED_SERIES]
     blamed = _blamed_ranks(case)
     named = [sign for sign in specific if sign.rank in blamed] if blamed else []
     first = _first(named or specific)
-    if first.traceback is not None and first.entry is None:  # of numbers, by its words: the reports say since when
+    if first.traceback is not None and first.entry is None:  # about numbers: the reports show since when
         first = next((sign for sign in specific if sign.source_kind == REPORTED_SERIES), first)
-    if first.traceback is not None and first.entry is None:  # it says less than whatever has a name beside it
+    if first.traceback is not None and first.entry is None:  # an entry that matches nearby is more specific
         same_stream = [sign for sign in real if sign.prefix.stream == first.prefix.stream and sign.file == first.file]
         named_signs = [sign for sign in same_stream if _is_specific(sign)] or [
             sign for sign in same_stream if sign.entry is not None
@@ -134,7 +134,7 @@ def _attributed_to_hardware(first: Sign, candidates: Sequence[Sign]) -> Sign:
     if first.cause in _CONSEQUENCES or first.cause == "program.illegal_access":
         named = (sign for sign in candidates if sign.cause.startswith("gpu.") and not sign.is_generic)
         return next((sign for sign in named if not _is_xid_echo(sign, candidates)), first)
-    if first.cause == "numerics.nan":  # what climbed before it was not a number has run away
+    if first.cause == "numerics.nan":  # a loss that climbed before it became NaN has diverged
         return next(
             (sign for sign in candidates if sign.source_kind in LOSS_SOURCES and sign.cause == "numerics.divergence"),
             first,

@@ -23,17 +23,17 @@ from diagnosis.scanned_log import HITS_STORED, EntryHits, Hit, ScannedLine, Scan
 from diagnosis.signatures.entry import Entry
 from diagnosis.signatures.prefilter import DIGITS, Prefilter, without_prefixes
 
-LINE_BYTES = 1024  # bytes kept around what was found on a line
+LINE_BYTES = 1024  # bytes stored around a match
 CLOSE_READ_BYTES = 512 * 1024  # bytes of a log that is read closely from end to end
-LINES_BEFORE, LINES_AFTER = 150, 60  # lines around what was found that are read closely in a longer one
-HEAD_BLOCKS, TAIL_BLOCKS = 16, 8  # blocks in which something was found, from both ends
-STREAMS = 64  # whose first line of an entry is kept beside those …
-STREAMS_WITHIN = 200  # … if it comes among so many of its lines
-FLOOD = 64  # hits in one block from which on its lines are split at once
-MOST_CLOSE_READS = 40  # lines of an entry around which the log is read closely; at its end it is in any case
-MOST_STRUCTURES = 2_000  # and of tracebacks
-SAMPLE_BYTES = 4096  # of the end of a block: how far was it there
-SAMPLED_MARKS = 3  # marks taken from there
+LINES_BEFORE, LINES_AFTER = 150, 60  # lines around a match that are read closely in a longer log
+HEAD_BLOCKS, TAIL_BLOCKS = 16, 8  # blocks with matches, from both ends
+STREAMS = 64  # further streams whose first line of an entry is stored …
+STREAMS_WITHIN = 200  # … if it is among so many lines of that entry
+FLOOD = 64  # matches in a block from which on it is split into lines at once
+MOST_CLOSE_READS = 40  # matches of an entry around which the log is read closely, besides its end
+MOST_STRUCTURES = 2_000  # tracebacks around which it is
+SAMPLE_BYTES = 4096  # of the end of a block, to find steps
+SAMPLED_MARKS = 3  # steps recorded from it
 MOST_MARKS = 20_000
 MOST_MATCHED_LINES = 200_000
 MOST_STREAMS = 2_048
@@ -83,26 +83,26 @@ class Scanner:
     `year` completes time stamps that name none.
     """
 
-    def __init__(self, sieve: Prefilter, name: str, *, year: int = 0) -> None:
-        self._sieve, self._year = sieve, year
-        self._line_kinds = sieve.cache
+    def __init__(self, prefilter: Prefilter, name: str, *, year: int = 0) -> None:
+        self._prefilter, self._year = prefilter, year
+        self._line_kinds = prefilter.cache
         self.scanned = ScannedLog(name)
-        self._whole: list[_Block] = []  # all of it, as long as it is short
+        self._whole: list[_Block] = []  # the whole log, while it is short
         self._head: list[_Block] = []
         self._tail: deque[_Block] = deque(maxlen=TAIL_BLOCKS)
         self._before = b""  # the end of the block before
         self._passed = 0
         self._levels: dict[Stream, str] = {}  # of each stream's last line
-        self._matched_lines: set[int] = set()  # lines that some entry names
+        self._matched_lines: set[int] = set()  # lines that an entry matches
         self._structures = 0
-        self._places: list[int] = []  # of this block, where an entry or a structure was found
+        self._places: list[int] = []  # lines of this block with an entry or a traceback
 
     def feed(self, block: bytes) -> None:
         """Scan the next block: whole lines, except where one line is longer than a block."""
         scanned = self.scanned
         first = scanned.lines + 1
         scanned.bytes += len(block)
-        if b"\0" in block:  # no database takes it, and no line is told by it
+        if b"\0" in block:  # databases refuse NUL, and no entry needs it
             block = block.replace(b"\0", b"")
         if b"\x1b" in block:
             block = _ANSI.sub(b"", block)
@@ -141,23 +141,23 @@ class Scanner:
         self._head += [_Block(block.first, block.data, None) for block in self._whole]
         if self._before and not self._before.endswith(b"\n"):
             scanned.lines += 1
-        if scanned.bytes > CLOSE_READ_BYTES and self._before:  # how it ends is of interest whatever it says there
+        if scanned.bytes > CLOSE_READ_BYTES and self._before:  # the end of a log is always read
             cut = self._before.find(b"\n") + 1
             data = self._before[cut:]
             first = scanned.lines - data.count(b"\n") + (data.endswith(b"\n"))
             self._tail.append(_Block(first, data, None))
         if self._passed:
-            scanned.limits.append(f"{self._passed:,} blocks in its middle were searched, but not read line by line")
+            scanned.limits.append(f"{self._passed:,} blocks in the middle were searched, but not read line by line")
         for hits in scanned.entry_hits.values():
             hits.last = [self._hit(hits.entry, number, line) for number, line in hits.raw]
         self._read_stored_blocks()
         return scanned
 
-    # The sieve.
+    # Searching.
 
     def _search(self, first: int, block: bytes) -> None:
         at, number, counted, found = 0, first, 0, 0
-        search = self._sieve.search
+        search = self._prefilter.search
         while (hit := search(block, at)) is not None:
             found += 1
             if found > FLOOD:
@@ -182,7 +182,7 @@ class Scanner:
                 name(number, line if len(line) <= LINE_BYTES else line[:LINE_BYTES])
 
     def _identify(self, number: int, line: bytes) -> None:
-        kind = self._line_kinds.get(line.translate(DIGITS)) or self._sieve.kind_of(line)
+        kind = self._line_kinds.get(line.translate(DIGITS)) or self._prefilter.kind_of(line)
         if not kind.is_relevant:
             return
         entries = kind.entries.entries
@@ -220,7 +220,7 @@ class Scanner:
         text = line.decode(errors="replace")
         prefix = parse_prefix(text, year=self._year)
         groups: dict[str, str] = {}
-        if "(?P<" in entry.pattern and (match := self._sieve.catalogue.compiled(entry.pattern).search(line)):
+        if "(?P<" in entry.pattern and (match := self._prefilter.catalogue.compiled(entry.pattern).search(line)):
             named = match.groupdict().items()
             groups = {key.decode(): value.decode(errors="replace") for key, value in named if value}
         return Hit(entry, number, text, prefix, groups)
@@ -276,7 +276,7 @@ class Scanner:
         for number, raw in block.lines():
             if number <= after:
                 continue
-            # A progress bar draws over its line: what stands there in the end is what counts, and any words before it.
+            # A progress bar redraws its line: what it shows last counts, and any words before it.
             for part in raw.split(b"\r")[-3:] if b"\r" in raw else (raw,):
                 if part:
                     text = part[: 4 * LINE_BYTES].decode(errors="replace")
@@ -340,9 +340,9 @@ def _excerpt_around(block: bytes, start: int, end: int, at: int) -> bytes:
     return block[start : min(end, start + LINE_BYTES)]
 
 
-def scan(sieve: Prefilter, name: str, blocks: Iterable[bytes], *, year: int = 0) -> ScannedLog:
+def scan(prefilter: Prefilter, name: str, blocks: Iterable[bytes], *, year: int = 0) -> ScannedLog:
     """Scan one log given in blocks of whole lines. `year` completes time stamps that name none."""
-    scanner = Scanner(sieve, name, year=year)
+    scanner = Scanner(prefilter, name, year=year)
     for block in blocks:
         scanner.feed(block)
     return scanner.finish()

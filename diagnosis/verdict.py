@@ -66,7 +66,7 @@ class Verdict:
     frame: str = ""  # the innermost of the person's own code, as path:function
     operation: str = ""
     entry: str = ""
-    heading: str = ""  # what happened, where the entry says more than the cause's title
+    heading: str = ""  # more specific than the cause's title
     source: Witness = "program"
     """Whose word the cause is; program: nothing of the machine or the scheduler supports what its log says."""
     doubts: list[str] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Verdict:
             "advice": self.advice,
             "evidence": [item.as_json() for item in self.evidence],
             "runner_up": self.runner_up.as_json() if self.runner_up else None,
-            "ruled_out": [one.as_json() for one in self.ruled_out],
+            "ruled_out": [item.as_json() for item in self.ruled_out],
             "not_seen": self.unavailable,
             "rank": self.rank,
             "node": self.node,

@@ -63,16 +63,16 @@ def diagnose(incident_id: int = 0) -> None:
     if incident_id:
         incidents.diagnose(incident_id)
     incidents.diagnose_due(time.monotonic() + 30.0, before_each=lambda: due.send_due(budget_s=1.0))
-    incident_notices.tell()
-    incidents.get_ready()
+    incident_notices.notify_new()
+    incidents.warm_up()
 
 
 @shared_task(name="jobs.tasks.replay")
 def replay(replay_id: int) -> None:
     """Continue a replay: find out which past verdicts a catalogue entry would change."""
-    from jobs.postmortem.replay import go_on
+    from jobs.postmortem.replay import run_slice
 
-    go_on(replay_id)
+    run_slice(replay_id)
 
 
 @shared_task(name="jobs.tasks.verify")

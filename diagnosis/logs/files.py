@@ -24,7 +24,7 @@ HEAD_BYTES, TAIL_BYTES = 64 << 20, 256 << 20  # of each log, where all together 
 SECONDS = 60.0  # for all logs together, in which everything is read
 TAIL_SECONDS = 30.0  # more, in which their tails are; after that the last block of each
 MOST_FILES = 4096
-# Of a folder, what is no log by its name.
+# Files in folders that are not logs.
 SKIPPED_SUFFIXES = tuple(
     f".{kind}"
     for kind in (
@@ -46,7 +46,7 @@ class Log:
     file: BinaryIO
     size: int | None
     limits: list[str] = field(default_factory=list)
-    below: BinaryIO | None = None  # what it is unpacked from
+    below: BinaryIO | None = None  # the compressed file
 
     def close(self) -> None:
         for file in filter(None, (self.file, self.below)):
@@ -75,8 +75,8 @@ def log_from_descriptor(descriptor: int, name: str) -> Log:
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode):
         os.close(descriptor)
-        kind = "a folder" if stat.S_ISDIR(about.st_mode) else "no plain file"
-        raise Unreadable(f"{name}: it is {kind}")
+        kind = "a folder" if stat.S_ISDIR(about.st_mode) else "not a regular file"
+        raise Unreadable(f"{name}: {kind}")
     file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 (the log closes it)
     if _is_gzip(file):
         return Log(name, cast(BinaryIO, gzip.GzipFile(fileobj=file, mode="rb")), None, below=file)
@@ -136,7 +136,7 @@ def _read_tail(log: Log, size: int, rest: bytes, late: float) -> Generator[bytes
             yield b"\n" * min(BLOCK, passed - start)
         rest = yield from _whole_lines(_read_until(log, None, moment), rest)
     if left_out:
-        log.limits.append(f"of {size / 2**20:,.1f} MiB {left_out / 2**20:,.1f} in its midst were not read")
+        log.limits.append(f"of {size / 2**20:,.1f} MiB {left_out / 2**20:,.1f} in the middle were skipped")
     return rest
 
 
@@ -148,7 +148,7 @@ def _read_until(log: Log, most: int | None, until: float) -> Iterator[bytes]:
         try:
             chunk = read(BLOCK if left is None else min(BLOCK, left))
         except (OSError, EOFError, zlib.error) as error:
-            log.limits.append(f"it could not be read to its end: {error}")
+            log.limits.append(f"not read to its end: {error}")
             return
         if not chunk:
             return
@@ -158,7 +158,7 @@ def _read_until(log: Log, most: int | None, until: float) -> Iterator[bytes]:
         if time.monotonic() > until:
             break
     if log.size is None:
-        log.limits.append("only its beginning was read, as there was too much of it")
+        log.limits.append("only the beginning was read, as it is too long")
 
 
 def _whole_lines(chunks: Iterator[bytes], rest: bytes = b"") -> Generator[bytes, None, bytes]:

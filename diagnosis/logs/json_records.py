@@ -201,8 +201,8 @@ def _as_trace(value: object) -> str:
         return trace or (f"{kind}: {message or ''}" if kind else "")
     if isinstance(value, list):
         if all(isinstance(item, str) for item in value):
-            return "".join(one if one.endswith("\n") else f"{one}\n" for one in value).rstrip("\n")
-        return "\n\n".join(filter(None, (_text_of_frames(one) for one in value if isinstance(one, dict))))
+            return "".join(item if item.endswith("\n") else f"{item}\n" for item in value).rstrip("\n")
+        return "\n\n".join(filter(None, (_text_of_frames(item) for item in value if isinstance(item, dict))))
     return ""
 
 

@@ -24,7 +24,7 @@ _LEVEL = r"(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|S
 _PLAIN_LEVEL = _LEVEL.replace("?P<level>", "?:")
 _NODE = r"(?P<node>[A-Za-z][\w-]*(?:\.[\w-]+)*)"
 
-# What has a number and a colon, too, and is no node.
+# Names with a number and a colon that are not nodes.
 _NO_NODE = (
     r"(?!(?i:python|cpu|gpu|ata|nvidia|nvme|eth|en[opsx]|ib|mlx|sd|md|usb|pci|rank|step|epoch|iter|loss)|"
     r"[\w.-]*\.(?:py|sh|c|cc|cpp|cu):)"
@@ -59,7 +59,7 @@ _PATTERNS = [
         r"\[?(?P<M>\d\d)/(?P<D>\d\d)/(?P<Y>\d{4})[ ,]+" + _TIME + r"\]?(?: *[|:-] +| )",
         r"\[" + _TIME + r"\] *",
         _TIME + r"(?: *[|-] +| )",
-        r"\[(?P<node>[A-Za-z][\w.-]*):\d+\] ",  # Open MPI's own words
+        r"\[(?P<node>[A-Za-z][\w.-]*):\d+\] ",  # Open MPI's own messages
         r"[\w.]{1,60} - (?=" + _PLAIN_LEVEL + " - )",
         r"\[[\w.]{1,60}\](?=\[" + _PLAIN_LEVEL + r"\])",
         r"\[" + _LEVEL + r" *(?:[|:][\w. ]+)?\][: ]? *",
@@ -75,7 +75,7 @@ _PATTERNS = [
 ]
 _LEVELS = {"E": "error", "W": "warning", "I": "info", "F": "fatal", "WARN": "warning", "CRITICAL": "fatal"}
 _LOGGER = re.compile(r"(?:[\w.]{1,60} )?- (?=\S)")  # after a level
-# Where no logger says a level, words at the start do.
+# The level by the line's first words, where no logger names it.
 _WARNING_WORDS = re.compile(r"\S*(?: \w*)?(?P<warning>Warning): |(?P<warn>[Ww]arning|WARN(?:ING)?)\b[: ]")
 
 

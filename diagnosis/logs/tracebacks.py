@@ -18,13 +18,13 @@ _HEADER = re.compile(
     r"\s*(?:\+ )?(?:(?:Original |Remote |Exception Group )?Traceback \(most recent call last\)|"
     r"(?P<stack>(?:(?:Current thread|Thread) 0x\w+.*|Stack) \(most recent call first\):))"
 )
-# What a group of exceptions is drawn with.
+# The margin that exception groups are drawn with.
 _MARGIN = re.compile(r" {2,}(?:\| ?|\+[-+]{3}[-+ \d]*$)")
 _RICH = re.compile(r"\s*╭─+ Traceback \(most recent call last\) ─+╮")
 _FRAME = re.compile(r'\s*File "(?P<path>[^"]{1,500})", line (?P<line>\d+)(?:,? in (?P<function>.{1,200}))?\s*$')
 _RICH_FRAME = re.compile(r"\s*│ +(?P<path>[^ ]{1,500}):(?P<line>\d+) in (?P<function>[\w<>.]+)")
 _RAISED = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\([\w.]+\))?)(?:: ?(?P<message>.*))?$")
-# Where nothing but the line itself says that it ends a traceback, the class's name has to.
+# If only the line itself shows that it ends a traceback, the class's name must look like an exception's.
 _LIKE_AN_ERROR = re.compile(
     r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|SystemExit|Failed|Failure|Fault|Timeout|OutOfMemory\w*|"
     r"Missing\w*|NotFound|Exit|StopIteration|Empty|Full|Expired)\b"
@@ -38,7 +38,7 @@ _WRAPPERS = re.compile(
     r"\bClientsFailed: .+ so:"
 )
 _LIBRARY_PATHS = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|/opt/conda/|^<|/pyenv/|/usr/lib/")
-_SEPARATOR = re.compile(r"([-=*#_~])\1{9,}")  # drawn before what somebody else says
+_SEPARATOR = re.compile(r"([-=*#_~])\1{9,}")  # drawn between the output of different sources
 _SOURCE_LINE = re.compile(
     r"\s{4,}\S|\s*[~^]+\s*$|\s*\.\.\.<\d+ lines?>\.\.\.|\s*\[Previous line repeated \d+ more times?\]|\s*(?:│|╭|╰|╮|╯)"
 )

@@ -24,8 +24,10 @@ from diagnosis.signatures.required_words import Words, required_words
 
 SHIPPED = Path(__file__).parents[1] / "catalogue"
 
-_BEGIN = re.compile(r"(?:^|(?<=\|)|(?<=\())\^")  # of a line's own words, before which the sieve sees prefixes
-_NAMED_GROUP = re.compile(r"(?<!\\)\(\?P<\w+>")  # two patterns may have groups of one name, and one alternation not
+_BEGIN = re.compile(
+    r"(?:^|(?<=\|)|(?<=\())\^"
+)  # anchors at the line's own words; the prefilter sees prefixes before them
+_NAMED_GROUP = re.compile(r"(?<!\\)\(\?P<\w+>")  # patterns may share group names; an alternation may not
 
 
 def _has_any(words: Words, text: str) -> bool:
@@ -65,7 +67,7 @@ def _regex_filter(entries: list[Entry]) -> Any:
             made.Add(b"(?m)" + unbounded(entry.pattern).encode(), each)
         except re2.error as error:
             raise BadEntry(f"{entry.name}: {error}") from None
-    if not entries:  # it would refuse to be asked
+    if not entries:  # RE2 refuses to match an empty filter
         return _NO_MATCHES
     made.Compile()
     return made
@@ -97,7 +99,7 @@ class Catalogue:
         names: set[str] = set()
         for entry in self.entries:
             if entry.name in names:
-                raise BadEntry(f"{entry.name}: there are two of this name")
+                raise BadEntry(f"{entry.name}: two entries have this name")
             names.add(entry.name)
         self._line_entries = [entry for entry in self.entries if not entry.is_for_tracebacks]
         self.traceback_entries = [entry for entry in self.entries if entry.is_for_tracebacks]
@@ -106,9 +108,9 @@ class Catalogue:
     def _by_digits(self) -> tuple[list[Entry], list[tuple[Entry, Words | None]]]:
         """Return the entries that no digit affects, and the others with words that each of them requires."""
         digit_dependent = [entry for entry in self._line_entries if DIGIT.search(entry.pattern)]
-        names = {one.name for one in digit_dependent}
-        return [one for one in self._line_entries if one.name not in names], [
-            (one, required_words(one.pattern)) for one in digit_dependent
+        names = {entry.name for entry in digit_dependent}
+        return [entry for entry in self._line_entries if entry.name not in names], [
+            (entry, required_words(entry.pattern)) for entry in digit_dependent
         ]
 
     @cached_property
@@ -156,7 +158,7 @@ class Catalogue:
         found = [alike[index] for index in self._filter.Match(words) or ()]
         text = words.decode(errors="replace")
         near = [entry for entry, required in apart if required is None or _has_any(required, text)]
-        maybe = [one for one in near if self.compiled(digit_agnostic(one.pattern)).search(words)]
+        maybe = [entry for entry in near if self.compiled(digit_agnostic(entry.pattern)).search(words)]
         return LineEntries(
             tuple(self._without_excluded(found, words)), tuple(maybe), self._matcher(maybe), self._without_excluded
         )

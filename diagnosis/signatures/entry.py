@@ -56,15 +56,15 @@ class Entry:
 
     def __post_init__(self) -> None:
         if self.cause not in CAUSES:
-            raise BadEntry(f"{self.name}: {self.cause!r} is no cause (diagnosis/causes.py)")
+            raise BadEntry(f"{self.name}: {self.cause!r} is not a cause (diagnosis/causes.py)")
         if self.role not in get_args(Role):
-            raise BadEntry(f"{self.name}: role is one of {', '.join(get_args(Role))}, not {self.role!r}")
+            raise BadEntry(f"{self.name}: role must be one of {', '.join(get_args(Role))}, not {self.role!r}")
         if self.scope not in get_args(Scope):
-            raise BadEntry(f"{self.name}: scope is one of {', '.join(get_args(Scope))}, not {self.scope!r}")
+            raise BadEntry(f"{self.name}: scope must be one of {', '.join(get_args(Scope))}, not {self.scope!r}")
         if not self.pattern and not self.exception:
-            raise BadEntry(f"{self.name}: it needs a pattern, or the class of an exception")
+            raise BadEntry(f"{self.name}: needs a pattern, or the class of an exception")
         if self.role in {"root", "confirmation"} and self.cause in {UNKNOWN, NONE}:
-            raise BadEntry(f"{self.name}: a {self.role} is of some cause")
+            raise BadEntry(f"{self.name}: a {self.role} needs a cause")
 
     @property
     def is_for_tracebacks(self) -> bool:
@@ -87,10 +87,10 @@ def parse_entry(raw: Mapping[str, Any], *, allowed: tuple[str, ...] = FIELDS, **
     values = {**defaults, **raw}
     name = values.get("name", "an entry")
     if unknown := set(values) - set(allowed):
-        raise BadEntry(f"{name}: {', '.join(sorted(unknown))} is nothing that an entry has")
+        raise BadEntry(f"{name}: {', '.join(sorted(unknown))} is not a field of an entry")
     for key in ("name", "role", "cause", "source"):
         if not isinstance(values.get(key), str) or not values[key]:
-            raise BadEntry(f"{name}: it has no {key}")
+            raise BadEntry(f"{name}: {key} is missing")
     for key in LISTS:
         value = values.get(key, [])
         values[key] = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else value
@@ -102,12 +102,12 @@ def parse_entry(raw: Mapping[str, Any], *, allowed: tuple[str, ...] = FIELDS, **
 def _check_type(name: str, key: str, value: object) -> None:
     if key in LISTS:
         if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
-            raise BadEntry(f"{name}: {key} is a list of words")
+            raise BadEntry(f"{name}: {key} must be a list of words")
     elif key == "is_generic":
         if not isinstance(value, bool):
-            raise BadEntry(f"{name}: {key} is true or false")
+            raise BadEntry(f"{name}: {key} must be true or false")
     elif not isinstance(value, str):
-        raise BadEntry(f"{name}: {key} is text")
+        raise BadEntry(f"{name}: {key} must be text")
 
 
 def read_entries(text: str, **defaults: Any) -> list[Entry]:
@@ -128,5 +128,5 @@ def parse_entries(raw: dict[str, Any], *, allowed: tuple[str, ...] = FIELDS, **d
     """Return the entries of a decoded file. Raises BadEntry."""
     entries = raw.pop("entry", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise BadEntry("an entry is a table: [[entry]]")
+        raise BadEntry("an entry must be a table: [[entry]]")
     return [parse_entry(entry, allowed=allowed, **{**defaults, **raw}) for entry in entries]

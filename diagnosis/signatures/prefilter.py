@@ -11,9 +11,9 @@ from diagnosis.logs.prefixes import parse_prefix
 from diagnosis.regex import options
 from diagnosis.signatures.catalogue import Catalogue, LineEntries
 
-CACHE_SIZE = 20_000  # different lines remembered, of all logs
+CACHE_SIZE = 20_000  # classified lines of all logs
 DIGITS = bytes.maketrans(b"123456789", b"000000000")
-# What tells of structure, beside the entries: where a traceback begins, and where it ends.
+# Besides entries, lines that begin or end a traceback.
 _STRUCTURE = (
     rb"Traceback \(most recent call",
     rb"[a-z\d_](?:Error|Exception|Interrupt|Failure|Failed|Timeout|Expired|Exit)(?:: |$)",
@@ -27,7 +27,7 @@ class LineKind:
     """What all lines that differ in digits only have in common."""
 
     entries: LineEntries
-    is_anchored: bool  # some entries that depend on its digits are of its own first words
+    is_anchored: bool  # some digit-dependent entries match at the start of its words
     is_structure: bool
     is_relevant: bool
 

@@ -19,14 +19,14 @@ from diagnosis.signs import collectives
 from diagnosis.signs.sign import PRINTED, Sign
 from diagnosis.signs.survival import mark_survived
 
-# Said about what may be, not what is: what stands behind these words on a line is no evidence.
+# Words of advice or conjecture: what follows them on a line is no evidence.
 _HEDGING_WORDS = re.compile(
     rb"\b(?:might be|may be|could be|can be|possibly|probably|perhaps|consider|try |e\.g\.|such as|for example|hint|"
     rb"tip|if you|in case|to avoid|to prevent|instead of|see also|suggest\w*|recommend\w*|make sure|please check|"
     rb"usually)\b",
     re.IGNORECASE,
 )
-# Types that code raises and catches every day: of a chain, what came after them says more.
+# Exceptions that code raises and catches all the time: later links of a chain are more informative.
 _COMMON_EXCEPTIONS = frozenset(
     """KeyError AttributeError StopIteration IndexError ImportError ModuleNotFoundError TypeError ValueError Empty
     LookupError FileNotFoundError UnicodeDecodeError NotImplementedError AssertionError EntryNotFoundError
@@ -66,7 +66,7 @@ def signs_of_log(scanned: ScannedLog, catalogue: Catalogue) -> list[Sign]:
         if not traceback.is_stack and traceback.type:
             found.append(sign_of_traceback(scanned.name, traceback, prefix, catalogue))
             relayed_lines |= {link.line for link in traceback.chain if link.wraps is not None} - {found[-1].line}
-    found = _one_per_line([sign for sign in found if sign.line not in relayed_lines])
+    found = _most_specific_per_line([sign for sign in found if sign.line not in relayed_lines])
     found += collectives.signs_of_collectives(scanned)
     if (sign := _sign_of_loss(scanned)) is not None:
         found.append(sign)
@@ -140,30 +140,32 @@ def _root_of_chain(
         for candidate in judged
         if candidate[1] is not None and not candidate[1].is_generic and candidate[3] == "root"
     ]
-    for one in specific:
-        is_last = one is judged[-1]
+    for candidate in specific:
+        is_last = candidate is judged[-1]
         if (
             is_last
-            or one[0].name not in _COMMON_EXCEPTIONS
-            or one[0] is judged[-1][0].wraps
-            or all(other[1] is None or other[1].is_generic for other in judged if other is not one)
+            or candidate[0].name not in _COMMON_EXCEPTIONS
+            or candidate[0] is judged[-1][0].wraps
+            or all(other[1] is None or other[1].is_generic for other in judged if other is not candidate)
         ):
-            return one
+            return candidate
     if specific:
         return specific[-1]
-    roots = [one for one in judged if one[3] == "root"]
-    own_words = [one for one in roots if one[0].name not in _COMMON_EXCEPTIONS] or roots or judged
+    roots = [candidate for candidate in judged if candidate[3] == "root"]
+    specific_roots = (
+        [candidate for candidate in roots if candidate[0].name not in _COMMON_EXCEPTIONS] or roots or judged
+    )
     last = judged[-1]
-    if last in own_words or last[0].wraps is None:
+    if last in specific_roots or last[0].wraps is None:
         # Raised while another was handled: the handler's own is the program's word, unless it only passes on.
         return (
-            own_words[0]
-            if own_words[0][0].name not in _COMMON_EXCEPTIONS
+            specific_roots[0]
+            if specific_roots[0][0].name not in _COMMON_EXCEPTIONS
             else last
             if last[3] == "root"
-            else own_words[0]
+            else specific_roots[0]
         )
-    return own_words[0]
+    return specific_roots[0]
 
 
 def classify_exception(
@@ -186,7 +188,7 @@ def classify_exception(
             candidates.append((_specificity(entry), 0, entry))
     if not candidates:
         return None, "program.exception", "root", doing
-    _, _, best = max(candidates, key=lambda one: (*one[:2], one[2].is_site))
+    _, _, best = max(candidates, key=lambda item: (*item[:2], item[2].is_site))
     return best, best.cause, best.role, doing
 
 
@@ -221,7 +223,7 @@ def matches_traceback(entry: Entry, link: Traceback, doing: tuple[str, ...], cat
     return any(search(f"{frame.path}:{frame.function}".encode()) for frame in link.frames)
 
 
-def _one_per_line(signs: list[Sign]) -> list[Sign]:
+def _most_specific_per_line(signs: list[Sign]) -> list[Sign]:
     """Keep one sign per line: the most specific of several that give it a meaning."""
     by_line: dict[int, list[Sign]] = {}
     for sign in signs:

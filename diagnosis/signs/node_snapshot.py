@@ -24,8 +24,8 @@ from vigil_core import untrusted
 MOST_BYTES = 512 * 1024  # of the file
 KERNEL_LINES = 2_000
 SIGKILL = 9
-NEARLY_FULL = 0.99  # of the memory that a control group may have
-FULL = 0.95  # of /dev/shm, as it is seen only now and then
+NEARLY_FULL = 0.99  # of a control group's memory limit
+FULL = 0.95  # of /dev/shm, which is sampled only now and then
 LEAST_FREE_MIB = 1
 _XID = re.compile(r"\bS?Xid \((?:PCI:)?(?P<bus>[0-9A-Fa-f:.]+)\)")
 _KILLED_FOR_MEMORY = re.compile(
@@ -49,25 +49,25 @@ class NodeSnapshot:
     group: str = ""
     """The launcher's control group, as the kernel names it."""
     oom_kills: int | None = None
-    """Processes of the launcher's control group that were killed for memory since the ranks were started."""
+    """Processes of the launcher's control group that were killed for memory since the ranks started."""
     peak_mib: int | None = None
     limit_mib: int | None = None
     has_others: bool = False
-    """Whether the group held processes of others, too."""
+    """Whether the group had processes of others, too."""
     shm_total_mib: int | None = None
     shm_peak_mib: int | None = None
     free_mib: int | None = None
     inodes: int | None = None
     inodes_free: int | None = None
     problem: str = ""
-    """What writing a small file met with, as ENOSPC."""
+    """The error that writing a small file ran into, as ENOSPC."""
     kernel: list[tuple[float, str]] = field(default_factory=list)
     nvidia_smi: str = ""
     buses: frozenset[str] = frozenset()
     unavailable: dict[str, str] = field(default_factory=dict)
 
     @property
-    def saw_kernel(self) -> bool:
+    def has_kernel_log(self) -> bool:
         return "kernel" not in self.unavailable
 
 
@@ -118,7 +118,7 @@ def _bus_address(value: object) -> str:
     return normalised(untrusted.name(value, 40))
 
 
-# What it shows.
+# Signs and logs.
 
 
 def signs_of_snapshot(snapshot: NodeSnapshot, ends: Sequence[RankExit]) -> list[Sign]:
@@ -178,7 +178,7 @@ def _disk_signs(snapshot: NodeSnapshot) -> Iterator[Sign]:
 
 
 def _sign(
-    snapshot: NodeSnapshot, text: str, cause: str, role: str, ends: Sequence[RankExit] = (), *, of: str = "look"
+    snapshot: NodeSnapshot, text: str, cause: str, role: str, ends: Sequence[RankExit] = (), *, of: str = "snapshot"
 ) -> Sign:
     first = ends[0] if ends else None
     at = first.at if first and first.at is not None else snapshot.at
@@ -187,7 +187,7 @@ def _sign(
 
 
 def _source_name(snapshot: NodeSnapshot) -> str:
-    return f"last look at {snapshot.node}" if snapshot.node else "last look"
+    return f"snapshot of {snapshot.node}" if snapshot.node else "node snapshot"
 
 
 def logs_of_snapshot(snapshot: NodeSnapshot, ends: Sequence[RankExit]) -> Iterator[Log]:

@@ -16,12 +16,10 @@ from diagnosis.signs.sign import Sign
 from vigil_core import untrusted
 
 MOST_RANKS = 65_536  # ranks
-MOST_SIGNS = 6  # ends that become signs, the earliest
-CLOCK_SKEW_S = (
-    2.0  # ends of two nodes closer than this order nothing, nor do those of two ranks that take time to leave
-)
+MOST_SIGNS = 6  # earliest exits that become signs
+CLOCK_SKEW_S = 2.0  # closer exits have no order: clocks differ, and ranks take time to exit
 LAUNCHER = "launcher"
-# What ends a process where it stands. Others have to unwind first, and may be seen to end before.
+# Signals that end a process at once. Others unwind first, and may seem to end earlier.
 _SUDDEN = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 
 
@@ -52,7 +50,7 @@ class RankExit:
     def __str__(self) -> str:
         how = f"by {_signal_name(self.signal)}" if self.signal else f"with exit code {self.exit_code}"
         after = f" after {self.seconds:,.1f} s" if self.seconds is not None else ""
-        peak = f", with {self.peak_mib:,} MiB resident at the most" if self.peak_mib else ""
+        peak = f", with {self.peak_mib:,} MiB peak resident memory" if self.peak_mib else ""
         return f"rank {self.rank} ended {how}{after}{peak}"
 
 
@@ -119,7 +117,7 @@ def signs_of_exits(ends: Sequence[RankExit], *, named: int | None = None) -> lis
         found.append(Sign(LAUNCHER, 0, str(end), "unknown", "exit", prefix, groups=groups, source_kind="trainer"))
     stuck = [end for end in ends if end.is_stuck]
     if stuck:
-        text = f"rank {stuck[0].rank} could not be ended, not by SIGKILL either: something in the kernel holds it"
+        text = f"rank {stuck[0].rank} could not be killed, not even by SIGKILL: it hangs in the kernel"
         prefix = Prefix(rank=stuck[0].rank, node=stuck[0].node)
         found.append(Sign(LAUNCHER, 0, text, "storage.io", "context", prefix, count=len(stuck), source_kind="trainer"))
     return found

@@ -26,10 +26,10 @@ def rank_in_file_name(name: str) -> int | None:
 
 
 Witness = Literal["machine", "scheduler", "launcher", "program"]
-# The kinds of sources (Sign.of) whose word is the machine's or the scheduler's. All others pass on what a job says.
+# Kinds of sources (`Sign.source_kind`) that are the machine or the scheduler. All others relay what a job wrote.
 _WITNESSES: dict[str, Witness] = {
     "kernel": "machine",
-    "look": "machine",
+    "snapshot": "machine",
     "telemetry": "machine",
     "slurm": "scheduler",
 }
@@ -57,9 +57,9 @@ class Sign:
     at: float | None = None
     survived: str = ""  # why it is no cause after all
     groups: dict[str, str] = field(default_factory=dict)
-    source_kind: str = ""  # kernel, slurm, flight …: the kind of source, where that says more than the entry
+    source_kind: str = ""  # kernel, slurm, flight …; empty where the entry's scope says it
     is_from_job_folder: bool = False
-    """Whether the launcher left it in the job's folder, where the job itself can write whatever it likes."""
+    """Whether the launcher left it in the job's folder, where the job itself can write anything."""
 
     @property
     def witness(self) -> Witness:

@@ -24,12 +24,12 @@ _PROCESS = re.compile(r"Process (?P<pid>\d+): ?(?P<command>.*)")
 _SPY_THREAD = re.compile(r'Thread (?P<id>\S+) \((?P<state>[^)]*)\)(?:: "(?P<name>[^"]*)")?')
 _SPY_FRAME = re.compile(r"    (?P<function>\S.*?) \((?P<path>[^()]{1,1000}?)(?::(?P<line>\d{1,7}))?\)\s*\Z")
 _RANK = re.compile(r"(?:^|/)\d{1,9}\.(\d{1,6})\.txt\Z|rank[_.-]?(\d{1,6})|(?:--(?:local[_-])?rank|RANK)[= ](\d{1,6})\b")
-# Waiting for others, whatever library does it.
+# Collective operations of all libraries.
 _COLLECTIVES = re.compile(
     r"distributed_c10d\.py|deepspeed/comm/|horovod/|mpi4py|"
     r"\b(?:all_?reduce|all_?gather\w*|reduce_?scatter\w*|broadcast|barrier|all_to_all\w*|monitored_barrier)\b"
 )
-# py-spy leaves out where packages lie.
+# py-spy shortens the paths of packages.
 _LIBRARY_PATHS = re.compile(
     r"(?:torch|numpy|transformers|lightning|pytorch_lightning|deepspeed|accelerate|datasets|multiprocessing|concurrent|"
     r"asyncio|importlib)/|(?:threading|selectors|socket|ssl|subprocess|queue|runpy|contextlib|_bootstrap)\.py\Z"

@@ -10,12 +10,12 @@ from diagnosis.logs.progress import StepMark
 from diagnosis.scanned_log import ScannedLog
 from diagnosis.signs.sign import Sign, exit_code_of
 
-STEPS_AFTER = 2  # from which on a run is known to have gone on
-MIN_ORDINARY_LINES = 6  # lines by which a program shows that it went on
-RESTART_LINES = 25  # lines after which a log that had ended goes on with the next attempt
-STEPS_ELSEWHERE = 10  # of another log, whose clock may be another
-CONTINUES_AFTER_S = 30.0  # after which a step in another log is not of before
-HANDLED_WITHIN = 12  # lines, for somebody to say that what was said was survived
+STEPS_AFTER = 2  # with so many, a run has gone on
+MIN_ORDINARY_LINES = 6  # of a stream, after which a program has gone on
+RESTART_LINES = 25  # lines after a scheduler's end that belong to the next attempt
+STEPS_ELSEWHERE = 10  # in another log, whose clock may differ
+CONTINUES_AFTER_S = 30.0  # later than this, a step in another log came after the sign
+HANDLED_WITHIN = 12  # lines, in which the program may report that it handled a failure
 
 
 def mark_survived(scanned: ScannedLog, signs: list[Sign]) -> None:
@@ -34,11 +34,12 @@ def mark_survived(scanned: ScannedLog, signs: list[Sign]) -> None:
         if steps >= STEPS_AFTER:
             sign.survived = "the run went on after it"
         elif any(other.line > sign.line for other in completed) and (steps or not _is_raised(sign)):
-            sign.survived = "the run came to its end after it"
+            sign.survived = "the run completed after it"
         elif any(
-            0 < one.line - sign.line <= HANDLED_WITHIN and one.prefix.stream == sign.prefix.stream for one in handled
+            0 < other.line - sign.line <= HANDLED_WITHIN and other.prefix.stream == sign.prefix.stream
+            for other in handled
         ):
-            sign.survived = "the program dealt with it"
+            sign.survived = "the program handled it"
         elif sign.traceback is not None and _is_logged_only(scanned, sign):
             sign.survived = "it was only logged, and the program went on"
     _demote_late_rendezvous(marks, signs)
@@ -78,7 +79,7 @@ def _is_logged_only(scanned: ScannedLog, sign: Sign) -> bool:
     """Return whether a logger printed the traceback as a warning, and its stream went on."""
     assert sign.traceback is not None
     frames = sign.traceback.frames
-    if frames and frames[0].function == "<module>":  # nobody caught it
+    if frames and frames[0].function == "<module>":  # it was not caught
         return False
     level = scanned.level_before.get(sign.traceback.chain[0].first) or scanned.level_before.get(sign.traceback.first)
     return level == "warning" and _ordinary_after(scanned, sign, None) >= MIN_ORDINARY_LINES
@@ -90,7 +91,7 @@ def _mark_outlived_roots(scanned: ScannedLog, roots: list[Sign]) -> None:
         if sign.scope == "kernel":
             continue
         if sign.scope == "slurm" and any(_is_of_next_attempt(scanned, other, sign) for other in roots):
-            sign.survived = "it was started anew after it"
+            sign.survived = "the job was restarted after it"
             continue
         for other in roots:
             is_later = other.line > sign.line and other.prefix.stream == sign.prefix.stream and other.scope != "slurm"

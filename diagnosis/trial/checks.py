@@ -33,11 +33,11 @@ from diagnosis.signs.log_signs import matches_traceback
 from diagnosis.trial import reference_log
 from vigil_core.masking import masked
 
-SECONDS = 0.5  # of one core, for all that an entry looks for, over the reference
-MEMORY = 8 << 20  # bytes that RE2 may take for each of its patterns
-PREFILTER_FACTOR, PREFILTER_EXTRA_S = 2.0, 0.02  # how much longer the sieve of all entries may take for a healthy log
+SECONDS = 0.5  # of CPU time, for all patterns of an entry over the reference log
+MEMORY = 8 << 20  # bytes that RE2 may use for each pattern
+PREFILTER_FACTOR, PREFILTER_EXTRA_S = 2.0, 0.02  # how much the prefilter may slow down on a healthy log
 CPU_SECONDS = 10  # after which the kernel ends the process
-ADDRESS_SPACE_BYTES = 2 << 30  # bytes of memory that it may ask for
+ADDRESS_SPACE_BYTES = 2 << 30  # bytes of memory that it may allocate
 MOST_HEALTHY_SHARE = 0.02  # of the lines of a healthy log, that an entry may find at most
 RARE = 1_000  # of so many lines of a healthy log fewer than one
 SLICE_BYTES = 16 << 10  # of the reference between two looks at the clock
@@ -96,7 +96,7 @@ def run_trial(raw: Mapping[str, Any], others: tuple[Entry, ...] = ()) -> EntryTr
     return trial
 
 
-# By itself.
+# The entry by itself.
 
 
 def check_fields(raw: Mapping[str, Any], trial: EntryTrial) -> Entry | None:
@@ -104,29 +104,29 @@ def check_fields(raw: Mapping[str, Any], trial: EntryTrial) -> Entry | None:
     for name, most in LONGEST.items():
         text = raw.get(name)
         if isinstance(text, str) and len(text) > most:
-            trial.add("error", name, f"It is longer than {most:,} letters.")
+            trial.add("error", name, f"Longer than {most:,} characters.")
         if isinstance(text, str) and not text.replace("\t", " ").replace("\n", " ").isprintable():
-            trial.add("error", name, "There is something in it that can't be printed.")
+            trial.add("error", name, "Contains characters that cannot be printed.")
     try:
         entry = as_site_entry(parse_entry(raw))
     except BadEntry as error:
         trial.add("error", _field_of(str(error)), _sentence(error))
         return None
     if not _NAME.fullmatch(entry.name):
-        trial.add("error", "name", "A name is small letters, digits, - and _, in parts with dots: storage.ours_down.")
+        trial.add("error", "name", "Use lower-case letters, digits, - and _, in parts with dots: storage.ours_down.")
     for name in ("example", "look_alike"):
         if not getattr(entry, name).strip():
-            what = "a line that it finds" if name == "example" else "a line that only looks like it"
+            what = "a line that it matches" if name == "example" else "a similar line that it must not match"
             trial.add("error", name, f"It needs {what}.")
         elif "\n" in getattr(entry, name):
-            trial.add("error", name, "It is one line.")
+            trial.add("error", name, "Must be one line.")
     for name in sorted({*entry.during[:MOST_WORDS]} - {operation.name for operation in operations()}):
         allowed = ", ".join(sorted(operation.name for operation in operations()))
-        trial.add("error", "during", f"{name[:40]!r} is nothing that is told by frames. Take of {allowed}.")
+        trial.add("error", "during", f"Unknown operation {name[:40]!r}. Choose from {allowed}.")
     for name in ("during", "frameworks"):
         words = getattr(entry, name)
         if len(words) > MOST_WORDS or any(not _NAME.fullmatch(word) or len(word) > LONGEST["name"] for word in words):
-            trial.add("error", name, f"It is at most {MOST_WORDS} words, small letters, digits, -, _ and dots.")
+            trial.add("error", name, f"At most {MOST_WORDS} words of lower-case letters, digits, -, _ and dots.")
     return entry
 
 
@@ -145,16 +145,18 @@ def _sentence(error: BadEntry) -> str:
 def _check_patterns(entry: Entry, others: tuple[Entry, ...], trial: EntryTrial) -> None:
     for name, pattern in entry.patterns.items():
         if pattern.count("(") > GROUPS:
-            trial.add("error", name, f"It has more than {GROUPS} groups.")
+            trial.add("error", name, f"More than {GROUPS} groups.")
             continue
         try:
             made = _compiled(pattern)
         except re2.error as error:
             reason = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error)
-            trial.add("error", name, f"RE2 refuses it within {MEMORY >> 20} MiB: {reason}. It knows no look-around.")
+            trial.add(
+                "error", name, f"RE2 rejects it within {MEMORY >> 20} MiB: {reason}. Look-around is not supported."
+            )
             continue
         if name in {"pattern", "exception"} and made.search(b"") is not None:
-            trial.add("error", name, "It matches an empty line, so every one.")
+            trial.add("error", name, "It matches an empty line, and so every line.")
 
 
 def _compiled(pattern: str) -> Any:
@@ -165,19 +167,23 @@ def _check_lines(entry: Entry, others: tuple[Entry, ...], trial: EntryTrial) -> 
     try:
         alone = Catalogue([entry])
         is_found, is_taken = entry_matches(entry, entry.example, alone), entry_matches(entry, entry.look_alike, alone)
-        sieve = Prefilter(alone)
+        prefilter = Prefilter(alone)
     except (re2.error, BadEntry, RecursionError) as error:
-        trial.add("error", "pattern", f"It can't be put beside others: {error}.")
+        trial.add("error", "pattern", f"Cannot be combined with other entries: {error}.")
         return
     if not is_found:
-        trial.add("error", "example", "It does not find this line.")
-    elif not entry.is_for_tracebacks and sieve.search(entry.example.encode()) is None:
-        trial.add("error", "pattern", "The sieve would pass its example over. Begin with words that it always has.")
+        trial.add("error", "example", "It does not match this line.")
+    elif not entry.is_for_tracebacks and prefilter.search(entry.example.encode()) is None:
+        trial.add(
+            "error",
+            "pattern",
+            "The prefilter would skip its example. Begin the pattern with words that the line always has.",
+        )
     if is_taken:
-        trial.add("error", "look_alike", "It finds this line too. Say more in the pattern, or in `unless`.")
+        trial.add("error", "look_alike", "It matches this line too. Make the pattern more specific, or use `unless`.")
     for name in ("example", "look_alike"):
         if masked(getattr(entry, name)) != getattr(entry, name):
-            trial.add("error", name, "There is something like a password or a token in it. Take that out.")
+            trial.add("error", name, "Looks like it contains a password or a token. Remove it.")
 
 
 def entry_matches(entry: Entry, line: str, catalogue: Catalogue) -> bool:
@@ -189,7 +195,7 @@ def entry_matches(entry: Entry, line: str, catalogue: Catalogue) -> bool:
     return matches_traceback(replace(entry, frame="", during=()), Traceback(1, 1, kind, message), (), catalogue)
 
 
-# Over a long log.
+# Speed over a long log.
 
 
 def _measure(entry: Entry, others: tuple[Entry, ...], trial: EntryTrial) -> None:
@@ -213,17 +219,15 @@ def _measure(entry: Entry, others: tuple[Entry, ...], trial: EntryTrial) -> None
     if trial.seconds > SECONDS:
         trial.add(
             "error", "pattern",
-            f"It took {trial.seconds:.1f} s for {trial.megabytes:.1f} MB of a log; it may take {SECONDS} s for "
-            f"{len(text) / 1e6:.0f} MB. Have fewer counts like {{2,500}}, and words that stand fixed.",
+            f"It took {trial.seconds:.1f} s for {trial.megabytes:.1f} MB of a log; the limit is {SECONDS} s for "
+            f"{len(text) / 1e6:.0f} MB. Use fewer counts like {{2,500}} and more fixed words.",
         )  # fmt: skip
         return
     if found and not entry.is_for_tracebacks:
         line_text = masked(sample.decode(errors="replace"))[:160]
         lines = healthy.count(b"\n")
         level: Level = "error" if found > lines * MOST_HEALTHY_SHARE else "warn"
-        trial.add(
-            level, "pattern", f"It finds {found:,} of {lines:,} lines of runs in which nothing is wrong: {line_text}"
-        )
+        trial.add(level, "pattern", f"It matches {found:,} of {lines:,} lines of healthy runs: {line_text}")
     _measure_prefilter(entry, others, healthy, trial)
 
 
@@ -255,14 +259,14 @@ def _measure_prefilter(entry: Entry, others: tuple[Entry, ...], healthy: bytes, 
     try:
         after = _prefilter_seconds(Prefilter(extended_catalogue((*without, entry))), healthy)
     except re2.error as error:
-        trial.add("error", "pattern", f"It can't be put beside the others: {error}.")
+        trial.add("error", "pattern", f"Cannot be combined with the other entries: {error}.")
         return
     before = _prefilter_seconds(Prefilter(extended_catalogue(without)), healthy)
     if after > before * PREFILTER_FACTOR + PREFILTER_EXTRA_S:
         trial.add(
             "error", "pattern",
-            f"It would make the reading of every log slower: {after:.2f} s instead of {before:.2f} s for "
-            f"{len(healthy) / 1e6:.0f} MB. Give it a few words that the line always has and other lines have not.",
+            f"It would slow down the reading of every log: {after:.2f} s instead of {before:.2f} s for "
+            f"{len(healthy) / 1e6:.0f} MB. Add a few words that the line always has and other lines do not.",
         )  # fmt: skip
 
 
@@ -274,7 +278,7 @@ def _is_rare(entry: Entry, healthy: bytes) -> bool:
     return sum(1 for _ in _matching_lines(search, healthy)) * RARE < healthy.count(b"\n")
 
 
-def _prefilter_seconds(sieve: Prefilter, text: bytes) -> float:
+def _prefilter_seconds(prefilter: Prefilter, text: bytes) -> float:
     """Return the least CPU time of three rounds, as the first builds what the others use.
 
     A round that is too slow anyway is stopped and extrapolated to the whole text.
@@ -283,7 +287,7 @@ def _prefilter_seconds(sieve: Prefilter, text: bytes) -> float:
     for _ in range(3):
         began = time.process_time()
         for at, piece in _slices(text):
-            for _ in _matching_lines(sieve.search, piece):
+            for _ in _matching_lines(prefilter.search, piece):
                 pass
             if (took := time.process_time() - began) > SECONDS:
                 return min(least, took * len(text) / (at + len(piece)))
@@ -291,7 +295,7 @@ def _prefilter_seconds(sieve: Prefilter, text: bytes) -> float:
     return least
 
 
-# Beside the others.
+# Alongside the other entries.
 
 
 def _check_against_others(entry: Entry, others: tuple[Entry, ...], trial: EntryTrial) -> None:
@@ -299,19 +303,19 @@ def _check_against_others(entry: Entry, others: tuple[Entry, ...], trial: EntryT
     alone = Catalogue([entry])
     shipped = {other.name for other in shipped_catalogue()}
     if entry.name in shipped:
-        trial.add("warn", "name", "It takes the place of the entry that ships under this name.")
-    theirs = [one for one in (*shipped_catalogue(), *others) if one.name != entry.name and one.example]
-    shared = [one.name for one in theirs if entry_matches(entry, one.example, alone)]
+        trial.add("warn", "name", "Replaces the built-in entry of this name.")
+    theirs = [other for other in (*shipped_catalogue(), *others) if other.name != entry.name and other.example]
+    shared = [other.name for other in theirs if entry_matches(entry, other.example, alone)]
     if shared:
         more = f" and {len(shared) - SHOWN_NAMES:,} more" if len(shared) > SHOWN_NAMES else ""
-        trial.add("notice", "pattern", f"It also finds what {', '.join(shared[:SHOWN_NAMES])}{more} are for.")
+        trial.add("notice", "pattern", f"It also matches the examples of {', '.join(shared[:SHOWN_NAMES])}{more}.")
     if entry.is_for_tracebacks or entry.role not in {"root", "echo"}:
         return
-    combined = extended_catalogue((*(one for one in others if one.name != entry.name), entry))
+    combined = extended_catalogue((*(other for other in others if other.name != entry.name), entry))
     verdict = offline.diagnose_text(entry.example + "\n", "example", combined)
     if entry.role == "root" and verdict.cause != entry.cause:
         by = f", by {verdict.entry}" if verdict.entry else ""
-        trial.add("warn", "example", f"All entries asked, this line by itself is {verdict.cause}{by}.")
+        trial.add("warn", "example", f"With all entries, this line by itself is diagnosed as {verdict.cause}{by}.")
 
 
 def main() -> int:

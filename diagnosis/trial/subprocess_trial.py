@@ -14,9 +14,9 @@ from typing import Any
 from diagnosis.signatures.entry import FIELDS, Entry
 from diagnosis.trial.checks import CPU_SECONDS, EntryTrial, TrialFinding, check_fields
 
-SECONDS = 30.0  # of waiting; the processor's are fewer
-MOST_AT_ONCE = 2  # in one process that asks
-WAIT_S = 10.0  # for a place among those
+SECONDS = 30.0  # of waiting; CPU time is limited further
+MOST_AT_ONCE = 2  # per process
+WAIT_S = 10.0  # for a free place
 ROOT = Path(__file__).resolve().parents[1]
 _places = threading.BoundedSemaphore(MOST_AT_ONCE)
 
@@ -28,10 +28,10 @@ def try_entry(raw: Mapping[str, Any], others: Iterable[Entry] = ()) -> EntryTria
     error.
     """
     glance = EntryTrial()
-    if check_fields(raw, glance) is None or not glance.is_fit:  # needs no process to be seen
+    if check_fields(raw, glance) is None or not glance.is_fit:  # no process needed
         return glance
     if not _places.acquire(timeout=WAIT_S):
-        return _rejected("Others are being tried just now. Try again in a moment.")
+        return _rejected("Other entries are being tried. Try again in a moment.")
     try:
         return _run({"entry": dict(raw), "others": [entry_as_json(other) for other in others]})
     finally:
@@ -57,16 +57,16 @@ def _run(request: dict[str, Any]) -> EntryTrial:
             env={"PATH": os.environ.get("PATH", ""), "PYTHONPATH": os.pathsep.join(paths)},
         )
     except subprocess.TimeoutExpired:
-        return _rejected(f"It was not done within {SECONDS:.0f} s.")
+        return _rejected(f"Not finished within {SECONDS:.0f} s.")
     if done.returncode < 0:
-        return _rejected(f"It took more than {CPU_SECONDS} s, or more memory than there is for it.")
+        return _rejected(f"It took more than {CPU_SECONDS} s of CPU time, or too much memory.")
     try:
         answer = json.loads(done.stdout)
         findings = [TrialFinding(**finding) for finding in answer["findings"]]
         return EntryTrial(findings, answer["seconds"], answer["megabytes"])
     except (ValueError, KeyError, TypeError):
         error_lines = done.stderr.strip().splitlines()
-        return _rejected(f"It could not be tried: {error_lines[-1][:200] if error_lines else 'nothing was answered'}.")
+        return _rejected(f"It could not be tried: {error_lines[-1][:200] if error_lines else 'no answer'}.")
 
 
 def _rejected(why: str) -> EntryTrial:

@@ -85,9 +85,9 @@ class TrialShape(Schema):
 class WantedReplay(CatalogueEntry):
     instead_of: Word = Field("", description="The entry that it replaces, if that has another name.")
     most: int = Field(
-        replay.MOST,
+        replay.MOST_INCIDENTS,
         ge=1,
-        le=replay.MOST,
+        le=replay.MOST_INCIDENTS,
         description="Number of incidents, newest first; those with a person's cause before others.",
     )
 
@@ -122,7 +122,7 @@ class ReplayShape(Schema):
 
 
 class WantedExamples(Schema):
-    limit: int = Field(examples.MOST, ge=1, le=examples.MOST, description="Number of cases, newest first.")
+    limit: int = Field(examples.MOST_CASES, ge=1, le=examples.MOST_CASES, description="Number of cases, newest first.")
 
 
 @router.get(
@@ -227,7 +227,7 @@ def begin(request: ApiRequest, wanted: WantedReplay) -> Status[dict[str, Any]]:
     only_sysadmins(request, WHAT)
     raw = wanted.model_dump()
     options = {name: raw.pop(name) for name in ("instead_of", "most")}
-    return Status(202, _replayed(replay.ask(request.auth, raw, **options)))
+    return Status(202, _replayed(replay.start(request.auth, raw, **options)))
 
 
 @router.get(
@@ -239,7 +239,7 @@ def begin(request: ApiRequest, wanted: WantedReplay) -> Status[dict[str, Any]]:
 def show_replay(request: ApiRequest, replay_id: int) -> dict[str, Any]:
     """Return the replay's progress and results so far. They are stored for a day."""
     only_sysadmins(request, WHAT)
-    return _replayed(replay.look(_replay(replay_id)))
+    return _replayed(replay.refresh(_replay(replay_id)))
 
 
 @router.delete(
@@ -286,7 +286,7 @@ def _lines(limit: int) -> Iterator[str]:
 
 
 def _row(name: str) -> SiteEntry:
-    row = site_catalogue.named(name)
+    row = site_catalogue.find_row(name)
     if row is None:
         raise Problem(404, "The site has no entry with this name. `vigil catalogue list` lists them.")
     return row

@@ -27,10 +27,10 @@ router = Router(tags=["post-mortems"])
 NONE_YET = "No such job that you can see, or no verdict: nothing failed, or only just now."
 
 _PLAIN = r"^[^\x00]*$"
-Narrative = Annotated[str, StringConstraints(max_length=editing.NARRATIVE, pattern=_PLAIN)]
-Factor = Annotated[str, StringConstraints(min_length=1, max_length=editing.FACTOR, pattern=_PLAIN)]
-ActionText = Annotated[str, StringConstraints(min_length=1, max_length=editing.ACTION, pattern=_PLAIN)]
-Why = Annotated[str, StringConstraints(min_length=1, max_length=editing.WHY, pattern=_PLAIN)]
+Narrative = Annotated[str, StringConstraints(max_length=editing.MAX_NARRATIVE, pattern=_PLAIN)]
+Factor = Annotated[str, StringConstraints(min_length=1, max_length=editing.MAX_FACTOR, pattern=_PLAIN)]
+ActionText = Annotated[str, StringConstraints(min_length=1, max_length=editing.MAX_ACTION, pattern=_PLAIN)]
+Why = Annotated[str, StringConstraints(min_length=1, max_length=editing.MAX_WHY, pattern=_PLAIN)]
 Username = Annotated[str, StringConstraints(max_length=150, pattern=_PLAIN)]
 
 
@@ -169,9 +169,9 @@ class PostMortemChanges(Schema):
 
     model_config = {"extra": "forbid"}
     narrative: Narrative | None = None
-    factors: list[Factor] | None = Field(None, max_length=editing.FACTORS)
+    factors: list[Factor] | None = Field(None, max_length=editing.MOST_FACTORS)
     actions: list[FollowUpChange] | None = Field(
-        None, max_length=editing.ACTIONS, description="The complete list: actions that are missing are deleted."
+        None, max_length=editing.MOST_ACTIONS, description="The complete list: actions that are missing are deleted."
     )
     is_published: bool | None = None
     overrule: OverruleChange | None = None

@@ -1,7 +1,7 @@
-"""What people judged, as cases that `vigil diagnose --evaluate` scores: the lines that count, and what they mean.
+"""Export incidents that people judged as cases that `vigil diagnose --evaluate` scores.
 
-A case has, of each log that the verdict goes by, its head, the lines around the evidence, and its tail; where the logs
-are gone, the evidence that the verdict kept. Secrets are masked.
+A case has, for each log that the verdict relies on, its head, the lines around the evidence and its tail; where the
+logs are gone, the evidence that is stored with the verdict. Secrets are masked.
 """
 
 from __future__ import annotations
@@ -18,57 +18,62 @@ from jobs.models import Diagnosis, Incident
 from jobs.postmortem.evidence.ranks import open_logs
 from vigil_core.masking import masked
 
-MOST = 1_000  # cases, the newest
+MOST_CASES = 1_000  # cases, the newest
 HEAD, BEFORE, AFTER, TAIL = 20, 20, 30, 60  # lines
-LINE = 1_000  # letters of one
-LETTERS = 64_000  # of one log
+MAX_LINE = 1_000  # letters of one
+MAX_LOG = 64_000  # of one log
 SACCT = "sacct.txt"
-READ = 64 << 20  # bytes of one log
+MOST_BYTES = 64 << 20  # bytes of one log
 _KERNEL = re.compile(r"kernel of ([\w.-]{1,255})\Z")
 
 
-def examples(most: int = MOST) -> Iterator[dict[str, Any]]:
-    """The cases, newest first: `id`, `label`, `said` (by the machine), `why`, and `log`, or `logs` by their names."""
+def examples(most: int = MOST_CASES) -> Iterator[dict[str, Any]]:
+    """Yield cases, newest first:
+
+    `id`, `label`, `said` (the diagnosed cause), `why`, and `log`, or `logs` by their names.
+    """
     for incident in Incident.objects.judged().filter(version__gt=0).select_related("attempt__job")[:most]:
         if (found := example_of(incident)) is not None:
             yield found
 
 
 def example_of(incident: Incident) -> dict[str, Any] | None:
-    """One case; None where nothing is left of it."""
+    """Return one case; None if nothing is left of it."""
     last = incident.diagnoses.first()
     if last is None:
         return None
     logs = _excerpts(incident, last)
-    logs |= {name: text for name, text in kept_lines(incident, last).items() if name.endswith((".kern.log", SACCT))}
-    logs = logs if set(logs) - {SACCT} else kept_lines(incident, last)
+    logs |= {name: text for name, text in evidence_lines(incident, last).items() if name.endswith((".kern.log", SACCT))}
+    logs = logs if set(logs) - {SACCT} else evidence_lines(incident, last)
     if not set(logs) - {SACCT} and incident.attempt.state == "failed":  # which says nothing by itself
         return None
-    told = {
+    case = {
         "id": f"incident-{incident.pk}",
         "label": incident.overruled_cause,
         "said": last.cause,
         "why": masked(incident.overruled_why)[:1000],
     }
-    return told | ({"log": next(iter(logs.values()))} if len(logs) == 1 else {"logs": logs})
+    return case | ({"log": next(iter(logs.values()))} if len(logs) == 1 else {"logs": logs})
 
 
-def kept_lines(incident: Incident, last: Diagnosis) -> dict[str, str]:
-    """What the verdict itself kept, by file: lines of logs, of kernels, and the scheduler's word as sacct prints it."""
+def evidence_lines(incident: Incident, last: Diagnosis) -> dict[str, str]:
+    """Return the lines stored with the verdict by file: of logs, of kernels, and the scheduler's record as sacct
+    prints it.
+    """
     found: dict[str, list[tuple[int, str]]] = {}
-    for one in last.verdict.get("evidence", ()):
-        name, line, text = str(one.get("file", "")), int(one.get("line") or 0), str(one.get("text", ""))
+    for item in last.verdict.get("evidence", ()):
+        name, line, text = str(item.get("file", "")), int(item.get("line") or 0), str(item.get("text", ""))
         if line:
             found.setdefault(name, []).append((line, text))
         elif match := _KERNEL.match(name):
-            at = datetime.fromtimestamp(one.get("at") or incident.at.timestamp(), UTC)
+            at = datetime.fromtimestamp(item.get("at") or incident.at.timestamp(), UTC)
             words = f"{at:%Y-%m-%dT%H:%M:%S.%f}+00:00 {match[1]} kernel: {text}"
             found.setdefault(f"{match[1]}.kern.log", []).append((0, words))
     logs = {name: masked("\n".join(text for _, text in sorted(lines)) + "\n") for name, lines in found.items()}
-    return logs | _word_of_scheduler(incident)
+    return logs | _sacct_record(incident)
 
 
-def _word_of_scheduler(incident: Incident) -> dict[str, str]:
+def _sacct_record(incident: Incident) -> dict[str, str]:
     attempt = incident.attempt
     if incident.incarnation is not None or not attempt.scheduler_id:
         return {}
@@ -77,11 +82,11 @@ def _word_of_scheduler(incident: Incident) -> dict[str, str]:
 
 
 def _excerpts(incident: Incident, last: Diagnosis) -> dict[str, str]:
-    """Of the logs that the evidence names, or else of the first, what is worth keeping."""
+    """Return excerpts of the logs that the evidence names, or else of the first log."""
     wanted: dict[str, set[int]] = {}
-    for one in last.verdict.get("evidence", ()):
-        if one.get("line"):
-            wanted.setdefault(str(one["file"]), set()).add(int(one["line"]))
+    for item in last.verdict.get("evidence", ()):
+        if item.get("line"):
+            wanted.setdefault(str(item["file"]), set()).add(int(item["line"]))
     found: dict[str, str] = {}
     for log in open_logs(incident):
         with log:
@@ -92,20 +97,20 @@ def _excerpts(incident: Incident, last: Diagnosis) -> dict[str, str]:
 
 def _excerpt(log: Log, wanted: set[int]) -> str:
     near = {number for line in wanted for number in range(line - BEFORE, line + AFTER + 1)}
-    kept: list[str] = []
+    excerpt: list[str] = []
     tail: deque[str] = deque(maxlen=TAIL)
     number = read = size = 0
     for block in files.read_blocks(log):
         read += len(block)
         for raw in block.split(b"\n")[: -1 if block.endswith(b"\n") else None]:
             number += 1
-            text = raw[: LINE * 4].decode(errors="replace")[:LINE]
-            if (number <= HEAD or number in near) and size < LETTERS:
+            text = raw[: MAX_LINE * 4].decode(errors="replace")[:MAX_LINE]
+            if (number <= HEAD or number in near) and size < MAX_LOG:
                 tail.clear()  # what lies between two places is left out
-                kept.append(text)
+                excerpt.append(text)
                 size += len(text)
             else:
                 tail.append(text)
-        if read > READ:
+        if read > MOST_BYTES:
             break
-    return "\n".join([*kept, *tail, ""]).replace("\0", "")
+    return "\n".join([*excerpt, *tail, ""]).replace("\0", "")

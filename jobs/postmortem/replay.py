@@ -1,8 +1,8 @@
-"""Replay: which verdicts of the past one entry would change, shown before it is saved. Nothing is written to them.
+"""Replay past diagnoses with one more entry, to show which verdicts it would change before it is saved.
 
-ask    which incidents, fixed at once: those that people judged, then the newest
-go_on  a piece of a second or so on the queue `diagnose`, then the next; whatever is due comes first
-look   somebody looks; what nobody looks at any more ends, what a lost message left lying goes on
+start      fixes which incidents are replayed: those that people judged, then the newest
+run_slice  replays for a second or so on the queue `diagnose` and queues the next slice; due diagnoses come first
+refresh    records that somebody is watching; an unwatched replay stops, a stalled one is queued again
 """
 
 from __future__ import annotations
@@ -29,100 +29,102 @@ from jobs.queueing import queue
 from portal.models import User
 from vigil_core.masking import masked
 
-MOST = 500  # incidents
+MOST_INCIDENTS = 500  # incidents
 MOST_JUDGED = 200  # of them, by people
 SLICE_S = 1.0
 MOST_S = 180.0  # of reading
-LONG_S = 4.0  # a diagnosis that took longer is not made anew: it is made twice, and real ones wait meanwhile
-AGAIN_AFTER = timedelta(seconds=20)  # without a step
-SEEN_AGAIN = timedelta(seconds=5)
+MOST_DIAGNOSIS_S = 4.0  # longer diagnoses are left out: each is made twice, and real ones wait meanwhile
+STALLED_AFTER = timedelta(seconds=20)  # without a step
+VIEW_INTERVAL = timedelta(seconds=5)
 
 
-def ask(user: User, raw: Mapping[str, Any], *, instead_of: str = "", most: int = MOST) -> Replay:
-    """Begin one; SpecError where the entry would not be taken in. `instead_of`: whose place it takes."""
+def start(user: User, raw: Mapping[str, Any], *, instead_of: str = "", most: int = MOST_INCIDENTS) -> Replay:
+    """Start a replay. Raises SpecError if the entry would be rejected. `instead_of`: the entry that it replaces."""
     trial = site_catalogue.check(raw, instead_of=instead_of or str(raw.get("name", "")))
     if not trial.is_fit:
         raise SpecError(Problem(finding.field, finding.text) for finding in trial.errors)
     Replay.objects.old().delete()
-    known = Incident.objects.filter(version__gt=0)
-    judged = list(known.judged().values_list("pk", flat=True)[: min(most, MOST_JUDGED)])
-    newest = known.order_by("-at", "-id").values_list("pk", flat=True)[:most]
+    incidents_with_verdict = Incident.objects.filter(version__gt=0)
+    judged = list(incidents_with_verdict.judged().values_list("pk", flat=True)[: min(most, MOST_JUDGED)])
+    newest = incidents_with_verdict.order_by("-at", "-id").values_list("pk", flat=True)[:most]
     numbers = list(dict.fromkeys([*judged, *newest]))[:most]
     replay = Replay.objects.create(
         entry=entry_as_json(parse_entry(raw)), instead_of=instead_of, asked_by=user, incidents=numbers
     )
-    transaction.on_commit(lambda: hurry(replay.pk))
+    transaction.on_commit(lambda: enqueue(replay.pk))
     return replay
 
 
-def look(replay: Replay) -> Replay:
-    """Somebody wants to know how far it is."""
+def refresh(replay: Replay) -> Replay:
+    """Record that somebody is watching, and queue a stalled replay again."""
     now = timezone.now()
-    mine = Replay.objects.filter(pk=replay.pk, ended_at=None)
-    mine.filter(seen_at__lt=now - SEEN_AGAIN).update(seen_at=now)
-    if mine.filter(moved_at__lt=now - AGAIN_AFTER).update(moved_at=now):
-        hurry(replay.pk)
+    running = Replay.objects.filter(pk=replay.pk, ended_at=None)
+    running.filter(seen_at__lt=now - VIEW_INTERVAL).update(seen_at=now)
+    if running.filter(moved_at__lt=now - STALLED_AFTER).update(moved_at=now):
+        enqueue(replay.pk)
     return replay
 
 
 def stop(replay: Replay) -> None:
-    """Let it be; what it has found stays."""
-    Replay.objects.filter(pk=replay.pk, ended_at=None).update(ended_at=timezone.now(), outcome="It was stopped.")
+    """Stop a replay; its results so far stay."""
+    Replay.objects.filter(pk=replay.pk, ended_at=None).update(ended_at=timezone.now(), outcome="Stopped.")
 
 
-def hurry(replay_id: int) -> None:
+def enqueue(replay_id: int) -> None:
     queue("jobs.tasks.replay", replay_id)
 
 
-def go_on(replay_id: int) -> None:
-    """The next few incidents; asks for the next piece where there are more."""
+def run_slice(replay_id: int) -> None:
+    """Replay the next few incidents, and queue the next slice if there are more."""
     replay = Replay.objects.filter(pk=replay_id, ended_at=None).first()
     if replay is None:
         return
     if timezone.now() - replay.seen_at > Replay.LEFT_AFTER:
-        _end(replay, "Nobody looked any more.")
+        _end(replay, "Stopped: nobody was watching.")
         return
     entry = as_site_entry(parse_entry(replay.entry))
-    others = site_catalogue.entries()
-    kept = tuple(one for one in others if one.name not in {entry.name, replay.instead_of})
-    pair = _Pair(entry.name, site_catalogue.beside(others), site_catalogue.beside((*kept, entry)))
+    others = site_catalogue.enabled_entries()
+    other_entries = tuple(
+        entry_of_site for entry_of_site in others if entry_of_site.name not in {entry.name, replay.instead_of}
+    )
+    pair = _CataloguePair(entry.name, site_catalogue.combined(others), site_catalogue.combined((*other_entries, entry)))
     until = time.monotonic() + SLICE_S
     while replay.place < replay.of:
         if replay.seconds > MOST_S:
-            _end(replay, f"It stopped after {MOST_S:.0f} s of reading.")
+            _end(replay, f"Stopped after {MOST_S:.0f} s of reading.")
             return
-        if is_held := Incident.objects.due().exists():
-            incidents.hurry()
-        elif not _step(replay, pair):
-            return  # somebody else goes on with it
-        if is_held or time.monotonic() >= until:
-            hurry(replay.pk)
+        if has_due := Incident.objects.due().exists():
+            incidents.enqueue()
+        elif not _replay_next(replay, pair):
+            return  # another worker continues
+        if has_due or time.monotonic() >= until:
+            enqueue(replay.pk)
             return
     _end(replay, "")
 
 
-def _at(replay: Replay) -> ReplayQuerySet:
-    """Its row, if nobody else has come further."""
+def _unclaimed(replay: Replay) -> ReplayQuerySet:
+    """Return the replay's row, unless another worker has got further."""
     return Replay.objects.filter(pk=replay.pk, place=replay.place, ended_at=None)
 
 
 def _end(replay: Replay, outcome: str) -> None:
-    _at(replay).update(ended_at=timezone.now(), outcome=outcome)
+    _unclaimed(replay).update(ended_at=timezone.now(), outcome=outcome)
 
 
-def _step(replay: Replay, pair: _Pair) -> bool:
-    """One incident. It counts as done before it is read: what kills the process that reads it is met once."""
+def _replay_next(replay: Replay, pair: _CataloguePair) -> bool:
+    """Replay one incident. It counts as done before it is read: a process that reading kills is killed once."""
     number = replay.incidents[replay.place]
-    if _at(replay).update(place=replay.place + 1, moved_at=timezone.now()) != 1:
+    if _unclaimed(replay).update(place=replay.place + 1, moved_at=timezone.now()) != 1:
         return False
     replay.place += 1
     began = time.monotonic()
-    _add(replay, pair.look_at(number), time.monotonic() - began)
+    _add_result(replay, pair.replay(number), time.monotonic() - began)
     return True
 
 
-def _add(replay: Replay, found: _Found | None, seconds: float) -> None:
-    """What one incident gave, beside what another worker has added meanwhile."""
+def _add_result(replay: Replay, found: _ReplayedIncident | None, seconds: float) -> None:
+    """Add the result of one incident to what other workers have added meanwhile."""
     with transaction.atomic():
         row = Replay.objects.select_for_update().filter(pk=replay.pk).first()
         if row is None:
@@ -137,45 +139,49 @@ def _add(replay: Replay, found: _Found | None, seconds: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What came of one incident that could be read. `change`: of its verdict, by the entry."""
+class _ReplayedIncident:
+    """The result for one incident. `change`: how the entry changes its verdict, if it does."""
 
     is_named: bool
     change: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
-    """The catalogue as it is, and with the entry of that name."""
+class _CataloguePair:
+    """The catalogue with and without the entry of that name."""
 
     name: str
     without: Catalogue
-    known: Catalogue
+    extended: Catalogue
 
-    def look_at(self, incident_id: int) -> _Found | None:
-        """None where there is no such incident, nothing of it is left to read, or too much."""
+    def replay(self, incident_id: int) -> _ReplayedIncident | None:
+        """Return the result for an incident; None if it is gone, has nothing left to read, or takes too long."""
         incident = Incident.objects.select_related("attempt__job").filter(pk=incident_id).first()
         last = incident.diagnoses.first() if incident is not None else None
-        if incident is None or last is None or last.seconds > LONG_S:
+        if incident is None or last is None or last.seconds > MOST_DIAGNOSIS_S:
             return None
-        verdict = self._judged(incident, last, self.known)
+        verdict = self._diagnosed(incident, last, self.extended)
         if verdict is None:
             return None
-        return _Found(verdict.entry == self.name, self._change(incident, last, verdict))
+        return _ReplayedIncident(verdict.entry == self.name, self._change(incident, last, verdict))
 
-    def _judged(self, incident: Incident, last: Diagnosis, known: Catalogue) -> Verdict | None:
-        """What it would be found to be; of what people judged, where the logs are gone, by what the verdict kept."""
-        verdict, has_logs = incidents.judged(incident, known)
+    def _diagnosed(self, incident: Incident, last: Diagnosis, catalogue: Catalogue) -> Verdict | None:
+        """Return the verdict by a catalogue; if the logs of a judged incident are gone, by the evidence stored with
+        its verdict.
+        """
+        verdict, has_logs = incidents.diagnose_with(incident, catalogue)
         if has_logs:
             return verdict
-        logs = examples.kept_lines(incident, last) if incident.overruled_cause else {}
-        return offline.diagnose_logs(offline.logs_from_texts(logs), known) if logs else None
+        logs = examples.evidence_lines(incident, last) if incident.overruled_cause else {}
+        return offline.diagnose_logs(offline.logs_from_texts(logs), catalogue) if logs else None
 
     def _change(self, incident: Incident, last: Diagnosis, verdict: Verdict) -> dict[str, Any] | None:
-        """What would become of the machine's word by this entry; None: nothing, or it would by itself."""
+        """Return how the entry changes the diagnosed cause; None if it does not, or if it changes without the entry
+        too.
+        """
         if verdict.cause == last.cause:
             return None
-        before = self._judged(incident, last, self.without)
+        before = self._diagnosed(incident, last, self.without)
         if before is None or before.cause == verdict.cause:
             return None
         return {

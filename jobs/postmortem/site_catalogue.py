@@ -1,6 +1,6 @@
-"""The catalogue of this site: what ships with Vigil, and what its sysadmins add.
+"""The catalogue of this site: the entries that ship with Vigil, and those that its sysadmins add.
 
-A changed catalogue counts for the next diagnosis; no verdict that there is changes by it.
+A change applies from the next diagnosis on; existing verdicts stay as they are.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from portal.models import User
 from vigil_core import untrusted
 
 logger = logging.getLogger(__name__)
-MOST = 500  # entries of a site
+MOST_ENTRIES = 500  # entries of a site
 
 
 def current_catalogue() -> Catalogue:
-    """What logs are read by now: the same object as long as no entry changes."""
-    return beside(entries())
+    """Return the catalogue that logs are read with now; the same object until an entry changes."""
+    return combined(enabled_entries())
 
 
-def beside(more: tuple[Entry, ...]) -> Catalogue:
-    """The catalogue with these entries of a site; without any of them where they can't be put together."""
-    known = extended_catalogue(more)
+def combined(site_entries: tuple[Entry, ...]) -> Catalogue:
+    """Return the catalogue with these entries of the site, or none of them if they cannot be compiled together."""
+    catalogue = extended_catalogue(site_entries)
     try:
-        prefilter_of(known)
+        prefilter_of(catalogue)
     except re2.error as error:
-        logger.error("The site's entries are left out: they can't be put together (%s).", error)
+        logger.error("The site's entries are ignored: they cannot be compiled together (%s).", error)
         return shipped_catalogue()
-    return known
+    return catalogue
 
 
 def catalogue_at(moment: datetime) -> Catalogue:
-    """What logs were read by then: a verdict is revised for new evidence, never for a changed catalogue."""
+    """Return the catalogue of a past moment: a verdict is revised for new evidence, never for a changed catalogue."""
     then = SiteCatalogue.objects.filter(at__lte=moment).first()
-    told = then.entries if then is not None else []
-    return beside(tuple(map(as_site_entry, filter(None, map(_entry, told)))))
+    rows = then.entries if then is not None else []
+    return combined(tuple(map(as_site_entry, filter(None, map(_entry, rows)))))
 
 
-def entries(*, but: str = "") -> tuple[Entry, ...]:
-    """Those that count, without the one of that name."""
+def enabled_entries(*, but: str = "") -> tuple[Entry, ...]:
+    """Return the site's enabled entries, except the one named `but`."""
     rows = SiteEntry.objects.filter(is_enabled=True).exclude(name=but)
-    return tuple(map(as_site_entry, filter(None, map(written_in, rows))))
+    return tuple(map(as_site_entry, filter(None, map(entry_of_row, rows))))
 
 
-def written_in(row: SiteEntry) -> Entry | None:
-    """A row's entry as it was written; None where this Vigil no longer takes it, as one with a cause that is gone."""
+def entry_of_row(row: SiteEntry) -> Entry | None:
+    """Return the entry in a row; None if this release no longer accepts it, as for a cause that was removed."""
     return _entry({name: getattr(row, name) for name in FIELDS})
 
 
@@ -68,69 +68,69 @@ def _entry(values: Mapping[str, Any]) -> Entry | None:
     try:
         return parse_entry(values)
     except BadEntry as error:
-        logger.error("An entry of the site is left out: %s.", error)
+        logger.error("A site entry is ignored: %s.", error)
         return None
 
 
-def named(name: str) -> SiteEntry | None:
-    """The row of that name, whatever somebody wrote into an address."""
+def find_row(name: str) -> SiteEntry | None:
+    """Return the row of that name, which comes from a URL and may be anything."""
     rows = SiteEntry.objects.select_related("made_by", "changed_by")
     return rows.filter(name=name).first() if untrusted.name(name, 64) else None
 
 
-# What sysadmins change.
+# Changes by sysadmins.
 
 
 def check(raw: Mapping[str, Any], *, instead_of: str = "") -> EntryTrial:
-    """What an entry would have to stand, beside the others; nothing is kept."""
+    """Try an entry alongside the site's others; nothing is stored."""
     name = untrusted.name(raw.get("name"), 64)
-    trial = try_entry(raw, entries(but=instead_of or name))
-    if name != instead_of and named(name) is not None:
-        trial.add("warn", "name", "The site has an entry of this name. Change that one, or take another name.")
+    trial = try_entry(raw, enabled_entries(but=instead_of or name))
+    if name != instead_of and find_row(name) is not None:
+        trial.add("warn", "name", "The site has an entry of this name. Edit that one, or choose another name.")
     return trial
 
 
 def add(user: User, raw: Mapping[str, Any]) -> SiteEntry:
-    """A new entry; SpecError where it is not fit, Conflict where there is one of its name."""
-    return keep(user, _fit(raw))
+    """Add an entry. Raises SpecError if it fails its trial, Conflict if its name is taken."""
+    return store(user, _checked_entry(raw))
 
 
-def keep(user: User, entry: Entry) -> SiteEntry:
-    """A new entry that has been tried."""
-    if SiteEntry.objects.count() >= MOST:
-        raise Conflict(f"The site has {MOST} entries. Remove some first.")
+def store(user: User, entry: Entry) -> SiteEntry:
+    """Store an entry that has passed its trial. Raises Conflict if its name is taken or the site has too many."""
+    if SiteEntry.objects.count() >= MOST_ENTRIES:
+        raise Conflict(f"The site has {MOST_ENTRIES} entries. Remove some first.")
     try:
         with transaction.atomic():
             row = SiteEntry.objects.create(made_by=user, changed_by=user, **_values(entry))
-            _changed(user, "add", row, Change(after=_audited(row)))
+            _record_change(user, "add", row, Change(after=_audited(row)))
     except IntegrityError:
-        raise Conflict(f"There is an entry {entry.name} of this site. Change that one, or take another name.") from None
+        raise Conflict(f"The site has an entry {entry.name}. Edit that one, or choose another name.") from None
     return row
 
 
 def change(user: User, row: SiteEntry, raw: Mapping[str, Any]) -> SiteEntry:
-    """Write an entry anew, as it was read; it may get another name."""
-    entry = _fit(raw, instead_of=row.name)
+    """Replace an entry as it was read, perhaps under another name. Raises Conflict if somebody changed it meanwhile."""
+    entry = _checked_entry(raw, instead_of=row.name)
     as_read = SiteEntry.objects.filter(pk=row.pk, changed_at=row.changed_at)
     try:
         with transaction.atomic():
             if not as_read.update(changed_by=user, changed_at=timezone.now(), **_values(entry)):
-                raise Conflict(f"{row.name} was changed or removed meanwhile. Look at it again.")
+                raise Conflict(f"{row.name} was changed or removed meanwhile. Reload it and try again.")
             before = _audited(row)
             row.refresh_from_db()
-            _changed(user, "change", row, Change(before=before, after=_audited(row)))
+            _record_change(user, "change", row, Change(before=before, after=_audited(row)))
     except IntegrityError:
-        raise Conflict(f"There is another entry {entry.name} of this site. Take another name.") from None
+        raise Conflict(f"The site has another entry {entry.name}. Choose another name.") from None
     return row
 
 
 def enable(user: User, row: SiteEntry, is_enabled: bool) -> SiteEntry:
-    """Let an entry count, or no longer."""
-    mine = SiteEntry.objects.filter(pk=row.pk, is_enabled=not is_enabled)
+    """Enable or disable an entry."""
+    unchanged = SiteEntry.objects.filter(pk=row.pk, is_enabled=not is_enabled)
     with transaction.atomic():
-        if mine.update(is_enabled=is_enabled, changed_by=user, changed_at=timezone.now()):
+        if unchanged.update(is_enabled=is_enabled, changed_by=user, changed_at=timezone.now()):
             change = Change(before={"is_enabled": not is_enabled}, after={"is_enabled": is_enabled})
-            _changed(user, "enable" if is_enabled else "disable", row, change)
+            _record_change(user, "enable" if is_enabled else "disable", row, change)
     row.refresh_from_db()
     return row
 
@@ -139,7 +139,7 @@ def remove(user: User, row: SiteEntry) -> None:
     with transaction.atomic():
         before = _audited(row)
         row.delete()
-        _changed(user, "remove", row, Change(before=before))
+        _record_change(user, "remove", row, Change(before=before))
 
 
 def _audited(row: SiteEntry) -> dict[str, Any]:
@@ -147,16 +147,16 @@ def _audited(row: SiteEntry) -> dict[str, Any]:
     return {name: getattr(row, name) for name in FIELDS}
 
 
-def _changed(user: User, how: str, row: SiteEntry, change: Change) -> None:
-    """Write down who did what, and which entries count from now on; of old such lists only what revisions need."""
+def _record_change(user: User, how: str, row: SiteEntry, change: Change) -> None:
+    """Write the audit log and which entries apply from now on; delete old such lists that no revision needs."""
     note(user, f"catalogue.{how}", row.name, row.pattern or row.exception, change)
     now = timezone.now()
-    SiteCatalogue.objects.create(at=now, entries=[entry_as_json(entry) for entry in entries()])
+    SiteCatalogue.objects.create(at=now, entries=[entry_as_json(entry) for entry in enabled_entries()])
     standing = SiteCatalogue.objects.filter(at__lt=now - SiteCatalogue.KEPT).values_list("pk", flat=True)[1:]
     SiteCatalogue.objects.filter(pk__in=list(standing)).delete()
 
 
-def _fit(raw: Mapping[str, Any], *, instead_of: str = "") -> Entry:
+def _checked_entry(raw: Mapping[str, Any], *, instead_of: str = "") -> Entry:
     trial = check(raw, instead_of=instead_of)
     if not trial.is_fit:
         raise SpecError(Problem(finding.field, finding.text) for finding in trial.errors)

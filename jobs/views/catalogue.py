@@ -47,7 +47,7 @@ def index(request: HttpRequest) -> HttpResponse:
     if request.GET.get("format") == "toml":
         rows = [row for row in SiteEntry.objects.all() if row.is_enabled or request.GET.get("all")]
         answer = HttpResponse(
-            to_toml(filter(None, map(site_catalogue.written_in, rows))), content_type="application/toml"
+            to_toml(filter(None, map(site_catalogue.entry_of_row, rows))), content_type="application/toml"
         )
         answer.headers["Content-Disposition"] = 'attachment; filename="catalogue.toml"'
         return answer
@@ -98,11 +98,11 @@ def add_entries(request: HttpRequest) -> HttpResponse:
         for entry in given if not mistakes else ():
             trial = site_catalogue.check(entry_as_json(entry))
             mistakes += [f"{entry.name}, {finding.field}: {finding.text}" for finding in trial.errors]
-            if site_catalogue.named(entry.name) is not None:
+            if site_catalogue.find_row(entry.name) is not None:
                 mistakes.append(f"{entry.name}: The site has an entry of this name.")
         with transaction.atomic():
             for entry in given if not mistakes else ():
-                site_catalogue.keep(user, entry)
+                site_catalogue.store(user, entry)
     except (tomllib.TOMLDecodeError, BadEntry, RecursionError, Conflict) as error:
         mistakes = [str(error)]
     if mistakes:
@@ -137,7 +137,7 @@ def edit(request: HttpRequest, name: str) -> HttpResponse:
 
 
 def _row(name: str) -> SiteEntry:
-    row = site_catalogue.named(name)
+    row = site_catalogue.find_row(name)
     if row is None:
         raise Http404
     return row
@@ -156,7 +156,7 @@ def _posted(request: HttpRequest, user: User, row: SiteEntry | None) -> HttpResp
     instead_of = row.name if row else ""
     try:
         if request.POST.get("do") == "replay":
-            return redirect("catalogue_replay", replay_id=replay.ask(user, raw, instead_of=instead_of).pk)
+            return redirect("catalogue_replay", replay_id=replay.start(user, raw, instead_of=instead_of).pk)
         if request.POST.get("do") == "save":
             saved = site_catalogue.change(user, row, raw) if row else site_catalogue.add(user, raw)
             messages.success(request, _saved(saved))
@@ -234,8 +234,8 @@ def remove(request: HttpRequest, name: str) -> HttpResponse:
 def show_replay(request: HttpRequest, replay_id: int) -> HttpResponse:
     """Show a replay's progress and results; only that part if htmx asks."""
     _sysadmin(request)
-    found = replay.look(get_object_or_404(Replay, pk=replay_id))
-    row = site_catalogue.named(found.instead_of)
+    found = replay.refresh(get_object_or_404(Replay, pk=replay_id))
+    row = site_catalogue.find_row(found.instead_of)
     context = {
         "section": "catalogue",
         "replay": found,
@@ -270,7 +270,7 @@ def save_replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
     """Save the entry that was replayed."""
     user = _sysadmin(request)
     found = get_object_or_404(Replay, pk=replay_id)
-    row = site_catalogue.named(found.instead_of)
+    row = site_catalogue.find_row(found.instead_of)
     try:
         saved = site_catalogue.change(user, row, found.entry) if row else site_catalogue.add(user, found.entry)
     except (SpecError, Conflict) as error:

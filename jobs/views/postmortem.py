@@ -29,7 +29,7 @@ from vigil_core.untrusted import plain, whole
 PIECES = 16  # pieces of evidence before "all of it"
 SPANS = (("near", "Around it"), ("hour", "1 h"), ("attempt", "Attempt"))
 NEW_ACTIONS = 2  # empty rows that the form offers
-MOST_ROWS = 2 * editing.ACTIONS  # rows read from a form
+MOST_ROWS = 2 * editing.MOST_ACTIONS  # rows read from a form
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _form(document: Document) -> dict[str, object]:
         "causes": list(CAUSES.values()),
         "draft": _written(document),
         "word": {"cause": document.cause.code, "why": document.incident.overruled_why},
-        "limits": {"narrative": editing.NARRATIVE, "action": editing.ACTION, "why": editing.WHY},
+        "limits": {"narrative": editing.MAX_NARRATIVE, "action": editing.MAX_ACTION, "why": editing.MAX_WHY},
     }
 
 

@@ -180,7 +180,7 @@ def test_an_entry_may_say_more_than_its_cause() -> None:
 
 def test_a_site_writes_no_heading() -> None:
     entry = {"name": "a.b", "role": "root", "cause": "gpu.ecc", "source": "x", "pattern": "y", "heading": "z"}
-    with pytest.raises(BadEntry, match="heading is nothing that an entry has"):
+    with pytest.raises(BadEntry, match="heading is not a field of an entry"):
         parse_entry(entry)
 
 

@@ -110,7 +110,7 @@ def test_of_what_is_too_much_head_and_tail(tmp_path: Path, monkeypatch: pytest.M
     path.write_bytes(b"".join(lines))
     found, limits = read(path, is_cut=True)
     assert found == [(1, "boom 1"), (500_002, "boom 2")]
-    assert limits == ["of 10.0 MiB 8.0 in its midst were not read"]
+    assert limits == ["of 10.0 MiB 8.0 in the middle were skipped"]
 
 
 def test_one_of_ten_gigabytes_costs_no_memory(tmp_path: Path) -> None:

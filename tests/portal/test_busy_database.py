@@ -206,7 +206,7 @@ def test_an_incident_is_not_given_up_for_a_database_that_is_busy(mira: Any, monk
     def fail(_: Incident) -> None:
         raise OperationalError("database is locked")
 
-    monkeypatch.setattr(incidents, "verdict_on", fail)
+    monkeypatch.setattr(incidents, "diagnose_incident", fail)
     for _ in range(incidents.MOST_TRIES + 1):
         with pytest.raises(OperationalError):
             incidents.diagnose(incident.pk)

@@ -1,4 +1,4 @@
-"""A verdict comes once, whatever happens to who finds it: kill -9 in its midst, several at it at once, Redis gone."""
+"""A verdict comes once, whatever happens to who finds it: kill -9 in the middle, several at it at once, Redis gone."""
 
 from __future__ import annotations
 

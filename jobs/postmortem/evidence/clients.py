@@ -1,4 +1,4 @@
-"""What a federation told of its clients: who dropped out and how, who is not asked any more, which rounds were lost."""
+"""Collect what a federation reported about its clients: dropouts with their errors, exclusions and lost rounds."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.signs.sign import Sign
 from jobs.client_name import client_name
 from jobs.models import Event, Incident
-from jobs.postmortem.evidence.collected import Evidence, context, some
+from jobs.postmortem.evidence.collected import IncidentEvidence, context, listed
 from jobs.postmortem.evidence.ranks import EVENTS
 from training.federation.tables import NAME_LETTERS
 from vigil_core import untrusted
 
-MOST_DROPPED = 4  # that are told of one by one, each with another error
-LOOKED_AT = 64
-MOST_NAMED = 1_000  # who are not asked any more
-LETTERS, MOST_LETTERS = 700, 8_000  # of a traceback that are shown, and read
+MOST_DROPPED = 4  # listed one by one, each with a different error
+MOST_EVENTS = 64
+MOST_NAMED = 1_000  # excluded clients
+LETTERS, MOST_LETTERS = 700, 8_000  # of a traceback, shown and read
 FEDERATED = "federated"
 _ENDS = {"ClientsFailed": "federated.clients", "QuorumLost": "federated.quorum", "CoverageError": "federated.coverage"}
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(?::|\Z)")
 
 
-def clients_of_federation(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
-    """Names clients: those that dropped out last, each with the end of its traceback, and those that are left out."""
+def clients_of_federation(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+    """Add the clients that dropped out last, each with the end of its traceback, and those that are excluded."""
     if incident.attempt.job.spec.get("kind") != FEDERATED:
         return
-    found.seen.add("clients")
-    _end(incident, found)
-    _dropped(incident, found)
-    _left_out(incident, found)
+    found.available.add("clients")
+    _run_end(incident, found)
+    _dropped_clients(incident, found)
+    _excluded_clients(incident, found)
 
 
-def _end(incident: Incident, found: Evidence) -> None:
-    """What rank 0 told of the run's end: a reason where its log is gone."""
+def _run_end(incident: Incident, found: IncidentEvidence) -> None:
+    """Add what rank 0 reported when the run ended: a root if its log is gone."""
     rows = Event.objects.filter(attempt=incident.attempt, kind="run.failed", incarnation=found.incarnation)
-    for event in rows.order_by("id")[:LOOKED_AT]:
+    for event in rows.order_by("id")[:MOST_EVENTS]:
         cause = _ENDS.get(untrusted.name(event.data.get("exception"), 64))
         if cause is None:
             continue
@@ -49,26 +49,25 @@ def _end(incident: Incident, found: Evidence) -> None:
         return
 
 
-def _dropped(incident: Incident, found: Evidence) -> None:
-    """The newest round's first, of each kind of error one."""
+def _dropped_clients(incident: Incident, found: IncidentEvidence) -> None:
+    """Add the first dropout of the newest round, one for each kind of error."""
     rows = Event.objects.filter(attempt=incident.attempt, kind="client.dropped", incarnation=found.incarnation)
-    told: dict[str, Sign] = {}
-    for event in sorted(rows.order_by("-id")[:LOOKED_AT], key=lambda one: (-_round_of(one), one.pk)):
+    signs: dict[str, Sign] = {}
+    for event in sorted(rows.order_by("-id")[:MOST_EVENTS], key=lambda event: (-_round_of(event), event.pk)):
         client, text = untrusted.count(event.data.get("client")), _text(event.data.get("traceback"))
         if client is not None and text and _round_of(event):
-            name = client_name(client, _name(event.data))
-            said = f"{name} dropped out in round {_round_of(event):,}: {_shortened(text)}"
-            sign = context(EVENTS, said, cause="federated.clients", at=event.time.timestamp())
-            told.setdefault(_raised(text).partition(":")[0], sign)
-    found.signs += list(told.values())[:MOST_DROPPED]
+            dropout = f"{client_name(client, _name(event.data))} dropped out in round {_round_of(event):,}: {_shortened(text)}"
+            sign = context(EVENTS, dropout, cause="federated.clients", at=event.time.timestamp())
+            signs.setdefault(_exception_line(text).partition(":")[0], sign)
+    found.signs += list(signs.values())[:MOST_DROPPED]
 
 
 def _round_of(event: Event) -> int:
     return untrusted.count(event.data.get("step")) or 0
 
 
-def _left_out(incident: Incident, found: Evidence) -> None:
-    """Since which round, whichever attempt of the job it was in: who has been left out stays left out."""
+def _excluded_clients(incident: Incident, found: IncidentEvidence) -> None:
+    """Add since which round each client is excluded, in any attempt of the job: an exclusion is permanent."""
     attempt = incident.attempt
     rows = Event.objects.filter(
         attempt__job=attempt.job_id, attempt__number__lte=attempt.number, kind="client.quarantined"
@@ -79,8 +78,8 @@ def _left_out(incident: Incident, found: Evidence) -> None:
         if client is not None and round_ is not None:
             since.setdefault(client, (round_, client_name(client, _name(data))))
     if since:
-        each = some(f"{who} since round {round_:,}" for _, (round_, who) in sorted(since.items()))
-        text = f"not asked any more, as their updates were not made of numbers: {each}"
+        each = listed(f"{who} since round {round_:,}" for _, (round_, who) in sorted(since.items()))
+        text = f"excluded because their updates were not finite: {each}"
         found.signs.append(context(EVENTS, text, cause="numerics.nan"))
 
 
@@ -89,13 +88,13 @@ def _name(data: dict[str, object]) -> str:
 
 
 def _text(value: object) -> str:
-    """A traceback in lines that do nothing to whoever reads them."""
+    """Return a traceback in lines that are safe to display."""
     return "\n".join(map(untrusted.line, value[:MOST_LETTERS].splitlines())) if isinstance(value, str) else ""
 
 
 def _shortened(traceback: str) -> str:
-    """What was raised, then the innermost frames: whoever reads a few words of it reads the most telling ones."""
-    raised, place = _raised(traceback), traceback.rfind('\n  File "')
+    """Return the exception, then the innermost frames, so that the first words are the most useful ones."""
+    raised, place = _exception_line(traceback), traceback.rfind('\n  File "')
     if place < 0 or raised == traceback:
         return traceback[:LETTERS]
     frames = traceback[: traceback.rfind(f"\n{raised}")] if f"\n{raised}" in traceback else traceback
@@ -104,7 +103,7 @@ def _shortened(traceback: str) -> str:
     return f"{raised}{frames[place:]}"
 
 
-def _raised(traceback: str) -> str:
-    """The line that says what was raised: the last that begins with an exception's name, and is no frame's."""
+def _exception_line(traceback: str) -> str:
+    """Return the last line that begins with an exception's name and is not a frame's."""
     lines = [line for line in traceback.splitlines() if line and not line[0].isspace()]
     return next((line for line in reversed(lines) if _RAISED.match(line)), lines[-1] if lines else "")[:300]

@@ -1,4 +1,4 @@
-"""What came before, and beside: checkpoints, what changed since the attempt before, others that failed as well."""
+"""Collect the history around a failure: checkpoints, changes since the previous attempt, other failures nearby."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from jobs.disk import provenance
 from jobs.incarnations import STARTED, number_of
 from jobs.models import Attempt, Checkpoint, Event, Incident
 from jobs.models.incident import IncidentQuerySet
-from jobs.postmortem.evidence.collected import AROUND, Evidence, context
+from jobs.postmortem.evidence.collected import NEAR_END, IncidentEvidence, context
 from jobs.postmortem.evidence.ranks import EVENTS
 from vigil_core import untrusted
 
-NEAR = timedelta(minutes=2)
+NEAR_IN_TIME = timedelta(minutes=2)
 MOST_OTHERS = 1_000
 MOST_CHANGES = 8
 MOST_DAMAGED = 4
 CHECKPOINTS, ENVIRONMENT, OTHERS = "checkpoints", "environment", "other jobs"
-# What takes several jobs down at once, none of them being the reason.
+# Causes that jobs share and no single job is to blame for.
 _SHARED = frozenset({"storage.io", "storage.full", "network.fabric", "scheduler.node_fail", "environment.driver"})
-_ALONE = 1  # failures of other jobs that say nothing yet
+_ALONE = 1  # with so few other failures nothing follows
 
 
-def lineage_of_checkpoints(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
-    """What it started from, what of that was found damaged, and what there was to go on from."""
+def lineage_of_checkpoints(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+    """Add which checkpoint the attempt started from, damage that was found, and which checkpoints were left to resume
+    from.
+    """
     attempt = incident.attempt
     events = Event.objects.filter(attempt=attempt, kind="checkpoint.damaged", incarnation=found.incarnation)
     damaged: set[str] = set()
@@ -42,13 +44,13 @@ def lineage_of_checkpoints(incident: Incident, catalogue: Catalogue, found: Evid
         found.signs.append(Sign(EVENTS, 0, text, "checkpoint.corrupt", "confirmation", prefix, source_kind="trainer"))
     started = _started_from(attempt, found.incarnation)
     rows = Checkpoint.objects.filter(job=attempt.job_id)
-    known = rows.by_name(started).first() if started else None
-    if known is not None and known.state == Checkpoint.State.CORRUPT and known.name not in damaged:
-        text = f"{known.name}, which it started from, is corrupt: {known.problem}"
+    checkpoint = rows.by_name(started).first() if started else None
+    if checkpoint is not None and checkpoint.state == Checkpoint.State.CORRUPT and checkpoint.name not in damaged:
+        text = f"{checkpoint.name}, which it started from, is corrupt: {checkpoint.problem}"
         found.signs.append(
             Sign(CHECKPOINTS, 0, text, "checkpoint.corrupt", "confirmation", Prefix(), source_kind="trainer")
         )
-    if damaged or (known is not None and known.state == Checkpoint.State.CORRUPT):
+    if damaged or (checkpoint is not None and checkpoint.state == Checkpoint.State.CORRUPT):
         whole = rows.resumable().exclude(name__in=damaged).order_by("-generation", "-step")
         names = list(whole.values_list("name", flat=True)[:3])
         left = f"to go on from there was {', '.join(names)}" if names else "no other checkpoint was there to go on from"
@@ -61,47 +63,50 @@ def _started_from(attempt: Attempt, incarnation: int) -> str:
     return untrusted.name(next(names, ""), 64)
 
 
-def changes_of_environment(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
-    """Packages, driver and code that are not as they were in the attempt before; a reason for nothing by themselves."""
+def changes_of_environment(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+    """Add packages, driver and code that changed since the previous attempt; never a cause by themselves."""
     ran = provenance.compare_with_earlier(incident.attempt)
     if ran is None:
         return
-    found.seen.add("environment")
+    found.available.add("environment")
     if not ran.changes:
         return
-    said = [f"{one.what} {one.before or 'absent'} → {one.after or 'absent'}" for one in ran.changes[:MOST_CHANGES]]
+    changes = [
+        f"{change.what} {change.before or 'absent'} → {change.after or 'absent'}"
+        for change in ran.changes[:MOST_CHANGES]
+    ]
     more = f" and {len(ran.changes) - MOST_CHANGES:,} more" if len(ran.changes) > MOST_CHANGES else ""
-    text = f"changed since attempt {ran.since}: {', '.join(said)}{more}"
+    text = f"changed since attempt {ran.since}: {', '.join(changes)}{more}"
     found.signs.append(context(ENVIRONMENT, text, cause="environment.package"))
 
 
-def others_that_failed(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
-    """Failures of other jobs within two minutes, or on a node of this one within ten: how many, and never whose."""
+def others_that_failed(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+    """Add how many other jobs failed within two minutes, or within ten on a node of this one; never which."""
     attempt, at = incident.attempt, incident.at
-    near = Incident.objects.filter(at__gte=at - NEAR, at__lte=at + NEAR)
+    near = Incident.objects.filter(at__gte=at - NEAR_IN_TIME, at__lte=at + NEAR_IN_TIME)
     others = _others(near, attempt)
     if others:
-        found.signs.append(_of_others(others))
+        found.signs.append(_sign_of_others(others))
     if attempt.nodes:
-        same = Incident.objects.filter(node__in=attempt.nodes, at__gte=at - AROUND, at__lte=at + AROUND)
+        same = Incident.objects.filter(node__in=attempt.nodes, at__gte=at - NEAR_END, at__lte=at + NEAR_END)
         for node, count in Counter(node for node, _ in _others(same, attempt).values()).most_common(3):
             jobs = "another job" if count == 1 else f"{count:,} other jobs"
-            text = f"{jobs} failed on {node} within {AROUND.total_seconds() / 60:.0f} minutes"
+            text = f"{jobs} failed on {node} within {NEAR_END.total_seconds() / 60:.0f} minutes"
             found.signs.append(context(OTHERS, text, node=node))
 
 
 def _others(incidents: IncidentQuerySet, attempt: Attempt) -> dict[int, tuple[str, str]]:
-    """Node and cause by job, of jobs that are not of the same sweep; what a person says of theirs is no evidence."""
-    own = Q(attempt__job=attempt.job_id)
+    """Return node and cause by job, without jobs of the same sweep. A cause that a person gave is no evidence."""
+    same_job = Q(attempt__job=attempt.job_id)
     if attempt.job.sweep_id:
-        own |= Q(attempt__job__sweep=attempt.job.sweep_id)
-    rows = incidents.exclude(own).exclude(cause=NONE).order_by("-at")
-    told = rows.values_list("attempt__job", "node", "cause", "overruled_cause")[:MOST_OTHERS]
-    return {job: (node, UNKNOWN if overruled else cause) for job, node, cause, overruled in told}
+        same_job |= Q(attempt__job__sweep=attempt.job.sweep_id)
+    rows = incidents.exclude(same_job).exclude(cause=NONE).order_by("-at")
+    found = rows.values_list("attempt__job", "node", "cause", "overruled_cause")[:MOST_OTHERS]
+    return {job: (node, UNKNOWN if overruled else cause) for job, node, cause, overruled in found}
 
 
-def _of_others(others: dict[int, tuple[str, str]]) -> Sign:
-    """A sign for what they have in common, where that is a thing that jobs share."""
+def _sign_of_others(others: dict[int, tuple[str, str]]) -> Sign:
+    """Return a sign of what they have in common, where that is something that jobs share."""
     count = len(others)
     jobs = "another job" if count == 1 else f"{count:,} other jobs"
     text = f"{jobs} failed within two minutes"

@@ -1,4 +1,4 @@
-"""What launchers say: how every rank ended, which was first, and their last look at their nodes."""
+"""Collect what launchers recorded: how every rank ended, which failed first, and a last snapshot of their nodes."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from diagnosis.signs.rank_exits import LAUNCHER
 from diagnosis.signs.sign import Sign
 from jobs import restarts
 from jobs.models import Event, Incident
-from jobs.postmortem.evidence.collected import Evidence, context, some, written
+from jobs.postmortem.evidence.collected import IncidentEvidence, context, job_folder, listed
 from vigil_core import untrusted
 
-ENDS, LOOKS = "ends", "looks"
-ENDS_BYTES = 4 << 20
-MOST_LOOKS = 256
+EXITS, SNAPSHOTS = "ends", "looks"
+EXITS_BYTES = 4 << 20
+MOST_SNAPSHOTS = 256
 MOST_KERNEL_BYTES = 16 << 20  # of all nodes
 
 
-def ends_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
-    """Exit code, signal and time of every rank, by the launcher of its node."""
-    folder = written(incident)
+def exits_of_ranks(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+    """Add exit code, signal and time of every rank, recorded by the launcher of its node."""
+    folder = job_folder(incident)
     if folder is None:
         return
-    for node, told in folder.of_nodes(ENDS, found, limit=ENDS_BYTES):
-        found.ends += rank_exits.parse_exits(told, node=node)[: rank_exits.MOST_RANKS - len(found.ends)]
+    for node, document in folder.of_nodes(EXITS, found, limit=EXITS_BYTES):
+        found.ends += rank_exits.parse_exits(document, node=node)[: rank_exits.MOST_RANKS - len(found.ends)]
     if found.ends:
-        found.seen.add("ends")
-        found.signs += rank_exits.signs_of_exits(found.ends, named=_named(incident, found))
+        found.available.add("ends")
+        found.signs += rank_exits.signs_of_exits(found.ends, named=_blamed_rank(incident, found))
 
 
-def word_of_launcher(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
-    """Which rank failed first: the hang that the watchdog saw, the node that was lost; its exit, if no file has it."""
+def report_of_launcher(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+    """Add the rank that failed first: a hang, a lost node, or its exit if no file has it."""
     failure = failure_of(incident)
     if not failure:
         return
-    found.seen.add("launcher")
+    found.available.add("launcher")
     rank = failure.get("rank")
     prefix = Prefix(rank=rank, node=found.node_of(rank))
     text = f"{failure.get('kind', '')}: {failure.get('error', '')}".strip(": ")
@@ -50,10 +50,10 @@ def word_of_launcher(incident: Incident, catalogue: Catalogue, found: Evidence) 
     elif failure.get("kind") == "node":
         found.signs.append(Sign(LAUNCHER, 0, text, "scheduler.node_fail", "root", prefix, source_kind="trainer"))
     if lines := failure.get("last_lines"):
-        said = f"the log of rank {rank} names no error and ends with: {' / '.join(lines)}"
-        found.signs.append(context(LAUNCHER, said, node=prefix.node))
+        text = f"the log of rank {rank} names no error and ends with: {' / '.join(lines)}"
+        found.signs.append(context(LAUNCHER, text, node=prefix.node))
     if failure.get("kind") == "hang" or any(end.is_failure for end in found.ends):
-        return  # who hung was killed by its launcher
+        return  # a hung rank was killed by its launcher
     groups = {"first": "yes"}
     for key, name in (("exit_code", "code"), ("signal", "signal")):
         if failure.get(key) is not None:
@@ -62,12 +62,12 @@ def word_of_launcher(incident: Incident, catalogue: Catalogue, found: Evidence) 
 
 
 def failure_of(incident: Incident) -> dict[str, Any]:
-    """The first failure, as the launcher told of it at the end of the attempt, or of the incarnation."""
+    """Return the first failure as the launcher reported it at the end of the attempt or the incarnation."""
     attempt = incident.attempt
     if incident.incarnation is None:
         return dict(attempt.failure)
-    told = Event.objects.filter(attempt=attempt, kind=restarts.ENDED, data__incarnation=incident.incarnation)
-    data = told.values_list("data", flat=True).first()
+    events = Event.objects.filter(attempt=attempt, kind=restarts.ENDED, data__incarnation=incident.incarnation)
+    data = events.values_list("data", flat=True).first()
     if not data:
         return {}
     return {
@@ -79,49 +79,49 @@ def failure_of(incident: Incident) -> dict[str, Any]:
     }
 
 
-def _named(incident: Incident, found: Evidence) -> int | None:
-    """The rank that the launcher blames, unless that is one that only lost its peers."""
+def _blamed_rank(incident: Incident, found: IncidentEvidence) -> int | None:
+    """Return the rank that the launcher blames, unless that rank only lost its peers."""
     failure = failure_of(incident)
     return failure.get("rank") if failure.get("kind") != "lost_peer" else None
 
 
-def looks_at_nodes(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
-    """What was full or killed for memory on each node, and what its kernel and its driver said."""
-    folder, attempt = written(incident), incident.attempt
+def snapshots_of_nodes(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+    """Add what was full or killed for memory on each node, and what its kernel and its driver logged."""
+    folder, attempt = job_folder(incident), incident.attempt
     if folder is None:
         return
-    told = itertools.islice(folder.of_nodes(LOOKS, found, limit=node_snapshot.MOST_BYTES), MOST_LOOKS)
-    parsed = (node_snapshot.parse_snapshot(one, node=node) for node, one in told)
-    looks = [look for look in parsed if look is not None]
-    looked_at = {look.node for look in looks}
-    if missing := [node for node in attempt.nodes if node not in looked_at and (looks or found.ends)]:
-        found.not_seen.append(f"what was full on {some(missing)}: there was no last look")
-    if not looks:
+    documents = itertools.islice(folder.of_nodes(SNAPSHOTS, found, limit=node_snapshot.MOST_BYTES), MOST_SNAPSHOTS)
+    parsed = (node_snapshot.parse_snapshot(document, node=node) for node, document in documents)
+    snapshots = [snapshot for snapshot in parsed if snapshot is not None]
+    nodes_with_snapshot = {snapshot.node for snapshot in snapshots}
+    if missing := [node for node in attempt.nodes if node not in nodes_with_snapshot and (snapshots or found.ends)]:
+        found.unavailable.append(f"memory and disk of {listed(missing)}: no snapshot was taken")
+    if not snapshots:
         return
-    found.seen.add("looks")
-    for look in looks:
-        found.signs += node_snapshot.signs_of_snapshot(look, _on(look, found))
-    _read_logs(looks, catalogue, found)
-    unseen: dict[str, list[str]] = {}
-    for look in looks:
-        for what, why in look.unavailable.items():
-            unseen.setdefault(f"{what} ({why})", []).append(look.node or "a node")
-    found.not_seen += [f"of {some(nodes)}: {what}" for what, nodes in unseen.items()]
-    if len(looks) >= len(attempt.nodes) and all(look.saw_kernel for look in looks):
-        found.seen.add("kernel")
-    if len(looks) >= len(attempt.nodes) and all(look.oom_kills == 0 for look in looks):
-        found.seen.add(NO_KILLS)
+    found.available.add("snapshots")
+    for snapshot in snapshots:
+        found.signs += node_snapshot.signs_of_snapshot(snapshot, _exits_on(snapshot, found))
+    _read_logs(snapshots, catalogue, found)
+    unreadable: dict[str, list[str]] = {}
+    for snapshot in snapshots:
+        for what, why in snapshot.unavailable.items():
+            unreadable.setdefault(f"{what} ({why})", []).append(snapshot.node or "a node")
+    found.unavailable += [f"{what} on {listed(nodes)}" for what, nodes in unreadable.items()]
+    if len(snapshots) >= len(attempt.nodes) and all(snapshot.has_kernel_log for snapshot in snapshots):
+        found.available.add("kernel")
+    if len(snapshots) >= len(attempt.nodes) and all(snapshot.oom_kills == 0 for snapshot in snapshots):
+        found.available.add(NO_KILLS)
 
 
-def _on(look: NodeSnapshot, found: Evidence) -> list[rank_exits.RankExit]:
-    return [end for end in found.ends if end.node == look.node]
+def _exits_on(snapshot: NodeSnapshot, found: IncidentEvidence) -> list[rank_exits.RankExit]:
+    return [end for end in found.ends if end.node == snapshot.node]
 
 
-def _read_logs(looks: list[NodeSnapshot], catalogue: Catalogue, found: Evidence) -> None:
-    """The kernel's lines and nvidia-smi's, through the catalogue."""
+def _read_logs(snapshots: list[NodeSnapshot], catalogue: Catalogue, found: IncidentEvidence) -> None:
+    """Read the lines of the kernel and of nvidia-smi with the catalogue."""
     logs, size = [], 0
-    for look in looks:
-        for log in node_snapshot.logs_of_snapshot(look, _on(look, found)):
+    for snapshot in snapshots:
+        for log in node_snapshot.logs_of_snapshot(snapshot, _exits_on(snapshot, found)):
             size += log.size or 0
             if size <= MOST_KERNEL_BYTES:
                 logs.append(log)

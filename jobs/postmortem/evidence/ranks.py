@@ -1,4 +1,4 @@
-"""What ranks left in the attempt's folder: logs, flight recorders, stacks, how far each was, what the guards wrote."""
+"""Collect what ranks left in the attempt's folder: logs, flight recorders, stacks, heartbeats, reports of guards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from diagnosis.signs import stacks
 from diagnosis.signs.sign import Sign
 from jobs.disk import folders, logs, rundir
 from jobs.models import Event, Incident
-from jobs.postmortem.evidence.collected import Evidence, context, some, written
+from jobs.postmortem.evidence.collected import IncidentEvidence, context, job_folder, listed
 from vigil_core import untrusted
 
 MOST_LOGS = 2_048
@@ -35,32 +35,32 @@ _GUARDS = {
 }
 
 
-def logs_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
-    """All logs of the incarnation that failed, of the launchers, and of the batch script."""
+def logs_of_ranks(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+    """Read all logs of the incarnation that failed, of the launchers, and of the batch script."""
     attempt = incident.attempt
     if attempt.job.is_attached:
-        found.not_seen.append("its logs: sbatch started it, and its output is where that put it")
+        found.unavailable.append("its logs: it was started by sbatch, which decides where its output is")
         return
     if folders.is_unreachable(attempt):
-        found.not_seen.append("its logs: the run directory is not there")
+        found.unavailable.append("its logs: the run directory is unavailable")
         return
-    named = _logs(incident, found)
+    named = _log_sizes(incident, found)
     if not named:
-        found.not_seen.append("its logs: there are none, or they have been removed")
-    found.read = offline.read_logs(_opened(incident, named, found), catalogue, size=sum(named.values()), of_job=True)
-    found.seen |= found.read.kinds
-    found.not_seen += found.read.unavailable
+        found.unavailable.append("its logs: there are none, or they were removed")
+    found.read = offline.read_logs(_open_each(incident, named, found), catalogue, size=sum(named.values()), of_job=True)
+    found.available |= found.read.kinds
+    found.unavailable += found.read.unavailable
 
 
 def open_logs(incident: Incident) -> Iterator[Log]:
-    """The logs alone, one after another; whoever asks closes them."""
+    """Yield the logs one after another; the caller closes each."""
     if not incident.attempt.job.is_attached and not folders.is_unreachable(incident.attempt):
-        found = Evidence()
-        yield from _opened(incident, _logs(incident, found), found)
+        found = IncidentEvidence()
+        yield from _open_each(incident, _log_sizes(incident, found), found)
 
 
-def _logs(incident: Incident, found: Evidence) -> dict[str, int]:
-    """What is to be read, below the run directory, and how many bytes each has, as far as that is known."""
+def _log_sizes(incident: Incident, found: IncidentEvidence) -> dict[str, int]:
+    """Return the paths to read below the run directory, with their sizes in bytes as far as known."""
     attempt = incident.attempt
     found.logs = logs.available(attempt)
     last = max((log.incarnation for log in found.logs if log.rank is not None and log.rank >= 0), default=0)
@@ -70,7 +70,7 @@ def _logs(incident: Incident, found: Evidence) -> dict[str, int]:
         return {}
     ranks = [log for log in found.logs if log.rank is not None and log.rank >= 0 and log.incarnation == last]
     if len(ranks) > MOST_LOGS:
-        found.not_seen.append(f"the logs of {len(ranks) - MOST_LOGS:,} ranks: only {MOST_LOGS:,} are read")
+        found.unavailable.append(f"the logs of {len(ranks) - MOST_LOGS:,} ranks: only {MOST_LOGS:,} are read")
     named = {f"job/{folder}/logs/{log.incarnation}.{log.rank}.log": log.bytes for log in ranks[:MOST_LOGS]}
     launchers = [log for log in found.logs if log.rank is not None and -max(1, len(attempt.nodes)) <= log.rank < 0]
     named |= {f"job/{folder}/logs/launcher.{-1 - (log.rank or 0)}.log": log.bytes for log in launchers}
@@ -81,8 +81,8 @@ def _logs(incident: Incident, found: Evidence) -> dict[str, int]:
     return named
 
 
-def _opened(incident: Incident, named: Iterable[str], found: Evidence) -> Iterator[Log]:
-    """Each log when it is asked for: there may be more of them than a process may have open."""
+def _open_each(incident: Incident, named: Iterable[str], found: IncidentEvidence) -> Iterator[Log]:
+    """Open each log only when it is requested: there may be more logs than a process may have open."""
     root = folders.root_of(incident.attempt)
     if root is None:
         return
@@ -93,12 +93,12 @@ def _opened(incident: Incident, named: Iterable[str], found: Evidence) -> Iterat
         except FileNotFoundError:
             continue
         except OSError as error:
-            found.not_seen.append(f"{name}: {error.strerror or error}")
+            found.unavailable.append(f"{name}: {error.strerror or error}")
 
 
-def stacks_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
-    """Where ranks were when their launcher gave up on them."""
-    folder = written(incident)
+def stacks_of_ranks(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+    """Add the stacks of ranks that their launcher gave up on."""
+    folder = job_folder(incident)
     if folder is None:
         return
     names = [name for name in folder.names("stacks") if name.startswith(f"{found.incarnation}.")]
@@ -109,9 +109,9 @@ def stacks_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -
                 found.read.stacks.append(stack)
 
 
-def steps_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
-    """How far each rank was by its last heartbeat: who is behind the others is who they waited for."""
-    folder = written(incident)
+def steps_of_ranks(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+    """Add how far each rank was by its last heartbeat: the ranks behind are those that the others waited for."""
+    folder = job_folder(incident)
     if folder is None:
         return
     beats: dict[int, tuple[int, str]] = {}
@@ -119,9 +119,9 @@ def steps_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) ->
         incarnation, _, rank = name.partition(".")
         if incarnation != str(found.incarnation) or not rank.isdecimal() or len(beats) >= MOST_BEATS:
             continue
-        told = folder.table(f"heartbeat/{name}", limit=_BEAT_BYTES)
-        if told and (step := untrusted.count(told.get("step"))) is not None:
-            beats[int(rank[:7])] = (step, untrusted.name(told.get("phase"), 32))
+        heartbeat = folder.table(f"heartbeat/{name}", limit=_BEAT_BYTES)
+        if heartbeat and (step := untrusted.count(heartbeat.get("step"))) is not None:
+            beats[int(rank[:7])] = (step, untrusted.name(heartbeat.get("phase"), 32))
     if len(beats) < 2:
         return
     counts = incident.attempt.job.of_kind.counts
@@ -133,28 +133,28 @@ def steps_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) ->
     if len(behind) * 2 > len(beats):
         return
     phase = beats[behind[0]][1]
-    who = f"rank {behind[0]} was" if len(behind) == 1 else f"ranks {some(map(str, behind))} were"
+    who = f"rank {behind[0]} was" if len(behind) == 1 else f"ranks {listed(map(str, behind))} were"
     text = f"{who} at {counts} {least:,}{f' ({phase})' if phase else ''}, others up to {most:,}"
     prefix = Prefix(rank=behind[0], node=found.node_of(behind[0]))
     found.signs.append(Sign("heartbeats", 0, text, "collective.timeout", "confirmation", prefix, source_kind="trainer"))
 
 
-def guards_of_trainer(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
-    """What the trainer's guards found before they ended the run, and what they wrote of the step."""
+def guards_of_trainer(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+    """Add what the trainer's guards found before they ended the run, and what they recorded about the step."""
     events = Event.objects.filter(attempt=incident.attempt, kind__in=_GUARDS, incarnation=found.incarnation)
     for event in events.order_by("-id")[:4]:
-        found.signs.append(_of_guard(event, found))
-    if (folder := written(incident)) is None:
+        found.signs.append(_sign_of_guard(event, found))
+    if (folder := job_folder(incident)) is None:
         return
     names = sorted(
-        (name for name in folder.names("numerics") if _NUMERICS.match(name)), key=lambda one: (len(one), one)
+        (name for name in folder.names("numerics") if _NUMERICS.match(name)), key=lambda name: (len(name), name)
     )
     for name in names[-1:]:
-        if (told := folder.table(f"numerics/{name}")) is not None:
-            found.signs.append(_of_numerics(f"numerics/{name}", told))
+        if (report := folder.table(f"numerics/{name}")) is not None:
+            found.signs.append(_sign_of_numerics(f"numerics/{name}", report))
 
 
-def _of_guard(event: Event, found: Evidence) -> Sign:
+def _sign_of_guard(event: Event, found: IncidentEvidence) -> Sign:
     data = event.data
     step, what = untrusted.count(data.get("step")), untrusted.line(data.get("what"), 300)
     where, check = untrusted.line(data.get("where"), 200), untrusted.name(data.get("check"), 32)
@@ -167,18 +167,20 @@ def _of_guard(event: Event, found: Evidence) -> Sign:
     return Sign(EVENTS, 0, text, _GUARDS[event.kind], "root", prefix, source_kind="trainer")
 
 
-def _of_numerics(name: str, told: dict[str, Any]) -> Sign:
-    """The first module that was not finite, and on how many ranks the loss was not."""
+def _sign_of_numerics(name: str, report: dict[str, Any]) -> Sign:
+    """Return the first module that was not finite, and on how many ranks the loss was not finite."""
     ranks = (
-        [one for one in told.get("ranks", ()) if isinstance(one, dict)] if isinstance(told.get("ranks"), list) else []
+        [rank for rank in report.get("ranks", ()) if isinstance(rank, dict)]
+        if isinstance(report.get("ranks"), list)
+        else []
     )
-    first = next((one for one in ranks if one.get("output") or one.get("gradient")), {})
+    first = next((rank for rank in ranks if rank.get("output") or rank.get("gradient")), {})
     where = untrusted.line(first.get("output"), 200)
     where = f"the output of {where}" if where else untrusted.line(first.get("gradient"), 200)
-    losses = told.get("losses")
+    losses = report.get("losses")
     losses = losses if isinstance(losses, dict) else {}
     odd = sum(isinstance(loss, str) for loss in losses.values())
-    step = untrusted.count(told.get("step"))
+    step = untrusted.count(report.get("step"))
     text = f"step {step:,}" if step is not None else "a step"
     text += f" done again: {odd:,} of {len(losses):,} ranks had a loss that is not finite"
     text += f", first in {where}" if where else ""

@@ -1,4 +1,4 @@
-"""What the scheduler says: of the job and its steps, and of its nodes around the end."""
+"""Collect what the scheduler reports about the job, its steps and its nodes around the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from diagnosis.logs.prefixes import Prefix
 from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.signs.sign import Sign
 from jobs.models import Attempt, Incident
-from jobs.postmortem.evidence.collected import AROUND, Evidence, context
+from jobs.postmortem.evidence.collected import NEAR_END, IncidentEvidence, context
 from nodes.models import Node, NodeOrder
 
 SCHEDULER = "scheduler"
@@ -31,16 +31,16 @@ _ENDS = {
 }
 
 
-def word_of_scheduler(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
-    """Its state, exit code and signal, and who asked for the cancel; of steps, whom memory took."""
+def report_of_scheduler(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+    """Add the job's state, exit code, signal and cancellation, and steps that were killed for memory."""
     attempt = incident.attempt
     if incident.incarnation is not None:
         return
-    found.seen.add("scheduler")
+    found.available.add("scheduler")
     at = attempt.ended_at.timestamp() if attempt.ended_at else None
     node = attempt.nodes[0] if len(attempt.nodes) == 1 else ""
     if attempt.state == "node_fail" and not node:
-        node = _lost(incident)
+        node = _lost_node(incident)
     prefix = Prefix(stamp=at, is_dated=True, node=node)
     text = f"{attempt.state} {attempt.reason}".strip()
     if cause := _cause_of(attempt):
@@ -58,8 +58,8 @@ def word_of_scheduler(incident: Incident, catalogue: Catalogue, found: Evidence)
         )
     for step in attempt.slurm_steps:
         if isinstance(step, dict) and step.get("state") == "out_of_memory" and step.get("name") != "extern":
-            said = f"step {step.get('number')} out_of_memory"
-            found.signs.append(Sign(SCHEDULER, 0, said, "memory.host_oom", "root", prefix, at=at, source_kind="slurm"))
+            text = f"step {step.get('number')} out_of_memory"
+            found.signs.append(Sign(SCHEDULER, 0, text, "memory.host_oom", "root", prefix, at=at, source_kind="slurm"))
 
 
 def _cause_of(attempt: Attempt) -> str:
@@ -70,28 +70,28 @@ def _cause_of(attempt: Attempt) -> str:
     return _ENDS.get(attempt.cause, "")
 
 
-def _lost(incident: Incident) -> str:
-    """The one node that went down around the end, if it is one."""
-    down = [node.name for node in _changed(incident) if not node.is_in_service and "drain" not in node.state]
+def _lost_node(incident: Incident) -> str:
+    """Return the node that went down around the end, if it was exactly one."""
+    down = [node.name for node in _changed_nodes(incident) if not node.is_in_service and "drain" not in node.state]
     return down[0] if len(down) == 1 else ""
 
 
-def _changed(incident: Incident) -> list[Node]:
-    """Nodes of the attempt whose state was given a reason around the end."""
-    near = Q(reason_at__gte=incident.at - AROUND, reason_at__lte=incident.at + AROUND)
+def _changed_nodes(incident: Incident) -> list[Node]:
+    """Return the attempt's nodes whose state was given a reason around the end."""
+    near = Q(reason_at__gte=incident.at - NEAR_END, reason_at__lte=incident.at + NEAR_END)
     return list(Node.objects.filter(near, name__in=incident.attempt.nodes).order_by("name")[:MOST_NODES])
 
 
-def states_of_nodes(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
-    """Nodes that went down or were drained within ten minutes, and on whose word."""
+def states_of_nodes(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+    """Add nodes that went down or were drained within ten minutes, with the reason."""
     nodes = incident.attempt.nodes
     if not nodes:
         return
-    for node in _changed(incident):
+    for node in _changed_nodes(incident):
         text = f"{node.name} is {node.state}" + (f": {node.reason}" if node.reason else "")
         at = node.reason_at.timestamp() if node.reason_at else None
         found.signs.append(context(SCHEDULER, text, cause="scheduler.node_fail", node=node.name, at=at))
-    near = Q(ended_at__gte=incident.at - AROUND, ended_at__lte=incident.at + AROUND)
+    near = Q(ended_at__gte=incident.at - NEAR_END, ended_at__lte=incident.at + NEAR_END)
     orders = NodeOrder.objects.filter(near, node__in=nodes, state=NodeOrder.State.DONE).order_by("id")
     for order in orders[:MOST_NODES]:
         done = "drained" if order.action == NodeOrder.Action.DRAIN else "put back into service"

@@ -29,7 +29,7 @@ from diagnosis.root_cause import REPORTED_SERIES
 from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.signs.sign import Sign
 from jobs.models import Incident
-from jobs.postmortem.evidence.collected import Evidence, context
+from jobs.postmortem.evidence.collected import IncidentEvidence, context
 from jobs.postmortem.evidence.launchers import failure_of
 from portal.models import Chunk, Series
 from portal.series.codec import Floats
@@ -39,16 +39,16 @@ from portal.series.read import incarnation_curves, outline_of, word
 FILE = "reported series"
 SECONDS = 5.0  # of a hundred for all sources; a series of a million points takes some 20 ms
 MOST_NAMES = 5_000
-MOST_OF_A_KIND = 8
-MOST_RANKS = 4  # of a series, beside rank 0
-STRETCHES = 1_000
-EXPLODED = 100.0
-COLLAPSED = 0.5
-NEARLY = 0.9
-GROWN = 2.0
-ENOUGH = 10  # points; with fewer only values that are not finite are judged
+MOST_PER_KIND = 8
+MOST_RANKS = 4  # of a series, besides rank 0
+MOST_STRETCHES = 1_000
+NORM_EXPLODED = 100.0
+RATE_COLLAPSED = 0.5
+NEARLY_FULL = 0.9
+MIN_GROWTH = 2.0
+MIN_POINTS = 10  # points; with fewer only values that are not finite are judged
 
-_HELD_OUT = re.compile(r"(?i)(?:^|[_./-])(?:val|valid|validation|eval|test|dev|holdout|client)(?:[_./-]|$)")
+_EVALUATION = re.compile(r"(?i)(?:^|[_./-])(?:val|valid|validation|eval|test|dev|holdout|client)(?:[_./-]|$)")
 _KINDS = {
     "loss": re.compile(r"(?i)(?:^|[_./-])(?:loss|nll|cross_entropy)(?:[_./-](?:train|total|mean|avg))?$"),
     "norm": re.compile(r"(?i)(?:^|[_./-])(?:grad(?:ient)?s?[_./-]?norm|gnorm)(?:[_./-](?:total|global))?$"),
@@ -59,11 +59,11 @@ _WHOLE_LOSS = re.compile(
     r"(?i)^(?:(?:train|training|total|lm|mean|avg|ce|metrics|scalars)[_./-])*(?:loss|nll|cross_entropy)"
 )
 # How an attempt ends that the program itself ended. A loss explains no other end.
-_OWN_END = frozenset({"", "exception"})
+_ENDED_BY_PROGRAM = frozenset({"", "exception"})
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ReportedCurve:
     """A series of a rank, as reported by the incarnation that failed."""
 
     name: str
@@ -81,61 +81,63 @@ class Curve:
         return means[np.isfinite(means)]
 
 
-def reported_series(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
+def reported_series(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Read the series that say how training went; what they show is a cause only if the program ended by itself."""
-    reader = _Reader(incident, found)
+    reader = _SeriesReader(incident, found)
     if not reader.names:
         return
-    found.seen.add("series")
+    found.available.add("series")
     role = "root" if _ended_by_itself(incident) else "context"
-    losses = [sign for curve in reader.curves("loss") for sign in _of_loss(curve, reader, role)]
+    losses = [sign for curve in reader.curves("loss") for sign in _loss_signs(curve, reader, role)]
     found.signs += losses[:2]
     cause = losses[0].cause if losses else "numerics.divergence"
-    found.signs += [sign for curve in reader.curves("norm") for sign in _of_norm(curve, cause)][:1]
-    found.signs += [sign for curve in reader.curves("rate") for sign in _of_rate(curve)][:1]
-    found.signs += _of_memory(incident, reader)
+    found.signs += [sign for curve in reader.curves("norm") for sign in _norm_signs(curve, cause)][:1]
+    found.signs += [sign for curve in reader.curves("rate") for sign in _rate_signs(curve)][:1]
+    found.signs += _memory_signs(incident, reader)
     if reader.is_late:
-        found.not_seen.append("some reported series: there was no time left")
+        found.unavailable.append("some reported series: no time was left")
 
 
 def _ended_by_itself(incident: Incident) -> bool:
     """Return whether the program left with an exit code of its own, unasked."""
     attempt, failure = incident.attempt, failure_of(incident)
-    if failure.get("signal") or str(failure.get("kind") or "") not in _OWN_END:
+    if failure.get("signal") or str(failure.get("kind") or "") not in _ENDED_BY_PROGRAM:
         return False
     if incident.incarnation is not None:
         return True
     return attempt.state == "failed" and not attempt.signal and attempt.cancel_asked_at is None
 
 
-class _Reader:
+class _SeriesReader:
     """Reads an attempt's series within bounds of time and number."""
 
-    def __init__(self, incident: Incident, found: Evidence) -> None:
+    def __init__(self, incident: Incident, found: IncidentEvidence) -> None:
         self._owner = ("attempt", incident.attempt_id)
-        lost = incident.incarnation is None and not found.logs  # then no log says which incarnation was the last
+        lost = incident.incarnation is None and not found.logs  # then no log shows which incarnation was last
         self._incarnation = incident.attempt.incarnation or 0 if lost else found.incarnation
         self._until = min(found.until, time.monotonic() + SECONDS)
         self.is_late = False
         rows = Series.objects.filter(owner_kind="attempt", owner_id=incident.attempt_id, column="")
         self.names = dict(rows.order_by("id").values_list("name", "id")[:MOST_NAMES])
 
-    def curves(self, kind: str) -> Iterator[Curve]:
+    def curves(self, kind: str) -> Iterator[ReportedCurve]:
         """Yield the series of a kind, shortest names first, each of rank 0 and of ranks with values not finite."""
-        names = [name for name in self.names if _KINDS[kind].search(name) and not _HELD_OUT.search(name)]
-        for name in sorted(names, key=lambda name: (len(name), name))[:MOST_OF_A_KIND]:
+        names = [name for name in self.names if _KINDS[kind].search(name) and not _EVALUATION.search(name)]
+        for name in sorted(names, key=lambda name: (len(name), name))[:MOST_PER_KIND]:
             for rank in self._ranks(self.names[name]):
                 if (curve := self.curve(name, rank)) is not None:
                     yield curve
 
-    def curve(self, name: str, rank: int, *, start: int | None = None, end: int | None = None) -> Curve | None:
+    def curve(self, name: str, rank: int, *, start: int | None = None, end: int | None = None) -> ReportedCurve | None:
         if time.monotonic() > self._until:
             self.is_late = True
             return None
-        outline = outline_of(self._owner, name, self._incarnation, rank=rank, start=start, end=end, points=STRETCHES)
-        return Curve(name, rank, outline) if len(outline.first) else None
+        outline = outline_of(
+            self._owner, name, self._incarnation, rank=rank, start=start, end=end, points=MOST_STRETCHES
+        )
+        return ReportedCurve(name, rank, outline) if len(outline.first) else None
 
-    def word_at(self, curve: Curve, step: int) -> str:
+    def word_at(self, curve: ReportedCurve, step: int) -> str:
         """Return what a value that is not finite is called."""
         for life in incarnation_curves([self._owner], curve.name, rank=curve.rank, start=step, end=step, points=None):
             if life.value is not None and len(life.value) and life.sources[int(life.source[0])][1] == self._incarnation:
@@ -152,7 +154,7 @@ class _Reader:
         return list(dict.fromkeys([max(0, first), *(max(0, rank) for rank in odd)]))[: MOST_RANKS + 1]
 
 
-def _sign(curve: Curve, text: str, cause: str, role: str, at: float | None) -> Sign:
+def _sign(curve: ReportedCurve, text: str, cause: str, role: str, at: float | None) -> Sign:
     prefix = Prefix(rank=curve.rank if curve.rank > 0 else None, stamp=at, is_dated=at is not None)
     if role == "context":
         return context(FILE, text, cause=cause, at=at)
@@ -162,7 +164,7 @@ def _sign(curve: Curve, text: str, cause: str, role: str, at: float | None) -> S
 # The loss.
 
 
-def _of_loss(curve: Curve, reader: _Reader, role: str) -> Iterator[Sign]:
+def _loss_signs(curve: ReportedCurve, reader: _SeriesReader, role: str) -> Iterator[Sign]:
     """Yield that it was not finite to its end, or that it had diverged."""
     if (bad := _not_finite_since(curve, reader)) is not None:
         step, last, value, at = bad
@@ -187,7 +189,7 @@ def _of_loss(curve: Curve, reader: _Reader, role: str) -> Iterator[Sign]:
         yield _sign(curve, text, "numerics.divergence", role, float(curve.outline.time[-1]))
 
 
-def _not_finite_since(curve: Curve, reader: _Reader) -> tuple[int, int, str, float] | None:
+def _not_finite_since(curve: ReportedCurve, reader: _SeriesReader) -> tuple[int, int, str, float] | None:
     """Return the first and the last step of values that are not finite to the end, their word, and when that began."""
     outline = curve.outline
     if outline.finite[-1] == outline.n[-1]:
@@ -211,7 +213,7 @@ def _not_finite_since(curve: Curve, reader: _Reader) -> tuple[int, int, str, flo
 
 def _climbed(losses: Floats) -> bool:
     """Return whether a loss that is positive ended far above its minimum."""
-    if len(losses) < ENOUGH or losses.min() < 0:
+    if len(losses) < MIN_POINTS or losses.min() < 0:
         return False
     return progress.has_climbed(losses.tolist())
 
@@ -219,10 +221,10 @@ def _climbed(losses: Floats) -> bool:
 # Supporting evidence.
 
 
-def _of_norm(curve: Curve, cause: str) -> Iterator[Sign]:
+def _norm_signs(curve: ReportedCurve, cause: str) -> Iterator[Sign]:
     """Yield that the gradient norm exploded, which supports what the loss says and is no cause by itself."""
     outline, means = curve.outline, curve.finite
-    if len(means) < ENOUGH:
+    if len(means) < MIN_POINTS:
         return
     usual, last = float(np.median(means[: len(means) // 2])), float(outline.max[-1])
     at, step = float(outline.time[-1]), int(outline.last[-1])
@@ -230,34 +232,34 @@ def _of_norm(curve: Curve, cause: str) -> Iterator[Sign]:
         yield _sign(
             curve, f"{curve.name} was not finite at step {step:,}, usually {usual:.3g}", cause, "confirmation", at
         )
-    elif usual > 0 and last > EXPLODED * usual:
+    elif usual > 0 and last > NORM_EXPLODED * usual:
         text = f"{curve.name} was {last:.4g} by step {step:,}, {last / usual:,.0f} × its usual {usual:.3g}"
         yield _sign(curve, f"{text}, as the program reported it", cause, "confirmation", at)
 
 
-def _of_rate(curve: Curve) -> Iterator[Sign]:
+def _rate_signs(curve: ReportedCurve) -> Iterator[Sign]:
     """Yield that throughput collapsed: worth knowing, whatever the cause was."""
     means = curve.finite
-    if len(means) < 2 * ENOUGH:
+    if len(means) < 2 * MIN_POINTS:
         return
     cut = len(means) - max(2, len(means) // 10)
     usual, last = float(np.median(means[:cut])), float(means[cut:].mean())
-    if usual > 0 and last < COLLAPSED * usual:
+    if usual > 0 and last < RATE_COLLAPSED * usual:
         text = f"{curve.name} fell from {usual:,.4g} to {last:,.4g} in the end, as the program reported it"
         yield _sign(curve, text, "unknown", "context", float(curve.outline.time[-1]))
 
 
-def _of_memory(incident: Incident, reader: _Reader) -> list[Sign]:
+def _memory_signs(incident: Incident, reader: _SeriesReader) -> list[Sign]:
     """Return that a node's memory grew to what the job asked for, as its launcher measured it."""
     limit = (incident.attempt.job.spec.get("resources") or {}).get("memory_gib")
     if "memory_gib" not in reader.names or not isinstance(limit, int | float) or not limit > 0:
         return []
     for number, node in enumerate(incident.attempt.nodes[:MOST_RANKS] or [""]):
         curve = reader.curve("memory_gib", -1 - number)
-        if curve is None or len(curve.finite) < ENOUGH:
+        if curve is None or len(curve.finite) < MIN_POINTS:
             continue
         before, last = float(np.median(curve.finite[: len(curve.finite) // 2])), float(curve.finite[-1])
-        if last >= NEARLY * limit and last >= GROWN * before:
+        if last >= NEARLY_FULL * limit and last >= MIN_GROWTH * before:
             at = float(curve.outline.time[-1])
             text = f"memory grew from {before:.1f} to {last:.1f} of {limit:g} GiB, as the launcher measured it"
             prefix = Prefix(node=node, stamp=at, is_dated=True)

@@ -63,12 +63,12 @@ def test_what_is_not_fit_is_told_by_field(ops: Client) -> None:
 
 
 def test_a_replay(ops: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "hurry", lambda number: None)
+    monkeypatch.setattr(replay, "enqueue", lambda number: None)
     begun = send(ops, "post", f"{WHERE}/replays", {**OURS, "most": 10})
     assert begun.status_code == 202
     where = f"{WHERE}/replays/{begun.json()['id']}"
     assert ops.get(where).json()["state"] == "going"
-    replay.go_on(begun.json()["id"])
+    replay.run_slice(begun.json()["id"])
     assert ops.get(where).json()["state"] == "done"
     assert ops.delete(where).status_code == 204
     assert ops.get(where).status_code == 404

@@ -172,7 +172,7 @@ def test_notices_of_a_death_say_what_is_lost(mira: User, project: Project) -> No
     def lost(job: Job) -> str:
         a_checkpoint(job, 20)
         incident: Any = SimpleNamespace(attempt=job.latest)
-        return incident_notices._lost(incident).replace("\N{NO-BREAK SPACE}", " ")
+        return incident_notices._lost_work(incident).replace("\N{NO-BREAK SPACE}", " ")
 
     attempt = {"step": 25}
     assert lost(a_job(mira, project, attempt=attempt)) == "5 steps since the checkpoint at step 20"

@@ -43,7 +43,7 @@ def _tried_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
         return trial
 
     monkeypatch.setattr(site_catalogue, "try_entry", try_entry)
-    monkeypatch.setattr(replay, "hurry", lambda number: None)
+    monkeypatch.setattr(replay, "enqueue", lambda number: None)
 
 
 def text(answer: Any) -> str:
@@ -82,12 +82,12 @@ def test_a_life_of_an_entry(ops: Client) -> None:
 def test_what_is_not_fit_is_told_at_its_field_and_nothing_is_lost(ops: Client) -> None:
     answer = ops.post("/catalogue/new", {**OURS, "cause": "storage.tape", "do": "save"})
     assert answer.status_code == 422
-    assert "'storage.tape' is no cause." in text(answer)
+    assert "'storage.tape' is not a cause." in text(answer)
     assert OURS["pattern"] in unescape(answer.text)
     SiteEntry.objects.create(**OURS)
     answer = ops.post("/catalogue/new", {**OURS, "do": "save"})
     assert answer.status_code == 422
-    assert "There is an entry storage.ours_down of this site." in text(answer)
+    assert "The site has an entry storage.ours_down of this site." in text(answer)
     assert SiteEntry.objects.count() == 1
 
 
@@ -110,7 +110,7 @@ def test_entries_as_text(ops: Client) -> None:
     two = TEXT + TEXT.replace("storage.ours_down", "x.y").replace("storage.io", "storage.tape")
     answer = ops.post("/catalogue/take", {"text": two})
     assert answer.status_code == 422
-    assert "'storage.tape' is no cause" in text(answer)
+    assert "'storage.tape' is not a cause" in text(answer)
     assert not SiteEntry.objects.exists()
     assert ops.post("/catalogue/take", {"text": TEXT.replace("\n", "\r\n")}).status_code == 302
     assert SiteEntry.objects.get().pattern == OURS["pattern"]
@@ -147,7 +147,7 @@ def test_a_replay_from_the_form_to_saving(ops: Client, mira: User) -> None:
     assert fragment.text.startswith('<div id="replay"')
     ops.post(f"/catalogue/replays/{found.pk}/stop")
     page = ops.get(begun["Location"])
-    assert "It was stopped." in text(page)
+    assert "Stopped." in text(page)
     assert 'hx-trigger="every 1s"' not in page.text
     assert OURS["pattern"] in unescape(ops.get(f"/catalogue/new?replay={found.pk}").text)
     assert ops.post(f"/catalogue/replays/{found.pk}/save").status_code == 302
@@ -167,7 +167,7 @@ def test_a_replay_of_a_new_one_overwrites_none_of_its_name(ops: Client) -> None:
     row = SiteEntry.objects.create(**OURS, is_enabled=False)
     ops.post("/catalogue/new", {**OURS, "source": "another", "do": "replay"})
     answer = ops.post(f"/catalogue/replays/{Replay.objects.get().pk}/save", follow=True)
-    assert "Not saved: There is an entry storage.ours_down" in text(answer)
+    assert "Not saved: The site has an entry storage.ours_down" in text(answer)
     assert SiteEntry.objects.get().source == row.source
     saved = ops.post(f"/catalogue/entries/{row.name}", {**OURS, "do": "save"}, follow=True)
     assert "It is disabled and not used" in text(saved)

@@ -193,7 +193,7 @@ class TestWriting:
     def test_what_somebody_else_wrote_meanwhile_is_not_lost(self, incident: Incident, client: Client) -> None:
         send(client, incident, "write", revision=0, narrative="mine")
         html = send(client, incident, "write", revision=0, narrative="yours")
-        assert "Somebody else has changed it" in html
+        assert "Somebody else changed it" in html
         assert ">yours</textarea>" in html, "to be copied"
         assert 'name="revision" value="0"' in html
         assert PostMortem.objects.get().narrative == "mine"
@@ -203,14 +203,17 @@ class TestWriting:
         [
             (
                 {"row": "new0", "text-new0": "x", "owner-new0": "nobody.here"},
-                "Nobody of this project is called nobody.here",
+                "No member of this project is called nobody.here",
             ),
             ({"row": "new0", "text-new0": "x", "due-new0": "tomorrow"}, "is not a date"),
-            ({"narrative": "x" * 20_001}, "20000 letters are the most"),
-            ({"factors": "x" * 501}, "500 letters are the most"),
-            ({"factors": "x\n" * 51}, "50 are the most"),
-            ({"row": "new0", "text-new0": "x" * 301}, "300 letters are the most"),
-            ({"row": [f"new{i}" for i in range(51)], **{f"text-new{i}": "x" for i in range(51)}}, "50 are the most"),
+            ({"narrative": "x" * 20_001}, "At most 20000 are allowed"),
+            ({"factors": "x" * 501}, "At most 500 are allowed"),
+            ({"factors": "x\n" * 51}, "at most 50 are allowed"),
+            ({"row": "new0", "text-new0": "x" * 301}, "At most 300 are allowed"),
+            (
+                {"row": [f"new{i}" for i in range(51)], **{f"text-new{i}": "x" for i in range(51)}},
+                "at most 50 are allowed",
+            ),
         ],
     )
     def test_what_cannot_be_is_refused_whole_and_stays_in_the_form(
@@ -263,13 +266,13 @@ class TestOverruling:
         self, mira: User, runs: Path, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         incident = dead(mira, runs)
-        verdict_on = incidents.verdict_on
+        verdict_on = incidents.diagnose_incident
 
         def meanwhile(one: Incident) -> Any:
             send(client, one, "overrule", cause="data.corrupt", why="I saw it.")
             return verdict_on(one)
 
-        monkeypatch.setattr(incidents, "verdict_on", meanwhile)
+        monkeypatch.setattr(incidents, "diagnose_incident", meanwhile)
         Incident.objects.update(due_at=timezone.now())
         assert not incidents.diagnose(incident.pk)
         incident.refresh_from_db()
@@ -298,9 +301,9 @@ class TestOverruling:
     @pytest.mark.parametrize(
         ("fields", "said"),
         [
-            ({"cause": "witchcraft", "why": "I saw it."}, "is no cause"),
-            ({"cause": "gpu.ecc"}, "Say why"),
-            ({"cause": "gpu.ecc", "why": "x" * 2_001}, "2000 letters are the most"),
+            ({"cause": "witchcraft", "why": "I saw it."}, "is not a cause"),
+            ({"cause": "gpu.ecc"}, "Give a reason"),
+            ({"cause": "gpu.ecc", "why": "x" * 2_001}, "At most 2000 are allowed"),
         ],
     )
     def test_needs_a_cause_and_a_reason(

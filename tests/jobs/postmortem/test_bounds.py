@@ -102,7 +102,7 @@ def test_once_its_time_is_over_each_source_says_so(left: Left, monkeypatch: pyte
     monkeypatch.setattr(collected, "MOST_S", -1.0)
     incident, told = left.diagnosed()
     assert (incident.cause, incident.version) == ("unknown", 1)
-    assert {"logs of ranks: there was no time left", "states of nodes: there was no time left"} <= {*told["not_seen"]}
+    assert {"logs of ranks: no time was left", "states of nodes: no time was left"} <= {*told["not_seen"]}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ class TestRecords:
         monkeypatch.setattr(offline, "MOST_CALLS", 5)
         logs = [log_from_text(self.flight(rank, range(3)), f"0.{rank}.json") for rank in range(4)]
         verdict = offline.diagnose_logs(logs)
-        assert "0.2.json and 1 more files: there was too much to read" in verdict.unavailable
+        assert "0.2.json and 1 more files: skipped, too much to read" in verdict.unavailable
 
     def test_a_dump_of_ours_is_one_process(self, left: Left) -> None:
         spied = "".join(f"Process {n}: python\nThread {n} (idle)\n    f (a.py:1)\n" for n in range(9_000))
@@ -191,9 +191,9 @@ class TestTime:
         assert {(one.cause, one.rank) for one in verdicts} == {("memory.gpu_oom", 1)}
         roots = [next(one for one in verdict.evidence if one.role == "root") for verdict in (whole, late)]
         assert roots[0].line == roots[1].line, "lines that are passed over are counted as long as there is time"
-        assert not [one for one in whole.unavailable if "midst" in one]
+        assert not [one for one in whole.unavailable if "in the middle" in one]
         for verdict in (late, over):
-            assert len([one for one in verdict.unavailable if "in its midst were not read" in one]) == 2
+            assert len([one for one in verdict.unavailable if "in the middle were skipped" in one]) == 2
 
     def test_time_is_for_all_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = [1000.0]

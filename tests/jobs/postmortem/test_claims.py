@@ -35,12 +35,12 @@ OF_SYSADMINS = sorted(code for code, cause in CAUSES.items() if cause.owner == "
 
 @pytest.fixture(autouse=True)
 def _as_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incident_notices, "_told", {})
-    monkeypatch.setattr(incident_notices, "WAIT", timedelta())
+    monkeypatch.setattr(incident_notices, "_notified", {})
+    monkeypatch.setattr(incident_notices, "DECISION_WAIT", timedelta())
 
 
 def notices(kind: str) -> list[Notice]:
-    incident_notices.tell()
+    incident_notices.notify_new()
     return list(Notice.objects.standing().filter(kind=kind).order_by("pk"))
 
 

@@ -97,8 +97,7 @@ class TestClients:
         raised(federated, "training.federated.controller.QuorumLost", QUORUM)
         _, verdict = federated.diagnosed()
         assert texts(verdict, "context") == [
-            "not asked any more, as their updates were not made of numbers: client 2 (ada) since round 3, client 6 "
-            "since round 9"
+            "excluded because their updates were not finite: client 2 (ada) since round 3, client 6 since round 9"
         ]
 
     def test_what_no_trainer_of_ours_tells_changes_nothing(self, federated: Left) -> None:

@@ -30,7 +30,7 @@ class TestEnds:
         left.ends(1, r1=(None, 9, 0.5))
         incident, told = left.diagnosed()
         assert (incident.cause, incident.rank, incident.node) == ("unknown", 1, "dgx-02")
-        assert texts(told, "root") == ["rank 1 ended by SIGKILL after 60.0 s, with 2,048 MiB resident at the most"]
+        assert texts(told, "root") == ["rank 1 ended by SIGKILL after 60.0 s, with 2,048 MiB peak resident memory"]
 
     def test_the_one_that_ended_first_began_it(self, left: Left) -> None:
         """Both raise, and nothing in their logs says when."""
@@ -85,7 +85,7 @@ class TestEnds:
         left.write("ends/0.1.json", '{"ranks": [{"rank": 5}, 7, {"rank": "x"}, {"rank": 1, "ended_at": 1e400}]}')
         incident, told = left.diagnosed()
         assert incident.version == 1
-        assert "what was full on dgx-01, dgx-02: there was no last look" in told["not_seen"]
+        assert "memory and disk of dgx-01, dgx-02: no snapshot was taken" in told["not_seen"]
 
 
 class TestRanks:

@@ -23,7 +23,7 @@ Die = Callable[..., Incident]
 
 @pytest.fixture(autouse=True)
 def _as_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incident_notices, "_told", {})
+    monkeypatch.setattr(incident_notices, "_notified", {})
 
 
 @pytest.fixture
@@ -61,9 +61,12 @@ def titles(kind: str = "incident") -> list[str]:
 def test_says_what_happened_and_what_vigil_did(die: Die, mira: User) -> None:
     incident = die()
     a_checkpoint(incident.attempt.job, 100)
-    assert incident_notices.tell() == 1
+    assert incident_notices.notify_new() == 1
     notice = Notice.objects.get()
-    assert (notice.user, notice.title) == (mira, f"wren (#{incident.attempt.job_id}) died: KeyError: 'label' (rank 1).")
+    assert (notice.user, notice.title) == (
+        mira,
+        f"wren (#{incident.attempt.job_id}) failed: KeyError: 'label' (rank 1).",
+    )
     assert notice.link == f"/jobs/{incident.attempt.job_id}/postmortem?attempt=1"
     facts = dict(notice.facts)
     assert facts["Cause"] == "program.exception, 91% sure"
@@ -72,18 +75,18 @@ def test_says_what_happened_and_what_vigil_did(die: Die, mira: User) -> None:
     assert facts["Runbook"] == "http://127.0.0.1:8000/runbooks/program.exception"
     assert "dgx-03" in facts["Attempt"]
     assert "hf_abc" not in str(notice.facts), "secrets are masked"
-    assert incident_notices.tell() == 0
+    assert incident_notices.notify_new() == 0
 
 
 def test_waits_for_the_decision_but_not_for_ever(die: Die) -> None:
     incident = die()
     Attempt.objects.update(decided_at=None, decision="")
-    assert incident_notices.tell() == 0
+    assert incident_notices.notify_new() == 0
     Incident.objects.update(opened_at=timezone.now() - timedelta(minutes=1))
-    assert incident_notices.tell() == 1
+    assert incident_notices.notify_new() == 1
     assert dict(Notice.objects.get().facts)["What Vigil did"] == "nothing yet"
     Attempt.objects.update(decided_at=timezone.now(), decision="Started again as attempt 2.")
-    assert incident_notices.tell() == 1
+    assert incident_notices.notify_new() == 1
     assert dict(Notice.objects.get().facts)["What Vigil did"] == "Started again as attempt 2."
     assert Notice.objects.get().key == f"incident:{incident.pk}"
 
@@ -91,14 +94,14 @@ def test_waits_for_the_decision_but_not_for_ever(die: Die) -> None:
 def test_a_process_that_starts_anew_tells_nothing_twice(die: Die, mira: User, monkeypatch: pytest.MonkeyPatch) -> None:
     Channel.objects.create(user=mira, kind="email", address="mira@lab.example")
     die()
-    incident_notices.tell()
-    monkeypatch.setattr(incident_notices, "_told", {})
-    assert incident_notices.tell() == 1
+    incident_notices.notify_new()
+    monkeypatch.setattr(incident_notices, "_notified", {})
+    assert incident_notices.notify_new() == 1
     assert (Notice.objects.count(), Delivery.objects.count()) == (1, 1)
 
 
 @pytest.mark.parametrize(
-    "where", ["portal.notify._facts", "portal.notify.fill", "jobs.postmortem.incident_notices._withdraw_of_site"]
+    "where", ["portal.notify._facts", "portal.notify.fill", "jobs.postmortem.incident_notices._withdraw_from_sysadmins"]
 )
 def test_one_killed_in_the_midst_is_made_up_for(
     die: Die, mira: User, monkeypatch: pytest.MonkeyPatch, where: str
@@ -113,9 +116,9 @@ def test_one_killed_in_the_midst_is_made_up_for(
     with monkeypatch.context() as patch:
         patch.setattr(where, be_killed)
         with pytest.raises(KeyboardInterrupt):
-            incident_notices.tell()
+            incident_notices.notify_new()
     assert Notice.objects.count() == Delivery.objects.count()
-    assert incident_notices.tell() == 1
+    assert incident_notices.notify_new() == 1
     assert (Notice.objects.count(), Delivery.objects.count()) == (1, 1)
 
 
@@ -123,7 +126,7 @@ def test_one_that_cannot_be_told_keeps_no_other_from_it(
     die: Die, mira: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     incidents = [die(), die(), die()]
-    tell = incident_notices._tell
+    tell = incident_notices._notify
 
     def fails(pk: int) -> None:
         if pk == incidents[1].pk:
@@ -131,10 +134,10 @@ def test_one_that_cannot_be_told_keeps_no_other_from_it(
         tell(pk)
 
     with monkeypatch.context() as patch:
-        patch.setattr(incident_notices, "_tell", fails)
-        assert incident_notices.tell() == 2
-    assert f"incident {incidents[1].pk} could not be told" in caplog.text
-    assert incident_notices.tell() == 1
+        patch.setattr(incident_notices, "_notify", fails)
+        assert incident_notices.notify_new() == 2
+    assert f"incident {incidents[1].pk}: no notice was raised" in caplog.text
+    assert incident_notices.notify_new() == 1
     assert Notice.objects.count() == 3
 
 
@@ -144,9 +147,9 @@ def test_a_look_ends_in_time_and_the_next_goes_on(die: Die, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         clock = iter([0.0, 1.0, incident_notices.BUDGET_S + 1, incident_notices.BUDGET_S + 2])
         patch.setattr(incident_notices, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        assert incident_notices.tell() == 1
-    assert incident_notices.tell() == 2
-    assert incident_notices.tell() == 0
+        assert incident_notices.notify_new() == 1
+    assert incident_notices.notify_new() == 2
+    assert incident_notices.notify_new() == 0
 
 
 def test_the_oldest_of_a_storm_is_told_too(die: Die) -> None:
@@ -157,24 +160,24 @@ def test_the_oldest_of_a_storm_is_told_too(die: Die) -> None:
         Incident(attempt=one, project=oldest.job.project, at=timezone.now())
         for one in Attempt.objects.bulk_create(attempts)
     )
-    assert incident_notices.tell() == 1
+    assert incident_notices.notify_new() == 1
 
 
 def test_a_revision_is_sent_only_where_somebody_else_must_act(die: Die, mira: User) -> None:
     Channel.objects.create(user=mira, kind="email", address="mira@lab.example")
     incident = die("program.exception")
-    incident_notices.tell()
+    incident_notices.notify_new()
     Incident.objects.update(version=2, cause="program.config", says="A wrong argument.")
-    incident_notices.tell()
-    assert titles() == [f"wren (#{incident.attempt.job_id}) died: A wrong argument."]
+    incident_notices.notify_new()
+    assert titles() == [f"wren (#{incident.attempt.job_id}) failed: A wrong argument."]
     assert Delivery.objects.count() == 1
     Incident.objects.update(
         version=3, cause="gpu.off_bus", confirmed_cause="gpu.off_bus", says="A GPU was lost.", node="dgx-03"
     )
-    incident_notices.tell()
+    incident_notices.notify_new()
     assert Delivery.objects.count() == 2
     Incident.objects.update(overruled_cause="data.missing", overruled_why="I know it.")
-    incident_notices.tell()
+    incident_notices.notify_new()
     assert Delivery.objects.count() == 3
     assert dict(Notice.objects.get(kind="incident").facts)["Cause"] == "data.missing, overruled by somebody"
 
@@ -182,7 +185,7 @@ def test_a_revision_is_sent_only_where_somebody_else_must_act(die: Die, mira: Us
 @pytest.mark.parametrize("cause", ["none", "scheduler.cancelled", "scheduler.preempted"])
 def test_where_nobody_must_act_nobody_is_told(die: Die, cause: str) -> None:
     die(cause)
-    incident_notices.tell()
+    incident_notices.notify_new()
     assert not Notice.objects.exists()
 
 
@@ -191,10 +194,10 @@ def test_where_nobody_must_act_any_more_it_is_withdrawn(die: Die, mira: User, ch
     for person_ in (mira, sysadmin()):
         Channel.objects.create(user=person_, kind="email", address="x@lab.example", digest="daily")
     die("gpu.off_bus", node="dgx-03")
-    incident_notices.tell()
+    incident_notices.notify_new()
     assert Notice.objects.standing().count() == Delivery.objects.unsent().count() == 2
     Incident.objects.update(version=2, confirmed_cause="", **change)
-    incident_notices.tell()
+    incident_notices.notify_new()
     assert not Notice.objects.standing().exists()
     Delivery.objects.update(due_at=timezone.now())
     assert send_due(5) == 0
@@ -203,12 +206,12 @@ def test_where_nobody_must_act_any_more_it_is_withdrawn(die: Die, mira: User, ch
 def test_neither_what_started_again_in_place_nor_what_has_no_verdict(die: Die) -> None:
     die(incarnation=2)
     die(version=0)
-    assert incident_notices.tell() == 0
+    assert incident_notices.notify_new() == 0
 
 
 def test_what_is_long_ago_is_told_to_nobody(die: Die) -> None:
     die(opened_at=timezone.now() - timedelta(days=2))
-    assert incident_notices.tell() == 0
+    assert incident_notices.notify_new() == 0
 
 
 def test_jobs_of_a_sweep_that_die_alike_are_one_notice(die: Die, mira: User) -> None:
@@ -216,10 +219,10 @@ def test_jobs_of_a_sweep_that_die_alike_are_one_notice(die: Die, mira: User) -> 
     sweep = Sweep.objects.create(project=a_project(), owner=mira, name="lr", spec_toml="")
     for _ in range(3):
         die(sweep=sweep)
-        incident_notices.tell()
+        incident_notices.notify_new()
     die(sweep=sweep, fingerprint="other")
-    incident_notices.tell()
-    assert titles()[0] == "3 jobs of sweep lr died alike: KeyError: 'label' (rank 1)."
+    incident_notices.notify_new()
+    assert titles()[0] == "3 jobs of sweep lr failed alike: KeyError: 'label' (rank 1)."
     assert len(titles()) == Delivery.objects.count() == 2
     assert Notice.objects.first().link == f"/sweeps/{sweep.pk}"
     assert Delivery.objects.earliest("pk").due_at > timezone.now() + timedelta(seconds=30), "more may come"
@@ -238,7 +241,7 @@ class TestSweepRevised:
             Incident.objects.filter(pk=one.pk).update(
                 version=2, cause=cause, says="A wrong argument.", fingerprint=fingerprint
             )
-            incident_notices.tell()
+            incident_notices.notify_new()
 
     def standing(self) -> list[str]:
         return list(Notice.objects.standing().filter(kind="incident").order_by("pk").values_list("title", flat=True))
@@ -250,62 +253,62 @@ class TestSweepRevised:
     @pytest.mark.parametrize("is_sent", [True, False])
     def test_all_of_them_at_once(self, die: Die, sweep: Sweep, is_sent: bool) -> None:
         died = [die(sweep=sweep) for _ in range(3)]
-        incident_notices.tell()
+        incident_notices.notify_new()
         assert (self.sent() if is_sent else 1) == 1
         self.revise(*died)
-        assert self.standing() == ["3 jobs of sweep lr died alike: A wrong argument."]
+        assert self.standing() == ["3 jobs of sweep lr failed alike: A wrong argument."]
         assert self.sent() == (0 if is_sent else 1)
 
     def test_what_nothing_was_known_of_first(self, die: Die, sweep: Sweep) -> None:
         died = [die("unknown", sweep=sweep, fingerprint="") for _ in range(2)]
-        incident_notices.tell()
+        incident_notices.notify_new()
         assert (len(self.standing()), self.sent()) == (2, 2)
         self.revise(*died)
-        assert self.standing() == ["2 jobs of sweep lr died alike: A wrong argument."]
+        assert self.standing() == ["2 jobs of sweep lr failed alike: A wrong argument."]
         assert self.sent() == 1, "now the owner alone must act"
 
     def test_somebody_else_must_act(self, die: Die, sweep: Sweep) -> None:
         died = [die(sweep=sweep) for _ in range(2)]
-        incident_notices.tell()
+        incident_notices.notify_new()
         self.sent()
         self.revise(*died, cause="storage.full")
-        assert self.standing() == ["2 jobs of sweep lr died alike: A wrong argument."]
+        assert self.standing() == ["2 jobs of sweep lr failed alike: A wrong argument."]
         assert self.sent() == 1
 
     def test_one_of_them_alone(self, die: Die, sweep: Sweep) -> None:
         died = [die(sweep=sweep) for _ in range(3)]
-        incident_notices.tell()
+        incident_notices.notify_new()
         self.revise(died[0])
-        assert sorted(self.standing())[1] == f"wren (#{died[0].attempt.job_id}) died: A wrong argument."
+        assert sorted(self.standing())[1] == f"wren (#{died[0].attempt.job_id}) failed: A wrong argument."
         assert len(self.standing()) == 2
 
     def test_overruled_is_said_of_that_one_alone(self, die: Die, sweep: Sweep) -> None:
         died = [die(sweep=sweep) for _ in range(2)]
-        incident_notices.tell()
+        incident_notices.notify_new()
         Incident.objects.filter(pk=died[0].pk).update(overruled_cause="data.missing", cause="data.missing")
-        incident_notices.tell()
+        incident_notices.notify_new()
         assert sorted(self.standing()) == [
-            "2 jobs of sweep lr died alike: KeyError: 'label' (rank 1).",
-            f"wren (#{died[0].attempt.job_id}) died: Data or model not found, according to somebody.",
+            "2 jobs of sweep lr failed alike: KeyError: 'label' (rank 1).",
+            f"wren (#{died[0].attempt.job_id}) failed: Data or model not found, according to somebody.",
         ]
         Incident.objects.filter(pk=died[1].pk).update(overruled_cause="none", cause="none")
-        incident_notices.tell()
+        incident_notices.notify_new()
         assert self.standing() == [
-            f"wren (#{died[0].attempt.job_id}) died: Data or model not found, according to somebody."
+            f"wren (#{died[0].attempt.job_id}) failed: Data or model not found, according to somebody."
         ]
 
     def test_what_started_again_in_place_is_not_counted(self, die: Die, sweep: Sweep) -> None:
         died = [die(sweep=sweep) for _ in range(2)]
         Incident.objects.filter(pk=died[0].pk).update(incarnation=1)
-        incident_notices.tell()
-        assert self.standing() == [f"wren (#{died[1].attempt.job_id}) died: KeyError: 'label' (rank 1)."]
+        incident_notices.notify_new()
+        assert self.standing() == [f"wren (#{died[1].attempt.job_id}) failed: KeyError: 'label' (rank 1)."]
 
 
 def test_the_project_s_channel_is_told_of_its_own_jobs_alone(die: Die) -> None:
     ours = Channel.objects.create(project=a_project(), kind="slack", address="https://hooks.slack.com/x")
     Channel.objects.create(project=a_project("other"), kind="slack", address="https://hooks.slack.com/y")
     die()
-    incident_notices.tell()
+    incident_notices.notify_new()
     assert Delivery.objects.get().channel == ours
 
 
@@ -316,7 +319,7 @@ class TestSysadmins:
             die("gpu.off_bus", node="dgx-03")
         die("gpu.off_bus", node="dgx-04")
         die("program.exception", node="dgx-03")
-        incident_notices.tell()
+        incident_notices.notify_new()
         assert sorted(title.replace("\N{NO-BREAK SPACE}", " ") for title in titles("incident.site")) == [
             "GPU fell off the bus on dgx-03: 3 attempts died of it.",
             f"GPU fell off the bus on dgx-04: wren (#{Job.objects.order_by('pk')[3].pk}) died of it.",
@@ -326,29 +329,29 @@ class TestSysadmins:
 
     def test_one_that_was_no_fault_of_the_site_is_withdrawn(self, die: Die) -> None:
         died = [die("gpu.off_bus", node="dgx-03"), die("gpu.off_bus", node="dgx-03"), die("gpu.ecc", node="")]
-        incident_notices.tell()
+        incident_notices.notify_new()
         for incident, left in zip(died, (2, 1, 0), strict=True):
             Incident.objects.filter(pk=incident.pk).update(version=2, cause="program.exception", confirmed_cause="")
-            incident_notices.tell()
+            incident_notices.notify_new()
             assert Notice.objects.standing().filter(kind="incident.site").count() == left
 
     def test_a_node_that_another_verdict_named_is_cleared(self, die: Die) -> None:
         incident = die("gpu.off_bus", node="dgx-03")
         Diagnosis.objects.update(verdict={"node": "dgx-03"})
-        incident_notices.tell()
+        incident_notices.notify_new()
         Incident.objects.filter(pk=incident.pk).update(version=2, cause="gpu.off_bus", node="dgx-04")
-        incident_notices.tell()
+        incident_notices.notify_new()
         assert Notice.objects.standing().get(kind="incident.site").link == "/nodes/dgx-04"
 
     def test_another_day_it_is_news_again(self, die: Die) -> None:
         Channel.objects.create(user=sysadmin(), kind="email", address="sam@lab.example")
         die("gpu.ecc", node="dgx-03", at=timezone.now() - timedelta(days=1))
-        incident_notices.tell()
+        incident_notices.notify_new()
         die("gpu.ecc", node="dgx-03")
-        incident_notices.tell()
+        incident_notices.notify_new()
         assert (Notice.objects.filter(kind="incident.site").count(), Delivery.objects.count()) == (2, 2)
-        incident_notices._told.clear()
-        incident_notices.tell()
+        incident_notices._notified.clear()
+        incident_notices.notify_new()
         assert Delivery.objects.count() == 2, "a process that starts anew tells nothing twice"
 
 

@@ -112,16 +112,16 @@ def test_only_the_incarnation_that_failed_is_read(attempt: Attempt, runs: Path) 
 def test_two_workers_make_one_version(attempt: Attempt, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(runs, "0.0.log", RAISED)
     incident = fail(attempt)
-    verdict_on = incidents.verdict_on
+    verdict_on = incidents.diagnose_incident
 
     def meanwhile(one: Incident) -> Any:
         """Another worker, that took it for left alone, comes to its end first."""
-        monkeypatch.setattr(incidents, "verdict_on", verdict_on)
+        monkeypatch.setattr(incidents, "diagnose_incident", verdict_on)
         Incident.objects.filter(pk=one.pk).update(due_at=timezone.now())
         assert incidents.diagnose(one.pk)
         return verdict_on(one)
 
-    monkeypatch.setattr(incidents, "verdict_on", meanwhile)
+    monkeypatch.setattr(incidents, "diagnose_incident", meanwhile)
     assert not incidents.diagnose(incident.pk)
     assert Diagnosis.objects.count() == 1
 
@@ -132,7 +132,7 @@ def test_one_that_a_worker_dies_of_is_left_alone_for_a_while(attempt: Attempt, m
     def die(one: Incident) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(incidents, "verdict_on", die)
+    monkeypatch.setattr(incidents, "diagnose_incident", die)
     with pytest.raises(KeyboardInterrupt):
         incidents.diagnose(incident.pk)
     assert not incidents.diagnose(incident.pk)
@@ -190,7 +190,7 @@ class TestWhatCannotBeDiagnosed:
 
     def test_ends_as_unknown_and_says_why(self, incident: Incident, monkeypatch: pytest.MonkeyPatch) -> None:
         failed = ValueError("no\0t\nwhat it seems, password=hunter2hunter2")
-        monkeypatch.setattr(incidents, "verdict_on", raises(failed))
+        monkeypatch.setattr(incidents, "diagnose_incident", raises(failed))
         self.again(4)
         incident.refresh_from_db()
         assert (incident.version, incident.tries) == (0, 4)
@@ -203,7 +203,7 @@ class TestWhatCannotBeDiagnosed:
         assert "hunter2" not in incident.says
 
     def test_so_does_one_that_each_worker_dies_of(self, incident: Incident, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(incidents, "verdict_on", raises(KeyboardInterrupt()))
+        monkeypatch.setattr(incidents, "diagnose_incident", raises(KeyboardInterrupt()))
         for _ in range(5):
             with pytest.raises(KeyboardInterrupt):
                 self.again(1)
@@ -218,7 +218,7 @@ class TestWhatCannotBeDiagnosed:
         write(runs, "0.0.log", RAISED)
         incident = fail(attempt)
         incidents.diagnose(incident.pk)
-        monkeypatch.setattr(incidents, "verdict_on", raises(ValueError("x")))
+        monkeypatch.setattr(incidents, "diagnose_incident", raises(ValueError("x")))
         self.again(6)
         incident.refresh_from_db()
         assert (incident.cause, incident.version, incident.is_final) == ("program.exception", 1, True)
@@ -228,9 +228,11 @@ class TestWhatCannotBeDiagnosed:
         self, incident: Incident, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         other = fail(attempt_of(job_of(), scheduler_id="8"))
-        verdict_on = incidents.verdict_on
+        verdict_on = incidents.diagnose_incident
         monkeypatch.setattr(
-            incidents, "verdict_on", lambda one: raises(ValueError())() if one.pk == incident.pk else verdict_on(one)
+            incidents,
+            "diagnose_incident",
+            lambda one: raises(ValueError())() if one.pk == incident.pk else verdict_on(one),
         )
         assert incidents.diagnose_due(time.monotonic() + 5) == 1
         other.refresh_from_db()
@@ -238,7 +240,7 @@ class TestWhatCannotBeDiagnosed:
 
     def test_one_that_goes_well_begins_to_count_anew(self, incident: Incident, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(incidents, "verdict_on", raises(ValueError()))
+            patch.setattr(incidents, "diagnose_incident", raises(ValueError()))
             self.again(4)
         self.again(1)
         incident.refresh_from_db()

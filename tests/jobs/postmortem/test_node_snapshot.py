@@ -77,7 +77,7 @@ class TestLook:
         incident, told = left.diagnosed()
         assert (incident.cause, incident.node) == ("gpu.off_bus", "dgx-02")
         root = next(one for one in told["evidence"] if one["role"] == "root")
-        assert root["file"] == "last look at dgx-02: kernel"
+        assert root["file"] == "snapshot of dgx-02: kernel"
         assert abs(root["at"] - (now - 5)) < 0.01
 
     def test_what_it_said_of_another_jobs_gpu_or_process_is_left_out(self, left: Left) -> None:
@@ -114,7 +114,7 @@ class TestLook:
         left.write("logs/10.0.log", ALONE)
         _, told = left.diagnosed()
         assert "rank 0 ended with exit code 50" in texts(told, "root")[0]
-        assert "what was full on dgx-02: there was no last look" in told["not_seen"]
+        assert "memory and disk of dgx-02: no snapshot was taken" in told["not_seen"]
 
     @pytest.mark.parametrize(("own", "cause"), [("AB", "gpu.ecc"), ("17", "unknown")])
     def test_what_a_driver_said_of_its_own_gpus(self, left: Left, own: str, cause: str) -> None:
@@ -132,7 +132,7 @@ class TestLook:
         left.look(0, not_seen={"kernel": "/dev/kmsg: Operation not permitted"})
         left.look(1, not_seen={"kernel": "/dev/kmsg: Operation not permitted"})
         _, told = left.diagnosed()
-        assert "of dgx-01, dgx-02: kernel (/dev/kmsg: Operation not permitted)" in told["not_seen"]
+        assert "kernel (/dev/kmsg: Operation not permitted) on dgx-01, dgx-02" in told["not_seen"]
 
     @settings(max_examples=examples(60), deadline=None)
     @given(

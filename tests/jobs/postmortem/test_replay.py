@@ -47,7 +47,7 @@ def ops() -> User:
 def hurried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The pieces that are asked for; a test does them by hand."""
     asked: list[int] = []
-    monkeypatch.setattr(replay, "hurry", asked.append)
+    monkeypatch.setattr(replay, "enqueue", asked.append)
     return asked
 
 
@@ -91,7 +91,7 @@ def through(found: Replay) -> Replay:
     for _ in range(50):
         if not found.is_going:
             break
-        replay.go_on(found.pk)
+        replay.run_slice(found.pk)
         found.refresh_from_db()
     return found
 
@@ -101,7 +101,7 @@ def test_it_shows_what_would_change_and_changes_nothing(ops: User, fail: Fail) -
     fail(r0_0=f"step 1 loss 2.0\n{OOM}\n")
     assert theirs.cause != "storage.io"
     before = list(Diagnosis.objects.order_by("pk").values())
-    found = through(replay.ask(ops, OURS))
+    found = through(replay.start(ops, OURS))
     (change,) = found.changes
     assert (change["incident"], change["before"], change["after"]) == (theirs.pk, theirs.cause, "storage.io")
     assert change["job"] == theirs.attempt.job_id
@@ -114,7 +114,7 @@ def test_it_shows_what_would_change_and_changes_nothing(ops: User, fail: Fail) -
 def test_an_entry_that_is_written_anew_stands_for_itself(ops: User, fail: Fail) -> None:
     SiteEntry.objects.create(**OURS)
     fail(r0_0=f"{LINE}\n")
-    found = through(replay.ask(ops, {**OURS, "cause": "storage.full"}))
+    found = through(replay.start(ops, {**OURS, "cause": "storage.full"}))
     assert [(one["before"], one["after"]) for one in found.changes] == [("storage.io", "storage.full")]
 
 
@@ -122,13 +122,13 @@ def test_what_would_be_another_anyway_is_no_change_of_it(ops: User, fail: Fail) 
     """Logs that were gone when it was diagnosed, a catalogue that has changed since."""
     incident = fail(r0_0=f"{OOM}\n")
     Diagnosis.objects.filter(incident=incident).update(cause="unknown")
-    assert through(replay.ask(ops, OURS)).changes == []
+    assert through(replay.start(ops, OURS)).changes == []
 
 
 def test_logs_that_are_gone_and_those_that_take_long_are_passed_over(ops: User, fail: Fail) -> None:
     Attempt.objects.filter(pk=fail(r0_0=f"{LINE}\n").attempt_id).update(directory="elsewhere")
-    Diagnosis.objects.filter(incident=fail(r0_0=f"{LINE}\n")).update(seconds=replay.LONG_S + 1)
-    found = through(replay.ask(ops, OURS))
+    Diagnosis.objects.filter(incident=fail(r0_0=f"{LINE}\n")).update(seconds=replay.MOST_DIAGNOSIS_S + 1)
+    found = through(replay.start(ops, OURS))
     assert (found.of, found.place, found.read, found.changes) == (2, 2, 0, [])
 
 
@@ -136,7 +136,7 @@ def test_an_entry_that_agrees_with_a_person_is_seen_to(ops: User, fail: Fail) ->
     judged = fail("storage.io", r0_0=f"step 1 loss 2.0\n{LINE}\n")
     said = Diagnosis.objects.get().cause
     assert said != judged.cause == "storage.io"
-    (change,) = through(replay.ask(ops, OURS)).changes
+    (change,) = through(replay.start(ops, OURS)).changes
     assert (change["before"], change["after"], change["by_person"]) == (said, "storage.io", "storage.io")
 
 
@@ -144,7 +144,7 @@ def test_what_people_judged_comes_first_and_from_what_the_verdict_kept(ops: User
     judged = fail("storage.io", r0_0=f"Traceback (most recent call last):\nRuntimeError: {LINE}\n")
     fail(r0_0=f"{OOM}\n")
     Attempt.objects.filter(pk=judged.attempt_id).update(directory="elsewhere")
-    begun = replay.ask(ops, OURS, most=1)
+    begun = replay.start(ops, OURS, most=1)
     assert begun.incidents == [judged.pk]
     (change,) = through(begun).changes
     assert (change["after"], change["by_person"]) == ("storage.io", "storage.io")
@@ -152,11 +152,11 @@ def test_what_people_judged_comes_first_and_from_what_the_verdict_kept(ops: User
 
 def test_what_is_due_comes_first(ops: User, fail: Fail, hurried: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     fail(r0_0=f"{LINE}\n")
-    begun = replay.ask(ops, OURS)
+    begun = replay.start(ops, OURS)
     asked: list[int] = []
-    monkeypatch.setattr(incidents, "hurry", lambda number=0: asked.append(number))
+    monkeypatch.setattr(incidents, "enqueue", lambda number=0: asked.append(number))
     Incident.objects.update(due_at=timezone.now())
-    replay.go_on(begun.pk)
+    replay.run_slice(begun.pk)
     begun.refresh_from_db()
     assert (begun.place, asked, hurried[-1]) == (0, [0], begun.pk)
 
@@ -165,8 +165,8 @@ def test_it_goes_on_in_pieces(ops: User, fail: Fail, hurried: list[int], monkeyp
     for _ in range(3):
         fail(r0_0=f"{LINE}\n")
     monkeypatch.setattr(replay, "SLICE_S", 0.0)
-    begun = replay.ask(ops, OURS)
-    replay.go_on(begun.pk)
+    begun = replay.start(ops, OURS)
+    replay.run_slice(begun.pk)
     begun.refresh_from_db()
     assert (begun.place, begun.read, len(begun.changes), begun.is_going) == (1, 1, 1, True)
     found = through(begun)
@@ -176,17 +176,17 @@ def test_it_goes_on_in_pieces(ops: User, fail: Fail, hurried: list[int], monkeyp
 def test_two_workers_do_each_incident_once(ops: User, fail: Fail, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         fail(r0_0=f"{LINE}\n")
-    begun = replay.ask(ops, OURS)
-    judged, read = incidents.judged, []
+    begun = replay.start(ops, OURS)
+    judged, read = incidents.diagnose_with, []
 
     def meanwhile(incident: Incident, known: Any) -> Any:
         read.append(incident.pk)
         if len(read) == 1:
-            replay.go_on(begun.pk)
+            replay.run_slice(begun.pk)
         return judged(incident, known)
 
-    monkeypatch.setattr(incidents, "judged", meanwhile)
-    replay.go_on(begun.pk)
+    monkeypatch.setattr(incidents, "diagnose_with", meanwhile)
+    replay.run_slice(begun.pk)
     begun.refresh_from_db()
     assert sorted(read) == sorted([*begun.incidents] * 2), "each once with the entry, and once without it"
     assert sorted(one["incident"] for one in begun.changes) == sorted(begun.incidents)
@@ -196,16 +196,16 @@ def test_two_workers_do_each_incident_once(ops: User, fail: Fail, monkeypatch: p
 def test_what_kills_its_reader_is_met_once(ops: User, fail: Fail, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         fail(r0_0=f"{LINE}\n")
-    begun = replay.ask(ops, OURS)
-    judged = incidents.judged
+    begun = replay.start(ops, OURS)
+    judged = incidents.diagnose_with
 
     def die(*about: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(incidents, "judged", die)
+    monkeypatch.setattr(incidents, "diagnose_with", die)
     with pytest.raises(KeyboardInterrupt):
-        replay.go_on(begun.pk)
-    monkeypatch.setattr(incidents, "judged", judged)
+        replay.run_slice(begun.pk)
+    monkeypatch.setattr(incidents, "diagnose_with", judged)
     found = through(begun)
     found.refresh_from_db()
     assert (found.place, found.read, len(found.changes)) == (2, 1, 1)
@@ -215,34 +215,34 @@ def test_it_ends_when_nobody_looks_any_more_and_goes_on_when_somebody_does(
     ops: User, fail: Fail, hurried: list[int]
 ) -> None:
     fail(r0_0=f"{LINE}\n")
-    begun = replay.ask(ops, OURS)
+    begun = replay.start(ops, OURS)
     long_ago = timezone.now() - timedelta(minutes=5)
     Replay.objects.update(moved_at=long_ago, seen_at=long_ago)
     before = len(hurried)
-    replay.look(begun)
-    replay.look(begun)
+    replay.refresh(begun)
+    replay.refresh(begun)
     assert hurried[before:] == [begun.pk], "a lost message is sent again, once"
     Replay.objects.update(seen_at=long_ago)
-    replay.go_on(begun.pk)
+    replay.run_slice(begun.pk)
     begun.refresh_from_db()
-    assert (begun.is_going, begun.outcome, begun.place) == (False, "Nobody looked any more.", 0)
+    assert (begun.is_going, begun.outcome, begun.place) == (False, "Stopped: nobody was watching.", 0)
 
 
 def test_it_is_bounded_in_time_and_old_ones_go(ops: User, fail: Fail, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         fail(r0_0=f"{LINE}\n")
-    old = replay.ask(ops, OURS)
+    old = replay.start(ops, OURS)
     Replay.objects.update(asked_at=timezone.now() - timedelta(days=2))
     monkeypatch.setattr(replay, "MOST_S", 0.0)
-    found = through(replay.ask(ops, OURS))
-    assert found.outcome.startswith("It stopped after")
+    found = through(replay.start(ops, OURS))
+    assert found.outcome.startswith("Stopped after")
     assert found.place == 1
     assert not Replay.objects.filter(pk=old.pk).exists()
 
 
 def test_one_that_is_not_fit_is_not_begun(ops: User) -> None:
     with pytest.raises(SpecError):
-        replay.ask(ops, {**OURS, "cause": "storage.tape"})
+        replay.start(ops, {**OURS, "cause": "storage.tape"})
     assert not Replay.objects.exists()
 
 

@@ -68,36 +68,36 @@ class TestTrial:
         trial = try_entry(of(pattern=r"^\d{1,2}\D", example="7 went", look_alike="seven went"))
         refusal = said(trial)["pattern"]
         # Slow by itself already, where the machine is.
-        assert "It would make the reading of every log slower" in refusal or "It took" in refusal
+        assert "It would slow down the reading of every log" in refusal or "It took" in refusal
 
     @pytest.mark.parametrize(
         ("changes", "field", "words"),
         [
-            ({"pattern": r"(?=went) away"}, "pattern", "RE2 refuses it"),
-            ({"pattern": r"(went) \1"}, "pattern", "RE2 refuses it"),
-            ({"pattern": r"(?:(?:went){1000}){1000}"}, "pattern", "RE2 refuses it"),
-            ({"pattern": r"(?:.{900} away ){30}\pL{900}"}, "pattern", "RE2 refuses it within 8 MiB"),
-            ({"pattern": "(" * 51 + "went" + ")" * 51}, "pattern", "more than 50 groups"),
+            ({"pattern": r"(?=went) away"}, "pattern", "RE2 rejects it"),
+            ({"pattern": r"(went) \1"}, "pattern", "RE2 rejects it"),
+            ({"pattern": r"(?:(?:went){1000}){1000}"}, "pattern", "RE2 rejects it"),
+            ({"pattern": r"(?:.{900} away ){30}\pL{900}"}, "pattern", "RE2 rejects it within 8 MiB"),
+            ({"pattern": "(" * 51 + "went" + ")" * 51}, "pattern", "More than 50 groups"),
             ({"pattern": "w*"}, "pattern", "It matches an empty line"),
-            ({"pattern": "a" * 1001}, "pattern", "longer than 1,000 letters"),
-            ({"pattern": "ourfs: nothing"}, "example", "does not find this line"),
-            ({"pattern": "ourfs: volume"}, "look_alike", "finds this line too"),
-            ({"unless": "(?<x"}, "unless", "RE2 refuses it"),
+            ({"pattern": "a" * 1001}, "pattern", "Longer than 1,000 characters"),
+            ({"pattern": "ourfs: nothing"}, "example", "does not match this line"),
+            ({"pattern": "ourfs: volume"}, "look_alike", "matches this line too"),
+            ({"unless": "(?<x"}, "unless", "RE2 rejects it"),
             ({"example": "ourfs: volume a went away after 5 ms password=hunter2hunter2"}, "example", "password"),
             ({"example": "two\nlines"}, "example", "one line"),
-            ({"look_alike": " "}, "look_alike", "needs a line"),
-            ({"advice": "\0"}, "advice", "can't be printed"),
+            ({"look_alike": " "}, "look_alike", "needs a similar line"),
+            ({"advice": "\0"}, "advice", "cannot be printed"),
             ({"cause": "storage.ours"}, "cause", "Causes are gpu.ecc,"),
-            ({"cause": "unknown"}, "cause", "A root is of some cause."),
-            ({"role": "cause"}, "role", "Role is one of root, echo"),
-            ({"scope": "here"}, "scope", "Scope is one of"),
-            ({"source": ""}, "source", "It has no source."),
-            ({"pattern": ""}, "pattern", "It needs a pattern"),
-            ({"name": "<b>"}, "name", "small letters"),
-            ({"during": ["lunch"]}, "during", "Take of arguments,"),
+            ({"cause": "unknown"}, "cause", "A root needs a cause."),
+            ({"role": "cause"}, "role", "Role must be one of root, echo"),
+            ({"scope": "here"}, "scope", "Scope must be one of"),
+            ({"source": ""}, "source", "Source is missing."),
+            ({"pattern": ""}, "pattern", "Needs a pattern"),
+            ({"name": "<b>"}, "name", "lower-case letters"),
+            ({"during": ["lunch"]}, "during", "Choose from arguments,"),
             ({"during": 7}, "during", "list of words"),
             ({"is_generic": "no"}, "is_generic", "true or false"),
-            ({"is_site": True}, "pattern", "nothing that an entry has"),
+            ({"is_site": True}, "pattern", "not a field of an entry"),
         ],
     )
     def test_what_is_refused(self, changes: dict[str, Any], field: str, words: str) -> None:
@@ -107,14 +107,14 @@ class TestTrial:
 
     def test_one_that_finds_what_healthy_runs_print(self) -> None:
         trial = try_entry(of(pattern=r"went away|lm loss: \d"))
-        assert "lines of runs in which nothing is wrong" in said(trial)["pattern"]
+        assert "lines of healthy runs" in said(trial)["pattern"]
 
     def test_what_is_worth_knowing(self) -> None:
         trial = try_entry(of(pattern=r"went away|step-7\d+/rank3\d"))
-        assert "lines of runs in which nothing is wrong" in said(trial, "warn")["pattern"]
+        assert "lines of healthy runs" in said(trial, "warn")["pattern"]
         shipped = next(entry for entry in shipped_catalogue() if entry.role == "root" and not entry.is_for_tracebacks)
         trial = try_entry(of(name=shipped.name, pattern=f"{OURS['pattern']}|{shipped.pattern}"))
-        assert "takes the place" in said(trial, "warn")["name"]
+        assert "Replaces the built-in entry" in said(trial, "warn")["name"]
 
     def test_of_a_traceback_class_and_message_count(self) -> None:
         raised = of(
@@ -199,7 +199,7 @@ def test_diagnose_with_a_file_of_entries(tmp_path: Path) -> None:
     path.write_text(to_toml([parse_entry(OURS), parse_entry(OURS)]))
     made = CliRunner().invoke(main, ["diagnose", "--catalogue", str(path), str(log)])
     assert made.exit_code == 1
-    assert f"The entries cannot be used: {OURS['name']}: there are two of this name" in made.output
+    assert f"The entries cannot be used: {OURS['name']}: two entries have this name" in made.output
 
 
 def test_check_by_hand(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_check_by_hand(tmp_path: Path) -> None:
     made = CliRunner().invoke(main, ["catalogue", "check", str(path)])
     assert made.exit_code == 1
     assert re.search(r"storage.ours_down passed: \d+\.\d\d s for [5-9] MB\n", made.output)
-    assert "x.y failed\n  ✗ look_alike: It finds this line too." in made.output
+    assert "x.y failed\n  ✗ look_alike: It matches this line too." in made.output
     assert "storage.ours_down failed" in made.output
     assert "✗ name: An earlier entry of the file has the same name." in made.output
 
@@ -259,17 +259,17 @@ class TestKept:
         assert not SiteEntry.objects.filter(is_enabled=True).exists()
 
     def test_what_is_not_fit_changes_nothing(self, ops: User) -> None:
-        with pytest.raises(SpecError, match="RE2 refuses it"):
+        with pytest.raises(SpecError, match="RE2 rejects it"):
             site_catalogue.add(ops, of(pattern="(?=x)"))
         assert not SiteEntry.objects.exists()
 
     def test_rows_that_no_longer_hold_are_left_out(self, caplog: pytest.LogCaptureFixture) -> None:
         SiteEntry.objects.create(**of(name="a.cause_that_is_gone", cause="storage.tape"))
         SiteEntry.objects.create(**OURS)
-        assert [entry.name for entry in site_catalogue.entries()] == [OURS["name"]]
+        assert [entry.name for entry in site_catalogue.enabled_entries()] == [OURS["name"]]
         SiteEntry.objects.create(**of(name="a.broken", pattern="(?=x)|"))
         assert site_catalogue.current_catalogue() is shipped_catalogue()
-        assert "can't be put together" in caplog.text
+        assert "cannot be compiled together" in caplog.text
 
 
 def test_an_entry_of_a_site_is_no_key_of_a_file() -> None:
