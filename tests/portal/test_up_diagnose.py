@@ -25,7 +25,7 @@ WORKER = f"""
 import django, sys, time
 django.setup()
 from jobs.postmortem import incidents
-incidents.get_ready()
+incidents.warm_up()
 print("ready", flush=True)
 sys.stdin.readline()
 done, until = 0, time.monotonic() + {TOGETHER_S}

@@ -56,7 +56,8 @@ def _dropped_clients(incident: Incident, found: IncidentEvidence) -> None:
     for event in sorted(rows.order_by("-id")[:MOST_EVENTS], key=lambda event: (-_round_of(event), event.pk)):
         client, text = untrusted.count(event.data.get("client")), _text(event.data.get("traceback"))
         if client is not None and text and _round_of(event):
-            dropout = f"{client_name(client, _name(event.data))} dropped out in round {_round_of(event):,}: {_shortened(text)}"
+            who = client_name(client, _name(event.data))
+            dropout = f"{who} dropped out in round {_round_of(event):,}: {_shortened(text)}"
             sign = context(EVENTS, dropout, cause="federated.clients", at=event.time.timestamp())
             signs.setdefault(_exception_line(text).partition(":")[0], sign)
     found.signs += list(signs.values())[:MOST_DROPPED]

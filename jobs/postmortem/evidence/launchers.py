@@ -50,8 +50,8 @@ def report_of_launcher(incident: Incident, catalogue: Catalogue, found: Incident
     elif failure.get("kind") == "node":
         found.signs.append(Sign(LAUNCHER, 0, text, "scheduler.node_fail", "root", prefix, source_kind="trainer"))
     if lines := failure.get("last_lines"):
-        text = f"the log of rank {rank} names no error and ends with: {' / '.join(lines)}"
-        found.signs.append(context(LAUNCHER, text, node=prefix.node))
+        last_lines = f"the log of rank {rank} names no error and ends with: {' / '.join(lines)}"
+        found.signs.append(context(LAUNCHER, last_lines, node=prefix.node))
     if failure.get("kind") == "hang" or any(end.is_failure for end in found.ends):
         return  # a hung rank was killed by its launcher
     groups = {"first": "yes"}

@@ -58,8 +58,10 @@ def report_of_scheduler(incident: Incident, catalogue: Catalogue, found: Inciden
         )
     for step in attempt.slurm_steps:
         if isinstance(step, dict) and step.get("state") == "out_of_memory" and step.get("name") != "extern":
-            text = f"step {step.get('number')} out_of_memory"
-            found.signs.append(Sign(SCHEDULER, 0, text, "memory.host_oom", "root", prefix, at=at, source_kind="slurm"))
+            step_text = f"step {step.get('number')} out_of_memory"
+            found.signs.append(
+                Sign(SCHEDULER, 0, step_text, "memory.host_oom", "root", prefix, at=at, source_kind="slurm")
+            )
 
 
 def _cause_of(attempt: Attempt) -> str:
