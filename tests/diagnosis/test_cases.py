@@ -70,7 +70,7 @@ def test_the_command_scores_a_folder_and_lines_of_json(tmp_path: Path) -> None:
     assert (answer["right"], answer["cases"]) == (2, 3)
     assert answer["confusion"] == [{"is": "gpu.ecc", "said": "memory.gpu_oom", "count": 1}]
     made = CliRunner().invoke(main, ["diagnose", "--evaluate", str(lines)])
-    assert "2 of 3 right" in made.output
+    assert "2 of 3 correct" in made.output
 
 
 @pytest.mark.parametrize("text", ["no json", '{"label": "gpu.ecc"}', '{"label": "gpu.none", "log": "x"}', "[]"])

@@ -141,7 +141,7 @@ def test_the_command_answers_whatever_it_is_given(tmp_path: Path) -> None:
     made = CliRunner().invoke(main, ["diagnose", "-"], input=OOM)
     assert (made.exit_code, "memory.gpu_oom" in made.output) == (0, True)
     made = CliRunner().invoke(main, ["diagnose", str(tmp_path / "missing")])
-    assert (made.exit_code, "nothing to read" in made.output) == (1, True)
+    assert (made.exit_code, "Nothing to read" in made.output) == (1, True)
     assert CliRunner().invoke(main, ["diagnose"]).exit_code == 2
 
 

@@ -87,7 +87,7 @@ def test_what_is_not_fit_is_told_at_its_field_and_nothing_is_lost(ops: Client) -
     SiteEntry.objects.create(**OURS)
     answer = ops.post("/catalogue/new", {**OURS, "do": "save"})
     assert answer.status_code == 422
-    assert "The site has an entry storage.ours_down of this site." in text(answer)
+    assert "The site has an entry storage.ours_down." in text(answer)
     assert SiteEntry.objects.count() == 1
 
 

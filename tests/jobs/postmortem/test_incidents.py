@@ -198,7 +198,7 @@ class TestWhatCannotBeDiagnosed:
         incident.refresh_from_db()
         assert (incident.cause, incident.version, incident.is_final, incident.due_at) == ("unknown", 1, True, None)
         assert incident.says.startswith(
-            "It could not be diagnosed: reading what was left failed 5 times, with ValueError: not what it seems"
+            "It could not be diagnosed: reading its files failed 5 times: ValueError: not what it seems"
         )
         assert "hunter2" not in incident.says
 
@@ -209,7 +209,7 @@ class TestWhatCannotBeDiagnosed:
                 self.again(1)
         self.again(1)
         incident.refresh_from_db()
-        assert "its worker was killed each of the 5 times" in incident.says
+        assert "its worker was killed at each of 5 attempts" in incident.says
         assert incident.is_final
 
     def test_the_verdict_that_there_is_stays(
@@ -357,7 +357,7 @@ class TestShown:
 
     def test_on_the_jobs_page(self, job_id: int, mira: User) -> None:
         html = signed_in(mira).get(f"/jobs/{job_id}").content.decode()
-        assert "Why it died" in html
+        assert "Why it failed" in html
         assert "program.exception" in html
         assert "&lt;script&gt;alert(1)" in html
         assert "<script>alert" not in html
@@ -385,4 +385,4 @@ class TestShown:
         attempt = attempt_of(job_of())
         assert ending.end(attempt, AttemptEnd("completed", 0))
         assert bearer(mira).get(f"/api/v1/jobs/{attempt.job_id}/postmortem").status_code == 404
-        assert "Why it died" not in signed_in(mira).get(f"/jobs/{attempt.job_id}").content.decode()
+        assert "Why it failed" not in signed_in(mira).get(f"/jobs/{attempt.job_id}").content.decode()

@@ -73,7 +73,7 @@ class TestPages:
         assert "&lt;script&gt;alert(1)&lt;/script&gt; ask <strong>Jo</strong>" in html
         assert 'href="javascript' not in html
         assert 'href="/runbooks/gpu.off_bus"' in html
-        assert "Written here by sam" in html
+        assert "Site runbook by sam" in html
         own = text(mira.get("/runbooks/gpu.ecc?own=1"))
         assert "Remapping Failure" in own
         assert "ask <strong>Jo" not in own

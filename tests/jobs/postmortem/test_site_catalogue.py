@@ -230,7 +230,7 @@ class TestKept:
         known = site_catalogue.current_catalogue()
         assert known is site_catalogue.current_catalogue()
         assert as_site_entry(parse_entry(OURS)) in known.entries
-        with pytest.raises(Conflict, match="There is an entry"):
+        with pytest.raises(Conflict, match="The site has an entry"):
             site_catalogue.add(ops, OURS)
         site_catalogue.change(ops, row, of(name="storage.theirs", advice="Wait."))
         assert {entry.name for entry in site_catalogue.current_catalogue() if entry.is_site} == {"storage.theirs"}
