@@ -101,7 +101,7 @@ def test_what_is_left_out_is_logged_once_an_hour(
     assert NodeEvent.objects.count() == 10
     assert [record.message.partition(" (")[0] for record in caplog.records] == [
         "dgx-01: more than 10 different events within a day: 190 of a post are left out",
-        "dgx-01: samples of second 1 are left out: no clock says that",
+        "dgx-01: samples of second 1 are left out: implausible time",
     ]
 
 

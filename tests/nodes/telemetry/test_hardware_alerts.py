@@ -83,7 +83,7 @@ def test_states_stand_until_they_are_over(machine: Machine) -> None:
     lost, broken, driver = titles()
     assert lost == "GPU 3 of dgx-01 is broken."
     assert broken == "GPUs 0 and 1 of dgx-01 are lost."
-    assert driver.startswith("NVIDIA’s driver on dgx-01 has not answered since ")
+    assert driver.startswith("NVIDIA’s driver on dgx-01 has not responded since ")
     detail = Notice.objects.get(title=lost).detail
     assert detail == "GPU 3 failed to remap a memory row and must be replaced."
     for gpu in (0, 1):

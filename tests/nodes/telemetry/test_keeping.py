@@ -174,7 +174,7 @@ def test_minutes_become_ten_minutes_and_then_go() -> None:
     assert (len(found.first), set(found.min), set(found.max), set(found.mean())) == (1024, {0.0}, {59.0}, {29.5})
     assert Chunk.objects.exclude(series__name__contains="@600").count() == 0
     machine.post(machine.event("xid", start, gpu=UUIDS[0], xid=13, seq=1, text="old"))
-    assert thin.forget(now=start + block + thin.FORGOTTEN_S) == 6
+    assert thin.forget(now=start + block + thin.RETENTION_S) == 6
     assert not NodeEvent.objects.exists()
     assert not Chunk.objects.exists()
 
@@ -221,9 +221,9 @@ def test_a_grid_counts_a_gpu_in_its_stretches_alone() -> None:
 
     for _ in range(2):  # first of frames, then of chunks
         found = read_within(*stretches)
-        assert (found.mean[0, 0].round(6), found.most[0, 0]) == (round(sum(mine) / len(mine), 6), max(mine))
+        assert (found.mean[0, 0].round(6), found.maximum[0, 0]) == (round(sum(mine) / len(mine), 6), max(mine))
         found = read_within((20.5, 100.25))
-        assert (found.mean[0, 0].round(6), found.most[0, 0]) == (round(sum(mine[:80]) / 80, 6), max(mine[:80]))
+        assert (found.mean[0, 0].round(6), found.maximum[0, 0]) == (round(sum(mine[:80]) / 80, 6), max(mine[:80]))
         assert np.isnan(read_within().mean).all()
         merge.merge(now=end + merge.SILENT_S + 1)
     assert not Frame.objects.exists()

@@ -79,7 +79,7 @@ def test_whatever_machines_tell(told: list[SlowMount]) -> None:
     events = together(told)
     assert events == together(reversed(told)) or len({row.at for row in told}) < len(told)
     for event in events:
-        assert len(event.nodes) == len(set(event.nodes)) >= mounts.FEWEST
+        assert len(event.nodes) == len(set(event.nodes)) >= mounts.MIN_NODES
         assert set(event.nodes) <= {row.node for row in told}
         assert event.until is None or event.until >= event.at
         assert event.text(NOON + timedelta(hours=3))
