@@ -141,7 +141,7 @@ def test_a_pile_is_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     pids = list(range(100, 140))
     assert list(checking._blocked_processes(pids, pids[:16])) == []
     (sentence,) = checking._blocked_processes(pids, pids[:17] + [7])
-    assert sentence.startswith("17 processes wait for a disk")
+    assert sentence.startswith("17 processes are blocked on a disk")
 
 
 def test_room_is_missed_when_there_is_none(tmp_path: Path) -> None:

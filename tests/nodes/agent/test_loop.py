@@ -114,9 +114,9 @@ def test_a_full_buffer_tells_events_again_and_what_is_missing(make: Any, clock: 
     agent = make(limit_bytes=6000)
     start = int(clock.time())
     agent._events = [{"kind": "xid", "at": float(start), "xid": 79, "seq": 1, "boot_id": "b", "count": 1}]
-    agent._tell_at_once()
+    agent._send_urgent_events()
     clock.now += 1
-    agent._tell_at_once()
+    agent._send_urgent_events()
     go(agent, clock, 3000)
     told = written(agent)
     events = [event for batch in told for event in batch["events"]]

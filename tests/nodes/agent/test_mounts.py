@@ -54,7 +54,7 @@ def test_one_that_fails_is_slow_with_a_reason(probes: MountProbes, tmp_path: Pat
     (event,) = until(lambda: probes.poll(time.time()))
     assert (event["kind"], event["mount"], event["problem"]) == ("mount.slow", label(path), "No such file or directory")
     assert probes.values() == {f"mount_ms:{label(path)}": None}
-    assert probes.failing() == [(path, "can't be read: No such file or directory")]
+    assert probes.failing() == [(path, "cannot be read: No such file or directory")]
 
 
 def test_one_that_hangs_and_is_well_again(
