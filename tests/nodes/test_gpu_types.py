@@ -140,7 +140,7 @@ def test_the_rarer_type_may_be_asked_for(mixed: Told) -> None:
     assert node_capacity.capacity_problems(spec(gpu_type="1g.10gb", gpus_per_node=4)) == []
     (problem,) = node_capacity.capacity_problems(spec(gpu_type="a100", gpus_per_node=2))
     assert problem.field == "resources.gpus_per_node"
-    assert "2\N{NO-BREAK SPACE}a100 GPUs are asked for" in problem.message
+    assert "2\N{NO-BREAK SPACE}a100 GPUs are requested" in problem.message
     assert problem.message.endswith("dgx-01, has 1. Take at most 1.")
 
 

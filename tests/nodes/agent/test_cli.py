@@ -15,7 +15,7 @@ from tests.vigil_cli.commands import nowhere, portal, problem, vigil  # noqa: F4
 def test_a_token_is_printed_with_the_lines_for_its_node(portal: SimpleNamespace) -> None:  # noqa: F811
     portal.answers["POST", "nodes/dgx-01/token"] = {"node": "dgx-01", "token": "vga_abc"}
     lines = vigil("agent", "enroll", "dgx-01").stdout.splitlines()
-    assert "The token of dgx-01, shown this once" in lines[0]
+    assert "The token of dgx-01, shown only once" in lines[0]
     assert "(umask 077 && echo vga_abc > /etc/vigil-agent/token)" in lines
     assert "echo VIGIL_AGENT_NODE=dgx-01 >> /etc/vigil-agent/environment" in lines
     told = json.loads(vigil("agent", "enroll", "dgx-01", "--json").stdout)
