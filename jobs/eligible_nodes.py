@@ -40,6 +40,6 @@ def eligible(spec: JobSpec, nodes: list[Node]) -> tuple[list[Node], Problem | No
 
 def _in_partition(name: str, nodes: list[Node]) -> list[Node]:
     """Return the nodes of the requested partition, else of the default one; all nodes if there is no known default."""
-    default = Partition.objects.told().filter(is_default=True)
+    default = Partition.objects.reported().filter(is_default=True)
     names = set(name.split(",") if name else default.values_list("name", flat=True))
     return [node for node in nodes if not names.isdisjoint(node.partitions)] if names else nodes

@@ -52,7 +52,7 @@ def make(nodes: tuple[tuple[str, str, int, str], ...]) -> None:
     )
 
 
-def _without_real(model: type[Fact], key: str, made: Sequence[rows.Told]) -> list[rows.Told]:
+def _without_real(model: type[Fact], key: str, made: Sequence[rows.ReportedRecord]) -> list[rows.ReportedRecord]:
     """Leave out rows whose names the scheduler uses for something real."""
     real = set(model._default_manager.filter(is_made_up=False).values_list(key, flat=True))
     return [row for row in made if getattr(row, key) not in real]

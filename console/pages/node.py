@@ -57,7 +57,7 @@ def node_page(request: HttpRequest, name: str) -> HttpResponse:
         "agent": agent,
         "fragment": is_fragment(request),
         "stale": stale_text(Reading.Part.NODES, now) if node is not None else "",
-        "say": machine.say(_sentence_facts(node, shown, now)),
+        "say": machine.lead_text(_sentence_facts(node, shown, now)),
         "may_change": can(user, "change", CLUSTER),
         "may_drain": node is not None and not node.is_made_up and can(user, "change", CLUSTER),
         "drained_by_another": node is not None and orders.is_drained_by_another(node, user),
@@ -76,10 +76,10 @@ def _gpu_keys(shown: MachineView | None) -> str:
     return NOTHING if shown is None else ",".join(["gpus", *(str(gpu.pk) for gpu in shown.gpus)])
 
 
-def _sentence_facts(node: Node | None, shown: MachineView | None, now: Any) -> machine.Facts:
+def _sentence_facts(node: Node | None, shown: MachineView | None, now: Any) -> machine.NodeFacts:
     if shown is not None:
         return node_facts.facts_of(shown)
-    return machine.Facts(now=now, **(node_facts.scheduler_facts(node) if node is not None else {}))
+    return machine.NodeFacts(now=now, **(node_facts.scheduler_facts(node) if node is not None else {}))
 
 
 def _scheduler_context(user: User, node: Node) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _place_order(request: HttpRequest, name: str, action: NodeOrder.Action, reas
     if node.is_made_up:
         raise PermissionDenied(f"{name} is a demonstration node: the scheduler does not know it.")
     try:
-        orders.ask(user, node, action, reason, replaces=request.POST.get("replaces"))
+        orders.request_order(user, node, action, reason, replaces=request.POST.get("replaces"))
     except orders.DrainedByAnother as error:
         # A drained node has no button to drain it: only the command replaces the reason.
         replace = f"To replace its reason: vigil drain {name} --reason R --replace"

@@ -177,31 +177,31 @@ class MachineView:
         return MachineEvent(row, events.words(row.kind, row.code, text, data), is_hidden)
 
 
-def facts_of(shown: MachineView) -> machine.Facts:
+def facts_of(shown: MachineView) -> machine.NodeFacts:
     """Return the facts for the page's lead sentence."""
     node, agent = shown.node, shown.agent
     lasting = NodeEvent.objects.filter(agent=agent, is_open=True).order_by("at")
     by_node: dict[str, Any] = {} if node is None else scheduler_facts(node)
-    return machine.Facts(
+    return machine.NodeFacts(
         now=shown.now,
-        is_told_of=True,
-        heard_at=agent.heard_at,
+        has_agent=True,
+        last_report_at=agent.heard_at,
         is_silent=shown.is_silent,
         driver_silent_at=next((row.at for row in lasting if row.kind == "gpu.silent"), None),
         gpus=[gpu_facts(shown, gpu) for gpu in shown.present_gpus],
-        xids=driver_errors(agent, shown.now - machine.XIDS_FOR),
+        xids=driver_errors(agent, shown.now - machine.XID_WINDOW),
         hanging=[(events.mount_of(row.data), row.at) for row in lasting if row.kind == "mount.slow"],
         cpu_percent=shown.host.get("cpu_percent"),
         **by_node,
     )
 
 
-def driver_errors(agent: Agent, since: datetime) -> list[machine.Xid]:
+def driver_errors(agent: Agent, since: datetime) -> list[machine.DriverError]:
     """Return the Xids and SXids since then, one for each code and GPU, so that a flood of one does not hide another."""
     rows = NodeEvent.objects.filter(agent=agent, kind__in=("xid", "sxid"), last_at__gte=since).order_by()
     alike = rows.values_list("code", "gpu__index", "kind", "data__fatal").annotate(last=Max("last_at"), n=Sum("count"))
     return [
-        machine.Xid(code, index, last, many, kind, is_fatal is True)
+        machine.DriverError(code, index, last, many, kind, is_fatal is True)
         for code, index, kind, is_fatal, last, many in alike[:MOST_MARKS]
     ]
 
@@ -219,9 +219,9 @@ def scheduler_facts(node: Node) -> dict[str, Any]:
     }
 
 
-def gpu_facts(shown: MachineView, gpu: Gpu) -> machine.Gpu:
+def gpu_facts(shown: MachineView, gpu: Gpu) -> machine.GpuState:
     newest = shown.newest(gpu)
-    return machine.Gpu(
+    return machine.GpuState(
         index=gpu.index,
         percent=newest.get("gpu_percent"),
         temperature_c=newest.get("temperature_c"),

@@ -18,7 +18,7 @@ def site() -> CheckedSite:
     found = settings_only()
     found.open = sync.scheduler
     try:
-        found.user = found.user or sync.speaker()
+        found.user = found.user or sync.service_user()
         users = list(User.objects.filter(is_active=True).exclude(slurm_user=None).exclude(slurm_user="").order_by("pk"))
         projects = list(Project.objects.order_by("pk"))
         people = [who for user in users for who in _submitters(user, projects)]

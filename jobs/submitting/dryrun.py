@@ -121,7 +121,7 @@ def _start(user: User, spec: JobSpec, project: Project) -> Iterator[DryRunFindin
     found = explain(WaitingJob(spec=spec, request=request, names=names(user), you=user.slurm_user or ""), there)
     being_submitted = _count_being_submitted(there)
     if not found.blocks and not being_submitted:
-        on = found.starts_on[: 1 if there.is_one_machine else spec.resources.least_allocated]
+        on = found.starts_on[: 1 if there.simulates_nodes else spec.resources.least_allocated]
         yield DryRunFinding("ok", "Start", f"Starts now on {', '.join(on)}.")
         return
     waits = " ".join(block.text for block in found.blocks[:2])

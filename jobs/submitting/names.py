@@ -36,7 +36,7 @@ TITLES = {"partition": "partition", "qos": "QOS", "reservation": "reservation", 
 def problems(spec: JobSpec) -> Iterator[Problem]:
     """Yield each unknown name, with similar ones. A single machine that plays all nodes has no names."""
     resources = spec.resources
-    if Node.objects.told().filter(plays_many=True).exists():
+    if Node.objects.reported().filter(plays_many=True).exists():
         if resources.licenses:
             text = "Jobs run on one machine here, which has no licences. Remove licenses."
             yield Problem("resources.licenses", text)
@@ -60,7 +60,7 @@ def problems(spec: JobSpec) -> Iterator[Problem]:
 
 def _licenses(requested: str) -> Iterator[Problem]:
     """Yield the first unknown licence, or one of which there are fewer in total: Slurm refuses both."""
-    totals = dict(License.objects.told().values_list("name", "total")) if requested else {}
+    totals = dict(License.objects.reported().values_list("name", "total")) if requested else {}
     if not requested or not (totals or _has_none("licenses")):
         return
     for name, wanted in licenses.counts(requested).items():
@@ -135,11 +135,11 @@ def _gpu_types() -> set[str]:
 
 
 def _features() -> set[str]:
-    return {name for names in Node.objects.told().values_list("features", flat=True) for name in names}
+    return {name for names in Node.objects.reported().values_list("features", flat=True) for name in names}
 
 
 def _nodes() -> set[str]:
-    return set(Node.objects.told().values_list("name", flat=True))
+    return set(Node.objects.reported().values_list("name", flat=True))
 
 
 def _accounts(user: User) -> set[str]:
@@ -148,7 +148,9 @@ def _accounts(user: User) -> set[str]:
 
 
 def _associations_of(user: User) -> AssociationQuerySet:
-    return Association.objects.told().filter(user=user.slurm_user) if user.slurm_user else Association.objects.none()
+    return (
+        Association.objects.reported().filter(user=user.slurm_user) if user.slurm_user else Association.objects.none()
+    )
 
 
 def _open_partitions(user: User) -> set[str]:
@@ -156,7 +158,7 @@ def _open_partitions(user: User) -> set[str]:
     accounts = _accounts(user)
     return {
         partition.name
-        for partition in Partition.objects.told()
+        for partition in Partition.objects.reported()
         if not accounts
         or any(
             name not in partition.denied_accounts
@@ -176,7 +178,7 @@ def _open_qos(user: User) -> set[str]:
 def _open_reservations(user: User) -> set[str]:
     """Return the reservations made for the person or one of their accounts."""
     found, accounts = set(), _accounts(user) or {""}
-    for row in Reservation.objects.told():
+    for row in Reservation.objects.reported():
         reservation = cluster.ReservationInfo(name=row.name, users=tuple(row.users), accounts=tuple(row.accounts))
         if any(may_use(reservation, user=user.slurm_user or "", account=name) for name in accounts):
             found.add(row.name)
@@ -184,10 +186,10 @@ def _open_reservations(user: User) -> set[str]:
 
 
 _EXISTING: dict[str, Callable[[], set[str]]] = {
-    "partition": lambda: set(Partition.objects.told().values_list("name", flat=True)),
-    "qos": lambda: set(Qos.objects.told().values_list("name", flat=True)),
-    "reservation": lambda: set(Reservation.objects.told().values_list("name", flat=True)),
-    "licenses": lambda: set(License.objects.told().values_list("name", flat=True)),
+    "partition": lambda: set(Partition.objects.reported().values_list("name", flat=True)),
+    "qos": lambda: set(Qos.objects.reported().values_list("name", flat=True)),
+    "reservation": lambda: set(Reservation.objects.reported().values_list("name", flat=True)),
+    "licenses": lambda: set(License.objects.reported().values_list("name", flat=True)),
     "gpu_type": _gpu_types,
     "constraint": _features,
     "nodes": _nodes,

@@ -18,7 +18,7 @@ from vigil_core import formatting
 
 def capacity_problems(spec: JobSpec) -> list[Problem]:
     """Return what the spec requests that no node has, however long it waits. Empty while no node is known yet."""
-    nodes = list(Node.objects.told())  # including those out of service: they will be repaired
+    nodes = list(Node.objects.reported())  # including those out of service: they will be repaired
     if not nodes:
         return []
     count = spec.resources.least_allocated

@@ -37,7 +37,7 @@ def problems(user: User, spec: JobSpec, project: Project, *, many: int = 1) -> l
     if not Reading.objects.exclude(read_at=None).exists():  # nothing has been read from the scheduler yet
         return []
     there = read.read()
-    if there.is_one_machine:
+    if there.simulates_nodes:
         return []
     spec = spec.settled(now=timezone.now(), zone=timezone.get_default_timezone())
     request = request_of(spec, user=user.slurm_user or "", account=project.slurm_account)

@@ -20,8 +20,8 @@ from jobs.why.reasons import explained
 from jobs.why.variants import TrialOutcome, Variant, propose
 from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling import licenses
-from nodes.scheduling.backfill import Ahead, after, held_back
-from nodes.scheduling.capacity import Cluster, Request, Seat, look, starts, survey
+from nodes.scheduling.backfill import JobsAhead, after, limited_by_plans
+from nodes.scheduling.capacity import Cluster, Request, Seat, assess, starts, survey
 from vigil_core import formatting
 
 # Slurm's reasons of a job that waits for its turn; any other keeps a job from starting whatever is free.
@@ -76,7 +76,7 @@ def explain(waiting: WaitingJob, cluster: Cluster) -> WaitExplanation:
             request=request,
             cluster=cluster,
             reason=reason,
-            fit=look(request, board.seats, cluster),
+            fit=assess(request, board.seats, cluster),
             seats=board.seats,
             checks=board.checks(request),
             ahead=ahead,
@@ -145,7 +145,7 @@ def _is_in_turn(job: QueuedJobInfo, cluster: Cluster) -> bool:
     A single machine starts jobs in order, except those that begin later.
     """
     word = reason_word(job.reason)
-    return word != obstacles.BEGIN if cluster.is_one_machine else word in IN_TURN
+    return word != obstacles.BEGIN if cluster.simulates_nodes else word in IN_TURN
 
 
 def _turn(job: QueuedJobInfo) -> tuple[float, float, float]:
@@ -169,7 +169,7 @@ class _ClusterView:
         self.seats = survey(request, cluster)
         names = {node.name for node in (seat.node for seat in self.seats)}
         self.line = [job for job in line if self._shares(job, request, names)]
-        self._after: Ahead = after(list(_tasks(line)), cluster)
+        self._after: JobsAhead = after(list(_tasks(line)), cluster)
         self._seats: dict[tuple[object, ...], tuple[list[Seat], list[Seat]]] = {}
 
     def attempt(self, request: Request) -> TrialOutcome:
@@ -192,7 +192,7 @@ class _ClusterView:
             return ()
         if not starts(request, self.open(request, behind_queue=True), self.cluster):
             return ()
-        return look(request, self.open(request, behind_queue=True), self.cluster).nodes
+        return assess(request, self.open(request, behind_queue=True), self.cluster).nodes
 
     def fits_but_for_others(self, request: Request) -> bool:
         return starts(request, self.open(request, behind_queue=False), self.cluster)
@@ -209,7 +209,7 @@ class _ClusterView:
         if key not in self._seats:
             free = [seat for seat in survey(request, self.cluster) if not seat.why and seat.room.cpus]
             left = [seat for seat in survey(request, self.cluster, left=self._after.left) if not seat.why]
-            self._seats[key] = (free, held_back((seat for seat in left if seat.room.cpus), self._after))
+            self._seats[key] = (free, limited_by_plans((seat for seat in left if seat.room.cpus), self._after))
         return self._seats[key][behind_queue]
 
     def ends(self) -> list[float]:
@@ -226,7 +226,7 @@ class _ClusterView:
         if set(job.partition.split(",")) & set(request.partition.split(",")):
             return True
         listed = (p for p in self.cluster.partitions if p.name in job.partition.split(","))
-        return self.cluster.is_one_machine or any(not names.isdisjoint(p.nodes) for p in listed)
+        return self.cluster.simulates_nodes or any(not names.isdisjoint(p.nodes) for p in listed)
 
 
 def _tasks(line: Iterable[QueuedJobInfo]) -> Iterator[QueuedJobInfo]:

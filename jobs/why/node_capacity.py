@@ -20,7 +20,7 @@ def blocks(facts: WaitFacts, *, is_reason: bool) -> Iterator[Block]:
         text = f"Vigil cannot evaluate the constraint {request.constraint}; see Slurm's reason."
         yield Block(kind="nodes", text=text, name=request.constraint, is_reason=is_reason)
         return
-    if facts.cluster.is_one_machine:
+    if facts.cluster.simulates_nodes:
         yield from _single_machine(facts)
         return
     yield _too_few_nodes(facts, is_reason=is_reason)

@@ -276,13 +276,14 @@ def _license_block(demand: Demand, text: str, *, is_reason: bool = False) -> Blo
     there = demand.license
     return Block(
         kind="limit", text=text, name=demand.name, amount="licenses", limit=there.total if there else 0,
-        used=there.used if there else 0, requested=demand.asked, is_reason=is_reason, is_final=demand.is_more_than_all,
+        used=there.used if there else 0, requested=demand.requested, is_reason=is_reason,
+        is_final=demand.is_more_than_all,
     )  # fmt: skip
 
 
 def _license_text(demand: Demand) -> str:
     """Return a text such as "matlab: 2 of 2 in use; this asks for 1."."""
-    name, there, request_text = demand.name, demand.license, f"this asks for {formatting.count(demand.asked)}."
+    name, there, request_text = demand.name, demand.license, f"this asks for {formatting.count(demand.requested)}."
     if there is None:
         return f"{name}: the scheduler has no such licence; {request_text} It never starts as it is."
     total = formatting.count(there.total)
@@ -302,7 +303,7 @@ def _priority(facts: WaitFacts) -> Iterator[Block]:
         return
     gpus = f", for {formatting.plural(ahead.gpus, 'GPU')} in all" if ahead.gpus else ""
     waits = "waits" if ahead.jobs == 1 else "wait"
-    order = "before it" if facts.cluster.is_one_machine else "with a higher priority"
+    order = "before it" if facts.cluster.simulates_nodes else "with a higher priority"
     text = f"{formatting.plural(ahead.jobs, 'job')} {waits} {order}{gpus}"
     text += f": {formatting.listed(list(ahead.named))}" if len(ahead.named) == ahead.jobs else ""
     if facts.fit.starts:

@@ -95,7 +95,7 @@ def _shorter(
 
 
 def _candidates(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Candidate]:
-    if not cluster.is_one_machine and isinstance(spec.resources.nodes, int):
+    if not cluster.simulates_nodes and isinstance(spec.resources.nodes, int):
         shapes = sorted(_shapes(spec, request, cluster), key=lambda idea: idea.cost)
         yield from shapes[:MAX_TRIED]
     yield from islice(_elsewhere(spec, request, cluster), MAX_TRIED)

@@ -96,7 +96,7 @@ class SecretShape(Schema):
 
 
 class AgentShape(Schema):
-    """How a machine's agent stands."""
+    """The state of a machine's agent."""
 
     node: str
     version: str

@@ -43,7 +43,7 @@ Why = Annotated[
 
 
 class ReadingShape(Schema):
-    """How fresh an answer is: rows stay as they are while the scheduler does not answer."""
+    """The age of the data: rows stay as they are while the scheduler does not respond."""
 
     read_at: datetime | None
     error: str = Field(description="Why the last asking failed; empty: it did not.")
@@ -285,12 +285,12 @@ def node_orders(request: ApiRequest, name: str, wanted: Query[WantedPage]) -> di
     summary="Let nothing new start on a node (sysadmins)",
     openapi_extra=described(errors=NOT_ORDERED),
 )
-def drain(request: ApiRequest, name: str, asked: Drain) -> Status[dict[str, Any]]:
-    """What runs there goes on. The scheduler is asked within seconds; the answer is an order, whose state tells.
+def drain(request: ApiRequest, name: str, order_request: Drain) -> Status[dict[str, Any]]:
+    """Keep new jobs off a node; running jobs continue. The response is an order, which is carried out within seconds.
 
-    409 where somebody else has drained it already, with who and why, unless you say `replace`.
+    409 if somebody else has drained it already, with who and why, unless `replace` is set.
     """
-    return _ask(request, name, NodeOrder.Action.DRAIN, asked.reason, replace=asked.replace)
+    return _place_order(request, name, NodeOrder.Action.DRAIN, order_request.reason, replace=order_request.replace)
 
 
 @router.post(
@@ -299,12 +299,14 @@ def drain(request: ApiRequest, name: str, asked: Drain) -> Status[dict[str, Any]
     summary="Let jobs start on it again (sysadmins)",
     openapi_extra=described(errors=NOT_ORDERED),
 )
-def undrain(request: ApiRequest, name: str, asked: Undrain | None = None) -> Status[dict[str, Any]]:
+def undrain(request: ApiRequest, name: str, order_request: Undrain | None = None) -> Status[dict[str, Any]]:
     """The scheduler is asked within seconds; the answer is an order, whose state tells what the scheduler said.
 
     409 where somebody else has drained it, with who and why, unless you say `replace`.
     """
-    return _ask(request, name, NodeOrder.Action.UNDRAIN, replace=asked is not None and asked.replace)
+    return _place_order(
+        request, name, NodeOrder.Action.UNDRAIN, replace=order_request is not None and order_request.replace
+    )
 
 
 @cluster.get("/partitions", response=Partitions, summary="Partitions, the default one first")
@@ -340,8 +342,8 @@ def accounts(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, object
 
 
 def order_shape(order: NodeOrder) -> dict[str, Any]:
-    own = ("id", "node", "action", "reason", "state", "outcome", "asked_at", "ended_at")
-    return {name: getattr(order, name) for name in own} | {
+    names = ("id", "node", "action", "reason", "state", "outcome", "asked_at", "ended_at")
+    return {name: getattr(order, name) for name in names} | {
         "asked_by": order.asked_by.username if order.asked_by else None
     }
 
@@ -353,7 +355,7 @@ def _node(name: str) -> Node:
     return found
 
 
-def _ask(
+def _place_order(
     request: ApiRequest, name: str, action: NodeOrder.Action, reason: str = "", *, replace: bool
 ) -> Status[dict[str, Any]]:
     only_sysadmins(request, f"{action} nodes")
@@ -361,7 +363,7 @@ def _ask(
     if node.is_made_up:
         raise Problem(409, f"{name} is made up by `vigil up --demo`: the scheduler knows nothing of it.")
     try:
-        order = orders.ask(request.auth, node, action, reason, replaces=node.reason if replace else None)
+        order = orders.request_order(request.auth, node, action, reason, replaces=node.reason if replace else None)
     except orders.DrainedByAnother as error:
         raise Problem(409, f"{error} Send `replace` as true to {action} it all the same.", kind="drained") from None
     return Status(202, order_shape(order))

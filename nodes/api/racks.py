@@ -39,7 +39,7 @@ _CSV = {"schema": {"type": "string", "description": "node,rack,slot,order"}}
 
 
 class RackPlaceShape(Schema):
-    """Where a node stands."""
+    """The position of a node."""
 
     node: str
     rack: str
@@ -92,7 +92,7 @@ def places(request: ApiRequest) -> Any:
     ),
 )
 def put_places(request: ApiRequest) -> dict[str, int]:
-    """What is sent replaces all places; nodes that it leaves out stand in no rack. Nothing is taken if a line is wrong.
+    """Replace all positions; nodes that are left out are in no rack. Nothing is stored if a line is wrong.
 
     A body of type text/csv has the columns node, rack, slot, order; slot and order may be left out.
     """
@@ -101,7 +101,7 @@ def put_places(request: ApiRequest) -> dict[str, int]:
     return {"changed": racks.replace(request.auth, given), "places": len(given)}
 
 
-def _read(request: ApiRequest) -> Sequence[racks.Place]:
+def _read(request: ApiRequest) -> Sequence[racks.RackPosition]:
     if len(request.body) > racks.MOST_BYTES:
         raise too_large()
     try:
@@ -120,5 +120,5 @@ def _read(request: ApiRequest) -> Sequence[racks.Place]:
     raise Problem(415, "Send application/json or text/csv.")
 
 
-def _cells(one: _Given) -> tuple[str, str, str, str]:
-    return one.node, one.rack, str(one.slot), "" if one.order is None else str(one.order)
+def _cells(position: _Given) -> tuple[str, str, str, str]:
+    return position.node, position.rack, str(position.slot), "" if position.order is None else str(position.order)

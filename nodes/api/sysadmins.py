@@ -1,4 +1,4 @@
-"""What only sysadmins ask for, and with a token of scope admin alone."""
+"""Endpoints for sysadmins only, with a token of scope admin."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class DrainedByAnother(Exception):
         super().__init__(f"{node.name} is drained{by}{since}: {node.reason.rstrip('.')}.")
 
 
-def ask(
+def request_order(
     user: User, node: Node, action: NodeOrder.Action, reason: str = "", *, replaces: str | None = None
 ) -> NodeOrder:
     """Have it done. Asking again for what is asked for already is one order; anything else replaces that.
@@ -68,7 +68,7 @@ def is_drained_by_another(node: Node, user: User) -> bool:
     if DRAINED.isdisjoint(capacity.words_of(node.state)) or not node.reason:
         return False
     last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by").first()
-    return last is None or last.asked_by != user or last.told_reason != node.reason
+    return last is None or last.asked_by != user or last.reason_with_requester != node.reason
 
 
 def carry_out(scheduler: Scheduler) -> None:
@@ -101,7 +101,7 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
         return
     try:
         if order.action == NodeOrder.Action.DRAIN:
-            scheduler.drain(order.node, order.told_reason)
+            scheduler.drain(order.node, order.reason_with_requester)
         else:
             scheduler.undrain(order.node)
     except SchedulerError as error:

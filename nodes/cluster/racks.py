@@ -1,4 +1,4 @@
-"""Which node stands in which rack: read from CSV or JSON with every mistake named by its line, and written down."""
+"""Read which rack each node is in, from CSV or JSON, and store it. Every mistake is reported with its line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vigil_core import csv_text
 
 MOST = 10_000  # lines
 MOST_BYTES = 1_000_000
-MOST_NAMED = 20  # mistakes that are told at once
+MAX_REPORTED_MISTAKES = 20  # mistakes that are told at once
 COLUMNS = ("node", "rack", "slot", "order")
 NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253}[A-Za-z0-9])?")
 _WHOLE = re.compile(r"-?[0-9]{1,5}")
@@ -28,7 +28,7 @@ _UNITS = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True)
-class Place:
+class RackPosition:
     """A node's place, as somebody gave it."""
 
     node: str
@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is wrong, and on which line (from 1 on)."""
+    """An error in the input, with its line (from 1)."""
 
     line: int
     message: str
@@ -50,7 +50,7 @@ class WrongPlaces(ValueError):
 
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
         self.mistakes = list(mistakes)
-        super().__init__("\n".join(f"Line {one.line}: {one.message}" for one in self.mistakes))
+        super().__init__("\n".join(f"Line {mistake.line}: {mistake.message}" for mistake in self.mistakes))
 
 
 @dataclass
@@ -61,12 +61,12 @@ class _Reader:
     lines: dict[str, int] = field(default_factory=dict)
     orders: dict[str, tuple[int, int]] = field(default_factory=dict)  # by rack: what it is, and on which line
 
-    def take(self, line: int, cells: Sequence[str]) -> Place | None:
+    def take(self, line: int, cells: Sequence[str]) -> RackPosition | None:
         """A line's place, or None with the mistake noted."""
         given = dict(zip(COLUMNS, [*(cell.strip() for cell in cells), "", "", "", ""], strict=False))
         message = self._problem(given, len(cells))
         if not message:
-            place = Place(given["node"], given["rack"], int(given["slot"] or 0), int(given["order"] or 0))
+            place = RackPosition(given["node"], given["rack"], int(given["slot"] or 0), int(given["order"] or 0))
             message = self._clash(line, place, is_ordered=bool(given["order"]))
         if message:
             self.mistakes.append(Mistake(line, message))
@@ -85,7 +85,7 @@ class _Reader:
                 return f"{_shown(given[name])} is no {name}. Write a whole number from -99999 to 99999."
         return ""
 
-    def _clash(self, line: int, place: Place, *, is_ordered: bool) -> str:
+    def _clash(self, line: int, place: RackPosition, *, is_ordered: bool) -> str:
         if before := self.lines.get(place.node):
             return f"{place.node} stands on line {before}, too. A node has one place."
         self.lines[place.node] = line
@@ -97,7 +97,7 @@ class _Reader:
         return ""
 
 
-def of_csv(text: str) -> list[Place]:
+def of_csv(text: str) -> list[RackPosition]:
     """The places of a CSV text: node, rack, and if wanted slot and order; a first line with these words is a head.
 
     Separated by commas, semicolons or tabs, as its first line is. Raises WrongPlaces.
@@ -108,17 +108,19 @@ def of_csv(text: str) -> list[Place]:
     return _of_lines(_split(text))
 
 
-def of_cells(rows: Iterable[Sequence[str]]) -> list[Place]:
+def of_cells(rows: Iterable[Sequence[str]]) -> list[RackPosition]:
     """Places that came as data, looked through like lines: the first is line 1. Raises WrongPlaces."""
     return _of_lines(enumerate(rows, 1))
 
 
-def as_csv(places: Iterable[Place | RackPlace]) -> str:
+def as_csv(places: Iterable[RackPosition | RackPlace]) -> str:
     """The places as `of_csv` reads them."""
-    return csv_text.write([COLUMNS, *((one.node, one.rack, one.slot, one.order) for one in places)])
+    return csv_text.write(
+        [COLUMNS, *((place_row.node, place_row.rack, place_row.slot, place_row.order) for place_row in places)]
+    )
 
 
-def replace(user: User, places: Sequence[Place]) -> int:
+def replace(user: User, places: Sequence[RackPosition]) -> int:
     """Let these be all places that there are; answers how many changed, came or went."""
     wanted = {place.node: place for place in _agreed(places)}
     after = _shown_places(wanted.values())
@@ -146,7 +148,7 @@ def replace(user: User, places: Sequence[Place]) -> int:
     return changed
 
 
-def put(user: User, node: str, rack: str, slot: str) -> Place:
+def put(user: User, node: str, rack: str, slot: str) -> RackPosition:
     """Give one node its place; the rack keeps the order that it has. Raises WrongPlaces."""
     (place,) = of_cells([(node, rack, slot)])
     with transaction.atomic():
@@ -176,14 +178,14 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts)
 
 
-def _agreed(places: Sequence[Place]) -> Iterator[Place]:
-    """Each place with its rack's order, on whichever line that stands."""
+def _agreed(places: Sequence[RackPosition]) -> Iterator[RackPosition]:
+    """Return each place with its rack's order, which may be on any line of the rack."""
     orders = {place.rack: place.order for place in places if place.order}
     for place in places:
-        yield Place(place.node, place.rack, place.slot, orders.get(place.rack, 0))
+        yield RackPosition(place.node, place.rack, place.slot, orders.get(place.rack, 0))
 
 
-def _of_lines(lines: Iterable[tuple[int, Sequence[str]]]) -> list[Place]:
+def _of_lines(lines: Iterable[tuple[int, Sequence[str]]]) -> list[RackPosition]:
     reader, places = _Reader(), []
     for n, (line, cells) in enumerate(lines):
         if n >= MOST:
@@ -192,7 +194,7 @@ def _of_lines(lines: Iterable[tuple[int, Sequence[str]]]) -> list[Place]:
         place = reader.take(line, cells)
         if place:
             places.append(place)
-        if len(reader.mistakes) >= MOST_NAMED:
+        if len(reader.mistakes) >= MAX_REPORTED_MISTAKES:
             break
     if reader.mistakes:
         raise WrongPlaces(reader.mistakes)
@@ -219,12 +221,12 @@ def _delimiter(line: str) -> str:
     return max(",;\t", key=line.count)
 
 
-def _shown_places(places: Iterable[Place | RackPlace]) -> dict[str, str]:
+def _shown_places(places: Iterable[RackPosition | RackPlace]) -> dict[str, str]:
     """Return each node's place in words, as the audit log keeps it."""
     return {place.node: f"{place.rack}, slot {place.slot}" for place in places}
 
 
-def _moved(row: RackPlace, place: Place) -> bool:
+def _moved(row: RackPlace, place: RackPosition) -> bool:
     if (row.rack, row.slot, row.order) == (place.rack, place.slot, place.order):
         return False
     row.rack, row.slot, row.order = place.rack, place.slot, place.order

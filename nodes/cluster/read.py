@@ -14,7 +14,7 @@ from nodes.schedulers.base import NodeStatus
 from nodes.scheduling import gpu_types as types
 from nodes.scheduling.capacity import Cluster
 
-Told = TypeVar("Told")
+Reported = TypeVar("Reported")
 _INDICES = "gpu_indices"
 
 
@@ -24,26 +24,26 @@ def read(now: datetime | None = None) -> Cluster:
     part = models.Reading.Part
     return Cluster(
         now=(now or timezone.now()).timestamp(),
-        nodes=_kept(models.Node, NodeStatus, read_at.get(part.NODES)),
-        partitions=_kept(models.Partition, cluster.PartitionInfo, read_at.get(part.PARTITIONS)),
-        qos=_kept(models.Qos, cluster.QosInfo, read_at.get(part.ACCOUNTS)),
-        associations=_kept(models.Association, cluster.AssociationInfo, read_at.get(part.ACCOUNTS)),
-        reservations=_kept(models.Reservation, cluster.ReservationInfo, read_at.get(part.RESERVATIONS)),
-        licenses=_kept(models.License, cluster.LicenseInfo, read_at.get(part.LICENSES)),
-        queue=_kept(models.QueuedJob, cluster.QueuedJobInfo, read_at.get(part.QUEUE)),
+        nodes=_cached(models.Node, NodeStatus, read_at.get(part.NODES)),
+        partitions=_cached(models.Partition, cluster.PartitionInfo, read_at.get(part.PARTITIONS)),
+        qos=_cached(models.Qos, cluster.QosInfo, read_at.get(part.ACCOUNTS)),
+        associations=_cached(models.Association, cluster.AssociationInfo, read_at.get(part.ACCOUNTS)),
+        reservations=_cached(models.Reservation, cluster.ReservationInfo, read_at.get(part.RESERVATIONS)),
+        licenses=_cached(models.License, cluster.LicenseInfo, read_at.get(part.LICENSES)),
+        queue=_cached(models.QueuedJob, cluster.QueuedJobInfo, read_at.get(part.QUEUE)),
     )
 
 
 def gpu_types() -> list[str]:
     """Return every type of GPU that the scheduler's nodes have, as it spells them."""
-    rows = models.Node.objects.told().only("gpus", "gpu_type", "gpus_by_type")
+    rows = models.Node.objects.reported().only("gpus", "gpu_type", "gpus_by_type")
     return types.names(rows)
 
 
 _last: dict[type[models.Fact], tuple[datetime, tuple[Any, ...]]] = {}
 
 
-def _kept(model: type[models.Fact], kind: type[Told], read_at: datetime | None) -> tuple[Told, ...]:
+def _cached(model: type[models.Fact], kind: type[Reported], read_at: datetime | None) -> tuple[Reported, ...]:
     """Reads rows, from memory if that is of the same reading: they change with none but theirs, in its transaction."""
     known = _last.get(model)
     if known is not None and known[0] == read_at:
@@ -54,7 +54,7 @@ def _kept(model: type[models.Fact], kind: type[Told], read_at: datetime | None) 
     return rows
 
 
-def _read(model: type[models.Fact], kind: type[Told]) -> tuple[Told, ...]:
+def _read(model: type[models.Fact], kind: type[Reported]) -> tuple[Reported, ...]:
     names = _names(kind)
     rows = model._default_manager.filter(is_made_up=False).order_by("pk").values_list(*names)
     shapes = [(i, _SHAPES[shape]) for i, name in enumerate(names) if (shape := _shape(name, kind))]
@@ -72,7 +72,7 @@ def _names(kind: type[Any]) -> tuple[str, ...]:
 
 
 def _shape(name: str, kind: type[Any]) -> str:
-    """How a column's value becomes the field's: times, tuples, limits; "" where it is the same."""
+    """Return how a column's value becomes the field's: times, tuples, limits; "" if it is the same."""
     of = {field.name: str(field.type) for field in fields(kind)}[name]
     if name.endswith("_at"):
         return "time"

@@ -20,34 +20,34 @@ _BOUNDS = {"IntegerField": (-(2**31), 2**31 - 1), "BigIntegerField": (-(2**63), 
 FORM = "1"  # raised when the same words are to be written otherwise: then every row is
 
 
-class Told(Protocol):
-    """One of the scheduler's dataclasses."""
+class ReportedRecord(Protocol):
+    """Any dataclass that a scheduler reports."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Kind:
+class RowKind:
     """A kind of row, and the columns that tell its rows apart."""
 
     model: type[Fact]
     key: tuple[str, ...]
 
 
-NODES = Kind(Node, ("name",))
-PARTITIONS = Kind(Partition, ("name",))
-QOS = Kind(Qos, ("name",))
-ASSOCIATIONS = Kind(Association, ("account", "user", "partition"))
-RESERVATIONS = Kind(Reservation, ("name",))
-LICENSES = Kind(License, ("name",))
-QUEUE = Kind(QueuedJob, ("scheduler_id",))
+NODES = RowKind(Node, ("name",))
+PARTITIONS = RowKind(Partition, ("name",))
+QOS = RowKind(Qos, ("name",))
+ASSOCIATIONS = RowKind(Association, ("account", "user", "partition"))
+RESERVATIONS = RowKind(Reservation, ("name",))
+LICENSES = RowKind(License, ("name",))
+QUEUE = RowKind(QueuedJob, ("scheduler_id",))
 
 
 @dataclass
 class Difference:
-    """What is to be written, so that the rows say what the scheduler said."""
+    """The changes that bring the rows in step with the scheduler."""
 
-    kind: Kind
+    kind: RowKind
     changed: list[Fact]
     gone: list[int]
     unreadable: int = 0  # that no column can hold, such as a priority of 2^64: left out
@@ -74,15 +74,15 @@ class Difference:
             objects.filter(pk__in=self.gone[start : start + 500]).delete()
 
 
-def differences(kind: Kind, told: Iterable[Told], *, made_up: bool = False) -> Difference:
+def differences(kind: RowKind, reported: Iterable[ReportedRecord], *, made_up: bool = False) -> Difference:
     """Compares what is told with the rows; made-up ones stay, but for those that turn out to be real."""
     rows = kind.model._default_manager.filter(is_made_up=made_up)
     columns = ("pk", "digest", *kind.key)
     known = {tuple(key): (pk, digest) for pk, digest, *key in rows.values_list(*columns).iterator()}
     changed: dict[tuple[object, ...], Fact] = {}
-    seen, unreadable = set(), 0
+    reported_keys, unreadable = set(), 0
     digest_of, key_of = _digester(kind.model), _getter(kind.key)
-    for one in told:
+    for one in reported:
         key, digest = key_of(one), digest_of(one)
         if known.get(key, (0, ""))[1] != digest:
             row = kind.model(**columns_of(one, kind.model), digest=digest, is_made_up=made_up)
@@ -90,13 +90,13 @@ def differences(kind: Kind, told: Iterable[Told], *, made_up: bool = False) -> D
                 unreadable += 1
                 continue
             changed[key] = row
-        seen.add(key)
-    gone = [pk for key, (pk, _) in known.items() if key not in seen]
+        reported_keys.add(key)
+    gone = [pk for key, (pk, _) in known.items() if key not in reported_keys]
     return Difference(kind, list(changed.values()), gone, unreadable)
 
 
 def write(*found: Difference, also: Callable[[], object] | None = None) -> None:
-    """All of it in one transaction, but for so much that others would wait long to write: that comes in pieces."""
+    """Write all differences in one transaction; very many are split, so that other writers do not wait long."""
     rest = list(found)
     if sum(len(difference.changed) for difference in found) > AT_ONCE:
         pieces = [piece for difference in found for piece in difference.pieces()]
@@ -111,10 +111,10 @@ def write(*found: Difference, also: Callable[[], object] | None = None) -> None:
             also()
 
 
-def columns_of(told: Told, model: type[Fact]) -> dict[str, Any]:
-    """A dataclass as the columns of its row."""
+def columns_of(record: ReportedRecord, model: type[Fact]) -> dict[str, Any]:
+    """Return a dataclass as the columns of its row."""
     most = {field.name: field.max_length for field in model._meta.concrete_fields}
-    return {field.name: _column(field.name, getattr(told, field.name), most[field.name]) for field in fields(told)}
+    return {field.name: _column(field.name, getattr(record, field.name), most[field.name]) for field in fields(record)}
 
 
 def _column(name: str, value: Any, most: int | None) -> Any:
@@ -141,18 +141,18 @@ def _is_storable(row: Fact) -> bool:
     return True
 
 
-def _getter(names: tuple[str, ...]) -> Callable[[Told], tuple[object, ...]]:
+def _getter(names: tuple[str, ...]) -> Callable[[ReportedRecord], tuple[object, ...]]:
     get = attrgetter(*names)
     return (lambda told: (get(told),)) if len(names) == 1 else get
 
 
-def _digester(model: type[Fact]) -> Callable[[Told], str]:
-    """What tells two descriptions apart, quickly: there may be thousands every 15 s."""
+def _digester(model: type[Fact]) -> Callable[[ReportedRecord], str]:
+    """Return a fast function that distinguishes two descriptions: there may be thousands every 15 s."""
     own = {"id", "digest", "is_made_up"}
     names = tuple(field.name for field in model._meta.concrete_fields if field.name not in own)
     get, form = attrgetter(*names), f"{FORM} {names}".encode()
 
-    def digest(told: Told) -> str:
-        return blake2b(form + repr(get(told)).encode(errors="surrogatepass"), digest_size=12).hexdigest()
+    def digest(record: ReportedRecord) -> str:
+        return blake2b(form + repr(get(record)).encode(errors="surrogatepass"), digest_size=12).hexdigest()
 
     return digest

@@ -1,4 +1,4 @@
-"""The scheduler that this site uses, and its cluster as rows: pages and checks read those and ask no scheduler."""
+"""Open the site's scheduler, and keep its cluster as rows: pages and checks read those instead of the scheduler."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ EVERY = {
     Part.LICENSES: timedelta(seconds=15),  # their use changes with the queue
     Part.CLOCK: timedelta(minutes=5),
 }
-AGAIN = timedelta(seconds=15)  # what failed is asked again no sooner
-BUDGET_S = 2.0  # a tick: what has not been begun by then is the next tick's
-AT_ONCE = 2  # parts a tick, but for a site's very first: their calls come on top of the poll's
+RETRY_AFTER = timedelta(seconds=15)  # minimum time before a failed part is read again
+BUDGET_S = 2.0  # per tick: parts that have not begun by then wait for the next tick
+MAX_PARTS = 2  # per tick, but for a site's first one: these calls come on top of the poll's
 
 
 def scheduler() -> Scheduler:
-    """The one that the settings name."""
+    """Return the scheduler that the settings name."""
     return _open(
         SchedulerSettings(
             name=settings.VIGIL_SCHEDULER,
@@ -50,7 +50,7 @@ def scheduler() -> Scheduler:
             slurm_url=settings.VIGIL_SLURM_URL,
             slurm_key_file=settings.VIGIL_SLURM_KEY_FILE,
             slurm_token_command=settings.VIGIL_SLURM_TOKEN_COMMAND,
-            slurm_user=speaker(),
+            slurm_user=service_user(),
             slurm_ca_file=settings.VIGIL_SLURM_CA_FILE,
         )
     )
@@ -61,8 +61,8 @@ def capabilities() -> Capabilities:
     return capabilities_of(settings.VIGIL_SCHEDULER)
 
 
-def speaker() -> str:
-    """The Slurm user whose token polls and drains: the one set, else the first sysadmin's."""
+def service_user() -> str:
+    """Return the Slurm user whose token polls and drains: VIGIL_SLURM_USER, else the first sysadmin's."""
     if not capabilities().is_remote or settings.VIGIL_SLURM_USER:
         return str(settings.VIGIL_SLURM_USER)
     sysadmins = User.objects.filter(is_superuser=True, is_active=True).exclude(slurm_user=None).order_by("pk")
@@ -73,21 +73,21 @@ _open = lru_cache(maxsize=4)(open_scheduler)
 
 
 def unix_user(submitted_as: str) -> str:
-    """The Unix user that a job runs as which is submitted in this person's name; "": the portal's own."""
+    """Return the Unix user that a job of this submitter runs as; "" is the portal's own user."""
     return submitted_as if capabilities().runs_as_owner else str(settings.VIGIL_LOCAL_USER)
 
 
 def is_due() -> bool:
-    """Whether a part of the rows is old enough to ask again."""
+    """Return whether a part is old enough to be read again."""
     return bool(_due(timezone.now(), Reading.objects.in_bulk()))
 
 
 def sync(source: Scheduler) -> bool:
-    """Bring those parts in step that are due, the longest waiting first, within a tick's budget; whether any was."""
+    """Read the parts that are due, the longest waiting first, within a tick's budget; return whether any was."""
     until = time.monotonic() + BUDGET_S
-    known = Reading.objects.in_bulk()
-    due = _due(timezone.now(), known)
-    for part in due[: AT_ONCE if known else None]:
+    readings = Reading.objects.in_bulk()
+    due = _due(timezone.now(), readings)
+    for part in due[: MAX_PARTS if readings else None]:
         if time.monotonic() > until:
             break
         read(source, part)
@@ -95,21 +95,21 @@ def sync(source: Scheduler) -> bool:
 
 
 def read(source: Scheduler, *parts: Part) -> None:
-    """Bring these parts (default: all) in step with what the scheduler says; what it no longer names is gone.
+    """Read these parts (default: all) into rows; rows that the scheduler no longer lists are deleted.
 
-    If it does not answer, the rows stay as they are and the reading says why.
+    If it does not respond, the rows stay as they are and the reading records why.
     """
     for part in parts or tuple(EVERY):
         try:
-            found = _ASK[part](source)
+            found = _READERS[part](source)
         except SchedulerError as error:
             _note_failure(part, str(error))
         else:
             rows.write(*found.differences, also=partial(_note_success, part, found))
 
 
-def miss(error: SchedulerError) -> None:
-    """The scheduler has just not answered something else: what is due was not asked for, and says why."""
+def note_outage(error: SchedulerError) -> None:
+    """Record a failure for the parts that are due: the scheduler has just failed to respond to another request."""
     for part in _due(timezone.now(), Reading.objects.in_bulk()):
         _note_failure(part, str(error))
 
@@ -132,13 +132,13 @@ def _due(now: datetime, known: Mapping[str, Reading]) -> list[Part]:
         if reading is None or reading.asked_at is None:
             since[part] = now - timedelta(days=1)
             continue
-        due = reading.asked_at + (max(every, AGAIN) if reading.error else every)
+        due = reading.asked_at + (max(every, RETRY_AFTER) if reading.error else every)
         if due <= now or reading.asked_at > now:  # a clock that was set back
             since[part] = due
     return sorted(since, key=lambda part: since[part])
 
 
-def _note_success(part: Part, found: Found) -> None:
+def _note_success(part: Part, found: PartRead) -> None:
     now, unreadable = timezone.now(), found.unreadable
     told = {
         "asked_at": now, "read_at": now, "error": "", "failing_since": None, "unreadable": unreadable,
@@ -158,21 +158,21 @@ def _note_failure(part: Part, error: str) -> None:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the scheduler answered about one part. `unreadable`: records that could neither be read nor stored."""
+class PartRead:
+    """The scheduler's response about one part. `unreadable` counts records that could not be parsed or stored."""
 
     differences: tuple[Difference, ...]
     unreadable: int
     clock_offset_s: float | None = None
 
     @classmethod
-    def of(cls, unreadable: int, *differences: Difference) -> Found:
+    def of(cls, unreadable: int, *differences: Difference) -> PartRead:
         return cls(differences, unreadable + sum(difference.unreadable for difference in differences))
 
 
-def _nodes(source: Scheduler) -> Found:
+def _nodes(source: Scheduler) -> PartRead:
     nodes = source.nodes()
-    return Found.of(nodes.unreadable, rows.differences(rows.NODES, map(_calmed, nodes)))
+    return PartRead.of(nodes.unreadable, rows.differences(rows.NODES, map(_calmed, nodes)))
 
 
 def _calmed(node: NodeStatus) -> NodeStatus:
@@ -180,21 +180,21 @@ def _calmed(node: NodeStatus) -> NodeStatus:
     return node if node.load is None else replace(node, load=round(node.load, 1))
 
 
-def _accounts(source: Scheduler) -> Found:
+def _accounts(source: Scheduler) -> PartRead:
     accounts = source.accounts()
     qos = rows.differences(rows.QOS, accounts.qos)
-    return Found.of(accounts.unreadable, qos, rows.differences(rows.ASSOCIATIONS, accounts.associations))
+    return PartRead.of(accounts.unreadable, qos, rows.differences(rows.ASSOCIATIONS, accounts.associations))
 
 
-def _clock(source: Scheduler) -> Found:
-    return Found((), 0, offset_s(source.clock))
+def _clock(source: Scheduler) -> PartRead:
+    return PartRead((), 0, offset_s(source.clock))
 
 
-def _listing(kind: rows.Kind, found: Listing[Any]) -> Found:
-    return Found.of(found.unreadable, rows.differences(kind, found))
+def _listing(kind: rows.RowKind, found: Listing[Any]) -> PartRead:
+    return PartRead.of(found.unreadable, rows.differences(kind, found))
 
 
-_ASK: dict[Part, Callable[[Scheduler], Found]] = {
+_READERS: dict[Part, Callable[[Scheduler], PartRead]] = {
     Part.NODES: _nodes,
     Part.QUEUE: lambda source: _listing(rows.QUEUE, source.queue()),
     Part.PARTITIONS: lambda source: _listing(rows.PARTITIONS, source.partitions()),

@@ -21,13 +21,13 @@ Names = models.JSONField  # a list of strings, unless said otherwise
 
 
 class FactQuerySet(models.QuerySet[Row]):
-    def told(self) -> Self:
-        """Rows that the scheduler named: all but the made-up ones of `vigil up --demo`."""
+    def reported(self) -> Self:
+        """Return the rows that the scheduler reported, without the invented ones of `vigil up --demo`."""
         return self.filter(is_made_up=False)
 
 
 class Fact(models.Model):
-    """Something that the scheduler said. `digest` tells whether it says the same again: then nothing is written."""
+    """A record that the scheduler reported. `digest` shows whether it is unchanged: then nothing is written."""
 
     digest = models.CharField(max_length=32, blank=True, editable=False)
     is_made_up = models.BooleanField(
@@ -76,7 +76,7 @@ class Node(Fact):
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether something new may start on it now: not while it is drained, down, reserved, rebooting …"""
+        """Return whether a job can start on it now: not while it is drained, down, reserved, rebooting …"""
         return not capacity.closed(self.state)
 
     @property
@@ -326,7 +326,7 @@ class NodeOrderQuerySet(models.QuerySet["NodeOrder"]):
 
 
 class NodeOrder(models.Model):
-    """What a sysadmin wants done to a node: a row that the next tick carries out."""
+    """A sysadmin's order for a node, which the next tick carries out."""
 
     class Action(models.TextChoices):
         DRAIN = "drain"
@@ -366,6 +366,6 @@ class NodeOrder(models.Model):
         return self.state == self.State.ASKED
 
     @property
-    def told_reason(self) -> str:
-        """What the scheduler is told: it does not know who it was otherwise."""
+    def reason_with_requester(self) -> str:
+        """Return the reason for the scheduler, with the requester, whom it would not know otherwise."""
         return f"{self.reason} (vigil: {self.asked_by.username if self.asked_by else 'unknown'})"

@@ -1,4 +1,4 @@
-"""What sysadmins write down about a machine."""
+"""Store sysadmins' notes about a machine."""
 
 from __future__ import annotations
 

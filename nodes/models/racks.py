@@ -1,4 +1,4 @@
-"""Where nodes stand: a rack, and a place in it. People tell it; no scheduler does."""
+"""Store where nodes are: a rack and a slot in it. People enter it; no scheduler reports it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What machines tell of themselves: agents and their streams, GPUs and where they sit, frames of samples, events.
+"""Store what agents report: agents and their streams, GPUs and their slots, frames of samples, events.
 
 The samples themselves become series (`portal.series`): a GPU's under ("gpu", pk), a machine's under ("node", pk of its
-agent). Neither knows a job.
+agent). Neither refers to a job.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SILENT = timedelta(seconds=45)  # three batches and a little
 
 class AgentQuerySet(models.QuerySet["Agent"]):
     def silent(self, now: datetime) -> Self:
-        """Those that have told something before, and now nothing for too long."""
+        """Return agents that have reported before, but not for too long."""
         return self.filter(heard_at__lt=now - SILENT)
 
     def described(self) -> Self:
-        """Without long columns, but with the number of GPUs, and of the batches that were given up (`lost_batches`)."""
+        """Defer long columns; annotate the number of GPUs and of discarded batches (`lost_batches`)."""
         lost = AgentStream.objects.filter(agent=OuterRef("pk")).values("agent").annotate(n=Sum("given_up")).values("n")
         return self.defer("facts", "newest", "processes").annotate(
             gpu_count=Count("gpus", filter=Q(gpus__gone_at=None)), lost_batches=Coalesce(Subquery(lost), 0)
@@ -32,7 +32,7 @@ class AgentQuerySet(models.QuerySet["Agent"]):
 
 
 class Agent(models.Model):
-    """What tells of one machine. The row stays when the scheduler forgets the node: its series hang on it."""
+    """A machine's reporting agent. The row stays if the scheduler forgets the node, because its series refer to it."""
 
     node = models.CharField(max_length=255, unique=True)
     token_digest = models.CharField(max_length=64, blank=True, editable=False)
@@ -67,7 +67,7 @@ class Agent(models.Model):
 
 
 class AgentStream(models.Model):
-    """One buffer folder of an agent, and what of it has been taken (docs/protocols.md §11)."""
+    """One buffer folder of an agent, and how far it has been taken in (docs/protocols.md §11)."""
 
     agent = models.ForeignKey(Agent, models.CASCADE, related_name="streams")
     uid = models.CharField(max_length=16)
@@ -83,7 +83,7 @@ class AgentStream(models.Model):
 
 
 class EnrolmentSecret(models.Model):
-    """With it agents get tokens by themselves, each name once. The secret is shown once; its digest is kept."""
+    """A secret with which agents obtain tokens, once per name. It is shown once; only its digest is stored."""
 
     hint = models.CharField(max_length=12)
     digest = models.CharField(max_length=64, unique=True, editable=False)
@@ -129,7 +129,7 @@ class Gpu(models.Model):
 
 
 class GpuPlace(models.Model):
-    """Where a GPU sat, and until when."""
+    """The slot a GPU was in, and until when."""
 
     gpu = models.ForeignKey(Gpu, models.CASCADE, related_name="places")
     agent = models.ForeignKey(Agent, models.CASCADE, related_name="+")
@@ -147,7 +147,7 @@ class GpuPlace(models.Model):
 
 class HoldingQuerySet(models.QuerySet["Holding"]):
     def between(self, start: datetime, end: datetime) -> Self:
-        """Those that overlap this stretch of time."""
+        """Return the allocations that overlap this time span."""
         return self.filter(Q(until=None) | Q(until__gt=start), since__lt=end)
 
 
@@ -155,7 +155,7 @@ class Holding(models.Model):
     """A GPU in the hands of one of the scheduler's jobs, Vigil's or not, from when until when."""
 
     class Source(models.TextChoices):
-        """Who says so; a later one knows better."""
+        """Where the claim comes from; a later one is more reliable."""
 
         PROCESSES = "processes", "its processes' control groups"
         SCHEDULER = "scheduler", "the scheduler's indices"
@@ -189,7 +189,7 @@ class Holding(models.Model):
 
 
 class GpuUse(models.Model):
-    """What the GPUs of one of the scheduler's jobs did on one day (UTC), in GPU-seconds, as they were sampled."""
+    """What the GPUs of one job did on one day (UTC), in sampled GPU-seconds."""
 
     day = models.DateField()
     scheduler_id = models.CharField(max_length=64)

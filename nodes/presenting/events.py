@@ -1,4 +1,4 @@
-"""What happened to a machine, in words. Pure: what an agent told in, text out; whoever shows it escapes it."""
+"""Describe events of a machine. Pure: an agent's untrusted text in, text out; the caller escapes it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def words(kind: str, code: int | None, text: str, data: Mapping[str, Any]) -> Wo
 
 
 def meaning(code: int | None) -> str:
-    """What an Xid stands for; empty for those that say nothing to most."""
+    """Return what an Xid means; "" for those that mean nothing to most readers."""
     return XIDS.get(code or 0, "")
 
 

@@ -1,4 +1,4 @@
-"""What the charts of a machine's page draw: which series, in which unit, against which limit. Pure."""
+"""Choose what the charts of a node page show: series, units and limits. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ COOL_C = 20
 
 
 @dataclass(frozen=True)
-class Field:
-    """One of the four that a GPU's row shows."""
+class GpuField:
+    """One of the four fields in a GPU's row."""
 
     name: str
     title: str
@@ -33,10 +33,10 @@ class Field:
 
 
 FIELDS = (
-    Field("gpu_percent", "Utilisation", "%", 3),
-    Field("memory_mib", "Memory", "GiB", 6, GIB, 1),
-    Field("temperature_c", "Temperature", "°C", 2),
-    Field("watts", "Power", "W", 5),
+    GpuField("gpu_percent", "Utilisation", "%", 3),
+    GpuField("memory_mib", "Memory", "GiB", 6, GIB, 1),
+    GpuField("temperature_c", "Temperature", "°C", 2),
+    GpuField("watts", "Power", "W", 5),
 )
 
 

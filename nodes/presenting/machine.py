@@ -1,4 +1,4 @@
-"""The sentence that leads a machine's page: what is worst, then what else there is. Pure: facts in, words out."""
+"""Build the leading sentence of a node page: the worst problem, then what else there is. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from nodes.health import temperature
 from nodes.presenting.events import ECHO, meaning
 from vigil_core import formatting
 
-XIDS_FOR = timedelta(hours=6)  # an older Xid is history
-MOST_MORE = 2  # sentences after the first
+XID_WINDOW = timedelta(hours=6)  # an older Xid is history
+MAX_FURTHER = 2  # sentences after the first
 NBSP = formatting.NBSP
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """What is known of a GPU just now; nothing of what it does where that is somebody else's business."""
+class GpuState:
+    """The current state of a GPU; values of another user's hidden job are None."""
 
     index: int
     percent: int | None = None
@@ -35,7 +35,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Xid:
+class DriverError:
     """Equal errors that the driver reported: an Xid of a GPU, or an SXid of an NVSwitch."""
 
     code: int | None
@@ -57,16 +57,16 @@ class Xid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What the sentence is made of."""
+class NodeFacts:
+    """The facts that the sentence is made of."""
 
     now: datetime
-    is_told_of: bool = False  # by an agent
-    heard_at: datetime | None = None
+    has_agent: bool = False  # by an agent
+    last_report_at: datetime | None = None
     is_silent: bool = False
     driver_silent_at: datetime | None = None
-    gpus: Sequence[Gpu] = ()
-    xids: Sequence[Xid] = ()  # of the last hours
+    gpus: Sequence[GpuState] = ()
+    xids: Sequence[DriverError] = ()  # of the last hours
     hanging: Sequence[tuple[str, datetime]] = ()  # mounts that are slow, and since when
     cpu_percent: float | None = None
     state: str = ""  # the scheduler's word; "": it knows nothing of the machine
@@ -77,16 +77,16 @@ class Facts:
     free: str = ""  # "2 of 8 GPUs"
 
 
-def say(facts: Facts) -> tuple[str, str]:
+def lead_text(facts: NodeFacts) -> tuple[str, str]:
     """The lead, and what else there is: set in ink, and muted after it."""
     wrong = [*_wrong(facts)]
     told = wrong or [*_works(facts)]
     if facts.takes_jobs and facts.state and facts.free:
         told.append(f"Takes jobs: {facts.free} free.")
-    return told[0] if told else "Nothing is known of it yet.", " ".join(told[1 : 1 + MOST_MORE])
+    return told[0] if told else "Nothing is known of it yet.", " ".join(told[1 : 1 + MAX_FURTHER])
 
 
-def _wrong(facts: Facts) -> Iterator[str]:
+def _wrong(facts: NodeFacts) -> Iterator[str]:
     """Everything that is not as it should be, worst first."""
     if facts.is_silent:
         yield _silent(facts)
@@ -104,14 +104,14 @@ def _wrong(facts: Facts) -> Iterator[str]:
         yield from _hot(facts)
 
 
-def _silent(facts: Facts) -> str:
-    if facts.heard_at is None:
+def _silent(facts: NodeFacts) -> str:
+    if facts.last_report_at is None:
         return "Its agent has not told anything yet."
-    silence = formatting.rough((facts.now - facts.heard_at).total_seconds())
+    silence = formatting.rough((facts.now - facts.last_report_at).total_seconds())
     return f"It has told nothing for {silence}: the machine is down, its agent stopped, or the network between broken."
 
 
-def _lost(facts: Facts) -> Iterator[str]:
+def _lost(facts: NodeFacts) -> Iterator[str]:
     lost = [gpu for gpu in facts.gpus if gpu.lost_at]
     if not lost:
         return
@@ -121,7 +121,7 @@ def _lost(facts: Facts) -> Iterator[str]:
     yield f"{which} been lost since {formatting.clock(since, facts.now)}."
 
 
-def _faulty(facts: Facts) -> Iterator[str]:
+def _faulty(facts: NodeFacts) -> Iterator[str]:
     """Yield the GPUs that answer but are broken; lost ones are named elsewhere."""
     faulty = [gpu for gpu in facts.gpus if gpu.fault and not gpu.lost_at]
     if not faulty:
@@ -130,38 +130,38 @@ def _faulty(facts: Facts) -> Iterator[str]:
     yield f"GPU {faulty[0].index} {faulty[0].fault}.{more}"
 
 
-def _xids(facts: Facts) -> Iterator[str]:
+def _xids(facts: NodeFacts) -> Iterator[str]:
     """Return the worst, or the newest of equally bad ones: a program's error must not hide a GPU off the bus."""
-    known = [xid for xid in facts.xids if xid.kind != "xid" or xid.code != ECHO] or facts.xids
-    if not known:
+    meaning_text = [xid for xid in facts.xids if xid.kind != "xid" or xid.code != ECHO] or facts.xids
+    if not meaning_text:
         return
-    worst = max(known, key=lambda xid: (xid.severity, xid.at))
+    worst = max(meaning_text, key=lambda xid: (xid.severity, xid.at))
     where = "" if worst.gpu is None else f" on GPU {worst.gpu}"
     words = meaning(worst.code) if worst.kind == "xid" else "a fatal NVSwitch error" if worst.is_fatal else ""
     what = f": {words}" if words else ""
-    others = sum(xid.count for xid in known) - 1
-    hours = XIDS_FOR // timedelta(hours=1)
+    others = sum(xid.count for xid in meaning_text) - 1
+    hours = XID_WINDOW // timedelta(hours=1)
     more = f"; {formatting.plural(others, 'more', 'more')} in {hours}{NBSP}h" if others else ""
     yield f"{worst.name}{where}, {formatting.ago(worst.at, facts.now)}{what}{more}."
 
 
-def _hanging(facts: Facts) -> Iterator[str]:
+def _hanging(facts: NodeFacts) -> Iterator[str]:
     if facts.hanging:
         names = formatting.listed([name for name, _ in facts.hanging[:3]])
         since = formatting.clock(min(at for _, at in facts.hanging), facts.now)
         yield f"{names} {'has' if len(facts.hanging) == 1 else 'have'} been slow or hanging since {since}."
 
 
-def _drained(facts: Facts) -> str:
-    said = f"Takes no jobs: it is {formatting.word(facts.state)}."
+def _drained(facts: NodeFacts) -> str:
+    reason_text = f"Takes no jobs: it is {formatting.word(facts.state)}."
     if not facts.reason:
-        return said
+        return reason_text
     whom = f", says {facts.reason_by}" if facts.reason_by else ""
     when = f" {formatting.ago(facts.reason_at, facts.now)}" if facts.reason_at else ""
-    return f"{said} {facts.reason}{whom}{when}."
+    return f"{reason_text} {facts.reason}{whom}{when}."
 
 
-def _hot(facts: Facts) -> Iterator[str]:
+def _hot(facts: NodeFacts) -> Iterator[str]:
     hot = [gpu for gpu in facts.gpus if gpu.is_hot and not gpu.lost_at and not gpu.is_hidden]
     if not hot:
         return
@@ -177,25 +177,25 @@ def _hot(facts: Facts) -> Iterator[str]:
     yield f"GPU {worst.index} {slower}{degrees}{limit}.{more}"
 
 
-def _works(facts: Facts) -> Iterator[str]:
-    """What it does, where all is well."""
-    seen = [gpu for gpu in facts.gpus if gpu.percent is not None and not gpu.is_hidden]
+def _works(facts: NodeFacts) -> Iterator[str]:
+    """Describe what the node does if nothing is wrong."""
+    visible = [gpu for gpu in facts.gpus if gpu.percent is not None and not gpu.is_hidden]
     hidden = sum(gpu.is_hidden for gpu in facts.gpus)
-    if seen:
-        working = sum((gpu.percent or 0) >= 1 for gpu in seen)
-        mean = formatting.share(sum(gpu.percent or 0 for gpu in seen) / len(seen) / 100)
+    if visible:
+        working = sum((gpu.percent or 0) >= 1 for gpu in visible)
+        mean = formatting.share(sum(gpu.percent or 0 for gpu in visible) / len(visible) / 100)
         them = (
             "The GPU is at work"
-            if len(seen) == working == 1
-            else f"{working} of {formatting.plural(len(seen), 'GPU')} work"
+            if len(visible) == working == 1
+            else f"{working} of {formatting.plural(len(visible), 'GPU')} work"
         )
-        yield f"{them}, {mean} on average." if working else _rest(len(seen))
-        hottest = max((gpu.temperature_c for gpu in seen if gpu.temperature_c is not None), default=None)
-        if hottest is not None and len(seen) > 1:
+        yield f"{them}, {mean} on average." if working else _rest(len(visible))
+        hottest = max((gpu.temperature_c for gpu in visible if gpu.temperature_c is not None), default=None)
+        if hottest is not None and len(visible) > 1:
             yield f"The hottest has {hottest}{NBSP}°C."
     if hidden:
         yield f"{formatting.plural(hidden, 'GPU')} {'is' if hidden == 1 else 'are'} in use by others."
-    if not facts.gpus and facts.is_told_of and facts.cpu_percent is not None:
+    if not facts.gpus and facts.has_agent and facts.cpu_percent is not None:
         yield f"Its CPUs are {formatting.share(facts.cpu_percent / 100)} busy; it has no GPU."
 
 

@@ -1,6 +1,6 @@
-"""What jobs ahead leave free: each starts if it finds room, the others keep theirs from when they are planned to start.
+"""Compute what pending jobs ahead leave free: each starts if it fits, and the others block their planned start.
 
-Pure, beside capacity.py: dataclasses in, dataclasses out, no Django.
+Pure, like capacity.py: dataclasses in, dataclasses out, no Django.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from nodes.scheduling.capacity import Cluster, Room, Seat, closed, copies, free,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ahead:
-    """What is left once everybody ahead has started who can, and until when that is free."""
+class JobsAhead:
+    """What is left once every job ahead that fits has started, and until when it is free."""
 
     left: Mapping[str, Room]
     waiting: tuple[QueuedJobInfo, ...] = ()  # ahead, and no room for them yet; highest priority first
@@ -27,7 +27,7 @@ class Ahead:
 MOST_PLACED = 100  # jobs ahead that fit what is free: a scheduler starts those within seconds
 
 
-def after(ahead: Sequence[QueuedJobInfo], cluster: Cluster) -> Ahead:
+def after(ahead: Sequence[QueuedJobInfo], cluster: Cluster) -> JobsAhead:
     """Give jobs what is free, in this order. Those that find no room keep theirs from when they are planned to start.
 
     A plan names no nodes, so all of a partition count as planned for: what ends by then delays nobody.
@@ -52,11 +52,11 @@ def after(ahead: Sequence[QueuedJobInfo], cluster: Cluster) -> Ahead:
         for name in job.partition.split(","):
             if planned < until.get(name, (inf, ""))[0]:
                 until[name] = (planned, job.scheduler_id)
-    return Ahead(left=left, waiting=tuple(waiting), until=until)
+    return JobsAhead(left=left, waiting=tuple(waiting), until=until)
 
 
-def held_back(seats: Iterable[Seat], ahead: Ahead) -> list[Seat]:
-    """The seats, each free only until somebody ahead is planned to start in one of its node's partitions."""
+def limited_by_plans(seats: Iterable[Seat], ahead: JobsAhead) -> list[Seat]:
+    """Return the seats, each free only until a job ahead is planned to start in one of its node's partitions."""
     found = []
     for seat in seats:
         plans = [ahead.until[name] for name in seat.node.partitions if name in ahead.until]
@@ -67,7 +67,7 @@ def held_back(seats: Iterable[Seat], ahead: Ahead) -> list[Seat]:
 
 
 def _need(job: QueuedJobInfo) -> Room:
-    """What a job needs on each of its nodes, shared evenly."""
+    """Return what a job needs on each of its nodes, shared evenly."""
     nodes = max(1, job.node_count)
     types = job.gpus_by_type or ({job.gpu_type: job.gpus} if job.gpu_type and job.gpus else {})
     each = {kind: -(-count // nodes) for kind, count in types.items()}
@@ -93,8 +93,8 @@ def _place(
     missing = max(1, job.node_count)
     for node in nodes:
         known = node.memory_mib > 0
-        most = min(copies(need, left[node.name], memory_known=known), _copies_by_type(need, left[node.name]))
-        most = most if cluster.is_one_machine else min(1, most)
+        most = min(copies(need, left[node.name], is_memory_reported=known), _copies_by_type(need, left[node.name]))
+        most = most if cluster.simulates_nodes else min(1, most)
         if most and features.holds(every, node.features):
             chosen.append((node.name, min(most, missing)))
             missing -= min(most, missing)

@@ -1,10 +1,10 @@
-"""What is free on a cluster, and what could start on it now. Pure: dataclasses in, dataclasses out, no Django.
+"""Compute what is free on a cluster and what could start on it now. Pure: dataclasses in and out, no Django.
 
     cluster = Cluster(nodes=…, partitions=…, reservations=…, queue=…, now=…)
-    seats = survey(request, cluster)      each node as this request may use it
-    fit = look(request, seats, cluster)   could it start, on which, and why not on the others
+    seats = survey(request, cluster)          each node as this request may use it
+    fit = assess(request, seats, cluster)     could it start, on which nodes, and why not on the others
 
-Only what the scheduler tells is looked at: it alone decides, and knows more (topology, cores of a socket).
+It uses only what the scheduler reports. The scheduler alone decides, and knows more (topology, cores per socket).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MARKS = {"*": "no_respond", "#": "powering_up", "%": "powering_down", "$": "main
 
 @dataclass(frozen=True)
 class Room:
-    """What a node has, or has free: whole CPUs, GPUs, MiB. `types`: its GPUs by type, whose sum is `gpus`."""
+    """Resources of a node, all or the free ones: CPUs, GPUs, MiB. `types` are its GPUs by type, adding to `gpus`."""
 
     cpus: int = 0
     gpus: int = 0
@@ -121,15 +121,15 @@ class Cluster:
     queue: Sequence[QueuedJobInfo] = ()
 
     @property
-    def is_one_machine(self) -> bool:
-        """Whether one machine plays as many nodes as somebody asks for."""
+    def simulates_nodes(self) -> bool:
+        """Return whether one machine stands for as many nodes as a job requests."""
         return bool(self.nodes) and self.nodes[0].plays_many
 
     def partition(self, name: str) -> PartitionInfo | None:
         """The one of that name; the default one for "". Of several the first that is known."""
         wanted = name.split(",") if name else []
-        known = (p for p in self.partitions if (p.name in wanted if wanted else p.is_default))
-        return next(known, None)
+        partitions = (p for p in self.partitions if (p.name in wanted if wanted else p.is_default))
+        return next(partitions, None)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Seat:
 
 
 class Step(IntEnum):
-    """How near a node is to taking a request."""
+    """How close a node is to accepting a request."""
 
     NEVER = 0  # too small, or not what is asked for
     EVER = 1  # it would do, but is out of service
@@ -157,7 +157,7 @@ class Step(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Whether a request could start now, and what keeps it. Counts are of nodes."""
+    """Whether a request could start now, and what prevents it. Counts are of nodes."""
 
     starts: bool
     nodes: tuple[str, ...]  # with room for it now
@@ -193,7 +193,7 @@ def closed(state: str) -> str:
 
 @lru_cache(maxsize=512)
 def is_in_service(state: str) -> bool:
-    """Whether a node takes jobs, or will by itself: not drained, down, failing."""
+    """Return whether a node accepts jobs, or will again by itself: not drained, down or failing."""
     return not any(word in OUT for word in words_of(state))
 
 
@@ -202,7 +202,7 @@ def whole(node: NodeStatus) -> Room:
 
 
 def free(node: NodeStatus) -> Room:
-    """What nobody has been given."""
+    """Return the unallocated resources."""
     return Room(
         max(0, node.cpus - node.cpus_used),
         max(0, node.gpus - node.gpus_used),
@@ -211,23 +211,27 @@ def free(node: NodeStatus) -> Room:
     )
 
 
-def lacking(need: Room, room: Room, *, memory_known: bool = True) -> str:
-    """What there is too little of: "gpus", "cpus", "memory", or ""."""
+def lacking(need: Room, room: Room, *, is_memory_reported: bool = True) -> str:
+    """Return which resource is insufficient: "gpus", "cpus", "memory", or ""."""
     if need.gpus > room.gpus:
         return "gpus"
     if need.cpus > room.cpus:
         return "cpus"
-    return "memory" if memory_known and need.memory_mib > room.memory_mib else ""
+    return "memory" if is_memory_reported and need.memory_mib > room.memory_mib else ""
 
 
-def copies(need: Room, room: Room, *, memory_known: bool = True) -> int:
-    """How many nodes of this size one machine could play."""
-    pairs = [(need.cpus, room.cpus), (need.gpus, room.gpus), (need.memory_mib if memory_known else 0, room.memory_mib)]
+def copies(need: Room, room: Room, *, is_memory_reported: bool = True) -> int:
+    """Return how many nodes of this size one machine could stand for."""
+    pairs = [
+        (need.cpus, room.cpus),
+        (need.gpus, room.gpus),
+        (need.memory_mib if is_memory_reported else 0, room.memory_mib),
+    ]
     return min((have // each for each, have in pairs if each), default=2**31)
 
 
 def survey(request: Request, cluster: Cluster, *, left: Mapping[str, Room] | None = None) -> list[Seat]:
-    """Each node of the request's partition as it may use it. `left`: what is free there, if not what the nodes say."""
+    """Return each node of the request's partition as it may use it. `left` overrides what the nodes report as free."""
     claims = _claims(request, cluster)
     ways = features.read(request.constraint)
     every = [way.every for way in ways] if ways is not None else [features.ANY]
@@ -253,8 +257,8 @@ def survey(request: Request, cluster: Cluster, *, left: Mapping[str, Room] | Non
     return seats
 
 
-def look(request: Request, seats: Sequence[Seat], cluster: Cluster) -> Fit:
-    """Whether it could start now on these seats; if not, what is in the way."""
+def assess(request: Request, seats: Sequence[Seat], cluster: Cluster) -> Fit:
+    """Return whether the request could start now on these seats; if not, what prevents it."""
     end = cluster.now + request.time_limit_s
     judged = [(seat, *_judged(seat, request.room, end)) for seat in seats]
 
@@ -302,7 +306,7 @@ def of_partition(name: str, cluster: Cluster) -> list[NodeStatus]:
 
 
 def may_use(reservation: ReservationInfo, *, user: str, account: str) -> bool:
-    """Whether it was made for this person or account; "-anna" excludes."""
+    """Return whether a reservation is for this user or account; "-anna" excludes."""
     barred = {name[1:] for name in (*reservation.users, *reservation.accounts) if name.startswith("-")}
     if barred & {user, account}:
         return False
@@ -311,11 +315,11 @@ def may_use(reservation: ReservationInfo, *, user: str, account: str) -> bool:
 
 
 def _judged(seat: Seat, need: Room, end: float) -> tuple[Step, str]:
-    """How far a seat is from taking this until then, and what keeps it from more, in a word; "" for nothing."""
+    """Return how far a seat gets towards this room until then, and the reason it gets no further; "" for none."""
     node, known = seat.node, seat.node.memory_mib > 0
     if seat.lasting:
         return Step.NEVER, seat.why
-    if small := lacking(need, seat.size, memory_known=known):
+    if small := lacking(need, seat.size, is_memory_reported=known):
         return Step.NEVER, f"small:{small}"
     if not is_in_service(node.state):
         return Step.EVER, seat.why
@@ -323,13 +327,13 @@ def _judged(seat: Seat, need: Room, end: float) -> tuple[Step, str]:
         return Step.ABLE, seat.why
     if seat.until < end:
         return Step.ABLE, WINDOW
-    if short := lacking(need, seat.room, memory_known=known):
+    if short := lacking(need, seat.room, is_memory_reported=known):
         return Step.CLEAR, f"room:{short}"
     return Step.NOW, ""
 
 
 def _claims(request: Request, cluster: Cluster) -> dict[str, tuple[float, str]]:
-    """From when on each node is reserved for others, and by what: now where the reservation has begun."""
+    """Return from when each node is reserved for others, and by what; now if the reservation has begun."""
     own = request.reservation.split(",") if request.reservation else []
     found: dict[str, tuple[float, str]] = {}
     for reservation in cluster.reservations:
@@ -358,19 +362,24 @@ def _unfit(request: Request, node: NodeStatus, *, fits: bool, own: list[Reservat
 
 
 def _enough(
-    request: Request, seats: Sequence[Seat], ways: Iterable[features.Way], cluster: Cluster, *, empty: bool = False
+    request: Request,
+    seats: Sequence[Seat],
+    ways: Iterable[features.FeatureSet],
+    cluster: Cluster,
+    *,
+    empty: bool = False,
 ) -> bool:
-    """Whether these make the allocation. `empty`: as if nobody else had anything on them."""
-    if cluster.is_one_machine:
+    """Return whether these seats suffice for the allocation. `empty`: as if nothing else ran on them."""
+    if cluster.simulates_nodes:
         rooms = ((s.size if empty else s.room, s.node.memory_mib > 0) for s in seats)
-        return sum(copies(request.room, room, memory_known=known) for room, known in rooms) >= request.min_nodes
+        return sum(copies(request.room, room, is_memory_reported=known) for room, known in rooms) >= request.min_nodes
     required = set(request.required_nodes)
     if not required <= {seat.node.name for seat in seats}:
         return False
     return any(_is_met(request, seats, way, required) for way in ways)
 
 
-def _is_met(request: Request, seats: Sequence[Seat], way: features.Way, required: Collection[str]) -> bool:
+def _is_met(request: Request, seats: Sequence[Seat], way: features.FeatureSet, required: Collection[str]) -> bool:
     kept = [seat.node for seat in seats if way.every is features.ANY or features.holds(way.every, seat.node.features)]
     first = [node.features for node in kept if node.name in required]
     if len(first) < len(required) or not features.is_served(way, [node.features for node in kept]):

@@ -20,18 +20,18 @@ _TOKEN = re.compile(r"\s*([&|*()\[\]]|[^\s&|*()\[\],]+)")
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to satisfy an expression: `every` node this, and so many nodes each of `counted`."""
+class FeatureSet:
+    """One way to satisfy an expression: every node has `every`, and a number of nodes has each of `counted`."""
 
     every: Test = ANY
     counted: tuple[tuple[Test, int], ...] = ()
 
 
 @lru_cache(maxsize=512)
-def read(expression: str) -> tuple[Way, ...] | None:
+def read(expression: str) -> tuple[FeatureSet, ...] | None:
     """The ways to satisfy it, one for an empty expression; None: not one that we understand."""
     if not expression.strip():
-        return (Way(),)
+        return (FeatureSet(),)
     tokens = _TOKEN.findall(expression)
     if "".join(tokens) != re.sub(r"\s", "", expression):
         return None
@@ -43,22 +43,22 @@ def read(expression: str) -> tuple[Way, ...] | None:
 
 
 def holds(test: Test, features: Iterable[str]) -> bool:
-    """Whether a node with these features passes."""
+    """Return whether a node with these features satisfies it."""
     return any(wanted <= set(features) for wanted in test)
 
 
-def size_of(way: Way, chosen: Iterable[tuple[str, ...]]) -> int:
-    """How many nodes the counted features take beside these that are chosen already."""
+def size_of(way: FeatureSet, chosen: Iterable[tuple[str, ...]]) -> int:
+    """Return how many nodes the counted features need in addition to those already chosen."""
     return sum(count for _, count in way.counted) - _served(way, list(chosen))
 
 
-def is_served(way: Way, nodes: Iterable[tuple[str, ...]]) -> bool:
-    """Whether nodes with these features can be shared out among all counted features, each node once."""
+def is_served(way: FeatureSet, nodes: Iterable[tuple[str, ...]]) -> bool:
+    """Return whether these nodes can be divided among all counted features, each node once."""
     return not way.counted or size_of(way, nodes) == 0
 
 
-def _served(way: Way, nodes: list[tuple[str, ...]]) -> int:
-    """How many of the places that the counts make these nodes can fill, each node once (König: a matching's size)."""
+def _served(way: FeatureSet, nodes: list[tuple[str, ...]]) -> int:
+    """Return how many counted places these nodes can fill, each node once (König: the size of a maximum matching)."""
     if not way.counted:
         return 0
     kinds: dict[tuple[str, ...], int] = {}
@@ -71,14 +71,14 @@ def _served(way: Way, nodes: list[tuple[str, ...]]) -> int:
 
 
 def _bound(
-    way: Way, some: set[int], able: Mapping[tuple[str, ...], set[int]], kinds: Mapping[tuple[str, ...], int]
+    way: FeatureSet, some: set[int], able: Mapping[tuple[str, ...], set[int]], kinds: Mapping[tuple[str, ...], int]
 ) -> int:
     """No more than every node that serves one of `some`, and the places of all others."""
     nodes = sum(number for kind, number in kinds.items() if able[kind] & some)
     return nodes + sum(count for i, (_, count) in enumerate(way.counted) if i not in some)
 
 
-def _series(tokens: list[str], closing: str) -> tuple[tuple[Way, ...], list[str]]:
+def _series(tokens: list[str], closing: str) -> tuple[tuple[FeatureSet, ...], list[str]]:
     """Parts joined by & and |, up to the closing bracket or the end."""
     ways, rest = _part(tokens)
     joined: set[str] = set()
@@ -94,7 +94,7 @@ def _series(tokens: list[str], closing: str) -> tuple[tuple[Way, ...], list[str]
     return ways, rest
 
 
-def _part(tokens: list[str]) -> tuple[tuple[Way, ...], list[str]]:
+def _part(tokens: list[str]) -> tuple[tuple[FeatureSet, ...], list[str]]:
     """A name, a group in parentheses, or one in brackets, perhaps counted."""
     token, rest = tokens[0], tokens[1:]
     if token == "[":
@@ -105,25 +105,27 @@ def _part(tokens: list[str]) -> tuple[tuple[Way, ...], list[str]]:
     elif token in "&|*)]":
         raise ValueError(f"{token} where a feature belongs")
     else:
-        ways = (Way(frozenset({frozenset({token})})),)
+        ways = (FeatureSet(frozenset({frozenset({token})})),)
     if not rest or rest[0] != "*":
         return ways, rest
     number = int(rest[1])
     if number < 1 or len(ways) != 1 or ways[0].counted:
         raise ValueError("counted twice")
-    return (Way(ANY, ((ways[0].every, number),)),), rest[2:]
+    return (FeatureSet(ANY, ((ways[0].every, number),)),), rest[2:]
 
 
-def _join(left: tuple[Way, ...], sign: str, right: tuple[Way, ...], *, same: bool) -> tuple[Way, ...]:
+def _join(
+    left: tuple[FeatureSet, ...], sign: str, right: tuple[FeatureSet, ...], *, same: bool
+) -> tuple[FeatureSet, ...]:
     plain = any(way.every != ANY for way in (*left, *right))
     if plain and any(way.counted for way in (*left, *right)):
         raise ValueError("plain and counted")
     if sign == "&":
-        found = tuple(Way(_both(a.every, b.every), a.counted + b.counted) for a in left for b in right)
+        found = tuple(FeatureSet(_both(a.every, b.every), a.counted + b.counted) for a in left for b in right)
     elif sign == "|" and same:
         found = left + right
     elif sign == "|" and len(left) == len(right) == 1 and not left[0].counted and not right[0].counted:
-        found = (Way(left[0].every | right[0].every),)
+        found = (FeatureSet(left[0].every | right[0].every),)
     else:
         raise ValueError("not an expression that we understand")
     if len(found) > MOST_WAYS or any(len(way.counted) > 6 or len(way.every) > 64 for way in found):
@@ -131,9 +133,9 @@ def _join(left: tuple[Way, ...], sign: str, right: tuple[Way, ...], *, same: boo
     return found
 
 
-def _only(way: Way) -> Way:
+def _only(way: FeatureSet) -> FeatureSet:
     """Counted features in brackets: every node has one of them."""
-    return Way(frozenset().union(*(test for test, _ in way.counted)), way.counted) if way.counted else way
+    return FeatureSet(frozenset().union(*(test for test, _ in way.counted)), way.counted) if way.counted else way
 
 
 def _both(left: Test, right: Test) -> Test:

@@ -18,17 +18,17 @@ class Demand:
     """Count how many of one licence a request asks for; `license` is None where the scheduler has none of that name."""
 
     name: str
-    asked: int
+    requested: int
     license: LicenseInfo | None
     free: int  # to this request
 
     @property
     def is_short(self) -> bool:
-        return self.asked > self.free
+        return self.requested > self.free
 
     @property
     def is_more_than_all(self) -> bool:
-        return self.license is None or self.asked > self.license.total
+        return self.license is None or self.requested > self.license.total
 
 
 def counts(text: str) -> dict[str, int]:
@@ -45,9 +45,9 @@ def counts(text: str) -> dict[str, int]:
 def demands(request: Request, cluster: Cluster) -> Iterator[Demand]:
     """Yield each licence of the request; none where the scheduler has not listed any."""
     there = {license.name: license for license in cluster.licenses}
-    for name, asked in counts(request.licenses).items() if there else ():
+    for name, requested in counts(request.licenses).items() if there else ():
         license = there.get(name)
-        yield Demand(name, asked, license, _free(license, request) if license else 0)
+        yield Demand(name, requested, license, _free(license, request) if license else 0)
 
 
 def are_taken(request: Request, cluster: Cluster, ahead: Iterable[QueuedJobInfo]) -> bool:
@@ -57,7 +57,7 @@ def are_taken(request: Request, cluster: Cluster, ahead: Iterable[QueuedJobInfo]
     taken: Counter[str] = Counter()
     for job in ahead:
         taken.update({name: many * job.tasks for name, many in counts(job.licenses).items()})
-    return any(demand.asked > demand.free - taken[demand.name] for demand in demands(request, cluster))
+    return any(demand.requested > demand.free - taken[demand.name] for demand in demands(request, cluster))
 
 
 def _free(license: LicenseInfo, request: Request) -> int:

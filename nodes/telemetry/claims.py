@@ -115,7 +115,7 @@ class ClusterSnapshot:
     @classmethod
     def read(cls, now: datetime) -> Self:
         """Read everything in five queries."""
-        gpus_by_node = dict(Node.objects.told().values_list("name", "gpus"))
+        gpus_by_node = dict(Node.objects.reported().values_list("name", "gpus"))
         agents = Agent.objects.filter(is_made_up=False, heard_at__isnull=False)
         machines = {
             pk: ReportingMachine(

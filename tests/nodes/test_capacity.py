@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo, QueuedJobInfo, ReservationInfo
 from nodes.scheduling import features
-from nodes.scheduling.backfill import after, held_back
-from nodes.scheduling.capacity import Cluster, Fit, Request, Room, closed, is_in_service, look, starts, survey
+from nodes.scheduling.backfill import after, limited_by_plans
+from nodes.scheduling.capacity import Cluster, Fit, Request, Room, assess, closed, is_in_service, starts, survey
 from tests.examples import examples
 
 NOW = 1_000_000.0
@@ -23,7 +23,7 @@ BAD = ("down*", "drained", "draining", "idle+drain", "mixed@", "completing", "fa
 
 
 def fits_now(request: Request, where: Cluster) -> Fit:
-    return look(request, survey(request, where), where)
+    return assess(request, survey(request, where), where)
 
 
 def node(name: str, **facts: Any) -> NodeStatus:
@@ -252,7 +252,7 @@ def test_who_is_planned_next_leaves_a_window() -> None:
 
     def goes(gpus: int, seconds: int) -> bool:
         request = Request(gpus=gpus, time_limit_s=seconds)
-        return look(request, held_back(survey(request, where, left=ahead.left), ahead), where).starts
+        return assess(request, limited_by_plans(survey(request, where, left=ahead.left), ahead), where).starts
 
     assert goes(2, 3600)
     assert not goes(2, 3601)

@@ -18,7 +18,7 @@ from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo, QueuedJobInfo
 from nodes.scheduling import gpu_types
 from nodes.scheduling.backfill import after
-from nodes.scheduling.capacity import Cluster, Request, look, starts, survey
+from nodes.scheduling.capacity import Cluster, Request, assess, starts, survey
 from tests.examples import examples
 from tests.jobs.schedulers import Told
 from tests.lab import a_project, bearer, person, signed_in
@@ -69,7 +69,7 @@ def test_a_job_starts_where_enough_of_its_type_is_free(
     """Against counting by hand; a job without a type takes any."""
     where, asked = cluster(*there), request(gpus, wanted, min_nodes=many, max_nodes=many)
     seats = survey(asked, where)
-    fit = look(asked, seats, where)
+    fit = assess(asked, seats, where)
     able = [node.name for node in there if left_of(node, wanted if gpus else "") >= gpus]
     ever = [node.name for node in there if gpu_types.of(gpu_types.there(node), wanted if gpus else "") >= gpus]
     assert set(fit.nodes) == set(able)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodes.cluster import racks
-from nodes.cluster.racks import Place, WrongPlaces
+from nodes.cluster.racks import RackPosition, WrongPlaces
 from nodes.models import RackPlace
 from portal.models import AuditEntry, User
 from tests.lab import bearer, person, send, signed_in, sysadmin
@@ -22,7 +22,7 @@ def wrong(text: str) -> list[str]:
 
 
 def test_what_a_spreadsheet_saves_is_read() -> None:
-    both = [Place("dgx-01", "A 1", 3, 2), Place("dgx-02", "A 1")]
+    both = [RackPosition("dgx-01", "A 1", 3, 2), RackPosition("dgx-02", "A 1")]
     for text in (
         "node,rack,slot,order\ndgx-01,A 1,3,2\ndgx-02,A 1\n",
         "\ufeffNode;Rack;Slot;Order\r\ndgx-01;A 1;3;2\r\n\r\ndgx-02;A 1;;\r\n",
@@ -46,7 +46,7 @@ def test_every_mistake_is_named_by_its_line() -> None:
     assert wrong("a,R\nb,R\0") == ["Line 2: a NUL is in it: this is no text."]
     assert wrong("a," + "R" * 65) == ["Line 1: a rack's name is at most 64 printable characters."]
     assert wrong("a,R,999999") == ["Line 1: '999999' is no slot. Write a whole number from -99999 to 99999."]
-    assert len(wrong("\n".join(["?,R"] * 100))) == racks.MOST_NAMED
+    assert len(wrong("\n".join(["?,R"] * 100))) == racks.MAX_REPORTED_MISTAKES
     many = "\n".join(f"n{i},R" for i in range(racks.MOST + 1))
     assert wrong(many) == ["Line 10001: there are more than 10,000 lines. Take those out that are over."]
     assert len(racks.of_csv(many[: many.rindex("\n")])) == racks.MOST
@@ -65,7 +65,7 @@ def test_any_text_is_taken_or_refused_by_lines(text: str) -> None:
     assert racks.of_csv(racks.as_csv(agreed)) == agreed
 
 
-def taken(text: str) -> tuple[list[Place], list[racks.Mistake]]:
+def taken(text: str) -> tuple[list[RackPosition], list[racks.Mistake]]:
     """The places, or the mistakes: never neither of a text that says something."""
     try:
         return racks.of_csv(text), []
@@ -76,12 +76,12 @@ def taken(text: str) -> tuple[list[Place], list[racks.Mistake]]:
 names = st.from_regex(racks.NODE, fullmatch=True).filter(lambda name: name.lower() != "node")
 rack_names = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=20)
 places_of_racks = st.lists(
-    st.builds(Place, names, rack_names, st.integers(-99_999, 99_999)), unique_by=lambda place: place.node
+    st.builds(RackPosition, names, rack_names, st.integers(-99_999, 99_999)), unique_by=lambda place: place.node
 )
 
 
 @given(places_of_racks)
-def test_what_is_written_is_read_again(places: list[Place]) -> None:
+def test_what_is_written_is_read_again(places: list[RackPosition]) -> None:
     assert racks.of_csv(racks.as_csv(places)) == places
 
 

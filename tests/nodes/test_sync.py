@@ -85,7 +85,7 @@ def test_what_is_no_longer_told_is_gone_and_what_is_made_up_stays() -> None:
         machines=[NodeStatus(name=f"dgx-0{n}", state="idle") for n in range(1, 4)], queued=[queued(1), queued(2)]
     )
     sync.read(told)
-    assert Node.objects.told().count() == 3, "a made-up one that turns out to be there is the real one"
+    assert Node.objects.reported().count() == 3, "a made-up one that turns out to be there is the real one"
     told.machines, told.queued = told.machines[:1], [queued(2)]
     sync.read(told)
     assert set(Node.objects.values_list("name", flat=True)) == {"dgx-01", "made-up"}

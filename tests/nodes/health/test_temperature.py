@@ -7,7 +7,7 @@ import pytest
 from console.pages import rack_map
 from console.pages.map_rows import MapGpu, MapNode
 from nodes.health.temperature import is_hot
-from nodes.presenting.machine import Gpu
+from nodes.presenting.machine import GpuState
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,6 @@ from nodes.presenting.machine import Gpu
 def test_map_and_node_page_agree(temperature_c: int | None, slowdown_c: int | None, throttle: int, hot: bool) -> None:
     assert is_hot(temperature_c, slowdown_c, throttle=throttle) is hot
     facts = {"temperature_c": temperature_c, "slowdown_c": slowdown_c, "throttle": throttle}
-    assert Gpu(index=0, **facts).is_hot is hot
+    assert GpuState(index=0, **facts).is_hot is hot
     device = MapGpu(0, 1, is_allocated=True, **facts)
     assert (rack_map._state(device, MapNode("n")) == "hot") is hot

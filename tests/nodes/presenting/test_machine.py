@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from nodes.presenting.machine import Facts, Gpu, Xid, say
+from nodes.presenting.machine import DriverError as Xid
+from nodes.presenting.machine import GpuState as Gpu
+from nodes.presenting.machine import NodeFacts, lead_text
 
 NOW = datetime(2026, 11, 24, 12, 0, tzinfo=UTC)
-WELL: dict[str, Any] = {"is_told_of": True, "heard_at": NOW, "state": "mixed", "free": "2 of 8 GPUs"}
+WELL: dict[str, Any] = {"has_agent": True, "last_report_at": NOW, "state": "mixed", "free": "2 of 8 GPUs"}
 
 
 def gpus(*percent: int | None, **more: Any) -> list[Gpu]:
@@ -18,7 +20,7 @@ def gpus(*percent: int | None, **more: Any) -> list[Gpu]:
 
 
 def spoken(**facts: Any) -> tuple[str, str]:
-    lead, rest = say(Facts(now=NOW, **{**WELL, **facts}))
+    lead, rest = lead_text(NodeFacts(now=NOW, **{**WELL, **facts}))
     return lead.replace("\N{NO-BREAK SPACE}", " "), rest.replace("\N{NO-BREAK SPACE}", " ")
 
 
@@ -30,8 +32,8 @@ def spoken(**facts: Any) -> tuple[str, str]:
         ({"gpus": gpus(0, 0)}, "All 2 GPUs rest."),
         ({"gpus": gpus(0)}, "The GPU rests."),
         ({"cpu_percent": 12.4}, "Its CPUs are 12 % busy; it has no GPU."),
-        ({"is_told_of": False}, "Takes jobs: 2 of 8 GPUs free."),
-        ({"is_told_of": False, "state": ""}, "Nothing is known of it yet."),
+        ({"has_agent": False}, "Takes jobs: 2 of 8 GPUs free."),
+        ({"has_agent": False, "state": ""}, "Nothing is known of it yet."),
     ],
 )
 def test_what_is_well(facts: dict[str, Any], lead: str) -> None:
@@ -44,7 +46,7 @@ def test_what_is_well_goes_on_with_what_is_free() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     (
-        {"is_silent": True, "heard_at": NOW - timedelta(minutes=14)},
+        {"is_silent": True, "last_report_at": NOW - timedelta(minutes=14)},
         "It has told nothing for 14 min: the machine is down, its agent stopped, or the network between broken.",
     ),
     (
@@ -109,4 +111,4 @@ def test_nothing_is_said_of_what_is_somebody_elses() -> None:
 def test_an_echo_alone_is_told_and_a_driver_that_is_silent() -> None:
     assert spoken(xids=[Xid(45, None, NOW)])[0].startswith("Xid 45, now")
     assert "driver has not answered since" in spoken(driver_silent_at=NOW)[0]
-    assert spoken(heard_at=None, is_silent=True)[0] == "Its agent has not told anything yet."
+    assert spoken(last_report_at=None, is_silent=True)[0] == "Its agent has not told anything yet."
