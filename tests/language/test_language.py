@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,26 @@ def test_docstrings_have_a_subject_or_a_verb(language: Language) -> None:
 def test_classes_have_names_of_their_own(language: Language) -> None:
     repeated = {name: places for name, places in language.repeated_classes.items() if name not in DJANGO}
     assert len(repeated) <= 180, sorted(repeated)  # aim: 20, each with a reason
+
+
+FORBIDDEN = (
+    r"nothing says why", r"[Yy]our move\b", r"time to start has not come", r"others let expect", r"are waited for",
+    r"past Vigil", r"somebody's process", r"[Hh]oldings of GPUs", r"[Rr]eadings of the scheduler",
+    r"[Dd]rains and undrains", r"for guessing", r"\b(was|were|is|are|been|be) told of\b", r"has told nothing",
+    r"the portal's counts", r"[Ss]tarted anew", r"\bread anew\b", r"has written nothing yet", r"Choose two federated",
+    r"Extra inputs are not", r"what you are told", r"must expect in that time", r"Takes jobs:",
+    r"memory was too small", r"was not a number \(rank", r"its programs pay for", r"one program pays for",
+    r"Nothing that it told", r"leave the house", r"lost from the bus",
+)  # fmt: skip
+"""Phrases that people did not understand, as patterns; what to write instead is in CONTRIBUTING, Language."""
+
+
+def test_nothing_that_people_read_has_a_phrase_that_they_did_not_understand() -> None:
+    phrase = re.compile("|".join(FORBIDDEN))
+    documents = [measure.ROOT / "README.md", measure.ROOT / "ARCHITECTURE.md", *measure.ROOT.glob("docs/*.md")]
+    read = [*sentences.sentences(), *(place for path in documents for place in sentences.of_markdown(path))]
+    found = [place for place in read if phrase.search(place.text)]
+    assert not found, "\n".join(map(str, found[:20]))
 
 
 def test_sentences_are_found_wherever_people_see_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
