@@ -177,7 +177,7 @@ def test_the_commit_of_a_checkout_is_read_without_git(tmp_path: Path, packed: bo
 
 @pytest.mark.long
 def test_one_that_hangs_is_given_up_with_what_it_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capturing, "LAST_SECONDS", 0.0)
+    monkeypatch.setattr(capturing, "FINISH_SECONDS", 0.0)
     monkeypatch.setattr(capturing, "AFTER_SECONDS", 0.0)
     (tmp_path / "portal").mkdir()
     (tmp_path / "portal" / "run.toml").write_text('kind = "script"\n[script]\nentry = "x.py"\n')
@@ -191,7 +191,7 @@ def test_one_that_hangs_is_given_up_with_what_it_asked(tmp_path: Path, monkeypat
     beside.tend()
     pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
     assert beside.pid
-    assert psutil.Process(beside.pid).nice() == capturing.LEAST_NICE
+    assert psutil.Process(beside.pid).nice() == capturing.LOWEST_PRIORITY
     began = time.monotonic()
     beside.finish()
     assert time.monotonic() - began < 1.0

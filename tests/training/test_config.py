@@ -90,7 +90,7 @@ def test_all_that_is_wrong_is_named_at_once() -> None:
         ({"communication": "diloco", "parallelism": "zero1"}, 2, '"diloco" is for parallelism = "ddp", where each'),
         ({"communication": "bf16", "mesh": {"cp": 2}}, 4, '"bf16" is for replicas of whole models, not with mesh.cp.'),
         ({"communication": "topk", "dtype": "fp16"}, 2, 'is "fp16", and topk combines gradients of several steps'),
-        ({"language": {"head_width": 9}}, 1, "head_width 9 is odd, so rotary positions have no halves to turn."),
+        ({"language": {"head_width": 9}}, 1, "head_width 9 is odd, but rotary positions rotate pairs of halves."),
         ({"language": {"rope_low_freq_factor": 2}}, 1, "rope_low_freq_factor belongs to scaled positions, which need"),
         ({"language": {"rope_factor": 8, "rope_high_freq_factor": 1}}, 1, "rope_high_freq_factor 1 must be more than"),
         ({"language": {"max_context": 64}}, 1, "max_context 64 is less than the context, 96. Leave it out."),

@@ -28,32 +28,32 @@ def test_alike_is_no_problem() -> None:
         (
             [FINE, FINE, BLIND, BLIND],
             2,
-            'is 2, but rank 2 on dgx-02 and 1 more see no GPU. There CUDA_VISIBLE_DEVICES is "": look at what sets it. '
+            'is 2, but rank 2 on dgx-02 and 1 more see no GPU. CUDA_VISIBLE_DEVICES is "" there: check what sets it. '
             "To train on CPUs, write 0.",
         ),
         (
             [RankDevice("dgx-01", "cpu", 0)],
             1,
-            "is 1, but rank 0 on dgx-01 sees no GPU. Look at nvidia-smi there, and at what the driver wrote to the "
-            "kernel's log. To train on CPUs, write 0.",
+            "is 1, but rank 0 on dgx-01 sees no GPU. Check nvidia-smi there, and the driver's messages in the "
+            "kernel log. To train on CPUs, write 0.",
         ),
         (
             [FINE, RankDevice("dgx-01", "cpu", 1, visible="0")],
             2,
-            'is 2, but rank 1 on dgx-01 sees too few, 1. There CUDA_VISIBLE_DEVICES is "0": look at what sets it. '
+            'is 2, but rank 1 on dgx-01 sees too few, 1. CUDA_VISIBLE_DEVICES is "0" there: check what sets it. '
             "To train on CPUs, write 0.",
         ),
         (
             [RankDevice("dgx-01", "cpu", 0, cuda=False, visible="0")],
             1,
-            "is 1, but rank 0 on dgx-01 sees no GPU. The torch there is built without CUDA: install one with it. "
+            "is 1, but rank 0 on dgx-01 sees no GPU. torch there is built without CUDA: install a version with CUDA. "
             "To train on CPUs, write 0.",
         ),
         (
             [FINE, BLIND],
             0,
-            "is not set, and other ranks have GPUs, but rank 1 on dgx-02 sees no GPU. There CUDA_VISIBLE_DEVICES is "
-            '"": look at what sets it. To train on CPUs, write 0.',
+            "is not set, and other ranks have GPUs, but rank 1 on dgx-02 sees no GPU. CUDA_VISIBLE_DEVICES is "
+            '"" there: check what sets it. To train on CPUs, write 0.',
         ),
     ],
 )

@@ -52,7 +52,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[bytes]:
         return pickle.loads(sent.get(timeout=10))
 
     monkeypatch.setattr(supply, "broadcast", broadcast)
-    monkeypatch.setattr(supply, "SAY_SECONDS", 0.0)
+    monkeypatch.setattr(supply, "PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(supply, "EVENT_SECONDS", 0.0)
     return sent
 

@@ -83,7 +83,7 @@ def test_tokens_of_any_width(dtype: str, largest: int, tmp_path: Path) -> None:
 def test_a_token_that_the_tokenizer_doesn_t_have(tmp_path: Path) -> None:
     windows = _windows(_shards(tmp_path, [50, 60], vocabulary=100), 9)
     assert windows[np.array([0, 5])].max() < 100
-    with pytest.raises(DataError, match=r"^source: .*/1.bin holds token 104, but its tokenizer has only 100"):
+    with pytest.raises(DataError, match=r"^source: .*/1.bin contains token 104, but its tokenizer has only 100"):
         windows[np.array([0, 10])]
 
 

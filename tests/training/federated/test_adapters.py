@@ -69,7 +69,7 @@ def config_of(kind: str, texts: Path, weights: Path, **more: Any) -> dict[str, A
         (
             {"adapters": "lora", "language": {"from_weights": "/w", "lora_rank": 4, "lora_targets": "keys"}},
             "language.lora_targets",
-            '"keys" is no matrix',
+            '"keys" is not a matrix',
         ),
     ],
 )

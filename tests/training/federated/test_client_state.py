@@ -95,7 +95,7 @@ def test_a_save_takes_no_copy_of_it_while_rounds_go_on(tmp_path: Path) -> None:
     rounds = start(tmp_path / "saved", table)
     rounds.checkpoints.start_from(None)
     rounds._prepare(None)
-    rounds._config_hash, rounds._numerics = rounds.asked.hash(), rounds.asked.numerics()
+    rounds._config_hash, rounds._numerics = rounds.base_config.hash(), rounds.base_config.numerics()
     train(rounds, 2)
     before = {name: values.clone() for name, values in rounds.server.client_state.items()}
     rounds._save()

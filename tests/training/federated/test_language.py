@@ -113,7 +113,7 @@ def test_it_starts_from_the_weights_that_it_names(texts: Path, tmp_path: Path) -
     rounds = rounds_of(tmp_path / "run", table(texts, language={"from_weights": str(weights)}))
     options = rounds.config.recipe_options()
     assert (options["layers"], options["heads"], options["kv_heads"]) == (2, 4, 2), "the sizes come with them"
-    assert rounds.asked.hash() == rounds.config.hash(), "and are the run's from then on"
+    assert rounds.base_config.hash() == rounds.config.hash(), "and are the run's from then on"
     read = reader(open_weights(weights))
     for name, value in rounds.federation.model.weights.tensors(rounds.server.weights).items():
         assert torch.equal(value, read(name))

@@ -79,7 +79,7 @@ def test_one_that_was_killed_is_started_again_without_what_it_left(kept: Kept) -
 
 def test_not_for_ever(kept: Kept) -> None:
     assert kept.code("os.kill(os.getpid(), signal.SIGSEGV)") == 128 + signal.SIGSEGV
-    assert kept.starts == start.MOST_STARTS
+    assert kept.starts == start.MAX_STARTS
 
 
 def test_signals_are_passed_on(kept: Kept) -> None:

@@ -22,7 +22,7 @@ class Device:
     def read(self, step: int, times: StepTimes) -> dict[str, float]:
         return {"step_seconds": max(times.step, 1.0)}
 
-    def flushed(self) -> None:
+    def on_flush(self) -> None:
         pass
 
 

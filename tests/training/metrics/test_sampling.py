@@ -22,7 +22,7 @@ def test_on_a_cpu_the_innermost_operation_counts() -> None:
         op("aten::addmm", 0.5, 2.5),
         op("autograd::engine::evaluate_function: AddmmBackward0", 4.0, 9.0),
         op("aten::mm", 5.0, 7.0),
-        op("gloo:all_reduce", 6.0, 9.5, thread=7, apart=True),
+        op("gloo:all_reduce", 6.0, 9.5, thread=7, is_async=True),
     ]
     sample = analyze(3, operations, WINDOWS, on_gpu=False)
     assert sample is not None
@@ -35,10 +35,10 @@ def test_on_a_cpu_the_innermost_operation_counts() -> None:
 
 def test_on_a_gpu_kernels_count_and_nccl_is_communication() -> None:
     operations = [
-        op("sm90_xmma_gemm_bf16", 0.0, 3.0, apart=True),
-        op("vectorized_elementwise_kernel", 3.0, 4.0, apart=True),
-        op("ncclDevKernel_AllReduce_Sum", 3.0, 6.0, apart=True),
-        op("nvjet_tst_128x256", 5.0, 9.0, apart=True),
+        op("sm90_xmma_gemm_bf16", 0.0, 3.0, is_async=True),
+        op("vectorized_elementwise_kernel", 3.0, 4.0, is_async=True),
+        op("ncclDevKernel_AllReduce_Sum", 3.0, 6.0, is_async=True),
+        op("nvjet_tst_128x256", 5.0, 9.0, is_async=True),
     ]
     sample = analyze(3, operations, WINDOWS, on_gpu=True)
     assert sample is not None

@@ -24,7 +24,7 @@ _opened: list[Shipper] = []
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(shipping, "GAP_SECONDS", 0.0)
-    monkeypatch.setattr(shipping, "LONGEST_WAIT", 0.02)
+    monkeypatch.setattr(shipping, "MAX_WAIT", 0.02)
     yield
     while _opened:
         _opened.pop().close()

@@ -116,7 +116,7 @@ def test_a_later_reader_goes_on_from_a_place(tmp_path: Path, monkeypatch: pytest
     later = Spool(open_folder(tmp_path), path.name)
     later.read(0)
     with monkeypatch.context() as patch:
-        patch.setattr(Spool, "_leap", None)  # nothing is to be counted
+        patch.setattr(Spool, "_skip_lines", None)  # nothing is to be counted
         later.seek(80, hint=place)
     assert [batch.seq for batch in later.read(2)] == [80, 81]
     later.seek(10, hint=place)  # beyond what is wanted: of no use

@@ -28,7 +28,7 @@ LORA = {"from_weights": "/data/llama", "lora_rank": 4}
     ("table", "world", "field", "words"),
     [
         ({"language": {"lora_rank": 4}}, 1, "language.lora_rank", "Name them in from_weights"),
-        ({"language": {**LORA, "lora_targets": "query keys"}}, 1, "language.lora_targets", '"keys" is no matrix'),
+        ({"language": {**LORA, "lora_targets": "query keys"}}, 1, "language.lora_targets", '"keys" is not a matrix'),
         ({"language": {**LORA, "lora_targets": " "}}, 1, "language.lora_targets", "is empty"),
         ({"language": LORA, "parallelism": "zero1"}, 2, "parallelism", 'Write "ddp" or "fsdp"'),
         ({"language": LORA, "mesh": {"tp": 2}}, 2, "mesh.tp", "is not supported with adapters"),

@@ -168,7 +168,7 @@ def test_where_there_is_no_room_a_sentence_is_left_and_nothing_else(
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert code == 1
     assert capsys.readouterr().err == (
-        f"{tmp_path / 'out'}: File too large. Nothing was left there: free some room, or name another place\n"
+        f"{tmp_path / 'out'}: File too large. Nothing was left there: free some space, or choose another place\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 

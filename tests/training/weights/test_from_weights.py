@@ -112,10 +112,10 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "a narrow model": (lambda f: _config(f, head_dim=16), "4 heads of 16 on a stream of 32"),
     "a tensor missing": (lambda f: _rewrite(f, lambda t: t.pop("model.norm.weight")), "lacks model.norm.weight"),
     "half a file": (lambda f: _file(f).write_bytes(_file(f).read_bytes()[:-100]), "ends early"),
-    "a pipe": (lambda f: (_file(f).unlink(), os.mkfifo(_file(f))), "can't be read (it is no plain file)"),
+    "a pipe": (lambda f: (_file(f).unlink(), os.mkfifo(_file(f))), "can't be read (it is not a regular file)"),
     "a device": (
         lambda f: (_file(f).unlink(), _file(f).symlink_to("/dev/zero")),
-        "can't be read (it is no plain file)",
+        "can't be read (it is not a regular file)",
     ),
     "not the format": (lambda f: _file(f).write_bytes(b"PK" * 500), "is no safetensors file: it has no header"),
     "a header of brackets": (
@@ -180,7 +180,7 @@ def test_what_cannot_be_started_from_is_refused_in_a_sentence(
         ({"vocabulary": 512}, "vocabulary", "have 256"),
         ({"tied": True}, "tied", "have False"),
         ({"rope_base": 10_000.0}, "rope_base", "have 500000.0"),
-        ({"context": 128}, "context", "know 64 places"),
+        ({"context": 128}, "context", "support 64 positions"),
     ],
 )
 def test_what_else_was_asked_for_is_refused_by_name(
