@@ -157,7 +157,7 @@ def test_verifying_one_that_was_marked_says_why_and_what_to_do(
     (folder / "DAMAGED").unlink()
     os.mkfifo(folder / "DAMAGED")
     assert main(["verify", str(folder)]) == 1
-    assert "found damaged: DAMAGED is no plain file" in capsys.readouterr().err
+    assert "found damaged: DAMAGED is not a regular file" in capsys.readouterr().err
 
 
 def test_committed_but_not_verified(folder: Path) -> None:
