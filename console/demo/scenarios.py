@@ -165,7 +165,7 @@ STORIES = (
         notes="As the baseline, with a context of 4,096.",
         written=PostmortemNotes(
             narrative="Same slot as the riser that was reseated in October. We should swap the tray this time.",
-            factors=("The node took jobs again without a burn-in.", "Nobody was told of the first replay errors."),
+            factors=("The node took jobs again without a burn-in.", "Nobody was notified of the first replay errors."),
             actions=(
                 ("Replace the GPU tray of dgx-03, ticket with the vendor", "ada.lindqvist", 3, False),
                 ("Burn in for 12 h before dgx-03 returns", "jonas.weber", 5, False),

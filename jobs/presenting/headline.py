@@ -8,6 +8,8 @@ from diagnosis.causes import Cause
 from jobs.presenting.cost import Cost, NextAttempt
 from vigil_core import formatting
 
+OLD_ENDING = "Your move."  # of decisions stored before version 0.2
+
 
 @dataclass(frozen=True)
 class Headline:
@@ -30,7 +32,7 @@ def headline(
 ) -> Headline:
     """Return the headline. `verdict_text` states the cause, by the evidence or by a person."""
     if again is None:
-        rest = decision.removesuffix("Your move.").strip() or "The next step is being decided."
+        rest = decision.removesuffix(OLD_ENDING).strip() or "The next step is being decided."
         if rest.startswith(cause.heading):  # already stated
             rest = rest.partition(". ")[2] or rest
         acts = cause.owner in {"researcher", "both"} and decision

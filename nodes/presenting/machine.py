@@ -80,10 +80,17 @@ class NodeFacts:
 def lead_text(facts: NodeFacts) -> tuple[str, str]:
     """The lead, and what else there is: set in ink, and muted after it."""
     wrong = [*_wrong(facts)]
-    told = wrong or [*_works(facts)]
+    sentences = wrong or [*_works(facts)]
     if facts.takes_jobs and facts.state and facts.free:
-        told.append(f"Takes jobs: {facts.free} free.")
-    return told[0] if told else "Nothing is known of it yet.", " ".join(told[1 : 1 + MAX_FURTHER])
+        sentences.append(_room(facts.free))
+    return sentences[0] if sentences else "No data yet.", " ".join(sentences[1 : 1 + MAX_FURTHER])
+
+
+def _room(free: str) -> str:
+    """Return what the scheduler can place here. `free`: "2 of 8 GPUs"."""
+    number, _, rest = free.partition(" of ")
+    unit = "GPU" if "GPU" in rest else "CPU"
+    return f"Schedulable, no {unit} free." if number == "0" else f"Schedulable: {free} free."
 
 
 def _wrong(facts: NodeFacts) -> Iterator[str]:
@@ -92,7 +99,7 @@ def _wrong(facts: NodeFacts) -> Iterator[str]:
         yield _silent(facts)
     elif facts.driver_silent_at:
         since = formatting.clock(facts.driver_silent_at, facts.now)
-        yield f"NVIDIA’s driver has not answered since {since}: what its GPUs do is not known."
+        yield f"NVIDIA’s driver has not answered since {since}: the state of its GPUs is unknown."
     yield from _lost(facts)
     yield from _faulty(facts)
     yield from _xids(facts)
@@ -106,9 +113,9 @@ def _wrong(facts: NodeFacts) -> Iterator[str]:
 
 def _silent(facts: NodeFacts) -> str:
     if facts.last_report_at is None:
-        return "Its agent has not told anything yet."
+        return "Its agent has not reported yet."
     silence = formatting.rough((facts.now - facts.last_report_at).total_seconds())
-    return f"It has told nothing for {silence}: the machine is down, its agent stopped, or the network between broken."
+    return f"No report for {silence}: the machine is down, its agent has stopped, or the network between is broken."
 
 
 def _lost(facts: NodeFacts) -> Iterator[str]:
@@ -153,7 +160,7 @@ def _hanging(facts: NodeFacts) -> Iterator[str]:
 
 
 def _drained(facts: NodeFacts) -> str:
-    reason_text = f"Takes no jobs: it is {formatting.word(facts.state)}."
+    reason_text = f"Not schedulable: {formatting.word(facts.state)}."
     if not facts.reason:
         return reason_text
     whom = f", says {facts.reason_by}" if facts.reason_by else ""
@@ -185,9 +192,9 @@ def _works(facts: NodeFacts) -> Iterator[str]:
         working = sum((gpu.percent or 0) >= 1 for gpu in visible)
         mean = formatting.share(sum(gpu.percent or 0 for gpu in visible) / len(visible) / 100)
         them = (
-            "The GPU is at work"
+            "The GPU is busy"
             if len(visible) == working == 1
-            else f"{working} of {formatting.plural(len(visible), 'GPU')} work"
+            else f"{working} of {formatting.plural(len(visible), 'GPU')} are busy"
         )
         yield f"{them}, {mean} on average." if working else _rest(len(visible))
         hottest = max((gpu.temperature_c for gpu in visible if gpu.temperature_c is not None), default=None)
@@ -200,4 +207,4 @@ def _works(facts: NodeFacts) -> Iterator[str]:
 
 
 def _rest(gpus: int) -> str:
-    return "The GPU rests." if gpus == 1 else f"All {formatting.plural(gpus, 'GPU')} rest."
+    return "The GPU is idle." if gpus == 1 else f"All {formatting.plural(gpus, 'GPU')} are idle."

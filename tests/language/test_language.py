@@ -21,19 +21,23 @@ def language() -> Language:
 
 def test_names_use_the_nouns_of_the_field(language: Language) -> None:
     worst = measure.worst_files(language.odd_names)
-    assert language.dialect_per_1000 <= 55, worst  # aim: 5
+    assert language.dialect_per_1000 <= 5.6, worst  # aim: 5
 
 
 def test_docstrings_have_a_subject_or_a_verb(language: Language) -> None:
     worst = measure.worst_files(language.fragments)
-    assert language.fragments_percent <= 30, worst  # aim: 3
+    assert language.fragments_percent <= 3, worst
 
 
 def test_classes_have_names_of_their_own(language: Language) -> None:
     repeated = {name: places for name, places in language.repeated_classes.items() if name not in DJANGO}
-    assert len(repeated) <= 180, sorted(repeated)  # aim: 20, each with a reason
+    assert len(repeated) <= 48, sorted(repeated)  # aim: 20, each with a reason
 
 
+STORED = {
+    "jobs/models/waste.py": "a help text of a migrated field, which no page shows",
+    "jobs/presenting/headline.py": "an ending of decisions that version 0.1 stored",
+}
 FORBIDDEN = (
     r"nothing says why", r"[Yy]our move\b", r"time to start has not come", r"others let expect", r"are waited for",
     r"past Vigil", r"somebody's process", r"[Hh]oldings of GPUs", r"[Rr]eadings of the scheduler",
@@ -50,7 +54,7 @@ def test_nothing_that_people_read_has_a_phrase_that_they_did_not_understand() ->
     phrase = re.compile("|".join(FORBIDDEN))
     documents = [measure.ROOT / "README.md", measure.ROOT / "ARCHITECTURE.md", *measure.ROOT.glob("docs/*.md")]
     read = [*sentences.sentences(), *(place for path in documents for place in sentences.of_markdown(path))]
-    found = [place for place in read if phrase.search(place.text)]
+    found = [place for place in read if phrase.search(place.text) and place.file not in STORED]
     assert not found, "\n".join(map(str, found[:20]))
 
 

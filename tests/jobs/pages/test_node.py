@@ -71,7 +71,7 @@ def test_a_machine_that_only_its_agent_knows(mira: User) -> None:
     machine_at_work()
     html = text(mira)
     assert "unknown to the scheduler" in html
-    assert "2 of 2 GPUs work, 40 % on average." in html
+    assert "2 of 2 GPUs are busy, 40 % on average." in html
     assert "The hottest has 61 °C." in html
     assert "0.6 kW" in html
     assert "4 <small>of 8 GiB</small>" in html
@@ -227,7 +227,7 @@ class TestOthers:
 def test_machines_look_meant_without_agent_or_gpus(mira: User) -> None:
     Node.objects.create(name="cpu-01", state="idle", cpus=64)
     html = text(mira, "cpu-01")
-    assert "Takes jobs: 64 of 64 CPUs free." in html
+    assert "Schedulable: 64 of 64 CPUs free." in html
     assert "<code>vigil agent enroll cpu-01</code>" in html
     assert "node.js" not in html
     machine = Machine("cpu-01", gpus=())
@@ -241,7 +241,7 @@ def test_machines_look_meant_without_agent_or_gpus(mira: User) -> None:
 def test_an_agent_that_has_not_told_anything(mira: User) -> None:
     Machine("dgx-09")
     html = text(mira, "dgx-09")
-    assert "Its agent has not told anything yet." in html
+    assert "Its agent has not reported yet." in html
     assert "No samples yet" in html
 
 
@@ -255,7 +255,7 @@ def test_a_made_up_machine_stays_as_it_is(mira: User) -> None:
 def test_silence_is_said_first(mira: User) -> None:
     machine_at_work()
     Agent.objects.update(heard_at=moment(time.time() - 900))
-    assert "It has told nothing for 15 min" in text(mira)
+    assert "No report for 15 min" in text(mira)
     Agent.objects.update(is_made_up=True)
     assert "told nothing" not in text(mira)
 

@@ -27,13 +27,13 @@ def spoken(**facts: Any) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("facts", "lead"),
     [
-        ({"gpus": gpus(80, 84, 82, 82, 0, 0, 0, 0)}, "4 of 8 GPUs work, 41 % on average."),
-        ({"gpus": gpus(90)}, "The GPU is at work, 90 % on average."),
-        ({"gpus": gpus(0, 0)}, "All 2 GPUs rest."),
-        ({"gpus": gpus(0)}, "The GPU rests."),
+        ({"gpus": gpus(80, 84, 82, 82, 0, 0, 0, 0)}, "4 of 8 GPUs are busy, 41 % on average."),
+        ({"gpus": gpus(90)}, "The GPU is busy, 90 % on average."),
+        ({"gpus": gpus(0, 0)}, "All 2 GPUs are idle."),
+        ({"gpus": gpus(0)}, "The GPU is idle."),
         ({"cpu_percent": 12.4}, "Its CPUs are 12 % busy; it has no GPU."),
-        ({"has_agent": False}, "Takes jobs: 2 of 8 GPUs free."),
-        ({"has_agent": False, "state": ""}, "Nothing is known of it yet."),
+        ({"has_agent": False}, "Schedulable: 2 of 8 GPUs free."),
+        ({"has_agent": False, "state": ""}, "No data yet."),
     ],
 )
 def test_what_is_well(facts: dict[str, Any], lead: str) -> None:
@@ -41,13 +41,13 @@ def test_what_is_well(facts: dict[str, Any], lead: str) -> None:
 
 
 def test_what_is_well_goes_on_with_what_is_free() -> None:
-    assert spoken(gpus=gpus(80, 84))[1] == "The hottest has 61 °C. Takes jobs: 2 of 8 GPUs free."
+    assert spoken(gpus=gpus(80, 84))[1] == "The hottest has 61 °C. Schedulable: 2 of 8 GPUs free."
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"is_silent": True, "last_report_at": NOW - timedelta(minutes=14)},
-        "It has told nothing for 14 min: the machine is down, its agent stopped, or the network between broken.",
+        "No report for 14 min: the machine is down, its agent has stopped, or the network between is broken.",
     ),
     (
         {"gpus": [Gpu(index=5, lost_at=NOW - timedelta(hours=1)), Gpu(index=6, percent=3)]},
@@ -75,7 +75,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             "takes_jobs": False, "state": "drained", "reason": "XID 79", "reason_by": "ops",
             "reason_at": NOW - timedelta(hours=3),
         },
-        "Takes no jobs: it is drained. XID 79, says ops 3 h ago.",
+        "Not schedulable: drained. XID 79, says ops 3 h ago.",
     ),
     (
         {"gpus": [Gpu(index=3, percent=90, temperature_c=86, slowdown_c=87), Gpu(index=4, percent=9, throttle=0x40)]},
@@ -104,11 +104,11 @@ def test_the_worst_leads_and_no_more_than_two_follow() -> None:
 def test_nothing_is_said_of_what_is_somebody_elses() -> None:
     hidden = Gpu(index=1, percent=99, temperature_c=95, slowdown_c=87, is_hidden=True)
     lead, rest = spoken(gpus=[Gpu(index=0, percent=50, temperature_c=60), hidden])
-    assert lead == "The GPU is at work, 50 % on average."
+    assert lead == "The GPU is busy, 50 % on average."
     assert rest.startswith("1 GPU is in use by others.")
 
 
 def test_an_echo_alone_is_told_and_a_driver_that_is_silent() -> None:
     assert spoken(xids=[Xid(45, None, NOW)])[0].startswith("Xid 45, now")
     assert "driver has not answered since" in spoken(driver_silent_at=NOW)[0]
-    assert spoken(last_report_at=None, is_silent=True)[0] == "Its agent has not told anything yet."
+    assert spoken(last_report_at=None, is_silent=True)[0] == "Its agent has not reported yet."

@@ -78,11 +78,11 @@ def test_only_what_changes_is_sent_again(mira: User, scheduler: Told) -> None:
 
 def test_one_node(mira: User, scheduler: Told) -> None:
     html = text(mira, "/nodes/dgx-01")
-    assert "Takes jobs: 2 of 8 GPUs free." in html
+    assert "Schedulable: 2 of 8 GPUs free." in html
     assert "0, 1, 2, 3" in html
     assert "Drain…" not in html, "that is for sysadmins"
     drained = text(mira, "/nodes/dgx-02")
-    assert "Takes no jobs: it is drained." in drained
+    assert "Not schedulable: drained." in drained
     assert "XID 79, says ops" in drained
     assert signed_in(mira).get("/nodes/nowhere").status_code == 404
 
