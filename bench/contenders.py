@@ -25,7 +25,7 @@ class Silent(Exception):
 
 
 @dataclass(frozen=True)
-class Turn:
+class ContenderTurn:
     """So many rounds of one contender."""
 
     seconds: list[float]
@@ -44,7 +44,7 @@ class Contender:
         self._child, self._log = child, log
         self._hear()
 
-    def turn(self, rounds: int) -> Turn:
+    def turn(self, rounds: int) -> ContenderTurn:
         assert self._child.stdin
         before = stage.cpu_seconds(self._child.pid)
         self._child.stdin.write(f"{rounds}\n")
@@ -52,7 +52,7 @@ class Contender:
         told = self._hear()
         cpu = stage.cpu_seconds(self._child.pid) - before
         accuracy = told.get("accuracy", float("nan"))
-        return Turn(told["seconds"], cpu / rounds, told["loss"], accuracy, told.get("lost", []))
+        return ContenderTurn(told["seconds"], cpu / rounds, told["loss"], accuracy, told.get("lost", []))
 
     def _hear(self) -> dict[str, Any]:
         assert self._child.stdout

@@ -39,7 +39,7 @@ os.environ.update(HEAP)
 
 
 from bench import stage
-from bench.contenders import Contender, Silent, Turn, contending
+from bench.contenders import Contender, ContenderTurn, Silent, contending
 
 FLOWER = ("flwr[simulation]==1.41.*",)
 PFL = (
@@ -133,7 +133,7 @@ def _rounds(clients: int, sizes: Sizes, bars: dict[str, bool], *, rivals: bool) 
     from bench.federated_ours import MLP
 
     print(f"\n{clients:,} clients, {sizes.turns} turns of {sizes.rounds} rounds each, after one that warms up")
-    found: dict[str, list[Turn]] = {}
+    found: dict[str, list[ContenderTurn]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         work = folder / "work.npz"
@@ -172,7 +172,7 @@ def _rival(name: str, work: Path, folder: Path) -> Iterator[Contender]:
         yield contender
 
 
-def _compared(clients: int, found: dict[str, list[Turn]], bars: dict[str, bool]) -> dict[str, Any]:
+def _compared(clients: int, found: dict[str, list[ContenderTurn]], bars: dict[str, bool]) -> dict[str, Any]:
     ours = [statistics.median(turn.seconds) for turn in found["ours"]]
     last = found["ours"][-1]
     figures: dict[str, Any] = {}

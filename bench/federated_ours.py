@@ -25,7 +25,7 @@ SAVES = 5
 MIB = 2**20
 
 
-class Over(Exception):
+class EvaluatedRound(Exception):
     """Raised when a run has run for long enough."""
 
 
@@ -62,7 +62,7 @@ def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Call
     rounds = Watched(settings, where, world, reporter=reporter, heartbeat=heartbeat, stop=StopRequest())
 
     def run() -> None:
-        with contextlib.suppress(Over):
+        with contextlib.suppress(EvaluatedRound):
             rounds.run()
 
     try:
@@ -92,7 +92,7 @@ def turns(request: str) -> None:
         try:
             taken[0].done()
         except NoMore:
-            raise Over from None
+            raise EvaluatedRound from None
 
     with running(found["table"], began=began, after=after) as run, contextlib.suppress(NoMore):
         run()
@@ -153,7 +153,7 @@ def alone(request: str) -> dict[str, Any]:
         moments.append(time.perf_counter())
         result["first_seconds"] = result["first_seconds"] or moments[-1] - began_at
         if len(moments) > found["rounds"]:
-            raise Over
+            raise EvaluatedRound
 
     with running(found["table"], began=began, after=after) as run, contextlib.redirect_stdout(io.StringIO()):
         run()
@@ -195,7 +195,7 @@ def state(request: str) -> dict[str, Any]:
             result["peak_mib"] = resident("VmHWM") / MIB
             clients, state = rounds.server.clients, rounds.server.client_state
             result["kept_mib"] = sum(v[0].nbytes * clients for v in state.values()) / MIB
-            raise Over
+            raise EvaluatedRound
 
     with running(found["table"], began=began, after=after) as run, contextlib.redirect_stdout(io.StringIO()):
         run()
@@ -241,7 +241,7 @@ def ledger(request: str) -> dict[str, Any]:
             marks.append((time.process_time(), time.thread_time()))
         if len(marks) > found["rounds"]:
             result.update(_saved(rounds))
-            raise Over
+            raise EvaluatedRound
 
     with running(found["table"], began=began, after=after) as run, contextlib.redirect_stdout(io.StringIO()):
         run()

@@ -28,14 +28,14 @@ ATTENTION = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.
 
 
 @dataclass(frozen=True)
-class Part:
+class GpuPart:
     name: str
     milliseconds: float
     """Of one micro-batch; of the optimizer, of a step."""
     reached: str
 
 
-def parts(size: Size, device: torch.device) -> Iterator[Part]:
+def parts(size: Size, device: torch.device) -> Iterator[GpuPart]:
     """One after the other, each with what it reaches by its own measure."""
     dims = language.dims(vocabulary=size.vocabulary, **size.model)
     rows = size.micro_batch * dims.context
@@ -52,17 +52,17 @@ def parts(size: Size, device: torch.device) -> Iterator[Part]:
     yield from _memory(dims.parameters, device)
 
 
-def _product(name: str, rows: int, inner: int, outer: int, times: int, device: torch.device) -> Part:
+def _product(name: str, rows: int, inner: int, outer: int, times: int, device: torch.device) -> GpuPart:
     left = torch.randn(rows, inner, device=device, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(outer, inner, device=device, dtype=torch.bfloat16, requires_grad=True)
     above = torch.randn(rows, outer, device=device, dtype=torch.bfloat16)
     seconds = _seconds(lambda: torch.autograd.grad(functional.linear(left, weight), (left, weight), above), device)
-    return Part(
+    return GpuPart(
         f"{name}, {rows} × {inner} × {outer}", seconds * times * 1e3, _rate(6.0 * rows * inner * outer / seconds)
     )
 
 
-def _attention(size: Size, dims: Dims, device: torch.device) -> Iterator[Part]:
+def _attention(size: Size, dims: Dims, device: torch.device) -> Iterator[GpuPart]:
     def heads(count: int) -> Tensor:
         shape = (size.micro_batch, dims.context, count, dims.head_width)
         return torch.randn(shape, device=device, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
@@ -78,19 +78,19 @@ def _attention(size: Size, dims: Dims, device: torch.device) -> Iterator[Part]:
         return torch.autograd.grad(mixed, (query, key, value), above)
 
     seconds = _seconds(run, device)
-    yield Part("attention: torch's choice", seconds * dims.layers * 1e3, f"{_rate(work / seconds)}, causal half")
+    yield GpuPart("attention: torch's choice", seconds * dims.layers * 1e3, f"{_rate(work / seconds)}, causal half")
     for backend in ATTENTION:
         name = f"attention: {backend.name.lower().removesuffix('_attention')}"
         try:
             with sdpa_kernel(backend):
                 seconds = _seconds(run, device)
         except RuntimeError as error:
-            yield Part(name, float("nan"), f"not here: {str(error).splitlines()[0][:60]}")
+            yield GpuPart(name, float("nan"), f"not here: {str(error).splitlines()[0][:60]}")
             continue
-        yield Part(name, seconds * dims.layers * 1e3, f"{_rate(work / seconds)}, causal half")
+        yield GpuPart(name, seconds * dims.layers * 1e3, f"{_rate(work / seconds)}, causal half")
 
 
-def _loss(rows: int, vocabulary: int, device: torch.device, *, compiled: bool) -> Iterator[Part]:
+def _loss(rows: int, vocabulary: int, device: torch.device, *, compiled: bool) -> Iterator[GpuPart]:
     logits = torch.randn(rows, vocabulary, device=device, dtype=torch.bfloat16, requires_grad=True)
     targets = torch.randint(vocabulary, (rows,), device=device)
 
@@ -98,21 +98,21 @@ def _loss(rows: int, vocabulary: int, device: torch.device, *, compiled: bool) -
         return functional.cross_entropy(logits.float(), targets)
 
     seconds = _seconds(lambda: torch.autograd.grad(entropy(logits), logits), device)
-    yield Part(f"loss: as it is, {rows} × {vocabulary}", seconds * 1e3, "")
+    yield GpuPart(f"loss: as it is, {rows} × {vocabulary}", seconds * 1e3, "")
     if compiled:
         fused = torch.compile(entropy)
         seconds = _seconds(lambda: torch.autograd.grad(fused(logits), logits), device)
-        yield Part("loss: compiled", seconds * 1e3, "")
+        yield GpuPart("loss: compiled", seconds * 1e3, "")
 
 
-def _memory(parameters: int, device: torch.device) -> Iterator[Part]:
+def _memory(parameters: int, device: torch.device) -> Iterator[GpuPart]:
     weight = torch.nn.Parameter(torch.randn(parameters, device=device))
     weight.grad = torch.randn_like(weight)
     optimizer = torch.optim.AdamW([weight], fused=True)
     seconds = _seconds(optimizer.step, device)
-    yield Part("optimizer, a step", seconds * 1e3, f"{ADAMW_BYTES * parameters / seconds / 1e9:,.0f} GB/s")
+    yield GpuPart("optimizer, a step", seconds * 1e3, f"{ADAMW_BYTES * parameters / seconds / 1e9:,.0f} GB/s")
     seconds = _seconds(lambda: weight.detach().to(torch.bfloat16), device)
-    yield Part("casts of the weights", seconds * 1e3, f"{6 * parameters / seconds / 1e9:,.0f} GB/s")
+    yield GpuPart("casts of the weights", seconds * 1e3, f"{6 * parameters / seconds / 1e9:,.0f} GB/s")
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:

@@ -21,7 +21,7 @@ MESSAGE = os.urandom(4_096)
 GROUP = "bench"
 
 
-class Listener(AsyncWebsocketConsumer):
+class RivalListener(AsyncWebsocketConsumer):
     async def connect(self) -> None:
         await self.channel_layer.group_add(GROUP, self.channel_name)
         await self.accept()
@@ -30,7 +30,7 @@ class Listener(AsyncWebsocketConsumer):
         await self.send(bytes_data=event["bytes"])
 
 
-listener = Listener.as_asgi()
+listener = RivalListener.as_asgi()
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:

@@ -16,7 +16,7 @@ PEOPLE = ("mira", "noor", "oskar", "tomas.varga", "yuki", "ada.lindqvist", "jona
 
 
 @dataclass(frozen=True)
-class Made:
+class SimulatedFleet:
     """What was made: agents by node, and the UUIDs of each one's GPUs."""
 
     nodes: list[str]
@@ -32,7 +32,7 @@ def make(
     seed: int = 7,
     a_rack: int = A_RACK,
     made_up: bool = False,
-) -> Made:
+) -> SimulatedFleet:
     """Nodes with eight GPUs each; some drained, lost, hot, silent, idle and held, as in any lab.
 
     `made_up`: beside a portal that runs, whose scheduler knows none of them.
@@ -79,7 +79,7 @@ def make(
             [RackPlace(node=name, rack=f"R{i // a_rack + 1:02d}", slot=i % a_rack + 1) for i, name in enumerate(names)],
             batch_size=500,
         )
-    return Made(names, uuids)
+    return SimulatedFleet(names, uuids)
 
 
 def slow_mount(source: str, *, at: datetime, minutes: float, mount: str = "/home") -> int:

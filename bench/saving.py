@@ -49,7 +49,7 @@ def measure(*, size: int, pairs: int, window: float, dcp: bool = True) -> dict[s
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class Work:
+class SavedWork:
     """Steps as a small model's: the processor busy, and one reduction that keeps the ranks together."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def _rank(rank: int, folder: Path, size: int, pairs: int, window: float, dcp: bo
     torch.manual_seed(0)
     elements = size * 2**20 // 4 // TENSORS
     state = {"model": {f"blocks.{index}": torch.randn(elements) for index in range(TENSORS)}}
-    found = _pairs(Trial(folder, checkpoints, cadence, state, Work()), pairs, window, dcp=dcp)
+    found = _pairs(Trial(folder, checkpoints, cadence, state, SavedWork()), pairs, window, dcp=dcp)
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -91,7 +91,7 @@ class Trial:
     """One rank's training, and the two ways to save it."""
 
     def __init__(
-        self, folder: Path, checkpoints: Checkpoints, cadence: Cadence, state: dict[str, Any], work: Work
+        self, folder: Path, checkpoints: Checkpoints, cadence: Cadence, state: dict[str, Any], work: SavedWork
     ) -> None:
         self.folder, self.checkpoints, self.cadence, self.state, self.work = folder, checkpoints, cadence, state, work
         self.saved = 0

@@ -25,7 +25,7 @@ from portal.run import redis as redis_server
 from portal.run.child import Child
 from portal.run.heartbeat import Watch
 from portal.run.preflight import (
-    Refused,
+    StartRefused,
     fingerprint,
     is_prepared,
     listen,
@@ -121,13 +121,13 @@ class Up:
     def _start_redis(self) -> None:
         if os.environ.get("REDIS_URL") or os.environ.get("REDIS_URL_FILE"):
             if problem := redis_server.url_answers(self.settings.REDIS_URL):
-                raise Refused(f"the Redis at REDIS_URL does not answer ({problem}): start it, or unset REDIS_URL.")
+                raise StartRefused(f"the Redis at REDIS_URL does not answer ({problem}): start it, or unset REDIS_URL.")
             return
         directory = self.home / "redis"
         try:
             command = redis_server.command(redis_server.find_server(), directory)
         except redis_server.NoRedis as error:
-            raise Refused(str(error)) from None
+            raise StartRefused(str(error)) from None
         watch = Watch(
             self.settings.VIGIL_UNRESPONSIVE_SECONDS,
             answers=lambda: redis_server.is_alive(redis_server.socket_path(directory)),
@@ -137,7 +137,7 @@ class Up:
         deadline = time.monotonic() + START_PATIENCE_S
         while not redis_server.answers(redis_server.socket_path(directory)):
             if time.monotonic() > deadline:
-                raise Refused(f"Redis does not answer; its log {redis.log} ends with\n{redis.log_tail()}")
+                raise StartRefused(f"Redis does not answer; its log {redis.log} ends with\n{redis.log_tail()}")
             self.turn(0.01)
 
     def _start_web(self, mark: str) -> socket.socket:
@@ -167,11 +167,11 @@ class Up:
                 continue
             if not more:
                 web = self.children["web"]
-                raise Refused(f"web died while preparing the site; its log {web.log} ends with\n{web.log_tail()}")
+                raise StartRefused(f"web died while preparing the site; its log {web.log} ends with\n{web.log_tail()}")
             buffer += more
         answer = json.loads(buffer)
         if "refused" in answer:
-            raise Refused(answer["refused"])
+            raise StartRefused(answer["refused"])
         return [str(line) for line in answer["notes"]]
 
     def _start_background(self) -> None:
@@ -230,7 +230,7 @@ class Up:
         finally:
             demo.kill()
         if demo.process and demo.process.returncode:
-            raise Refused(
+            raise StartRefused(
                 f"the demonstration lab could not be created; its log {demo.log} ends with\n{demo.log_tail()}"
             )
         self._add("demo", [*command, "--live"], niceness=10)  # its machines keep reporting
@@ -241,7 +241,7 @@ class Up:
             while not (probe.answered and all(child.is_ready for child in self.children.values())):
                 if time.monotonic() > deadline:
                     late = [name for name, child in self.children.items() if not child.is_ready] or ["web"]
-                    raise Refused(f"{late[0]} is not ready after {START_PATIENCE_S:.0f} s: see {self.logs}.")
+                    raise StartRefused(f"{late[0]} is not ready after {START_PATIENCE_S:.0f} s: see {self.logs}.")
                 self.turn(0.02)
                 probe.poll()
 
@@ -284,7 +284,9 @@ class Up:
             return
         wait = child.note_death()
         if not self.has_been_ready and child.deaths >= MAX_START_DEATHS:
-            raise Refused(f"{child.name} does not start ({how}); its log {child.log} ends with\n{child.log_tail()}")
+            raise StartRefused(
+                f"{child.name} does not start ({how}); its log {child.log} ends with\n{child.log_tail()}"
+            )
         print_line(f"{child.name} {how}; restarting it in {wait:g} s (log: {child.log})")
         if child.name == "redis":
             redis_server.socket_path(self.home / "redis").unlink(missing_ok=True)
@@ -363,14 +365,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o027)  # database, logs and uploads are private
     try:
         return _run(options)
-    except Refused as error:
+    except StartRefused as error:
         print(f"vigil up: {error}", file=sys.stderr)
         return 1
 
 
 def _run(options: argparse.Namespace) -> int:
     if not options.port.isdecimal() or int(options.port) > 65535:
-        raise Refused(f"{options.port!r} is not a port: VIGIL_PORT is a number from 1024 to 65535.")
+        raise StartRefused(f"{options.port!r} is not a port: VIGIL_PORT is a number from 1024 to 65535.")
     if options.port == "0":  # bound before the settings are read, as they contain the port
         listener = listen(options.host, 0)
         settings = load_settings(listener.getsockname()[1])

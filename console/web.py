@@ -28,7 +28,7 @@ import uvicorn  # noqa: E402
 
 from portal import settings  # noqa: E402
 from portal.run.heartbeat import FILE, touch  # noqa: E402
-from portal.run.preflight import Refused  # noqa: E402
+from portal.run.preflight import StartRefused  # noqa: E402
 
 DEFAULT_PORT = 8000
 
@@ -127,7 +127,7 @@ def _prepare(mark: str, answer: socket.socket) -> None:
 
     try:
         result: dict[str, object] = {"notes": prepare(mark)}
-    except Refused as error:
+    except StartRefused as error:
         result = {"refused": str(error)}
     except Exception as error:
         result = {"refused": _why(error)}

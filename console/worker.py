@@ -80,7 +80,7 @@ class WorkerLiveness:
 
     def __init__(self, queue: str) -> None:
         self.pulse, self.is_ticked = Pulse(), False
-        self.reporter = heartbeats.Reporter(queue, self.activity, self.take_tick)
+        self.reporter = heartbeats.HeartbeatReporter(queue, self.activity, self.take_tick)
         task_prerun.connect(self.begin, weak=False)
         task_postrun.connect(self.end, weak=False)
         worker_shutdown.connect(self.stop, weak=False)

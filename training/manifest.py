@@ -42,7 +42,7 @@ class CheckpointError(Exception):
     """The folder contains no checkpoint that could be resumed; the message says why."""
 
 
-class Unreadable(CheckpointError):
+class UnreadableManifest(CheckpointError):
     """The folder could not be read just now, for reasons that may be temporary, so its state is unknown."""
 
 
@@ -181,7 +181,7 @@ def _check_until(until: float, checkpoint: Path) -> Manifest:
     while True:
         try:
             return check(checkpoint)
-        except Unreadable:
+        except UnreadableManifest:
             if time.monotonic() >= until:
                 raise
         time.sleep(RETRY_SECONDS)
@@ -241,7 +241,7 @@ def _error_for(name: str, error: OSError) -> CheckpointError:
     """Convert an error: absent or of the wrong kind is permanent, anything else may be temporary (EIO, ESTALE,
     EMFILE).
     """
-    kind = CheckpointError if error.errno in _PERMANENT_ERRORS else Unreadable
+    kind = CheckpointError if error.errno in _PERMANENT_ERRORS else UnreadableManifest
     return kind(f"{name} can't be read: {error.strerror}")
 
 

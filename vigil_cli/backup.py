@@ -40,5 +40,5 @@ def _settings() -> Iterator[ModuleType]:
             yield settings
         finally:
             give_home_to_owner(settings)
-    except preflight.Refused as error:
+    except preflight.StartRefused as error:
         raise CliError(str(error)) from None

@@ -180,7 +180,7 @@ class Portal:
                 return
 
 
-def kind_of(portal: Portal, job_id: int) -> kinds.Kind:
+def kind_of(portal: Portal, job_id: int) -> kinds.JobKind:
     """Return the job's kind, which says what it counts."""
     return kinds.of(portal.get(f"jobs/{job_id}")["kind"])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class JobKind:
     """A job's kind. Below its pages a round is treated as a step: both count from 1 and have checkpoints."""
 
     name: str
@@ -38,14 +38,14 @@ class Kind:
 
 
 ALL = (
-    Kind(name="distributed", length="steps", trains=True, profiles=True, exports=True, awaits=""),
-    Kind(name="federated", counts="round", length="rounds", trains=True, exports=True, awaits="accuracy"),
-    Kind(name="script"),
-    Kind(name="attached"),
+    JobKind(name="distributed", length="steps", trains=True, profiles=True, exports=True, awaits=""),
+    JobKind(name="federated", counts="round", length="rounds", trains=True, exports=True, awaits="accuracy"),
+    JobKind(name="script"),
+    JobKind(name="attached"),
 )
 _BY_NAME = {kind.name: kind for kind in ALL}
 
 
-def of(name: str) -> Kind:
+def of(name: str) -> JobKind:
     """Return the kind of that name; for a job of another release, a kind without any abilities."""
-    return _BY_NAME.get(name) or Kind(name=name)
+    return _BY_NAME.get(name) or JobKind(name=name)

@@ -23,7 +23,7 @@ PATIENCE_S = 2.0  # for a file system that hangs
 
 
 @dataclass(frozen=True)
-class Room:
+class DiskSpace:
     """Free and total space and inodes of a file system."""
 
     free: int
@@ -49,17 +49,19 @@ class _Probe(threading.Thread):
     def __init__(self, path: Path) -> None:
         super().__init__(name="disk", daemon=True)
         self.path = path
-        self.found: Room | OSError | None = None
+        self.found: DiskSpace | OSError | None = None
 
     def run(self) -> None:
         try:
             stat = os.statvfs(self.path)
-            self.found = Room(stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize, stat.f_favail, stat.f_files)
+            self.found = DiskSpace(
+                stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize, stat.f_favail, stat.f_files
+            )
         except OSError as error:
             self.found = error
 
 
-def room_of(path: Path) -> Room | OSError | None:
+def room_of(path: Path) -> DiskSpace | OSError | None:
     """Return the free space at a path, or why it cannot be read; None if its file system does not answer in time."""
     probe = _Probe.running.get(path)
     if probe is None:
@@ -102,7 +104,7 @@ def _server() -> Iterator[Finding]:
     yield Finding("disk", "disk.database", "unchecked", title, "", folder.remedy)
 
 
-def _judge(code: str, name: str, path: Path, found: Room | OSError | None) -> Iterator[Finding]:
+def _judge(code: str, name: str, path: Path, found: DiskSpace | OSError | None) -> Iterator[Finding]:
     if found is None or isinstance(found, OSError):
         yield _unreadable(code, name, path, found)
     elif found.is_full:
@@ -118,7 +120,7 @@ def _unreadable(code: str, name: str, path: Path, error: OSError | None) -> Find
     )
 
 
-def _full(level: str, title: str, code: str, path: Path, room: Room) -> Finding:
+def _full(level: str, title: str, code: str, path: Path, room: DiskSpace) -> Finding:
     inodes = f", {room.free_inodes:,} of {room.total_inodes:,} inodes" if room.total_inodes else ""
     return Finding(
         "disk",

@@ -36,7 +36,7 @@ class Activity:
     task_seconds: float = 0.0
 
 
-class Reporter(threading.Thread):
+class HeartbeatReporter(threading.Thread):
     """Reports for a process as long as the process makes progress."""
 
     def __init__(self, role: str, activity: Callable[[], Activity], is_ticked: Callable[[], bool]) -> None:

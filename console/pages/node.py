@@ -76,10 +76,10 @@ def _gpu_keys(shown: MachineView | None) -> str:
     return NOTHING if shown is None else ",".join(["gpus", *(str(gpu.pk) for gpu in shown.gpus)])
 
 
-def _sentence_facts(node: Node | None, shown: MachineView | None, now: Any) -> machine.NodeFacts:
+def _sentence_facts(node: Node | None, shown: MachineView | None, now: Any) -> machine.NodeHeadline:
     if shown is not None:
         return node_facts.facts_of(shown)
-    return machine.NodeFacts(now=now, **(node_facts.scheduler_facts(node) if node is not None else {}))
+    return machine.NodeHeadline(now=now, **(node_facts.scheduler_facts(node) if node is not None else {}))
 
 
 def _scheduler_context(user: User, node: Node) -> dict[str, Any]:

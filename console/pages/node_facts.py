@@ -58,7 +58,7 @@ def span_of(query: Mapping[str, str], now: datetime) -> TimeSpan:
 
 
 @dataclass(frozen=True)
-class MachineEvent:
+class NodePageEvent:
     """An event of the node, in words."""
 
     event: NodeEvent
@@ -162,7 +162,7 @@ class MachineView:
         return found
 
     @cached_property
-    def events(self) -> list[MachineEvent]:
+    def events(self) -> list[NodePageEvent]:
         """Return events in this range and open ones, newest first."""
         start, end = self.span.moments
         rows = NodeEvent.objects.filter(agent=self.agent, at__lte=end).filter(Q(last_at__gte=start) | Q(is_open=True))
@@ -171,18 +171,18 @@ class MachineView:
         visible = access_of(self.user, {row.gpu_id for row in found if row.gpu_id}, first, max(self.span.end, first))
         return [self._in_words(row, is_hidden=visible.hides_text(row)) for row in found]
 
-    def _in_words(self, row: NodeEvent, *, is_hidden: bool) -> MachineEvent:
+    def _in_words(self, row: NodeEvent, *, is_hidden: bool) -> NodePageEvent:
         """Describe an event, hiding the kernel's text if it may name somebody else's processes."""
         text, data = ("", {}) if is_hidden else (row.text, row.data)
-        return MachineEvent(row, events.words(row.kind, row.code, text, data), is_hidden)
+        return NodePageEvent(row, events.words(row.kind, row.code, text, data), is_hidden)
 
 
-def facts_of(shown: MachineView) -> machine.NodeFacts:
+def facts_of(shown: MachineView) -> machine.NodeHeadline:
     """Return the facts for the page's lead sentence."""
     node, agent = shown.node, shown.agent
     lasting = NodeEvent.objects.filter(agent=agent, is_open=True).order_by("at")
     by_node: dict[str, Any] = {} if node is None else scheduler_facts(node)
-    return machine.NodeFacts(
+    return machine.NodeHeadline(
         now=shown.now,
         has_agent=True,
         last_report_at=agent.heard_at,
@@ -284,7 +284,7 @@ def marks(shown: MachineView) -> dict[str, Any]:
     return {"span": times, "bands": bands, "marks": happened}
 
 
-def _mark(happening: MachineEvent, uuids: dict[int, str]) -> list[Any]:
+def _mark(happening: NodePageEvent, uuids: dict[int, str]) -> list[Any]:
     event = happening.event
     if event.kind == "agent.gap" and (missing := _missing(event)):
         return [*missing, None, "gap", happening.words.title, True]

@@ -15,7 +15,7 @@ from console.site import checks, job_code, this_machine
 from jobs.listing import triggers
 from portal.accounts import actions
 from portal.http.staticfiles import UNUSED
-from portal.run.preflight import Refused
+from portal.run.preflight import StartRefused
 
 # Any number that nothing else locks: it serialises two starts on one PostgreSQL.
 LOCK = 7_424_101
@@ -44,7 +44,7 @@ def _check() -> list[str]:
     for found in run_checks(tags=[checks.TAG]):
         text = " ".join(part for part in (str(found.msg), found.hint) if part)
         if found.level >= ERROR:
-            raise Refused(text)
+            raise StartRefused(text)
         notes.append(f"Note: {text}")
     return notes
 

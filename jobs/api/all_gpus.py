@@ -12,7 +12,7 @@ from jobs.api.machines import MachineGpu, gpu_shape, holders_of
 from jobs.listing.telemetry_access import access_of, earliest_report
 from nodes.models import Agent, Gpu
 from portal.http.api import ApiRequest, WantedPage, answer
-from portal.http.paging import Order, page
+from portal.http.paging import SortOrder, page
 
 router = Router(tags=["cluster"])
 
@@ -30,7 +30,7 @@ class ClusterGpus(Schema):
 def gpus(request: ApiRequest, wanted: Query[WantedPage]) -> HttpResponse:
     """Return all GPUs of `limit` nodes per page, ordered by node name."""
     agents = Agent.objects.filter(gpus__gone_at=None).distinct().defer("facts")
-    found = page(agents, Order("node"), cursor=wanted.cursor, limit=wanted.limit)
+    found = page(agents, SortOrder("node"), cursor=wanted.cursor, limit=wanted.limit)
     by_pk = {agent.pk: agent for agent in found.items}
     there = list(Gpu.objects.filter(agent__in=found.items, gone_at=None).defer("facts"))
     return answer({"items": _shapes(request, by_pk, there), "next": found.next})

@@ -47,7 +47,7 @@ from jobs.submitting import submit as lifecycle
 from jobs.submitting.dryrun import dry_run, sweep_run
 from portal.http.api import ApiRequest, Cursor, Limit, Moment, Text, WantedPage, among, answer, bad_field
 from portal.http.openapi import described
-from portal.http.paging import Order, Row, page
+from portal.http.paging import Row, SortOrder, page
 from portal.http.problems import Problem
 from vigil_core.untrusted import plain
 
@@ -332,14 +332,14 @@ def spec(request: ApiRequest, job_id: int, wanted: Query[WantedSpec]) -> dict[st
 def attempts(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> dict[str, Any]:
     """Return the job's attempts. Each submission to the scheduler is one; restarts in place belong to their attempt."""
     found = Attempt.objects.filter(job=job_of(request, job_id))
-    return _page(found, Order("number"), wanted, attempt_detail)
+    return _page(found, SortOrder("number"), wanted, attempt_detail)
 
 
 @router.get("/{int:job_id}/checkpoints", response=CheckpointPage, summary="A job's checkpoints, newest step first")
 def checkpoints(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> dict[str, Any]:
     """Return the checkpoints on disk and past ones, each with its state."""
     found = job_of(request, job_id).checkpoints.select_related("attempt")
-    return _page(found, Order("step", descending=True), wanted, checkpoint_shape)
+    return _page(found, SortOrder("step", descending=True), wanted, checkpoint_shape)
 
 
 @router.patch(
@@ -375,7 +375,7 @@ def events(request: ApiRequest, job_id: int, wanted: Query[WantedEvents]) -> dic
         found = found.filter(kind=wanted.kind)
     if wanted.attempt is not None:
         found = found.filter(attempt__number=wanted.attempt)
-    return _page(found, Order("id"), wanted, event_shape)
+    return _page(found, SortOrder("id"), wanted, event_shape)
 
 
 @spec_router.get("/schema", response=dict[str, Any], summary="JSON Schema of a job's spec")
@@ -385,7 +385,7 @@ def spec_schema(request: ApiRequest) -> dict[str, Any]:
 
 
 def _page(
-    rows: QuerySet[Row], order: Order, wanted: WantedPage, shape: Callable[[Row], dict[str, Any]]
+    rows: QuerySet[Row], order: SortOrder, wanted: WantedPage, shape: Callable[[Row], dict[str, Any]]
 ) -> dict[str, Any]:
     part = page(rows, order, cursor=wanted.cursor, limit=wanted.limit)
     return {"items": [shape(row) for row in part.items], "next": part.next}

@@ -19,7 +19,7 @@ from nodes.telemetry import read
 from nodes.telemetry.fields import GPU_FIELDS, gpu_owner, host_owner
 from portal.http.api import ApiRequest, Text, WantedPage, answer, bad_field
 from portal.http.openapi import described
-from portal.http.paging import Order, page
+from portal.http.paging import SortOrder, page
 from portal.models import User
 from portal.series.envelope import Outline
 from vigil_core.untrusted import plain
@@ -219,7 +219,7 @@ def events(request: ApiRequest, name: str, wanted: Query[WantedMachineEvents]) -
     rows = NodeEvent.objects.filter(agent=agent_of(name)).select_related("gpu")
     if wanted.kind:
         rows = rows.filter(kind=wanted.kind)
-    found = page(rows, Order("at", descending=True), cursor=wanted.cursor, limit=wanted.limit)
+    found = page(rows, SortOrder("at", descending=True), cursor=wanted.cursor, limit=wanted.limit)
     return {"items": event_shapes(request.auth, found.items), "next": found.next}
 
 

@@ -18,7 +18,7 @@ from jobs.api.request import job_of
 from jobs.gathering.clients import SORTS, WORST, ordered
 from jobs.models import Client, Round
 from portal.http.api import ApiRequest, WantedPage, among, answer, bad_field
-from portal.http.paging import Order, page
+from portal.http.paging import SortOrder, page
 from training.federation.tables import FEWEST_EVALUATED, STATES
 
 router = Router(tags=["rounds"])
@@ -129,7 +129,7 @@ def rounds(request: ApiRequest, job_id: int, wanted: Query[WantedRounds]) -> Htt
         rows = rows.filter(number__gte=wanted.start)
     if wanted.end is not None:
         rows = rows.filter(number__lte=wanted.end)
-    part = page(rows, Order("number", descending=True), cursor=wanted.cursor, limit=wanted.limit)
+    part = page(rows, SortOrder("number", descending=True), cursor=wanted.cursor, limit=wanted.limit)
     numbers = {attempt.pk: attempt.number for attempt in attempts}
     did = {row.number: recorded.unpack(row.named) for row in part.items} if wanted.clients else {}
     clients_named = {row.worst for row in part.items if row.worst is not None}.union(

@@ -16,7 +16,7 @@ from jobs.presenting.sweep_standing import SweepStanding
 from jobs.submitting import sweeps as lifecycle
 from portal.http.api import ApiRequest, Cursor, Limit, Text
 from portal.http.openapi import described
-from portal.http.paging import Order, page
+from portal.http.paging import SortOrder, page
 
 MOST_SETTINGS = 100  # of up to 1,000, the best first
 
@@ -100,7 +100,7 @@ def sweeps(request: ApiRequest, wanted: Query[WantedSweeps]) -> dict[str, Any]:
     rows = Sweep.objects.visible_to(request.auth).select_related("project", "owner")
     rows = rows.filter(project__slug__in=wanted.project) if wanted.project else rows
     rows = rows.filter(owner__username=wanted.owner) if wanted.owner else rows
-    found = page(rows, Order("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
+    found = page(rows, SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
     stand = states_of(found.items)
     return {"items": [_shape(sweep, *stand[sweep.pk]) for sweep in found.items], "next": found.next}
 

@@ -8,7 +8,7 @@ from django.db.models import Case, F, FloatField, Q, QuerySet, Value, When
 from django.db.models.functions import Cast, Coalesce
 
 from jobs.models import Client, Job
-from portal.http.paging import Order
+from portal.http.paging import SortOrder
 from training.federation.tables import FEWEST_EVALUATED
 
 _FURTHEST = 1e300
@@ -44,7 +44,7 @@ def is_descending(sort: str) -> bool:
     return _KEYS[sort][1]
 
 
-def ordered(job: Job, sort: str = WORST) -> tuple[QuerySet[Client], Order]:
+def ordered(job: Job, sort: str = WORST) -> tuple[QuerySet[Client], SortOrder]:
     """Return the job's clients, and the order for paging: `worst` puts the least accurate first, `-worst` last.
 
     Clients with fewer than FEWEST_EVALUATED evaluation samples come after all others: chance ranks them.
@@ -54,7 +54,7 @@ def ordered(job: Job, sort: str = WORST) -> tuple[QuerySet[Client], Order]:
     name = f"by_{sort.replace('-', 'reverse_')}"
     nothing = Value(-_FURTHEST if falls else _FURTHEST, output_field=FloatField())
     by = Coalesce(Cast(key, FloatField()), nothing, output_field=FloatField())
-    return Client.objects.filter(job=job).annotate(**{name: by}), Order(name, descending=falls)
+    return Client.objects.filter(job=job).annotate(**{name: by}), SortOrder(name, descending=falls)
 
 
 def first_clients(job: Job, sort: str, limit: int, only: Q | None = None) -> list[Client]:

@@ -45,7 +45,7 @@ def verify(checkpoint: Checkpoint) -> None:
     try:
         found, problem = _verify_folder(checkpoint)
     except (manifest.CheckpointError, rundir.UnsafePath) as error:
-        if isinstance(error, manifest.Unreadable) or (
+        if isinstance(error, manifest.UnreadableManifest) or (
             isinstance(error, CheckpointGone) and checkpoint.verify_tries < MISSED
         ):
             _try_later(checkpoint, error)

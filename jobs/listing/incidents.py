@@ -17,10 +17,10 @@ from django.db.models import F, Q, QuerySet
 
 from diagnosis.causes import CAUSES
 from jobs.models import Incident
-from portal.http.paging import BadCursor, Order, Page, decode, encode
+from portal.http.paging import BadCursor, Page, SortOrder, decode, encode
 from portal.models import Project, User
 
-NEWEST = Order("at", descending=True)
+NEWEST = SortOrder("at", descending=True)
 COUNTED = 10_000  # of each interval
 MOST_STRETCHES = 40
 OWNERS = ("researcher", "sysadmin", "both", "nobody")

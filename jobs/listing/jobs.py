@@ -10,7 +10,7 @@ from django.db import connection
 from jobs.listing.filters import resolve
 from jobs.listing.finder import Finder, Place
 from jobs.models import Attempt, Job, Tag
-from portal.http.paging import BadCursor, Order, Page, decode, encode
+from portal.http.paging import BadCursor, Page, SortOrder, decode, encode
 from portal.models import User
 
 # Names for several states at once.
@@ -68,7 +68,7 @@ class JobSearch:
         do not
         match that the caller decides whether to continue (jobs.listing.finder).
         """
-        order = Order(_ORDERS[self._sort], self._descending)
+        order = SortOrder(_ORDERS[self._sort], self._descending)
         found = (finder or self.finder(user)).page(self._place(cursor, order), limit)
         numbers = [pk for _, pk in found.places]
         jobs = Job.objects.visible_to(user).with_latest_attempt()
@@ -100,7 +100,7 @@ class JobSearch:
     def _descending(self) -> bool:
         return self.sort.startswith("-")
 
-    def _place(self, cursor: str | None, order: Order) -> Place | None:
+    def _place(self, cursor: str | None, order: SortOrder) -> Place | None:
         if not cursor:
             return None
         value, pk = decode(cursor, order)

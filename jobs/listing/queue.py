@@ -16,7 +16,7 @@ from jobs.why.reasons import explained
 from nodes.cluster import sync
 from nodes.models import QueuedJob, Reading
 from nodes.schedulers.launch import LAUNCH_FAILED
-from portal.http.paging import Order, Page, page
+from portal.http.paging import Page, SortOrder, page
 from portal.models import User
 from vigil_core import formatting
 from vigil_core.untrusted import whole
@@ -26,7 +26,7 @@ HOLD_REASONS = ("JobHeld", LAUNCH_FAILED)  # prefix of Slurm's reason for a job 
 READING_LAG = timedelta(seconds=30)  # longest time of one reading; jobs submitted meanwhile may be missing
 MOST_UNSEEN = 10_000
 _GROUP = 10**12  # above any priority, so that one number combines group and priority
-_ORDER = Order("place")
+_ORDER = SortOrder("place")
 
 
 @dataclass(frozen=True)

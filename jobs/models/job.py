@@ -75,7 +75,7 @@ class Job(models.Model):
         return self.kind == self.ATTACHED
 
     @property
-    def of_kind(self) -> kinds.Kind:
+    def of_kind(self) -> kinds.JobKind:
         return kinds.of(self.kind)
 
 

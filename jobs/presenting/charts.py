@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.presenting.size import ATTACHED, is_elastic, ranks_and_nodes
-from vigil_core.kinds import Kind
+from vigil_core.kinds import JobKind
 
 LAUNCHER = -1  # the stream of the first node's launcher
 PLAIN_COMMUNICATION = "plain"
@@ -161,7 +161,7 @@ ROUND_BYTES: dict[str, Any] = {
 }
 
 
-def figures(kind: Kind, spec: dict[str, Any], names: list[str], *, is_alive: bool) -> list[dict[str, Any]]:
+def figures(kind: JobKind, spec: dict[str, Any], names: list[str], *, is_alive: bool) -> list[dict[str, Any]]:
     """Return the charts for this kind of job, in order. `names` are the series that it has reported so far."""
     if kind.name == "distributed":
         return _trainer_figures(spec, names)
@@ -170,7 +170,7 @@ def figures(kind: Kind, spec: dict[str, Any], names: list[str], *, is_alive: boo
     return _attached_figures(spec, names, is_alive=is_alive) if kind.name == ATTACHED else _script_figures(names)
 
 
-def empty_text(kind: Kind, *, state: str, is_alive: bool) -> str:
+def empty_text(kind: JobKind, *, state: str, is_alive: bool) -> str:
     """Return the text shown instead of empty charts, saying when to expect values."""
     if not is_alive:
         return "This job ended without reporting any values."

@@ -61,7 +61,7 @@ SOURCES = {
 
 
 @dataclass(frozen=True)
-class GpuSamples:
+class GpuUsage:
     """Samples of one GPU allocated to the job; or of all GPUs of a node together, with `gpu` and `uuid` empty."""
 
     node: str
@@ -159,7 +159,7 @@ class GpuMap:
         return {"field": self.field.name, "rowHeight": self.row_height, **same, "groups": groups}
 
 
-def gpu_map(chosen: MapField, samples: Sequence[GpuSamples], ranks: Mapping[str, int] | None = None) -> GpuMap:
+def gpu_map(chosen: MapField, samples: Sequence[GpuUsage], ranks: Mapping[str, int] | None = None) -> GpuMap:
     """Build the map with one row per GPU, merging all attempts: one attempt may have samples that another lacks."""
     rows: dict[tuple[str, int | None, str], GpuMapRow] = {}
     for gpu in samples:

@@ -11,7 +11,7 @@ from typing import Any
 from jobs.presenting.sentence import WorstClient
 from jobs.presenting.size import ATTACHED, has_ranks, limit_seconds, ranks_and_nodes
 from vigil_core import formatting
-from vigil_core.kinds import Kind
+from vigil_core.kinds import JobKind
 
 MAX_FACTS = 7
 _LEAVE_FIRST = ("step_seconds", "clients")
@@ -49,7 +49,7 @@ class RoundTraffic:
 class StripFacts:
     """The input of the fact strip: the latest attempt, and totals over all attempts."""
 
-    kind: Kind
+    kind: JobKind
     spec: dict[str, Any]
     latest: dict[str, Any]
     """The newest values that rank 0 reported."""

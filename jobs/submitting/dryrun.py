@@ -28,7 +28,7 @@ from jobs.why.pending import names
 from jobs.why.requests import request_of
 from jobs.why.variants import as_options
 from nodes.cluster import read
-from nodes.scheduling.capacity import Cluster
+from nodes.scheduling.capacity import ClusterCapacity
 from portal.models import Project, User
 from training.config import choices
 from training.federation import config_checks, custom, data_division
@@ -150,7 +150,7 @@ def _preconditions(spec: JobSpec) -> str:
     return formatting.listed([*until, *(["the jobs before it have completed"] if spec.after else [])])
 
 
-def _count_being_submitted(there: Cluster) -> int:
+def _count_being_submitted(there: ClusterCapacity) -> int:
     """Return how many waiting jobs the stored queue does not have yet, without those that wait for other jobs."""
     queued = {job.scheduler_id for job in there.queue}
     waiting = Attempt.objects.alive().filter(state=Attempt.State.PENDING)

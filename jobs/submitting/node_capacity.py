@@ -12,7 +12,7 @@ from jobs.errors import Problem
 from jobs.spec import JobSpec
 from nodes.models import Node
 from nodes.scheduling import gpu_types
-from nodes.scheduling.capacity import Room
+from nodes.scheduling.capacity import FreeCapacity
 from vigil_core import formatting
 
 
@@ -38,7 +38,7 @@ def capacity_problems(spec: JobSpec) -> list[Problem]:
     return []
 
 
-def shortfalls(spec: JobSpec, room: Room, *, times: int, where: str) -> Iterator[Problem]:
+def shortfalls(spec: JobSpec, room: FreeCapacity, *, times: int, where: str) -> Iterator[Problem]:
     """Yield each resource of which more is requested than a node has; `times`: nodes played by one machine."""
     resources = spec.resources
     over = f" × {times} nodes" if times > 1 else ""
@@ -67,8 +67,8 @@ def shortfalls(spec: JobSpec, room: Room, *, times: int, where: str) -> Iterator
         )
 
 
-def room_of(spec: JobSpec, node: Node) -> Room:
+def room_of(spec: JobSpec, node: Node) -> FreeCapacity:
     """Return what the node has for this job: its GPUs of the type that is asked for, or all if that is unknown."""
     wanted = spec.resources.gpu_type
     gpus = gpu_types.of(gpu_types.there(node), wanted if gpu_types.has(node, wanted) else "")
-    return Room(node.cpus, gpus, node.memory_mib)
+    return FreeCapacity(node.cpus, gpus, node.memory_mib)

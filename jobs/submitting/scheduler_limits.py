@@ -18,7 +18,7 @@ from jobs.why.limits import JOBS, LimitCheck, Usage
 from jobs.why.requests import request_of
 from nodes.cluster import read
 from nodes.models import Reading
-from nodes.scheduling.capacity import Cluster, Request
+from nodes.scheduling.capacity import ClusterCapacity, Request
 from portal.models import Project, User
 from vigil_core import formatting
 
@@ -52,7 +52,7 @@ def problems(user: User, spec: JobSpec, project: Project, *, many: int = 1) -> l
     return list(found.values())
 
 
-def _partition_problems(request: Request, there: Cluster) -> Iterator[Problem]:
+def _partition_problems(request: Request, there: ClusterCapacity) -> Iterator[Problem]:
     for block in obstacles.partition_blocks(request, there):
         if block.is_final:
             field = _FIELDS[block.name]
@@ -67,7 +67,7 @@ def _partition_advice(block: Block) -> str:
     return " Take another partition." if block.name.endswith("NotAllowed") else ""
 
 
-def _limit_problems(spec: JobSpec, request: Request, there: Cluster) -> Iterator[Problem]:
+def _limit_problems(spec: JobSpec, request: Request, there: ClusterCapacity) -> Iterator[Problem]:
     for check in limits.checks(request, there, Usage(there)):
         if check.is_final and check.scope != "minutes" and check.tres != JOBS:
             text = limits.sentence(check, you=request.user)
@@ -86,7 +86,7 @@ def _field(check: LimitCheck, spec: JobSpec) -> str:
     return "ranks_per_node" if alone else "cpus_per_rank"
 
 
-def _reservation_problems(request: Request, there: Cluster) -> Iterator[Problem]:
+def _reservation_problems(request: Request, there: ClusterCapacity) -> Iterator[Problem]:
     """Yield problems with the reservation. A missing one is reported as an unknown name elsewhere."""
     if all(reservation.name not in request.reservation.split(",") for reservation in there.reservations):
         return
@@ -102,7 +102,9 @@ def _reservation_problems(request: Request, there: Cluster) -> Iterator[Problem]
             yield Problem("resources.begin" if request.begin_at else "resources.reservation", block.text)
 
 
-def _submit_limit_problems(user: User, spec: JobSpec, request: Request, there: Cluster, many: int) -> Iterator[Problem]:
+def _submit_limit_problems(
+    user: User, spec: JobSpec, request: Request, there: ClusterCapacity, many: int
+) -> Iterator[Problem]:
     """Yield that the person has as many jobs in the queue as allowed: one more is refused, however small."""
     if limits.submit_check(request, there) is None:
         return
@@ -129,7 +131,7 @@ def _submit_limit_advice(check: LimitCheck) -> str:
     )
 
 
-def _not_yet_queued(user: User, spec: JobSpec, there: Cluster, account: str) -> int:
+def _not_yet_queued(user: User, spec: JobSpec, there: ClusterCapacity, account: str) -> int:
     """Return how many of their jobs the queue does not have yet; jobs that wait for others count later."""
     queued = {job.scheduler_id for job in there.queue}
     waiting = Attempt.objects.alive().filter(state=Attempt.State.PENDING, job__owner=user)

@@ -14,7 +14,7 @@ from jobs.gathering import gpu_tab
 from jobs.gathering import gpus as gathered
 from jobs.gathering.gpus import LAUNCHER, GpuHeat
 from jobs.presenting import gpus as words
-from jobs.presenting.gpus import BY_NAME, FIELDS, GpuMap, GpuSamples, MapField
+from jobs.presenting.gpus import BY_NAME, FIELDS, GpuMap, GpuUsage, MapField
 from jobs.views.job import JobPage, page_of
 from portal.access import user_of
 from vigil_core.untrusted import END_OF_TIME, whole
@@ -56,7 +56,7 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
 
 
 def _gpu_map(chosen: MapField, heat: GpuHeat, shown: JobPage) -> GpuMap:
-    samples = [GpuSamples(row.node, row.gpu, row.uuid, row.mean) for row in heat.rows]
+    samples = [GpuUsage(row.node, row.gpu, row.uuid, row.mean) for row in heat.rows]
     return words.gpu_map(chosen, samples, gpu_tab.ranks_of(shown.life))
 
 

@@ -12,12 +12,12 @@ from django.views.decorators.http import require_safe
 from jobs.models import Attempt, Sweep
 from jobs.models.sweep import states_of
 from portal.access import user_of
-from portal.http.paging import BadCursor, Order, Page, page
+from portal.http.paging import BadCursor, Page, SortOrder, page
 from portal.models import User
 from vigil_core import formatting
 
 ROWS = 25  # each has up to a thousand jobs to count
-NEWEST = Order("id", descending=True)
+NEWEST = SortOrder("id", descending=True)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from jobs.why.limits import LimitCheck
 from nodes.schedulers.cluster import QueuedJobInfo
-from nodes.scheduling.capacity import Cluster, Fit, Request, Seat
+from nodes.scheduling.capacity import ClusterCapacity, Fit, Request, Seat
 from vigil_core import formatting
 
 BlockKind = Literal[
@@ -47,7 +47,7 @@ class WaitFacts:
     """Everything that blocks are built from."""
 
     request: Request
-    cluster: Cluster
+    cluster: ClusterCapacity
     reason: str
     fit: Fit
     seats: Sequence[Seat]

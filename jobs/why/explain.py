@@ -21,7 +21,7 @@ from jobs.why.variants import TrialOutcome, Variant, propose
 from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling import licenses
 from nodes.scheduling.backfill import JobsAhead, after, limited_by_plans
-from nodes.scheduling.capacity import Cluster, Request, Seat, assess, starts, survey
+from nodes.scheduling.capacity import ClusterCapacity, Request, Seat, assess, starts, survey
 from vigil_core import formatting
 
 # Slurm's reasons of a job that waits for its turn; any other keeps a job from starting whatever is free.
@@ -63,7 +63,7 @@ class WaitExplanation:
         return self.blocks[0].text if self.blocks else self.meaning
 
 
-def explain(waiting: WaitingJob, cluster: Cluster) -> WaitExplanation:
+def explain(waiting: WaitingJob, cluster: ClusterCapacity) -> WaitExplanation:
     """Return everything that is known of why it waits."""
     ids = (waiting.scheduler_id, waiting.scheduler_id.partition("_")[0])  # those of an array wait together
     queued = next((job for id in ids for job in cluster.queue if id and job.scheduler_id == id), None)
@@ -131,7 +131,7 @@ def _begin_at(request: Request, queued: QueuedJobInfo) -> float | None:
     return None
 
 
-def ahead_of(queued: QueuedJobInfo | None, request: Request, cluster: Cluster) -> list[QueuedJobInfo]:
+def ahead_of(queued: QueuedJobInfo | None, request: Request, cluster: ClusterCapacity) -> list[QueuedJobInfo]:
     """Return the jobs that get free resources before it, in order; every waiting job if it is not in the queue."""
     turn = _turn(queued) if queued else (inf, inf, inf)
     waiting = (job for job in cluster.queue if job.state == "pending" and job is not queued)
@@ -139,7 +139,7 @@ def ahead_of(queued: QueuedJobInfo | None, request: Request, cluster: Cluster) -
     return sorted(found, key=_turn)
 
 
-def _is_in_turn(job: QueuedJobInfo, cluster: Cluster) -> bool:
+def _is_in_turn(job: QueuedJobInfo, cluster: ClusterCapacity) -> bool:
     """Return whether it waits for resources only.
 
     A single machine starts jobs in order, except those that begin later.
@@ -164,7 +164,7 @@ def _queue_ahead(jobs: Iterable[QueuedJobInfo], names: Mapping[str, str]) -> Que
 class _ClusterView:
     """The cluster as one request and its variants see it, surveyed once for each partition, GPU type and constraint."""
 
-    def __init__(self, request: Request, cluster: Cluster, line: list[QueuedJobInfo]) -> None:
+    def __init__(self, request: Request, cluster: ClusterCapacity, line: list[QueuedJobInfo]) -> None:
         self.cluster, self.usage = cluster, Usage(cluster)
         self.seats = survey(request, cluster)
         names = {node.name for node in (seat.node for seat in self.seats)}

@@ -13,7 +13,7 @@ from typing import Literal
 
 from nodes.schedulers.cluster import ALLOCATED_STATES, AssociationInfo, Limits, QosInfo, QueuedJobInfo
 from nodes.scheduling import gpu_types
-from nodes.scheduling.capacity import Cluster, Request
+from nodes.scheduling.capacity import ClusterCapacity, Request
 from vigil_core import formatting
 
 Scope = Literal["job", "node", "user", "account", "group", "time", "minutes"]
@@ -56,7 +56,7 @@ class _LimitSource:
     partition: str = ""  # of an association that applies to this partition only
 
 
-def checks(request: Request, cluster: Cluster, usage: Usage) -> list[LimitCheck]:
+def checks(request: Request, cluster: ClusterCapacity, usage: Usage) -> list[LimitCheck]:
     """Return every limit that applies to the request, exceeded or not."""
     found: list[LimitCheck] = []
     settled: set[tuple[str, str]] = set()
@@ -72,7 +72,7 @@ def checks(request: Request, cluster: Cluster, usage: Usage) -> list[LimitCheck]
     return found
 
 
-def submit_check(request: Request, cluster: Cluster, *, unseen: int = 0, many: int = 1) -> LimitCheck | None:
+def submit_check(request: Request, cluster: ClusterCapacity, *, unseen: int = 0, many: int = 1) -> LimitCheck | None:
     """Check how many jobs a person may have waiting and running: Slurm refuses any further submission.
 
     Only the first source that limits it counts. `unseen`: the person's jobs that the queue does not have yet; `many`:
@@ -143,7 +143,7 @@ def sentence(check: LimitCheck, *, you: str = "") -> str:
 class Usage:
     """The running jobs of a queue, by whom a limit counts them for."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterCapacity) -> None:
         self._running = [job for job in cluster.queue if job.state in ALLOCATED_STATES]
         self._cluster = cluster
 
@@ -219,7 +219,7 @@ def requested(tres: str, request: Request, *, nodes: int | None = None) -> int:
     return 0
 
 
-def account_of(request: Request, cluster: Cluster) -> str:
+def account_of(request: Request, cluster: ClusterCapacity) -> str:
     """Return the request's account, else the person's default one."""
     if request.account:
         return request.account
@@ -227,7 +227,7 @@ def account_of(request: Request, cluster: Cluster) -> str:
     return next(defaults, "") if request.user else ""
 
 
-def qos_of(request: Request, cluster: Cluster) -> str:
+def qos_of(request: Request, cluster: ClusterCapacity) -> str:
     """Return the request's QOS, else the association's default one."""
     if request.qos:
         return request.qos
@@ -236,7 +236,7 @@ def qos_of(request: Request, cluster: Cluster) -> str:
     return next((name for name in defaults if name), "")
 
 
-def _sources(request: Request, cluster: Cluster) -> Iterator[_LimitSource]:
+def _sources(request: Request, cluster: ClusterCapacity) -> Iterator[_LimitSource]:
     """Yield the sources that may limit the request, in their order of precedence."""
     by_name: Mapping[str, QosInfo] = {qos.name: qos for qos in cluster.qos}
     partition, job_qos = cluster.partition(request.partition), qos_of(request, cluster)
@@ -256,7 +256,7 @@ def _of_association(association: AssociationInfo) -> _LimitSource:
     )  # fmt: skip
 
 
-def _associations(request: Request, cluster: Cluster) -> Iterator[AssociationInfo]:
+def _associations(request: Request, cluster: ClusterCapacity) -> Iterator[AssociationInfo]:
     """Yield the person's own associations, then the accounts upwards."""
     account = account_of(request, cluster)
     accounts = {a.account: a for a in cluster.associations if not a.user}

@@ -12,7 +12,7 @@ from jobs.why.reasons import explained
 from nodes.schedulers.cluster import ReservationInfo
 from nodes.schedulers.launch import is_launch_failed, nodes_of
 from nodes.scheduling import licenses
-from nodes.scheduling.capacity import Cluster, Request, may_use
+from nodes.scheduling.capacity import ClusterCapacity, Request, may_use
 from nodes.scheduling.licenses import Demand
 from vigil_core import formatting
 
@@ -62,7 +62,7 @@ def may_change(found: Sequence[Block]) -> bool:
     return not any((block.kind in UNCHANGEABLE or block.name == BEGIN) and block.is_reason for block in found)
 
 
-def is_partition_closed(request: Request, cluster: Cluster) -> bool:
+def is_partition_closed(request: Request, cluster: ClusterCapacity) -> bool:
     """Return whether the partition would refuse the request as it is."""
     return next(partition_blocks(request, cluster), None) is not None
 
@@ -131,7 +131,7 @@ def _closed(facts: WaitFacts) -> Iterator[Block]:
         yield Block(**{**vars(block), "is_reason": bool(is_reason)})
 
 
-def partition_blocks(request: Request, cluster: Cluster) -> Iterator[Block]:
+def partition_blocks(request: Request, cluster: ClusterCapacity) -> Iterator[Block]:
     """Yield what the partition refuses; `name` is Slurm's reason for it."""
     partition = cluster.partition(request.partition)
     if partition is None or "," in request.partition:
@@ -169,7 +169,7 @@ def partition_blocks(request: Request, cluster: Cluster) -> Iterator[Block]:
             yield Block(kind="partition", text=text, name=word, is_final=True)
 
 
-def _overridden(request: Request, cluster: Cluster) -> set[str]:
+def _overridden(request: Request, cluster: ClusterCapacity) -> set[str]:
     """Return the limits of the partition that the job's QOS overrides."""
     name = limits.qos_of(request, cluster)
     flags = next((set(qos.flags) for qos in cluster.qos if qos.name == name), set())
@@ -207,7 +207,7 @@ def _reservation(facts: WaitFacts) -> Iterator[Block]:
         yield Block(**{**vars(block), "is_reason": is_reason})
 
 
-def reservation_blocks(request: Request, cluster: Cluster) -> Iterator[Block]:
+def reservation_blocks(request: Request, cluster: ClusterCapacity) -> Iterator[Block]:
     """Yield why the request cannot start inside the reservation that it names, or not yet."""
     if not request.reservation:
         return
@@ -265,7 +265,7 @@ def _licenses(facts: WaitFacts) -> Iterator[Block]:
         yield _license_block(demand, text, is_reason=is_reason)
 
 
-def license_blocks(request: Request, cluster: Cluster) -> Iterator[Block]:
+def license_blocks(request: Request, cluster: ClusterCapacity) -> Iterator[Block]:
     """Yield the licences of which too few are free for the request."""
     for demand in licenses.demands(request, cluster):
         if demand.is_short:

@@ -14,7 +14,7 @@ from typing import Any
 from jobs.errors import SpecError
 from jobs.spec import JobSpec, limit_of
 from nodes.scheduling import gpu_types
-from nodes.scheduling.capacity import Cluster, Request, of_partition
+from nodes.scheduling.capacity import ClusterCapacity, Request, of_partition
 from training.config.run_config import RunConfig
 from training.planning import checking
 from vigil_core import formatting
@@ -60,7 +60,11 @@ class _Candidate:
 
 
 def propose(
-    spec: JobSpec, request: Request, cluster: Cluster, attempt: Callable[[Request], TrialOutcome], ends: list[float]
+    spec: JobSpec,
+    request: Request,
+    cluster: ClusterCapacity,
+    attempt: Callable[[Request], TrialOutcome],
+    ends: list[float],
 ) -> tuple[Variant, ...]:
     """Return at most MOST variants, the best first. `ends`: moments before which it would have to end to fit in."""
     limits = sorted({_rounded(end - cluster.now - MARGIN_S) for end in ends}, reverse=True)
@@ -94,7 +98,7 @@ def _shorter(
             break
 
 
-def _candidates(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Candidate]:
+def _candidates(spec: JobSpec, request: Request, cluster: ClusterCapacity) -> Iterator[_Candidate]:
     if not cluster.simulates_nodes and isinstance(spec.resources.nodes, int):
         shapes = sorted(_shapes(spec, request, cluster), key=lambda idea: idea.cost)
         yield from shapes[:MAX_TRIED]
@@ -103,7 +107,7 @@ def _candidates(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_
     yield from islice(_fewer_ranks(spec, request), MAX_TRIED)
 
 
-def _shapes(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Candidate]:
+def _shapes(spec: JobSpec, request: Request, cluster: ClusterCapacity) -> Iterator[_Candidate]:
     """Yield the same number of ranks over more or fewer nodes."""
     ranks, largest = spec.world_size, _largest(spec, cluster)
     for local in range(1, min(ranks, largest) + 1):
@@ -165,7 +169,7 @@ def _shape_text(nodes: int, local: int, unit: str) -> str:
     return f"{formatting.plural(nodes, 'node')} with {formatting.plural(local, unit)}{each}"
 
 
-def _elsewhere(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Candidate]:
+def _elsewhere(spec: JobSpec, request: Request, cluster: ClusterCapacity) -> Iterator[_Candidate]:
     """Yield other types of GPU and other partitions."""
     if request.gpus and request.gpu_type:
         types = {name.lower(): name for name in gpu_types.names(cluster.nodes)}
@@ -221,7 +225,7 @@ def _divides(spec: JobSpec, ranks: int) -> bool:
     return not isinstance(spec.run, RunConfig) or checking.can_work(spec.run, ranks)
 
 
-def _largest(spec: JobSpec, cluster: Cluster) -> int:
+def _largest(spec: JobSpec, cluster: ClusterCapacity) -> int:
     """Return how many ranks the largest node has room for."""
     if spec.resources.gpus_per_node:
         wanted = spec.resources.gpu_type

@@ -14,7 +14,7 @@ from nodes.cluster import sync
 from nodes.models import Association, License, Node, NodeOrder, Partition, Qos, Reading, Reservation
 from portal.http.api import ApiRequest, Text, WantedPage
 from portal.http.openapi import described
-from portal.http.paging import Order, page
+from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 
 router = Router(tags=["nodes"])
@@ -275,7 +275,7 @@ def node(request: ApiRequest, name: str) -> NodeDetail:
 def node_orders(request: ApiRequest, name: str, wanted: Query[WantedPage]) -> dict[str, object]:
     """Drains and undrains, with who asked, why, and what the scheduler said."""
     rows = NodeOrder.objects.filter(node=_node(name).name).select_related("asked_by")
-    found = page(rows, Order("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
+    found = page(rows, SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
     return {"items": [order_shape(order) for order in found.items], "next": found.next}
 
 
@@ -337,7 +337,7 @@ def licenses(request: ApiRequest) -> dict[str, object]:
 def accounts(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, object]:
     """Answers them with fair share and limits. Empty where the scheduler keeps no accounts."""
     rows = Association.objects.visible_to(request.auth)
-    found = page(rows, Order("id"), cursor=wanted.cursor, limit=wanted.limit)
+    found = page(rows, SortOrder("id"), cursor=wanted.cursor, limit=wanted.limit)
     return {"items": found.items, "next": found.next, "reading": sync.readings()[Part.ACCOUNTS]}
 
 

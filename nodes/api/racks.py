@@ -64,7 +64,7 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True):
     order: int | None = None
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
+class _RackBody(msgspec.Struct, forbid_unknown_fields=True):
     items: list[_Given]
 
 
@@ -109,7 +109,7 @@ def _read(request: ApiRequest) -> Sequence[racks.RackPosition]:
             return racks.of_csv(request.body.decode())
         if request.content_type == "application/json":
             bounded.check_json(request.body)
-            return racks.of_cells(map(_cells, msgspec.json.decode(request.body, type=_Body).items))
+            return racks.of_cells(map(_cells, msgspec.json.decode(request.body, type=_RackBody).items))
     except racks.WrongPlaces as error:
         errors = [{"field": f"line {one.line}", "message": one.message} for one in error.mistakes]
         raise Problem(422, str(error).replace("\n", " "), kind="invalid", errors=errors) from None  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ class WrongPlaces(ValueError):
 
 
 @dataclass
-class _Reader:
+class _RackReader:
     """Lines on their way to places; mistakes are collected, so that one look finds them all."""
 
     mistakes: list[Mistake] = field(default_factory=list)
@@ -186,7 +186,7 @@ def _agreed(places: Sequence[RackPosition]) -> Iterator[RackPosition]:
 
 
 def _of_lines(lines: Iterable[tuple[int, Sequence[str]]]) -> list[RackPosition]:
-    reader, places = _Reader(), []
+    reader, places = _RackReader(), []
     for n, (line, cells) in enumerate(lines):
         if n >= MOST:
             reader.mistakes.append(Mistake(line, f"there are more than {MOST:,} lines. Take those out that are over."))

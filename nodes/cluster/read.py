@@ -12,17 +12,17 @@ from nodes import models
 from nodes.schedulers import cluster
 from nodes.schedulers.base import NodeStatus
 from nodes.scheduling import gpu_types as types
-from nodes.scheduling.capacity import Cluster
+from nodes.scheduling.capacity import ClusterCapacity
 
 Reported = TypeVar("Reported")
 _INDICES = "gpu_indices"
 
 
-def read(now: datetime | None = None) -> Cluster:
+def read(now: datetime | None = None) -> ClusterCapacity:
     """Everything that the scheduler last told; from memory what has not been read anew since."""
     read_at = dict(models.Reading.objects.values_list("part", "read_at"))
     part = models.Reading.Part
-    return Cluster(
+    return ClusterCapacity(
         now=(now or timezone.now()).timestamp(),
         nodes=_cached(models.Node, NodeStatus, read_at.get(part.NODES)),
         partitions=_cached(models.Partition, cluster.PartitionInfo, read_at.get(part.PARTITIONS)),

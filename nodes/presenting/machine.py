@@ -57,7 +57,7 @@ class DriverError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeFacts:
+class NodeHeadline:
     """The facts that the sentence is made of."""
 
     now: datetime
@@ -77,7 +77,7 @@ class NodeFacts:
     free: str = ""  # "2 of 8 GPUs"
 
 
-def lead_text(facts: NodeFacts) -> tuple[str, str]:
+def lead_text(facts: NodeHeadline) -> tuple[str, str]:
     """The lead, and what else there is: set in ink, and muted after it."""
     wrong = [*_wrong(facts)]
     sentences = wrong or [*_works(facts)]
@@ -93,7 +93,7 @@ def _room(free: str) -> str:
     return f"Schedulable, no {unit} free." if number == "0" else f"Schedulable: {free} free."
 
 
-def _wrong(facts: NodeFacts) -> Iterator[str]:
+def _wrong(facts: NodeHeadline) -> Iterator[str]:
     """Everything that is not as it should be, worst first."""
     if facts.is_silent:
         yield _silent(facts)
@@ -111,14 +111,14 @@ def _wrong(facts: NodeFacts) -> Iterator[str]:
         yield from _hot(facts)
 
 
-def _silent(facts: NodeFacts) -> str:
+def _silent(facts: NodeHeadline) -> str:
     if facts.last_report_at is None:
         return "Its agent has not reported yet."
     silence = formatting.rough((facts.now - facts.last_report_at).total_seconds())
     return f"No report for {silence}: the machine is down, its agent has stopped, or the network between is broken."
 
 
-def _lost(facts: NodeFacts) -> Iterator[str]:
+def _lost(facts: NodeHeadline) -> Iterator[str]:
     lost = [gpu for gpu in facts.gpus if gpu.lost_at]
     if not lost:
         return
@@ -128,7 +128,7 @@ def _lost(facts: NodeFacts) -> Iterator[str]:
     yield f"{which} been lost since {formatting.clock(since, facts.now)}."
 
 
-def _faulty(facts: NodeFacts) -> Iterator[str]:
+def _faulty(facts: NodeHeadline) -> Iterator[str]:
     """Yield the GPUs that answer but are broken; lost ones are named elsewhere."""
     faulty = [gpu for gpu in facts.gpus if gpu.fault and not gpu.lost_at]
     if not faulty:
@@ -137,7 +137,7 @@ def _faulty(facts: NodeFacts) -> Iterator[str]:
     yield f"GPU {faulty[0].index} {faulty[0].fault}.{more}"
 
 
-def _xids(facts: NodeFacts) -> Iterator[str]:
+def _xids(facts: NodeHeadline) -> Iterator[str]:
     """Return the worst, or the newest of equally bad ones: a program's error must not hide a GPU off the bus."""
     meaning_text = [xid for xid in facts.xids if xid.kind != "xid" or xid.code != ECHO] or facts.xids
     if not meaning_text:
@@ -152,14 +152,14 @@ def _xids(facts: NodeFacts) -> Iterator[str]:
     yield f"{worst.name}{where}, {formatting.ago(worst.at, facts.now)}{what}{more}."
 
 
-def _hanging(facts: NodeFacts) -> Iterator[str]:
+def _hanging(facts: NodeHeadline) -> Iterator[str]:
     if facts.hanging:
         names = formatting.listed([name for name, _ in facts.hanging[:3]])
         since = formatting.clock(min(at for _, at in facts.hanging), facts.now)
         yield f"{names} {'has' if len(facts.hanging) == 1 else 'have'} been slow or hanging since {since}."
 
 
-def _drained(facts: NodeFacts) -> str:
+def _drained(facts: NodeHeadline) -> str:
     reason_text = f"Not schedulable: {formatting.word(facts.state)}."
     if not facts.reason:
         return reason_text
@@ -168,7 +168,7 @@ def _drained(facts: NodeFacts) -> str:
     return f"{reason_text} {facts.reason}{whom}{when}."
 
 
-def _hot(facts: NodeFacts) -> Iterator[str]:
+def _hot(facts: NodeHeadline) -> Iterator[str]:
     hot = [gpu for gpu in facts.gpus if gpu.is_hot and not gpu.lost_at and not gpu.is_hidden]
     if not hot:
         return
@@ -184,7 +184,7 @@ def _hot(facts: NodeFacts) -> Iterator[str]:
     yield f"GPU {worst.index} {slower}{degrees}{limit}.{more}"
 
 
-def _works(facts: NodeFacts) -> Iterator[str]:
+def _works(facts: NodeHeadline) -> Iterator[str]:
     """Describe what the node does if nothing is wrong."""
     visible = [gpu for gpu in facts.gpus if gpu.percent is not None and not gpu.is_hidden]
     hidden = sum(gpu.is_hidden for gpu in facts.gpus)

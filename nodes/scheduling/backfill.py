@@ -12,14 +12,14 @@ from math import inf
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling import features, gpu_types
-from nodes.scheduling.capacity import Cluster, Room, Seat, closed, copies, free, of_partition
+from nodes.scheduling.capacity import ClusterCapacity, FreeCapacity, Seat, closed, copies, free, of_partition
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobsAhead:
     """What is left once every job ahead that fits has started, and until when it is free."""
 
-    left: Mapping[str, Room]
+    left: Mapping[str, FreeCapacity]
     waiting: tuple[QueuedJobInfo, ...] = ()  # ahead, and no room for them yet; highest priority first
     until: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # by partition: the first planned start
 
@@ -27,7 +27,7 @@ class JobsAhead:
 MOST_PLACED = 100  # jobs ahead that fit what is free: a scheduler starts those within seconds
 
 
-def after(ahead: Sequence[QueuedJobInfo], cluster: Cluster) -> JobsAhead:
+def after(ahead: Sequence[QueuedJobInfo], cluster: ClusterCapacity) -> JobsAhead:
     """Give jobs what is free, in this order. Those that find no room keep theirs from when they are planned to start.
 
     A plan names no nodes, so all of a partition count as planned for: what ends by then delays nobody.
@@ -66,13 +66,13 @@ def limited_by_plans(seats: Iterable[Seat], ahead: JobsAhead) -> list[Seat]:
     return found
 
 
-def _need(job: QueuedJobInfo) -> Room:
+def _need(job: QueuedJobInfo) -> FreeCapacity:
     """Return what a job needs on each of its nodes, shared evenly."""
     nodes = max(1, job.node_count)
     types = job.gpus_by_type or ({job.gpu_type: job.gpus} if job.gpu_type and job.gpus else {})
     each = {kind: -(-count // nodes) for kind, count in types.items()}
     gpus = max(-(-job.gpus // nodes), sum(each.values()))
-    return Room(-(-job.cpus // nodes), gpus, -(-job.memory_mib // nodes), each)
+    return FreeCapacity(-(-job.cpus // nodes), gpus, -(-job.memory_mib // nodes), each)
 
 
 def _shape(job: QueuedJobInfo) -> tuple[object, ...]:
@@ -84,7 +84,11 @@ def _shape(job: QueuedJobInfo) -> tuple[object, ...]:
 
 
 def _place(
-    job: QueuedJobInfo, need: Room, nodes: Sequence[NodeStatus], left: dict[str, Room], cluster: Cluster
+    job: QueuedJobInfo,
+    need: FreeCapacity,
+    nodes: Sequence[NodeStatus],
+    left: dict[str, FreeCapacity],
+    cluster: ClusterCapacity,
 ) -> bool:
     """Take its room out of `left`, if there is enough."""
     ways = features.read(job.features)
@@ -107,14 +111,14 @@ def _place(
     return True
 
 
-def _copies_by_type(need: Room, room: Room) -> int:
+def _copies_by_type(need: FreeCapacity, room: FreeCapacity) -> int:
     """Return how often the GPUs that it names by type are there."""
     return min(
         (gpu_types.of(room.types, kind) // each for kind, each in need.types.items() if kind and each), default=2**31
     )
 
 
-def _as_named(need: Room, room: Room) -> Room:
+def _as_named(need: FreeCapacity, room: FreeCapacity) -> FreeCapacity:
     """Return the need with types spelt as the node spells them; those it names none of may be any."""
     spelt = {kind.lower(): kind for kind in room.types}
     return replace(need, types={spelt.get(kind.lower(), kind): each for kind, each in need.types.items() if kind})

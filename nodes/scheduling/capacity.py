@@ -46,7 +46,7 @@ MARKS = {"*": "no_respond", "#": "powering_up", "%": "powering_down", "$": "main
 
 
 @dataclass(frozen=True)
-class Room:
+class FreeCapacity:
     """Resources of a node, all or the free ones: CPUs, GPUs, MiB. `types` are its GPUs by type, adding to `gpus`."""
 
     cpus: int = 0
@@ -54,11 +54,11 @@ class Room:
     memory_mib: int = 0
     types: Mapping[str, int] = field(default_factory=dict)
 
-    def of_type(self, wanted: str) -> Room:
+    def of_type(self, wanted: str) -> FreeCapacity:
         """Return the same room with only the GPUs of this type; with all for "", which any type satisfies."""
         return replace(self, gpus=gpu_types.of(self.types, wanted)) if wanted else self
 
-    def less(self, taken: Room, times: int = 1) -> Room:
+    def less(self, taken: FreeCapacity, times: int = 1) -> FreeCapacity:
         """Return what is left once `taken` is gone from it so many times.
 
         GPUs of no type in particular come from the types in the node's order, as Slurm was seen to give them.
@@ -71,7 +71,7 @@ class Room:
             given = min(max(0, there), loose)
             types[kind] -= given
             loose -= given
-        return Room(
+        return FreeCapacity(
             self.cpus - taken.cpus * times,
             self.gpus - taken.gpus * times,
             max(0, self.memory_mib - taken.memory_mib * times),
@@ -103,12 +103,12 @@ class Request:
     begin_at: float | None = None  # Unix seconds; not before
 
     @property
-    def room(self) -> Room:
-        return Room(self.cpus, self.gpus, self.memory_mib)
+    def room(self) -> FreeCapacity:
+        return FreeCapacity(self.cpus, self.gpus, self.memory_mib)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class ClusterCapacity:
     """Everything that the scheduler last told."""
 
     now: float  # Unix seconds
@@ -137,12 +137,12 @@ class Seat:
     """A node as one request may use it. `why` not, in a word, or ""; `until` when somebody else's time begins."""
 
     node: NodeStatus
-    room: Room  # free now
+    room: FreeCapacity  # free now
     why: str = ""
     until: float = inf
     taken_by: str = ""  # whose that time is
     lasting: bool = False  # it will not do for this request, however long it waits
-    size: Room = field(default_factory=Room)  # what it has at all, of the type that is asked for
+    size: FreeCapacity = field(default_factory=FreeCapacity)  # what it has at all, of the type that is asked for
 
 
 class Step(IntEnum):
@@ -197,13 +197,13 @@ def is_in_service(state: str) -> bool:
     return not any(word in OUT for word in words_of(state))
 
 
-def whole(node: NodeStatus) -> Room:
-    return Room(node.cpus, node.gpus, node.memory_mib, gpu_types.there(node))
+def whole(node: NodeStatus) -> FreeCapacity:
+    return FreeCapacity(node.cpus, node.gpus, node.memory_mib, gpu_types.there(node))
 
 
-def free(node: NodeStatus) -> Room:
+def free(node: NodeStatus) -> FreeCapacity:
     """Return the unallocated resources."""
-    return Room(
+    return FreeCapacity(
         max(0, node.cpus - node.cpus_used),
         max(0, node.gpus - node.gpus_used),
         max(0, node.memory_mib - node.memory_used_mib),
@@ -211,7 +211,7 @@ def free(node: NodeStatus) -> Room:
     )
 
 
-def lacking(need: Room, room: Room, *, is_memory_reported: bool = True) -> str:
+def lacking(need: FreeCapacity, room: FreeCapacity, *, is_memory_reported: bool = True) -> str:
     """Return which resource is insufficient: "gpus", "cpus", "memory", or ""."""
     if need.gpus > room.gpus:
         return "gpus"
@@ -220,7 +220,7 @@ def lacking(need: Room, room: Room, *, is_memory_reported: bool = True) -> str:
     return "memory" if is_memory_reported and need.memory_mib > room.memory_mib else ""
 
 
-def copies(need: Room, room: Room, *, is_memory_reported: bool = True) -> int:
+def copies(need: FreeCapacity, room: FreeCapacity, *, is_memory_reported: bool = True) -> int:
     """Return how many nodes of this size one machine could stand for."""
     pairs = [
         (need.cpus, room.cpus),
@@ -230,7 +230,7 @@ def copies(need: Room, room: Room, *, is_memory_reported: bool = True) -> int:
     return min((have // each for each, have in pairs if each), default=2**31)
 
 
-def survey(request: Request, cluster: Cluster, *, left: Mapping[str, Room] | None = None) -> list[Seat]:
+def survey(request: Request, cluster: ClusterCapacity, *, left: Mapping[str, FreeCapacity] | None = None) -> list[Seat]:
     """Return each node of the request's partition as it may use it. `left` overrides what the nodes report as free."""
     claims = _claims(request, cluster)
     ways = features.read(request.constraint)
@@ -243,7 +243,7 @@ def survey(request: Request, cluster: Cluster, *, left: Mapping[str, Room] | Non
             fitting[node.features] = any(features.holds(test, node.features) for test in every)
         why = _unfit(request, node, fits=fitting[node.features], own=own)
         until, by = claims.get(node.name, (inf, ""))
-        room = left.get(node.name, Room()) if left is not None else free(node)
+        room = left.get(node.name, FreeCapacity()) if left is not None else free(node)
         lasting = bool(why)
         if not why and until <= cluster.now:
             why = "reserved"
@@ -251,13 +251,13 @@ def survey(request: Request, cluster: Cluster, *, left: Mapping[str, Room] | Non
         if word == "reserved" and not why and own:
             word = ""  # its own reservation is what closes the node to others
         if not word and request.exclusive and (node.cpus_used or node.gpus_used):
-            room = Room()
+            room = FreeCapacity()
         wanted = request.gpu_type if request.gpus else ""
         seats.append(Seat(node, room.of_type(wanted), word, until, by, lasting, whole(node).of_type(wanted)))
     return seats
 
 
-def assess(request: Request, seats: Sequence[Seat], cluster: Cluster) -> Fit:
+def assess(request: Request, seats: Sequence[Seat], cluster: ClusterCapacity) -> Fit:
     """Return whether the request could start now on these seats; if not, what prevents it."""
     end = cluster.now + request.time_limit_s
     judged = [(seat, *_judged(seat, request.room, end)) for seat in seats]
@@ -280,7 +280,7 @@ def assess(request: Request, seats: Sequence[Seat], cluster: Cluster) -> Fit:
     )
 
 
-def starts(request: Request, seats: Iterable[Seat], cluster: Cluster) -> bool:
+def starts(request: Request, seats: Iterable[Seat], cluster: ClusterCapacity) -> bool:
     """`look(…).starts` alone, and quicker: for who tries many requests."""
     end, need = cluster.now + request.time_limit_s, request.room
     ways = features.read(request.constraint)
@@ -296,7 +296,7 @@ def starts(request: Request, seats: Iterable[Seat], cluster: Cluster) -> bool:
     return ways is not None and _enough(request, now_on, ways, cluster)
 
 
-def of_partition(name: str, cluster: Cluster) -> list[NodeStatus]:
+def of_partition(name: str, cluster: ClusterCapacity) -> list[NodeStatus]:
     """The nodes of it; of the default one for "", and all where none is known to be that."""
     names = set(name.split(",")) if name else {p.name for p in cluster.partitions if p.is_default}
     if not names:
@@ -314,7 +314,7 @@ def may_use(reservation: ReservationInfo, *, user: str, account: str) -> bool:
     return not invited or user in invited or account in invited
 
 
-def _judged(seat: Seat, need: Room, end: float) -> tuple[Step, str]:
+def _judged(seat: Seat, need: FreeCapacity, end: float) -> tuple[Step, str]:
     """Return how far a seat gets towards this room until then, and the reason it gets no further; "" for none."""
     node, known = seat.node, seat.node.memory_mib > 0
     if seat.lasting:
@@ -332,7 +332,7 @@ def _judged(seat: Seat, need: Room, end: float) -> tuple[Step, str]:
     return Step.NOW, ""
 
 
-def _claims(request: Request, cluster: Cluster) -> dict[str, tuple[float, str]]:
+def _claims(request: Request, cluster: ClusterCapacity) -> dict[str, tuple[float, str]]:
     """Return from when each node is reserved for others, and by what; now if the reservation has begun."""
     own = request.reservation.split(",") if request.reservation else []
     found: dict[str, tuple[float, str]] = {}
@@ -365,7 +365,7 @@ def _enough(
     request: Request,
     seats: Sequence[Seat],
     ways: Iterable[features.FeatureSet],
-    cluster: Cluster,
+    cluster: ClusterCapacity,
     *,
     empty: bool = False,
 ) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from nodes.schedulers.cluster import LicenseInfo, QueuedJobInfo
-from nodes.scheduling.capacity import Cluster, Request
+from nodes.scheduling.capacity import ClusterCapacity, Request
 
 _ITEM = re.compile(r"([^:|()\s]+)(?::([0-9]{1,9}))?\Z")
 
@@ -42,7 +42,7 @@ def counts(text: str) -> dict[str, int]:
     return found
 
 
-def demands(request: Request, cluster: Cluster) -> Iterator[Demand]:
+def demands(request: Request, cluster: ClusterCapacity) -> Iterator[Demand]:
     """Yield each licence of the request; none where the scheduler has not listed any."""
     there = {license.name: license for license in cluster.licenses}
     for name, requested in counts(request.licenses).items() if there else ():
@@ -50,7 +50,7 @@ def demands(request: Request, cluster: Cluster) -> Iterator[Demand]:
         yield Demand(name, requested, license, _free(license, request) if license else 0)
 
 
-def are_taken(request: Request, cluster: Cluster, ahead: Iterable[QueuedJobInfo]) -> bool:
+def are_taken(request: Request, cluster: ClusterCapacity, ahead: Iterable[QueuedJobInfo]) -> bool:
     """Return whether too few of a licence are left once the jobs ahead have taken theirs."""
     if not request.licenses:
         return False

@@ -16,7 +16,7 @@ from typing import IO, Annotated, Any, Literal
 
 import msgspec
 
-from portal.run.preflight import Refused
+from portal.run.preflight import StartRefused
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -33,13 +33,13 @@ Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
-class Member(msgspec.Struct, frozen=True):
+class ArchiveMember(msgspec.Struct, frozen=True):
     name: str
     bytes: int
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class BackupManifest(msgspec.Struct, frozen=True):
     """The contents of a backup. `migrations` are those applied in its database, by app; `runs` is not included."""
 
     format: int
@@ -50,14 +50,14 @@ class Manifest(msgspec.Struct, frozen=True):
     dump_version: int  # pg_dump's major version; 0 for SQLite
     migrations: dict[str, list[str]]
     runs: str
-    members: list[Member]
+    members: list[ArchiveMember]
 
     @property
     def bytes(self) -> int:
         return sum(member.bytes for member in self.members)
 
 
-def describe(path: Path, progress: Progress) -> Member:
+def describe(path: Path, progress: Progress) -> ArchiveMember:
     """A file as the manifest tells of it: by its own name, its size and its digest."""
     size, done, digest = path.stat().st_size, 0, hashlib.sha256()
     with path.open("rb") as file:
@@ -65,10 +65,10 @@ def describe(path: Path, progress: Progress) -> Member:
             digest.update(piece)
             done += len(piece)
             progress(done, size)
-    return Member(path.name, done, digest.hexdigest())
+    return ArchiveMember(path.name, done, digest.hexdigest())
 
 
-def write(file: IO[bytes], manifest: Manifest, folder: Path, progress: Progress) -> None:
+def write(file: IO[bytes], manifest: BackupManifest, folder: Path, progress: Progress) -> None:
     """Put the manifest and its members, which lie in `folder`, into an open file."""
     text = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
     done = 0
@@ -108,9 +108,11 @@ def opened(path: Path) -> Iterator[Reader]:
         with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) as stream:
             yield Reader(path, stream)
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise Refused(f"{path} is damaged or truncated: use another backup, or copy this one again.") from None
+        raise StartRefused(f"{path} is damaged or truncated: use another backup, or copy this one again.") from None
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise Refused(f"{path} cannot be read ({error.strerror}): name a file that `vigil backup` wrote.") from None
+        raise StartRefused(
+            f"{path} cannot be read ({error.strerror}): name a file that `vigil backup` wrote."
+        ) from None
 
 
 class Reader:
@@ -128,14 +130,14 @@ class Reader:
         self._exactly(-size % _BLOCK)
         self.manifest = self._parse(text)
 
-    def _parse(self, text: bytes) -> Manifest:
+    def _parse(self, text: bytes) -> BackupManifest:
         try:
             document: Any = msgspec.json.decode(text)
             if isinstance(document, dict) and isinstance(document.get("format"), int) and document["format"] > FORMAT:
-                raise Refused(
+                raise StartRefused(
                     f"{self.path} was made by a newer Vigil ({document.get('vigil')}): upgrade this one first."
                 )
-            manifest = msgspec.convert(document, Manifest)
+            manifest = msgspec.convert(document, BackupManifest)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise self._foreign(f"its manifest is invalid ({error})") from None
         names = [member.name for member in manifest.members]
@@ -164,7 +166,7 @@ class Reader:
                 file.flush()
                 os.fsync(file.fileno())
             if digest.hexdigest() != member.sha256:
-                raise Refused(f"{self.path} is damaged ({name} has another digest): use another backup.")
+                raise StartRefused(f"{self.path} is damaged ({name} has another digest): use another backup.")
             self._exactly(-size % _BLOCK)
         if not _is_key(folder / SECRET_KEY):
             raise self._foreign("its key is invalid")
@@ -192,8 +194,8 @@ class Reader:
             raise EOFError
         return data
 
-    def _foreign(self, why: str) -> Refused:
-        return Refused(f"{self.path} is not a Vigil backup ({why}): name a file that `vigil backup` wrote.")
+    def _foreign(self, why: str) -> StartRefused:
+        return StartRefused(f"{self.path} is not a Vigil backup ({why}): name a file that `vigil backup` wrote.")
 
 
 def _is_key(path: Path) -> bool:
@@ -208,6 +210,6 @@ def room_for(size: int, folder: Path) -> None:
     """Refuse what would fill the disk."""
     free = shutil.disk_usage(folder).free
     if size > free:
-        raise Refused(
+        raise StartRefused(
             f"{folder} has {free / 1e9:,.1f} GB free and {size / 1e9:,.1f} GB are needed: free some space there."
         )

@@ -13,22 +13,22 @@ from pathlib import Path
 from types import ModuleType
 
 from portal.backup import archive, files, last, sqlite
-from portal.backup.archive import Kind, Manifest
-from portal.run.preflight import Refused
+from portal.backup.archive import BackupManifest, Kind
+from portal.run.preflight import StartRefused
 from vigil_core import installation
 
 
 @dataclass(frozen=True)
-class Made:
+class BackupResult:
     """A backup that was made."""
 
     path: Path
     bytes: int
-    manifest: Manifest
+    manifest: BackupManifest
     seconds: float
 
 
-def backup(settings: ModuleType, path: Path, *, force: bool = False) -> Made:
+def backup(settings: ModuleType, path: Path, *, force: bool = False) -> BackupResult:
     """Write the archive; Refused in a sentence if that cannot be."""
     began = time.monotonic()
     path = path.absolute()
@@ -41,33 +41,35 @@ def backup(settings: ModuleType, path: Path, *, force: bool = False) -> Made:
     except FileExistsError:
         raise _is_there(path) from None
     except sqlite3.Error as error:
-        raise Refused(f"the database cannot be copied: {error}. Is it in use by another program, or damaged?") from None
+        raise StartRefused(
+            f"the database cannot be copied: {error}. Is it in use by another program, or damaged?"
+        ) from None
     except OSError as error:
-        raise Refused(f"the backup cannot be written: {error}.") from None
+        raise StartRefused(f"the backup cannot be written: {error}.") from None
     last.note(settings.VIGIL_HOME, path)
-    return Made(path, path.stat().st_size, manifest, time.monotonic() - began)
+    return BackupResult(path, path.stat().st_size, manifest, time.monotonic() - began)
 
 
 def _refuse_target(path: Path, force: bool) -> None:
     if path.is_dir():
-        raise Refused(f"{path} is a folder: name a file in it, for example {path / 'vigil.tar.gz'}.")
+        raise StartRefused(f"{path} is a folder: name a file in it, for example {path / 'vigil.tar.gz'}.")
     if not path.parent.is_dir():
-        raise Refused(f"no such folder: {path.parent}: make it, or name another file.")
+        raise StartRefused(f"no such folder: {path.parent}: make it, or name another file.")
     if path.exists() and not path.is_file():
-        raise Refused(f"{path} is not a plain file: name another file.")
+        raise StartRefused(f"{path} is not a plain file: name another file.")
     if path.exists() and not force:
         raise _is_there(path)
 
 
-def _is_there(path: Path) -> Refused:
-    return Refused(f"{path} exists already: name another file, or replace it with --force.")
+def _is_there(path: Path) -> StartRefused:
+    return StartRefused(f"{path} exists already: name another file, or replace it with --force.")
 
 
 def kind_of(settings: ModuleType) -> Kind:
     return "sqlite" if settings.DATABASES["default"]["ENGINE"].endswith("sqlite3") else "postgresql"
 
 
-def _collect(settings: ModuleType, folder: Path) -> Manifest:
+def _collect(settings: ModuleType, folder: Path) -> BackupManifest:
     """Put what is backed up into a folder, and describe it."""
     kind, database = kind_of(settings), settings.DATABASES["default"]
     target = folder / archive.DATABASES[kind]
@@ -78,7 +80,7 @@ def _collect(settings: ModuleType, folder: Path) -> Manifest:
         try:
             applied, version = sqlite.migrations(target), sqlite3.sqlite_version
         except sqlite3.OperationalError:
-            raise Refused(
+            raise StartRefused(
                 f"{database['NAME']} is not a Vigil home, or was never started: nothing to back up."
             ) from None
     else:
@@ -91,7 +93,7 @@ def _collect(settings: ModuleType, folder: Path) -> Manifest:
     key.touch(mode=0o600)
     key.write_text(settings.SECRET_KEY)
     checking = files.ProgressMessages("Computing digests")
-    return Manifest(
+    return BackupManifest(
         format=archive.FORMAT,
         vigil=installation.version(),
         made_at=datetime.now(UTC).replace(microsecond=0),

@@ -19,14 +19,14 @@ from psycopg import sql
 
 from portal.backup.archive import Progress
 from portal.backup.sqlite import by_app
-from portal.run.preflight import Refused
+from portal.run.preflight import StartRefused
 
 ASIDE = "before_restore_"  # begins the names of schemas that hold what was there before a restore
 _GET = "install postgresql-client-{0}, or put the folder of its programs first on PATH"
 
 
 @dataclass(frozen=True)
-class Server:
+class PostgresServer:
     """A connection, and how others get one: everything but the password, which is nobody else's to read."""
 
     connection: psycopg.Connection[tuple[Any, ...]]
@@ -44,7 +44,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def connected(database: Mapping[str, Any]) -> Iterator[Server]:
+def connected(database: Mapping[str, Any]) -> Iterator[PostgresServer]:
     """A server as DATABASE_URL describes it."""
     wanted = {
         "dbname": database["NAME"], "user": database["USER"], "password": database["PASSWORD"],
@@ -54,27 +54,27 @@ def connected(database: Mapping[str, Any]) -> Iterator[Server]:
     try:
         connection = psycopg.connect(**wanted)
     except psycopg.Error as error:
-        raise Refused(f"the database at DATABASE_URL does not answer: {_last_line(str(error))}.") from None
+        raise StartRefused(f"the database at DATABASE_URL does not answer: {_last_line(str(error))}.") from None
     with contextlib.closing(connection):
         public = {name: value for name, value in wanted.items() if "password" not in name}
-        yield Server(connection, psycopg.conninfo.make_conninfo("", **public))
+        yield PostgresServer(connection, psycopg.conninfo.make_conninfo("", **public))
 
 
-def dump(server: Server, target: Path, progress: Progress) -> tuple[dict[str, list[str]], int]:
+def dump(server: PostgresServer, target: Path, progress: Progress) -> tuple[dict[str, list[str]], int]:
     """Dump into a file of pg_dump's custom format.
 
     Answers the migrations applied in the very same snapshot, and pg_dump's version.
     """
     version = _version("pg_dump")
     if version < server.major:
-        raise Refused(f"pg_dump is version {version} and the server {server.major}: {_GET.format(server.major)}.")
+        raise StartRefused(f"pg_dump is version {version} and the server {server.major}: {_GET.format(server.major)}.")
     connection = server.connection
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     connection.read_only = True
     try:
         rows: Any = connection.execute("SELECT app, name FROM django_migrations ORDER BY id").fetchall()
     except psycopg.errors.UndefinedTable:
-        raise Refused(
+        raise StartRefused(
             "the database at DATABASE_URL is not Vigil's, or was never started: nothing to back up."
         ) from None
     row = connection.execute("SELECT pg_export_snapshot(), pg_database_size(current_database())").fetchone()
@@ -97,10 +97,12 @@ def refuse_version(dumped_by: int) -> None:
     version = _version("pg_restore")
     if version < dumped_by:
         needed = _GET.format(dumped_by)
-        raise Refused(f"this backup was made by pg_dump {dumped_by} and pg_restore is version {version}: {needed}.")
+        raise StartRefused(
+            f"this backup was made by pg_dump {dumped_by} and pg_restore is version {version}: {needed}."
+        )
 
 
-def refuse_others(server: Server) -> None:
+def refuse_others(server: PostgresServer) -> None:
     """A portal elsewhere, too, may be using the database: its lock is not in this home."""
     ((others,),) = server.query(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -108,16 +110,16 @@ def refuse_others(server: Server) -> None:
     )
     if others:
         count = "1 other connection uses" if others == 1 else f"{others} other connections use"
-        raise Refused(f"{count} this database: stop every portal and every other user of it.")
+        raise StartRefused(f"{count} this database: stop every portal and every other user of it.")
 
 
-def tables(server: Server) -> int:
+def tables(server: PostgresServer) -> int:
     """Return how many tables the database has."""
     ((found,),) = server.query("SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()")
     return int(found)
 
 
-def restore(server: Server, dumped: Path, stamp: str, progress: Progress) -> str:
+def restore(server: PostgresServer, dumped: Path, stamp: str, progress: Progress) -> str:
     """Take a dump in, all in one transaction; answers the schema in which the old tables stay, or "".
 
     The last word is said here, and only after pg_restore ended well: a script cut short anywhere is rolled back.
@@ -149,7 +151,7 @@ def restore(server: Server, dumped: Path, stamp: str, progress: Progress) -> str
     return schema
 
 
-def _moves(server: Server, stamp: str) -> tuple[str, str]:
+def _moves(server: PostgresServer, stamp: str) -> tuple[str, str]:
     """A schema for what is there, and the SQL that moves it there: at once, however much it is.
 
     The functions of triggers go along: the dump brings its own, of the same names.
@@ -180,10 +182,10 @@ def _moves(server: Server, stamp: str) -> tuple[str, str]:
 class _Program:
     """Run one of PostgreSQL's programs with its password in the environment; kill it if it is left running."""
 
-    def __init__(self, command: list[str], server: Server, *, fed: bool = False) -> None:
+    def __init__(self, command: list[str], server: PostgresServer, *, fed: bool = False) -> None:
         path = shutil.which(command[0])
         if path is None:
-            raise Refused(f"{command[0]} is not on PATH: {_GET.format(server.major)}.")
+            raise StartRefused(f"{command[0]} is not on PATH: {_GET.format(server.major)}.")
         environment = {**os.environ, "PGAPPNAME": "vigil"}
         if server.connection.info.password:
             environment["PGPASSWORD"] = server.connection.info.password
@@ -201,7 +203,7 @@ class _Program:
         """Wait for its end; Refused, in its own words, if that was a bad one."""
         if self.process.wait():
             self.errors.seek(0)
-            raise Refused(f"{self.name} failed: {_last_line(self.errors.read().decode(errors='replace'))}.")
+            raise StartRefused(f"{self.name} failed: {_last_line(self.errors.read().decode(errors='replace'))}.")
 
     def __enter__(self) -> Self:
         return self
@@ -220,11 +222,11 @@ def _version(program: str) -> int:
     """The major version of one of PostgreSQL's programs on PATH."""
     path = shutil.which(program)
     if path is None:
-        raise Refused(f"{program} is not on PATH: install postgresql-client of the server's version.")
+        raise StartRefused(f"{program} is not on PATH: install postgresql-client of the server's version.")
     output = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
     found = re.search(r"\) (\d+)", output)
     if found is None:
-        raise Refused(f"{path} does not print its version ({output.strip()[:100]}): install postgresql-client.")
+        raise StartRefused(f"{path} does not print its version ({output.strip()[:100]}): install postgresql-client.")
     return int(found[1])
 
 

@@ -17,9 +17,9 @@ from typing import Self
 from urllib.parse import quote
 
 from portal.backup import archive, files, postgres, sqlite
-from portal.backup.archive import Manifest
+from portal.backup.archive import BackupManifest
 from portal.backup.make import give_to_owner, kind_of
-from portal.run.preflight import Refused, lock_home, note_owner
+from portal.run.preflight import StartRefused, lock_home, note_owner
 from vigil_core import installation
 
 STOP_IT = "stop it first; `vigil up` releases its home when it has stopped."
@@ -30,7 +30,7 @@ NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 class RestoreResult:
     """The result of a restore: where the old database and key are now, and notes for the person."""
 
-    manifest: Manifest
+    manifest: BackupManifest
     set_aside: list[str]
     notes: list[str]
 
@@ -44,9 +44,9 @@ def restore(settings: ModuleType, path: Path, *, force: bool = False) -> Restore
             with archive.opened(path.absolute()) as reader:
                 return _restore(settings, reader, force)
     except sqlite3.Error as error:
-        raise Refused(f"the backup's database cannot be used: {error}. Take another backup.") from None
+        raise StartRefused(f"the backup's database cannot be used: {error}. Take another backup.") from None
     except OSError as error:
-        raise Refused(f"the backup cannot be restored: {error}.") from None
+        raise StartRefused(f"the backup cannot be restored: {error}.") from None
 
 
 def _restore(settings: ModuleType, reader: archive.Reader, force: bool) -> RestoreResult:
@@ -59,7 +59,7 @@ def _restore(settings: ModuleType, reader: archive.Reader, force: bool) -> Resto
     place = sqlite_or_postgres(settings, manifest, is_behind=is_behind)
     with place:
         if (there := place.there()) and not force:
-            raise Refused(f"{there} already: with --force it is set aside under another name.")
+            raise StartRefused(f"{there} already: with --force it is set aside under another name.")
         with files.scratch(home, "restore") as folder:
             archive.room_for(manifest.bytes, folder)
             reader.unpack(folder, files.ProgressMessages("Unpacking and checking"))
@@ -72,22 +72,22 @@ def _restore(settings: ModuleType, reader: archive.Reader, force: bool) -> Resto
     return RestoreResult(manifest, set_aside, [*notes, *_about_runs(settings, manifest)])
 
 
-def _refuse_other_kind(settings: ModuleType, manifest: Manifest) -> None:
+def _refuse_other_kind(settings: ModuleType, manifest: BackupManifest) -> None:
     there, here = NAMES[manifest.database], NAMES[kind_of(settings)]
     if there != here:
         remedy = "unset DATABASE_URL" if there == "SQLite" else "set DATABASE_URL to a PostgreSQL database"
-        raise Refused(f"a backup of {there} cannot be restored into {here}: {remedy} to run Vigil on it.")
+        raise StartRefused(f"a backup of {there} cannot be restored into {here}: {remedy} to run Vigil on it.")
 
 
 # What is newer than us
 
 
-def _refuse_newer(manifest: Manifest, path: Path, code_migrations: Mapping[str, list[str]]) -> None:
+def _refuse_newer(manifest: BackupManifest, path: Path, code_migrations: Mapping[str, list[str]]) -> None:
     """A database from the future has tables that this code does not know."""
     theirs, ours = _numbers(manifest.vigil), _numbers(installation.version())
     if theirs > ours or (theirs == ours and _has_unknown(manifest.migrations, code_migrations)):
         versions = f"a newer Vigil ({manifest.vigil}) than this one ({installation.version()})"
-        raise Refused(f"{path} was made by {versions}: upgrade this one first.")
+        raise StartRefused(f"{path} was made by {versions}: upgrade this one first.")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -111,7 +111,7 @@ def _manage(arguments: list[str], environment: Mapping[str, str]) -> str:
     done = subprocess.run(command, env=whole, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise Refused(f"`manage.py {arguments[0]}` failed: {last}")
+        raise StartRefused(f"`manage.py {arguments[0]}` failed: {last}")
     return done.stdout
 
 
@@ -125,7 +125,7 @@ def _migrate(environment: Mapping[str, str]) -> None:
 class _Sqlite:
     """The backup is migrated before it takes the old one's place: what fails, fails beside it."""
 
-    def __init__(self, settings: ModuleType, manifest: Manifest, *, is_behind: bool) -> None:
+    def __init__(self, settings: ModuleType, manifest: BackupManifest, *, is_behind: bool) -> None:
         self.is_behind = is_behind
         self.home: Path = settings.VIGIL_HOME
         # Resolved: a link to a larger disk stays one, and it is there that the new database belongs.
@@ -158,7 +158,7 @@ class _Sqlite:
 class _Postgres:
     """The backup goes in by one transaction, in which the old tables also move aside; migrations follow."""
 
-    def __init__(self, settings: ModuleType, manifest: Manifest, *, is_behind: bool) -> None:
+    def __init__(self, settings: ModuleType, manifest: BackupManifest, *, is_behind: bool) -> None:
         self.settings, self.manifest, self.is_behind = settings, manifest, is_behind
 
     def __enter__(self) -> Self:
@@ -186,8 +186,8 @@ class _Postgres:
             return
         try:
             _migrate({})
-        except Refused as error:
-            raise Refused(
+        except StartRefused as error:
+            raise StartRefused(
                 f"the backup is in place, but older than this Vigil and not brought up to date: {error}"
             ) from None
 
@@ -209,7 +209,7 @@ def _take_key(settings: ModuleType, staged: Path, set_aside: list[str], stamp: s
     return []
 
 
-def _about_runs(settings: ModuleType, manifest: Manifest) -> list[str]:
+def _about_runs(settings: ModuleType, manifest: BackupManifest) -> list[str]:
     """Logs and checkpoints were never in the backup: they are where they were, or they are not."""
     if manifest.runs != str(settings.VIGIL_RUNS):
         return [f"Run directories were in {manifest.runs}; this site expects them in {settings.VIGIL_RUNS}."]

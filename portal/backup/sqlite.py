@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from portal.backup import files
 from portal.backup.archive import Progress, room_for
-from portal.run.preflight import Refused
+from portal.run.preflight import StartRefused
 
 PAGES = 2_000  # copied at a time
 
@@ -18,7 +18,7 @@ PAGES = 2_000  # copied at a time
 def copy(database: Path, target: Path, progress: Progress) -> None:
     """A consistent copy as of now, the write-ahead log included, while others write on."""
     if not database.exists():
-        raise Refused(f"no such database: {database}: set VIGIL_HOME to the portal's, or start it once.")
+        raise StartRefused(f"no such database: {database}: set VIGIL_HOME to the portal's, or start it once.")
     room_for(database.stat().st_size, target.parent)
     with closing(_open(database)) as source, closing(sqlite3.connect(target)) as copied:
         os.chmod(target, 0o600)
@@ -32,7 +32,7 @@ def copy(database: Path, target: Path, progress: Progress) -> None:
         source.rollback()
         found = copied.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
-        raise Refused(f"the database {database} is damaged ({found}): restore an older backup.")
+        raise StartRefused(f"the database {database} is damaged ({found}): restore an older backup.")
 
 
 def migrations(database: Path) -> dict[str, list[str]]:
@@ -81,7 +81,7 @@ def fold_log(database: Path) -> None:
             connection.execute("PRAGMA journal_mode=DELETE").fetchone()
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-            raise Refused(f"another program has {database} open: stop it first.") from None
+            raise StartRefused(f"another program has {database} open: stop it first.") from None
         # Broken, then: it is kept as it is.
 
 

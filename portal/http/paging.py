@@ -21,7 +21,7 @@ class BadCursor(ValueError):
 
 
 @dataclass(frozen=True)
-class Order:
+class SortOrder:
     """An order of a list: by one annotated or real field without nulls, ties by id in the same direction."""
 
     field: str
@@ -41,7 +41,7 @@ class Page(Generic[Row]):
     next: str | None
 
 
-def page(rows: QuerySet[Row], order: Order, *, cursor: str | None, limit: int) -> Page[Row]:
+def page(rows: QuerySet[Row], order: SortOrder, *, cursor: str | None, limit: int) -> Page[Row]:
     """Reads at most `limit` rows from after the cursor, in two queries.
 
     The first sorts nothing but keys: databases that cannot walk an index in the wanted order sort whole rows otherwise,
@@ -60,7 +60,7 @@ def page(rows: QuerySet[Row], order: Order, *, cursor: str | None, limit: int) -
     return Page(items, encode(order, value, items[-1].pk))
 
 
-def _rows_after(rows: QuerySet[Row], order: Order, names: list[str], place: tuple[Any, int]) -> QuerySet[Row]:
+def _rows_after(rows: QuerySet[Row], order: SortOrder, names: list[str], place: tuple[Any, int]) -> QuerySet[Row]:
     """Return the rows after a place; BadCursor where its value is not one that the field of the order takes."""
     try:
         return rows.filter(_after(order, names, place))
@@ -68,7 +68,7 @@ def _rows_after(rows: QuerySet[Row], order: Order, names: list[str], place: tupl
         raise BadCursor from error
 
 
-def _after(order: Order, names: list[str], place: tuple[Any, int]) -> Q:
+def _after(order: SortOrder, names: list[str], place: tuple[Any, int]) -> Q:
     beyond = "lt" if order.descending else "gt"
     value, pk = place
     if names == ["pk"]:
@@ -79,7 +79,7 @@ def _after(order: Order, names: list[str], place: tuple[Any, int]) -> Q:
     )
 
 
-def encode(order: Order, value: Any, pk: int) -> str:
+def encode(order: SortOrder, value: Any, pk: int) -> str:
     """The cursor of the page that begins after this place. An order by id has no other value."""
     if isinstance(value, datetime):
         value = {"time": value.isoformat()}
@@ -87,7 +87,7 @@ def encode(order: Order, value: Any, pk: int) -> str:
     return urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def decode(cursor: str, order: Order) -> tuple[Any, int]:
+def decode(cursor: str, order: SortOrder) -> tuple[Any, int]:
     """The place that a cursor of this order tells; BadCursor for anything else."""
     try:
         name, value, pk = json.loads(urlsafe_b64decode(cursor.encode() + b"=" * (-len(cursor) % 4)))

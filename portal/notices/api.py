@@ -9,12 +9,12 @@ from pydantic import Field
 from portal import notify
 from portal.http.api import ApiRequest, WantedPage
 from portal.http.openapi import described
-from portal.http.paging import Order, page
+from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 from portal.models import Notice
 
 router = Router(tags=["people"])
-NEWEST = Order("raised_at", descending=True)
+NEWEST = SortOrder("raised_at", descending=True)
 
 
 class NoticeShape(Schema):

@@ -10,13 +10,13 @@ from pydantic import Field
 
 from portal.http.api import ApiRequest, WantedPage
 from portal.http.openapi import described
-from portal.http.paging import Order, page
+from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 from portal.models import Delivery
 from portal.notices import channels
 
 router = Router(tags=["people"])
-NEWEST = Order("id", descending=True)
+NEWEST = SortOrder("id", descending=True)
 State = Literal["held", "waiting", "sent", "gathered", "dropped", "given_up"]
 UNKNOWN = {404: "No such message, or not visible to you."}
 

@@ -14,14 +14,14 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from portal.access import user_of
-from portal.http.paging import BadCursor, Order, page
+from portal.http.paging import BadCursor, SortOrder, page
 from portal.models import Channel, Delivery, Project, User
 from portal.notices import channels
 from portal.notices.forms import ChannelForm
 from portal.outbox.kinds import KINDS
 from portal.sending import mail, webhook
 
-NEWEST = Order("id", descending=True)
+NEWEST = SortOrder("id", descending=True)
 ROWS = 50
 
 

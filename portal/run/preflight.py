@@ -24,7 +24,7 @@ WEB = {"console.web", "portal.web"}
 SUPERVISORS = {"console.up", "portal.up"}
 
 
-class Refused(Exception):
+class StartRefused(Exception):
     """Vigil cannot start here. The message is one sentence with its remedy."""
 
 
@@ -39,7 +39,7 @@ def listen(host: str, port: int) -> socket.socket:
             time.sleep(0.05)
             continue
         listener.close()
-        raise Refused(
+        raise StartRefused(
             f"port {port} is taken by {_name_of(holder)}: stop it, or choose another port with "
             f"VIGIL_PORT={_free_port(host, port + 1)}."
         )
@@ -52,12 +52,16 @@ def _bind(listener: socket.socket, host: str, port: int) -> bool:
     try:
         listener.bind((host, port))
     except PermissionError:
-        raise Refused(f"port {port} is reserved for root: choose one above 1023, such as VIGIL_PORT=8000.") from None
+        raise StartRefused(
+            f"port {port} is reserved for root: choose one above 1023, such as VIGIL_PORT=8000."
+        ) from None
     except (OSError, UnicodeError) as error:  # the name of a host can be none
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             return False
         listener.close()
-        raise Refused(f"this machine does not have the address {host}: set VIGIL_HOST to one of its own.") from None
+        raise StartRefused(
+            f"this machine does not have the address {host}: set VIGIL_HOST to one of its own."
+        ) from None
     return True
 
 
@@ -109,13 +113,15 @@ def lock_home(
     try:
         lock = os.open(home / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise Refused(f"{error.filename} is not writable: set VIGIL_HOME to a folder that you can write.") from None
+        raise StartRefused(
+            f"{error.filename} is not writable: set VIGIL_HOME to a folder that you can write."
+        ) from None
     with open(lock, "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = file.read().strip() or "just starting"
-            raise Refused(f"Vigil is already running from {home} ({owner}): {remedy}") from None
+            raise StartRefused(f"Vigil is already running from {home} ({owner}): {remedy}") from None
         file.truncate(0)
         yield
 
@@ -130,9 +136,11 @@ def load_settings(port: int) -> ModuleType:
     try:
         from portal import settings
     except PermissionError as error:
-        raise Refused(f"{error.filename} is not writable: set VIGIL_HOME to a folder that you can write.") from None
+        raise StartRefused(
+            f"{error.filename} is not writable: set VIGIL_HOME to a folder that you can write."
+        ) from None
     except (ValueError, OSError) as error:
-        raise Refused(f"invalid setting: {error}.") from None
+        raise StartRefused(f"invalid setting: {error}.") from None
     return settings
 
 

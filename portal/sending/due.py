@@ -37,7 +37,7 @@ SENT, WAITING, GIVEN_UP, DROPPED = (Delivery.State[name] for name in ("SENT", "W
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class DeliveryFailure:
     """Why it was not taken. `is_for_good`: trying again is no use."""
 
     words: str
@@ -90,7 +90,7 @@ def _may_get(channel: Channel) -> bool:
     return channel.user is None or channel.user.is_active
 
 
-async def _send(delivery: Delivery) -> Failure | None:
+async def _send(delivery: Delivery) -> DeliveryFailure | None:
     """None: it was taken."""
     channel = delivery.channel
     try:
@@ -99,39 +99,41 @@ async def _send(delivery: Delivery) -> Failure | None:
         body, headers = (slack if channel.kind == Channel.Kind.SLACK else webhook).message(delivery)
         return _judge(await outside.post(channel.address, body, headers), channel)
     except outside.AddressRefused as error:
-        return Failure(str(error), is_for_good=True)
+        return DeliveryFailure(str(error), is_for_good=True)
     except (TimeoutError, httpx.TimeoutException):
-        return Failure(f"{channel.where} did not answer within {outside.TOTAL_S:g} seconds.")
+        return DeliveryFailure(f"{channel.where} did not answer within {outside.TOTAL_S:g} seconds.")
     except (httpx.HTTPError, OSError) as error:
-        return Failure(f"{channel.where} cannot be reached: {error or type(error).__name__}")
+        return DeliveryFailure(f"{channel.where} cannot be reached: {error or type(error).__name__}")
     except Exception:
         logger.exception("delivery %s could not be made", delivery.pk)
-        return Failure("Vigil failed to send it; its log says why.")
+        return DeliveryFailure("Vigil failed to send it; its log says why.")
 
 
-def _mail(delivery: Delivery) -> Failure | None:
+def _mail(delivery: Delivery) -> DeliveryFailure | None:
     if not mail.is_set_up():
-        return Failure("This site cannot send e-mail: a sysadmin must set EMAIL_URL.")
+        return DeliveryFailure("This site cannot send e-mail: a sysadmin must set EMAIL_URL.")
     try:
         mail.send(delivery)
     except (OSError, SMTPException) as error:
-        return Failure(mail.words(error), is_for_good=mail.is_for_good(error))
+        return DeliveryFailure(mail.words(error), is_for_good=mail.is_for_good(error))
     return None
 
 
-def _judge(answer: outside.Answer, channel: Channel) -> Failure | None:
+def _judge(answer: outside.Answer, channel: Channel) -> DeliveryFailure | None:
     status, response_text = answer.status, line(" ".join(answer.text.split()), 120)
     if 200 <= status < 300:
         return None
     if 300 <= status < 400:
-        return Failure(f"{channel.where} redirects to another address ({status}): use that one.", is_for_good=True)
+        return DeliveryFailure(
+            f"{channel.where} redirects to another address ({status}): use that one.", is_for_good=True
+        )
     words = f"{channel.where} answered {status}{f': {response_text}' if response_text else '.'}"
     if status in {408, 425, 429} or status >= 500:
-        return Failure(words, retry_after_s=answer.retry_after_s)
-    return Failure(words, is_for_good=True)
+        return DeliveryFailure(words, retry_after_s=answer.retry_after_s)
+    return DeliveryFailure(words, is_for_good=True)
 
 
-def _note(delivery: Delivery, failure: Failure | None) -> None:
+def _note(delivery: Delivery, failure: DeliveryFailure | None) -> None:
     """Store the outcome of a try. At worst another process has sent it too, and either outcome is true."""
     now, rows = timezone.now(), Delivery.objects.filter(pk=delivery.pk, state=WAITING)
     channel = Channel.objects.filter(pk=delivery.channel_id)
@@ -166,7 +168,7 @@ def wait_s(tries: int, retry_after_s: float | None = None) -> float:
     return max(min(doubled, LONGEST_S) * random.uniform(0.5, 1.5), min(retry_after_s or 0.0, LONGEST_S))
 
 
-def _notify_failure(delivery: Delivery, failure: Failure) -> None:
+def _notify_failure(delivery: Delivery, failure: DeliveryFailure) -> None:
     """Say at home that a channel does not work, to the person whose it is; of a project's to sysadmins."""
     channel = delivery.channel
     if delivery.kind in {"channel", "test"}:  # seen where it was asked for; and no rounds from channel to channel

@@ -44,7 +44,7 @@ class Bands:
 
 
 @dataclass(frozen=True)
-class Made:
+class ComputedBands:
     """A band made of one series and incarnation, with the newest Unix time of each step."""
 
     series_id: int
@@ -136,7 +136,7 @@ class _BandReading:
         )
 
 
-def fresh(series_ids: Sequence[int], start: int, end: int, now: float | None) -> list[Made]:
+def fresh(series_ids: Sequence[int], start: int, end: int, now: float | None) -> list[ComputedBands]:
     """The bands of all steps that loose points touch; without those that still wait for ranks, unless now is None."""
     there = Chunk.objects.filter(first_step__lte=end, last_step__gte=start, rank_last__gte=0)
     loose = there.filter(series_id__in=list(series_ids), kind=Chunk.Kind.LOOSE)
@@ -147,7 +147,7 @@ def fresh(series_ids: Sequence[int], start: int, end: int, now: float | None) ->
     return [band for band in made if band is not None]
 
 
-def make(series_id: int, incarnation: int, spans: Sequence[Interval], now: float | None) -> Made | None:
+def make(series_id: int, incarnation: int, spans: Sequence[Interval], now: float | None) -> ComputedBands | None:
     """The band over these steps, of every rank's points wherever they are stored."""
     ranks = _rank_count(series_id)
     if ranks < 2:
@@ -176,7 +176,7 @@ def _made(
     spans: Sequence[Interval],
     ranks: int,
     now: float | None,
-) -> Made | None:
+) -> ComputedBands | None:
     """The band of points in order of precedence, the last winning."""
     rank = np.repeat([rank for rank, _ in parts], [len(points) for _, points in parts])
     step = np.concatenate([points.step for _, points in parts])
@@ -198,7 +198,7 @@ def _made(
     if not shown.any():
         return None
     columns = bands.across(values[shown], there[shown], who.astype(np.int64))
-    return Made(series_id, incarnation, Band(steps[shown], *columns), newest[shown])
+    return ComputedBands(series_id, incarnation, Band(steps[shown], *columns), newest[shown])
 
 
 def _rank_count(series_id: int) -> int:
@@ -224,7 +224,7 @@ def _joined(spans: Sequence[Interval]) -> list[Interval]:
     return joined
 
 
-def column_of(made: Made, column: str) -> Points:
+def column_of(made: ComputedBands, column: str) -> Points:
     """Return one column of a band as the points of a curve."""
     band = made.band
     value = {"min": band.min, "median": band.median, "max": band.max, "worst": band.worst.astype(np.float64)}[column]

@@ -14,7 +14,17 @@ from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo, QueuedJobInfo, ReservationInfo
 from nodes.scheduling import features
 from nodes.scheduling.backfill import after, limited_by_plans
-from nodes.scheduling.capacity import Cluster, Fit, Request, Room, assess, closed, is_in_service, starts, survey
+from nodes.scheduling.capacity import (
+    ClusterCapacity,
+    Fit,
+    FreeCapacity,
+    Request,
+    assess,
+    closed,
+    is_in_service,
+    starts,
+    survey,
+)
 from tests.examples import examples
 
 NOW = 1_000_000.0
@@ -22,7 +32,7 @@ GOOD = ("idle", "mixed", "allocated", "planned", "idle~")
 BAD = ("down*", "drained", "draining", "idle+drain", "mixed@", "completing", "fail", "maint")
 
 
-def fits_now(request: Request, where: Cluster) -> Fit:
+def fits_now(request: Request, where: ClusterCapacity) -> Fit:
     return assess(request, survey(request, where), where)
 
 
@@ -31,13 +41,13 @@ def node(name: str, **facts: Any) -> NodeStatus:
     return NodeStatus(name=name, **{**given, **facts})
 
 
-def cluster(*nodes: NodeStatus, **facts: Any) -> Cluster:
+def cluster(*nodes: NodeStatus, **facts: Any) -> ClusterCapacity:
     given = {"partitions": (PartitionInfo(name="gpu", is_default=True),), "now": NOW}
-    return Cluster(nodes=nodes, **{**given, **facts})
+    return ClusterCapacity(nodes=nodes, **{**given, **facts})
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> Cluster:
+def clusters(draw: st.DrawFn) -> ClusterCapacity:
     nodes = [
         node(
             f"n{i}",
@@ -119,7 +129,7 @@ def _orders(many: int, places: int) -> list[tuple[int, ...]]:
     return list(permutations(range(many), places))
 
 
-def may_start(request: Request, where: Cluster, n: NodeStatus) -> bool:
+def may_start(request: Request, where: ClusterCapacity, n: NodeStatus) -> bool:
     end = NOW + request.time_limit_s
     names = request.partition.split(",") if request.partition else ["gpu"]
     if not set(names) & set(n.partitions) or n.name in request.excluded_nodes:
@@ -140,7 +150,7 @@ def may_start(request: Request, where: Cluster, n: NodeStatus) -> bool:
     return request.cpus <= n.cpus - n.cpus_used and request.gpus <= n.gpus - n.gpus_used and enough_memory
 
 
-def oracle(request: Request, where: Cluster) -> bool:
+def oracle(request: Request, where: ClusterCapacity) -> bool:
     free = [n for n in where.nodes if may_start(request, where, n)]
     for many in range(request.min_nodes, request.max_nodes + 1):
         for chosen in combinations(free, many):
@@ -152,7 +162,7 @@ def oracle(request: Request, where: Cluster) -> bool:
 @settings(max_examples=examples(600))
 @given(clusters(), requests())
 @pytest.mark.long
-def test_starts_exactly_where_some_choice_of_nodes_would_do(where: Cluster, request: Request) -> None:
+def test_starts_exactly_where_some_choice_of_nodes_would_do(where: ClusterCapacity, request: Request) -> None:
     fit = fits_now(request, where)
     assert fit.starts == oracle(request, where) == starts(request, survey(request, where), where)
     assert fit.starts <= fit.could <= fit.ever
@@ -162,7 +172,7 @@ def test_starts_exactly_where_some_choice_of_nodes_would_do(where: Cluster, requ
 @settings(max_examples=examples(150))
 @given(clusters(), st.lists(st.tuples(st.integers(1, 3), st.integers(0, 8), st.integers(1, 32)), max_size=6))
 @pytest.mark.long
-def test_jobs_ahead_never_take_more_than_there_is(where: Cluster, asked: list[tuple[int, int, int]]) -> None:
+def test_jobs_ahead_never_take_more_than_there_is(where: ClusterCapacity, asked: list[tuple[int, int, int]]) -> None:
     ahead = [
         QueuedJobInfo(
             scheduler_id=str(i), name="j", user="u", state="pending", partition="all", node_count=n, gpus=n * g,
@@ -247,7 +257,7 @@ def test_who_is_planned_next_leaves_a_window() -> None:
     )  # fmt: skip
     small = QueuedJobInfo(scheduler_id="8", name="s", user="bo", state="pending", partition="gpu", gpus=2, cpus=2)
     ahead = after([big, small], where)
-    assert ahead.left["n0"] == Room(62, 2, 512_000, {"h100": 2})
+    assert ahead.left["n0"] == FreeCapacity(62, 2, 512_000, {"h100": 2})
     assert [job.scheduler_id for job in ahead.waiting] == ["7"]
 
     def goes(gpus: int, seconds: int) -> bool:

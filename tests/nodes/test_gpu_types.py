@@ -18,7 +18,7 @@ from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo, QueuedJobInfo
 from nodes.scheduling import gpu_types
 from nodes.scheduling.backfill import after
-from nodes.scheduling.capacity import Cluster, Request, assess, starts, survey
+from nodes.scheduling.capacity import ClusterCapacity, Request, assess, starts, survey
 from tests.examples import examples
 from tests.jobs.schedulers import Told
 from tests.lab import a_project, bearer, person, signed_in
@@ -36,8 +36,10 @@ def request(gpus: int, gpu_type: str = "", **options: Any) -> Request:
     return Request(**{"gpus": gpus, "gpu_type": gpu_type, "cpus": 1, "partition": "gpu", **options})
 
 
-def cluster(*nodes: NodeStatus, **facts: Any) -> Cluster:
-    return Cluster(now=1_000_000.0, nodes=nodes, partitions=(PartitionInfo(name="gpu", is_default=True),), **facts)
+def cluster(*nodes: NodeStatus, **facts: Any) -> ClusterCapacity:
+    return ClusterCapacity(
+        now=1_000_000.0, nodes=nodes, partitions=(PartitionInfo(name="gpu", is_default=True),), **facts
+    )
 
 
 @st.composite

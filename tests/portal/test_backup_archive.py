@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from portal.backup import archive
-from portal.run.preflight import Refused
+from portal.run.preflight import StartRefused
 from tests.archives import packed, unpacked
 
 
@@ -21,7 +21,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "secret_key").write_text("a key")
     (folder / "database.sqlite3").write_bytes(b"".join(bytes(200) + str(n**5).encode() for n in range(3000)))
     members = [archive.describe(folder / name, quiet) for name in ("secret_key", "database.sqlite3")]
-    manifest = archive.Manifest(
+    manifest = archive.BackupManifest(
         format=1, vigil="0.1.0", made_at=datetime(2026, 1, 31, 12, tzinfo=UTC), database="sqlite",
         database_version="3.40.1", dump_version=0, migrations={"jobs": ["0001_initial"]}, runs="/runs", members=members,
     )  # fmt: skip
@@ -34,7 +34,7 @@ def quiet(done: int, total: int) -> None:
     pass
 
 
-def unpack(path: Path, folder: Path) -> archive.Manifest:
+def unpack(path: Path, folder: Path) -> archive.BackupManifest:
     folder.mkdir()
     with archive.opened(path) as reader:
         reader.unpack(folder, quiet)
@@ -47,7 +47,7 @@ def test_archive_that_is_cut_short_anywhere_is_refused(made: Path, tmp_path: Pat
     for number, end in enumerate([0, 1, 10, 100, 400, *range(1000, len(whole), 1500), len(whole) - 9, len(whole) - 1]):
         cut = tmp_path / "cut"
         cut.write_bytes(whole[:end])
-        with pytest.raises(Refused, match=r"damaged or truncated|not a Vigil backup"):
+        with pytest.raises(StartRefused, match=r"damaged or truncated|not a Vigil backup"):
             unpack(cut, tmp_path / str(number))
 
 
@@ -59,7 +59,7 @@ def test_flipped_bit_is_noticed_or_makes_no_difference(made: Path, tmp_path: Pat
         flipped.write_bytes(whole[:at] + bytes([whole[at] ^ 0x20]) + whole[at + 1 :])
         try:
             unpack(flipped, folder)
-        except Refused:
+        except StartRefused:
             noticed += 1
         else:  # in a run of zeros, say, which may be told in many ways
             assert {path.name: path.read_bytes() for path in folder.iterdir()} == members
@@ -95,7 +95,7 @@ def test_hostile_member_is_refused(made: Path, tmp_path: Path, member: bytes) ->
     for number, data in enumerate((member + bytes(4096), begin + member + bytes(4096))):
         path = tmp_path / f"{number}.tar.gz"
         path.write_bytes(gzip.compress(data))
-        with pytest.raises(Refused, match="not a Vigil backup") as refused:
+        with pytest.raises(StartRefused, match="not a Vigil backup") as refused:
             unpack(path, tmp_path / str(number))
         assert len(str(refused.value).splitlines()) == 1
         assert not list((tmp_path / str(number)).iterdir())
@@ -114,7 +114,7 @@ def test_hostile_member_is_refused(made: Path, tmp_path: Path, member: bytes) ->
 def test_manifest_that_tells_of_other_members_is_refused(made: Path, tmp_path: Path, members: object) -> None:
     found = unpacked(made)
     found["manifest.json"] = json.dumps({**json.loads(found["manifest.json"]), "members": members}).encode()
-    with pytest.raises(Refused, match="not a Vigil backup"):
+    with pytest.raises(StartRefused, match="not a Vigil backup"):
         unpack(packed(tmp_path / "a", found), tmp_path / "into")
 
 
@@ -132,7 +132,7 @@ def test_manifest_that_tells_of_other_members_is_refused(made: Path, tmp_path: P
 def test_manifest_that_could_not_be_told_of_is_refused(made: Path, tmp_path: Path, wrong: dict[str, object]) -> None:
     found = unpacked(made)
     found["manifest.json"] = json.dumps({**json.loads(found["manifest.json"]), **wrong}).encode()
-    with pytest.raises(Refused, match="its manifest is invalid"):
+    with pytest.raises(StartRefused, match="its manifest is invalid"):
         unpack(packed(tmp_path / "a", found), tmp_path / "into")
 
 
@@ -142,18 +142,18 @@ def test_key_that_no_portal_starts_with_is_refused(made: Path, tmp_path: Path, k
     manifest = json.loads(found["manifest.json"])
     manifest["members"][0] |= {"bytes": len(key), "sha256": sha256(key).hexdigest()}
     found |= {"manifest.json": json.dumps(manifest).encode(), "secret_key": key}
-    with pytest.raises(Refused, match="its key is invalid"):
+    with pytest.raises(StartRefused, match="its key is invalid"):
         unpack(packed(tmp_path / "a", found), tmp_path / "into")
 
 
 def test_more_than_the_manifest_tells_of_is_refused(made: Path, tmp_path: Path) -> None:
     path = packed(tmp_path / "a", {**unpacked(made), "more": b"x"})
-    with pytest.raises(Refused, match="contains more than"):
+    with pytest.raises(StartRefused, match="contains more than"):
         unpack(path, tmp_path / "into")
 
 
 def test_more_than_the_disk_holds_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="free some space there"):
+    with pytest.raises(StartRefused, match="free some space there"):
         archive.room_for(1 << 60, tmp_path)
 
 

@@ -173,7 +173,7 @@ def test_file_that_is_no_database_is_one_sentence(make_stack: MakeStack) -> None
 
 @pytest.mark.parametrize("host", ["::1%nowhere", "192.0.2.1", "a..b"])
 def test_wrong_host_is_not_told_as_a_port_in_use(host: str) -> None:
-    with pytest.raises(preflight.Refused, match=f"no address {host}: set VIGIL_HOST"):
+    with pytest.raises(preflight.StartRefused, match=f"no address {host}: set VIGIL_HOST"):
         preflight.listen(host, 18_765)
 
 

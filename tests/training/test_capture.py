@@ -20,7 +20,7 @@ from training.launch import capturing
 from training.launch.attempt import Attempt
 from training.launch.capturing import EnvironmentCapture
 from training.launch.environment import RankCommand
-from training.launch.plan import Code, LaunchPlan, Script, read_plan
+from training.launch.plan import CodePlan, LaunchPlan, ScriptPlan, read_plan
 from training.provenance import capture, machine
 
 
@@ -56,8 +56,8 @@ def _told(run: Run, number: int = 1) -> dict[str, Any]:
 
 
 def _plan(run_dir: Path, *, table: str = "script", **told: Any) -> LaunchPlan:
-    code = Code(table=table, **{name: told.pop(name) for name in ("git", "ref") if name in told})
-    script = Script(entry="x.py", **told) if table == "script" else None
+    code = CodePlan(table=table, **{name: told.pop(name) for name in ("git", "ref") if name in told})
+    script = ScriptPlan(entry="x.py", **told) if table == "script" else None
     return LaunchPlan(run_dir=run_dir, scheduler_id="1", restart_count=0, node="dgx01", code=code, script=script)
 
 

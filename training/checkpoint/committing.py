@@ -10,7 +10,7 @@ from pathlib import Path
 
 from training import manifest as manifests
 from training.checkpoint.pruning import remove
-from training.manifest import CheckpointError, Manifest, Unreadable
+from training.manifest import CheckpointError, Manifest, UnreadableManifest
 
 
 def commit(staging: Path, manifest: Manifest, *, check_fence: Callable[[], None]) -> None:
@@ -41,7 +41,7 @@ def move_aside(target: Path) -> None:
         return
     try:
         generation = manifests.read(target).generation
-    except Unreadable:
+    except UnreadableManifest:
         raise  # it may well be intact
     except CheckpointError:
         remove(target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from training.manifest import CheckpointError, Manifest, Unreadable
+from training.manifest import CheckpointError, Manifest, UnreadableManifest
 from training.reporting.reporter import AnyReporter
 
 REPORT_SECONDS = 5.0
@@ -41,7 +41,7 @@ def report_ignored(reporter: AnyReporter, broken: Iterable[tuple[str, Manifest |
     """Report why folders among the checkpoints do not count; faults that may be temporary only in the log."""
     for name, manifest, error in broken:
         print(f"{name} is passed over: {error}", flush=True)
-        if manifest is not None and not isinstance(error, Unreadable):
+        if manifest is not None and not isinstance(error, UnreadableManifest):
             report_damaged(reporter, manifest, error)
 
 

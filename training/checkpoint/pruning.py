@@ -20,7 +20,7 @@ from pathlib import Path
 
 from training import manifest as manifests
 from training.attempt.files import read_json, write_json
-from training.manifest import CheckpointError, Manifest, Unreadable
+from training.manifest import CheckpointError, Manifest, UnreadableManifest
 
 PREFIX = ".pruned-"
 _BYTES = 1 << 20
@@ -108,7 +108,7 @@ def finish(job_dir: Path, *, report: Callable[[Manifest], None]) -> None:
         name = hidden.name.removeprefix(PREFIX).rpartition(".")[0]
         try:
             manifest = replace(manifests.check(hidden), name=name)
-        except Unreadable:
+        except UnreadableManifest:
             continue
         except CheckpointError:
             delete(hidden)  # its files were being deleted, so it had been reported

@@ -31,7 +31,7 @@ from training.checkpoint.committing import mark_damaged, mark_verified
 from training.checkpoint.pruning import Retention, delete, finish, starts
 from training.checkpoint.staging import Staging, State, release
 from training.checkpoint.writing import CheckpointWriter, Lineage, ManifestFields
-from training.manifest import CheckpointError, Manifest, Unreadable
+from training.manifest import CheckpointError, Manifest, UnreadableManifest
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import World, broadcast, run_on_all
 from training.runtime.imports import without_collections
@@ -114,7 +114,7 @@ class Checkpoints:
         """Return a committed checkpoint by name; report it if it is damaged. Raises CheckpointError."""
         try:
             return manifests.check(self.folder / name)
-        except Unreadable:
+        except UnreadableManifest:
             raise
         except CheckpointError as error:
             with suppress(CheckpointError):
@@ -255,7 +255,7 @@ class Checkpoints:
         try:
             share = manifests.check(folder).share(self._world.rank, self._world.size)
             manifests.verify(folder, files=share)
-        except Unreadable:
+        except UnreadableManifest:
             raise  # it may be intact, and a mark of damage is permanent
         except CheckpointError as error:
             mark_damaged(folder, error)

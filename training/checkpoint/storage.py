@@ -63,7 +63,7 @@ def write(state: State, folder: Path, group: dist.ProcessGroup | None) -> list[C
 def read(state: State, folder: Path, group: dist.ProcessGroup | None) -> None:
     """Read a checkpoint into the state's own tensors, whatever their layout; all ranks of the group call it."""
     try:
-        load(state, storage_reader=_Reader(folder), planner=_OnlyTensors(), process_group=group)
+        load(state, storage_reader=_StorageReader(folder), planner=_OnlyTensors(), process_group=group)
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         raise CheckpointError(f"rank {rank}: {cause}") from error
@@ -159,7 +159,7 @@ class _BlockPlanner(DefaultSavePlanner):
         return super().lookup_object(index)
 
 
-class _Reader(FileSystemReader):
+class _StorageReader(FileSystemReader):
     """torch's reader, with our own unpickling."""
 
     def read_metadata(self, *arguments: Any, **options: Any) -> Metadata:

@@ -20,7 +20,7 @@ from training.checkpoint import events
 from training.checkpoint.committing import commit, mark_damaged, mark_verified
 from training.checkpoint.pruning import Retention, delete, pinned, prune
 from training.checkpoint.staging import State
-from training.manifest import CheckpointError, CheckpointFile, Manifest, Unreadable
+from training.manifest import CheckpointError, CheckpointFile, Manifest, UnreadableManifest
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import World, run_on_all
 from training.runtime.imports import without_collections
@@ -105,7 +105,7 @@ class CheckpointWriter:
         except _Hurried:
             self._lineage.identities.append(manifest.identity)
             return None  # a resume will verify it, and the next save will prune
-        except (OSError, Unreadable, RuntimeError):
+        except (OSError, UnreadableManifest, RuntimeError):
             pass  # it may be intact (a peer may have died): it then counts as not verified
         except CheckpointError as error:
             damage = CheckpointError(f"{manifest.name} was not read back as it was written: {error}")

@@ -29,7 +29,7 @@ from training.federated.client_tasks import ClientTask, ClientUpdates
 from training.federated.filter_chain import FilterChain
 from training.federated.messages import MessageLayout, MessagePair
 from training.federated.model import Model
-from training.federated.schedule import Chunk, Ids, batches, widths_of
+from training.federated.schedule import ClientChunk, Ids, batches, widths_of
 from training.federation import parts, random_streams
 from training.federation.config import FederationConfig
 from training.federation.data_division import DataDivision
@@ -127,7 +127,7 @@ class ClientWork:
         failed: dict[int, str] = {}
         for client in np.argsort(self._divided.sizes, kind="stable")[:PROBED_CLIENTS]:
             client_ids = np.array([client])
-            chunk = Chunk(client_ids, 1, int(widths_of(self._divided.sizes[client_ids], self.batch)[0]))
+            chunk = ClientChunk(client_ids, 1, int(widths_of(self._divided.sizes[client_ids], self.batch)[0]))
             sent = self._probe_client(chunk, task, server)
             if not sent.failed:
                 return sent
@@ -135,7 +135,7 @@ class ClientWork:
         first, text = next(iter(failed.items()))
         raise ClientsFailed(f"all {len(failed)} clients that were tried out failed, client {first} so", text)
 
-    def _probe_client(self, chunk: Chunk, task: ClientTask, server: Server) -> ClientUpdates:
+    def _probe_client(self, chunk: ClientChunk, task: ClientTask, server: Server) -> ClientUpdates:
         """Compute one client. If only stacking fails, all clients are computed one by one from now on."""
         initial = server.client_state.initial_rows(len(chunk.clients))  # every rank has these, and any client's will do
         if self.unstacked_reason or not task.is_training:
@@ -165,7 +165,7 @@ class ClientWork:
 
     def run(
         self,
-        chunk: Chunk,
+        chunk: ClientChunk,
         round_: int,
         task: ClientTask,
         server: Server,
@@ -187,7 +187,14 @@ class ClientWork:
         return self._filters.apply(sent, round_, filters) if task.is_training else sent
 
     def _compute(
-        self, chunk: Chunk, round_: int, task: ClientTask, server: Server, state: Mapping[str, Tensor], *, strict: bool
+        self,
+        chunk: ClientChunk,
+        round_: int,
+        task: ClientTask,
+        server: Server,
+        state: Mapping[str, Tensor],
+        *,
+        strict: bool,
     ) -> ClientUpdates:
         seed_generators(
             derive_seed(self._config.seed, random_streams.DROPOUT, round_, int(chunk.clients[0])), self._model.device
@@ -222,7 +229,7 @@ class ClientWork:
         rate = config.learning_rate * max(factor, MIN_LEARNING_RATE_FACTOR)
         return Sgd(rate, config.client_momentum, config.client_weight_decay)
 
-    def _batches(self, chunk: Chunk, round_: int) -> tuple[Ids, NDArray[np.bool_]]:
+    def _batches(self, chunk: ClientChunk, round_: int) -> tuple[Ids, NDArray[np.bool_]]:
         owned = [self._divided.train[client] for client in chunk.clients]
         seed = derive_seed(self._config.seed, random_streams.SHUFFLE)
         return batches(chunk, owned, self._config.batch, seed=seed, round_=round_)
@@ -230,7 +237,7 @@ class ClientWork:
     def _compute_stacked(
         self,
         computation: ClientComputation,
-        chunk: Chunk,
+        chunk: ClientChunk,
         ids: Ids,
         is_sample: Any,
         state: Mapping[str, Tensor],
@@ -249,7 +256,7 @@ class ClientWork:
     def _compute_each(
         self,
         computation: ClientComputation,
-        chunk: Chunk,
+        chunk: ClientChunk,
         ids: Ids,
         is_sample: Any,
         state: Mapping[str, Tensor],
@@ -287,7 +294,7 @@ class ClientWork:
         placed = (part.to(device, dtype if part.is_floating_point() else None) for part in found)
         return tuple(part.reshape(*shape, *part.shape[1:]) for part in placed)
 
-    def _all_samples(self, chunk: Chunk) -> tuple[Batch, Tensor]:
+    def _all_samples(self, chunk: ClientChunk) -> tuple[Batch, Tensor]:
         """Return all samples of each client, padded to the largest, and which places (clients, most) hold one."""
         owned = [self._divided.train[client] for client in chunk.clients]
         most = max(map(len, owned))
@@ -312,13 +319,13 @@ def seed_generators(seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
 
 
-def _no_batches(chunk: Chunk) -> tuple[Ids, NDArray[np.bool_]]:
+def _no_batches(chunk: ClientChunk) -> tuple[Ids, NDArray[np.bool_]]:
     nothing = np.zeros((len(chunk.clients), 0, 1), dtype=np.int64)
     return nothing, nothing.astype(bool)
 
 
 def _stacked_results(
-    chunk: Chunk, results: Sequence[Any], failed: dict[int, str], state: Mapping[str, Tensor], *, has_losses: bool
+    chunk: ClientChunk, results: Sequence[Any], failed: dict[int, str], state: Mapping[str, Tensor], *, has_losses: bool
 ) -> ClientUpdates:
     """Stack the clients' results into one row each. A failed client's row has zeros and its state of before."""
     first = next((found for found in results if found is not None), None)

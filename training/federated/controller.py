@@ -21,8 +21,8 @@ from training.federated.client_work import ClientWork, seed_generators
 from training.federated.messages import Traffic
 from training.federated.model import STATISTICS
 from training.federated.pending_updates import ArrivingUpdates
-from training.federated.schedule import Chunk, Ids
-from training.federated.server import Round, Server
+from training.federated.schedule import ClientChunk, Ids
+from training.federated.server import Server, ServerRound
 from training.federated.task_results import ClientOutcomes, RoundCosts, TaskResult
 from training.federated.transport.ranks import RankExchange
 from training.federated.update_combiner import UpdateCombiner
@@ -105,7 +105,7 @@ class Controller:
         self._record_late(local, outcomes)
         return result
 
-    def train_round(self) -> Round:
+    def train_round(self) -> ServerRound:
         """Run the training task and return the round as an algorithm's `aggregate` receives it."""
         result = self.train()
         if STATISTICS in result.mean:
@@ -168,7 +168,7 @@ class Controller:
     def samples_of(self, clients: Ids) -> Ids:
         return self._work.samples_of(clients)
 
-    def _make_chunks(self) -> list[Chunk]:
+    def _make_chunks(self) -> list[ClientChunk]:
         samples = self._work.samples_of(self.plan.clients)
         widths = schedule.widths_of(samples, self._work.batch)
         return schedule.cut(
@@ -386,7 +386,7 @@ class Controller:
         return {name: samples if task.weights_of(name) == SAMPLES else ones for name in [*task.weighting, STATISTICS]}
 
 
-def _clients_of(chunks: Sequence[Chunk]) -> Ids:
+def _clients_of(chunks: Sequence[ClientChunk]) -> Ids:
     return np.concatenate([np.zeros(0, dtype=np.int64), *(chunk.clients for chunk in chunks)])
 
 

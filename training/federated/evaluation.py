@@ -22,7 +22,7 @@ from training.federated.client_failures import ClientsFailed
 from training.federated.client_tasks import ClientTask
 from training.federated.client_work import ClientWork
 from training.federated.model import PERSONAL, STATISTICS, Model
-from training.federated.schedule import Chunk, cut, widths_of
+from training.federated.schedule import ClientChunk, cut, widths_of
 from training.federated.server import Server
 from training.federation.data_division import DataDivision
 from training.runtime.distributed import World, gather
@@ -145,7 +145,7 @@ class Evaluator:
         chunks = cut(evaluated, ones, widths, numbers=self._model.weights.size, is_unstacked=self._is_unstacked)
         return [ScoringBatch(partial(self._score_chunk, server, chunk), chunk.clients) for chunk in chunks]
 
-    def _score_chunk(self, server: Server, chunk: Chunk) -> tuple[Ids, dict[str, Tensor]]:
+    def _score_chunk(self, server: Server, chunk: ClientChunk) -> tuple[Ids, dict[str, Tensor]]:
         state = server.client_state.rows_of(chunk.clients)
         return self._score_each(chunk.clients, chunk.width, state, lambda state: self._personal_model(server, state))
 
@@ -192,7 +192,7 @@ class Evaluator:
         chunks = cut(clients, steps, widths, numbers=work.parameters, is_unstacked=bool(work.unstacked_reason))
         task = ClientTask("finetune", self._finetune, {}, takes_steps=True)
 
-        def score(chunk: Chunk) -> tuple[Ids, dict[str, Tensor]]:
+        def score(chunk: ClientChunk) -> tuple[Ids, dict[str, Tensor]]:
             self._model.task.model.train()
             sent = work.run(chunk, round_, task, server)
             self._model.task.model.eval()

@@ -26,7 +26,7 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ClientChunk:
     """Clients with the same number of steps and width in a round, computed together or one after the other."""
 
     clients: Ids
@@ -46,7 +46,7 @@ def widths_of(samples: NDArray[np.int64], batch: int) -> Ids:
     return np.minimum(powers, batch)
 
 
-def cut(clients: Ids, steps: Ids, widths: Ids, *, numbers: int, is_unstacked: bool) -> list[Chunk]:
+def cut(clients: Ids, steps: Ids, widths: Ids, *, numbers: int, is_unstacked: bool) -> list[ClientChunk]:
     """Cut a round into chunks, as a function of its clients and their work, never of the number of ranks.
 
     A client's last bits depend on those that are stacked with it: they did in 82 of 100 small convolutional networks.
@@ -62,11 +62,11 @@ def cut(clients: Ids, steps: Ids, widths: Ids, *, numbers: int, is_unstacked: bo
     for group in np.split(order, bounds) if len(order) else []:
         for begin in range(0, len(group), largest):
             part = group[begin : begin + largest]
-            found.append(Chunk(clients[part], int(steps[part[0]]), int(widths[part[0]])))
+            found.append(ClientChunk(clients[part], int(steps[part[0]]), int(widths[part[0]])))
     return found
 
 
-def shares(chunks: Sequence[Chunk], ranks: int) -> list[range]:
+def shares(chunks: Sequence[ClientChunk], ranks: int) -> list[range]:
     """Return the chunks of each rank: one contiguous range for each, of about equal cost."""
     costs = np.cumsum([chunk.cost for chunk in chunks], dtype=np.float64)
     total = costs[-1] if len(costs) else 0.0
@@ -75,7 +75,9 @@ def shares(chunks: Sequence[Chunk], ranks: int) -> list[range]:
     return [range(begin, max(begin, end)) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def batches(chunk: Chunk, owned: Sequence[Ids], batch: int, *, seed: int, round_: int) -> tuple[Ids, NDArray[np.bool_]]:
+def batches(
+    chunk: ClientChunk, owned: Sequence[Ids], batch: int, *, seed: int, round_: int
+) -> tuple[Ids, NDArray[np.bool_]]:
     """Return ids of samples (clients, steps, width), and which of these are samples; padding repeats the client's
     first.
 
@@ -101,7 +103,7 @@ def batches(chunk: Chunk, owned: Sequence[Ids], batch: int, *, seed: int, round_
 
 
 def _as_steps(
-    ids: Ids, there: NDArray[np.bool_], sizes: NDArray[np.int64], chunk: Chunk, batch: int
+    ids: Ids, there: NDArray[np.bool_], sizes: NDArray[np.int64], chunk: ClientChunk, batch: int
 ) -> tuple[Ids, NDArray[np.bool_]]:
     clients, epochs, _ = ids.shape
     ids = ids.reshape(clients, epochs, -1, batch)[..., : chunk.width]

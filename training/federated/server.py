@@ -23,7 +23,7 @@ QUARANTINED_AFTER = 3
 
 
 @dataclass
-class Round:
+class ServerRound:
     """A round as an algorithm's `aggregate` receives it: sums in float64, and the server's state."""
 
     model: Tensor
@@ -104,9 +104,9 @@ class Server:
         """Return the numbers of the clients that may be selected, ascending."""
         return np.flatnonzero(self.broken_updates < QUARANTINED_AFTER)
 
-    def round(self, number: int, result: TaskResult) -> Round:
+    def round(self, number: int, result: TaskResult) -> ServerRound:
         """Return what an algorithm's `aggregate` receives."""
-        return Round(
+        return ServerRound(
             model=self.shared.double().clone(),
             sum=result.sum,
             mean=result.mean,

@@ -17,7 +17,7 @@ from training.federated.assembly import Federation
 from training.federated.client_tasks import ClientTask
 from training.federated.client_work import ClientWork
 from training.federated.filter_chain import FilterChain
-from training.federated.schedule import Chunk
+from training.federated.schedule import ClientChunk
 from training.federated.server import Server
 from training.federation import random_streams
 from training.federation.data_division import DataDivision
@@ -48,7 +48,7 @@ class TrustedUpdate:
         )
         steps = steps_of(server_data.sizes, config.batch, epochs=config.epochs, local_steps=config.local_steps)
         widths = schedule.widths_of(server_data.sizes, config.batch)
-        self._chunk = Chunk(np.zeros(1, dtype=np.int64), int(steps[0]), int(widths[0]))
+        self._chunk = ClientChunk(np.zeros(1, dtype=np.int64), int(steps[0]), int(widths[0]))
 
     def compute(self, server: Server, task: ClientTask, round_: int) -> dict[str, Tensor]:
         """Return the server's result of the clients' task, (numbers,) by name; TooFewUpdates if it is not finite."""

@@ -64,7 +64,7 @@ _ANSI = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """A rank's unsuccessful end. `order` is the time of the end, comparable within one node only."""
 
     rank: int
@@ -96,7 +96,7 @@ class Failure:
         return {key: value for key, value in asdict(self).items() if key != "order"}
 
 
-def classify_exit(rank: int, exit_code: int | None, signal: int | None, log: Path, *, order: float) -> Failure:
+def classify_exit(rank: int, exit_code: int | None, signal: int | None, log: Path, *, order: float) -> RankFailure:
     """Classify an unsuccessful exit by its code, signal and log.
 
     A shell whose child was killed by a signal exits with 128 plus the signal's number.
@@ -115,7 +115,7 @@ def classify_exit(rank: int, exit_code: int | None, signal: int | None, log: Pat
     elif _LOST_PEER.search(error):
         kind = "lost_peer"
     context = [] if error else [line[:_LAST_LINE_CHARS] for line in lines[-_LAST_LINES:]]
-    return Failure(rank, kind, exit_code, signal, error, order, context)
+    return RankFailure(rank, kind, exit_code, signal, error, order, context)
 
 
 def _signal_error(signal: int, lines: list[str]) -> str:
@@ -134,17 +134,17 @@ def _signal_name(signal: int) -> str:
         return f"signal {signal}"
 
 
-def premature_exit(rank: int, beat: Beat | None, *, order: float) -> Iterator[Failure]:
+def premature_exit(rank: int, beat: Beat | None, *, order: float) -> Iterator[RankFailure]:
     """Yield a failure if one of our ranks left with exit code 0 before its end: some code has ended the process.
 
     `beat`: its last heartbeat; None (none could be written, as on a full disk) is trusted.
     """
     if beat is not None and beat.phase != "end":
         message = f"It left with exit code 0 before its run had ended ({beat.phase}): does its code call os._exit()?"
-        yield Failure(rank, "exception", 0, None, message, order)
+        yield RankFailure(rank, "exception", 0, None, message, order)
 
 
-def first_failure(failures: Iterable[Failure]) -> Failure:
+def first_failure(failures: Iterable[RankFailure]) -> RankFailure:
     """Return the failure that caused the others: losing a peer is a consequence of whatever ended that peer."""
     return min(failures, key=lambda failure: (failure.kind == "lost_peer", failure.order))
 

@@ -20,7 +20,7 @@ from training.launch.attempt import Attempt
 from training.launch.capturing import EnvironmentCapture
 from training.launch.environment import RankCommand, rank_environment
 from training.launch.exits import ExitReport
-from training.launch.failures import Failure, classify_exit, premature_exit
+from training.launch.failures import RankFailure, classify_exit, premature_exit
 from training.launch.gpus import GpuMonitor, gpu_names
 from training.launch.incarnation import Decision, Ending, Incarnation
 from training.launch.leader import FENCED, Leader
@@ -149,7 +149,7 @@ class Launcher:
 
     # Watching.
 
-    def _supervise(self, incarnation: Incarnation, node_index: int) -> list[Failure]:
+    def _supervise(self, incarnation: Incarnation, node_index: int) -> list[RankFailure]:
         """Start the ranks, wait until all have ended or end them; return the failures that this launcher did not
         cause.
         """
@@ -159,7 +159,7 @@ class Launcher:
             kill_all([], spare=self._helper_pids)  # ranks that were started before the one that could not be
             rank = node_index * self._plan.ranks_per_node
             self._break_off(incarnation.number, reason="failed", ranks=[rank])
-            return [Failure(rank, "exception", BAD_PLAN, error=str(error))]
+            return [RankFailure(rank, "exception", BAD_PLAN, error=str(error))]
         try:
             self._watch(ranks, incarnation)
         finally:
@@ -285,7 +285,7 @@ class Launcher:
     def _break_off(self, number: int, *, reason: str, **more: Any) -> None:
         self._retry_while_full(self._members.break_off, number, reason=reason, **more)
 
-    def _failures(self, ranks: list[Rank], incarnation: Incarnation) -> list[Failure]:
+    def _failures(self, ranks: list[Rank], incarnation: Incarnation) -> list[RankFailure]:
         """Return the failures of ranks here that ended by themselves and without success."""
         failures = []
         for rank in ranks:

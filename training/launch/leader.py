@@ -22,7 +22,7 @@ from training.attempt.lineage import (
 )
 from training.config.exit_codes import STOPPED
 from training.launch.attempt import Attempt
-from training.launch.failures import Failure, first_failure
+from training.launch.failures import RankFailure, first_failure
 from training.launch.incarnation import Decision, Ending, Incarnation, Member
 from training.launch.members import Members, free_port
 from training.launch.outcome import Outcome, RestartBudget, judge
@@ -45,7 +45,7 @@ class _Verdict:
 
     number: int
     outcome: Outcome | None
-    failures: list[Failure]
+    failures: list[RankFailure]
     why: str
     budget: RestartBudget
     judged_at: float
@@ -143,7 +143,7 @@ class Leader:
             return _ending(self._too_few_nodes(last, len(live), verdict.failures))
         return None
 
-    def _gather_failures(self, last: Incarnation) -> list[Failure] | None:
+    def _gather_failures(self, last: Incarnation) -> list[RankFailure] | None:
         """Return the failures that the launchers reported, with one per lost launcher; None while some have yet to
         report.
         """
@@ -170,7 +170,7 @@ class Leader:
             )
         return failures
 
-    def _judge(self, last: Incarnation, failures: list[Failure]) -> _Verdict:
+    def _judge(self, last: Incarnation, failures: list[RankFailure]) -> _Verdict:
         broken = self._members.broken(last.number)
         if read_generation(self._plan.job_dir) > last.generation:  # a rank may notice before the launcher does
             broken = {"reason": "fenced"}
@@ -178,7 +178,7 @@ class Leader:
             failures = self._hang_failures(last.number, broken)
         elif broken and not failures:  # the ranks were ended though none had failed: a launcher was slow, not lost
             failures = [
-                Failure(rank, "node", signal=9, error="its launcher was thought lost") for rank in _ranks(broken)
+                RankFailure(rank, "node", signal=9, error="its launcher was thought lost") for rank in _ranks(broken)
             ]
         budget = RestartBudget(self._plan.in_place, **last.spent)
         regroups = self._regroup.is_requested(last.number)
@@ -208,7 +208,7 @@ class Leader:
         is_proven = self._members.is_proven_live
         return [member for member in self._members.live() if last.node_index(member) < 0 and is_proven(member)]
 
-    def _next_blamed(self, last: Incarnation, failures: list[Failure]) -> tuple[int, ...]:
+    def _next_blamed(self, last: Incarnation, failures: list[RankFailure]) -> tuple[int, ...]:
         """Append the node whose rank failed first, if the node may be the cause and another can replace it."""
         if not failures or not self._standby(last):
             return last.blamed
@@ -236,11 +236,11 @@ class Leader:
         start = self._plan.checkpoints / last.resume
         return bool(last.resume) and not is_chosen and os.path.exists(start / DAMAGED)
 
-    def _hang_failures(self, number: int, broken: dict[str, Any]) -> list[Failure]:
+    def _hang_failures(self, number: int, broken: dict[str, Any]) -> list[RankFailure]:
         """Return a failure per rank to blame for a hang, now that all ranks have left their evidence."""
         ranks = behind_in_collectives(self._attempt.folder / "flight", incarnation=number, ranks=broken["ranks"])
         hang = Hang(ranks, broken["of"], broken["phase"], broken["step"], broken["seconds"], self._plan.counts)
-        return [Failure(rank, "hang", signal=9, error=str(hang)) for rank in ranks]
+        return [RankFailure(rank, "hang", signal=9, error=str(hang)) for rank in ranks]
 
     def _form_incarnation(
         self,
@@ -285,7 +285,7 @@ class Leader:
         number = last.number + 1 if last else 0
         return _ending(Outcome(code, "stopped", incarnation=number, stop_reason=self._stop.reason))
 
-    def _too_few_nodes(self, last: Incarnation, live: int, failures: list[Failure]) -> Outcome:
+    def _too_few_nodes(self, last: Incarnation, live: int, failures: list[RankFailure]) -> Outcome:
         """Return the outcome when too few nodes are left.
 
         Committed progress is worth requeueing at once; without any, starts are counted (protocols.md §1).
@@ -359,8 +359,8 @@ class Leader:
         self._reporter.event("incarnation.ended", **fields)
 
 
-def lost_node(rank: int, member: Member) -> Failure:
-    return Failure(rank, "node", signal=9, error=f"the launcher on {member.name or member.node} was lost", order=-1)
+def lost_node(rank: int, member: Member) -> RankFailure:
+    return RankFailure(rank, "node", signal=9, error=f"the launcher on {member.name or member.node} was lost", order=-1)
 
 
 def _ranks(broken: dict[str, Any]) -> list[int]:
@@ -371,7 +371,7 @@ def _ending(outcome: Outcome) -> Ending:
     return Ending(outcome.to_dict())
 
 
-def _end_reason(failures: list[Failure], outcome: Outcome | None, regroups: bool) -> str:
+def _end_reason(failures: list[RankFailure], outcome: Outcome | None, regroups: bool) -> str:
     """Return in one word why an incarnation ended: the outcome's cause, `joined` (more nodes), or the first failure's
     kind.
     """

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from training.attempt.files import read_json, write_json
-from training.launch.failures import Failure
+from training.launch.failures import RankFailure
 from training.launch.incarnation import Decision, Ending, Incarnation, Member
 from training.launch.lifelines import Lifelines
 from training.launch.plan import LaunchPlan
@@ -223,20 +223,20 @@ class Members:
     def broken(self, number: int) -> dict[str, Any] | None:
         return read_json(self._folder / f"broken-{number}.json")
 
-    def report_ended(self, number: int, failures: list[Failure]) -> None:
+    def report_ended(self, number: int, failures: list[RankFailure]) -> None:
         rows = [asdict(failure) for failure in failures]
         # Separate from the failures, as a leader started before an upgrade knows no other fields of a failure.
         lines = [row.pop("last_lines") for row in rows]
         self._create_once(f"ended-{number}.{self.me.id}.json", {"failures": rows, "last_lines": lines})
 
-    def ended(self, number: int, member: Member) -> list[Failure] | None:
+    def ended(self, number: int, member: Member) -> list[RankFailure] | None:
         """Return the failures among this member's ranks; None until it has reported."""
         found: Any = read_json(self._folder / f"ended-{number}.{member.id}.json")
         if not found:
             return None
         rows = found["failures"]
         lines = found.get("last_lines") or [[] for _ in rows]  # launchers of earlier versions write none
-        return [Failure(**row, last_lines=last_lines) for row, last_lines in zip(rows, lines, strict=True)]
+        return [RankFailure(**row, last_lines=last_lines) for row, last_lines in zip(rows, lines, strict=True)]
 
     def _create_once(self, name: str, content: dict[str, object]) -> bool:
         """Create a complete file; return False if it exists already."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.config.exit_codes import STOPPED
-from training.launch.failures import Failure, first_failure
+from training.launch.failures import RankFailure, first_failure
 from training.launch.plan import LaunchPlan
 from training.launch.script_progress import ScriptProgress
 from training.launch.stop import AttemptStop
@@ -28,7 +28,7 @@ class Outcome:
 
     exit_code: int
     cause: str
-    first_failure: Failure | None = None
+    first_failure: RankFailure | None = None
     incarnation: int = 0
     error: str = ""
     stop_reason: str = ""
@@ -57,7 +57,7 @@ class RestartBudget:
         """State that the next leader continues from."""
         return {"newest": self._newest, "used": self._used, "ports": self._ports}
 
-    def grant(self, failure: Failure, newest: str) -> bool:
+    def grant(self, failure: RankFailure, newest: str) -> bool:
         """Return whether one more start is granted after this failure. `newest`: the newest checkpoint now."""
         if failure.kind == "address_in_use":  # another program took the port between our probe and the rank's bind
             self._ports += 1
@@ -69,7 +69,7 @@ class RestartBudget:
 
 
 def judge(
-    failures: list[Failure],
+    failures: list[RankFailure],
     *,
     incarnation: int,
     broken: dict[str, Any] | None,

@@ -24,7 +24,7 @@ class BadPlan(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Code:
+class CodePlan:
     """The user's own files: in job/code, or fetched from git when the job starts."""
 
     table: str  # of run.toml, for error messages
@@ -33,7 +33,7 @@ class Code:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Script:
+class ScriptPlan:
     """The user's own program, run as ranks."""
 
     entry: str
@@ -65,8 +65,8 @@ class LaunchPlan:
     drain_seconds: float = 10.0  # to post the last reports, while the nodes wait
     sample_seconds: float = 2.0  # between two samples of the node's resources
     limits: Mapping[str, float] = field(default_factory=dict)  # of the watchdog, by phase
-    code: Code | None = None  # the user's own code, if the job has any
-    script: Script | None = None  # run as ranks; None: the ranks are our trainer
+    code: CodePlan | None = None  # the user's own code, if the job has any
+    script: ScriptPlan | None = None  # run as ranks; None: the ranks are our trainer
     counts: str = "step"  # or "round": the unit of progress
     env: Mapping[str, str] = field(default_factory=dict)  # the job's environment from run.toml, for every rank
 
@@ -173,17 +173,17 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def _code(document: Mapping[str, Any]) -> Code | None:
+def _code(document: Mapping[str, Any]) -> CodePlan | None:
     name = CODE_TABLES.get(str(document.get("kind")))
     if name is None or name not in document:
         return None
     table = _TomlTable(document.get(name), name)
-    return Code(table=name, git=table.text("git", ""), ref=table.text("ref", ""))
+    return CodePlan(table=name, git=table.text("git", ""), ref=table.text("ref", ""))
 
 
-def _script(found: Any) -> Script:
+def _script(found: Any) -> ScriptPlan:
     table = _TomlTable(found, "script")
-    return Script(
+    return ScriptPlan(
         entry=table.text("entry", "train.py"),
         args=tuple(str(argument) for argument in table.values.get("args", ())),
         env=_variables(table),

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from training.attempt.files import read_json, write_json
-from training.launch.plan import BadPlan, Code, LaunchPlan
+from training.launch.plan import BadPlan, CodePlan, LaunchPlan
 from training.launch.ranks import child_setup, inherited
 from training.launch.stop import STOP_SIGNALS
 
@@ -40,7 +40,7 @@ def ensure_code(plan: LaunchPlan, *, stopping: Callable[[], bool] = lambda: Fals
         raise BadPlan(f"{folder} is missing: the code of this job was never put there; submit it again")
 
 
-def _fetch_once(plan: LaunchPlan, code: Code, folder: Path, stopping: Callable[[], bool]) -> None:
+def _fetch_once(plan: LaunchPlan, code: CodePlan, folder: Path, stopping: Callable[[], bool]) -> None:
     """Fetch on the first node; on the others wait for the folder, or for the first node's failure."""
     failed = plan.job_dir / "code-failed.json"
     if plan.is_first:
@@ -62,7 +62,7 @@ def _fetch_once(plan: LaunchPlan, code: Code, folder: Path, stopping: Callable[[
 
 
 def fetch(
-    code: Code,
+    code: CodePlan,
     target: Path,
     *,
     seconds: float = FETCH_SECONDS,

@@ -38,7 +38,7 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation:
+class TracedOperation:
     """A kernel, an operation or a transfer."""
 
     name: str
@@ -110,7 +110,7 @@ class Sampler:
         self._next = self._clock() + max(self._every, COST_RATIO * self.cost)
         return sample
 
-    def _operations(self, events: Iterable[Any]) -> list[Operation]:
+    def _operations(self, events: Iterable[Any]) -> list[TracedOperation]:
         operations = []
         for event in events:
             on_device = "CUDA" in str(event.device_type())
@@ -118,7 +118,7 @@ class Sampler:
                 continue
             begin = event.start_ns() / 1e9
             operations.append(
-                Operation(
+                TracedOperation(
                     name=event.name(),
                     begin=begin,
                     end=begin + event.duration_ns() / 1e9,
@@ -128,7 +128,7 @@ class Sampler:
             )
         return operations
 
-    def _windows(self, operations: Sequence[Operation], marks: Marks) -> list[tuple[str, Span]]:
+    def _windows(self, operations: Sequence[TracedOperation], marks: Marks) -> list[tuple[str, Span]]:
         """Return when each part of the step was, on the recorder's clock."""
         if self._on_gpu:  # events give durations only: the first one begins with the first kernel
             at = min((operation.begin for operation in operations), default=self._began)
@@ -143,7 +143,7 @@ class Sampler:
 
 
 def analyze(
-    step: int, operations: Sequence[Operation], windows: Sequence[tuple[str, Span]], *, on_gpu: bool
+    step: int, operations: Sequence[TracedOperation], windows: Sequence[tuple[str, Span]], *, on_gpu: bool
 ) -> StepSample | None:
     """Analyze the recorded operations of a step whose parts were in these windows."""
     if not windows or not operations:
@@ -183,10 +183,10 @@ def _computes(name: str) -> bool:
     return "::" in name or "fused" in name
 
 
-def innermost(operations: Iterable[Operation]) -> list[tuple[str, Span]]:
+def innermost(operations: Iterable[TracedOperation]) -> list[tuple[str, Span]]:
     """Split time into stretches by the innermost of nested operations."""
     stretches: list[tuple[str, Span]] = []
-    open_: list[tuple[Operation, float]] = []
+    open_: list[tuple[TracedOperation, float]] = []
     thread = None
 
     def close(until: float) -> None:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.utils import _create_file_view
 from training import manifest as manifests
 from training.checkpoint.contents import read_metadata
 from training.manifest import CheckpointError, Manifest
-from training.weights.safetensors import Entry, can_hold, write
+from training.weights.safetensors import TensorEntry, can_hold, write
 
 MODEL = "model."
 NONE = "none"
@@ -39,7 +39,7 @@ class ModelSource(Protocol):
     """A whole model by our names, read one tensor at a time."""
 
     @property
-    def entries(self) -> list[Entry]: ...
+    def entries(self) -> list[TensorEntry]: ...
     @property
     def metadata(self) -> dict[str, str]: ...
     def read(self, name: str) -> Tensor: ...
@@ -54,8 +54,8 @@ class CheckpointModel:
         self._tensors = dict(_model_tensors(self._metadata))
 
     @property
-    def entries(self) -> list[Entry]:
-        return [Entry(name, about.properties.dtype, tuple(about.size)) for name, about in self._tensors.items()]
+    def entries(self) -> list[TensorEntry]:
+        return [TensorEntry(name, about.properties.dtype, tuple(about.size)) for name, about in self._tensors.items()]
 
     @property
     def metadata(self) -> dict[str, str]:

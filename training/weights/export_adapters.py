@@ -19,7 +19,7 @@ from training.weights.base import BaseWeights
 from training.weights.export import CheckpointModel, metadata_of, recipe_of
 from training.weights.llama import reader, shapes, sizes_of, their_name
 from training.weights.lora import NAME, PART, Lora
-from training.weights.safetensors import Entry, write
+from training.weights.safetensors import TensorEntry, write
 from training.weights.weight_files import open_weights
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -39,7 +39,7 @@ def export(checkpoint: Path, target: Path) -> tuple[int, int]:
     manifest = manifests.verify(checkpoint)
     stored = CheckpointModel(checkpoint, manifest)
     ours = {_peft_name(entry.name): entry.name for entry in stored.entries}
-    entries = [Entry(_peft_name(entry.name), entry.dtype, entry.shape) for entry in stored.entries]
+    entries = [TensorEntry(_peft_name(entry.name), entry.dtype, entry.shape) for entry in stored.entries]
     if target.exists():
         raise FileExistsError(f"{target} exists. Remove it, or choose another name.")
     partial = target.with_name(f".{target.name}.{os.getpid()}")
@@ -79,8 +79,8 @@ class MergedModel:
         self._sizes, self._read = sizes_of(weights), reader(weights)
 
     @property
-    def entries(self) -> list[Entry]:
-        return [Entry(name, torch.float32, shape) for name, shape in shapes(self._sizes).items()]
+    def entries(self) -> list[TensorEntry]:
+        return [TensorEntry(name, torch.float32, shape) for name, shape in shapes(self._sizes).items()]
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -29,7 +29,7 @@ from training.models.llama_sizes import llama_dims
 from training.weights import base, export_adapters, llama_config, lora, tokenizer_files
 from training.weights.export import NONE, CheckpointModel, ModelSource, adapters_of, recipe_of
 from training.weights.llama import SIZES, shapes, their_name
-from training.weights.safetensors import Entry, write
+from training.weights.safetensors import TensorEntry, write
 from training.weights.weight_files import CONFIG, INDEX, SINGLE, some
 
 RECIPE = "language"
@@ -135,14 +135,14 @@ def _dims(manifest: Manifest, source: ModelSource) -> Dims:
     return dims
 
 
-def _entries(source: ModelSource, dims: Dims, dtype: torch.dtype) -> list[Entry]:
+def _entries(source: ModelSource, dims: Dims, dtype: torch.dtype) -> list[TensorEntry]:
     """Return the tensors by our names, in the model's order."""
-    return [Entry(name, dtype, shape) for name, shape in shapes(vars(dims)).items()]
+    return [TensorEntry(name, dtype, shape) for name, shape in shapes(vars(dims)).items()]
 
 
-def _parts(entries: Iterable[Entry], max_bytes: int) -> Iterator[list[Entry]]:
+def _parts(entries: Iterable[TensorEntry], max_bytes: int) -> Iterator[list[TensorEntry]]:
     """Yield the tensors of each file, at most so many bytes; a larger tensor has a file of its own."""
-    part: list[Entry] = []
+    part: list[TensorEntry] = []
     for entry in entries:
         if part and sum(other.bytes for other in part) + entry.bytes > max_bytes:
             yield part
@@ -151,10 +151,10 @@ def _parts(entries: Iterable[Entry], max_bytes: int) -> Iterator[list[Entry]]:
     yield part
 
 
-def _write_weights(folder: Path, parts: list[list[Entry]], source: ModelSource) -> None:
+def _write_weights(folder: Path, parts: list[list[TensorEntry]], source: ModelSource) -> None:
     ours = {their_name(entry.name): entry for part in parts for entry in part}
 
-    def read(entry: Entry) -> Tensor:
+    def read(entry: TensorEntry) -> Tensor:
         return source.read(ours[entry.name].name).to(entry.dtype)
 
     names = [f"model-{number + 1:05}-of-{len(parts):05}.safetensors" for number in range(len(parts))]

@@ -26,7 +26,7 @@ C = TypeVar("C", bound=BaseRunConfig)
 
 
 @dataclass(frozen=True)
-class Origin:
+class WeightsOrigin:
     """Where one run's weights come from, on one rank."""
 
     path: Path | None = None
@@ -57,19 +57,19 @@ def settle(
     leader_task: LeaderWork,
     *,
     has_adapters: bool,
-) -> tuple[C, Origin]:
+) -> tuple[C, WeightsOrigin]:
     """Return the configuration with the sizes of the weights that it names, and what each rank reads of them.
 
     Raises DataError if they are missing or unsuitable. With adapters they are copied next to the checkpoints.
     """
     weights = configured.weights_path(config)
     if weights is None:
-        return config, Origin()
+        return config, WeightsOrigin()
     base = BaseWeights(workspace.job_dir) if has_adapters else None
     settled: C = leader_task.run(lambda on_progress: _settle_here(recipe, config, weights, base, start, on_progress))
     if base is not None:
-        return settled, Origin(base.path, base)
-    return settled, Origin(weights if start is None else None)
+        return settled, WeightsOrigin(base.path, base)
+    return settled, WeightsOrigin(weights if start is None else None)
 
 
 def _settle_here(

@@ -71,7 +71,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor to be written."""
 
     name: str
@@ -129,7 +129,7 @@ def can_hold(dtype: torch.dtype) -> bool:
 
 
 def write(
-    target: Path, entries: Sequence[Entry], metadata: Mapping[str, str], read: Callable[[Entry], Tensor]
+    target: Path, entries: Sequence[TensorEntry], metadata: Mapping[str, str], read: Callable[[TensorEntry], Tensor]
 ) -> tuple[int, int]:
     """Write one file, tensor by tensor, which appears complete or not at all. Returns (tensors, their bytes).
 
@@ -166,7 +166,7 @@ def _put_in_place(partial: Path, target: Path) -> None:
         os.rename(partial, target)
 
 
-def _header(tensors: Sequence[Entry], metadata: Mapping[str, str]) -> tuple[bytes, int]:
+def _header(tensors: Sequence[TensorEntry], metadata: Mapping[str, str]) -> tuple[bytes, int]:
     """Return the header; tensors with the widest elements come first, so that each is aligned to its element size."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0

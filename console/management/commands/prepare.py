@@ -3,7 +3,7 @@
 from django.core.management.base import BaseCommand, CommandError
 
 from console.site.prepare import prepare
-from portal.run.preflight import Refused
+from portal.run.preflight import StartRefused
 
 
 class Command(BaseCommand):
@@ -14,5 +14,5 @@ class Command(BaseCommand):
         try:
             for line in prepare():
                 self.stdout.write(line)
-        except Refused as error:
+        except StartRefused as error:
             raise CommandError(str(error)) from None

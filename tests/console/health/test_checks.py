@@ -109,13 +109,13 @@ def test_disk_nearly_full_and_full(monkeypatch: pytest.MonkeyPatch, settings: An
     settings.VIGIL_HOME = settings.VIGIL_RUNS = tmp_path
     gib = 1024**3
     rooms = {
-        "a large disk with much left": (disk.Room(50 * gib, 10_000 * gib, 9, 10), []),
-        "a small one that is half empty": (disk.Room(4 * gib, 8 * gib, 9, 10), []),
-        "nearly full": (disk.Room(3 * gib, 100 * gib, 9, 10), ["warning"] * 2),
-        "few inodes": (disk.Room(50 * gib, 100 * gib, 5, 1000), ["warning"] * 2),
-        "full": (disk.Room(gib // 10, 100 * gib, 9, 10), ["error"] * 2),
-        "no inode": (disk.Room(50 * gib, 100 * gib, 0, 1000), ["error"] * 2),
-        "without inodes (btrfs)": (disk.Room(50 * gib, 100 * gib, 0, 0), []),
+        "a large disk with much left": (disk.DiskSpace(50 * gib, 10_000 * gib, 9, 10), []),
+        "a small one that is half empty": (disk.DiskSpace(4 * gib, 8 * gib, 9, 10), []),
+        "nearly full": (disk.DiskSpace(3 * gib, 100 * gib, 9, 10), ["warning"] * 2),
+        "few inodes": (disk.DiskSpace(50 * gib, 100 * gib, 5, 1000), ["warning"] * 2),
+        "full": (disk.DiskSpace(gib // 10, 100 * gib, 9, 10), ["error"] * 2),
+        "no inode": (disk.DiskSpace(50 * gib, 100 * gib, 0, 1000), ["error"] * 2),
+        "without inodes (btrfs)": (disk.DiskSpace(50 * gib, 100 * gib, 0, 0), []),
     }
     for what, (room, levels) in rooms.items():
         monkeypatch.setattr(disk, "room_of", lambda path, room=room: room)

@@ -56,7 +56,7 @@ ITEM = {
 CURVE = {"name": "loss", "step": [1], "last_step": 9, "count": 9}
 
 
-def _across(kind: kinds.Kind) -> str:
+def _across(kind: kinds.JobKind) -> str:
     steps, values = np.arange(10), np.linspace(2.0, 1.0, 10)
     drawn = restart_drawing.draw(
         "loss", (steps, values), (steps[5:], values[5:]), numbers=(1, 2), resumed=5, died=9, is_exact=True,
@@ -66,13 +66,13 @@ def _across(kind: kinds.Kind) -> str:
     return drawn.words
 
 
-def _ranks(kind: kinds.Kind) -> str:
+def _ranks(kind: kinds.JobKind) -> str:
     told = rank_steps.compare_ranks({0: 12, 1: 12, 2: 11}, {}, 2, kind.counts)
     assert told is not None
     return " ".join([told.words, *(cell.title for group in told.groups for cell in group.cells)])
 
 
-def _again(kind: kinds.Kind) -> str:
+def _again(kind: kinds.JobKind) -> str:
     again = NextAttempt(number=2, state="running", queued_at=NOW, started_at=NOW, from_step=20)
     cause: Any = SimpleNamespace(owner="researcher")
     return headline.headline(
@@ -80,7 +80,7 @@ def _again(kind: kinds.Kind) -> str:
     ).rest
 
 
-def _died(kind: kinds.Kind) -> str:
+def _died(kind: kinds.JobKind) -> str:
     verdict = {"says": "It died.", "cause": "program.exception", "confidence": 0.9, "owner": "researcher",
                "evidence": [], "runner_up": None, "ruled_out": [], "not_seen": [], "advice": "", "overruled": None,
                "figures": FIGURES, "follows": "", "url": "", "frame": "", "exception": "", "node": "",
@@ -88,26 +88,26 @@ def _died(kind: kinds.Kind) -> str:
     return "\n".join(diagnose._postmortem_lines(verdict, kind.many))
 
 
-def _helps(kind: kinds.Kind) -> str:
+def _helps(kind: kinds.JobKind) -> str:
     """Of the fields of [run] that every kind has, and say how often."""
     model = "FederationConfig" if kind.name == "federated" else "RunConfig"
     fields = JobSpec.model_json_schema()["$defs"][model]["properties"]
     return " ".join(fields[name]["description"] for name in ("validate_every", "checkpoint_every", "keep_every"))
 
 
-def _saves(kind: kinds.Kind) -> str:
+def _saves(kind: kinds.JobKind) -> str:
     data = {"step": 20, "reason": "no space"}
     names = (guard_events.NOT_SAVED, "checkpoint.damaged")
     return " ".join(guard_events.describe_event(name, data, kind.counts) for name in names)
 
 
-def _said(kind: kinds.Kind) -> str:
+def _said(kind: kinds.JobKind) -> str:
     facts = sentence.SentenceFacts(state="failed", now=NOW, number=1, step=25, newest_checkpoint=20, counts=kind.counts)
     told = sentence.describe_job(facts)
     return f"{told.lead} {told.rest} {told.move}"
 
 
-SAYS: dict[str, Callable[[kinds.Kind], str]] = {
+SAYS: dict[str, Callable[[kinds.JobKind], str]] = {
     "the form": _helps,
     "the head of its page": _said,
     "events of its saves": _saves,

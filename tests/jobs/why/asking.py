@@ -9,7 +9,7 @@ from jobs.why.explain import WaitExplanation, WaitingJob, explain
 from jobs.why.requests import request_of
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo, QueuedJobInfo
-from nodes.scheduling.capacity import Cluster
+from nodes.scheduling.capacity import ClusterCapacity
 from tests.jobs.asking import spec_of
 
 NOW = 1_763_700_000.0
@@ -21,9 +21,9 @@ def node(name: str, used: int = 0, **facts: Any) -> NodeStatus:
     return NodeStatus(name=name, gpus_used=used, cpus_used=used, **{**given, **facts})
 
 
-def cluster(*nodes: NodeStatus, **facts: Any) -> Cluster:
+def cluster(*nodes: NodeStatus, **facts: Any) -> ClusterCapacity:
     given = {"partitions": (PartitionInfo(name="gpu", is_default=True),), "now": NOW}
-    return Cluster(nodes=nodes, **{**given, **facts})
+    return ClusterCapacity(nodes=nodes, **{**given, **facts})
 
 
 def queued(scheduler_id: str, gpus: int = 0, *, state: str = "pending", nodes: int = 1, **facts: Any) -> QueuedJobInfo:
@@ -36,7 +36,7 @@ def gpu_spec(nodes: int = 1, gpus: int = 8, limit: str = "12:00:00", **run: Any)
     return spec_of(resources=asked, run={"global_batch": 32, **run})
 
 
-def why(spec: JobSpec, where: Cluster, reason: str = "Resources", **facts: Any) -> WaitExplanation:
+def why(spec: JobSpec, where: ClusterCapacity, reason: str = "Resources", **facts: Any) -> WaitExplanation:
     request = request_of(spec, user="oskar", account="vision")
     return explain(WaitingJob(spec=spec, request=request, reason=reason, **{"scheduler_id": "77", **facts}), where)
 

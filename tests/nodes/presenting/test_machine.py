@@ -9,7 +9,7 @@ import pytest
 
 from nodes.presenting.machine import DriverError as Xid
 from nodes.presenting.machine import GpuState as Gpu
-from nodes.presenting.machine import NodeFacts, lead_text
+from nodes.presenting.machine import NodeHeadline, lead_text
 
 NOW = datetime(2026, 11, 24, 12, 0, tzinfo=UTC)
 WELL: dict[str, Any] = {"has_agent": True, "last_report_at": NOW, "state": "mixed", "free": "2 of 8 GPUs"}
@@ -20,7 +20,7 @@ def gpus(*percent: int | None, **more: Any) -> list[Gpu]:
 
 
 def spoken(**facts: Any) -> tuple[str, str]:
-    lead, rest = lead_text(NodeFacts(now=NOW, **{**WELL, **facts}))
+    lead, rest = lead_text(NodeHeadline(now=NOW, **{**WELL, **facts}))
     return lead.replace("\N{NO-BREAK SPACE}", " "), rest.replace("\N{NO-BREAK SPACE}", " ")
 
 

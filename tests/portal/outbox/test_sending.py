@@ -287,7 +287,7 @@ class TestOnce:
         (slow,) = due._take(timezone.now())
         is_due()
         assert send() == 1
-        due._note(slow, due.Failure("too late", is_for_good=True))
+        due._note(slow, due.DeliveryFailure("too late", is_for_good=True))
         assert (only().state, only().error) == ("sent", "")
 
 

@@ -16,7 +16,7 @@ import pytest
 from training import manifest
 from training.__main__ import main
 from training.attempt.lineage import newest_on_lineage
-from training.manifest import CheckpointError, CheckpointFile, Manifest, Unreadable
+from training.manifest import CheckpointError, CheckpointFile, Manifest, UnreadableManifest
 
 CONTENT = b"some tensors" * 1000
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_read_just_now_is_asked_for_again(tmp_path: Path, errors:
     assert newest_on_lineage(tmp_path) == "step-40"
     assert not errors
     errors += ["DAMAGED", "DAMAGED"]
-    with pytest.raises(Unreadable, match="DAMAGED can't be read: Stale file handle"):
+    with pytest.raises(UnreadableManifest, match="DAMAGED can't be read: Stale file handle"):
         manifest.check(checkpoints / "step-40")
     assert manifest.committed(checkpoints) == []
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from tests.training.federated.in_process import DIGITS_FP64, REGRESSION, Federation
 from tests.training.federated.quadratic import mean, quadratics, together
 from training.config.base import ConfigError
-from training.federated.schedule import Chunk
+from training.federated.schedule import ClientChunk
 
 NORMALISED = {"tabular": {"hidden": 16, "batch_norm": True}}
 LEARNING: dict[str, dict[str, Any]] = {
@@ -114,7 +114,7 @@ class TestFedNova:
         plain = Federation(tmp_path, "fedavg", self.RUN)
         deltas = []
         for client, size in enumerate(sizes.tolist()):
-            chunk = Chunk(np.array([client]), steps=size, width=1)
+            chunk = ClientChunk(np.array([client]), steps=size, width=1)
             sent = plain.work.run(chunk, 1, plain.work.training_task, plain.server)
             deltas.append(sent.values["delta"][0])
         steps = mean([torch.tensor(float(size)).double() for size in sizes], sizes)

@@ -14,9 +14,9 @@ import pytest
 
 from training.attempt.lineage import Fenced, check_fence, newest_on_lineage, raise_generation, read_generation
 from training.launch.attempt import take_attempt
-from training.launch.failures import Failure, classify_exit
+from training.launch.failures import RankFailure, classify_exit
 from training.launch.outcome import RestartBudget, judge
-from training.launch.plan import BadPlan, Code, LaunchPlan, read_plan
+from training.launch.plan import BadPlan, CodePlan, LaunchPlan, read_plan
 from training.launch.stop import AttemptStop
 
 
@@ -203,7 +203,7 @@ def test_what_is_broken_is_passed_by(run_dir: Path) -> None:
 
 
 def test_the_budget_is_refilled_by_commits_and_ports_do_not_count() -> None:
-    lost, port = Failure(0, "signal", signal=9), Failure(0, "address_in_use", 1)
+    lost, port = RankFailure(0, "signal", signal=9), RankFailure(0, "address_in_use", 1)
     budget = RestartBudget(2, "")
     assert [budget.grant(lost, newest) for newest in ("", "step-1", "step-1", "step-2", "step-2", "step-2")] == [
         True, True, True, True, True, False,
@@ -240,19 +240,19 @@ def test_a_plan_is_read_from_the_run_and_the_scheduler(run_dir: Path) -> None:
     assert plan.limits == {"step": 90.0}
     assert plan.script is not None
     assert (plan.script.args, plan.script.env) == (("--x", "1"), {"A": "b"})
-    assert plan.code == Code(table="script")
+    assert plan.code == CodePlan(table="script")
 
 
 @pytest.mark.parametrize(
     ("text", "code"),
     [
         ('kind = "federated"\n', None),
-        ('kind = "federated"\n[client]\nentry = "client.py"\n', Code(table="client")),
-        ('kind = "federated"\n[client]\ngit = "g"\nref = "r"\n', Code(table="client", git="g", ref="r")),
+        ('kind = "federated"\n[client]\nentry = "client.py"\n', CodePlan(table="client")),
+        ('kind = "federated"\n[client]\ngit = "g"\nref = "r"\n', CodePlan(table="client", git="g", ref="r")),
         ('kind = "distributed"\n[client]\ngit = "g"\n', None),
     ],
 )
-def test_the_code_of_a_federation_is_no_program(run_dir: Path, text: str, code: Code | None) -> None:
+def test_the_code_of_a_federation_is_no_program(run_dir: Path, text: str, code: CodePlan | None) -> None:
     (run_dir / "portal" / "run.toml").write_text(text)
     plan = read_plan(run_dir, {})
     assert (plan.code, plan.script) == (code, None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from training.launch.failures import Failure, classify_exit, first_failure
+from training.launch.failures import RankFailure, classify_exit, first_failure
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 3, in <module>
@@ -198,9 +198,9 @@ def test_a_rank_that_gloo_ended_has_lost_its_peers(tmp_path: Path) -> None:
 
 
 def test_the_root_is_who_failed_first_and_not_by_losing_a_peer() -> None:
-    echo = Failure(0, "lost_peer", 1, order=1.0)
-    root = Failure(3, "signal", None, 9, order=1.2)
-    later = Failure(2, "exception", 1, order=1.3)
+    echo = RankFailure(0, "lost_peer", 1, order=1.0)
+    root = RankFailure(3, "signal", None, 9, order=1.2)
+    later = RankFailure(2, "exception", 1, order=1.3)
     assert first_failure([echo, later, root]) == root
     assert first_failure([echo]) == echo
-    assert (root.code, later.code, Failure(1, "exception", 42).code) == (137, 1, 42)
+    assert (root.code, later.code, RankFailure(1, "exception", 42).code) == (137, 1, 42)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.waiting import until
 from training.attempt.lineage import Fenced, claim_generation, publish_generation, read_generation, withdraw_claim
-from training.launch.failures import Failure
+from training.launch.failures import RankFailure
 from training.launch.incarnation import Ending, Incarnation
 from training.launch.members import Members
 from training.launch.plan import LaunchPlan, read_plan
@@ -57,7 +57,10 @@ def test_a_turn_is_decided_once_and_read_by_all(members: tuple[Members, Members,
 def test_how_ranks_ended_is_read_by_all_releases(members: tuple[Members, Members, Members], tmp_path: Path) -> None:
     """An upgrade may come between two launchers of one attempt: a leader of before reads no new field of a failure."""
     first, second, _ = members
-    failures = [Failure(1, "exception", 3, last_lines=["epoch 3", "done"]), Failure(2, "signal", None, 9, "killed")]
+    failures = [
+        RankFailure(1, "exception", 3, last_lines=["epoch 3", "done"]),
+        RankFailure(2, "signal", None, 9, "killed"),
+    ]
     second.report_ended(0, failures)
     assert first.ended(0, second.me) == failures
     (path,) = tmp_path.rglob(f"ended-0.{second.me.id}.json")

@@ -9,7 +9,7 @@ import pytest
 
 from training.launch import script
 from training.launch.attempt import Attempt
-from training.launch.plan import BadPlan, LaunchPlan, Script
+from training.launch.plan import BadPlan, LaunchPlan, ScriptPlan
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def plan(tmp_path: Path) -> LaunchPlan:
 
 
 def _plan(run_dir: Path, **told: str) -> LaunchPlan:
-    about = Script(**{"entry": "train.py", **told})  # type: ignore[arg-type]
+    about = ScriptPlan(**{"entry": "train.py", **told})  # type: ignore[arg-type]
     return LaunchPlan(run_dir=run_dir, scheduler_id="1", restart_count=0, node="n", script=about)
 
 

@@ -17,18 +17,18 @@ from tests.repositories import git
 from tests.training.launching import Run
 from tests.waiting import PATIENCE_S
 from training.launch import snapshot
-from training.launch.plan import BadPlan, Code, LaunchPlan
+from training.launch.plan import BadPlan, CodePlan, LaunchPlan
 
 TABLES = pytest.mark.parametrize("table", ["script", "client"])
 
 
 def _fetch(url: str, ref: str, target: Path, *, table: str = "script", **bounds: Any) -> None:
-    snapshot.fetch(Code(table=table, git=url, ref=ref), target, **bounds)
+    snapshot.fetch(CodePlan(table=table, git=url, ref=ref), target, **bounds)
 
 
 @TABLES
 def test_what_was_never_put_there_is_missed(tmp_path: Path, table: str) -> None:
-    plan = LaunchPlan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="n", code=Code(table=table))
+    plan = LaunchPlan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="n", code=CodePlan(table=table))
     with pytest.raises(BadPlan, match="never put there"):
         snapshot.ensure_code(plan)
     plan.code_dir.mkdir(parents=True)
@@ -125,7 +125,7 @@ def test_git_is_bounded(repository: Path, tmp_path: Path) -> None:
 @TABLES
 def test_the_first_node_fetches_and_the_others_wait(repository: Path, tmp_path: Path, table: str) -> None:
     for number, (ref, says) in enumerate({"nowhere": "couldn't find remote ref", "v1": ""}.items()):
-        code = Code(table=table, git=f"file://{repository}", ref=ref)
+        code = CodePlan(table=table, git=f"file://{repository}", ref=ref)
         plans = [
             LaunchPlan(
                 run_dir=tmp_path, scheduler_id="1", restart_count=number, node="n", nodes=2, node_rank=rank, code=code

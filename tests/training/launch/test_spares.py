@@ -15,7 +15,7 @@ import pytest
 from tests.training.launching import ENDLESS, Run
 from tests.waiting import PATIENCE_S, until
 from training.launch.attempt import Attempt
-from training.launch.failures import Failure, FailureKind, classify_exit
+from training.launch.failures import FailureKind, RankFailure, classify_exit
 from training.launch.incarnation import Ending, Incarnation
 from training.launch.leader import Leader
 from training.launch.members import Members
@@ -71,7 +71,7 @@ class Launchers:
         """The nodes that go on once the rank on this one has failed, the first of them the leading one."""
         assert self.now
         for place, member in enumerate(self.now.members):
-            failures = [Failure(place, kind, 1, error="it failed")] if member.node == node else []
+            failures = [RankFailure(place, kind, 1, error="it failed")] if member.node == node else []
             self.members[member.node].report_ended(self.now.number, failures)
         self.now = self._decided(self.now)
         return self.nodes

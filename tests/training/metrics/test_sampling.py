@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from tests.training import ranks
-from training.metrics.step_trace import Operation, Sampler, analyze
+from training.metrics.step_trace import Sampler, TracedOperation, analyze
 from training.step.timing import OPTIMIZER, StepTimer
 
 WINDOWS = [("forward", (0.0, 4.0)), ("backward", (4.0, 10.0))]
 
 
-def op(name: str, begin: float, end: float, **more: object) -> Operation:
-    return Operation(name=name, begin=begin, end=end, **more)  # type: ignore[arg-type]
+def op(name: str, begin: float, end: float, **more: object) -> TracedOperation:
+    return TracedOperation(name=name, begin=begin, end=end, **more)  # type: ignore[arg-type]
 
 
 def test_on_a_cpu_the_innermost_operation_counts() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 
 def initial_moments(model: Tensor, *, tau: float) -> Mapping[str, Tensor]:
@@ -23,7 +23,7 @@ def initial_moments(model: Tensor, *, tau: float) -> Mapping[str, Tensor]:
 
 
 def adaptive_step(
-    server: Round, second: Callable[[Tensor, Tensor], Tensor], *, learning_rate: float, beta1: float, tau: float
+    server: ServerRound, second: Callable[[Tensor, Tensor], Tensor], *, learning_rate: float, beta1: float, tau: float
 ) -> Tensor:
     """Return the next model. `second`: (second moment, squares of this round's mean update) → the next second
     moment."""

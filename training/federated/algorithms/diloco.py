@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 SENT = {"delta": "samples"}
 CHOOSES_WEIGHTS = True
@@ -56,7 +56,7 @@ def train(
 
 
 def aggregate(
-    server: Round,
+    server: ServerRound,
     *,
     outer_learning_rate: Annotated[float, "0.000001..10", "The server's learning rate along the mean update."] = 0.7,
     outer_momentum: Annotated[float, "0..0.999", "Nesterov momentum of the server; 0: plain SGD."] = 0.9,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 SENT = {"delta": "samples"}
 
@@ -34,7 +34,7 @@ def train(
     return {"delta": delta}
 
 
-def aggregate(server: Round, **options: object) -> Tensor:
+def aggregate(server: ServerRound, **options: object) -> Tensor:
     return server.model + server.mean["delta"]
 
 

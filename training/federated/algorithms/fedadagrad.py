@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 SENT = {"delta": "samples"}
 
@@ -25,7 +25,7 @@ def train(client: Client, **options: object) -> Mapping[str, Tensor]:
 
 
 def aggregate(
-    server: Round,
+    server: ServerRound,
     *,
     learning_rate: Annotated[float, "0.000001..100", "Learning rate of the server's steps."] = 0.03,
     beta1: Annotated[float, "0..0.999999", "Decay of the first moment in each round."] = 0.0,

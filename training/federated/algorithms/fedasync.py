@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 SENT = {"model": "samples"}
 PACES = ("asynchronous",)
@@ -34,7 +34,7 @@ def train(
 
 
 def aggregate(
-    server: Round,
+    server: ServerRound,
     *,
     mixing: Annotated[float, "0.001..1", "α, the share of a fresh update in the new model."] = 0.6,
     **options: object,

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 SENT = {"delta": "samples"}
 
@@ -23,7 +23,7 @@ def train(client: Client, **options: object) -> Mapping[str, Tensor]:
 
 
 def aggregate(
-    server: Round,
+    server: ServerRound,
     *,
     learning_rate: Annotated[float, "0.000001..100", "The server's learning rate along its velocity."] = 1.0,
     momentum: Annotated[float, "0..0.9999", "Decay of the velocity in each round; 0: FedAvg."] = 0.9,

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 OWNS = True
 SENT = {"delta": "samples"}
@@ -26,5 +26,5 @@ def train(client: Client) -> Mapping[str, Tensor]:
     return {"delta": client.descend() - client.model}
 
 
-def aggregate(server: Round) -> Tensor:
+def aggregate(server: ServerRound) -> Tensor:
     return server.model + server.mean["delta"]

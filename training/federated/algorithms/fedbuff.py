@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 SENT = {"delta": "samples"}
 PACES = ("asynchronous",)
@@ -25,7 +25,7 @@ def train(client: Client, **options: object) -> Mapping[str, Tensor]:
 
 
 def aggregate(
-    server: Round,
+    server: ServerRound,
     *,
     learning_rate: Annotated[float, "0.001..100", "The server's learning rate along the mean update."] = 1.0,
     weights: Annotated[Literal["samples", "equal"], "Weights of the updates; equal is the paper's."] = "samples",

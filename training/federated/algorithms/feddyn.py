@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 SENT = {"delta": "clients"}
 SUMS_CLIENT_STATE = True
@@ -43,7 +43,7 @@ def train(
     return {"delta": delta}
 
 
-def aggregate(server: Round, **options: float) -> Tensor:
+def aggregate(server: ServerRound, **options: float) -> Tensor:
     """Return the next model. The paper's h is the mean of the gradients that all clients store, selected or not.
 
     So late updates enter it in full (`sum`); only the model's step discounts them (`mean`).

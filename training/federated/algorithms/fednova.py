@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 SENT = {"delta": "samples", "steps": "samples"}
 PARTIAL = True
@@ -25,5 +25,5 @@ def train(client: Client) -> Mapping[str, Tensor]:
     return {"delta": delta / steps, "steps": delta.new_full((), steps)}
 
 
-def aggregate(server: Round) -> Tensor:
+def aggregate(server: ServerRound) -> Tensor:
     return server.model + server.mean["steps"] * server.mean["delta"]

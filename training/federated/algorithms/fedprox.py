@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 SENT = {"delta": "samples"}
 PARTIAL = True
@@ -26,5 +26,5 @@ def train(
     return {"delta": client.descend(proximal_direction) - client.model}
 
 
-def aggregate(server: Round, **options: object) -> Tensor:
+def aggregate(server: ServerRound, **options: object) -> Tensor:
     return server.model + server.mean["delta"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
     from training.federation.config import FederationConfig
 
 OWNS = True
@@ -73,5 +73,5 @@ def shrunk(values: Tensor, squared_errors: Tensor) -> Tensor:
     return values - part * centred * errors
 
 
-def aggregate(server: Round) -> Tensor:
+def aggregate(server: ServerRound) -> Tensor:
     return server.model + server.mean["delta"]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from training.data import Task
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
     from training.federation.config import FederationConfig
 
 SENT = {"delta": "samples"}
@@ -88,5 +88,5 @@ def train(
     return {"delta": w - client.model}
 
 
-def aggregate(server: Round, **options: object) -> Tensor:
+def aggregate(server: ServerRound, **options: object) -> Tensor:
     return server.model + server.mean["delta"]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client, ExtraLoss
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 SENT = {"delta": "samples"}
 HEAD = True
@@ -39,7 +39,7 @@ def train(
     return {"delta": w - client.model}
 
 
-def aggregate(server: Round, **options: object) -> Tensor:
+def aggregate(server: ServerRound, **options: object) -> Tensor:
     return server.model + server.mean["delta"]
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 OPEN = True
 SENT = {"delta": "samples"}
@@ -22,5 +22,5 @@ def train(client: Client, **options: object) -> Mapping[str, Tensor]:
     return {"delta": client.descend() - client.model}
 
 
-def aggregate(server: Round) -> Tensor:
+def aggregate(server: ServerRound) -> Tensor:
     return server.model + server.mean["delta"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 SENT = {"delta": "samples", "curvature": "samples"}
 MOMENTUM = False  # 1/η stands for the curvature of the loss along plain steps
@@ -38,6 +38,6 @@ def train(
     return {"delta": weight * way, "curvature": curvature}
 
 
-def aggregate(server: Round, **options: object) -> Tensor:
+def aggregate(server: ServerRound, **options: object) -> Tensor:
     """Return the next model. The paper's estimate of the curvature, 1/η at first, sets the length of the step."""
     return server.model + server.mean["delta"] / server.mean["curvature"]

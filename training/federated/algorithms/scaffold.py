@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 SENT = {"delta": "clients", "change": "clients"}
 MOMENTUM = False  # option II takes delta / (K · η) as the mean gradient of the round
@@ -37,7 +37,7 @@ def train(client: Client, **options: object) -> Mapping[str, Tensor]:
 
 
 def aggregate(
-    server: Round,
+    server: ServerRound,
     *,
     learning_rate: Annotated[float, "0.000001..100", "The server's learning rate along the mean update."] = 1.0,
 ) -> Tensor:

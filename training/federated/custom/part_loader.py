@@ -23,7 +23,7 @@ from training.federation.parts import Aggregation, Algorithm, DataSplit, Selecti
 from training.runtime.distributed import World
 
 if TYPE_CHECKING:
-    from training.federated.server import Round
+    from training.federated.server import ServerRound
 
 
 DEPRECATED = {"own": "personalized_model"}
@@ -110,7 +110,7 @@ def _with_options(functions: UserFunctions, name: str) -> Any:
             check(f"{name}() of {functions.file}", found, *given)
         return found
 
-    def aggregated(server: Round, **options: object) -> Tensor:
+    def aggregated(server: ServerRound, **options: object) -> Tensor:
         before = {what: value.shape for what, value in server.memory.items()}
         found: Tensor = called(server)
         _check_memory(functions.file, server.memory, before)
@@ -121,7 +121,7 @@ def _with_options(functions: UserFunctions, name: str) -> Any:
     return aggregated if name == "aggregate" else called
 
 
-def _check_model(what: str, found: Any, server: Round) -> None:
+def _check_model(what: str, found: Any, server: ServerRound) -> None:
     if not isinstance(found, Tensor) or found.shape != server.model.shape:
         gives = f"{tuple(found.shape)} numbers" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise TypeError(f"{what} gives {gives}, not the next model: {len(server.model):,} numbers, as server.model is")
