@@ -139,10 +139,10 @@ def _title(name: str) -> str:
 
 
 def _hint(description: str, kind: str) -> str:
-    """Return the hint below a box, without full stop: up to the first semicolon, or for a choice the whole
+    """Return the hint below a box, without full stop: up to the first semicolon or sentence, or for a choice the whole
     description.
     """
-    return (description if kind == "choice" else description.partition(";")[0]).rstrip(".")
+    return (description if kind == "choice" else re.split(r"; |\. ", description, maxsplit=1)[0]).rstrip(".")
 
 
 def _shown(value: object, between: str = " ") -> str:

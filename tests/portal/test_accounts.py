@@ -161,7 +161,7 @@ def test_login_link_command():
         client.post(path_of(url))
         assert whose in client.get("/me/").content.decode()
     assert AuditEntry.objects.filter(action="login_link.made").count() == 2
-    with pytest.raises(CommandError, match="Known: mira, sam"):
+    with pytest.raises(CommandError, match="Users: mira, sam"):
         call_command("login_link", "nobody")
 
 

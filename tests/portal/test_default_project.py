@@ -42,7 +42,7 @@ def path_of(project: Project) -> str:
 
 def test_it_is_not_deleted_without_a_successor(browser: Client, default: Project) -> None:
     for answer in (browser.get(path_of(default)), browser.post(path_of(default), {"post": "yes"})):
-        assert "default is the default project: jobs that name no project belong to it." in words(answer.text)
+        assert "default is the default project: jobs without a project belong to it." in words(answer.text)
         assert "Which project replaces it?" in words(answer.text)
     for nobody in (default.pk, 999, "x", ""):
         browser.post(f"{path_of(default)}?successor={nobody}", {"post": "yes"})

@@ -222,7 +222,7 @@ class TestVigilItself:
     def test_tasks_that_wait_and_the_followers_tick(self, server: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         server.rpush("work", b"a", b"b")
         assert of(scrape(), "vigil_follower_ticks_total") is None
-        monkeypatch.setattr(idle, "_is", lambda *asked: True)
+        monkeypatch.setattr(idle, "_query_bool", lambda *parameters: True)
         tasks.follow()
         tasks.follow()
         found = scrape()

@@ -53,7 +53,7 @@ class TestWhoIsTold:
         html = home(oskar)
         assert f'<a href="/jobs/7">{IDLE}</a>' in html
         assert "Release it, or explain why it is needed." in html
-        assert "1 notice is unread." in html
+        assert "1 unread notification." in html
         (told,) = listed(oskar)
         assert (told["title"], told["kind"], told["link"], told["tone"]) == (IDLE, "gpu.idle", "/jobs/7", "notice")
         assert (told["audience"], told["read_at"], told["withdrawn_at"]) == ("person", None, None)
@@ -240,12 +240,12 @@ class TestHome:
         assert html.index("GPU 7 is idle.") < html.index("GPU 2 is idle.")
         assert "GPU 1 is idle." not in html
         assert "the newest 6 of 8" in html
-        assert "8 notices are unread." in html
+        assert "8 unread notifications." in html
 
     def test_what_is_worse_leads(self, oskar: User) -> None:
         idle(oskar)
         a_job(oskar, a_project(), state="completed", name="wren")
-        assert '<p class="say"><a class="quiet" href="#h-notices">1 notice is unread.</a>' in home(oskar)
+        assert '<p class="say"><a class="quiet" href="#h-notices">1 unread notification.</a>' in home(oskar)
         a_job(oskar, a_project(), state="failed", name="siskin")
         assert '<p class="say">siskin failed' in home(oskar)
         assert IDLE in home(oskar)

@@ -134,9 +134,9 @@ def test_start_waits_for_the_port_of_a_killed_supervisors_web(make_stack: MakeSt
 @pytest.mark.parametrize(
     ("setting", "value", "word"),
     [
-        ("VIGIL_PORT", "eighty", "'eighty' is no port"),
-        ("VIGIL_PORT", "70000", "'70000' is no port"),
-        ("VIGIL_HOST", "192.0.2.1", "no address 192.0.2.1"),
+        ("VIGIL_PORT", "eighty", "'eighty' is not a port"),
+        ("VIGIL_PORT", "70000", "'70000' is not a port"),
+        ("VIGIL_HOST", "192.0.2.1", "does not have the address 192.0.2.1"),
         ("DATABASE_URL", "mysql://localhost/vigil", "DATABASE_URL mysql:// is not known"),
         ("DATABASE_URL", "postgresql://127.0.0.1:1/vigil", "the database cannot be used: "),
         ("REDIS_URL", "redis://127.0.0.1:1/0", "REDIS_URL"),
@@ -173,7 +173,7 @@ def test_file_that_is_no_database_is_one_sentence(make_stack: MakeStack) -> None
 
 @pytest.mark.parametrize("host", ["::1%nowhere", "192.0.2.1", "a..b"])
 def test_wrong_host_is_not_told_as_a_port_in_use(host: str) -> None:
-    with pytest.raises(preflight.StartRefused, match=f"no address {host}: set VIGIL_HOST"):
+    with pytest.raises(preflight.StartRefused, match=f"the address {host}: set VIGIL_HOST"):
         preflight.listen(host, 18_765)
 
 
@@ -182,7 +182,7 @@ def test_home_whose_lock_is_somebody_elses_is_one_sentence(make_stack: MakeStack
     (stack.home / "up.lock").mkdir()  # root may write every file
     refused = _up(stack, "--port", "0")
     assert refused.returncode == 1
-    assert f"{stack.home}/up.lock cannot be written" in refused.stderr
+    assert f"{stack.home}/up.lock is not writable" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
 
 

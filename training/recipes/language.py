@@ -1,4 +1,4 @@
-"""A Llama-like decoder on text; by default on the bytes of Python's standard library, which every machine has."""
+"""A Llama-like decoder on text: by default on the bytes of Python's standard library, which every machine has."""
 
 from __future__ import annotations
 
