@@ -183,7 +183,7 @@ def sign_in(browser: Browser, stack: Stack) -> Any:
     page.goto(sign_in_link(stack))
     page.get_by_role("button", name="Sign in as").click()
     page.wait_for_url("**/accounts/password/new/")
-    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_label("Password", exact=True).fill(PASSWORD)
     page.get_by_label("Repeat the password").fill(PASSWORD)
     page.get_by_role("button", name="Set it").click()
     page.wait_for_url(stack.url + "/")

@@ -203,7 +203,7 @@ def test_database_behind_a_link_is_replaced_there(make_stack: MakeStack, made: P
 def test_what_root_leaves_in_somebodys_home_is_theirs(make_stack: MakeStack, made: Path, tmp_path: Path) -> None:
     stack = make_stack(fresh=True)
     os.chown(stack.home, 12345, 12345)
-    assert "no database" in one_line(stack.vigil("backup", str(tmp_path / "none")))
+    assert "no such database" in one_line(stack.vigil("backup", str(tmp_path / "none")))
     assert "cannot be read" in one_line(stack.vigil("restore", str(tmp_path / "none")))
     assert stack.vigil("restore", str(made)).returncode == 0
     owners = {path.name: path.stat().st_uid for path in stack.home.iterdir()}
@@ -217,7 +217,7 @@ def test_what_root_leaves_in_somebodys_home_is_theirs(make_stack: MakeStack, mad
 @pytest.mark.slow
 def test_refusals_of_backup(make_stack: MakeStack, made: Path, tmp_path: Path) -> None:
     stack, path = make_stack(fresh=True), tmp_path / "vigil.tar.gz"
-    assert "no database" in one_line(stack.vigil("backup", str(path)))
+    assert "no such database" in one_line(stack.vigil("backup", str(path)))
     path.write_text("mine")
     assert "--force" in one_line(stack.vigil("backup", str(path)))
     assert path.read_text() == "mine"

@@ -116,7 +116,7 @@ def test_a_stopped_service_is_killed_by_its_watcher(tmp_path: Path) -> None:
         service.suspend()
         assert watcher.wait(60) == 1
         assert watcher.stderr
-        assert "no sign of life for 5 s" in watcher.stderr.read()
+        assert "did not respond for 5 s" in watcher.stderr.read()
         wait_for(lambda: not service.is_running(), "the service to be gone")
 
 
