@@ -185,7 +185,7 @@ def sign_in(browser: Browser, stack: Stack) -> Any:
     page.wait_for_url("**/accounts/password/new/")
     page.get_by_label("Password", exact=True).fill(PASSWORD)
     page.get_by_label("Repeat the password").fill(PASSWORD)
-    page.get_by_role("button", name="Set it").click()
+    page.get_by_role("button", name="Set password").click()
     page.wait_for_url(stack.url + "/")
     assert not watched.complaints
     state = context.storage_state()

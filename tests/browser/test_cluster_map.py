@@ -138,7 +138,7 @@ def test_gpus_are_walked_by_keys_and_a_card_gives_the_focus_back(cluster_up: Pos
     card = page.locator("#gpu-card")
     expect(card).to_be_visible()
     expect(card).to_contain_text("GPU 7 of dgx-001")
-    expect(card).to_contain_text("slows down at 87 °C")
+    expect(card).to_contain_text("throttles at 87 °C")
     page.keyboard.press("Escape")
     expect(card).to_be_hidden()
     expect(cell(page, 7)).to_be_focused()

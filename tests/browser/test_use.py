@@ -98,7 +98,7 @@ def test_a_notice_is_read_by_keyboard_and_the_next_one_has_the_focus(lab_up: Sta
     watched = browse(lab_up, width=390)
     watched.open("/")
     page = watched.page
-    shown = page.get_by_role("region", name="Notices")
+    shown = page.get_by_role("region", name="Notifications")
     # The lab up has told of its jobs that died by then; a notice that comes between would take the focus away.
     expect(shown.get_by_role("link", name="died")).to_have_count(3)
     environment = {**lab_up.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
