@@ -1,4 +1,4 @@
-"""How slow this machine is: a fixed piece of work, timed beside a bench's own, so that bars in seconds hold.
+"""Measure how slow this machine is, by a fixed piece of work timed in the same run as a bench.
 
 Bars in milliseconds and seconds are those of the machine on which they were set (docs/benchmarks.md). On a slower one
 they are multiplied by `slowness()`: what is judged is the ratio of a bench's work to this work in the same run.

@@ -12,7 +12,7 @@ UNKNOWN, NONE = "unknown", "none"
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One cause of failures: what happened in a few words, who must act, and what they should do first.
+    """A cause of failures: what happened in a few words, who must act, and what they should do first.
 
     `title` starts in lower case, so that it fits into a sentence: "GPU fell off the bus", "out of GPU memory".
     """

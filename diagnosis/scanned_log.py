@@ -47,7 +47,7 @@ class EntryHits:
 
 @dataclass(frozen=True, slots=True)
 class ScannedLine:
-    """One line that was read closely: its number, its text, and the prefix before the program's own words."""
+    """A line that was read closely: its number, its text, and the prefix before the program's own words."""
 
     number: int
     text: str

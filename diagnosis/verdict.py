@@ -12,7 +12,7 @@ from diagnosis.signs.sign import Witness
 
 @dataclass(frozen=True, slots=True)
 class EvidenceLine:
-    """One line of evidence and its role: root, echo, confirmation, survived, or context (worth knowing, never a
+    """A line of evidence and its role: root, echo, confirmation, survived, or context (worth knowing, never a
     cause).
     """
 

@@ -109,7 +109,7 @@ class JobVisit:
 
 @dataclass(frozen=True)
 class MachineView:
-    """One node in one time range, as one person may see it."""
+    """Present a node in a time range as a given person may see it."""
 
     user: User
     node: Node | None

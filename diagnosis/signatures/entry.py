@@ -23,7 +23,7 @@ class BadEntry(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One thing that software prints when something goes wrong, or when nothing does.
+    """A message that software prints when something goes wrong, or when nothing does.
 
     `role`: a *root* may be the cause; an *echo* follows from something else, and `cause` is what it would mean alone;
     a *confirmation* supports its cause and is never enough; an *exit* reports how a process ended (groups `rank`,

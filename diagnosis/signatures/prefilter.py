@@ -24,7 +24,7 @@ _STRUCTURE = (
 
 @dataclass(frozen=True, slots=True)
 class LineKind:
-    """What all lines that differ in digits only have in common."""
+    """The classification shared by all lines that differ only in digits."""
 
     entries: LineEntries
     is_anchored: bool  # some digit-dependent entries match at the start of its words
@@ -33,7 +33,7 @@ class LineKind:
 
 
 class Prefilter:
-    """One automaton for everything that a catalogue looks for. It finds too much; `kind_of` sorts that out."""
+    """An automaton that finds every candidate line of a catalogue. It finds too many; `kind_of` narrows them down."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue

@@ -25,7 +25,7 @@ _SUDDEN = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGIL
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """How one rank ended. `at` in Unix seconds; `by_launcher`: its launcher had sent the signal that ended it."""
+    """The exit of a rank. `at` in Unix seconds; `by_launcher`: its launcher had sent the signal that ended it."""
 
     rank: int
     node: str

@@ -55,7 +55,7 @@ Level = Literal["error", "warn", "notice"]
 
 @dataclass(frozen=True, slots=True)
 class TrialFinding:
-    """One result of a trial; an *error* rejects the entry. `field` is the entry's, or "" for the whole."""
+    """A result of a trial; an *error* rejects the entry. `field` is the entry's, or "" for the whole."""
 
     level: Level
     field: str

@@ -31,7 +31,7 @@ from training.config.progress_unit import progress_unit
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a configuration: the field by its dotted path, and what to do about it."""
+    """A mistake in a configuration: the field by its dotted path, and what to do about it."""
 
     field: str
     message: str

@@ -282,7 +282,7 @@ class Evaluator:
 
         if task.each is not None:
             return {name: values.double() for name, values in task.each(model, batch).items()}
-        return _score_one_by_one(task, model, batch)
+        return _score_samples_in_turn(task, model, batch)
 
     def _load(self, ids: Ids) -> Batch:
         device, dtype = self._model.device, self._model.dtype
@@ -328,6 +328,6 @@ class Evaluator:
         return found
 
 
-def _score_one_by_one(task: Task, model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
+def _score_samples_in_turn(task: Task, model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
     found = [task.score(model, tuple(part[i : i + 1] for part in batch)) for i in range(len(batch[0]))]
     return {name: torch.stack([score[name].double() for score in found]) for name in found[0]}
