@@ -19,7 +19,7 @@ AS_ROOT ?=
 .PHONY: run demo install dev test test-fast test-quick test-ranks test-portal test-postgres test-slurm test-image test-all soak check \
 	format bench lock clean help check-image check-code check-types check-imports check-templates check-migrations check-assets
 
-run: install ## start the portal on http://127.0.0.1:8000 (VIGIL_PORT, VIGIL_HOME: docs/settings.md)
+run: install ## start the portal on http://127.0.0.1:8000 (VIGIL_PORT, VIGIL_HOME: docs/reference/settings.md)
 	@exec $(PYTHON_OF_VENV) -m console.up --with-parent
 
 demo: install ## the same with a made-up lab to look around in

@@ -1,7 +1,7 @@
 """Rounds of a federation of virtual clients, beside a plain torch loop, pfl-research and Flower's simulation.
 
     python -m bench federated [--row rounds|crowd|state|sum|ledger …] [--turns 5]
-    python -m bench federated --gallery          # docs/federated-gallery.md and docs/federated-newton.svg
+    python -m bench federated --gallery          # the gallery in docs/reference/
 
 All train the same: a network 64-64-10 on 1,497 digits that are divided evenly, FedAvg, one epoch in batches of 32. Each
 is a process of its own, and they take turns; ours are whole rounds, with validation, spool and checkpoints, of which
@@ -91,7 +91,7 @@ def main() -> int:
     if options.gallery:
         from bench.federated_gallery import write
 
-        return write(stage.REPOSITORY / "docs")
+        return write(stage.REPOSITORY / "docs" / "reference")
     return measure(options.row or ROWS, Sizes(turns=options.turns))
 
 

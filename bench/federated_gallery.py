@@ -1,6 +1,6 @@
 """Compare all algorithms of training/federated/algorithms on one split, and Newton-type ones on convex models.
 
-`python -m bench federated --gallery` writes docs/federated-gallery.md, .svg and docs/federated-newton.svg.
+`python -m bench federated --gallery` writes federated-gallery.md, its .svg and federated-newton.svg in docs/reference/.
 """
 
 from __future__ import annotations

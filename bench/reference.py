@@ -1,7 +1,8 @@
 """Measure how slow this machine is, by a fixed piece of work timed in the same run as a bench.
 
-Bars in milliseconds and seconds are those of the machine on which they were set (docs/benchmarks.md). On a slower one
-they are multiplied by `slowness()`: what is judged is the ratio of a bench's work to this work in the same run.
+Bars in milliseconds and seconds are those of the machine on which they were set (docs/reference/benchmarks.md). On a
+slower one they are multiplied by `slowness()`: what is judged is the ratio of a bench's work to this work in the same
+run.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ if 0 < len(VIGIL_METRICS_TOKEN) < 16:
 VIGIL_METRICS_PROCESS = env("VIGIL_METRICS_PROCESS", "web")  # of several web processes each needs its own name
 VIGIL_LOCAL_USER = env("VIGIL_LOCAL_USER")
 VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")
-# What jobs may read that run as the portal's own user and are not a sysadmin's (docs/security.md).
+# What jobs may read that run as the portal's own user and are not a sysadmin's (docs/explanations/security.md).
 VIGIL_DATA_ROOTS = tuple(Path(root.strip()).resolve() for root in env("VIGIL_DATA_ROOTS").split(",") if root.strip())
 if any(root.strip()[:1] not in {"", "/"} for root in env("VIGIL_DATA_ROOTS").split(",")):
     raise SystemExit("VIGIL_DATA_ROOTS takes whole paths, from / on, with commas between.")

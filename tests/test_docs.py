@@ -20,6 +20,7 @@ DOCUMENTS = [
         *sorted(REPOSITORY.glob("docs/**/*.md")),
     )
 ]
+FEDERATED = "docs/reference/federated.md"
 ELSEWHERE = re.compile(r"portal/\w+\.(toml|json|sh)|docker/secrets/|jobs/check|nodes\.(lost|joined)")
 """What looks like ours and is not in the repository: files of a run directory, of a site, an address, two events."""
 
@@ -111,13 +112,13 @@ def _blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"(?ms)^```{language}\n(.*?)^```", _text(document))
 
 
-@pytest.mark.parametrize("text", _blocks("docs/federated.md", "toml"), ids=lambda text: text.split('"')[1])
+@pytest.mark.parametrize("text", _blocks(FEDERATED, "toml"), ids=lambda text: text.split('"')[1])
 def test_a_federation_in_the_documents_can_be_submitted(text: str) -> None:
     assert JobSpec.parse_toml(text).kind == "federated"
 
 
-@pytest.mark.parametrize("text", _blocks("docs/federated.md", "python"), ids=lambda text: text.splitlines()[0])
+@pytest.mark.parametrize("text", _blocks(FEDERATED, "python"), ids=lambda text: text.splitlines()[0])
 def test_code_in_the_documents_imports_what_it_uses(text: str) -> None:
-    exec(compile(text, "docs/federated.md", "exec"), {})  # noqa: S102
+    exec(compile(text, FEDERATED, "exec"), {})  # noqa: S102
     used = set(re.findall(r"\b(np|nn|torch)\.", text))
     assert used <= set(re.findall(r"(?m)^(?:from \w+ )?import (?:\w+ as )?(\w+)$", text))

@@ -12,5 +12,5 @@ def needs_site(command: str) -> None:
     if find_spec("console") is None:
         raise CliError(
             f"`vigil {command}` needs the whole of Vigil, and this is vigil-client. Run it on the portal's machine, or"
-            " install the vigil wheel (docs/install.md)."
+            " install the vigil wheel (docs/how-to/install.md)."
         )

@@ -1,13 +1,14 @@
-"""The documentation of the version that runs, docs/*.md, as pages for everybody who is signed in."""
+"""Documentation pages of the running version: docs/README.md is the index, each file of a division is a page."""
 
 from __future__ import annotations
 
+import posixpath
 import re
 from functools import cache
 
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_safe
@@ -17,27 +18,21 @@ from portal import markdown
 from vigil_core import installation
 
 FOLDER = installation.site_files("docs")
-GROUPS = {
-    "Start here": ("jobspec", "lifecycle", "why", "scripting", "notices"),
-    "Training": (
-        "data", "finetuning", "checkpoints", "guards", "measuring", "parallelism", "communication", "compare", "export",
-    ),
-    "Federated training": ("federated", "federated-gallery"),
-    "When something fails": ("postmortems", "reliability"),
-    "For sysadmins": ("install", "settings", "slurm", "agent", "cluster", "metrics", "security"),
-    "How it works": ("protocols", "benchmarks"),
-}  # fmt: skip
-"""The pages of each group, by the name of the file without `.md`, in the order of the index."""
-PAGES = frozenset(name for names in GROUPS.values() for name in names)
-_LINK = re.compile(r"([a-z-]+)\.md(#.*)?")
-_PICTURE = re.compile(r"[a-z-]+\.svg")
+DIVISIONS = ("roles", "tutorials", "how-to", "explanations", "reference")
+INDEX = "README"
+PAGES = frozenset(
+    path.relative_to(FOLDER).with_suffix("").as_posix() for name in DIVISIONS for path in FOLDER.glob(f"{name}/*.md")
+)
+"""Names of the pages: `tutorials/first-job`."""
+FORMER = {"scripting": "reference/cli"}
+"""Pages of version 0.1 that now have another name. Links in old e-mails and bookmarks still lead to them."""
+_PICTURE = re.compile(r"([a-z-]+/)?[a-z-]+\.svg")
 
 
 @login_required
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
-    groups = [(title, [(name, title_of(name)) for name in names]) for title, names in GROUPS.items()]
-    return render(request, "portal/docs.html", {"section": "docs", "groups": groups})
+    return render(request, "portal/docs.html", {"section": "docs", "html": html_of(INDEX)})
 
 
 @login_required
@@ -47,9 +42,18 @@ def page(request: HttpRequest, name: str) -> HttpResponse:
     if _PICTURE.fullmatch(name) and (FOLDER / name).is_file():
         return HttpResponse((FOLDER / name).read_bytes(), content_type="image/svg+xml")
     if name not in PAGES:
-        raise Http404
+        return redirect("doc", page_of_former_name(name), permanent=True)
     context = {"section": "docs", "title": title_of(name), "html": html_of(name)}
     return render(request, "portal/doc.html", context)
+
+
+def page_of_former_name(name: str) -> str:
+    """Return the page that had this name before the pages were divided; raises Http404 if there was none."""
+    moved = (f"{division}/{name}" for division in ("reference", "how-to", "explanations"))
+    page = FORMER.get(name) or next((page for page in moved if page in PAGES), None)
+    if page is None:
+        raise Http404
+    return page
 
 
 @cache
@@ -63,16 +67,20 @@ def title_of(name: str) -> str:
 def html_of(name: str) -> SafeString:
     """Return a file as HTML, without its first heading. The files change only with the version."""
     text = runbook.without_title((FOLDER / f"{name}.md").read_text(encoding="utf-8"))
-    return markdown.render_document(text, link=address)
+    return markdown.render_document(text, link=lambda href: address(href, posixpath.dirname(name)))
 
 
-def address(href: str) -> str:
-    """Return where a link of a file leads on the portal; "" where the portal does not have it."""
+def address(href: str, folder: str = "") -> str:
+    """Return the portal's address of a link in a file of `folder`; "" if the portal does not serve its target."""
     if href.startswith(("#", "http:", "https:")):
         return href
-    if (found := _LINK.fullmatch(href)) and found[1] in PAGES:
-        return reverse("doc", args=[found[1]]) + (found[2] or "")
-    if _PICTURE.fullmatch(href):
-        return reverse("doc", args=[href])
-    code = runbook.linked_cause(href.removeprefix("runbooks/"))
+    path, hash_sign, anchor = href.partition("#")
+    target = posixpath.normpath(posixpath.join(folder, path))
+    if target.removesuffix(".md") in PAGES:
+        return reverse("doc", args=[target.removesuffix(".md")]) + hash_sign + anchor
+    if target == f"{INDEX}.md":
+        return reverse("docs") + hash_sign + anchor
+    if _PICTURE.fullmatch(target):
+        return reverse("doc", args=[target])
+    code = runbook.linked_cause(target.removeprefix("runbooks/"))
     return reverse("runbook", args=[code]) if code else ""

@@ -164,7 +164,7 @@ def restart_rules_are_valid(app_configs: Sequence[AppConfig] | None, **_: Any) -
     try:
         restarts.parse_toml(settings.VIGIL_RESTART_ON)
     except SpecError as error:
-        hint = 'Write lines such as "gpu.*" = "restart" (docs/jobspec.md).'
+        hint = 'Write lines such as "gpu.*" = "restart" (docs/reference/jobspec.md).'
         return [Error(f"VIGIL_RESTART_ON is invalid: {error}", hint=hint, id="vigil.E009")]
     return []
 

@@ -40,4 +40,4 @@ def from_exception(title: str, exception: Exception, remedy: str = "") -> CheckF
     """Return a finding for an error, whose text has what happened, then what to do."""
     text = str(exception) or type(exception).__name__
     first, *rest = _SENTENCE.split(text, maxsplit=1)
-    return failed(title, first, remedy or " ".join(rest) or "See docs/slurm.md.")
+    return failed(title, first, remedy or " ".join(rest) or "See docs/how-to/slurm.md.")

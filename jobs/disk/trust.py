@@ -1,4 +1,4 @@
-"""Decide whose jobs may bring code, and which files the jobs of others may read (docs/security.md).
+"""Decide whose jobs may bring code, and which files the jobs of others may read (docs/explanations/security.md).
 
 Under Slurm a job runs as its owner's own Unix user, with VIGIL_LOCAL_USER as one that can do no harm: its permissions
 are the system's business. Otherwise it runs as the portal's user, which can read every secret: that is for sysadmins,

@@ -23,7 +23,7 @@ ADVICE = {
 }
 LOWER_LEARNING_RATE = "Clone it with a lower learning rate."
 REWIND_STEPS = 200
-"""A diverged run goes back at least so far: the detector takes some 100 steps to be sure (docs/guards.md)."""
+"""A diverged run goes back this far at least: the detector needs about 100 steps (docs/explanations/guards.md)."""
 UNCOUNTED = frozenset({"stopped", "preempted", "requeued"})  # count against neither max_restarts nor in_place
 # An attempt that ends for one of these did not fail itself, or never started.
 NEVER_RESTARTED = frozenset({"rejected", "unmet", "fenced", "withdrawn"})

@@ -1,4 +1,4 @@
-"""Run the node agent: `python -P -m nodes.agent`, or `python vigil-agent.pyz` (docs/agent.md)."""
+"""Run the node agent: `python -P -m nodes.agent`, or `python vigil-agent.pyz` (docs/how-to/agent.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from nodes.agent.log import log
 
 USAGE = """\
-Report what this node does to a Vigil portal. Settings come from the environment (docs/agent.md).
+Report what this node does to a Vigil portal. Settings come from the environment (docs/how-to/agent.md).
 
   (nothing)        run until SIGTERM
   --once [--json]  print one sample of everything and exit

@@ -67,7 +67,7 @@ class Agent(models.Model):
 
 
 class AgentStream(models.Model):
-    """One buffer folder of an agent, and how far it has been taken in (docs/protocols.md §11)."""
+    """One buffer folder of an agent, and how far it has been taken in (docs/reference/protocols.md §11)."""
 
     agent = models.ForeignKey(Agent, models.CASCADE, related_name="streams")
     uid = models.CharField(max_length=16)

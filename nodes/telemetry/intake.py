@@ -1,4 +1,4 @@
-"""Take in agents' posts exactly once, however often they are sent (docs/protocols.md §11)."""
+"""Take in agents' posts exactly once, however often they are sent (docs/reference/protocols.md §11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parse agents' posts (docs/protocols.md §11) into clean columns. A malformed post is rejected as a whole.
+"""Parse agents' posts (docs/reference/protocols.md §11) into clean columns. A malformed post is rejected as a whole.
 
 Agents' data is untrusted, and process names and kernel log lines contain anything: everything is bounded here.
 """

@@ -16,7 +16,7 @@ from django.utils.safestring import SafeString
 from vigil_core import formatting
 
 register = template.Library()
-_DOCUMENT = re.compile(r"docs/([a-z-]+)\.md")
+_DOCUMENT = re.compile(r"docs/([a-z-]+/[a-z-]+)\.md")
 
 for _name in ("count", "loss", "measure", "percent", "share", "disk", "memory", "duration", "word", "family", "exact"):
     register.filter(_name, getattr(formatting, _name))

@@ -29,7 +29,7 @@ PAGES = [
     "/submit",
     "/me/",
     "/docs",
-    "/docs/federated",
+    "/docs/reference/federated",
     *CLUSTER,
 ]
 TABS = ["", "/logs", "/checkpoints", "/gpus", "/attempts", "/spec"]

@@ -52,7 +52,8 @@ FORBIDDEN = (
 
 def test_nothing_that_people_read_has_a_phrase_that_they_did_not_understand() -> None:
     phrase = re.compile("|".join(FORBIDDEN))
-    documents = [measure.ROOT / "README.md", measure.ROOT / "ARCHITECTURE.md", *measure.ROOT.glob("docs/*.md")]
+    pages = (path for path in measure.ROOT.glob("docs/**/*.md") if path.parent.name != "decisions")
+    documents = [measure.ROOT / "README.md", measure.ROOT / "ARCHITECTURE.md", *pages]
     read = [*sentences.sentences(), *(place for path in documents for place in sentences.of_markdown(path))]
     found = [place for place in read if phrase.search(place.text) and place.file not in STORED]
     assert not found, "\n".join(map(str, found[:20]))

@@ -53,7 +53,7 @@ def test_the_agent_is_installed_and_removed(root: Path, tmp_path: Path) -> None:
     package = build("agent", tmp_path / "out")
     dpkg(root, "--install", package)
     agent = root / "usr/lib/vigil-agent/vigil-agent.pyz"
-    assert "docs/agent.md" in run(sys.executable, agent, "--help")
+    assert "docs/how-to/agent.md" in run(sys.executable, agent, "--help")
     assert (root / "etc/vigil-agent/environment").stat().st_mode & 0o777 == 0o600
     unit = (root / "lib/systemd/system/vigil-agent.service").read_text()
     assert f"ExecStart=/usr/bin/python3 /{agent.relative_to(root)}" in unit

@@ -136,5 +136,7 @@ def test_what_people_write_is_escaped() -> None:
 
 
 def test_remedies_show_commands_and_link_the_documentation() -> None:
-    shown = Template("{{ text|remedy }}").render(Context({"text": "Run `vigil backup <FILE>` (docs/install.md)."}))
-    assert shown == ('Run <code>vigil backup &lt;FILE&gt;</code> (<a href="/docs/install">docs/install.md</a>).')
+    text = "Run `vigil backup <FILE>` (docs/how-to/install.md)."
+    link = '<a href="/docs/how-to/install">docs/how-to/install.md</a>'
+    shown = Template("{{ text|remedy }}").render(Context({"text": text}))
+    assert shown == f"Run <code>vigil backup &lt;FILE&gt;</code> ({link})."

@@ -233,8 +233,8 @@ def task_of(array: str, task: str) -> psutil.Process:
 
 
 def documented(environment: Path, agent: Path) -> str:
-    """The script for HealthCheckProgram that docs/agent.md has."""
-    text = (REPOSITORY / "docs" / "agent.md").read_text()
+    """The script for HealthCheckProgram that docs/how-to/agent.md has."""
+    text = (REPOSITORY / "docs" / "how-to" / "agent.md").read_text()
     (found,) = re.findall(r"```sh\n(#!/bin/sh\n[^`]*State=DRAIN[^`]*)```", text)
     here = {"/etc/vigil-agent/environment": environment, "/opt/vigil-agent.pyz": agent}
     assert all(path in found for path in here)

@@ -1,4 +1,6 @@
-"""Which parallelisms can be combined: those that a test has compared with one process. docs/parallelism.md lists them.
+"""Which parallelisms can be combined: those that a test has compared with one process.
+
+docs/reference/parallelism.md lists them.
 
 Everything else is refused before anything is allocated.
 """

@@ -5,7 +5,8 @@
     [run.powersgd]
     rank = 2
 
-Each choice is one module of training/comm (training.contracts.Communication). docs/communication.md has the tables.
+Each choice is one module of training/comm (training.contracts.Communication).
+docs/reference/communication.md has the tables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Token shards on disk: flat files of little-endian tokens, and index.json, which describes them (docs/data.md).
+"""Token shards on disk: flat files of little-endian tokens, and index.json, which describes them (docs/how-to/data.md).
 
 {"format": "vigil-tokens", "version": 1, "dtype": "uint16", "documents": 812, "tokens": 5400123,
  "tokenizer": {"name": "bpe", "sha256": "…", "vocabulary": 32000, "end_of_document": 2},
@@ -108,7 +108,9 @@ def read_index(folder: Path) -> ShardIndex:
         index = _index(content)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         problem = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-        raise DataError(f"{path} does not describe token shards: {problem}. See docs/data.md.", "source") from None
+        raise DataError(
+            f"{path} does not describe token shards: {problem}. See docs/how-to/data.md.", "source"
+        ) from None
     for shard in index.files:
         _check_length(folder / shard.file, shard.tokens * np.dtype(index.dtype).itemsize)
     return index

@@ -1,7 +1,7 @@
 """Refuse choices of a federation that contradict each other, before anything is allocated.
 
 The rules depend on the constants of modules (SENT, IS_SUM, …), so that they apply to users' modules as well. The table
-in docs/federated.md is generated from them.
+in docs/reference/federated.md is generated from them.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _named(fact: ChoiceProperty, config: FederationConfig) -> str:
 
 
 def table() -> Iterator[str]:
-    """Yield the lines of the Markdown table in docs/federated.md."""
+    """Yield the lines of the Markdown table in docs/reference/federated.md."""
     yield "| what | goes not with | because | instead |"
     yield "| --- | --- | --- | --- |"
     for row in CONTRADICTIONS:

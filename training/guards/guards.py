@@ -7,7 +7,8 @@
     own time         a rank that keeps the others waiting is reported; the run continues
 
 The device's decisions are fetched with the metrics, some steps later, so no step waits; all ranks learn of them at the
-same boundary (training.runtime.distributed.Agreement) and end together, with NumericsError (docs/guards.md).
+same boundary (training.runtime.distributed.Agreement) and end together, with NumericsError
+(docs/explanations/guards.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Clients of your own: a file client.py with model() and data(client).
 
-docs/federated.md lists what it may define; training.federated.custom runs it. Its own options, [run.client], are passed
-by name to those of its functions that have such keyword-only arguments.
+docs/reference/federated.md lists what it may define; training.federated.custom runs it. Its own options, [run.client],
+are passed by name to those of its functions that have such keyword-only arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""List which REST API version introduced what Vigil uses; docs/slurm.md describes it for people."""
+"""List which REST API version introduced what Vigil uses; docs/how-to/slurm.md describes it for people."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture
 def root(settings: Any) -> Iterator[Path]:
-    """A run root as docs/slurm.md makes it, where everybody may walk to it."""
+    """A run root as docs/how-to/slurm.md makes it, where everybody may walk to it."""
     People()
     made = Path(tempfile.mkdtemp(prefix="vigil-runs-"))
     shutil.chown(made, "root", GROUP)

@@ -1,4 +1,4 @@
-"""An agent as the contract has it (docs/protocols.md §11), for tests of the portal's side."""
+"""An agent as the contract has it (docs/reference/protocols.md §11), for tests of the portal's side."""
 
 from __future__ import annotations
 

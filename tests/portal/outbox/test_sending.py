@@ -125,7 +125,7 @@ class TestWebhook:
         tell(oskar)
         send()
         headers = {name.lower(): value for name, value in web.got[0].headers.items()}
-        document = (Path(__file__).parents[3] / "docs/notices.md").read_text(encoding="utf-8")
+        document = (Path(__file__).parents[3] / "docs/how-to/notices.md").read_text(encoding="utf-8")
         shown: dict[str, Any] = {}
         exec(document.partition("```python\n")[2].partition("```")[0], shown)
         assert shown["notice"](headers, web.got[0].body, secret)["data"]["title"] == "wren died."

@@ -1,4 +1,4 @@
-"""docs/federated.md tells of everything that there is to choose."""
+"""docs/reference/federated.md tells of everything that there is to choose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from training.config import choices
 from training.federation.config import FOLDERS, markdown_table
 
-TEXT = (Path(__file__).parents[3] / "docs" / "federated.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "federated.md").read_text()
 
 
 @pytest.mark.parametrize("field", ["algorithm", "pace"])

@@ -229,6 +229,6 @@ def test_fewer_samples_than_pipelines_are_refused_as_any_uneven_batch() -> None:
 
 
 def test_the_documented_table_is_the_code_s() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "parallelism.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "parallelism.md").read_text()
     assert "\n".join(combinations.table()) in page
     assert all(schedule in page for schedule in SCHEDULES)

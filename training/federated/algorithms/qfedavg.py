@@ -5,7 +5,7 @@ equally; here any selection works, and updates are weighted by samples: with q =
 
 **It needs several times the rounds of FedAvg**: the estimated curvature of the loss bounds each step, and grows with
 the square of the length of a client's update, so the longer clients train in a round the shorter the server's steps
-are. After few rounds its worst client may be worse than FedAvg's; docs/federated-gallery.md has both.
+are. After few rounds its worst client may be worse than FedAvg's; docs/reference/federated-gallery.md has both.
 """
 
 from __future__ import annotations
