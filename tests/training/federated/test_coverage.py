@@ -10,7 +10,7 @@ import pytest
 
 from tests.training.federated.in_process import RecordingReporter, run, start
 from training.federated.coverage import CoverageError, CoverageLog
-from training.federation import config_checks, data_division
+from training.federation import config_checks, coverage_forecast, data_division
 from training.federation.config import parse
 from training.federation.coverage_forecast import CoverageForecast, forecast
 from training.federation.tables import Coverage
@@ -28,6 +28,12 @@ SUBSET: dict[str, Any] = {
     },
     **{"pace": "deadline", "deadline": {"quantile": 0.3, "late": "drop"}},
 }
+
+
+@pytest.fixture(autouse=True)
+def _unlimited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a forecast plan all rounds, however busy the machine is."""
+    monkeypatch.setattr(coverage_forecast, "MAX_SECONDS", float("inf"))
 
 
 def foreseen(table: dict[str, Any]) -> CoverageForecast:
