@@ -4,15 +4,15 @@ PYTHON_OF_VENV = $(VENV)/bin/python
 UV = var/uv/bin/uv pip compile -q --python-version 3.11 --no-emit-index-url --no-emit-find-links --generate-hashes
 INSTALL = sh docker/install.sh $(VENV)
 export OMP_NUM_THREADS ?= 1
-# Where it is set, each of the thousands of processes that the tests start would compile our code anew.
+# If it were set, each of the thousands of processes that the tests start would compile our code again.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST = $(PYTHON_OF_VENV) -m pytest -q
 QUICK = --dist loadscope --ignore tests/slurm
 BUT_TRAINING = $(filter-out tests/training tests/slurm,$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
-# What runs in `test-all` alone; WHOLE=yes takes it along.
-NOT_WHOLE = $(if $(filter yes,$(WHOLE)),, and not whole)
-# For `.ci/run` of somebody who is not root: a private Slurm needs root.
+# EXHAUSTIVE=yes (test-all sets it) also runs what proves again, in more layouts, what smaller tests prove.
+NOT_EXHAUSTIVE = $(if $(filter yes,$(EXHAUSTIVE)),, and not exhaustive)
+# `.ci/run` sets it if it does not run as root: a private Slurm needs root.
 AS_ROOT ?=
 
 .DEFAULT_GOAL := help
@@ -22,7 +22,7 @@ AS_ROOT ?=
 run: install ## start the portal on http://127.0.0.1:8000 (VIGIL_PORT, VIGIL_HOME: docs/reference/settings.md)
 	@exec $(PYTHON_OF_VENV) -m console.up --with-parent
 
-demo: install ## the same with a made-up lab to look around in
+demo: install ## the same with a simulated lab to try things in
 	@exec $(PYTHON_OF_VENV) -m console.up --with-parent --demo
 
 install:
@@ -31,39 +31,39 @@ install:
 dev:
 	@$(INSTALL) dev
 
-# Two lanes side by side: what computes, two at a time, and what mostly waits, three at a time. var/seconds/ has a table
-# of what each room of tests took, var/lanes/ what each stage said.
-test: dev ## every test but what needs a Slurm: SQLite, PostgreSQL, browser, ranks, kill -9 (12 minutes on two cores)
+# Two lanes side by side: what computes with two workers, what mostly waits with three. var/seconds/ has a table of the
+# seconds of each folder of tests, var/lanes/ the output of each stage.
+test: dev ## every test that needs no Slurm: SQLite, PostgreSQL, browser, ranks, kill -9 (12 minutes on two cores)
 	@$(PYTHON_OF_VENV) -m tests.lanes test-quick,test-postgres test-ranks test-portal
 
-test-fast: dev ## the quick tests but the longest of them (90 seconds)
-	@TEST_STAGE=$@ $(PYTEST) -n 3 $(QUICK) -m "not slow and not long"
+test-fast: dev ## the quick tests without the longest (90 seconds)
+	@TEST_STAGE=$@ $(PYTEST) -n 3 $(QUICK) -m "not slow and not lengthy"
 
 test-quick: dev ## the quick tests
 	@TEST_STAGE=$@ $(PYTEST) -n 2 $(QUICK) -m "not slow"
 
-test-ranks: dev ## the trainer's: real ranks and launchers
-	@TEST_STAGE=$@ $(PYTEST) -n 2 --dist loadscope --no-loadscope-reorder --durations 10 -m "slow$(NOT_WHOLE)" tests/training
+test-ranks: dev ## the trainer with real ranks and launchers
+	@TEST_STAGE=$@ $(PYTEST) -n 2 --dist loadscope --no-loadscope-reorder --durations 10 -m "slow$(NOT_EXHAUSTIVE)" tests/training
 
-test-portal: dev ## whole portals, kill -9 of each of their parts, a browser: they mostly wait
-	@TEST_STAGE=$@ $(PYTEST) -n 3 --dist loadscope --no-loadscope-reorder --durations 10 -m "slow$(NOT_WHOLE)" $(BUT_TRAINING)
+test-portal: dev ## whole portals, kill -9 of each of their processes, a browser; they mostly wait
+	@TEST_STAGE=$@ $(PYTEST) -n 3 --dist loadscope --no-loadscope-reorder --durations 10 -m "slow$(NOT_EXHAUSTIVE)" $(BUT_TRAINING)
 
-test-postgres: dev ## the quick tests that touch the database, in a private PostgreSQL that they start
+test-postgres: dev ## the quick tests that use the database, in a private PostgreSQL that they start
 	@TEST_STAGE=$@ TEST_DATABASE=postgres TEST_PART=$(POSTGRES_PART) $(PYTEST) -n 2 $(QUICK) -m "database and not slow" $(BUT_TRAINING)
 
-test-slurm: dev ## what needs a whole Slurm, which the tests unpack and start (as root, on Debian): TEST_SLURM=24.11, or all releases
+test-slurm: dev ## against a real Slurm, which the tests unpack and start (as root, on Debian): TEST_SLURM=24.11, or all releases
 	@$(AS_ROOT) $(PYTHON_OF_VENV) -m tests.slurm.release $(filter-out 1,$(TEST_SLURM))
 	@$(AS_ROOT) env TEST_STAGE=$@ TEST_TURN=$(if $(TEST_TURN),$(shell expr $(TEST_TURN) / 3)) TEST_SLURM=$(or $(TEST_SLURM),1) $(PYTEST) -n 4 --dist loadscope --durations 10 tests/slurm
 
-check-image: ## the image's steps and roles, as far as they can be proven without an engine
+check-image: ## the image's steps and roles, as far as possible without a container engine
 	@sh docker/check.sh
 
-test-all: dev ## all of the proof: every layout, three kills of each kind, three Slurms, the image (half an hour)
-	@WHOLE=yes TEST_KILLS=3 TEST_SLURM=1 $(PYTHON_OF_VENV) -m tests.lanes \
+test-all: dev ## everything: every layout, three kills of each kind, three Slurms, the image (half an hour)
+	@EXHAUSTIVE=yes TEST_KILLS=3 TEST_SLURM=1 $(PYTHON_OF_VENV) -m tests.lanes \
 		check,test-quick,test-ranks,test-postgres test-portal,test-slurm,check-image,test-image
 	@$(PYTHON_OF_VENV) -m tests.landing.affected --record
 
-test-image: dev ## build the images without an engine, run every service of the compose file (as root, on Debian)
+test-image: dev ## build the images without a container engine and run every service of the compose file (as root, on Debian)
 	@$(PYTHON_OF_VENV) -m tests.image
 
 soak: dev ## every layout on up to 32 ranks, then twenty kills of each kind in one job each (an hour)
@@ -77,7 +77,7 @@ check: dev ## lint, format, types, import rules, templates, migrations
 check-code:
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-# Its workers must start within three seconds. Where the machine is too busy for that (code 2) it goes without.
+# The workers must start within three seconds; on a machine too busy for that (exit code 2) mypy runs without them.
 check-types:
 	@$(VENV)/bin/mypy --num-workers 2 || { [ $$? = 2 ] && $(VENV)/bin/mypy; }
 check-imports:
@@ -102,7 +102,7 @@ lock: dev ## resolve requirements*.in again
 	@$(PYTHON_OF_VENV) -m venv var/uv && var/uv/bin/pip -q install uv
 	@$(UV) requirements.in -o requirements.lock
 	@$(UV) -c requirements.lock requirements-dev.in -o requirements-dev.lock
-	@echo 'torch ; sys_platform == "none"' >var/without-torch.txt # which build of it suits is the machine's business
+	@echo 'torch ; sys_platform == "none"' >var/without-torch.txt # which build suits depends on the machine
 	@$(UV) --override var/without-torch.txt -c requirements-dev.lock requirements-extras.in -o requirements-extras.lock
 
 clean: ## remove the environment and the caches (data in var/ stays)

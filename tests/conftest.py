@@ -1,7 +1,9 @@
 """Fixtures for every test: `portal_up` is a real portal that slow tests share, `make_stack` makes one to break."""
 
 import fcntl
+import gc
 import os
+import re
 import shutil
 import signal
 from collections import Counter
@@ -33,19 +35,45 @@ def pytest_configure(config: pytest.Config) -> None:
     landing.register(config)
 
 
+DATABASE_WORDS = re.compile(rf"\bdjango_db|\b(?:{'|'.join(OPENS_DATABASE)})\b|/outbox/")
+"""Matches the path or text of files with database tests: by mark, fixture, or a folder whose fixtures use it."""
+
+
+def _may_use_database(path: Path) -> bool:
+    return DATABASE_WORDS.search(f"{path}\n{path.read_text()}") is not None
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A stage of slow tests alone reads no file that has none: to load the others takes each worker ten seconds."""
-    only_slow = config.option.markexpr.startswith("slow") and collection_path.suffix == ".py"
-    return only_slow and "mark.slow" not in collection_path.read_text() or None
+    """Skip files without tests of this stage: to import them all takes each worker ten CPU seconds and more."""
+    selection = config.option.markexpr
+    if collection_path.suffix != ".py" or not selection.startswith(("slow", "database")):
+        return None
+    is_slow = selection.startswith("slow")
+    has_tests = "mark.slow" in collection_path.read_text() if is_slow else _may_use_database(collection_path)
+    return None if has_tests else True
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Collect without the garbage collector: the many thousand test items are all still in use."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what touches the database; and files with many slow tests come first: what is left at the end is quick."""
+    """Mark tests that use the database, and run files with many slow tests first: what remains at the end is quick."""
     landing.leave_out(config, items)
+    database = set[Path]()
     for item in items:
         if item.get_closest_marker("django_db") or OPENS_DATABASE & set(getattr(item, "fixturenames", ())):
             item.add_marker("database")
+            database.add(item.path)
+    missed = [str(path) for path in sorted(database) if not _may_use_database(path)]
+    assert not missed, f"`make test-postgres` would skip {missed}: DATABASE_WORDS finds no use of the database there"
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 

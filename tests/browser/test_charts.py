@@ -15,7 +15,7 @@ from tests.browser.conftest import Watched, drag
 from tests.stack import Stack
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.turns(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.sampled(2)]
 Browse = Callable[..., Watched]
 AGAIN = re.compile(r"/series\?.*\ball=1\b")
 PICTURE = "(canvas) => canvas.toDataURL()"

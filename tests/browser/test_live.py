@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, Route
 from jobs import live
 from tests.stack import REPOSITORY
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.turns(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.sampled(2)]
 
 STAGE = """
 window.sockets = [];

@@ -18,7 +18,7 @@ from tests.browser.test_pages import TRIPS
 from tests.stack import Stack
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.turns(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.sampled(2)]
 Browse = Callable[..., Watched]
 NODE = "bench-01"
 UUIDS = [f"GPU-b0b0{i:04x}-0000-0000-0000-000000000000" for i in range(2)]

@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 from tests.browser.conftest import Watched
 from tests.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.turns(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.sampled(2)]
 
 CLUSTER = [
     "/cluster",

@@ -13,7 +13,7 @@ from tests.browser.conftest import Watched
 from tests.browser.test_pages import TRIPS
 from tests.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.turns(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.sampled(2)]
 Browse = Callable[..., Watched]
 OF_SIXTY_FOUR = """
 import django

@@ -12,7 +12,7 @@ from tests.browser.conftest import Watched, drag
 from tests.stack import REPOSITORY, Stack
 from vigil_core import formatting
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.turns(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.sampled(2)]
 Browse = Callable[..., Watched]
 
 # Before the chart could be drawn anew.

@@ -31,13 +31,13 @@ def test_there_are_logs_of_every_cause() -> None:
     assert sum(case.cause == "unknown" for case in ALL) >= 15
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_most_verdicts_are_right(score: Score) -> None:
     wrong = [(one.case.name, one.verdict.cause) for one in score.judged if not one.is_right]
     assert score.accuracy >= 0.97, wrong
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_what_is_said_surely_is_right(score: Score) -> None:
     right, wrong_owner, sure = score.sure()
     assert right / sure >= 0.97
@@ -45,7 +45,7 @@ def test_what_is_said_surely_is_right(score: Score) -> None:
     assert sure >= len(ALL) / 2, "being never sure is no way to be right"
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_every_line_of_evidence_is_where_it_is_said_to_be(score: Score) -> None:
     for one in score.judged[:60]:
         assert one.case.folder is not None

@@ -13,7 +13,7 @@ from tests.gpus.conftest import STEADY, Watch, stand_in
 from tests.nvml import LEARNED_LATE, MIG_CHANGED, RECOVERY, StandIn, bus, slice_uuid, uuid
 from tests.waiting import until
 
-pytestmark = pytest.mark.long  # a process each, and what it tells comes by the second
+pytestmark = pytest.mark.lengthy  # a process each, and what it tells comes by the second
 
 
 def test_what_there_is(nvml: StandIn, watch: Watch) -> None:

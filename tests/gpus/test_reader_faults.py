@@ -13,7 +13,7 @@ from tests.gpus.conftest import STEADY, Watch
 from tests.nvml import StandIn, bus, uuid
 from tests.waiting import until
 
-pytestmark = pytest.mark.long  # a process each, and what it tells comes by the second
+pytestmark = pytest.mark.lengthy  # a process each, and what it tells comes by the second
 
 
 # Lost.
@@ -91,7 +91,7 @@ def test_silence_is_told_with_its_beginning_and_its_end(nvml: StandIn, watch: Wa
     assert len(told) == len(set(told)), "each is told once"
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_of_children_that_cannot_be_killed_there_are_two(
     nvml: StandIn, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

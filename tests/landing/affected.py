@@ -11,7 +11,8 @@ changed itself, or if a room changed that
 - one of those rooms imports.
 
 Changes that may affect anything (settings, dependencies, fixtures of all tests) affect every file. Of the files that
-are not affected a landing still runs the first test of each and a quarter of the rest, in turn (`selected`).
+are not affected a landing still runs the first test of each and a quarter of the rest, in turn; of slow tests the first
+of each folder and a quarter of the files (`selected`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import ast
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -171,17 +172,22 @@ def _is_data_of(file: str, path: str) -> bool:
     return not path.endswith(".py") and path.startswith("tests/") and path.startswith(file.rpartition("/")[0] + "/")
 
 
-def selected(nodeids: Iterable[str], affected: set[str] | None, part: str) -> set[str]:
-    """Return the tests to run: those in affected files, the first of each other file, and a part of the rest.
+def selected(nodeids: Iterable[str], affected: set[str] | None, part: str, *, slow: Container[str] = ()) -> set[str]:
+    """Return the tests to run: those in affected files, a smoke test of everything else, and a part of the rest.
+
+    The smoke test is the first test of a file. Of tests in `slow`, whose files start a portal, ranks or a Slurm, it is
+    the first of a folder, and the part is of files: a file with most of its tests left out costs nearly as much.
 
     `part`: which quarter of the rest, such as "1/4".
     """
     found, seen = set(), set()
     for nodeid in nodeids:
         file = nodeid.partition("::")[0]
-        if affected is None or file in affected or file not in seen or is_in_part(nodeid, part):
+        unit = f"{file.rpartition('/')[0]}/ (slow)" if nodeid in slow else file
+        is_in_turn = is_in_part(file if nodeid in slow else nodeid, part)
+        if affected is None or file in affected or unit not in seen or is_in_turn:
             found.add(nodeid)
-        seen.add(file)
+        seen.add(unit)
     return found
 
 

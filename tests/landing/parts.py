@@ -3,8 +3,8 @@
 python -m tests.landing.parts 2     which of two parts this commit runs: 0, or 1 after the next commit
 
 TEST_PART (1/4) selects so large a part of all tests. TEST_TURN (a number) selects a part of each group of tests that
-the marker `turns` divides: `@pytest.mark.turns(3)` divides the cases of a test into three parts, or all tests of a file
-that has the mark.
+the marker `sampled` divides: `@pytest.mark.sampled(3)` divides the cases of a test into three parts, or all tests of a
+file that has the mark.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def deferred(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     number, position = os.environ.get("TEST_TURN", ""), Counter[str]()
     found = set()
     for item in items:
-        mark = item.get_closest_marker("turns")
+        mark = item.get_closest_marker("sampled")
         if not number or mark is None:
             continue
         (of,) = mark.args

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,21 @@ def test_of_other_files_the_first_test_runs_and_a_quarter_of_the_rest() -> None:
         assert len(part) < 60
     assert set.union(*parts) == {*names}
     assert selected(names, None, "0/4") == {*names}
+
+
+def test_of_other_slow_files_a_quarter_runs_whole_and_one_test_of_each_folder() -> None:
+    names = [
+        f"tests/{room}/test_{file}.py::test_{number}" for room in "ab" for file in range(20) for number in range(5)
+    ]
+    affected_file = "tests/b/test_3.py"
+    parts = [selected(names, {affected_file}, f"{part}/4", slow=names) for part in range(4)]
+    for part in parts:
+        assert {name for name in names if name.startswith(affected_file)} <= part
+        assert {"tests/a/test_0.py::test_0", "tests/b/test_0.py::test_0"} <= part
+        assert len(part) < 100
+        by_file = Counter(name.partition("::")[0] for name in part)
+        assert {file for file, tests in by_file.items() if tests < 5} <= {"tests/a/test_0.py", "tests/b/test_0.py"}
+    assert set.union(*parts) == {*names}
 
 
 def test_the_last_full_run_is_a_commit_of_this_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

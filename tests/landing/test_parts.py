@@ -14,7 +14,7 @@ class Item:
     """As much of a test as is looked at."""
 
     def __init__(self, name: str, of: int, *, of_its_file: bool = False) -> None:
-        self.nodeid, self.path, self.mark = f"tests/test_a.py::{name}", Path("tests/test_a.py"), pytest.mark.turns(of)
+        self.nodeid, self.path, self.mark = f"tests/test_a.py::{name}", Path("tests/test_a.py"), pytest.mark.sampled(of)
         self.own_markers = [] if of_its_file else [self.mark.mark]
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:

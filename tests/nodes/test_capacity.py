@@ -161,7 +161,7 @@ def oracle(request: Request, where: ClusterCapacity) -> bool:
 
 @settings(max_examples=examples(600))
 @given(clusters(), requests())
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_starts_exactly_where_some_choice_of_nodes_would_do(where: ClusterCapacity, request: Request) -> None:
     fit = fits_now(request, where)
     assert fit.starts == oracle(request, where) == starts(request, survey(request, where), where)
@@ -171,7 +171,7 @@ def test_starts_exactly_where_some_choice_of_nodes_would_do(where: ClusterCapaci
 
 @settings(max_examples=examples(150))
 @given(clusters(), st.lists(st.tuples(st.integers(1, 3), st.integers(0, 8), st.integers(1, 32)), max_size=6))
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_jobs_ahead_never_take_more_than_there_is(where: ClusterCapacity, asked: list[tuple[int, int, int]]) -> None:
     ahead = [
         QueuedJobInfo(

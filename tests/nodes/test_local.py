@@ -273,7 +273,7 @@ class TestLocal(SchedulerContract):
         assert scheduler.nodes()[0].state == "idle"
 
     @pytest.mark.slow
-    @pytest.mark.whole
+    @pytest.mark.exhaustive
     def test_a_watcher_of_the_version_before_waits_for_the_undrain(
         self, scheduler: LocalScheduler, tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -335,7 +335,7 @@ class TestAnotherUser:
         monkeypatch.setattr(job_user, "check_reach", lambda *_: None)  # the checkout may lie anywhere
         return LocalScheduler(root, cpus=2, gpus=[], user="nobody")
 
-    @pytest.mark.long
+    @pytest.mark.lengthy
     def test_runs_as_it_and_ends_with_its_shim(self, scheduler: LocalScheduler, root: Path, work: Path) -> None:
         contract = SchedulerContract()
         script = f"id -un; echo $HOME; cat {root}/capacity.json; sleep 300 & echo $! > pid; wait"

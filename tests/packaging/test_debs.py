@@ -64,7 +64,7 @@ def test_the_agent_is_installed_and_removed(root: Path, tmp_path: Path) -> None:
     assert not (root / "etc/vigil-agent").exists()
 
 
-@pytest.mark.whole
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_the_site_is_installed_and_removed(root: Path, tmp_path: Path) -> None:
     package = build("site", tmp_path / "out")

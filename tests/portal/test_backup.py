@@ -161,7 +161,7 @@ def test_damaged_database_with_its_log_is_kept_and_replaced(make_stack: MakeStac
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after_s", [0.15, 0.45, 0.7, 0.9, 1.1])
-@pytest.mark.turns(5)
+@pytest.mark.sampled(5)
 def test_kill_leaves_the_old_or_the_new(make_stack: MakeStack, made: Path, after_s: float) -> None:
     stack = make_stack()
     database = stack.home / "vigil.sqlite3"
@@ -233,7 +233,7 @@ def test_refusals_of_backup(make_stack: MakeStack, made: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.turns(3)
+@pytest.mark.sampled(3)
 def test_backup_of_the_code_before_is_migrated(make_stack: MakeStack, tmp_path: Path) -> None:
     stack, other, path = make_stack(), make_stack(fresh=True), tmp_path / "vigil.tar.gz"
     environment = {**stack.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}

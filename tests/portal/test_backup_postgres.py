@@ -74,7 +74,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     return done.stderr
 
 
-@pytest.mark.turns(2)
+@pytest.mark.sampled(2)
 def test_round_trip_into_an_empty_database_and_over_a_full_one(
     make_stack: MakeStack, database: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -108,14 +108,14 @@ histories = st.lists(
 
 @settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(histories)
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_bands_are_those_of_the_points_whenever_compacted(monkeypatch: pytest.MonkeyPatch, history: list[Any]) -> None:
     small(monkeypatch)
     check_bands(history)
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_bands_of_long_histories(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Many doubled steps in rows of few and many ranks: the order of words must outlive every round of a compaction."""
     small(monkeypatch)

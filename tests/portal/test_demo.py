@@ -46,7 +46,7 @@ def made(django_db_setup: None, django_db_blocker: Any, tmp_path_factory: pytest
         transaction.set_rollback(True)
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 class TestLab:
     def test_is_made_once(self, made: Made) -> None:
         names, _ = made

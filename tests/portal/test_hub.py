@@ -131,7 +131,7 @@ def test_no_error_ends_the_reading(server: Server, monkeypatch: pytest.MonkeyPat
     run(server, scene)
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_joining_without_redis_does_not_fail(server: Server) -> None:
     server.kill()
 

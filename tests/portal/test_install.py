@@ -159,7 +159,7 @@ def clean(**environment: str) -> dict[str, str]:
 
 
 @pytest.mark.skipif(HAS_DRIVER, reason="this machine has an NVIDIA driver")
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_without_a_driver_pip_brings_the_cpu_build(tmp_path: Path, indexes: Indexes) -> None:
     ready_but_for_torch(tmp_path / "venv")
     environment = clean(

@@ -68,7 +68,7 @@ def secret(tmp_path, settings, one_connection):
     return Token.issue(mira, "test")[1]
 
 
-@pytest.mark.turns(4)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_api_keeps_its_own_schema(part, secret):
     """A twelfth of the addresses: a test for each of them would be of one name, and workers run each name once."""

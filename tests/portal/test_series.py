@@ -88,7 +88,7 @@ writes = st.lists(
 
 @settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(writes)
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_the_line_of_record_is_the_newest_word_on_each_step(
     monkeypatch: pytest.MonkeyPatch, history: list[Any]
 ) -> None:

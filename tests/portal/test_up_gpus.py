@@ -144,7 +144,7 @@ def test_an_xid_of_the_kernel_log_is_seen(machine: Machine) -> None:
     assert f'gpu="5",uuid="{nvml.uuid(5)}",xid="79"' in answer.text.replace(" ", ""), answer.text[:2000]
 
 
-@pytest.mark.whole
+@pytest.mark.exhaustive
 def test_a_driver_that_hangs_stops_nothing_else(machine: Machine) -> None:
     machine.gpus.say("* hang 1")
     silent = wait_for(lambda: machine.get(f"/api/v1/nodes/{HOST}/events?kind=gpu.silent")["items"], "a word", 60)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.stack import Stack, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.turns(4)]  # they wait for a minute each
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(4)]  # they wait for a minute each
 
 LIMIT_S = 45
 """Longer than the 30 s after which /readyz misses a process, so that both can be seen."""

@@ -19,7 +19,7 @@ from tests.points import points_of
 from tests.postgres import postgres
 from tests.stack import Stack, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.turns(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(2)]
 
 KILLS = int(os.environ.get("TEST_KILLS", "1"))  # of each kind, all in one job; test-all and soak take more
 BETWEEN = 50  # steps from one kill to the next
@@ -158,7 +158,7 @@ def steps_of(stack: Stack, job_id: int) -> list[int]:
     return [int(row["step"]) for row in csv.DictReader(answer.text.splitlines())]
 
 
-@pytest.mark.turns(1)  # always
+@pytest.mark.sampled(1)  # always
 def test_killed_parts_cost_nothing(stack: Stack, submit: Submit) -> None:
     job_id, step = submit(NO_END), BETWEEN
     for _ in range(KILLS):

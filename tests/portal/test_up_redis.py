@@ -19,7 +19,7 @@ from portal.run import redis
 from tests import steady
 from tests.stack import REPOSITORY, Stack, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.turns(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(2)]
 
 BOUNCES, WITHIN_S = 10, 15.0
 RECOVERED_WITHIN_S = 10.0

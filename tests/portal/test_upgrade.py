@@ -13,7 +13,7 @@ import pytest
 from tests.portal.test_up_kill import NO_END, check, job_of, new_rank, submit_to, wait_for_end, wait_for_step
 from tests.stack import REPOSITORY, Stack, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.whole]
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 BEFORE = "95747fa1884d3b146253745d5c098a735c2bfb39"
 """The last commit of version 0.1: after it packages moved and modules were renamed. What processes of then call by name

@@ -24,7 +24,7 @@ from tests.slurm.room import as_user
 from tests.slurm.tls import tls_before
 from tests.stack import REPOSITORY
 
-pytestmark = pytest.mark.turns(2)
+pytestmark = pytest.mark.sampled(2)
 
 # Of these clusters, on purpose: they are quick, and live on one machine without GPUs.
 KNOWN = {
@@ -74,7 +74,7 @@ def left_behind(portal: Portal) -> list[Path]:
     return [*portal.runs.glob("*/*"), *portal.runs.glob(".trash/*")]
 
 
-@pytest.mark.turns(1)  # always
+@pytest.mark.sampled(1)  # always
 def test_all_is_well(portal: Portal) -> None:
     found = check(portal, "--partition=debug")
     assert found.at("error") == {}, found.progress

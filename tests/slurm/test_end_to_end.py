@@ -25,10 +25,10 @@ from tests.slurm.people import ALICE, PORTAL
 from tests.slurm.portal import Person, Portal, federated, language, script
 from tests.stack import REPOSITORY, wait_for
 
-pytestmark = pytest.mark.turns(2)
+pytestmark = pytest.mark.sampled(2)
 
 
-@pytest.mark.turns(1)  # always
+@pytest.mark.sampled(1)  # always
 def test_two_nodes_train_over_gloo_and_go_on_from_a_checkpoint(alice: Person) -> None:
     job_id = alice.submit(language(resources={"nodes": 2}))
     done = alice.wait(job_id)

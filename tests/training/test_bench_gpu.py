@@ -28,7 +28,7 @@ def bench(*arguments: str, code: int = 0) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.whole
+@pytest.mark.exhaustive
 def test_tiny_runs_every_row_and_claims_nothing():
     said, told = bench("--tiny")
     assert "TINY, on a CPU" in said
@@ -60,7 +60,7 @@ def test_without_a_gpu_a_row_is_not_measured():
         ("import subprocess; subprocess.run(['sleep', '600'])", "stopped after 2 s"),
     ],
 )
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_what_became_of_a_row_is_told(script: str, said: str):
     assert gpu.run_row([sys.executable, "-S", "-c", script], seconds=2 if "sleep" in script else 60) == said
 

@@ -175,7 +175,7 @@ def test_the_commit_of_a_checkout_is_read_without_git(tmp_path: Path, packed: bo
     assert capture._head_commit(tmp_path / "none" / ".git") == ""
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_one_that_hangs_is_given_up_with_what_it_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capturing, "FINISH_SECONDS", 0.0)
     monkeypatch.setattr(capturing, "AFTER_SECONDS", 0.0)

@@ -135,7 +135,7 @@ def measured(value: object) -> tuple[int, int]:
     return sum(held + 1 for held, _ in found), 1 + max((depth for _, depth in found), default=-1 if not inner else 0)
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 @settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.sampled_from([*TOKENS, "k{i}", "k{i}=1\n", "a.k{i}=1\n", "[a.k{i}]\n"]), min_size=1, max_size=6).map(

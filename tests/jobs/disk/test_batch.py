@@ -108,7 +108,7 @@ quick = settings(max_examples=examples(60), deadline=None, suppress_health_check
 
 @quick
 @given(run=names, python=names, start=wild, modules=st.lists(wild, max_size=3), conda=wild)
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_whatever_the_texts_are_they_arrive_as_they_are(
     tmp_path: Path, run: str, python: str, start: str, modules: list[str], conda: str
 ) -> None:
@@ -196,7 +196,7 @@ def test_a_person_who_wanted_the_end_gets_no_other_turn(played: Played) -> None:
 
 
 @pytest.mark.parametrize("word", ["TERM", "USR1"])
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_srun_gets_only_usr1_and_a_file_says_what_it_was(played: Played, word: str) -> None:
     got = f"trap 'echo USR1 > {played.place}/got; exit 75' USR1\ntrap 'exit 9' TERM\n"
     played.play("srun", f"#!/bin/bash\n{got}touch {played.place}/up\nwhile :; do sleep 0.05; done\n")

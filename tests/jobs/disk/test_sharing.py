@@ -206,7 +206,7 @@ class TestThreeUsers:
         lab.ours(work)
         assert sorted(path.name for path in lab.root.rglob("*")) == [trash.TRASH, "vision"]
 
-    @pytest.mark.long
+    @pytest.mark.lengthy
     def test_nobody_else_gets_in(self, lab: Lab) -> None:
         lab.does(ALICE, "umask 0; mkdir $run/job/open; echo x > $run/job/open/file; chmod -R 777 $run/job/open")
         paths = ("$run/portal", "$run/portal/token", "$run/job", "$run/job/open", "$run/job/open/file")

@@ -219,7 +219,7 @@ def many(first: int, draw: np.random.Generator) -> dict[str, str]:
     return tables.RoundTable(rounds, {**clients, "client": draw.integers(10_000, size=tables.NAMED)}).pack()
 
 
-@pytest.mark.parametrize("rounds", [2_000, pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.whole])])
+@pytest.mark.parametrize("rounds", [2_000, pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 def test_fifty_thousand_rounds_of_many_clients_are_taken_and_shown_in_parts(
     rounds: int, job: Job, mira: User, django_assert_max_num_queries: Any
 ) -> None:

@@ -53,7 +53,7 @@ class Clock:
         return self.now
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_what_does_not_change_costs_no_query(
     oskar: User, project: Project, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,7 @@ def test_an_ended_stream_is_known_as_such() -> None:
 
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_any_cutting_repeating_and_reordering_stores_each_identity_once(data: st.DataObject) -> None:
     """The property that everything hangs on: a shipper that obeys the cursors, over a network that does anything."""
     attempt = attempt_of(job_of())

@@ -152,7 +152,7 @@ def test_a_stream_goes_on_in_its_next_segment() -> None:
     assert steps(attempt) == [1, 2, 3]
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_forged_segments_without_number_hold_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look opens one more file at most, however many segments there seem to be; there are some looks in a tick."""
     attempt, (rank,) = running()

@@ -342,7 +342,7 @@ def test_a_researcher_sees_no_buttons_on_others_jobs(client: Client, project: Pr
         assert word not in html
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_every_tab_answers_for_every_state(client: Client, mira: User, project: Project) -> None:
     for state in Attempt.State.values:
         job = a_job(mira, project, state=state, name=f"is-{state.replace('_', '-')}")

@@ -43,7 +43,7 @@ def said(trial: EntryTrial, level: str = "error") -> dict[str, str]:
     return {finding.field: finding.text for finding in trial.findings if finding.level == level}
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 class TestTrial:
     """In a process of its own, whatever the pattern is."""
 

@@ -144,7 +144,7 @@ def test_who_may_not_see_it_any_more_is_shown_out(
 
 
 @pytest.mark.parametrize("path", ["/ws/jobs/{}", "/ws/jobs"])
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_a_socket_that_cannot_be_checked_any_more_is_closed(
     path: str, ada: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -141,7 +141,7 @@ def test_a_sweep_over_nothing_is_told_how_to_write_it(text: str) -> None:
     assert 'Write a line [sweep.over], and below it the values, such as "run.learning_rate" =' in problem.message
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_a_thousand_jobs_are_made_in_seconds(oskar: User, django_assert_max_num_queries: Any) -> None:
     text = f'name = "many"\n[sweep.over]\n"run.seed" = {list(range(1000))}\n'
     began = time.process_time()  # what others take of the machine is none of its business

@@ -213,7 +213,7 @@ def test_nothing_else_upsets_them(node: dict[str, Any], row: dict[str, Any], par
 
 @settings(max_examples=examples(20))
 @given(st.lists(JSON | fields(READ), min_size=1, max_size=3), st.integers(0, 2**31))
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_an_odd_entry_hides_no_other(odd: list[Any], place: int) -> None:
     """Neither from those who follow nor from the queue, and none gets another's place in it."""
     jobs = FEW_JOBS

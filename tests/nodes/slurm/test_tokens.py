@@ -218,7 +218,7 @@ def test_commands_that_give_no_token(tmp_path: Path, code: str, said: str) -> No
 
 
 @pytest.mark.parametrize("code", ["time.sleep(60)", "os.system('sleep 60')", "os.fork() or time.sleep(60)"])
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_commands_that_hang_end_with_what_they_started(
     tmp_path: Path, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ SPOILT: dict[str, Callable[[Run], object]] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
-@pytest.mark.turns(2)
+@pytest.mark.sampled(2)
 def test_the_one_before_is_used(spoil: Callable[[Run], object], run: Run) -> None:
     spoil(run)
     assert newest_on_lineage(run.job_dir) == "step-8"

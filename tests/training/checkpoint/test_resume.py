@@ -27,7 +27,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
 
 
 @pytest.mark.parametrize(("world", "killed_in", "saved"), [(2, 6, 4), (2, 12, 8), (3, 9, 8), (4, 7, 4), (4, 11, 8)])
-@pytest.mark.turns(2)
+@pytest.mark.sampled(2)
 def test_hex_equal_after_a_rank_was_killed(
     world: int, killed_in: int, saved: int, whole: dict[int, Run], tmp_path: Path
 ) -> None:
@@ -56,7 +56,7 @@ KILLS = {
 
 
 @pytest.mark.parametrize(("target", "expected"), KILLS.values(), ids=KILLS)
-@pytest.mark.turns(2)
+@pytest.mark.sampled(2)
 def test_killed_while_saving(target: str, expected: str, whole: dict[int, Run], tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     incarnation = run.start(1, sabotage=Sabotage(target))

@@ -31,7 +31,7 @@ def _settings(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", WAYS)
-@pytest.mark.turns(2)
+@pytest.mark.sampled(2)
 def test_hex_equal_after_a_resume(name: str, tmp_path: Path) -> None:
     world = WAYS[name][0]
     run = Run(tmp_path / "run", _settings(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from training.federation.config import parse
 from training.models import compression
 from training.weights.safetensors import read_header
 
-pytest.importorskip("peft")
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 HIDDEN, WIDTH, LAYERS = 48, 32, 2
 """Of the weights that they are beside; keys and values are 16 wide."""
 LORA = {"lora_rank": 4, "lora_targets": "query value"}

@@ -105,7 +105,7 @@ def undisturbed(more: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 @pytest.mark.parametrize(
-    "more", [FOR_ALL, pytest.param(LATE, marks=pytest.mark.whole)], ids=["for all", "for nobody"], scope="class"
+    "more", [FOR_ALL, pytest.param(LATE, marks=pytest.mark.exhaustive)], ids=["for all", "for nobody"], scope="class"
 )
 class TestInTheMiddleOfARound:
     def test_a_killed_rank_changes_no_bit(self, run: Run, more: str, undisturbed: dict[str, str]) -> None:
@@ -122,7 +122,7 @@ class TestInTheMiddleOfARound:
         assert _digests(run) == undisturbed
         run.assert_nothing_left()
 
-    @pytest.mark.whole
+    @pytest.mark.exhaustive
     def test_a_killed_launcher_and_a_stop_change_no_bit(self, run: Run, more: str, undisturbed: dict[str, str]) -> None:
         """Another attempt follows each: after the kill from the newest checkpoint, after the stop from a new one."""
         run.describe(TEXT.format(more=more))

@@ -99,13 +99,13 @@ def test_a_client_sends_its_sketch_its_gradient_and_a_loss(tmp_path: Path) -> No
     assert sent == 8 * (NUMBERS * (NUMBERS + 1) // 2 + NUMBERS + 1)
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("sketch", "rows", "most"),
     [
         ("orthogonal", 15, 15),
         ("orthogonal", 31, 7),
-        *(pytest.param(*row, marks=[pytest.mark.slow, pytest.mark.whole]) for row in OTHERS),
+        *(pytest.param(*row, marks=[pytest.mark.slow, pytest.mark.exhaustive]) for row in OTHERS),
     ],
 )
 def test_rounds_on_breast_cancer_are_as_few_as_measured(sketch: str, rows: int, most: int, tmp_path: Path) -> None:

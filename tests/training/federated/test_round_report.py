@@ -147,7 +147,7 @@ def test_whatever_numbers_there_are_rounds_are_whole() -> None:
     assert 100 < len(table.clients["client"]) < 300
 
 
-@pytest.mark.parametrize("rounds", [3_000, pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.whole])])
+@pytest.mark.parametrize("rounds", [3_000, pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 def test_however_long_it_is_events_are_few(rounds: int, clock: Clock) -> None:
     """A second a round, of which the most events come: one each at first, then ever fewer."""
     round_reporter, draw = RoundReporter(reporter := Reporter(), NAMELESS, coverage()), np.random.default_rng(0)

@@ -87,7 +87,7 @@ def test_its_sentence_says_who_or_that_nobody_can_tell() -> None:
     )
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_the_probe_gives_the_same_a_thousand_times() -> None:
     device = torch.device("cpu")
     before = torch.random.get_rng_state()

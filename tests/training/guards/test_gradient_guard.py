@@ -279,7 +279,7 @@ def test_a_spike_is_skipped_and_leaves_the_scale_alone() -> None:
     assert scale.value.item() == 4.0
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_the_scale_follows_grad_scaler() -> None:
     """The very numbers of torch.amp.GradScaler, over overflows and long calm stretches."""
     ours = LossScale(CPU)

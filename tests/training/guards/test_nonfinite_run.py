@@ -155,7 +155,7 @@ def _before_the_third_step(spoil: Callable[[dict[str, nn.Module]], None]) -> Non
     ],
     ids=["tp", "cp", "pp, there and back", "pp, backward"],
 )
-@pytest.mark.turns(2)
+@pytest.mark.sampled(2)
 def test_who_was_sent_a_nan_is_not_the_one_it_came_from(
     spy: str, settings: dict[str, Any], where: str, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.training.ranks import SECONDS, TINY, Run
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.whole]  # test_launch_trainer.py does both in one run
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]  # test_launch_trainer.py does both in one run
 
 # So many tiny steps that a signal sent after the first save always finds the run going on.
 STEPS = 600

@@ -173,7 +173,7 @@ def test_a_checkpoint_whose_bytes_have_changed_is_passed_by(run: Run) -> None:
     run.assert_nothing_left()
 
 
-@pytest.mark.whole
+@pytest.mark.exhaustive
 def test_two_nodes_train_as_one(run: Run) -> None:
     """Two launchers with one rank each on loopback; a rank of the second is killed on the way."""
     text = TINY.format(steps=60, every=10, launch="nodes = 2")

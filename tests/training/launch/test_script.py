@@ -149,7 +149,7 @@ SAVED = "step == 1 and vigil_report.checkpoint(__file__, step)"
         (COUNTED, "vigil_report.progress(900, 900); vigil_report.checkpoint(__file__, 900)", 0, "completed"),
     ],
 )
-@pytest.mark.turns(2)
+@pytest.mark.sampled(2)
 def test_what_exit_code_0_means_once_it_was_asked_to_stop(
     run: Run, each: str, last: str, code: int, cause: str
 ) -> None:

@@ -97,7 +97,7 @@ def test_one_that_was_to_stop_is_not_started_again(kept: Kept) -> None:
     assert kept.starts == 1
 
 
-@pytest.mark.long
+@pytest.mark.lengthy
 def test_it_does_not_outlive_its_keeper(kept: Kept) -> None:
     keeper = kept.start("while True: time.sleep(0.01)")
     launcher = psutil.Process(kept.pid(0))

@@ -86,7 +86,7 @@ def test_fp8_learns_as_bf16_does(scaling: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.whole
+@pytest.mark.exhaustive
 def test_compiled_blocks_give_the_same(plain: dict[int, float], tmp_path: Path) -> None:
     found = losses(tmp_path, compile=True, language={**MODEL, "dropout": 0.0})
     expected = losses(tmp_path / "without", language={**MODEL, "dropout": 0.0})

@@ -83,7 +83,7 @@ def copy_of(run: Run, folder: Path, layout: str, **changes: Any) -> Run:
 # At every landing each axis and each way to share; in `make test-all` also what those in two axes contain.
 OWN = [
     *("ddp", "zero1", "hsdp", "tp", "zbv", "cp", "fsdp and tp", "pp and zero1", *["four axes"] * IS_SOAK),
-    *(pytest.param(layout, marks=pytest.mark.whole) for layout in ("fsdp", "pp", "pp and fsdp")),
+    *(pytest.param(layout, marks=pytest.mark.exhaustive) for layout in ("fsdp", "pp", "pp and fsdp")),
 ]
 
 
@@ -104,7 +104,7 @@ def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 class TestOnItsOwnLayout:
-    @pytest.mark.turns(2)
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("layout", OWN)
     def test_hex_equal(self, layout: str, own: dict[str, tuple[Done, Done]]) -> None:
         (whole, whole_dir), (resumed, resumed_dir) = own[layout]
@@ -142,11 +142,11 @@ def others(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def pairs() -> Iterator[Any]:
     for name, (always, rest) in READ_BY.items():
         yield from (pytest.param(name, layout) for layout in always)
-        yield from (pytest.param(name, layout, marks=pytest.mark.whole) for layout in rest)
+        yield from (pytest.param(name, layout, marks=pytest.mark.exhaustive) for layout in rest)
 
 
 class TestOnAnotherLayout:
-    @pytest.mark.turns(2)
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(("written", "read"), list(pairs()))
     def test_the_same_run(self, written: str, read: str, others: Others) -> None:
         """What was saved at step SAVED is read whole and alike, and the next loss is the one that would have come."""

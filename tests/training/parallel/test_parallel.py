@@ -42,7 +42,7 @@ def cases(world: int) -> Iterator[Any]:
             if IS_SOAK or world < 8 or (row.axes, schedule) == THREE_AXES:
                 is_enough = world == 8 or schedule in (None, turn)
                 name = f"{row} {schedule}" if schedule else str(row)
-                yield pytest.param(row, schedule, id=name, marks=() if is_enough else pytest.mark.whole)
+                yield pytest.param(row, schedule, id=name, marks=() if is_enough else pytest.mark.exhaustive)
 
 
 def _schedules(row: Combination, turn: str) -> Iterable[str]:
@@ -102,7 +102,7 @@ class LikeOneProcess:
     )  # all cases of a class run in the first one's fixture; pool.SECONDS ends them
 
     @pytest.mark.slow
-    @pytest.mark.turns(2)
+    @pytest.mark.sampled(2)
     def test_the_losses_are_those_of_one_process(self, row: Combination, schedule: str | None, ran: Runs) -> None:
         run, alone = ran[row, schedule], ran[ALONE]
         found, expected = losses(run, self.WORLD), losses(alone, 1)

@@ -31,12 +31,12 @@ MODEL = {"layers": 6, "heads": 8, "kv_heads": 4, "head_width": 32, "hidden": 704
     [
         (1, {}),
         (1, {"recompute": "full"}),
-        pytest.param(1, {"recompute": "selective", "dtype": "bf16"}, marks=pytest.mark.whole),
+        pytest.param(1, {"recompute": "selective", "dtype": "bf16"}, marks=pytest.mark.exhaustive),
         (1, {"micro_batch": 2}),
         (2, {"communication": "topk"}),
         (2, {"communication": "diloco"}),
         (2, {"parallelism": "fsdp"}),
-        pytest.param(2, {"parallelism": "fsdp", "dtype": "bf16"}, marks=pytest.mark.whole),
+        pytest.param(2, {"parallelism": "fsdp", "dtype": "bf16"}, marks=pytest.mark.exhaustive),
         (2, {"mesh": {"tp": 2}}),
         (2, {"mesh": {"cp": 2}}),
         (2, {"mesh": {"pp": 2}}),
@@ -45,7 +45,7 @@ MODEL = {"layers": 6, "heads": 8, "kv_heads": 4, "head_width": 32, "hidden": 704
     ],
     ids=str,
 )
-@pytest.mark.turns(3)
+@pytest.mark.sampled(3)
 def test_the_estimate_is_near_what_is_measured(world: int, table: dict[str, Any], tmp_path: Path) -> None:
     """Within a tenth; of several ranks a sixth, for what is gathered lives until a thread of gloo's lets it go."""
     ranks = [

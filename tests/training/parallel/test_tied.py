@@ -36,7 +36,7 @@ def test_head_and_embedding_stay_one(alone: Run, tmp_path: Path) -> None:
     [{"parallelism": "ddp"}, {"parallelism": "fsdp"}, {"mesh": {"tp": 2}}],
     ids=["ddp", "fsdp", "tp"],
 )
-@pytest.mark.turns(3)
+@pytest.mark.sampled(3)
 def test_on_two_ranks_it_is_the_same_run(layout: dict[str, Any], alone: Run, tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {**CONFIG, **layout})
     run.finish(2)

@@ -127,7 +127,7 @@ def test_a_start_afresh_has_the_weights_that_were_kept(trained: tuple[Path, Run]
     [{"parallelism": "fsdp"}, {"parallelism": "ddp"}, {"parallelism": "auto", "recompute": "full"}],
     ids=["fsdp", "ddp", "auto, recomputed"],
 )
-@pytest.mark.turns(3)
+@pytest.mark.sampled(3)
 def test_two_ranks_give_the_losses_of_one(layout: dict[str, Any], trained: tuple[Path, Run], tmp_path: Path) -> None:
     weights, run = trained
     both = Run(tmp_path / "both", {**run.config, **layout})

@@ -9,6 +9,8 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,16 @@ from training.recipes import language
 from training.weights.llama import sizes_of
 from training.weights.weight_files import open_weights
 
-transformers: Any = pytest.importorskip("transformers")
+
+class _Transformers:
+    """Imports the library at its first use: it takes four seconds, which workers that run other files save."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module("transformers"), name)
+
+
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+transformers: Any = _Transformers()
 TEXTS = ("the siskin sings at dawn", "", " \t\n\x00 é 日本 🎉 ÿ", "<|endoftext|></s><unk>", "a" * 300)
 
 
