@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from training.config import choices
 from training.config.choices import ChoiceError, Value
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from training.config.shape import Misfit, Shape
     from training.data import Batch, Labels, Prepared, Task
     from training.step.optimizer import Optimizer
-    from training.trainer import Trainer
 
 T = TypeVar("T")
 
@@ -207,6 +206,13 @@ class Parallelism:
     """Whether it can be applied before memory for the weights is allocated, so that no rank ever stores them all."""
 
 
+class TrainingLoop(Protocol):
+    """One rank's run from its start to its end or a stop, such as training.trainer.Trainer."""
+
+    def run(self) -> bool:
+        """Run it; return whether it reached its end."""
+
+
 @dataclass(frozen=True)
 class Communication:
     """A way to keep replicas of the model in agreement, after each step or after several."""
@@ -215,8 +221,8 @@ class Communication:
     """(peers, **options): return the exchange between them."""
     check: Callable[..., None] = _anything
     """(shape, **options): raise shape.Misfit for what does not work, without torch."""
-    trainer: Callable[[], type[Trainer]] | None = None
-    """Returns a class that replaces the trainer's loop."""
+    trainer: Callable[[], Callable[..., TrainingLoop]] | None = None
+    """Returns a class that replaces training.trainer.Trainer and takes the same arguments."""
     keeps: Callable[..., int] = _nothing
     """(**options): return the additional bytes of memory per trained parameter."""
     REMEMBERS: bool = False

@@ -24,8 +24,8 @@ from training.runtime import data_roots
 from training.runtime.imports import without_collections
 
 if TYPE_CHECKING:
+    from training.contracts import TrainingLoop
     from training.federated.custom.program import Program
-    from training.loop import Loop
     from training.runtime.distributed import World
 
 STOPPED = 75
@@ -120,7 +120,7 @@ def _confine(roots: Sequence[str], where: workspace.Workspace) -> None:
     data_roots.confine(roots, trusted=[cache_dir(where.run_dir), where.job_dir, library_folder()])
 
 
-def _loop(run: run_file.RunFile, where: workspace.Workspace, world: World, options: dict[str, Any]) -> Loop:
+def _loop(run: run_file.RunFile, where: workspace.Workspace, world: World, options: dict[str, Any]) -> TrainingLoop:
     """Return the loop of the run: a federation's, the trainer's, or one that its communication provides."""
     settings = run.config
     if not isinstance(settings, run_config.RunConfig):

@@ -38,7 +38,8 @@ from jobs.api.shapes import (
     job_detail,
     job_shape,
 )
-from jobs.listing.jobs import DEFAULT_SORT, SORTS, STATE_WORDS, JobSearch
+from jobs.listing.criteria import DEFAULT_SORT, STATE_WORDS
+from jobs.listing.jobs import SORTS, JobSearch
 from jobs.models import Attempt, Event, Job
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import clone

@@ -7,18 +7,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import connection
 
 from jobs.listing import postgres, sqlite
+from jobs.listing.criteria import JobCriteria
 from jobs.listing.sql import Sql
 from jobs.models.job import Tag
 from portal.models import Project, User
 from vigil_core.untrusted import whole
-
-if TYPE_CHECKING:
-    from jobs.listing.jobs import JobSearch
 
 SET_BACK = timedelta(days=2)
 """Job ids increase with submission time, except if a clock was set back by up to this much."""
@@ -134,7 +132,7 @@ def with_conditions(head: str, where: Sequence[Sql], tail: str = "") -> Sql:
     )
 
 
-def resolve(search: JobSearch, user: User) -> JobQuery:
+def resolve(search: JobCriteria, user: User) -> JobQuery:
     """Look up the names in a search: projects that the user may see, people and words."""
     owner = _owner(search.owner) if search.owner else None
     rest, sources, bounds = list(_rest(search)), list(_sources(search)), list(_bounds(search))
@@ -152,7 +150,7 @@ def resolve(search: JobSearch, user: User) -> JobQuery:
     )
 
 
-def _scope(search: JobSearch, user: User) -> list[int] | None:
+def _scope(search: JobCriteria, user: User) -> list[int] | None:
     if user.is_sysadmin and not search.projects:
         return None
     projects = Project.objects.visible_to(user).order_by()
@@ -181,7 +179,7 @@ def _words(words: list[str]) -> list[SearchWord]:
     ]
 
 
-def _rest(search: JobSearch) -> Iterator[Sql]:
+def _rest(search: JobCriteria) -> Iterator[Sql]:
     if search.kind:
         yield Sql("l.kind = %s", (search.kind,))
     for tag in search.tags:
@@ -192,7 +190,7 @@ def _rest(search: JobSearch) -> Iterator[Sql]:
     yield from _times(search, "l.created_at")
 
 
-def _sources(search: JobSearch) -> Iterator[Sql]:
+def _sources(search: JobCriteria) -> Iterator[Sql]:
     if search.kind:
         yield Sql("SELECT id FROM jobs_listing WHERE kind = %s", (search.kind,))
     for tag in search.tags:
@@ -204,13 +202,13 @@ def _sources(search: JobSearch) -> Iterator[Sql]:
         yield select("id", times)
 
 
-def _times(search: JobSearch, column: str) -> Iterator[Sql]:
+def _times(search: JobCriteria, column: str) -> Iterator[Sql]:
     for sign, time in ((">=", search.created_after), ("<", search.created_before)):
         if time:
             yield Sql(f"{column} {sign} %s", (connection.ops.adapt_datetimefield_value(time),))
 
 
-def _bounds(search: JobSearch) -> Iterator[Sql]:
+def _bounds(search: JobCriteria) -> Iterator[Sql]:
     """Yield bounds on job ids for the requested times, so that a scan by id starts and ends there."""
     if search.created_after:
         last = "SELECT id FROM jobs_listing WHERE created_at < %s ORDER BY created_at DESC, id DESC LIMIT 1"

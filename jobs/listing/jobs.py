@@ -1,25 +1,18 @@
 """Search jobs, with the same filters and orders for the page, the API and the command line."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from django.db import connection
 
+from jobs.listing.criteria import JobCriteria
 from jobs.listing.filters import resolve
 from jobs.listing.finder import Finder, Place
-from jobs.models import Attempt, Job, Tag
+from jobs.models import Job, Tag
 from portal.http.paging import BadCursor, Page, SortOrder, decode, encode
 from portal.models import User
 
-# Names for several states at once.
-STATE_GROUPS: dict[str, frozenset[str]] = {
-    "alive": Attempt.ALIVE,
-    "bad": Attempt.ENDED_BADLY,
-    "ended": frozenset(Attempt.State.values) - Attempt.ALIVE,
-}
-STATE_WORDS = [*Attempt.State.values, *STATE_GROUPS]
 # The second value names the order in a cursor.
 _ORDERS = {
     "created": "id",
@@ -32,24 +25,10 @@ _ORDERS = {
 }
 _TIMES = {"started", "ended"}
 SORTS = [sign + name for name in _ORDERS for sign in ("", "-")]
-DEFAULT_SORT = "-created"
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobSearch:
-    """The filters of a job search. Each word of `text` must be in the name, or be a number, tag, project or person."""
-
-    text: str = ""
-    states: list[str] = field(default_factory=list)  # states and words of STATE_GROUPS; any of them
-    projects: list[str] = field(default_factory=list)
-    owner: str = ""
-    kind: str = ""
-    tags: list[str] = field(default_factory=list)  # all of them
-    created_after: datetime | None = None
-    created_before: datetime | None = None
-    parent: int | None = None
-    sweep: int | None = None
-    sort: str = DEFAULT_SORT
+class JobSearch(JobCriteria):
+    """A search for jobs: its criteria, and the pages of jobs that meet them."""
 
     def page(
         self,
@@ -84,13 +63,6 @@ class JobSearch:
     def finder(self, user: User) -> Finder:
         """Return the finder for this person's pages and counts, which share what the first one looked up."""
         return Finder(resolve(self, user), self._sort, self._descending)
-
-    def expanded_states(self) -> list[str]:
-        """Return the requested states, with groups expanded."""
-        wanted: set[str] = set()
-        for state in self.states:
-            wanted |= STATE_GROUPS.get(state, frozenset({state}))
-        return sorted(wanted)
 
     @property
     def _sort(self) -> str:

@@ -7,16 +7,15 @@ checks of several fields run too; their problems count if they depend on none of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from jobs.errors import Problem
 from jobs.spec.error_messages import has_field, problems_of
 from training.config import choices
 
-if TYPE_CHECKING:
-    from jobs.spec import JobSpec
+Spec = TypeVar("Spec", bound=BaseModel)
 
 ROUNDS = 4  # tables are checked from the inside out
 NAME = "unnamed"  # a specification has to have one
@@ -35,8 +34,8 @@ READS = {
 
 
 def validate_rest(
-    model: type[JobSpec], data: dict[str, Any], problems: list[Problem]
-) -> tuple[JobSpec | None, list[Problem]]:
+    model: type[Spec], data: dict[str, Any], problems: list[Problem]
+) -> tuple[Spec | None, list[Problem]]:
     """Return the specification without its invalid fields, and what else is wrong; None if it stays invalid."""
     rest, fresh = data, problems
     more: list[Problem] = []
@@ -52,7 +51,7 @@ def validate_rest(
 
 
 def independent_problems(
-    model: type[JobSpec], problems: Iterable[Problem], broken: list[Problem], kind: object
+    model: type[BaseModel], problems: Iterable[Problem], broken: list[Problem], kind: object
 ) -> list[Problem]:
     """Return the problems that do not depend on the broken fields. `kind`: of the job."""
     fields = {_field(problem) for problem in broken}

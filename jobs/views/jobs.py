@@ -11,8 +11,9 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from jobs.gathering.job_row import JobRow
+from jobs.listing.criteria import DEFAULT_SORT, STATE_GROUPS, STATE_WORDS
 from jobs.listing.finder import Count
-from jobs.listing.jobs import DEFAULT_SORT, SORTS, STATE_GROUPS, STATE_WORDS, JobSearch
+from jobs.listing.jobs import SORTS, JobSearch
 from jobs.models import Attempt, Job
 from jobs.views.spans import SPANS, since
 from portal.access import user_of

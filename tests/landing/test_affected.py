@@ -27,7 +27,7 @@ def test_a_room_affects_its_tests_and_those_of_rooms_that_import_it() -> None:
     assert has(found, "tests/jobs/why/")
     assert "tests/jobs/pages/test_job.py" in found, "jobs.views imports jobs.why"
     assert not has(found, "tests/training/")
-    assert "tests/test_floors.py" in found, "the tree's layers are tested at every landing"
+    assert "tests/test_layers.py" in found, "the tree's layers are tested at every landing"
 
 
 def test_the_trainer_affects_the_site_only_where_the_site_imports_it() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from training import run_file
-from training.config import choices, run_config
+from training.config import choices, layout_checks, run_config
 from training.config.base import ConfigError
 from training.config.choices import ChoiceError
 from training.config.run_config import RunConfig
@@ -35,8 +35,8 @@ def test_defaults_are_written_out_and_read_back() -> None:
 def test_the_examples_are_runnable_job_specs(name: str) -> None:
     found = run_file.load(EXAMPLES / name)
     assert found.on_cpu
-    assert list(found.config.check(2)) == []
-    assert list(found.config.check(1)) == []
+    assert list(layout_checks.check(found.config, 2)) == []
+    assert list(layout_checks.check(found.config, 1)) == []
 
 
 @pytest.mark.parametrize(
@@ -104,21 +104,21 @@ def test_all_that_is_wrong_is_named_at_once() -> None:
 def test_what_does_not_fit_the_ranks_gets_the_nearest_that_does(
     table: dict[str, Any], world: int, message: str
 ) -> None:
-    (problem,) = run_config.parse(table).check(world)
+    (problem,) = layout_checks.check(run_config.parse(table), world)
     assert problem.message.startswith(message)
 
 
 def test_a_micro_batch_that_does_not_fit_is_named_itself() -> None:
     """Where the batch divides over the ranks, another batch is no remedy."""
-    (problem,) = run_config.parse({"global_batch": 12, "micro_batch": 4}).check(2)
+    (problem,) = layout_checks.check(run_config.parse({"global_batch": 12, "micro_batch": 4}), 2)
     assert problem.field == "micro_batch"
-    assert not list(run_config.parse({"global_batch": 12, "micro_batch": 3}).check(2))
+    assert not list(layout_checks.check(run_config.parse({"global_batch": 12, "micro_batch": 3}), 2))
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (10, 2), (100, 20), (5000, 20)])
 def test_a_short_run_gets_a_short_warmup(steps: int, warmup: int) -> None:
     assert run_config.parse({"steps": steps}).warmup_steps == warmup
-    assert not list(run_config.parse({"steps": steps}).check(1))
+    assert not list(layout_checks.check(run_config.parse({"steps": steps}), 1))
 
 
 def test_bookkeeping_does_not_change_the_hash() -> None:
@@ -190,7 +190,8 @@ def test_configuration_and_manifests_need_no_torch() -> None:
     code = "import sys, training.planning.checking, training.config.choices, training.manifest, training.__main__\n"
     code += "training.config.run_config.parse({})\n"
     code += "for name in training.config.choices.names('comm'):\n"
-    code += "    assert not list(training.config.run_config.parse({'communication': name}).check(2))\n"
+    code += "    run = training.config.run_config.parse({'communication': name})\n"
+    code += "    assert not list(training.config.layout_checks.check(run, 2))\n"
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

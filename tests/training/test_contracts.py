@@ -12,9 +12,9 @@ import pytest
 import training.parallel
 import training.recipes
 from training import contracts
-from training.config import choices, run_config
+from training.config import choices, layout_checks, run_config
 from training.config.choices import ChoiceError
-from training.config.shape import shape_of
+from training.config.mesh import shape_of
 from training.federation import parts
 
 TAKES = {
@@ -55,7 +55,7 @@ def test_what_the_least_of_recipes_is_taken_to_mean(tmp_path: Path, monkeypatch:
     run = run_config.parse({"recipe": "added_here"})
     assert (least.dims(), least.knows_sizes()) == (None, True)
     assert list(least.check(run, shape_of(run, 2))) == []
-    assert list(run.check(2)) == []
+    assert list(layout_checks.check(run, 2)) == []
     with pytest.raises(ChoiceError, match="needs functions `settle` and `weights`"):
         least.settle(tmp_path)
 

@@ -12,14 +12,12 @@ docs/reference/communication.md has the tables.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from training import contracts
 from training.config import choices
-from training.config.shape import Misfit, nearest_multiples, shape_of
-
-if TYPE_CHECKING:
-    from training.config.run_config import RunConfig
+from training.config.mesh import shape_of
+from training.config.run_config import RunConfig
+from training.config.shape import Misfit, nearest_multiples
 
 PLAIN = "plain"
 """Leaves communication to the parallelism, whichever it is."""

@@ -12,10 +12,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from training.config import base, choices, communication, shape
+from training.config import base, choices, shape
 from training.config.base import BaseRunConfig, ConfigError, Problem
 from training.config.choices import Choice
-from training.config.dims import Dims
 
 WARMUP_STEPS = 20
 
@@ -162,7 +161,7 @@ class RunConfig(BaseRunConfig):
     def chosen(self) -> dict[str, Choice]:
         chosen = {self.recipe: choices.get("recipes", self.recipe)}
         # It is not known yet what auto will choose, so options of every parallelism are allowed.
-        candidates = self.options if self.parallelism == shape.AUTO else shape.modules(self)
+        candidates = self.options if self.parallelism == shape.AUTO else shape.modules(self.parallelism, self.mesh)
         chosen |= {name: choices.get("parallel", name) for name in candidates if name in choices.names("parallel")}
         return chosen | {self.communication: choices.get("comm", self.communication)}
 
@@ -178,20 +177,6 @@ class RunConfig(BaseRunConfig):
     @property
     def length(self) -> int:
         return self.steps
-
-    def check(self, world_size: int, dims: Dims | None = None, *, allow_uneven: bool = False) -> Iterator[Problem]:
-        """Yield what cannot work in a given layout on this many ranks, with the nearest values that can.
-
-        For a layout that may be "auto" call training.planning.checking. `dims`: the model's sizes, if its data has
-        determined the vocabulary; else they follow from the recipe's options. `allow_uneven`: the run was made for
-        more ranks, so shares of the batch may be uneven.
-        """
-        assert self.parallelism != shape.AUTO
-        for misfit in shape.check(self, world_size, dims, allow_uneven=allow_uneven):
-            yield Problem(misfit.field, str(misfit))
-        for misfit in communication.check(self, world_size):
-            yield Problem(misfit.field, str(misfit))
-        yield from self.check_steps()
 
     def check_steps(self) -> Iterator[Problem]:
         """Yield what cannot work on any number of ranks."""

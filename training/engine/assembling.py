@@ -12,7 +12,7 @@ import torch
 from training import contracts
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.workspace import Workspace
-from training.config import choices, communication, shape
+from training.config import choices, communication, mesh, shape
 from training.config.base import ConfigError, Problem
 from training.config.dims import Dims
 from training.config.run_config import RunConfig
@@ -180,7 +180,7 @@ def _has_other_ranks(workspace: Workspace, world: World, start: Manifest | None)
 
 def _check_mesh(config: RunConfig, world: World, dims: Dims | None = None) -> None:
     """Check everything that must fit on a different number of ranks: the mesh, and at least one sample for each."""
-    problems = (*shape.check(config, world.size, dims, allow_uneven=True), *communication.check(config, world.size))
+    problems = (*mesh.check(config, world.size, dims, allow_uneven=True), *communication.check(config, world.size))
     if problems:
         raise ConfigError(Problem(f"run.{problem.field}", str(problem)) for problem in problems)
 

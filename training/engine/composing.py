@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from training import contracts
 from training.comm._exchange import Exchange, Peers
-from training.config import shape
+from training.config import mesh, shape
 from training.config.run_config import RunConfig
 from training.config.shape import Shape
 from training.contracts import Parallelism
@@ -41,10 +41,10 @@ class ComposedModel:
 
     def __init__(self, task: Task, config: RunConfig, world: World) -> None:
         self.task, self._config = task, config
-        self.shape: Shape = shape.shape_of(config, world.size)
+        self.shape: Shape = mesh.shape_of(config, world.size)
         self.mesh: DeviceMesh = meshes.make(self.shape, world.device)
         self.watch = StepTimer(world.device)
-        self._parallelisms = {name: contracts.parallelism(name) for name in shape.active_modules(config, self.shape)}
+        self._parallelisms = {name: contracts.parallelism(name) for name in mesh.active_modules(config, self.shape)}
         """The parallelisms by name, in the order in which they are applied."""
         self._options = {name: self._options_of(name, parallelism) for name, parallelism in self._parallelisms.items()}
         self.parts: list[nn.Module] = [task.model]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from training.config import layout_checks
 from training.config.run_config import RunConfig
 from training.config.shape import Shape
 from training.engine.assembling import Assembly
@@ -213,7 +214,7 @@ def refused(config: RunConfig, shape: Shape) -> frozenset[str]:
 
 def _is_refused(config: RunConfig, shape: Shape, setting: str, value: object) -> bool:
     tried = config.model_copy(update={setting: value})
-    return any(problem.field == setting for problem in tried.check(shape.world_size, allow_uneven=True))
+    return any(problem.field == setting for problem in layout_checks.check(tried, shape.world_size, allow_uneven=True))
 
 
 def _peaks(world: World) -> float:

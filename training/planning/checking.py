@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from training.config import choices
+from training.config import choices, layout_checks
 from training.config import shape as shapes
 from training.config.base import ConfigError, Problem
 from training.config.dims import Dims
@@ -24,7 +24,7 @@ def problems(
     `allow_uneven`: the run was made for more ranks, so shares of the batch may be uneven.
     """
     if config.parallelism != shapes.AUTO:
-        yield from config.check(world_size, dims, allow_uneven=allow_uneven)
+        yield from layout_checks.check(config, world_size, dims, allow_uneven=allow_uneven)
         return
     found = list(_auto_problems(config, Ranks(world_size, world_size, None, allow_uneven), dims))
     yield from found
@@ -36,7 +36,7 @@ def problems(
 def can_work(config: RunConfig, world_size: int, *, allow_uneven: bool = False) -> bool:
     """Return whether there are no problems; faster than `problems`, as no remedies are searched for."""
     if config.parallelism != shapes.AUTO:
-        return not any(config.check(world_size, allow_uneven=allow_uneven))
+        return not any(layout_checks.check(config, world_size, allow_uneven=allow_uneven))
     return isinstance(find(config, Ranks(world_size, world_size, None, allow_uneven)), LayoutPlan)
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from training import contracts
-from training.config import choices
+from training.config import choices, layout_checks
+from training.config import mesh as meshes
 from training.config import shape as shapes
 from training.config.base import Problem
 from training.config.dims import Dims
@@ -155,7 +156,7 @@ def batches(config: RunConfig, ranks: Ranks, dims: Dims | None = None) -> list[i
     sizes = set()
     for _, settings in _layouts(config, ranks, dims or _dims_of(config)):
         try:
-            shape = shapes.shape_of(config.model_copy(update=settings), ranks.world_size, dims)
+            shape = meshes.shape_of(config.model_copy(update=settings), ranks.world_size, dims)
         except Misfit:
             continue
         # For a pipeline also as many micro-batches as it has stages.
@@ -220,7 +221,7 @@ def context_of(config: RunConfig, dims: Dims | None) -> int:
 def _dims_of(config: RunConfig) -> Dims | None:
     """Return the model's sizes; None also where they are refused, as shape_of reports that for each layout."""
     try:
-        return shapes.dims_of(config)
+        return meshes.dims_of(config)
     except Misfit:
         return None
 
@@ -237,7 +238,7 @@ def _try(
     layout.
     """
     try:
-        shape = shapes.shape_of(config.model_copy(update=settings), ranks.world_size, dims)
+        shape = meshes.shape_of(config.model_copy(update=settings), ranks.world_size, dims)
     except Misfit as misfit:
         return LayoutRefusal(layout, Problem(misfit.field, str(misfit)))
     config_laid_out = _apply_layout(config, settings) if settings else config
@@ -270,7 +271,7 @@ def _too_large(
     """Return a refusal if not even single samples fit: ten times as fast as checking a configuration."""
     rough = config.model_copy(update=settings)
     try:
-        found = shapes.shape_of(rough, ranks.world_size, dims)
+        found = meshes.shape_of(rough, ranks.world_size, dims)
     except Misfit:
         return None
     refusal = _memory_refusal(rough, ranks, found, layout, config.micro_batch or 1)
@@ -285,7 +286,7 @@ def _memory_refusal(config: RunConfig, ranks: Ranks, shape: Shape, layout: str, 
 
 
 def _problems(config: RunConfig, ranks: Ranks, dims: Dims | None) -> Iterator[Problem]:
-    return config.check(ranks.world_size, dims, allow_uneven=ranks.allow_uneven)
+    return layout_checks.check(config, ranks.world_size, dims, allow_uneven=ranks.allow_uneven)
 
 
 def estimate_of(config: RunConfig, shape: Shape, micro: int) -> MemoryFootprint | None:

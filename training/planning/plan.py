@@ -9,7 +9,7 @@ docs/decisions/0022).
 
 from __future__ import annotations
 
-from training.config import choices
+from training.config import choices, layout_checks, mesh
 from training.config import shape as shapes
 from training.config.base import ConfigError, Problem
 from training.config.dims import Dims
@@ -47,10 +47,10 @@ def plan(config: RunConfig, ranks: Ranks, dims: Dims | None = None) -> LayoutPla
 
 
 def _plan_given(config: RunConfig, ranks: Ranks, dims: Dims | None) -> LayoutPlan:
-    problems = list(config.check(ranks.world_size, dims, allow_uneven=ranks.allow_uneven))
+    problems = list(layout_checks.check(config, ranks.world_size, dims, allow_uneven=ranks.allow_uneven))
     if problems:
         raise ConfigError(Problem(f"run.{problem.field}", problem.message) for problem in problems)
-    made = LayoutPlan(config, shapes.shape_of(config, ranks.world_size, dims), None)
+    made = LayoutPlan(config, mesh.shape_of(config, ranks.world_size, dims), None)
     made = LayoutPlan(config, made.shape, estimate_of(config, made.shape, made.micro))
     if made.footprint is None:
         return made

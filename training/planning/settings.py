@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from training.config import choices
+from training.config import choices, mesh
 from training.config import shape as shapes
 from training.config.communication import PLAIN, sync_interval
 from training.config.run_config import RunConfig
@@ -96,6 +96,6 @@ def _smaller_micro_batches(config: RunConfig, ranks: Ranks) -> list[Change]:
     """
     if config.parallelism == shapes.AUTO:
         return [{"micro_batch": None}] if config.micro_batch else []
-    now = config.micro_batch or shapes.shape_of(config, ranks.world_size).share
+    now = config.micro_batch or mesh.shape_of(config, ranks.world_size).share
     sizes = [1 << power for power in range(now.bit_length() - 1, -1, -1)]
     return [{"micro_batch": size} for size in sizes if size < now]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from training.config.mesh import shape_of
 from training.config.run_config import parse
-from training.config.shape import shape_of
 from training.engine.optimizer_step import StepRecord, StepResult
 from training.metrics.measuring import refused
 from training.metrics.meter import Meter, StepTimes

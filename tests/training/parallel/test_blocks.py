@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.training.parallel import pool
 from tests.training.ranks import TINY, Run
+from training.config import layout_checks
 from training.config.run_config import parse
 from training.engine import blocks
 from training.models.llama import Llama
@@ -157,8 +158,8 @@ def test_presets_have_as_many_parameters_as_they_are_called() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_each_preset_is_what_its_numbers_say_and_passes_its_checks(preset: str) -> None:
     table = {"recipe": "language", "language": {"preset": preset}}
-    assert not list(parse(table).check(1))
-    assert not list(parse({**table, "parallelism": "fsdp", "mesh": {"tp": 2}}).check(8))
+    assert not list(layout_checks.check(parse(table), 1))
+    assert not list(layout_checks.check(parse({**table, "parallelism": "fsdp", "mesh": {"tp": 2}}), 8))
     dims = language.dims(preset=preset)
     with torch.device("meta"):
         model = Llama(dims)

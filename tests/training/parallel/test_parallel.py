@@ -14,7 +14,7 @@ import pytest
 from tests.examples import WHOLE
 from tests.training.parallel import pool
 from tests.training.ranks import TINY, Run
-from training.config import combinations
+from training.config import combinations, layout_checks
 from training.config.combinations import COMBINATIONS, SCHEDULES, Combination
 from training.config.run_config import parse
 
@@ -141,7 +141,7 @@ if IS_SOAK:
 @pytest.mark.parametrize("row", COMBINATIONS, ids=str)
 def test_what_is_listed_is_let_through(row: Combination) -> None:
     for schedule in row.schedules or (None,):
-        assert not list(parse(config_of(row, schedule)).check(2 ** len(row.axes)))
+        assert not list(layout_checks.check(parse(config_of(row, schedule)), 2 ** len(row.axes)))
 
 
 @pytest.mark.parametrize(
@@ -217,13 +217,13 @@ def test_what_is_listed_is_let_through(row: Combination) -> None:
 def test_what_cannot_work_is_refused_with_the_nearest_that_can(
     table: dict[str, Any], world: int, field: str, words: str
 ) -> None:
-    (problem,) = parse(table).check(world)
+    (problem,) = layout_checks.check(parse(table), world)
     assert problem.field == field
     assert words in problem.message
 
 
 def test_fewer_samples_than_pipelines_are_refused_as_any_uneven_batch() -> None:
-    uneven, few = parse({"mesh": {"pp": 2}, "global_batch": 1}).check(4)
+    uneven, few = layout_checks.check(parse({"mesh": {"pp": 2}, "global_batch": 1}), 4)
     assert (uneven.field, few.field) == ("global_batch", "global_batch")
     assert "1 does not divide over 2 data-parallel coordinates" in uneven.message
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.training.ranks import TINY, Run
 from tests.training.tokenizers import write_tokenizer
+from training.config import layout_checks
 from training.config.run_config import parse
 
 MODEL = {"layers": 2, "heads": 3, "head_width": 8, "hidden": 48, "context": 24}
@@ -26,12 +27,14 @@ MODEL = {"layers": 2, "heads": 3, "head_width": 8, "hidden": 48, "context": 24}
     ],
 )
 def test_only_a_known_vocabulary_is_refused(options: dict[str, Any], refused: bool) -> None:
-    found = list(parse({"recipe": "language", "mesh": {"tp": 3}, "language": {**MODEL, **options}}).check(3))
+    found = list(
+        layout_checks.check(parse({"recipe": "language", "mesh": {"tp": 3}, "language": {**MODEL, **options}}), 3)
+    )
     assert [problem.field for problem in found] == ["language.vocabulary"] * refused
     for problem in found:
         assert "which does not divide by mesh.tp, 3. Write " in problem.message
         better = {**MODEL, **options, "vocabulary": int(problem.message.partition("Write ")[2].partition(":")[0])}
-        assert not list(parse({"recipe": "language", "mesh": {"tp": 3}, "language": better}).check(3))
+        assert not list(layout_checks.check(parse({"recipe": "language", "mesh": {"tp": 3}, "language": better}), 3))
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from tests.training.weights import origins
 from tests.training.weights.test_from_weights import model_of
 from training.__main__ import main
 from training.checkpoint import storage
+from training.config import layout_checks
 from training.config.run_config import parse
 from training.weights.base import BaseWeights
 from training.weights.llama import sizes_of
@@ -38,7 +39,7 @@ LORA = {"from_weights": "/data/llama", "lora_rank": 4}
     ],
 )
 def test_what_has_not_been_tried_is_refused_by_name(table: dict[str, Any], world: int, field: str, words: str) -> None:
-    (problem,) = parse(table).check(world)
+    (problem,) = layout_checks.check(parse(table), world)
     assert problem.field == field
     assert words in problem.message
 

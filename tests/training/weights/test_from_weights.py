@@ -17,6 +17,7 @@ import torch
 from tests.training.ranks import TINY, Run
 from tests.training.weights import origins
 from training.__main__ import main
+from training.config import layout_checks
 from training.config.run_config import parse
 from training.contracts import recipe
 from training.corpus.errors import DataError
@@ -241,7 +242,7 @@ def test_what_a_config_leaves_open_is_as_hugging_face_has_it(tmp_path: Path) -> 
 def test_before_it_starts_only_what_needs_no_sizes_is_checked() -> None:
     """The tiny preset's four heads must not stand for the weights'."""
     table = {"recipe": "language", "mesh": {"tp": 8}, "language": {"from_weights": "/data/llama"}}
-    assert not list(parse(table).check(8))
+    assert not list(layout_checks.check(parse(table), 8))
 
 
 def test_a_pipeline_of_weights_that_are_tied_says_what_does(tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_a_pipeline_of_weights_that_are_tied_says_what_does(tmp_path: Path) -> N
     folder = origins.write(tmp_path / "llama", config={"tie_word_embeddings": True})
     options = {"from_weights": str(folder), "tied": False}
     config = with_sizes(recipe("language"), parse({"recipe": "language", "mesh": {"pp": 2}, "language": options}))
-    (problem,) = config.check(2)
+    (problem,) = layout_checks.check(config, 2)
     assert problem.field == "language.tied"
     assert "Leave out mesh.pp, or write false; tied initial weights stay tied." in problem.message
 
