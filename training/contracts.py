@@ -3,8 +3,8 @@
 A module of recipes/, parallel/ or comm/ implements one by defining functions and constants of the field's names; the
 field's default stands in for what it leaves out. Nothing is registered or inherited. What the portal calls (`check`,
 `dims`, `knows_sizes`) must work without torch, and so must importing the module: import torch inside the functions that
-use it. `**options` are the module's own options, the keyword-only arguments of its entry function (see
-training.config.choices); each function declares those that it uses and takes the rest as `**options`.
+use it. `**options` are the module's own options, the keyword-only arguments of its entry function or the fields of its
+dataclass (see training.config.choices); each function declares those that it uses and takes the rest as `**options`.
 
 Further constants are read without importing anything, by config.choices: a parallelism's `AXES` (those of the mesh
 that it works along, outermost first); a recipe's `BOOKKEEPING` (options that decide no number, so a resume may change
@@ -18,7 +18,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -131,7 +131,8 @@ class Recipe:
     which names the option.
     """
     build: Callable[..., Task]
-    """(data, **options): return the model and its samples, on every rank, from what `prepare` returned."""
+    """(data, **options) or (data, options): return the model and its samples, on every rank, from what
+    `prepare` returned."""
     dims: Callable[..., Dims | None] = _no_dims
     """(**options): return the model's sizes, by which axes split it and memory is estimated. None: they are unknown,
     and only the batch is divided over ranks. Raises ValueError if the sizes do not fit together."""
@@ -229,8 +230,16 @@ class Communication:
     """Whether it accumulates gradients over several steps."""
 
 
-def _declared(function: Callable[..., object], options: Mapping[str, Value]) -> dict[str, Value]:
-    """Return those of a recipe's options that this function declares (each has a default: training.config.choices)."""
-    function = getattr(function, "func", function)  # of a recipe that is given what it is about
+def _declared(function: Callable[..., object], options: Mapping[str, Value]) -> dict[str, Any]:
+    """Return those of a recipe's options that this function declares (each has a default: training.config.choices).
+
+    If it takes them all at once, as a dataclass, they are that one argument.
+    """
+    function = getattr(function, "func", function)  # without what `Recipe.of` has bound
+    annotation = getattr(function, "__annotations__", {}).get(choices.OPTIONS)
+    kind = function.__globals__.get(annotation) if isinstance(annotation, str) else annotation
+    if isinstance(kind, type) and is_dataclass(kind):
+        names = {field.name for field in fields(kind)}
+        return {choices.OPTIONS: kind(**{name: value for name, value in options.items() if name in names})}
     declared: Sequence[str] = list(getattr(function, "__kwdefaults__", None) or ())
     return {name: value for name, value in options.items() if name in declared}

@@ -38,6 +38,24 @@ def build(data, *, depth: int = 1):
 """
 
 
+WITH_OPTIONS = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import Annotated
+
+def prepare(cache, identity=None, *, size: int = 3):
+    return cache
+
+@dataclass(frozen=True)
+class Settings:
+    depth: Annotated[int, "1..", "Layers."] = 1
+    wide: bool = False
+
+def build(data, options: Settings):
+    return data, options
+"""
+
+
 def _add(kind: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     (folder / "added_here.py").write_text(text)
     monkeypatch.setattr(kind, "__path__", [*kind.__path__, str(folder)])
@@ -66,6 +84,16 @@ def test_each_function_is_given_the_options_that_it_declares(tmp_path: Path, mon
     options = {"size": 5, "depth": 7}
     assert least.prepared(tmp_path, "sha", options, tell=print) == (tmp_path, "sha", 5)
     assert least.built(tmp_path, options) == (tmp_path, 7)
+
+
+def test_a_module_takes_its_options_as_a_dataclass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _add(training.recipes, tmp_path, monkeypatch, WITH_OPTIONS)
+    with pytest.raises(run_config.ConfigError, match="run.added_here.depth: is 0. The smallest allowed is 1."):
+        run_config.parse({"recipe": "added_here", "added_here": {"depth": 0}})
+    options = run_config.parse({"recipe": "added_here", "added_here": {"depth": 2}}).recipe_options()
+    assert options == {"size": 3, "depth": 2, "wide": False}
+    data, built = contracts.recipe("added_here").built(tmp_path, options)  # type: ignore[misc]
+    assert (data, built.depth, built.wide) == (tmp_path, 2, False)
 
 
 def test_who_declares_tell_is_given_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

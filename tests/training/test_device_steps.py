@@ -90,7 +90,9 @@ class _Softmaxes(TorchDispatchMode):
 def _texts(folder: Path) -> Task:
     for number in range(20):
         (folder / f"{number}.txt").write_text(f"{number} " * 40)
-    return language.build(language.prepare(folder / "cache", source=str(folder)).path, context=8)
+    return language.build(
+        language.prepare(folder / "cache", source=str(folder)).path, language.LanguageOptions(context=8)
+    )
 
 
 def _digits(folder: Path) -> Task:

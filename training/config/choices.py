@@ -2,6 +2,7 @@
 
 A choice is one file. Its name in the configuration is the module's name, the first line of its docstring is its
 description, and its options are the keyword-only arguments of its entry functions, with types and literal defaults.
+A module with many options lists them as the fields of a dataclass instead, which its entry function takes as `options`.
 Everything is read with `ast`, without importing: the portal can list modules that need torch to run, and a folder that
 is added to a package's `__path__` is listed like our own.
 """
@@ -58,6 +59,8 @@ CHOICE_FIELDS = {
 }
 """By kind of job, the fields of [run] that name a module (or several in a list), with the module's folder."""
 
+OPTIONS = "options"
+"""The positional argument of an entry function that takes all options at once, as a dataclass of its module."""
 RANGE = re.compile(r"(?P<low>[-+\d.e]*?)\.\.(?P<high>[-+\d.e]*)")
 PATH = re.compile(r"(?:(?P<words>[a-z0-9]+(?:, [a-z0-9]+)*) or )?a path")
 MAX_PATH_LETTERS = MAX_LETTERS = 4096
@@ -69,7 +72,7 @@ class ChoiceError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """One keyword-only argument: `name: Annotated[int, "1..64", "what it is"] = 4`."""
+    """One keyword-only argument or dataclass field: `name: Annotated[int, "1..64", "what it is"] = 4`."""
 
     name: str
     type: str
@@ -244,10 +247,10 @@ def _read(file: Path, entry: tuple[str, ...], _mtime_ns: int) -> Choice:
         raise ChoiceError(f"{file}: no function `{entry[-1]}`, which every module in {file.parent.name}/ has")
     options: dict[str, Option] = {}
     for function in functions.values():
-        for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
-            if argument.arg in options:
-                raise ChoiceError(f"{file}: {argument.arg}: an option of two functions. Let one of them have it")
-            options[argument.arg] = _option(file, argument, default)
+        for name, annotation, default in [*_keywords(function), *_fields_of_options(tree, function)]:
+            if name in options:
+                raise ChoiceError(f"{file}: {name}: an option of two functions. Let one of them have it")
+            options[name] = _option(file, name, annotation, default)
     return Choice(file.stem, _first_line(tree), tuple(options.values()), _constants(tree))
 
 
@@ -268,19 +271,38 @@ def _constants(tree: ast.Module) -> dict[str, object]:
     return found
 
 
-def _option(file: Path, argument: ast.arg, default: ast.expr | None) -> Option:
-    where = f"{file}: {argument.arg}"
-    if argument.annotation is None or default is None:
+Declared = tuple[str, ast.expr | None, ast.expr | None]
+"""An option's name, annotation and default, as its module declares it."""
+
+
+def _keywords(function: ast.FunctionDef) -> Iterator[Declared]:
+    for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+        yield argument.arg, argument.annotation, default
+
+
+def _fields_of_options(tree: ast.Module, function: ast.FunctionDef) -> Iterator[Declared]:
+    """Yield the fields of the module's class by which a positional argument `options` is annotated, if there is one."""
+    annotations = {ast.unparse(a.annotation) for a in function.args.args if a.arg == OPTIONS and a.annotation}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name in annotations:
+            for item in node.body:
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                    yield item.target.id, item.annotation, item.value
+
+
+def _option(file: Path, name: str, annotation: ast.expr | None, default: ast.expr | None) -> Option:
+    where = f"{file}: {name}"
+    if annotation is None or default is None:
         raise ChoiceError(f"{where}: an option needs a type and a default")
     try:
         value: Value = ast.literal_eval(default)
     except ValueError:
         raise ChoiceError(f"{where}: an option's default must be a literal, not `{ast.unparse(default)}`") from None
-    annotation, notes = _unwrap(argument.annotation)
+    annotation, notes = _unwrap(annotation)
     kind, optional, values = _parse_type(where, annotation)
     low, high, path, description = _parse_notes(notes)
     words = tuple(path["words"].split(", ")) if path and path["words"] else ()
-    return Option(argument.arg, kind, value, optional, values, low, high, description, path is not None, words)
+    return Option(name, kind, value, optional, values, low, high, description, path is not None, words)
 
 
 def _unwrap(annotation: ast.expr) -> tuple[ast.expr, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -201,87 +202,71 @@ def _digest_of(label: str) -> str:
     return label.rpartition("-")[2]
 
 
-def build(
-    data: Path,
-    *,
+@dataclass(frozen=True)
+class LanguageOptions:
+    """The options of a run that determine its model; `prepare` takes those of the data."""
+
     preset: Annotated[
         Literal["tiny", "1m", "10m", "125m", "350m", "1b", "3b", "7b"], "Sizes that go together; the rest overrides."
-    ] = "tiny",
-    layers: Annotated[int | None, "1..128", "Transformer blocks."] = None,
-    heads: Annotated[int | None, "1..128", "Attention heads a block."] = None,
-    kv_heads: Annotated[int | None, "1..128", "Heads of keys and values; fewer than heads: grouped queries."] = None,
-    head_width: Annotated[int | None, "8..256", "Of each head, even; the model is heads × head_width wide."] = None,
-    hidden: Annotated[int | None, "8..65536", "Width of the gated network in each block."] = None,
-    context: Annotated[int | None, "8..131072", "Tokens that the model sees at once."] = None,
-    tied: Annotated[bool, "The output layer shares the embedding's weight."] = False,
-    dropout: Annotated[float, "0..0.9", "Part of each block's output that is silenced in training."] = 0.0,
+    ] = "tiny"
+    layers: Annotated[int | None, "1..128", "Transformer blocks."] = None
+    heads: Annotated[int | None, "1..128", "Attention heads a block."] = None
+    kv_heads: Annotated[int | None, "1..128", "Heads of keys and values; fewer than heads: grouped queries."] = None
+    head_width: Annotated[int | None, "8..256", "Of each head, even; the model is heads × head_width wide."] = None
+    hidden: Annotated[int | None, "8..65536", "Width of the gated network in each block."] = None
+    context: Annotated[int | None, "8..131072", "Tokens that the model sees at once."] = None
+    tied: Annotated[bool, "The output layer shares the embedding's weight."] = False
+    dropout: Annotated[float, "0..0.9", "Part of each block's output that is silenced in training."] = 0.0
     vocabulary: Annotated[
         int | None, "2..1048576", "Rows of the embedding; left out: as many as the tokenizer has tokens."
-    ] = None,
-    rope_base: Annotated[float | None, "1..1e9", "Of the rotary positions' wavelengths; left out: 10,000."] = None,
+    ] = None
+    rope_base: Annotated[float | None, "1..1e9", "Of the rotary positions' wavelengths; left out: 10,000."] = None
     rope_factor: Annotated[
         float | None,
         "1..1024",
         "Scaled positions as Llama 3.1 has them: long waves turn so many times slower; left out: none do.",
-    ] = None,
+    ] = None
     rope_low_freq_factor: Annotated[
         float | None, "0.001..1024", "Waves longer than rope_original_context by this are long; left out: 1."
-    ] = None,
+    ] = None
     rope_high_freq_factor: Annotated[
         float | None, "0.001..1024", "Waves shorter than rope_original_context by this are not scaled; left out: 4."
-    ] = None,
+    ] = None
     rope_original_context: Annotated[
         int | None, "1..", "Tokens that a model with scaled positions saw at once before; left out: 8,192."
-    ] = None,
+    ] = None
     max_context: Annotated[
         int | None,
         "1..",
         "Tokens that the model is meant for, which an export says; left out: what weights or scaled positions know, or "
         "context.",
-    ] = None,
-    norm_epsilon: Annotated[float | None, "1e-12..0.1", "Added to a mean square; left out: 1e-5."] = None,
+    ] = None
+    norm_epsilon: Annotated[float | None, "1e-12..0.1", "Added to a mean square; left out: 1e-5."] = None
     from_weights: Annotated[
         str,
         "none or a path",
         "Start from these weights: a Llama's folder as Hugging Face has it, or a file that `export` made. The sizes "
         "come with them.",
-    ] = "none",
+    ] = "none"
     lora_rank: Annotated[
         int, "0..1024", "Train adapters of this rank beside the weights, which stay as they are (LoRA); 0: all weights."
-    ] = 0,
-    lora_alpha: Annotated[
-        float | None, "0.001..10000", "Adapters count alpha / rank; left out: twice the rank."
-    ] = None,
-    lora_dropout: Annotated[float, "0..0.9", "Part of what enters an adapter that is silenced in training."] = 0.0,
+    ] = 0
+    lora_alpha: Annotated[float | None, "0.001..10000", "Adapters count alpha / rank; left out: twice the rank."] = None
+    lora_dropout: Annotated[float, "0..0.9", "Part of what enters an adapter that is silenced in training."] = 0.0
     lora_targets: Annotated[
         str, "Which matrices of each block get one: query, key, value, out, gate, up, down; or all."
-    ] = "query value",
-) -> Task:
-    """A Llama of these sizes on the tokens in `data`; with a `lora_rank`, the adapters beside it."""
+    ] = "query value"
+
+
+def build(data: Path, options: LanguageOptions) -> Task:
+    """Return a Llama of these sizes on the tokens in `data`; with a `lora_rank`, its adapters are what is trained."""
     from training.weights import lora
 
     index = read_index(data)
-    sizes = dims(
-        vocabulary=_rows(vocabulary, index.tokenizer),
-        preset=preset,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_width=head_width,
-        hidden=hidden,
-        context=context,
-        tied=tied,
-        dropout=dropout,
-        rope_base=rope_base,
-        rope_factor=rope_factor,
-        rope_low_freq_factor=rope_low_freq_factor,
-        rope_high_freq_factor=rope_high_freq_factor,
-        rope_original_context=rope_original_context,
-        max_context=max_context,
-        norm_epsilon=norm_epsilon,
-        lora_rank=lora_rank,
-    )
-    adapters = lora.Lora.parse(lora_rank, lora_alpha, lora_dropout, lora_targets) if lora_rank else None
+    sizes = dims(**{**asdict(options), "vocabulary": _rows(options.vocabulary, index.tokenizer)})
+    adapters = None
+    if options.lora_rank:
+        adapters = lora.Lora.parse(options.lora_rank, options.lora_alpha, options.lora_dropout, options.lora_targets)
     return _task(data, index, sizes, adapters)
 
 

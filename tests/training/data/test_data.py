@@ -110,7 +110,7 @@ def test_shards_are_made_once_even_by_a_race(tmp_path: Path) -> None:
         assert process.exitcode == 0
     (path,) = tmp_path.iterdir()
     assert path == language.prepare(tmp_path).path
-    assert len(language.build(path).batch("train", np.array([0, 5, 9]))[0]) == 3
+    assert len(language.build(path, language.LanguageOptions()).batch("train", np.array([0, 5, 9]))[0]) == 3
 
 
 def test_digits() -> None:

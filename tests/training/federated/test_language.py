@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +19,12 @@ from tests.training.federated.texts import (
     write_texts,
     write_weights,
 )
+from training import contracts
 from training.config.base import ConfigError
 from training.corpus import owners
 from training.engine import initialization
 from training.federated.stacking import STACKED_PARAMETERS
 from training.federation import data_division
-from training.recipes import language
 from training.weights.llama import reader
 from training.weights.weight_files import open_weights
 
@@ -92,7 +91,7 @@ def test_weights_are_the_trainers_own(tied: bool, texts: Path, tmp_path: Path) -
     """Of the same seed, parameter by parameter; a tied head stays the embedding."""
     rounds = rounds_of(tmp_path, table(texts, seed=5, language={"tied": tied}))
     federation = rounds.federation
-    task = language.build(federation.prepared.path, **_built(federation.config.recipe_options()))
+    task = contracts.recipe("language").built(federation.prepared.path, federation.config.recipe_options())
     for name, parameter in task.model.named_parameters():
         expected = initialization.whole_parameter(task, 5, name, parameter, torch.device("cpu"))
         assert torch.equal(federation.model.task.model.get_parameter(name), expected)
@@ -101,11 +100,6 @@ def test_weights_are_the_trainers_own(tied: bool, texts: Path, tmp_path: Path) -
     assert ("head.weight" in federation.model.weights.shapes) == (not tied)
     losses = mean_losses(rounds, 2)
     assert losses[1] < losses[0]
-
-
-def _built(options: dict[str, Any]) -> dict[str, Any]:
-    of_build = language.build.__kwdefaults__ or {}
-    return {name: value for name, value in options.items() if name in of_build}
 
 
 def test_it_starts_from_the_weights_that_it_names(texts: Path, tmp_path: Path) -> None:
