@@ -140,7 +140,7 @@ class JobAdmin(History):
     list_filter = ("project",)
     list_select_related = ("project", "owner")
     search_fields = ("name",)
-    search_help_text = f"As on the page of jobs; the newest {FOUND:,}."
+    search_help_text = f"Searches like the jobs page; shows the newest {FOUND:,}."
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         return super().get_queryset(request).defer("spec", "spec_toml", "notes")
@@ -157,7 +157,7 @@ class AttemptAdmin(History):
     list_filter = ("state",)
     list_select_related = ("job",)
     search_fields = ("scheduler_id", "key")
-    search_help_text = "A number of a job, of the scheduler's, or a key: exactly."
+    search_help_text = "Exact job number, scheduler id or key."
     exclude = ("token_digest",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Attempt]:
@@ -178,7 +178,7 @@ class CheckpointAdmin(History):
     list_filter = ("state",)
     list_select_related = ("job",)
     search_fields = ("job__name",)
-    search_help_text = f"Those of jobs, as on their page; of the newest {FOUND:,}."
+    search_help_text = f"Searches jobs like the jobs page; shows checkpoints of the newest {FOUND:,}."
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Checkpoint]:
         return super().get_queryset(request).defer("job__spec", "job__spec_toml", "job__notes")

@@ -62,7 +62,7 @@ class LicenseAdmin(ReadOnly):
 
 @admin.register(QueuedJob, site=site)
 class QueuedJobAdmin(ReadOnly):
-    called = ("job in the queue", "queue")
+    called = ("queued job", "queue")
     list_display = ("scheduler_id", "name", "user", "state", "partition", "priority", "reason")
     list_filter = ("state", "partition")
     search_fields = ("scheduler_id", "name", "user")
@@ -107,7 +107,7 @@ class HoldingAdmin(History):
 
 @admin.register(NodeEvent, site=site)
 class NodeEventAdmin(History):
-    called = ("event of a machine", "events of machines")
+    called = ("node event", "node events")
     list_display = ("kind", "code", "agent", "gpu", "at", "count", "is_open", "is_confirmed")
     list_filter = ("kind",)
     search_fields = ("agent__node",)

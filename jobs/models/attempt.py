@@ -73,25 +73,29 @@ class Attempt(models.Model):
     number = models.PositiveIntegerField()
     origin = models.CharField(max_length=16, choices=Origin.choices, default=Origin.SUBMITTED)
     key = models.CharField(
-        max_length=16, unique=True, default=_new_key, help_text="In the scheduler's name and comment."
+        max_length=16, unique=True, default=_new_key, help_text="Part of the job's name and comment in the scheduler."
     )
     state = models.CharField(max_length=16, choices=State.choices, default=State.PENDING, db_index=True)
-    reason = models.TextField(blank=True, help_text="Why it waits or why it ended, in the scheduler's words or ours.")
+    reason = models.TextField(
+        blank=True, help_text="Why it waits or ended, as reported by the scheduler or decided by Vigil."
+    )
 
     # The scheduler's side. `submitting_at` is set before the submission, so that an unknown outcome is searched for.
     scheduler_id = models.CharField(max_length=64, blank=True, db_index=True)
     scheduler_user = models.CharField(
         max_length=64,
         blank=True,
-        help_text="The Unix user that it was submitted as.",
+        help_text="Unix user under which it was submitted.",
     )
     scheduler_restart_count = models.PositiveIntegerField(default=0)
     submitting_at = models.DateTimeField(null=True, blank=True)
     unknown_since = models.DateTimeField(
-        null=True, blank=True, help_text="Since when the scheduler's answers have been without it; null: it is known."
+        null=True,
+        blank=True,
+        help_text="Since when the scheduler's answers have not included it; null: they include it.",
     )
     untold_since = models.DateTimeField(
-        null=True, blank=True, help_text="Since when the scheduler has not been able to tell its state."
+        null=True, blank=True, help_text="Since when the scheduler has not reported its state."
     )
     nodes = models.JSONField(default=list, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
@@ -107,17 +111,17 @@ class Attempt(models.Model):
     )
     signal = models.PositiveIntegerField(null=True, blank=True)
     slurm_steps = models.JSONField(
-        default=list, blank=True, help_text="What the accounts say of its steps: number, name, exit_code, signal …"
+        default=list, blank=True, help_text="Its Slurm steps according to accounting: number, name, exit_code, signal …"
     )
-    slurm_steps_at = models.DateTimeField(
-        null=True, blank=True, help_text="When they were told, or no longer waited for."
-    )
+    slurm_steps_at = models.DateTimeField(null=True, blank=True, help_text="When they were received, or given up on.")
     created_at = models.DateTimeField(auto_now_add=True)
     submitted_at = models.DateTimeField(null=True, blank=True)
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
-    closed_at = models.DateTimeField(null=True, blank=True, help_text="No report is taken any more; its token is dead.")
-    is_counted = models.BooleanField(default=False, help_text="The sums of held time have it.")
+    closed_at = models.DateTimeField(
+        null=True, blank=True, help_text="Since when no reports are accepted and its token is invalid."
+    )
+    is_counted = models.BooleanField(default=False, help_text="Its allocated time is included in the sums.")
 
     # A cancellation is advanced by the follower: requested → signalled → killed, or at once if a kill is requested.
     cancel_asked_at = models.DateTimeField(null=True, blank=True)
@@ -127,56 +131,60 @@ class Attempt(models.Model):
     cancel_signalled_at = models.DateTimeField(null=True, blank=True)
     cancel_killed_at = models.DateTimeField(null=True, blank=True)
     kill_requested_at = models.DateTimeField(
-        null=True, blank=True, help_text="Since when it is to end at once, without a last checkpoint."
+        null=True, blank=True, help_text="When a kill without a last checkpoint was requested."
     )
     kill_requested_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+"
     )
 
     release_requested_at = models.DateTimeField(
-        null=True, blank=True, help_text="Since when the scheduler is to release it from a hold."
+        null=True, blank=True, help_text="When its release from a hold was requested."
     )
     release_requested_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+"
     )
-    release_outcome = models.TextField(blank=True, help_text="Why it was not released, in the scheduler's words.")
+    release_outcome = models.TextField(blank=True, help_text="The scheduler's reason for not releasing it.")
 
     # After the end: what Vigil decided. A row that ended and has no decision is found by the next tick.
     collecting_since = models.DateTimeField(
-        null=True, blank=True, help_text="When its spools were first looked through."
+        null=True, blank=True, help_text="When its spools were first read after its end."
     )
-    collected_at = models.DateTimeField(null=True, blank=True, help_text="When its spools were last read to their end.")
+    collected_at = models.DateTimeField(null=True, blank=True, help_text="When its spools were last read completely.")
     spools_removed_at = models.DateTimeField(null=True, blank=True)
     decided_at = models.DateTimeField(null=True, blank=True)
-    decision = models.TextField(blank=True, help_text="In a sentence: restarted as which attempt, or stopped and why.")
+    decision = models.TextField(
+        blank=True, help_text="What Vigil decided, in a sentence: restarted as which attempt, or why not."
+    )
     decided_version = models.PositiveIntegerField(
-        default=0, help_text="Of the verdict that the decision is by; 0: only by how it ended."
+        default=0, help_text="Version of the verdict behind the decision; 0: decided by exit code and state only."
     )
     blamed_nodes = models.JSONField(
-        default=list, blank=True, help_text="Nodes that the job's next attempts are kept from for a day."
+        default=list, blank=True, help_text="Nodes that the job's next attempts avoid for a day."
     )
 
     # Where it starts, and how far it is according to the trainer.
     resume_from = models.ForeignKey("Checkpoint", models.SET_NULL, null=True, blank=True, related_name="resumed_by")
     starts_back = models.BooleanField(
-        default=False, help_text="Vigil chose where it starts: not from the newest checkpoint."
+        default=False, help_text="Vigil chose an older checkpoint than the newest to start from."
     )
     excluded_nodes = models.JSONField(
-        default=list, blank=True, help_text="Nodes that it is kept from, beside those of its specification."
+        default=list, blank=True, help_text="Nodes that it must avoid, in addition to those in its specification."
     )
-    directory = models.CharField(max_length=64, blank=True, help_text="attempt-<k>, once its launcher has made it.")
+    directory = models.CharField(max_length=64, blank=True, help_text="attempt-<k>, once its launcher has created it.")
     step = models.BigIntegerField(null=True, blank=True)
     steps = models.BigIntegerField(null=True, blank=True)
     phase = models.CharField(max_length=32, blank=True)
-    pace_seconds = models.FloatField(default=0.0, help_text="Of the last minutes, fading: time that passed …")
-    pace_steps = models.FloatField(default=0.0, help_text="… and steps done in it; their ratio is seconds a step.")
+    pace_seconds = models.FloatField(default=0.0, help_text="Decaying sum of elapsed time over the last minutes.")
+    pace_steps = models.FloatField(
+        default=0.0, help_text="Decaying sum of steps completed in pace_seconds; their ratio is seconds per step."
+    )
     incarnation = models.PositiveIntegerField(default=0)
-    latest = models.JSONField(default=dict, help_text="Newest values of rank 0, for lists.")
-    version = models.BigIntegerField(default=0, help_text="Raised by every change that a page shows.")
+    latest = models.JSONField(default=dict, help_text="Newest values of rank 0, shown in lists.")
+    version = models.BigIntegerField(default=0, help_text="Incremented by every change that a page shows.")
     last_report_at = models.DateTimeField(null=True, blank=True)
     token_digest = models.CharField(max_length=64, blank=True, db_index=True)
     tailed = models.BooleanField(
-        default=False, help_text="Its shippers were told not to post: the worker reads its spools as they grow."
+        default=False, help_text="Its shippers do not post: the worker reads its spools as they grow."
     )
 
     objects = AttemptQuerySet.as_manager()
@@ -235,7 +243,7 @@ class Stream(models.Model):
     # Where on disk the line of a seq not beyond the cursor begins, so that collecting need not count lines again.
     place_seq = models.BigIntegerField(default=0)
     place_segment = models.PositiveIntegerField(default=0)
-    place_offset = models.BigIntegerField(default=0, help_text="0: not known.")
+    place_offset = models.BigIntegerField(default=0, help_text="0: unknown.")
     quarantined = models.PositiveIntegerField(default=0)
     ended = models.BooleanField(default=False)
 

@@ -54,10 +54,12 @@ class Checkpoint(models.Model):
     parent_generation = models.PositiveIntegerField(null=True, blank=True)
     state = models.CharField(max_length=16, choices=State.choices, default=State.COMMITTED)
     problem = models.TextField(blank=True, help_text="What verification found wrong.")
-    verify_tries = models.PositiveSmallIntegerField(default=0, help_text="How often it could not be read.")
-    verify_after = models.DateTimeField(null=True, blank=True, help_text="Not before this; null: at once.")
+    verify_tries = models.PositiveSmallIntegerField(default=0, help_text="Number of failed attempts to read it.")
+    verify_after = models.DateTimeField(
+        null=True, blank=True, help_text="Earliest time of the next verification; null: now."
+    )
     bytes = models.BigIntegerField(default=0)
-    seconds = models.FloatField(null=True, blank=True, help_text="From the first rank's staging to COMMITTED.")
+    seconds = models.FloatField(null=True, blank=True, help_text="Seconds from the first rank's staging to COMMITTED.")
     consumed_samples = models.BigIntegerField(null=True, blank=True)
     world_size = models.PositiveIntegerField(null=True, blank=True)
     pinned = models.BooleanField(default=False)

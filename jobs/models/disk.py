@@ -13,13 +13,15 @@ class DiskSum(models.Model):
     project = models.OneToOneField(Project, models.CASCADE, primary_key=True, related_name="+")
     jobs = models.BigIntegerField(default=0)
     bytes = models.BigIntegerField(default=0)
-    checkpoint_bytes = models.BigIntegerField(default=0, help_text="As trainers told, of jobs that `bytes` has.")
-    unmeasured = models.BigIntegerField(default=0, help_text="Jobs that no look has counted yet.")
-    partial = models.BigIntegerField(default=0, help_text="Jobs of which there is more than was counted.")
+    checkpoint_bytes = models.BigIntegerField(
+        default=0, help_text="Size of checkpoints as reported by trainers, for the jobs included in `bytes`."
+    )
+    unmeasured = models.BigIntegerField(default=0, help_text="Number of jobs not measured yet.")
+    partial = models.BigIntegerField(default=0, help_text="Number of jobs that were measured only in part.")
     oldest_job_at = models.DateTimeField(null=True)
-    measured_at = models.DateTimeField(null=True, help_text="The oldest look that is in the sum.")
+    measured_at = models.DateTimeField(null=True, help_text="Time of the oldest measurement in the sum.")
     counted_at = models.DateTimeField()
-    seconds = models.FloatField(help_text="That adding up took.")
+    seconds = models.FloatField(help_text="How long the summation took.")
 
     def __str__(self) -> str:
         return f"disk of {self.project_id}"

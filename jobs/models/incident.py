@@ -47,27 +47,29 @@ class Incident(models.Model):
 
     attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="incidents")
     project = models.ForeignKey(
-        Project, models.CASCADE, related_name="+", db_index=False, help_text="Its job's, for lists."
+        Project, models.CASCADE, related_name="+", db_index=False, help_text="The job's project, for lists."
     )
-    incarnation = models.PositiveIntegerField(null=True, blank=True, help_text="Null: the attempt itself ended by it.")
-    at = models.DateTimeField(help_text="When it was noticed: the end of the attempt, or of the incarnation.")
+    incarnation = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Incarnation that failed; null: the whole attempt ended."
+    )
+    at = models.DateTimeField(help_text="When it was detected: the end of the attempt or incarnation.")
     opened_at = models.DateTimeField(default=timezone.now)
-    due_at = models.DateTimeField(null=True, blank=True, help_text="When it is to be diagnosed; null: nothing to do.")
+    due_at = models.DateTimeField(null=True, blank=True, help_text="When to diagnose it next; null: not scheduled.")
     tries = models.PositiveSmallIntegerField(
-        default=0, help_text="To diagnose it since the newest verdict, with the one that is at it."
+        default=0, help_text="Attempts to diagnose it since the newest verdict, including a running one."
     )
-    version = models.PositiveIntegerField(default=0, help_text="Of the newest verdict; 0: there is none yet.")
-    is_final = models.BooleanField(default=False, help_text="No evidence can come any more.")
+    version = models.PositiveIntegerField(default=0, help_text="Version of the newest verdict; 0: none yet.")
+    is_final = models.BooleanField(default=False, help_text="No more evidence can arrive.")
 
     cause = models.CharField(max_length=32, blank=True)
     confirmed_cause = models.CharField(
         max_length=32,
         blank=True,
-        help_text="What sysadmins must act on by the word of the machine or the scheduler, whatever people say.",
+        help_text="Cause that sysadmins must act on according to machine or scheduler, even if overruled.",
     )
     confidence = models.FloatField(null=True, blank=True)
     says = models.CharField(max_length=300, blank=True)
-    entry = models.CharField(max_length=64, blank=True, help_text="Of the catalogue, that names the root.")
+    entry = models.CharField(max_length=64, blank=True, help_text="Catalogue entry that matched the root cause.")
     rank = models.IntegerField(null=True, blank=True)
     node = models.CharField(max_length=255, blank=True)
     fingerprint = models.CharField(max_length=32, blank=True, help_text="Equal for failures of the same program.")
@@ -76,7 +78,7 @@ class Incident(models.Model):
     overruled_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+")
     overruled_at = models.DateTimeField(null=True, blank=True)
     overruled_why = models.TextField(blank=True)
-    is_counted = models.BooleanField(default=False, help_text="Its failure (jobs.models.Failure) has it as it is.")
+    is_counted = models.BooleanField(default=False, help_text="Its row of jobs.models.Failure is up to date.")
 
     published_at = models.DateTimeField(null=True, blank=True, help_text="Null: a draft.")
     published_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+")
@@ -129,7 +131,7 @@ class Diagnosis(models.Model):
     incident = models.ForeignKey(Incident, models.CASCADE, related_name="diagnoses")
     version = models.PositiveIntegerField()
     made_at = models.DateTimeField(default=timezone.now)
-    seconds = models.FloatField(default=0.0, help_text="That it took.")
+    seconds = models.FloatField(default=0.0, help_text="How long the diagnosis took.")
     cause = models.CharField(max_length=32)
     confidence = models.FloatField()
     verdict = models.JSONField(help_text="As `vigil diagnose --json` prints it.")

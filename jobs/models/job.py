@@ -29,23 +29,23 @@ class Job(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="jobs")
     name = models.CharField(max_length=128)
     kind = models.CharField(max_length=16)
-    spec = models.JSONField(help_text="The whole validated spec, defaults filled in (jobs.spec.JobSpec).")
-    spec_toml = models.TextField(help_text="The spec as the person wrote it.")
+    spec = models.JSONField(help_text="The complete validated specification with defaults (jobs.spec.JobSpec).")
+    spec_toml = models.TextField(help_text="The specification as written by its author.")
     notes = models.TextField(blank=True)
     parent = models.ForeignKey("self", models.SET_NULL, null=True, blank=True, related_name="clones")
     sweep = models.ForeignKey(Sweep, models.SET_NULL, null=True, blank=True, related_name="jobs")
     sweep_index = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Its place in the sweep, from 0: its task in the array."
+        null=True, blank=True, help_text="Index in the sweep, from 0; also its task number in the array."
     )
-    sweep_values = models.JSONField(
-        null=True, blank=True, help_text="What it has of what the sweep goes over, by path."
-    )
+    sweep_values = models.JSONField(null=True, blank=True, help_text="Its values of the varied fields, by path.")
     latest = models.OneToOneField("Attempt", models.SET_NULL, null=True, blank=True, related_name="+")
     directory = models.CharField(max_length=300, blank=True, help_text="Run directory, relative to VIGIL_RUNS.")
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
-    disk_bytes = models.BigIntegerField(default=0, help_text="Of its run directory, when it was last measured.")
+    disk_bytes = models.BigIntegerField(default=0, help_text="Size of its run directory when it was last measured.")
     disk_measured_at = models.DateTimeField(null=True, blank=True, db_index=True, help_text="Null: not measured yet.")
-    disk_is_partial = models.BooleanField(default=False, help_text="There was more than one look could count.")
+    disk_is_partial = models.BooleanField(
+        default=False, help_text="The run directory was too large to measure completely."
+    )
 
     ATTACHED = "attached"  # the kind of jobs that somebody submitted to Slurm outside Vigil, which only follows them
 

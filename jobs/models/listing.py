@@ -12,16 +12,18 @@ class Listing(models.Model):
     so without this one every list would scan every job there ever was (docs/decisions/0018).
     """
 
-    id = models.BigAutoField(primary_key=True, help_text="The job's.")
-    attempt_id = models.BigIntegerField(null=True, help_text="Of its latest attempt, from which state and times are.")
+    id = models.BigAutoField(primary_key=True, help_text="The job's id.")
+    attempt_id = models.BigIntegerField(
+        null=True, help_text="Id of its latest attempt, which determines state and times."
+    )
     project_id = models.BigIntegerField()
     owner_id = models.BigIntegerField()
     kind = models.CharField(max_length=16)
     name = models.CharField(max_length=128)
     state = models.CharField(max_length=16, blank=True, help_text="Empty: it has no attempt yet.")
     created_at = models.DateTimeField()
-    started_at = models.DateTimeField(help_text="Where it has not: 1970, so that orders need no nulls.")
-    ended_at = models.DateTimeField(help_text="Likewise.")
+    started_at = models.DateTimeField(help_text="1970 if it has not started, so that sorting needs no nulls.")
+    ended_at = models.DateTimeField(help_text="1970 if it has not ended.")
 
     class Meta:
         # Each begins with the columns compared for equality and ends in an order by id: a page is one range of it.

@@ -12,9 +12,11 @@ class PostMortem(models.Model):
     """The people's part of a post-mortem; there is none until somebody writes it."""
 
     incident = models.OneToOneField(Incident, models.CASCADE, related_name="written")
-    narrative = models.TextField(blank=True, help_text="What happened, as a person tells it.")
-    factors = models.JSONField(default=list, blank=True, help_text="What contributed to it, a sentence each.")
-    revision = models.PositiveIntegerField(default=0, help_text="Raised by each change, so that none is lost.")
+    narrative = models.TextField(blank=True, help_text="What happened, as described by a person.")
+    factors = models.JSONField(default=list, blank=True, help_text="Contributing factors, one sentence each.")
+    revision = models.PositiveIntegerField(
+        default=0, help_text="Incremented by each change, to detect concurrent edits."
+    )
     edited_at = models.DateTimeField(null=True, blank=True)
     edited_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+")
 

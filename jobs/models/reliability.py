@@ -19,18 +19,20 @@ class Failure(models.Model):
 
     incident = models.OneToOneField(Incident, models.SET_NULL, null=True, related_name="failure")
     at = models.DateTimeField()
-    day = models.DateField(help_text="Of UTC.")
+    day = models.DateField(help_text="Day in UTC.")
     project = models.ForeignKey(Project, models.CASCADE, related_name="+", db_index=False)
     partition = models.CharField(max_length=255, blank=True)
-    node = models.CharField(max_length=255, blank=True, help_text="Empty: it is not known on which.")
-    cause = models.CharField(max_length=32, blank=True, help_text="Empty: it is not diagnosed yet.")
+    node = models.CharField(max_length=255, blank=True, help_text="Empty: unknown.")
+    cause = models.CharField(max_length=32, blank=True, help_text="Empty: not diagnosed yet.")
     program = models.CharField(max_length=64, help_text="Equal for failures of the same program.")
-    is_interruption = models.BooleanField(help_text="It may strike any run, or the run went on after it.")
-    lost_node_s = models.FloatField(help_text="Since the checkpoint that was kept, and held until it trained again.")
+    is_interruption = models.BooleanField(help_text="It can affect any run, or the run continued after it.")
+    lost_node_s = models.FloatField(
+        help_text="Node-seconds since the last usable checkpoint, plus those allocated until training resumed."
+    )
     lost_gpu_s = models.FloatField()
-    detect_s = models.FloatField(null=True, help_text="From the last step to the end that was noticed.")
-    recover_s = models.FloatField(null=True, help_text="From there until it trained again.")
-    is_settled = models.BooleanField(default=False, help_text="Nothing of it can change but by a person's word.")
+    detect_s = models.FloatField(null=True, help_text="Seconds from the last step to the detected end.")
+    recover_s = models.FloatField(null=True, help_text="Seconds from the end until training resumed.")
+    is_settled = models.BooleanField(default=False, help_text="Only a person can still change it.")
 
     class Meta:
         indexes = (
@@ -51,8 +53,8 @@ class Held(models.Model):
     Each is in the row of its day and in that of its week, so that a year is read from few.
     """
 
-    days = models.PositiveSmallIntegerField(help_text="1; or 7: the whole week from this day on, a Monday.")
-    day = models.DateField(help_text="Of UTC.")
+    days = models.PositiveSmallIntegerField(help_text="1, or 7 for the week that begins on this day, a Monday.")
+    day = models.DateField(help_text="Day in UTC.")
     node_s = models.FloatField(default=0.0)
     gpu_s = models.FloatField(default=0.0)
 
@@ -114,10 +116,10 @@ class JobTime(models.Model):
     job = models.BigIntegerField(unique=True)
     project = models.ForeignKey(Project, models.CASCADE, related_name="+", db_index=False)
     partition = models.CharField(max_length=255, blank=True)
-    day = models.DateField(help_text="Of its end.")
+    day = models.DateField(help_text="Day of its end.")
     queued_node_s = models.FloatField()
     held_node_s = models.FloatField()
-    kept_node_s = models.FloatField(help_text="Of steps whose work is still there.")
+    kept_node_s = models.FloatField(help_text="Node-seconds of steps whose work was kept.")
 
     def __str__(self) -> str:
         return f"#{self.job}"

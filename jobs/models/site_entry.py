@@ -49,7 +49,7 @@ class SiteCatalogue(models.Model):
     KEPT = timedelta(days=2)
 
     at = models.DateTimeField(default=timezone.now, db_index=True)
-    entries = models.JSONField(help_text="Each as its table in TOML.")
+    entries = models.JSONField(help_text="Entries as TOML tables.")
 
     class Meta:
         ordering = ("-at", "-id")
@@ -72,22 +72,24 @@ class Replay(models.Model):
     KEPT = timedelta(days=1)
     LEFT_AFTER = timedelta(seconds=60)  # without a viewer
 
-    entry = models.JSONField(help_text="As its table in TOML.")
-    instead_of = models.CharField(max_length=64, blank=True, help_text="The name of the entry whose place it takes.")
+    entry = models.JSONField(help_text="The entry as a TOML table.")
+    instead_of = models.CharField(max_length=64, blank=True, help_text="Name of the entry that it replaces.")
     asked_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
     asked_at = models.DateTimeField(default=timezone.now)
-    seen_at = models.DateTimeField(default=timezone.now, help_text="When somebody last looked.")
-    moved_at = models.DateTimeField(default=timezone.now, help_text="When it last came further.")
+    seen_at = models.DateTimeField(default=timezone.now, help_text="When somebody last viewed it.")
+    moved_at = models.DateTimeField(default=timezone.now, help_text="When it last made progress.")
     ended_at = models.DateTimeField(null=True, blank=True)
-    outcome = models.CharField(max_length=200, blank=True, help_text="Why it ended early; empty: it read all of them.")
+    outcome = models.CharField(
+        max_length=200, blank=True, help_text="Why it stopped early; empty: it read all incidents."
+    )
 
-    incidents = models.JSONField(default=list, help_text="Their numbers, in the order in which they are read.")
-    place = models.PositiveIntegerField(default=0, help_text="How many of them are done.")
-    read = models.PositiveIntegerField(default=0, help_text="Of those done, how many had something to read.")
-    named = models.PositiveIntegerField(default=0, help_text="Of those read, in how many it would name the root.")
-    seconds = models.FloatField(default=0.0, help_text="Of reading.")
+    incidents = models.JSONField(default=list, help_text="Ids of the incidents, in reading order.")
+    place = models.PositiveIntegerField(default=0, help_text="Number of incidents done.")
+    read = models.PositiveIntegerField(default=0, help_text="Number of incidents with readable logs.")
+    named = models.PositiveIntegerField(default=0, help_text="Number of incidents of which it would be the root cause.")
+    seconds = models.FloatField(default=0.0, help_text="Time spent reading.")
     changes = models.JSONField(
-        default=list, help_text="Each verdict that it would change, as `jobs.postmortem.replay` says."
+        default=list, help_text="The verdicts that it would change, in the form of `jobs.postmortem.replay`."
     )
 
     objects = ReplayQuerySet.as_manager()

@@ -16,11 +16,11 @@ class Stray(models.Model):
 
     attempt = models.ForeignKey(Attempt, models.SET_NULL, null=True, related_name="strays")
     key = models.CharField(max_length=16)
-    task = models.IntegerField(default=-1, help_text="Its number in the array; −1: it is not of one.")
+    task = models.IntegerField(default=-1, help_text="Its index in the array; −1: not part of one.")
     scheduler_id = models.CharField(max_length=64, blank=True)
     scheduler_user = models.CharField(max_length=64, blank=True)
     since = models.DateTimeField(auto_now_add=True)
-    tried_at = models.DateTimeField(null=True, blank=True, help_text="Last cancelled, or looked for.")
+    tried_at = models.DateTimeField(null=True, blank=True, help_text="When it was last cancelled or searched for.")
 
     class Meta:
         constraints = (models.UniqueConstraint(fields=["key", "scheduler_id", "task"], name="one_row_a_stray"),)

@@ -60,27 +60,27 @@ class Sweep(models.Model):
     project = models.ForeignKey(Project, models.PROTECT, related_name="sweeps")
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="sweeps")
     name = models.CharField(max_length=128)
-    spec_toml = models.TextField(help_text="The spec as the person wrote it, with its [sweep].")
+    spec_toml = models.TextField(help_text="The specification as written, including [sweep].")
     axes = models.JSONField(
-        default=list, help_text="Pairs of path and values, in the order written: PostgreSQL sorts the keys of objects."
+        default=list, help_text="Pairs of path and values in the order written (PostgreSQL sorts keys of objects)."
     )
     refused = models.JSONField(
-        default=list, blank=True, help_text="Combinations of which there is no job: pairs of values by path and why."
+        default=list, blank=True, help_text="Combinations without a job: pairs of values by path and reason."
     )
     at_once = models.PositiveIntegerField(
-        null=True, blank=True, help_text="How many of its jobs run at the same time; null: as many as there is room."
+        null=True, blank=True, help_text="Maximum number of its jobs that run at the same time; null: no limit."
     )
     key = models.CharField(
         max_length=16,
         unique=True,
         default=_new_key,
-        help_text="In the name and comment of its array, and of its upload.",
+        help_text="Part of the name and comment of its array, and of its upload's name.",
     )
     prepared = models.PositiveIntegerField(
-        default=0, help_text="The run directories of jobs below this index are written: its array needs them all."
+        default=0, help_text="Run directories of jobs below this index are written; the array needs all of them."
     )
     stopped_why = models.TextField(
-        blank=True, help_text="Why Vigil started no more of its jobs, in a sentence; empty: it did not stop it."
+        blank=True, help_text="Why Vigil stopped the sweep, in a sentence; empty: it did not."
     )
     created_at = models.DateTimeField(auto_now_add=True)
 

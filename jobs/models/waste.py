@@ -13,10 +13,12 @@ class GpuHours(models.Model):
 
     day = models.DateField()
     project = models.ForeignKey(
-        Project, models.CASCADE, null=True, related_name="+", db_index=False, help_text="Null: it went past Vigil."
+        Project, models.CASCADE, null=True, related_name="+", db_index=False, help_text="Null: submitted outside Vigil."
     )
     person = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, null=True, related_name="+", db_index=False)
-    user = models.CharField(max_length=255, blank=True, help_text="The scheduler's, where it is nobody's that we know.")
+    user = models.CharField(
+        max_length=255, blank=True, help_text="The scheduler's user, if it belongs to no account here."
+    )
     held_s = models.FloatField()
     used_s = models.FloatField()
     idle_s = models.FloatField()
@@ -34,8 +36,10 @@ class JobHours(models.Model):
     So the jobs of many days are sorted without adding up all of their days first.
     """
 
-    scheduler_id = models.CharField(max_length=64, db_index=True, help_text="Of several attempts one's.")
-    job = models.BigIntegerField(null=True, db_index=True, help_text="Vigil's number of it; null: it is not Vigil's.")
+    scheduler_id = models.CharField(
+        max_length=64, db_index=True, help_text="The id of one attempt, if there are several."
+    )
+    job = models.BigIntegerField(null=True, db_index=True, help_text="Vigil's job number; null: not a Vigil job.")
     project = models.ForeignKey(Project, models.CASCADE, null=True, related_name="+", db_index=False)
     person = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, null=True, related_name="+", db_index=False)
     user = models.CharField(max_length=255, blank=True)

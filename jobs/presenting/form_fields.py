@@ -114,7 +114,7 @@ class FormSection:
     def default_summary(self) -> str:
         """Return the label of a completely folded section."""
         values = [f"{_lower(f.title)} {f.value}" for f in self.fields if f.value][:4]
-        return f"As by default: {', '.join(values)}" if values else "As by default"
+        return f"Defaults: {', '.join(values)}" if values else "Defaults"
 
 
 def _lower(title: str) -> str:

@@ -53,7 +53,7 @@ class Script(Code):
     )
     args: list[str] = Field(default_factory=list, max_length=1000, title="Arguments")
     env: Annotated[dict[str, str], AfterValidator(values.environment)] = Field(
-        default_factory=dict, max_length=200, title="Environment", description="Variables that the program sees."
+        default_factory=dict, max_length=200, title="Environment", description="Environment variables for the program."
     )
     python: Annotated[str, AfterValidator(values.python)] = Field(
         default="",
@@ -73,29 +73,29 @@ class ClientCode(Code):
         default="client.py",
         max_length=500,
         title="Client",
-        description="The file with model() and data(client), inside the directory. Its options stand in [run.client].",
+        description="The file with model() and data(client), inside the directory. Its options are in [run.client].",
     )
     algorithm: Annotated[str, AfterValidator(values.entry)] = Field(
         default="algorithm.py",
         max_length=500,
         title="Algorithm",
-        description="The file with aggregate(), inside the directory. Its options stand in [run.own].",
+        description="The file with aggregate(), inside the directory. Its options are in [run.own].",
     )
     aggregation: Annotated[str, AfterValidator(values.entry)] = Field(
         default="aggregation.py",
         max_length=500,
         title="Aggregation",
-        description="The file with combine(), inside the directory. Its options stand in [run.own_aggregation].",
+        description="The file with combine(), inside the directory. Its options are in [run.own_aggregation].",
     )
     selection: Annotated[str, AfterValidator(values.entry)] = Field(
         default="selection.py",
         max_length=500,
         title="Selection",
-        description="The file with select(), inside the directory. Its options stand in [run.own_selection].",
+        description="The file with select(), inside the directory. Its options are in [run.own_selection].",
     )
     split: Annotated[str, AfterValidator(values.entry)] = Field(
         default="split.py",
         max_length=500,
         title="Split",
-        description="The file with divide(), inside the directory. Its options stand in [run.own_split].",
+        description="The file with divide(), inside the directory. Its options are in [run.own_split].",
     )

@@ -70,16 +70,22 @@ class Environment(SpecTable):
         default=None, max_length=50, title="Modules", description="Loaded in this order, such as cuda/12.4."
     )
     container: Annotated[str, AfterValidator(_container)] | None = Field(
-        default=None, max_length=500, title="Container", description="An image’s name, or the path of a .sqsh or .sif."
+        default=None,
+        max_length=500,
+        title="Container",
+        description="Name of an image, or path of a .sqsh or .sif file.",
     )
     engine: Literal["pyxis", "apptainer"] | None = Field(
-        default=None, title="Container engine", description="pyxis or apptainer; empty: by the image."
+        default=None, title="Container engine", description="pyxis or apptainer; empty: chosen by the image."
     )
     mounts: Annotated[list[str], AfterValidator(_mounts)] | None = Field(
-        default=None, max_length=50, title="Mounts", description="Into the container, such as /data:/data:ro."
+        default=None,
+        max_length=50,
+        title="Mounts",
+        description="Folders to mount into the container, such as /data:/data:ro.",
     )
     env: Annotated[dict[str, str], AfterValidator(values.environment)] | None = Field(
-        default=None, max_length=200, title="Variables", description="That every rank sees."
+        default=None, max_length=200, title="Variables", description="Environment variables for every rank."
     )
 
     @model_validator(mode="after")

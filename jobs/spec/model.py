@@ -42,20 +42,20 @@ class Restart(SpecTable):
     """[restart]: how often the job may be restarted after a failure."""
 
     max_restarts: int = Field(
-        default=3, ge=0, le=100, title="Restarts at most", description="New attempts after a failure."
+        default=3, ge=0, le=100, title="Maximum restarts", description="New attempts after failures."
     )
     in_place: int = Field(
         default=3,
         ge=0,
         le=100,
-        title="In place",
-        description="Restarts of ranks within an attempt; each checkpoint refills it.",
+        title="Restarts in place",
+        description="Restarts of ranks within an attempt; each checkpoint resets the count.",
     )
     on: restarts.On = Field(
         default_factory=dict,
         max_length=64,
         title="By cause",
-        description='What follows a cause, where not what Vigil does: "memory.gpu_oom" = "stop", "gpu.*" = "restart".',
+        description='Overrides of Vigil’s defaults: "memory.gpu_oom" = "stop", "gpu.*" = "restart".',
     )
 
 
@@ -71,14 +71,16 @@ class JobSpec(SpecTable):
     kind: Literal["distributed", "federated", "script"] = Field(
         default="distributed",
         title="Kind",
-        description="distributed: Vigil's trainer. federated: clients that train apart, in rounds. script: a program "
-        "of your own.",
+        description="distributed: Vigil's trainer. federated: clients train on their own data, in rounds. script: "
+        "your own program.",
     )
-    project: str = Field(default="default", max_length=64, title="Project", description="Who it belongs to.")
+    project: str = Field(
+        default="default", max_length=64, title="Project", description="The project that the job belongs to."
+    )
     tags: Annotated[list[str], AfterValidator(values.tags)] = Field(default_factory=list, max_length=50, title="Tags")
     notes: str = Field(default="", max_length=20_000, title="Notes")
     after: Annotated[list[int], Field(max_length=50), AfterValidator(values.after)] = Field(
-        default_factory=list, title="After", description="Jobs that must have completed first, by number."
+        default_factory=list, title="After", description="Numbers of jobs that must complete first."
     )
     resources: Resources = Field(default_factory=Resources, title="Resources")
     restart: Restart = Field(default_factory=Restart, title="If it fails")

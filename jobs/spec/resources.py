@@ -17,35 +17,35 @@ class Resources(SpecTable):
     """[resources]: what the scheduler is to allocate."""
 
     nodes: Annotated[int | str, BeforeValidator(values.nodes)] = Field(
-        default=1, title="Nodes", description='How many, or "min:max" for an elastic job.'
+        default=1, title="Nodes", description='A number, or "min:max" for an elastic job.'
     )
     spares: int = Field(
         default=0,
         ge=0,
         le=64,
         title="Spare nodes",
-        description="Beyond those: they stand by, and take the place of one that fails.",
+        description="Additional nodes on standby; they replace nodes that fail.",
     )
     gpus_per_node: int = Field(
-        default=0, ge=0, le=64, title="GPUs a node", description="One rank a GPU; 0 runs on CPUs."
+        default=0, ge=0, le=64, title="GPUs per node", description="One rank per GPU; 0 runs on CPUs."
     )
-    ranks_per_node: int = Field(default=1, ge=1, le=1024, title="Ranks a node", description="Where there are no GPUs.")
+    ranks_per_node: int = Field(default=1, ge=1, le=1024, title="Ranks per node", description="For jobs without GPUs.")
     cpus_per_rank: int = Field(
-        default=1, ge=1, le=1024, title="CPUs a rank", description="Cores for each rank's process."
+        default=1, ge=1, le=1024, title="CPUs per rank", description="Cores for each rank's process."
     )
     memory_gib: float | None = Field(
         default=None,
         gt=0,
         le=100_000,
         allow_inf_nan=False,
-        title="Memory a node (GiB)",
+        title="Memory per node (GiB)",
         description="Empty: the scheduler's default.",
     )
     time_limit: Annotated[str, AfterValidator(values.time_limit)] = Field(
         default="01:00:00", title="Time limit", description="HH:MM:SS or D-HH:MM:SS, for each attempt."
     )
     gpu_type: Annotated[str, AfterValidator(slurm.word)] = Field(
-        default="", title="GPU type", description="Slurm’s word for it, such as h100; empty: any."
+        default="", title="GPU type", description="As Slurm names it, such as h100; empty: any."
     )
     partition: Annotated[str, AfterValidator(slurm.word)] = Field(
         default="", title="Partition", description="Empty: Slurm’s default."
@@ -57,20 +57,20 @@ class Resources(SpecTable):
         default="", title="Node features", description="As Slurm writes them, such as nvlink&(h100|h200)."
     )
     reservation: Annotated[str, AfterValidator(slurm.word)] = Field(
-        default="", title="Reservation", description="Start inside it."
+        default="", title="Reservation", description="The reservation to run in."
     )
     licenses: Annotated[str, AfterValidator(slurm.licenses)] = Field(
         default="", title="Licences", description="As Slurm writes them, such as matlab:2,abaqus."
     )
     begin: Annotated[str, BeforeValidator(values.moment), AfterValidator(slurm.begin)] = Field(
-        default="", title="Not before", description="2026-12-01T02:00 in the site’s time zone, or +2h."
+        default="", title="Start after", description="2026-12-01T02:00 in the site’s time zone, or +2h."
     )
-    exclusive: bool = Field(default=False, title="Whole nodes", description="Nobody else’s jobs beside it.")
+    exclusive: bool = Field(default=False, title="Whole nodes", description="No other jobs run on its nodes.")
     require_nodes: Annotated[list[str], Field(max_length=200), AfterValidator(slurm.hosts)] = Field(
-        default_factory=list, title="Required nodes", description="All of them, such as dgx[01-04]."
+        default_factory=list, title="Required nodes", description="The job runs on all of these, such as dgx[01-04]."
     )
     exclude_nodes: Annotated[list[str], Field(max_length=200), AfterValidator(slurm.hosts)] = Field(
-        default_factory=list, title="Excluded nodes", description="None of them, such as dgx07."
+        default_factory=list, title="Excluded nodes", description="The job runs on none of these, such as dgx07."
     )
 
     @property

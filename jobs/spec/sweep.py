@@ -54,7 +54,7 @@ class SweepTable(SpecTable):
     """[sweep]: the values by path, and how many jobs run at once."""
 
     at_once: int | None = Field(
-        default=None, ge=1, le=MOST, title="At once", description="How many of them run at the same time."
+        default=None, ge=1, le=MOST, title="At once", description="How many of the jobs run at the same time."
     )
     over: Annotated[dict[str, list[Any]], BeforeValidator(_flatten)] = Field(
         title="Over", description='Values by path: "run.learning_rate" = [1e-3, 2e-3]. Every combination is a job.'

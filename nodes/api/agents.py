@@ -1,4 +1,4 @@
-"""REST of agents: their door, their tokens, and how each stands."""
+"""REST API of agents: their reports, tokens and state."""
 
 from __future__ import annotations
 
@@ -32,11 +32,15 @@ _BATCH = {
     "properties": {
         "at": {"type": "integer", "minimum": 0, "description": "Unix second of the first sample."},
         "period": {"type": "integer", "minimum": 1},
-        "n": {"type": "integer", "minimum": 0, "description": "Samples of each column."},
-        "gpus": {"type": "array", "items": {"type": "string"}, "description": "UUIDs, the rows of each column."},
+        "n": {"type": "integer", "minimum": 0, "description": "Number of samples in each column."},
+        "gpus": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "UUIDs of the GPUs: one row of each column per GPU.",
+        },
         "columns": {
             "type": "object",
-            "description": f"{', '.join(GPU_FIELDS)}; null: not told.",
+            "description": f"{', '.join(GPU_FIELDS)}; null: not reported.",
             "additionalProperties": {
                 "type": "array",
                 "items": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}},
@@ -66,37 +70,37 @@ _POST = {
     "properties": {
         "version": {"const": 1},
         "stream": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
-        "first": {"type": "integer", "minimum": 0, "description": "The number of the first batch."},
-        "given_up": {"type": "integer", "minimum": 0, "description": "Numbers before it that are there no more."},
+        "first": {"type": "integer", "minimum": 0, "description": "Number of the first batch."},
+        "given_up": {"type": "integer", "minimum": 0, "description": "How many earlier batches were discarded."},
         "boot_id": {"type": "string"},
         "sent_at": {"type": "number"},
-        "agent": {"type": "string", "description": "Its version."},
+        "agent": {"type": "string", "description": "The agent's version."},
         "batches": {"type": "array", "items": _BATCH, "maxItems": 60},
     },
 }
 _TAKEN = {
     "type": "object",
     "required": ["next"],
-    "properties": {"next": {"type": "integer", "description": "The number to go on with."}},
+    "properties": {"next": {"type": "integer", "description": "Number of the next batch to send."}},
 }
 
 
 class MachineToken(Schema):
-    """A token with which one machine reports. It is shown here once."""
+    """A token with which one node's agent reports. It is shown only once."""
 
     node: str
     token: str
 
 
 class SecretShape(Schema):
-    """A secret with which agents enrol by themselves, each name once. It is shown here once."""
+    """A secret with which agents enrol themselves, each name once. It is shown only once."""
 
     secret: str
     expires_at: datetime
 
 
 class AgentShape(Schema):
-    """The state of a machine's agent."""
+    """The state of a node's agent."""
 
     node: str
     version: str
@@ -105,9 +109,9 @@ class AgentShape(Schema):
     heard_at: datetime | None = Field(description="Null: it has never reported.")
     is_silent: bool
     sampled_at: int | None = Field(description="Unix second of its newest sample.")
-    clock_offset_s: float | None = Field(description="Its clock less the portal's.")
+    clock_offset_s: float | None = Field(description="The agent's clock minus the portal's.")
     gpus: int
-    given_up: int = Field(description="Batches of samples that it had no room for.")
+    given_up: int = Field(description="Batches of samples that the agent discarded for lack of space.")
     is_made_up: bool
 
 
@@ -127,25 +131,25 @@ class BySecret(HttpBearer):
     "/{str:name}/telemetry",
     auth=None,
     throttle=[],
-    summary="Take what a machine's agent tells",
+    summary="Send an agent's reports",
     openapi_extra=described(
         {
             "requestBody": {"required": True, "content": {"application/json": {"schema": _POST}}},
-            "responses": {200: {"description": "Taken.", "content": {"application/json": {"schema": _TAKEN}}}},
+            "responses": {200: {"description": "Accepted.", "content": {"application/json": {"schema": _TAKEN}}}},
             "security": [{"Bearer": []}],
         },
         errors={
-            400: "It is not UTF-8.",
-            401: "The token is not this machine's.",
-            413: "It is larger than one post may be: send less at once.",
-            415: "It is packed otherwise than with gzip.",
-            422: "It is no post of an agent, or holds what one may not. `errors` names where.",
+            400: "The body is not UTF-8.",
+            401: "The token does not belong to this node.",
+            413: "The body is too large: send smaller posts.",
+            415: "The body is compressed with something other than gzip.",
+            422: "The report is invalid. `errors` names the fields.",
         },
     ),
 )
 def take_telemetry(request: HttpRequest, name: str) -> HttpResponse:
-    """Takes an agent's batches, once: the bearer is a token for this machine alone. A post that does not go on where
-    its stream stands changes nothing; go on with the answered number, even when it is lower.
+    """Store an agent's batches, each once. The bearer token is valid for this node only. A post that does not continue
+    where its stream ended changes nothing; continue with the returned number, even if it is lower.
     """
     chunks = iter(lambda: request.read(65_536), b"")
     headers = request.headers
@@ -170,40 +174,40 @@ DOOR = ReportEndpoint(re.compile(r"/api/v1/nodes/([A-Za-z0-9._-]{1,255})/telemet
     auth=[BySecret(), Bearer(), Session()],
     throttle=[],
     response=MachineToken,
-    summary="A token with which a machine reports (sysadmins, or an enrolment secret)",
+    summary="Create a node's token (sysadmins, or with an enrolment secret)",
     openapi_extra=described(
         errors={
-            403: "Only sysadmins may, with a token of scope admin.",
-            409: "With a secret: the name is enrolled already.",
-            422: "The name is no machine's.",
+            403: "Only for sysadmins, with a token of scope admin.",
+            409: "With a secret: this name is already enrolled.",
+            422: "Not a valid node name.",
         }
     ),
 )
 def make_token(request: HttpRequest, name: str) -> dict[str, str]:
-    """The token that the machine had is good no more. With an enrolment secret as bearer each name gets one once."""
+    """The node's previous token stops working. An enrolment secret as bearer token enrols each name only once."""
     auth: Any = request.auth  # type: ignore[attr-defined]
     if isinstance(auth, str):
         return {"node": name, "token": enrolment.enroll_by_secret(name, auth)}
-    only_sysadmins(request, "enrol machines")  # type: ignore[arg-type]
+    only_sysadmins(request, "enrol nodes")  # type: ignore[arg-type]
     return {"node": name, "token": enrolment.enroll(name, by=auth)}
 
 
 @router.post(
     "/secret",
     response={201: SecretShape},
-    summary="A secret with which many machines enrol, each name once (sysadmins)",
-    openapi_extra=described(errors={403: "Only sysadmins may, with a token of scope admin."}),
+    summary="Create a secret with which many nodes enrol, each name once (sysadmins)",
+    openapi_extra=described(errors={403: "Only for sysadmins, with a token of scope admin."}),
 )
 def make_secret(request: ApiRequest) -> Status[dict[str, Any]]:
-    """Put it into a machine's image: agents get their own tokens with it. It is good for 30 days."""
-    only_sysadmins(request, "enrol machines")
+    """Put it into the nodes' image: agents use it to get their own tokens. It is valid for 30 days."""
+    only_sysadmins(request, "enrol nodes")
     row, secret = enrolment.make_secret(request.auth)
     return Status(201, {"secret": secret, "expires_at": row.expires_at})
 
 
-@router.get("", response=Agents, summary="All agents: version, silence, gaps, clock")
+@router.get("", response=Agents, summary="All agents: version, last report, gaps, clock")
 def agents(request: ApiRequest) -> dict[str, Any]:
-    """Answers each machine that has an agent, or had one, by name."""
+    """Return every node that has or had an agent, sorted by name."""
     return {"items": [agent_shape(agent) for agent in Agent.objects.described()]}
 
 

@@ -20,20 +20,22 @@ from portal.http.problems import Problem
 router = Router(tags=["nodes"])
 cluster = Router(tags=["cluster"])
 Part = Reading.Part
-NO_NODE = {404: "There is no such node."}
+NO_NODE = {404: "No such node."}
 NOT_ORDERED = NO_NODE | {
-    403: "Only sysadmins may, with a token of scope admin.",
-    409: "The node is made up by `vigil up --demo`.",
+    403: "Only for sysadmins, with a token of scope admin.",
+    409: "This is a demonstration node (`vigil up --demo`).",
 }
 
 
 def _line(reason: str) -> str:
-    """A line of text, or a ValueError that says what is wanted."""
+    """Return the reason stripped. Raises ValueError if it is empty, too long or has several lines."""
     reason = reason.strip()
     if not reason or len(reason) > orders.MOST_REASON:
-        raise ValueError(f"Say why, in at most {orders.MOST_REASON} characters: whoever asks the scheduler reads it.")
+        raise ValueError(
+            f"Give a reason of at most {orders.MOST_REASON} characters; the scheduler shows it to everybody."
+        )
     if any(letter < " " for letter in reason):
-        raise ValueError("Say it in one line: take line breaks and tabs out.")
+        raise ValueError("The reason must be one line. Remove line breaks and tabs.")
     return reason
 
 
@@ -46,21 +48,23 @@ class ReadingShape(Schema):
     """The age of the data: rows stay as they are while the scheduler does not respond."""
 
     read_at: datetime | None
-    error: str = Field(description="Why the last asking failed; empty: it did not.")
+    error: str = Field(description="Error of the last poll; empty: it succeeded.")
     failing_since: datetime | None
-    unreadable: int = Field(description="Records of the last answer that could not be read, and are left out.")
-    unreadable_text: str = Field(description="The same in a sentence; empty where everything was read.")
+    unreadable: int = Field(
+        description="Number of records in the last answer that could not be read and were left out."
+    )
+    unreadable_text: str = Field(description="The same in a sentence; empty if all records were read.")
 
 
 class OrderShape(Schema):
-    """Something that was asked to be done to a node."""
+    """An order to drain or undrain a node."""
 
     id: int
     node: str
     action: str
     reason: str
-    state: str = Field(description="asked, done, refused, or replaced by a later one.")
-    outcome: str = Field(description="The scheduler's words: why it refused, or did not answer yet.")
+    state: str = Field(description="asked (pending), done, refused, or replaced by a later order.")
+    outcome: str = Field(description="The scheduler's message: why it refused the order or has not answered yet.")
     asked_by: str | None
     asked_at: datetime
     ended_at: datetime | None
@@ -69,7 +73,7 @@ class OrderShape(Schema):
 class GpuTypeShape(Schema):
     """The GPUs of one type on a node."""
 
-    type: str = Field(description="Empty where the scheduler gives its GPUs no type.")
+    type: str = Field(description="Empty if the scheduler reports no type.")
     gpus: int
     used: int
     free: int
@@ -78,7 +82,7 @@ class GpuTypeShape(Schema):
 class NodeShape(Schema):
     name: str
     state: str
-    takes_jobs: bool = Field(description="Whether something new may start on it now.")
+    takes_jobs: bool = Field(description="Whether new jobs may start on it now.")
     reason: str
     reason_by: str
     reason_at: datetime | None
@@ -90,11 +94,11 @@ class NodeShape(Schema):
     gpus: int
     gpus_used: int
     gpus_free: int
-    gpu_type: str = Field(description="Of most of its GPUs.")
-    gpu_types: list[GpuTypeShape] = Field(description="Each type that the node has, in the scheduler's order.")
-    gpus_allocated: list[int] = Field(description="Their indices, where the scheduler tells.")
+    gpu_type: str = Field(description="The type of most of its GPUs.")
+    gpu_types: list[GpuTypeShape] = Field(description="Each GPU type of the node, in the scheduler's order.")
+    gpus_allocated: list[int] = Field(description="Indices of its allocated GPUs, if the scheduler reports them.")
     memory_mib: int
-    memory_used_mib: int = Field(description="Allocated, not resident.")
+    memory_used_mib: int = Field(description="Memory allocated to jobs, not resident memory.")
     memory_free_mib: int
     load: float | None
     booted_at: datetime | None
@@ -102,7 +106,7 @@ class NodeShape(Schema):
 
 
 class NodeDetail(NodeShape):
-    order: OrderShape | None = Field(description="What was last asked to be done to it.")
+    order: OrderShape | None = Field(description="The latest drain or undrain order.")
     reading: ReadingShape
 
 
@@ -189,10 +193,10 @@ class Reservations(Schema):
 
 
 class LicenseShape(Schema):
-    name: str = Field(description='"matlab"; "matlab@server" of one that the accounts share among clusters.')
+    name: str = Field(description='"matlab"; "matlab@server" for a licence that clusters share.')
     total: int
-    used: int = Field(description="Also outside of the scheduler, where it knows.")
-    reserved: int = Field(description="By reservations, for the jobs inside of them.")
+    used: int = Field(description="Includes use outside the scheduler, if it knows of it.")
+    reserved: int = Field(description="Reserved for jobs in reservations.")
     free: int
     is_made_up: bool
 
@@ -214,8 +218,8 @@ class AccountShape(Schema):
     default_qos: str
     is_default: bool
     shares: int | None
-    fair_share: float | None = Field(description="0 … 1: 1 has used least of what is due to it.")
-    usage: float | None = Field(description="Its part of everything used lately, 0 … 1.")
+    fair_share: float | None = Field(description="From 0 to 1; 1: it has used the least of its share.")
+    usage: float | None = Field(description="Its fraction of recent usage, from 0 to 1.")
     limits: LimitsShape
 
 
@@ -227,23 +231,23 @@ class Accounts(Schema):
 
 class WantedNodes(Schema):
     partition: Text = ""
-    state: Text = Field("", description="The scheduler's word: idle, mixed, allocated, drained, down …")
+    state: Text = Field("", description="The scheduler's state: idle, mixed, allocated, drained, down …")
 
 
 class Drain(Schema):
     model_config = {"extra": "forbid"}
-    reason: Why = Field(description="What the scheduler shows to who asks why; your name is added to it.")
-    replace: bool = Field(False, description="Also where somebody else has drained it: replace their reason.")
+    reason: Why = Field(description="The reason that the scheduler shows; your name is added.")
+    replace: bool = Field(False, description="Replace somebody else's drain and its reason.")
 
 
 class Undrain(Schema):
     model_config = {"extra": "forbid"}
-    replace: bool = Field(False, description="Also where somebody else has drained it.")
+    replace: bool = Field(False, description="End somebody else's drain, too.")
 
 
 @router.get("", response=Nodes, summary="All nodes")
 def nodes(request: ApiRequest, wanted: Query[WantedNodes]) -> dict[str, object]:
-    """Answers the nodes as the scheduler last described them: `reading` says when that was."""
+    """Return the nodes as the scheduler last described them; `reading` says when that was."""
     found = Node.objects.filter(state=wanted.state) if wanted.state else Node.objects.all()
     items = [node for node in found if not wanted.partition or wanted.partition in node.partitions]
     return {"items": items, "reading": sync.readings()[Part.NODES]}
@@ -256,7 +260,7 @@ def nodes(request: ApiRequest, wanted: Query[WantedNodes]) -> dict[str, object]:
     openapi_extra=described(errors=NO_NODE),
 )
 def node(request: ApiRequest, name: str) -> NodeDetail:
-    """Answers all that is known of a node, and what was last asked to be done to it."""
+    """Return everything known about a node, and its latest drain or undrain order."""
     found = _node(name)
     order = NodeOrder.objects.filter(node=found.name).select_related("asked_by").first()
     return NodeDetail(
@@ -269,11 +273,11 @@ def node(request: ApiRequest, name: str) -> NodeDetail:
 @router.get(
     "/{str:name}/orders",
     response=Orders,
-    summary="What was asked to be done to a node, newest first",
+    summary="Drain and undrain orders of a node, newest first",
     openapi_extra=described(errors=NO_NODE),
 )
 def node_orders(request: ApiRequest, name: str, wanted: Query[WantedPage]) -> dict[str, object]:
-    """Drains and undrains, with who asked, why, and what the scheduler said."""
+    """Return drain and undrain orders with requester, reason and the scheduler's response."""
     rows = NodeOrder.objects.filter(node=_node(name).name).select_related("asked_by")
     found = page(rows, SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
     return {"items": [order_shape(order) for order in found.items], "next": found.next}
@@ -282,7 +286,7 @@ def node_orders(request: ApiRequest, name: str, wanted: Query[WantedPage]) -> di
 @router.post(
     "/{str:name}/drain",
     response={202: OrderShape},
-    summary="Let nothing new start on a node (sysadmins)",
+    summary="Drain a node: no new jobs start on it (sysadmins)",
     openapi_extra=described(errors=NOT_ORDERED),
 )
 def drain(request: ApiRequest, name: str, order_request: Drain) -> Status[dict[str, Any]]:
@@ -296,13 +300,13 @@ def drain(request: ApiRequest, name: str, order_request: Drain) -> Status[dict[s
 @router.post(
     "/{str:name}/undrain",
     response={202: OrderShape},
-    summary="Let jobs start on it again (sysadmins)",
+    summary="Undrain a node: jobs can start on it again (sysadmins)",
     openapi_extra=described(errors=NOT_ORDERED),
 )
 def undrain(request: ApiRequest, name: str, order_request: Undrain | None = None) -> Status[dict[str, Any]]:
-    """The scheduler is asked within seconds; the answer is an order, whose state tells what the scheduler said.
+    """Let jobs start on a node again. The response is an order, which is carried out within seconds.
 
-    409 where somebody else has drained it, with who and why, unless you say `replace`.
+    409 if somebody else has drained it, with who and why, unless `replace` is set.
     """
     return _place_order(
         request, name, NodeOrder.Action.UNDRAIN, replace=order_request is not None and order_request.replace
@@ -311,31 +315,31 @@ def undrain(request: ApiRequest, name: str, order_request: Undrain | None = None
 
 @cluster.get("/partitions", response=Partitions, summary="Partitions, the default one first")
 def partitions(request: ApiRequest) -> dict[str, object]:
-    """Answers them with their limits and who may use them, as the scheduler last told."""
+    """Return partitions with their limits and who may use them, according to the scheduler's last answer."""
     return {"items": list(Partition.objects.all()), "reading": sync.readings()[Part.PARTITIONS]}
 
 
 @cluster.get("/qos", response=QosList, summary="QOS with their limits")
 def qos(request: ApiRequest) -> dict[str, object]:
-    """Empty where the scheduler keeps no accounts."""
+    """Return QOS with their limits. Empty if the scheduler has no accounting."""
     return {"items": list(Qos.objects.all()), "reading": sync.readings()[Part.ACCOUNTS]}
 
 
 @cluster.get("/reservations", response=Reservations, summary="Reservations, the next one first")
 def reservations(request: ApiRequest) -> dict[str, object]:
-    """Leaves out those that are over, as the scheduler does."""
+    """Return current and future reservations; ended ones are left out, as by the scheduler."""
     return {"items": list(Reservation.objects.all()), "reading": sync.readings()[Part.RESERVATIONS]}
 
 
-@cluster.get("/licenses", response=Licenses, summary="Licences that jobs take while they run")
+@cluster.get("/licenses", response=Licenses, summary="Licences and how many are in use")
 def licenses(request: ApiRequest) -> dict[str, object]:
-    """Answers how many of each are in use, as the scheduler last told. Empty where it counts none."""
+    """Return how many of each are in use, according to the scheduler's last answer. Empty if it manages none."""
     return {"items": list(License.objects.all()), "reading": sync.readings()[Part.LICENSES]}
 
 
 @cluster.get("/accounts", response=Accounts, summary="Your own accounts and shares; sysadmins see everybody's")
 def accounts(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, object]:
-    """Answers them with fair share and limits. Empty where the scheduler keeps no accounts."""
+    """Return them with fair share and limits. Empty if the scheduler has no accounting."""
     rows = Association.objects.visible_to(request.auth)
     found = page(rows, SortOrder("id"), cursor=wanted.cursor, limit=wanted.limit)
     return {"items": found.items, "next": found.next, "reading": sync.readings()[Part.ACCOUNTS]}
@@ -361,9 +365,9 @@ def _place_order(
     only_sysadmins(request, f"{action} nodes")
     node = _node(name)
     if node.is_made_up:
-        raise Problem(409, f"{name} is made up by `vigil up --demo`: the scheduler knows nothing of it.")
+        raise Problem(409, f"{name} is a demonstration node (`vigil up --demo`): the scheduler does not know it.")
     try:
         order = orders.request_order(request.auth, node, action, reason, replaces=node.reason if replace else None)
     except orders.DrainedByAnother as error:
-        raise Problem(409, f"{error} Send `replace` as true to {action} it all the same.", kind="drained") from None
+        raise Problem(409, f"{error} Send `replace`: true to {action} it anyway.", kind="drained") from None
     return Status(202, order_shape(order))

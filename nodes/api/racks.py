@@ -1,4 +1,4 @@
-"""REST of racks: which node stands where."""
+"""REST API of racks: the position of each node."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _PLACE = {
     "properties": {
         "node": {"type": "string"},
         "rack": {"type": "string", "maxLength": 64},
-        "slot": {"type": "integer", "default": 0, "description": "From the top."},
-        "order": {"type": "integer", "default": 0, "description": "The rack's among racks."},
+        "slot": {"type": "integer", "default": 0, "description": "Position from the top."},
+        "order": {"type": "integer", "default": 0, "description": "Position of the rack among racks."},
     },
 }
 _WHOLE = {
@@ -43,8 +43,8 @@ class RackPlaceShape(Schema):
 
     node: str
     rack: str
-    slot: int = Field(description="From the top.")
-    order: int = Field(description="The rack's among racks; equal ones stand by name.")
+    slot: int = Field(description="Position from the top.")
+    order: int = Field(description="Position of the rack among racks; racks with the same value are sorted by name.")
 
 
 class RackPlaces(Schema):
@@ -53,8 +53,8 @@ class RackPlaces(Schema):
 
 
 class RacksReplaced(Schema):
-    places: int = Field(description="How many nodes have one now.")
-    changed: int = Field(description="How many came, moved or went.")
+    places: int = Field(description="Number of nodes that have a position now.")
+    changed: int = Field(description="Number of nodes that were added, moved or removed.")
 
 
 class _Given(msgspec.Struct, forbid_unknown_fields=True):
@@ -68,9 +68,9 @@ class _RackBody(msgspec.Struct, forbid_unknown_fields=True):
     items: list[_Given]
 
 
-@router.get("", response=RackPlaces, summary="Racks: where each node stands")
+@router.get("", response=RackPlaces, summary="Racks: the position of each node")
 def places(request: ApiRequest) -> Any:
-    """Answers every node that has a place, rack by rack and from the top; as CSV with `Accept: text/csv`."""
+    """Return every node that has a position, by rack and from the top; as CSV with `Accept: text/csv`."""
     rows = RackPlace.objects.all()
     if "text/csv" in request.headers.get("Accept", ""):
         return HttpResponse(racks.as_csv(rows), content_type="text/csv; charset=utf-8")
@@ -80,14 +80,14 @@ def places(request: ApiRequest) -> Any:
 @router.put(
     "",
     response=RacksReplaced,
-    summary="Say where every node stands (sysadmins)",
+    summary="Replace the positions of all nodes (sysadmins)",
     openapi_extra=described(
         {"requestBody": {"required": True, "content": {"application/json": {"schema": _WHOLE}, "text/csv": _CSV}}},
         errors={
-            403: "Only sysadmins may, with a token of scope admin.",
-            413: f"It is larger than {racks.MOST_BYTES:,} bytes.",
-            415: "It is neither application/json nor text/csv.",
-            422: "A line can't be taken. `errors` names each.",
+            403: "Only for sysadmins, with a token of scope admin.",
+            413: f"The body is larger than {racks.MOST_BYTES:,} bytes.",
+            415: "The body is neither application/json nor text/csv.",
+            422: "Some lines are invalid. `errors` names each.",
         },
     ),
 )
@@ -116,7 +116,7 @@ def _read(request: ApiRequest) -> Sequence[racks.RackPosition]:
     except msgspec.ValidationError as error:
         raise Problem(422, f"{error}.", kind="invalid") from None
     except (*UNREADABLE, bounded.TooComplex) as error:
-        raise Problem(400, f"The body can't be read: {error}.") from None
+        raise Problem(400, f"The body cannot be read: {error}.") from None
     raise Problem(415, "Send application/json or text/csv.")
 
 

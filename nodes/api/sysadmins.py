@@ -9,8 +9,8 @@ from portal.models import Token
 
 
 def only_sysadmins(request: ApiRequest, what: str) -> None:
-    """Refuse everybody else; `what` they do, as in "drain nodes"."""
+    """Raise Problem 403 for everybody else. `what` completes "Only sysadmins can …", as in "drain nodes"."""
     if not can(request.auth, "change", CLUSTER):
-        raise Problem(403, f"Only sysadmins {what}. Ask one of them.")
+        raise Problem(403, f"Only sysadmins can {what}. Ask one of them.")
     if request.token_scope not in {None, Token.Scope.ADMIN}:
-        raise Problem(403, f"The token may not {what}. Make one with scope admin.", kind="scope")
+        raise Problem(403, f"This token cannot {what}. Create one with scope admin.", kind="scope")

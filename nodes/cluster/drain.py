@@ -97,7 +97,7 @@ def _due() -> QuerySet[NodeOrder]:
 def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
     node = Node.objects.filter(name=order.node).first()
     if node and order.asked_by and node.reason != order.replaces and is_drained_by_another(node, order.asked_by):
-        _end(order, NodeOrder.State.REFUSED, f"{DrainedByAnother(node)} Ask again to replace that.")
+        _end(order, NodeOrder.State.REFUSED, f"{DrainedByAnother(node)} Drain it again to replace that.")
         return
     try:
         if order.action == NodeOrder.Action.DRAIN:
@@ -116,7 +116,7 @@ def _note_failure(order: NodeOrder, error: SchedulerError) -> None:
         _end(order, NodeOrder.State.REFUSED, str(error))
     elif timezone.now() - order.asked_at > GIVE_UP:
         minutes = GIVE_UP.total_seconds() / 60
-        _end(order, NodeOrder.State.REFUSED, f"Given up after {minutes:.0f} min. The last answer: {error}")
+        _end(order, NodeOrder.State.REFUSED, f"Given up after {minutes:.0f} min. The scheduler's last answer: {error}")
     else:
         NodeOrder.objects.open().filter(pk=order.pk).update(tried_at=timezone.now(), outcome=str(error))
 

@@ -77,23 +77,23 @@ class _RackReader:
         if cells > len(COLUMNS):
             return f"it has {cells} columns. Write node, rack, slot, order; the last two may be left out."
         if not NODE.fullmatch(given["node"]):
-            return f"{_shown(given['node'])} is no node's name." if given["node"] else "it names no node."
+            return f"{_shown(given['node'])} is not a valid node name." if given["node"] else "the node is missing."
         if not 0 < len(given["rack"]) <= 64 or not given["rack"].isprintable():
-            return "it names no rack." if not given["rack"] else "a rack's name is at most 64 printable characters."
+            return "the rack is missing." if not given["rack"] else "a rack's name has at most 64 printable characters."
         for name in ("slot", "order"):
             if given[name] and not _WHOLE.fullmatch(given[name]):
-                return f"{_shown(given[name])} is no {name}. Write a whole number from -99999 to 99999."
+                return f"{_shown(given[name])} is not a valid {name}. Write a whole number from -99999 to 99999."
         return ""
 
     def _clash(self, line: int, place: RackPosition, *, is_ordered: bool) -> str:
         if before := self.lines.get(place.node):
-            return f"{place.node} stands on line {before}, too. A node has one place."
+            return f"{place.node} is also on line {before}. List each node once."
         self.lines[place.node] = line
         if not is_ordered:
             return ""
         order, first = self.orders.setdefault(place.rack, (place.order, line))
         if order != place.order:
-            return f"{place.rack} has order {order} on line {first}. A rack has one."
+            return f"{place.rack} has order {order} on line {first}. All lines of a rack must have the same order."
         return ""
 
 
@@ -103,7 +103,13 @@ def of_csv(text: str) -> list[RackPosition]:
     Separated by commas, semicolons or tabs, as its first line is. Raises WrongPlaces.
     """
     if "\0" in text:
-        raise WrongPlaces([Mistake(text[: text.index("\0")].count("\n") + 1, "a NUL is in it: this is no text.")])
+        raise WrongPlaces(
+            [
+                Mistake(
+                    text[: text.index("\0")].count("\n") + 1, "it contains a NUL character, so this is not a text file."
+                )
+            ]
+        )
     text = text.removeprefix("\ufeff")
     return _of_lines(_split(text))
 
@@ -189,7 +195,7 @@ def _of_lines(lines: Iterable[tuple[int, Sequence[str]]]) -> list[RackPosition]:
     reader, places = _RackReader(), []
     for n, (line, cells) in enumerate(lines):
         if n >= MOST:
-            reader.mistakes.append(Mistake(line, f"there are more than {MOST:,} lines. Take those out that are over."))
+            reader.mistakes.append(Mistake(line, f"there are more than {MOST:,} lines. Remove some."))
             break
         place = reader.take(line, cells)
         if place:
@@ -214,7 +220,7 @@ def _split(text: str) -> Iterator[tuple[int, list[str]]]:
                 yield rows.line_num, [csv_text.read_cell(cell) for cell in cells]
             is_first = False
     except csv.Error as error:
-        raise WrongPlaces([Mistake(rows.line_num, f"it can't be read as CSV: {error}.")]) from None
+        raise WrongPlaces([Mistake(rows.line_num, f"it cannot be read as CSV: {error}.")]) from None
 
 
 def _delimiter(line: str) -> str:

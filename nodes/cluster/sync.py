@@ -154,7 +154,7 @@ def _note_failure(part: Part, error: str) -> None:
     now = timezone.now()
     Reading.objects.update_or_create(part=part, defaults={"asked_at": now, "error": error})
     if Reading.objects.filter(part=part, failing_since=None).update(failing_since=now):
-        logger.warning("%s are no longer told: %s", part.label, error)
+        logger.warning("the scheduler does not report %s: %s", part.label, error)
 
 
 @dataclass(frozen=True)

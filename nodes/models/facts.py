@@ -31,7 +31,7 @@ class Fact(models.Model):
 
     digest = models.CharField(max_length=32, blank=True, editable=False)
     is_made_up = models.BooleanField(
-        default=False, help_text="By `vigil up --demo`; the scheduler knows nothing of it."
+        default=False, help_text="Created by `vigil up --demo`; the scheduler does not know it."
     )
 
     class Meta:
@@ -53,14 +53,16 @@ class Node(Fact):
     gpus = models.IntegerField(default=0)
     gpus_used = models.IntegerField(default=0)
     gpu_type = models.CharField(max_length=255, blank=True)
-    gpus_by_type = models.JSONField(default=dict, blank=True, help_text="Counts, where it has several types.")
+    gpus_by_type = models.JSONField(default=dict, blank=True, help_text="Counts by type, if it has several.")
     gpus_used_by_type = models.JSONField(default=dict, blank=True)
-    gpus_allocated = models.JSONField(default=list, blank=True, help_text="Their indices, where the scheduler tells.")
+    gpus_allocated = models.JSONField(
+        default=list, blank=True, help_text="Indices of allocated GPUs, if the scheduler reports them."
+    )
     memory_mib = models.BigIntegerField(default=0)
     memory_used_mib = models.BigIntegerField(default=0)
     load = models.FloatField(null=True, blank=True)
     booted_at = models.DateTimeField(null=True, blank=True)
-    plays_many = models.BooleanField(default=False, help_text="One machine that plays as many nodes as a job asks for.")
+    plays_many = models.BooleanField(default=False, help_text="One machine that acts as many nodes as a job requests.")
 
     objects = FactQuerySet.as_manager()
 
@@ -232,7 +234,7 @@ class QueuedJob(Fact):
     """A job of the scheduler that waits or runs, whoever's it is."""
 
     scheduler_id = models.CharField(max_length=64, unique=True)
-    component = models.CharField(max_length=64, blank=True, help_text="85+1: of heterogeneous job 85.")
+    component = models.CharField(max_length=64, blank=True, help_text="85+1: a component of heterogeneous job 85.")
     name = models.TextField()
     user = models.CharField(max_length=255, db_index=True)
     state = models.CharField(max_length=32, db_index=True)
@@ -243,7 +245,7 @@ class QueuedJob(Fact):
     priority = models.BigIntegerField(default=0)
     submitted_at = models.DateTimeField(null=True, blank=True)
     started_at = models.DateTimeField(null=True, blank=True)
-    starts_at = models.DateTimeField(null=True, blank=True, help_text="The scheduler's own guess for one that waits.")
+    starts_at = models.DateTimeField(null=True, blank=True, help_text="The scheduler's estimate for a pending job.")
     ends_at = models.DateTimeField(null=True, blank=True)
     time_limit_s = models.BigIntegerField(null=True, blank=True)
     nodes = Names(default=list, blank=True)
@@ -251,7 +253,7 @@ class QueuedJob(Fact):
     cpus = models.IntegerField(default=0)
     gpus = models.IntegerField(default=0)
     gpu_type = models.CharField(max_length=255, blank=True)
-    gpus_by_type = models.JSONField(default=dict, blank=True, help_text="Counts, where it asks for several types.")
+    gpus_by_type = models.JSONField(default=dict, blank=True, help_text="Counts by type, if it requests several.")
     memory_mib = models.BigIntegerField(default=0)
     gpu_indices = models.JSONField(default=dict, blank=True, help_text="Lists of indices by node.")
     tasks = models.BigIntegerField(default=1)
@@ -288,13 +290,13 @@ class Reading(models.Model):
         CLOCK = "clock", "Clock readings"
 
     part = models.CharField(max_length=16, primary_key=True, choices=Part.choices)
-    asked_at = models.DateTimeField(null=True, blank=True, help_text="Null: it is to be asked at once.")
-    read_at = models.DateTimeField(null=True, blank=True, help_text="What the rows say was true then.")
-    error = models.TextField(blank=True, help_text="Why the last asking failed; empty: it did not.")
+    asked_at = models.DateTimeField(null=True, blank=True, help_text="Last poll; null: due now.")
+    read_at = models.DateTimeField(null=True, blank=True, help_text="Time of the data.")
+    error = models.TextField(blank=True, help_text="Error of the last poll; empty: it succeeded.")
     failing_since = models.DateTimeField(null=True, blank=True)
-    unreadable = models.IntegerField(default=0, help_text="Records of the last answer that could not be read.")
+    unreadable = models.IntegerField(default=0, help_text="Number of unreadable records in the last answer.")
     clock_offset_s = models.FloatField(
-        null=True, blank=True, help_text="Of the clock: seconds that the follow worker's is ahead of the scheduler's."
+        null=True, blank=True, help_text="Seconds by which the follow worker's clock is ahead of the scheduler's."
     )
 
     def __str__(self) -> str:
@@ -344,8 +346,10 @@ class NodeOrder(models.Model):
     asked_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     asked_at = models.DateTimeField(auto_now_add=True)
     state = models.CharField(max_length=16, choices=State.choices, default=State.ASKED)
-    replaces = models.TextField(blank=True, help_text="The reason on the node when it was asked for.")
-    outcome = models.TextField(blank=True, help_text="What the scheduler said: why it refused, or did not answer yet.")
+    replaces = models.TextField(blank=True, help_text="The node's reason at the time of the request.")
+    outcome = models.TextField(
+        blank=True, help_text="The scheduler's message: why it refused the order or has not answered yet."
+    )
     tried_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
 

@@ -10,8 +10,8 @@ class RackPlace(models.Model):
 
     node = models.CharField(max_length=255, unique=True)
     rack = models.CharField(max_length=64)
-    slot = models.IntegerField(default=0, help_text="From the top.")
-    order = models.IntegerField(default=0, help_text="The rack's, among racks; equal ones stand by name.")
+    slot = models.IntegerField(default=0, help_text="Position from the top.")
+    order = models.IntegerField(default=0, help_text="Position of the rack among racks; equal ones are sorted by name.")
 
     class Meta:
         ordering = ("order", "rack", "slot", "node")

@@ -37,22 +37,26 @@ class Agent(models.Model):
     node = models.CharField(max_length=255, unique=True)
     token_digest = models.CharField(max_length=64, blank=True, editable=False)
     enrolled_at = models.DateTimeField(null=True, blank=True)
-    enrolled_by = models.CharField(max_length=255, blank=True, help_text="A person, or the secret's hint.")
+    enrolled_by = models.CharField(
+        max_length=255, blank=True, help_text="A person, or the hint of an enrolment secret."
+    )
     version = models.CharField(max_length=64, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)
-    kernel_seq = models.BigIntegerField(default=-1, help_text="The last record of this boot's kernel log that counts.")
-    stream = models.CharField(max_length=16, blank=True, help_text="The one that was last posted.")
-    heard_at = models.DateTimeField(null=True, blank=True, help_text="By the portal's clock.")
+    kernel_seq = models.BigIntegerField(default=-1, help_text="Newest kernel log record of this boot that was counted.")
+    stream = models.CharField(max_length=16, blank=True, help_text="Stream of the last report.")
+    heard_at = models.DateTimeField(null=True, blank=True, help_text="Last report, by the portal's clock.")
     sampled_at = models.BigIntegerField(null=True, blank=True, help_text="Unix second of the newest sample.")
     # Unix seconds, all that comes before which is …
-    merged_to = models.BigIntegerField(default=0, help_text="… in chunks; 0: nothing yet.")
-    minutes_to = models.BigIntegerField(default=0, help_text="… thinned to minutes.")
-    tens_to = models.BigIntegerField(default=0, help_text="… thinned to ten minutes.")
-    clock_offset_s = models.FloatField(null=True, blank=True, help_text="Its clock less the portal's.")
+    merged_to = models.BigIntegerField(
+        default=0, help_text="Unix second up to which samples are merged into chunks; 0: none yet."
+    )
+    minutes_to = models.BigIntegerField(default=0, help_text="Unix second up to which samples are thinned to minutes.")
+    tens_to = models.BigIntegerField(default=0, help_text="Unix second up to which samples are thinned to ten minutes.")
+    clock_offset_s = models.FloatField(null=True, blank=True, help_text="The agent's clock minus the portal's.")
     facts = models.JSONField(default=dict, blank=True)
-    newest = models.JSONField(default=dict, blank=True, help_text="The newest values: of the host, and by GPU's UUID.")
+    newest = models.JSONField(default=dict, blank=True, help_text="Newest values of the host, and by GPU UUID.")
     processes = models.JSONField(default=list, blank=True)
-    is_made_up = models.BooleanField(default=False, help_text="By `vigil up --demo`.")
+    is_made_up = models.BooleanField(default=False, help_text="Created by `vigil up --demo`.")
 
     objects = AgentQuerySet.as_manager()
 
@@ -72,7 +76,7 @@ class AgentStream(models.Model):
     agent = models.ForeignKey(Agent, models.CASCADE, related_name="streams")
     uid = models.CharField(max_length=16)
     next_seq = models.BigIntegerField(default=0)
-    given_up = models.BigIntegerField(default=0, help_text="Batches that the agent had no room for.")
+    given_up = models.BigIntegerField(default=0, help_text="Batches that the agent discarded for lack of space.")
     began_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -104,7 +108,7 @@ class Gpu(models.Model):
 
     uuid = models.CharField(max_length=96, unique=True)
     agent = models.ForeignKey(Agent, models.CASCADE, related_name="gpus")
-    index = models.IntegerField(help_text="NVML's.")
+    index = models.IntegerField(help_text="NVML's index.")
     minor = models.IntegerField(null=True, blank=True, help_text="N of /dev/nvidiaN.")
     bus = models.CharField(max_length=32, blank=True)
     model = models.CharField(max_length=128, blank=True)
@@ -112,14 +116,14 @@ class Gpu(models.Model):
     power_cap_watts = models.IntegerField(null=True, blank=True)
     slowdown_c = models.IntegerField(null=True, blank=True)
     facts = models.JSONField(default=dict, blank=True)
-    counters = models.JSONField(default=dict, blank=True, help_text="Slow ones, as last told.")
+    counters = models.JSONField(default=dict, blank=True, help_text="Slow counters as last reported.")
     counted_at = models.DateTimeField(null=True, blank=True)
     fault = models.CharField(
-        max_length=200, blank=True, help_text="The worst that its counters show (gpus.health), as a page says it."
+        max_length=200, blank=True, help_text="Most serious fault that its counters show (gpus.health), in words."
     )
     first_seen_at = models.DateTimeField(default=timezone.now)
-    gone_at = models.DateTimeField(null=True, blank=True, help_text="Its machine tells of it no more.")
-    lost_at = models.DateTimeField(null=True, blank=True, help_text="Fallen off the bus, and not back.")
+    gone_at = models.DateTimeField(null=True, blank=True, help_text="Since when its node no longer reports it.")
+    lost_at = models.DateTimeField(null=True, blank=True, help_text="Since when it has been off the bus.")
 
     class Meta:
         ordering = ("agent", "index")
@@ -165,11 +169,11 @@ class Holding(models.Model):
     agent = models.ForeignKey(Agent, models.CASCADE, related_name="holdings", db_index=False)
     scheduler_id = models.CharField(max_length=64, db_index=True)
     user = models.CharField(max_length=255, blank=True)
-    name = models.CharField(max_length=255, blank=True, help_text="As the scheduler's queue has it.")
+    name = models.CharField(max_length=255, blank=True, help_text="The job's name in the scheduler's queue.")
     source = models.CharField(max_length=16, choices=Source.choices)
     since = models.DateTimeField()
     until = models.DateTimeField(null=True, blank=True)
-    is_made_up = models.BooleanField(default=False, help_text="By `vigil up --demo`.")
+    is_made_up = models.BooleanField(default=False, help_text="Created by `vigil up --demo`.")
 
     objects = HoldingQuerySet.as_manager()
 
@@ -194,19 +198,19 @@ class GpuUse(models.Model):
     day = models.DateField()
     scheduler_id = models.CharField(max_length=64)
     user = models.CharField(max_length=255, blank=True)
-    held_s = models.FloatField(default=0, help_text="While it was sampled.")
-    used_s = models.FloatField(default=0, help_text="Times the utilisation.")
-    idle_s = models.FloatField(default=0, help_text="In which they did nothing.")
-    is_made_up = models.BooleanField(default=False, help_text="By `vigil up --demo`.")
+    held_s = models.FloatField(default=0, help_text="Allocated GPU-seconds, as far as sampled.")
+    used_s = models.FloatField(default=0, help_text="Allocated GPU-seconds times utilisation.")
+    idle_s = models.FloatField(default=0, help_text="Allocated GPU-seconds without any activity.")
+    is_made_up = models.BooleanField(default=False, help_text="Created by `vigil up --demo`.")
     # Whose it is, as somebody adds it up who knows jobs and people (jobs.waste.aggregation).
-    job = models.BigIntegerField(null=True, blank=True, help_text="Vigil's number of it; null: it is not Vigil's.")
+    job = models.BigIntegerField(null=True, blank=True, help_text="Vigil's job number; null: not a Vigil job.")
     project = models.ForeignKey(
         "portal.Project", models.SET_NULL, null=True, blank=True, related_name="+", db_index=False
     )
     person = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+", db_index=False
     )
-    is_added = models.BooleanField(default=False, help_text="The sums of its day have it as it is.")
+    is_added = models.BooleanField(default=False, help_text="The day's sums include its current values.")
 
     class Meta:
         ordering = ("day",)
@@ -244,12 +248,14 @@ class NodeEvent(models.Model):
     code = models.IntegerField(null=True, blank=True, help_text="The number of an Xid or SXid.")
     text = models.TextField(blank=True)
     at = models.DateTimeField()
-    last_at = models.DateTimeField(help_text="When it was told last, or, of what lasts, when it was over.")
-    is_open = models.BooleanField(default=False, help_text="It lasts.")
+    last_at = models.DateTimeField(help_text="When it was last reported; for lasting events, when it ended.")
+    is_open = models.BooleanField(default=False, help_text="It is still ongoing.")
     count = models.BigIntegerField(default=1)
-    is_confirmed = models.BooleanField(default=False, help_text="Kernel log and NVML both told it.")
+    is_confirmed = models.BooleanField(default=False, help_text="Reported by both kernel log and NVML.")
     boot_id = models.CharField(max_length=64, blank=True)
-    first_seq = models.BigIntegerField(null=True, blank=True, help_text="Of the kernel log's records; null: not of it.")
+    first_seq = models.BigIntegerField(
+        null=True, blank=True, help_text="First kernel log record; null: not from the kernel log."
+    )
     last_seq = models.BigIntegerField(null=True, blank=True)
     fingerprint = models.CharField(max_length=32, blank=True, editable=False)
     data = models.JSONField(default=dict, blank=True)

@@ -10,34 +10,34 @@ from vigil_core import formatting, untrusted
 
 # What NVIDIA's numbers stand for, of those that one meets.
 XIDS = {
-    13: "a program’s error in a kernel",
-    31: "a program reached for memory that is not its own",
-    43: "a program on it was stopped",
-    45: "what a program had on it was cleaned up",
-    48: "a double-bit memory error",
-    61: "its microcontroller has stopped",
-    62: "its microcontroller has stopped",
-    63: "a broken memory row is to be replaced",
-    64: "a broken memory row cannot be replaced",
-    74: "an NVLink error",
-    79: "it has fallen off the bus",
+    13: "kernel error in a program",
+    31: "invalid memory access by a program",
+    43: "a program on the GPU was stopped",
+    45: "cleanup after a stopped program",
+    48: "double-bit memory error",
+    61: "internal microcontroller halted",
+    62: "internal microcontroller halted",
+    63: "a faulty memory row will be remapped",
+    64: "a faulty memory row could not be remapped",
+    74: "NVLink error",
+    79: "GPU fell off the bus",
     92: "many single-bit memory errors",
-    94: "a contained memory error",
-    95: "an uncontained memory error",
-    109: "a program hangs on it",
-    119: "its system processor does not answer",
-    120: "its system processor has failed",
-    121: "an error of its link to the processor",
-    140: "a memory error that cannot be mended",
-    154: "the driver asks for another way to recover",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    109: "a program on the GPU hangs",
+    119: "GPU system processor (GSP) does not respond",
+    120: "GPU system processor (GSP) failed",
+    121: "error of the link to the CPU (C2C)",
+    140: "unrecovered memory error",
+    154: "the required recovery action changed",
 }
 ECHO = 45  # beside another Xid it only cleans up after it
 
 _TITLES = {
     "gpu.lost": "GPU lost",
-    "gpu.silent": "NVIDIA’s driver does not answer",
-    "driver.reloaded": "NVIDIA’s driver was loaded anew",
-    "kmsg.overrun": "Lines of the kernel log are lost",
+    "gpu.silent": "NVIDIA driver does not respond",
+    "driver.reloaded": "NVIDIA driver was reloaded",
+    "kmsg.overrun": "Kernel log lines were lost",
     "agent.gap": "Samples are missing",
     "boot": "Booted",
 }
@@ -46,7 +46,7 @@ _TONES = {"xid": "failed", "sxid": "failed", "gpu.lost": "failed", "boot": "noti
 
 @dataclass(frozen=True)
 class Words:
-    """An event as a page tells it. `tone`: failed, warn or notice, the glyph that it has."""
+    """An event's text on a page. `tone` chooses the glyph: failed, warn or notice."""
 
     title: str
     detail: str
@@ -54,7 +54,7 @@ class Words:
 
 
 def words(kind: str, code: int | None, text: str, data: Mapping[str, Any]) -> Words:
-    """The event's words; what is not known goes by its kind."""
+    """Return the event's text; an unknown kind is shown as it is."""
     return Words(_title(kind, code, data), text or _detail(kind, data), _TONES.get(kind, "warn"))
 
 
@@ -64,7 +64,7 @@ def meaning(code: int | None) -> str:
 
 
 def mount_of(data: Mapping[str, Any]) -> str:
-    """The mount that an event is of."""
+    """Return the mount that an event is about."""
     return untrusted.line(data.get("mount"), 100)
 
 
@@ -79,7 +79,8 @@ def _title(kind: str, code: int | None, data: Mapping[str, Any]) -> str:
 
 def _detail(kind: str, data: Mapping[str, Any]) -> str:
     if kind == "agent.gap" and (batches := untrusted.count(data.get("batches"))):
-        return f"Its agent had no room for {formatting.plural(batches, 'batch', 'batches')} while nobody took them."
+        discarded = formatting.plural(batches, "batch", "batches")
+        return f"The agent discarded {discarded}: the portal could not be reached and its buffer was full."
     if kind == "kmsg.overrun":
-        return "The kernel wrote more than its ring holds."
+        return "The kernel's ring buffer was full."
     return ""

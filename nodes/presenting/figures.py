@@ -74,9 +74,9 @@ def of_host(names: Sequence[str], *, cpus: int | None, memory_mib: float | None)
             "memory", "Memory", "GiB in use", [("memory_used_mib", "in use"), ("shm_used_mib", "/dev/shm")], names,
             factor=GIB, limits=_limits("all", round(memory_mib * GIB, 1) if memory_mib else None), first=6,
         ),
-        _figure("network", "Network", "MiB a second", _labelled(names, _WIRES), names),
-        _figure("disks", "Disks", "MiB a second", _labelled(names, _DISKS), names, first=3),
-        _figure("mounts", "Shared mounts", "ms until they answer", _labelled(names, _MOUNTS), names),
+        _figure("network", "Network", "MiB per second", _labelled(names, _WIRES), names),
+        _figure("disks", "Disks", "MiB per second", _labelled(names, _DISKS), names, first=3),
+        _figure("mounts", "Shared mounts", "response time in ms", _labelled(names, _MOUNTS), names),
     ]  # fmt: skip
     return [figure for figure in found if figure["series"]]
 

@@ -99,7 +99,7 @@ def _wrong(facts: NodeHeadline) -> Iterator[str]:
         yield _silent(facts)
     elif facts.driver_silent_at:
         since = formatting.clock(facts.driver_silent_at, facts.now)
-        yield f"NVIDIA’s driver has not answered since {since}: the state of its GPUs is unknown."
+        yield f"The NVIDIA driver has not responded since {since}: the state of its GPUs is unknown."
     yield from _lost(facts)
     yield from _faulty(facts)
     yield from _xids(facts)
@@ -174,9 +174,9 @@ def _hot(facts: NodeHeadline) -> Iterator[str]:
         return
     worst = max(hot, key=lambda gpu: gpu.temperature_c or 0)
     degrees = "" if worst.temperature_c is None else f" at {worst.temperature_c}{NBSP}°C"
-    slower = "runs slower for heat" if temperature.is_throttled(worst.throttle) else "is hot"
+    slower = "is hot and throttled" if temperature.is_throttled(worst.throttle) else "is hot"
     limit = (
-        f", and slows down at {worst.slowdown_c}"
+        f"; it throttles at {worst.slowdown_c}"
         if worst.slowdown_c and not temperature.is_throttled(worst.throttle)
         else ""
     )
@@ -199,7 +199,7 @@ def _works(facts: NodeHeadline) -> Iterator[str]:
         yield f"{them}, {mean} on average." if working else _rest(len(visible))
         hottest = max((gpu.temperature_c for gpu in visible if gpu.temperature_c is not None), default=None)
         if hottest is not None and len(visible) > 1:
-            yield f"The hottest has {hottest}{NBSP}°C."
+            yield f"The hottest is at {hottest}{NBSP}°C."
     if hidden:
         yield f"{formatting.plural(hidden, 'GPU')} {'is' if hidden == 1 else 'are'} in use by others."
     if not facts.gpus and facts.has_agent and facts.cpu_percent is not None:

@@ -35,20 +35,22 @@ def test_what_a_spreadsheet_saves_is_read() -> None:
 def test_every_mistake_is_named_by_its_line() -> None:
     text = "node,rack,slot\ndgx-01,A1,1\n\n-bad,A1\ndgx-02,\ndgx-03,A1,high\ndgx-01,B1\ndgx-04,A1,1,2,3\n,A1\n"
     assert wrong(text) == [
-        "Line 4: '-bad' is no node's name.",
-        "Line 5: it names no rack.",
-        "Line 6: 'high' is no slot. Write a whole number from -99999 to 99999.",
-        "Line 7: dgx-01 stands on line 2, too. A node has one place.",
+        "Line 4: '-bad' is not a valid node name.",
+        "Line 5: the rack is missing.",
+        "Line 6: 'high' is not a valid slot. Write a whole number from -99999 to 99999.",
+        "Line 7: dgx-01 is also on line 2. List each node once.",
         "Line 8: it has 5 columns. Write node, rack, slot, order; the last two may be left out.",
-        "Line 9: it names no node.",
+        "Line 9: the node is missing.",
     ]
-    assert wrong("a,R,1,1\nb,R,2,2") == ["Line 2: R has order 1 on line 1. A rack has one."]
-    assert wrong("a,R\nb,R\0") == ["Line 2: a NUL is in it: this is no text."]
-    assert wrong("a," + "R" * 65) == ["Line 1: a rack's name is at most 64 printable characters."]
-    assert wrong("a,R,999999") == ["Line 1: '999999' is no slot. Write a whole number from -99999 to 99999."]
+    assert wrong("a,R,1,1\nb,R,2,2") == [
+        "Line 2: R has order 1 on line 1. All lines of a rack must have the same order."
+    ]
+    assert wrong("a,R\nb,R\0") == ["Line 2: it contains a NUL character, so this is not a text file."]
+    assert wrong("a," + "R" * 65) == ["Line 1: a rack's name has at most 64 printable characters."]
+    assert wrong("a,R,999999") == ["Line 1: '999999' is not a valid slot. Write a whole number from -99999 to 99999."]
     assert len(wrong("\n".join(["?,R"] * 100))) == racks.MAX_REPORTED_MISTAKES
     many = "\n".join(f"n{i},R" for i in range(racks.MOST + 1))
-    assert wrong(many) == ["Line 10001: there are more than 10,000 lines. Take those out that are over."]
+    assert wrong(many) == ["Line 10001: there are more than 10,000 lines. Remove some."]
     assert len(racks.of_csv(many[: many.rindex("\n")])) == racks.MOST
 
 

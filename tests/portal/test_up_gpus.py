@@ -136,7 +136,7 @@ def test_an_xid_of_the_kernel_log_is_seen(machine: Machine) -> None:
         machine.stack.sign_in(browser)
         for path in (f"/nodes/{HOST}", f"/jobs/{job}"):
             shown = browser.get(path).text
-            assert "Xid 79: it has fallen off the bus" in shown
+            assert "Xid 79: GPU fell off the bus" in shown
             assert "<b>x</b>" not in shown
     machine.cancel(job)
     with machine.stack.client() as client:

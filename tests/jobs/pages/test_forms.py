@@ -36,7 +36,7 @@ def test_the_form_comes_from_the_schema_with_its_defaults() -> None:
     assert form["run.global_batch"].value == "64"
     assert form["run.recipe"].choices == ("language", "tabular", "vision")
     assert form["project"].choices == ("default", "nightjar")
-    assert form["resources.gpus_per_node"].title == "GPUs a node"
+    assert form["resources.gpus_per_node"].title == "GPUs per node"
     assert form["run.learning_rate"].kind == "decimal"
     assert "run.language.layers" in form, "the chosen recipe's own options"
     assert "run.vision.hidden" not in form

@@ -72,7 +72,7 @@ def test_a_machine_that_only_its_agent_knows(mira: User) -> None:
     html = text(mira)
     assert "unknown to the scheduler" in html
     assert "2 of 2 GPUs are busy, 40 % on average." in html
-    assert "The hottest has 61 °C." in html
+    assert "The hottest is at 61 °C." in html
     assert "0.6 kW" in html
     assert "4 <small>of 8 GiB</small>" in html
     assert "Drain…" not in text(sysadmin())
@@ -138,7 +138,7 @@ def test_what_happened_is_told_and_marked(mira: User) -> None:
     assert f"/{HOSTILE} was slow" in shown
     assert "confirmed by NVML" in shown
     marks = {title: (at, until, uuid, tone) for at, until, uuid, tone, title, _ in script(html, "marks")["marks"]}
-    assert marks["Xid 79: it has fallen off the bus"][2:] == (UUIDS[1], "failed")
+    assert marks["Xid 79: GPU fell off the bus"][2:] == (UUIDS[1], "failed")
     assert marks["Samples are missing"][:2] == pytest.approx((now - 200, now - 100), abs=1)
     assert any(until is None for _, until, _, _ in marks.values()), "the mount still is"
     past = script(raw(mira, query=f"?from={int(now) - 9000}&to={int(now) - 8000}"), "marks")["marks"]

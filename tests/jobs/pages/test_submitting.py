@@ -230,7 +230,7 @@ def test_what_is_set_stands_before_the_fold_and_the_rest_behind_it(client: Clien
 def test_a_clone_folds_what_is_as_by_default(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, spec_toml=SPEC)
     html = text(client.get(f"/submit?from={job.pk}"))
-    assert "As by default: restarts at most 3, in place 3" in html
+    assert "Defaults: maximum restarts 3, restarts in place 3" in html
     assert 'name="restart.max_restarts"' in folded(html)
     assert 'name="run.steps"' not in folded(html)
     changed = a_job(mira, project, spec_toml=f"{SPEC}\n[restart]\nmax_restarts = 5\n")

@@ -41,7 +41,7 @@ def test_what_is_well(facts: dict[str, Any], lead: str) -> None:
 
 
 def test_what_is_well_goes_on_with_what_is_free() -> None:
-    assert spoken(gpus=gpus(80, 84))[1] == "The hottest has 61 °C. Schedulable: 2 of 8 GPUs free."
+    assert spoken(gpus=gpus(80, 84))[1] == "The hottest is at 61 °C. Schedulable: 2 of 8 GPUs free."
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -79,7 +79,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"gpus": [Gpu(index=3, percent=90, temperature_c=86, slowdown_c=87), Gpu(index=4, percent=9, throttle=0x40)]},
-        "GPU 3 is hot at 86 °C, and slows down at 87. So is 1 more.",
+        "GPU 3 is hot at 86 °C; it throttles at 87. So is 1 more.",
     ),
 ]  # fmt: skip
 
