@@ -193,9 +193,7 @@ def slurm_name(name: str | None) -> str | None:
     except KeyError:  # known on the nodes, perhaps, and not here
         belongs_to_system = False
     if belongs_to_system and name != settings.VIGIL_SLURM_USER:
-        raise ValidationError(
-            f"{name} is the system's own here (uid below 1000). Take the person's own Unix user name."
-        )
+        raise ValidationError(f"{name} is a system account here (uid below 1000). Use the person's own Unix user name.")
     return name
 
 
@@ -223,7 +221,7 @@ class UserAdmin(Audited, _UserAdmin, ModelAdmin):
         deleted, counts, missing, protected = super().get_deleted_objects(objs, request)
         with transaction.atomic():
             if sysadmins.would_be_none([user.pk for user in objs]):
-                protected = [*protected, f"The right of sysadmins: among these {sysadmins.LAST}"]
+                protected = [*protected, f"One of these {sysadmins.LAST}"]
         return deleted, counts, missing, protected
 
     @admin.display(boolean=True, description="Sysadmin", ordering="is_superuser")

@@ -130,7 +130,7 @@ def _words(title: str, detail: str, link: str) -> dict[str, Any]:
     if not title_line:
         raise ValueError("A notice needs a title.")
     if link and (len(link) > MOST_LINK or not _LINK.fullmatch(link)):
-        raise ValueError(f"{link[:100]!r} is no path of this site: take it from reverse(…).")
+        raise ValueError(f"{link[:100]!r} is not a path of this site: use reverse(…).")
     return {"title": title_line, "detail": _line(detail, MOST_DETAIL), "link": link}
 
 
@@ -151,11 +151,11 @@ def _audience(to: User | Literal[Notice.Audience.SYSADMINS]) -> dict[str, Any]:
 
 def _kind(kind: str) -> str:
     if not _KIND.fullmatch(kind):
-        raise ValueError(f"{kind[:100]!r} is no kind of notice: take lower-case words with dots between.")
+        raise ValueError(f"{kind[:100]!r} is not a kind of notification: use lower-case words separated by dots.")
     return kind
 
 
 def _key(key: str) -> str:
     if not untrusted.name(key, MOST_KEY):
-        raise ValueError(f"{key[:100]!r} is no key of a notice: printable, at most {MOST_KEY} characters.")
+        raise ValueError(f"{key[:100]!r} is not a valid key: use printable characters, at most {MOST_KEY} characters.")
     return key

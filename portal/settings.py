@@ -36,7 +36,7 @@ def amount(name: str) -> float | None:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e9:
-        raise SystemExit(f"{name}={text} is no amount. Write a number above 0, such as 2.10, or leave it out.")
+        raise SystemExit(f"{name}={text} is not an amount. Use a number above 0, such as 2.10, or leave it out.")
     return value
 
 
@@ -54,7 +54,7 @@ VIGIL_REPORT_URL = env("VIGIL_REPORT_URL", VIGIL_PUBLIC_URL).rstrip("/")
 # How reports travel: "post" to that address; or "tail", where nodes cannot reach it: the worker reads the spools.
 VIGIL_REPORTS = env("VIGIL_REPORTS", "post")
 if VIGIL_REPORTS not in {"post", "tail"}:
-    raise SystemExit(f"VIGIL_REPORTS={VIGIL_REPORTS} is not known: use post or tail.")
+    raise SystemExit(f"VIGIL_REPORTS={VIGIL_REPORTS} is not valid: use post or tail.")
 # The longest that a cancelled job may take to save and stop, whatever it reports of its own writes. Slurm's own
 # warning before a time limit (--signal) takes at most 65,535 s.
 VIGIL_MAX_GRACE_SECONDS = int(env("VIGIL_MAX_GRACE_SECONDS", "900"))
@@ -70,28 +70,29 @@ VIGIL_SLURM_CA_FILE = env("VIGIL_SLURM_CA_FILE")  # authorities of an https:// a
 VIGIL_SLURM_USER = env("VIGIL_SLURM_USER")  # also the first sysadmin's Slurm user, until changed
 VIGIL_PUSH_SECRET = env("VIGIL_PUSH_SECRET")  # with which Slurm's hooks may wake the follower; empty: they may not
 if 0 < len(VIGIL_PUSH_SECRET) < 16:
-    raise SystemExit("VIGIL_PUSH_SECRET is too short to be one: use 16 characters or more (openssl rand -hex 32).")
+    raise SystemExit("VIGIL_PUSH_SECRET is too short: use 16 characters or more (openssl rand -hex 32).")
 VIGIL_METRICS_TOKEN = env("VIGIL_METRICS_TOKEN")  # with which Prometheus may read /metrics; empty: there is none
 if 0 < len(VIGIL_METRICS_TOKEN) < 16:
-    raise SystemExit("VIGIL_METRICS_TOKEN is too short to be one: use 16 characters or more (openssl rand -hex 32).")
+    raise SystemExit("VIGIL_METRICS_TOKEN is too short: use 16 characters or more (openssl rand -hex 32).")
 VIGIL_METRICS_PROCESS = env("VIGIL_METRICS_PROCESS", "web")  # of several web processes each needs its own name
 VIGIL_LOCAL_USER = env("VIGIL_LOCAL_USER")
 VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")
-# What jobs may read that run as the portal's own user and are not a sysadmin's (docs/explanations/security.md).
+# Folders that jobs may read if they run as the portal's Unix user and their owner is no sysadmin
+# (docs/explanations/security.md).
 VIGIL_DATA_ROOTS = tuple(Path(root.strip()).resolve() for root in env("VIGIL_DATA_ROOTS").split(",") if root.strip())
 if any(root.strip()[:1] not in {"", "/"} for root in env("VIGIL_DATA_ROOTS").split(",")):
-    raise SystemExit("VIGIL_DATA_ROOTS takes whole paths, from / on, with commas between.")
+    raise SystemExit("VIGIL_DATA_ROOTS must be absolute paths, separated by commas.")
 for _root in VIGIL_DATA_ROOTS:
     for _name, _ours in (("VIGIL_HOME", VIGIL_HOME), ("VIGIL_RUNS", VIGIL_RUNS)):
         if _root.is_relative_to(_ours) or _ours.is_relative_to(_root):
             raise SystemExit(
-                f"VIGIL_DATA_ROOTS names {_root}, and {_name} is {_ours}: jobs could read secrets and each other."
-                " Name folders beside it."
+                f"VIGIL_DATA_ROOTS contains {_root}, which overlaps with {_name}={_ours}: jobs could read secrets and each"
+                " other's files. Use folders outside it."
             )
 VIGIL_LOCAL_CPUS = env("VIGIL_LOCAL_CPUS")  # CPU slots; more than the cores oversubscribes them
 VIGIL_LOCAL_GPUS = env("VIGIL_LOCAL_GPUS")  # indices such as 0,1; "none"; empty: all
 VIGIL_LOCAL_ENVIRONMENT = env("VIGIL_LOCAL_ENVIRONMENT")  # names of further variables that jobs inherit
-# What jobs run with, unless their project or they say otherwise.
+# Defaults for jobs, unless their project or specification sets something else.
 VIGIL_JOB_PYTHON = env("VIGIL_JOB_PYTHON", sys.executable)
 VIGIL_JOB_ENVIRONMENT = env("VIGIL_JOB_ENVIRONMENT")  # TOML, as [environment] in a job's spec; mostly by its _FILE
 VIGIL_RESTART_ON = env("VIGIL_RESTART_ON")  # TOML, as [restart.on] in a job's spec; mostly by its _FILE
@@ -100,7 +101,7 @@ VIGIL_GLOO_INTERFACE = env("VIGIL_GLOO_INTERFACE")
 VIGIL_AGENT = flag("VIGIL_AGENT", True)  # `vigil up` starts one for its machine
 VIGIL_AGENT_HOME = VIGIL_HOME / "agent"  # its token and its buffer
 VIGIL_DCGM_EXPORTERS = env("VIGIL_DCGM_EXPORTERS")  # node=http://host:9400/metrics,… or @FILE: asked for want of agents
-# Where notices may go beside the world outside: networks and names of hosts, with commas between.
+# Internal addresses that webhooks may use: networks and host names, separated by commas.
 VIGIL_WEBHOOK_ALLOW = env("VIGIL_WEBHOOK_ALLOW")
 for _word in filter(None, (word.strip() for word in VIGIL_WEBHOOK_ALLOW.split(","))):
     try:
@@ -108,20 +109,22 @@ for _word in filter(None, (word.strip() for word in VIGIL_WEBHOOK_ALLOW.split(",
     except ValueError:
         if not re.fullmatch(r"(?=.*[A-Za-z])[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", _word):
             raise SystemExit(
-                f"VIGIL_WEBHOOK_ALLOW: {_word} is neither a network such as 10.0.0.0/8 nor the name of a host."
+                f"VIGIL_WEBHOOK_ALLOW: {_word} is neither a network such as 10.0.0.0/8 nor a host name."
             ) from None
 VIGIL_WEBHOOK_PROXY = env("VIGIL_WEBHOOK_PROXY") or None  # http://proxy:3128; the environment's own is not used
-# What a GPU-hour costs here, for what failures cost; empty: hours alone are told.
+# Price of a GPU-hour, to show what failures cost; empty: only hours are shown.
 VIGIL_GPU_HOUR_PRICE = amount("VIGIL_GPU_HOUR_PRICE")
 VIGIL_CURRENCY = env("VIGIL_CURRENCY", "€").strip()[:8]  # a sign before the amount, or a word after it
 VIGIL_TOKEN_MAX_DAYS = int(env("VIGIL_TOKEN_MAX_DAYS", "365"))  # the longest life of a person's API token
 if not 1 <= VIGIL_TOKEN_MAX_DAYS <= 3650:
     raise SystemExit(f"VIGIL_TOKEN_MAX_DAYS={VIGIL_TOKEN_MAX_DAYS} is out of range: use 1 to 3650.")
-# A process of the portal's own that shows no sign of life for so long is killed and started again.
+# A process of the portal that does not respond for this long is killed and restarted.
 VIGIL_UNRESPONSIVE_SECONDS = amount("VIGIL_UNRESPONSIVE_SECONDS") or 60.0
 if VIGIL_UNRESPONSIVE_SECONDS < 5:
-    raise SystemExit("VIGIL_UNRESPONSIVE_SECONDS is too short: a busy machine is silent for seconds. Use 5 or more.")
-# How old the newest `vigil backup` may be; empty: backups are made some other way and not watched.
+    raise SystemExit(
+        "VIGIL_UNRESPONSIVE_SECONDS is too short: processes on a busy machine can pause for seconds. Use 5 or more."
+    )
+# Maximum age of the newest `vigil backup`; empty: backups are made in another way and not monitored.
 VIGIL_BACKUP_HOURS = amount("VIGIL_BACKUP_HOURS")
 VIGIL_FEDERATED_LEAST_SHARE = float(env("VIGIL_FEDERATED_LEAST_SHARE", "0"))  # of samples that must have counted
 if not 0 <= VIGIL_FEDERATED_LEAST_SHARE <= 1:
@@ -172,7 +175,7 @@ def _database(url: str) -> dict[str, object]:
             "CONN_MAX_AGE": 60,
             "CONN_HEALTH_CHECKS": True,
         }
-    raise SystemExit(f"DATABASE_URL {parts.scheme}:// is not known: use sqlite:////absolute/path or postgresql://…")
+    raise SystemExit(f"DATABASE_URL {parts.scheme}:// is not supported: use sqlite:////absolute/path or postgresql://…")
 
 
 def _email(url: str) -> dict[str, object]:
@@ -180,7 +183,7 @@ def _email(url: str) -> dict[str, object]:
     parts = urlsplit(url)
     ports = {"smtp": 25, "smtp+tls": 587, "smtps": 465}
     if parts.scheme not in ports or not parts.hostname:
-        raise SystemExit("EMAIL_URL is not known: use smtp://, smtp+tls:// or smtps://, then user:password@host:port.")
+        raise SystemExit("EMAIL_URL is not valid: use smtp://, smtp+tls:// or smtps://, then user:password@host:port.")
     return {
         "EMAIL_HOST": parts.hostname,
         "EMAIL_PORT": parts.port or ports[parts.scheme],

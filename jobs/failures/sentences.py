@@ -19,17 +19,18 @@ KINDS = {"all": "failure", "machines": "machine failure", "programs": "program f
 def summary(found: FailureReport, wanted: FailureFilter) -> tuple[str, str]:
     """Return what failed in these days and how often, and which node stands out."""
     rate = found.total.rate
-    when = f"In {formatting.plural(wanted.days, 'day')}"
+    when = "today" if wanted.days == 1 else f"in the last {formatting.plural(wanted.days, 'day')}"
     if not rate.node_days:
-        return f"{when} no node was allocated.", "Rates appear minutes after the first job has ended."
+        return f"No node was allocated {when}.", "Rates appear minutes after the first job has ended."
     singular = KINDS[wanted.kind]
     plural = singular.replace("failure", "failures", 1)
     node_days = f"{formatting.measure(rate.node_days)} node-days"
     if not rate.failures:
-        which = "nothing" if wanted.kind == "all" else f"no {wanted.kind}"
-        return f"{when} {which} failed, in {node_days}.", ""
+        which = "Nothing" if wanted.kind == "all" else f"No {wanted.kind}"
+        return f"{which} failed {when}, over {node_days}.", ""
     often, ends = per_thousand(rate)
-    lead = f"{when} {formatting.plural(rate.failures, singular, plural)} in {node_days}: {often} per 1,000 ({ends})."
+    failures = formatting.plural(rate.failures, singular, plural)
+    lead = f"{failures} {when}, over {node_days}: {often} per 1,000 node-days ({ends})."
     days, between = mttf(rate)
     also = (
         f"Mean time between failures per node: {days} ({between})."
@@ -92,7 +93,7 @@ def forecast_text(found: Forecast) -> tuple[str, str]:
     else:
         basis = ""
         many = f"{formatting.measure(found.failures)} ({_between(found.failures_low, found.failures_high)})"
-    fails = f"{run}: expect {many} {'failure' if many == '1' else 'failures'}, one each"
+    fails = f"{run}: expect {many} {'failure' if many == '1' else 'failures'}, one every"
     lead = f"{fails} {formatting.duration(found.mtbf_seconds)}; the chance of none is {_chance(found.none)}."
-    best = f"Saving every {formatting.duration(found.best_seconds)} keeps most: {formatting.percent(found.best)}"
-    return lead, f"{best} of the time is useful training. {basis}".strip()
+    best = f"The best save interval is {formatting.duration(found.best_seconds)}: {formatting.percent(found.best)}"
+    return lead, f"{best} of the time is then useful training. {basis}".strip()

@@ -19,7 +19,7 @@ CAUSE_TEXTS = {
     "completed": "Completed.",
     "cancelled": "Cancelled.",
     "stopped": "Stopped on request after saving a checkpoint.",
-    "unsaved": "It was asked to stop and exited with code 0 before it was done, without a checkpoint to resume from.",
+    "unsaved": "Stopped on request with exit code 0 before it was done, without a checkpoint to resume from.",
     "preempted": "Preempted: the scheduler gave its nodes to another job.",
     "requeued": "Requeued by a person or by the scheduler.",
     "node_fail": "A node failed.",
@@ -37,7 +37,7 @@ CAUSE_TEXTS = {
     "unmet": "A job that it depends on did not complete.",
     "rejected": "The scheduler rejected it.",
     "fenced": "A newer launch of the same job had taken over.",
-    "withdrawn": "Its restart was taken back: a later finding shows that it would fail again.",
+    "withdrawn": "Its restart was withdrawn: a later finding shows that it would fail again.",
     "failed": "The program exited with an error.",
 }
 # The cause of a run whose numbers cannot be trusted, by the trainer's name for the error.

@@ -235,7 +235,7 @@ def _notify_sysadmins(incident: Incident, cause: Cause) -> None:
     many = _incidents_of_day(incident, cause.code, incident.node).count()
     where = f" on {incident.node}" if incident.node else ""
     job = incident.attempt.job
-    which = f"{formatting.plural(many, 'attempt')} died of it" if many > 1 else f"{job.name} (#{job.pk}) died of it"
+    which = f"{formatting.plural(many, 'attempt')} failed" if many > 1 else f"{job.name} (#{job.pk}) failed"
     notify.raise_notice(
         _key_of_site(incident, cause.code, incident.node),
         kind=SITE,

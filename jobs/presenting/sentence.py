@@ -89,8 +89,8 @@ def describe_job(facts: SentenceFacts) -> Sentence:
 def never_starts(why: str) -> Sentence:
     """Return the sentence for a job that can never start. `why` is the limit, or what the cluster lacks."""
     return Sentence(
-        "It never starts as it is.",
-        why.replace(" It never starts as it is.", ""),
+        "It can never start as requested.",
+        why.replace(" It can never start as requested.", ""),
         "Cancel it, and submit it again within the limit.",
     )
 

@@ -68,7 +68,7 @@ def _licenses(requested: str) -> Iterator[Problem]:
             text = f'Slurm has no licence "{name}"{_as_of("licenses")}. {_suggestion(name, totals)}'
         elif wanted > totals[name]:
             there = formatting.plural(totals[name], f"{name} licence")
-            text = f"Slurm has {there} in all{_as_of('licenses')}; this asks for {wanted:,}. Request fewer."
+            text = f"Slurm has {there} in all{_as_of('licenses')}; this job requests {wanted:,}. Request fewer."
         else:
             continue
         yield Problem("resources.licenses", text)

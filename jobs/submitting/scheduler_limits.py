@@ -116,7 +116,7 @@ def _submit_limit_problems(
 
 def _submit_limit_text(check: LimitCheck) -> str:
     limit = formatting.plural(check.limit, "job")
-    request_text = "" if check.requested == 1 else f"; this asks for {formatting.count(check.requested)} more"
+    request_text = "" if check.requested == 1 else f"; this job requests {formatting.count(check.requested)} more"
     return (
         f"{check.source} lets a person have {limit} waiting and running at once; {check.counted_for} has"
         f" {formatting.count(check.used)}{request_text}."

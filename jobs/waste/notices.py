@@ -137,7 +137,7 @@ def _notify_idle(jobs: Sequence[IdleJob], now: datetime) -> None:
     if strangers:
         gpus = sum(len(job.idle) for job in strangers)
         are = f"{formatting.plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'}"
-        title = f"{are} allocated but idle, by people without an account here."
+        title = f"{are} idle but allocated to people without an account here."
         notify.raise_notice(STRANGERS, kind=IDLE, to=SYSADMINS, title=title, link=f"{reverse('waste')}?by=person")
     if _has_active(IDLE):
         keys = {job.key for job in notified} | _keys_on_silent_nodes(now) | ({STRANGERS} if strangers else set())
@@ -174,7 +174,7 @@ def _location(job: IdleJob) -> str:
     where = formatting.listed(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
     if any(gpu.has_process for gpu in job.idle):
         return f"On {where}."
-    return f"On {where}; no process is on {'it' if len(job.idle) == 1 else 'them'}."
+    return f"On {where}; no process uses {'it' if len(job.idle) == 1 else 'them'}."
 
 
 def spoken(seconds: float) -> str:

@@ -12,7 +12,7 @@ LITTLE = 0.05  # hours that would be shown as 0
 def summary(found: WasteReport, wanted: WasteFilter, idle_gpus: int) -> tuple[str, str]:
     """Return what was allocated, used and idle in these days, who had most idle hours, and what is idle now."""
     total = found.total
-    when = "Today" if wanted.days == 1 else f"In {formatting.plural(wanted.days, 'day')}"
+    when = "Today" if wanted.days == 1 else f"In the last {formatting.plural(wanted.days, 'day')},"
     if not total.held:
         return f"{when} no GPU-hours were counted.", now(idle_gpus)
     share = formatting.percent(total.share)

@@ -114,12 +114,12 @@ def amount(tres: str, number: int) -> str:
 def sentence(check: LimitCheck, *, you: str = "") -> str:
     """Return the limit, its usage and the request in a sentence. `you`: the reader's user name in the scheduler."""
     limit = amount(check.tres, check.limit)
-    request_text = f"this asks for {_bare(check.tres, check.requested)}"
+    request_text = f"this job requests {_bare(check.tres, check.requested)}"
     who = "you" if check.counted_for == you and you else check.counted_for
     uses = f"{who} use{'' if who == 'you' else 's'} {_bare(check.tres, check.used)}"
     match check.scope:
         case "time":
-            return f"{check.source} lets a job run for {limit}; {request_text}."
+            return f"{check.source} limits jobs to {limit}; {request_text}."
         case "job":
             return f"{check.source} lets one job use {limit}; {request_text}."
         case "node":

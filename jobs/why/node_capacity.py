@@ -36,20 +36,20 @@ def _too_few_nodes(facts: WaitFacts, *, is_reason: bool) -> Block:
     others = others_text(facts)
     if not fit.ever:
         most = f"{fit.able} in service" if fit.able else "none"
-        text = f"It asks for {_request_text(request, free=False)}; there {are(fit.able)} {most}: {others}."
+        text = f"It requests {_request_text(request, free=False)}; there {are(fit.able)} {most}: {others}."
         return _nodes_block(
-            request, f"{text} It never starts as it is.", have=fit.able, is_reason=is_reason, final=True
+            request, f"{text} It can never start as requested.", have=fit.able, is_reason=is_reason, final=True
         )
     if not fit.could:
-        text = f"It asks for {_request_text(request, free=False)}; {fit.able} {are(fit.able)} in service: {others}."
+        text = f"It requests {_request_text(request, free=False)}; {fit.able} {are(fit.able)} in service: {others}."
         return _nodes_block(request, text, have=fit.able, is_reason=is_reason)
     has = "none has" if not have else "1 has" if have == 1 else f"{have} have"
     missing = set(request.required_nodes) - set(fit.nodes)
     if have >= request.min_nodes and missing:
         required, full = (formatting.listed(sorted(names)) for names in (request.required_nodes, missing))
-        text = f"It asks for {required}; {full} has no room."
+        text = f"It requests {required}; {full} has no room."
     elif have >= request.min_nodes:
-        text = f"It asks for nodes with {request.constraint}; the ones with room do not satisfy that."
+        text = f"It requests nodes with {request.constraint}; the ones with room do not satisfy that."
     else:
         text = f"It needs {_request_text(request, free=True)}; {has} that" + (f": {others}." if others else ".")
     return _nodes_block(request, text, have=have, is_reason=is_reason)
@@ -126,7 +126,7 @@ def _reserved(facts: WaitFacts) -> Block:
     who = formatting.plural(nodes, "node")
     text = (
         f"Reservation {name} takes {who} at {clock(until, now)}, {formatting.duration(until - now)} from now;"
-        f" this asks for {formatting.duration(facts.request.time_limit_s)}."
+        f" this job requests {formatting.duration(facts.request.time_limit_s)}."
     )
     seconds = int(until - now)
     return Block(
@@ -150,7 +150,9 @@ def _single_machine(facts: WaitFacts) -> Iterator[Block]:
         holders = _holders(facts, unit)
         text = f"It needs {formatting.plural(want, unit)}, {free} {are(free)} free{'; ' + holders if holders else ''}."
         if final:
-            text = f"It needs {formatting.plural(want, unit)}, this machine has {there}. It never starts as it is."
+            text = (
+                f"It needs {formatting.plural(want, unit)}, this machine has {there}. It can never start as requested."
+            )
         yield Block(
             kind="nodes", text=text, amount=unit.lower(), limit=there, used=there - free, requested=want,
             is_reason=not seat.why, is_final=final,

@@ -145,7 +145,7 @@ def partition_blocks(request: Request, cluster: ClusterCapacity) -> Iterator[Blo
     if "time" not in beyond and partition.max_time_s is not None and request.time_limit_s > partition.max_time_s:
         most, wants = formatting.duration(partition.max_time_s), formatting.duration(request.time_limit_s)
         yield Block(
-            kind="time", text=f"{where} lets a job run for {most}; this asks for {wants}.", name="PartitionTimeLimit",
+            kind="time", text=f"{where} limits jobs to {most}; this job requests {wants}.", name="PartitionTimeLimit",
             amount="seconds", limit=partition.max_time_s, requested=request.time_limit_s, is_final=True,
         )  # fmt: skip
     for bound, limit in (("at most", partition.max_nodes), ("at least", partition.min_nodes)):
@@ -153,7 +153,7 @@ def partition_blocks(request: Request, cluster: ClusterCapacity) -> Iterator[Blo
             continue
         over = limit is not None and (request.min_nodes > limit if bound == "at most" else request.max_nodes < limit)
         if over and limit is not None:
-            text = f"{where} gives a job {bound} {formatting.plural(limit, 'node')}; this asks for {request.min_nodes}."
+            text = f"{where} gives a job {bound} {formatting.plural(limit, 'node')}; this job requests {request.min_nodes}."
             yield Block(
                 kind="partition", text=text, name="PartitionNodeLimit", amount="nodes", limit=limit,
                 requested=request.min_nodes, is_final=True,
@@ -184,7 +184,7 @@ def _limits(facts: WaitFacts) -> Iterator[Block]:
             continue
         text = limits.sentence(check, you=facts.you)
         if check.is_final and check.scope != "minutes":
-            text += " It never starts as it is."
+            text += " It can never start as requested."
         elif is_reason and not check.is_over and check.scope != "minutes":
             text += f" {reason_word(facts.reason)} is Slurm's reason; usage may have changed since."
         yield Block(
@@ -243,9 +243,9 @@ def _too_late(request: Request, reservation: ReservationInfo, now: float) -> Ite
     if left <= 0:
         text = f"Reservation {reservation.name} is over at {clock(reservation.ends_at, now)}, before this may start."
     elif start > now:
-        text = f"Reservation {reservation.name} has {formatting.duration(left)} for this; it asks for {wants}."
+        text = f"Reservation {reservation.name} has {formatting.duration(left)} for this; this job requests {wants}."
     else:
-        text = f"Reservation {reservation.name} ends in {formatting.duration(left)}; this asks for {wants}."
+        text = f"Reservation {reservation.name} ends in {formatting.duration(left)}; this job requests {wants}."
     seconds = max(0, int(left))
     yield Block(
         kind="time", text=text, name=reservation.name, amount="seconds", limit=seconds, requested=request.time_limit_s,
@@ -282,13 +282,13 @@ def _license_block(demand: Demand, text: str, *, is_reason: bool = False) -> Blo
 
 
 def _license_text(demand: Demand) -> str:
-    """Return a text such as "matlab: 2 of 2 in use; this asks for 1."."""
-    name, there, request_text = demand.name, demand.license, f"this asks for {formatting.count(demand.requested)}."
+    """Return a text such as "matlab: 2 of 2 in use; this job requests 1."."""
+    name, there, request_text = demand.name, demand.license, f"this job requests {formatting.count(demand.requested)}."
     if there is None:
-        return f"{name}: the scheduler has no such licence; {request_text} It never starts as it is."
+        return f"{name}: the scheduler has no such licence; {request_text} It can never start as requested."
     total = formatting.count(there.total)
     if demand.is_more_than_all:
-        return f"{name}: there {are(there.total)} {total} in all; {request_text} It never starts as it is."
+        return f"{name}: there {are(there.total)} {total} in all; {request_text} It can never start as requested."
     reserved = f", {formatting.count(there.reserved)} reserved" if there.reserved else ""
     return f"{name}: {formatting.count(there.used)} of {total} in use{reserved}; {request_text}"
 

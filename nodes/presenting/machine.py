@@ -160,12 +160,12 @@ def _hanging(facts: NodeHeadline) -> Iterator[str]:
 
 
 def _drained(facts: NodeHeadline) -> str:
-    reason_text = f"Not schedulable: {formatting.word(facts.state)}."
+    state = f"Not schedulable: {formatting.word(facts.state)}"
     if not facts.reason:
-        return reason_text
-    whom = f", says {facts.reason_by}" if facts.reason_by else ""
+        return f"{state}."
+    by = f" by {facts.reason_by}" if facts.reason_by else ""
     when = f" {formatting.ago(facts.reason_at, facts.now)}" if facts.reason_at else ""
-    return f"{reason_text} {facts.reason}{whom}{when}."
+    return f"{state}{by}{when}: {facts.reason}."
 
 
 def _hot(facts: NodeHeadline) -> Iterator[str]:

@@ -113,7 +113,7 @@ def make_token(user: User, name: str, scope: str, days: int | None = None) -> tu
     if scope == Token.Scope.ADMIN and not user.is_sysadmin:
         raise TokenRefused("scope", "Only sysadmins can have tokens with scope admin. Use write.")
     if days > most:
-        raise TokenRefused("days", f"A token is valid for at most {most} days here. Take {most} or fewer.")
+        raise TokenRefused("days", f"A token is valid for at most {most} days here. Choose {most} or fewer.")
     token, secret = Token.issue(user, name, scope=scope, days=days)
     if scope == Token.Scope.ADMIN:
         about = {"scope": scope, "expires_at": token.expires_at}

@@ -54,7 +54,7 @@ def trouble_of(channel_id: int) -> str:
 
 def test(channel: Channel, by: str) -> Delivery:
     """A message to try the channel with: at once, whatever its hours are."""
-    title = f"A test that {by} asked for: it works if you read this."
+    title = f"A test message, requested by {by}. If you can read it, the channel works."
     facts = [["Channel", str(channel)]]
     content = {**_plain(kinds.TEST, title), "facts": facts, "link": f"{settings.VIGIL_PUBLIC_URL}/me/"}
     Channel.objects.filter(pk=channel.pk).update(rests_until=None)

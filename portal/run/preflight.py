@@ -60,7 +60,7 @@ def _bind(listener: socket.socket, host: str, port: int) -> bool:
             return False
         listener.close()
         raise StartRefused(
-            f"this machine does not have the address {host}: set VIGIL_HOST to one of its own."
+            f"this machine does not have the address {host}: set VIGIL_HOST to one that it has."
         ) from None
     return True
 

@@ -105,8 +105,8 @@ async def _send(delivery: Delivery) -> DeliveryFailure | None:
     except (httpx.HTTPError, OSError) as error:
         return DeliveryFailure(f"{channel.where} cannot be reached: {error or type(error).__name__}")
     except Exception:
-        logger.exception("delivery %s could not be made", delivery.pk)
-        return DeliveryFailure("Vigil failed to send it; its log says why.")
+        logger.exception("delivery %s failed", delivery.pk)
+        return DeliveryFailure("Sending failed; Vigil's log has the reason.")
 
 
 def _mail(delivery: Delivery) -> DeliveryFailure | None:

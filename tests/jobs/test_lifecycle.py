@@ -187,7 +187,9 @@ def test_a_job_waits_while_its_machine_is_drained(sam: User, scheduler: LocalSch
     why = f"{name} is drained: fan <3> (vigil: sam). Nothing new starts until a sysadmin undrains it."
     assert why in page(f"/jobs/{job.pk}")
     assert bearer(sam).get(f"/api/v1/jobs/{job.pk}/why").json()["text"] == why
-    assert f"Not schedulable: drained. fan <3> (vigil: sam), says {getuser()}" in page(f"/nodes/{name}")
+    shown = page(f"/nodes/{name}")
+    assert f"Not schedulable: drained by {getuser()} " in shown
+    assert ": fan <3> (vigil: sam)." in shown
     assert f"{name} is drained: fan <3> (vigil: sam)." in page("/nodes")
     follow_until(scheduler, lambda: "This machine is drained: fan <3> (vigil: sam)." in page("/queue"))
     assert newest().state == "pending"

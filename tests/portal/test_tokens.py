@@ -267,7 +267,7 @@ def test_the_site_limits_how_long_tokens_live_at_every_door(mira, settings, tmp_
     refused = send(browser, "post", "/api/v1/tokens", {"name": "x", "days": 31})
     assert refused.status_code == 422
     assert refused.json()["errors"] == [
-        {"field": "days", "message": "A token is valid for at most 30 days here. Take 30 or fewer."}
+        {"field": "days", "message": "A token is valid for at most 30 days here. Choose 30 or fewer."}
     ]
     assert send(browser, "post", "/api/v1/tokens", {"name": "x"}).status_code == 201, "the default fits"
     actions.first_start()

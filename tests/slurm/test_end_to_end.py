@@ -333,7 +333,7 @@ def test_a_job_that_waits_for_a_licence_says_which(slurm: Cluster, alice: Person
     first = alice.submit(script(100_000, licenses="matlab:2"))
     alice.wait(first, "running")
     second = alice.submit(script(5, licenses="matlab:1"))
-    said = "matlab: 2 of 2 in use; this asks for 1."
+    said = "matlab: 2 of 2 in use; this job requests 1."
     wait_for(lambda: alice.client.get(f"/jobs/{second}/why").json()["text"] == said, "the sentence")
     wait_for(lambda: alice.job(second)["reason"].startswith("Licenses"), "Slurm's reason")
     alice.cancel(first)

@@ -111,7 +111,7 @@ def test_what_left_unsaved_is_told_and_not_begun_again(job: Job, told: Told, tic
     tick()
     attempt = newest()
     assert (attempt.cause, attempt.state) == ("unsaved", "failed")
-    assert attempt.reason.startswith("It was asked to stop and exited with code 0 before it was done")
+    assert attempt.reason.startswith("Stopped on request with exit code 0 before it was done")
     assert "vigil_report.finished()" in attempt.decision
     assert Attempt.objects.count() == 1
 

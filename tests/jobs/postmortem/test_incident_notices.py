@@ -323,8 +323,8 @@ class TestSysadmins:
         die("program.exception", node="dgx-03")
         incident_notices.notify_new()
         assert sorted(title.replace("\N{NO-BREAK SPACE}", " ") for title in titles("incident.site")) == [
-            "GPU fell off the bus on dgx-03: 3 attempts died of it.",
-            f"GPU fell off the bus on dgx-04: wren (#{Job.objects.order_by('pk')[3].pk}) died of it.",
+            "GPU fell off the bus on dgx-03: 3 attempts failed.",
+            f"GPU fell off the bus on dgx-04: wren (#{Job.objects.order_by('pk')[3].pk}) failed.",
         ]
         assert Delivery.objects.filter(kind="incident.site").count() == 2
         assert Notice.objects.filter(kind="incident.site", link="/nodes/dgx-03").exists()

@@ -161,7 +161,7 @@ class TestForecast:
 class TestPage:
     def test_a_new_site_says_what_to_expect(self) -> None:
         page = text(signed_in(sysadmin()).get("/reliability"))
-        assert "In 30 days no node was allocated." in page
+        assert "No node was allocated in the last 30 days." in page
         assert "published rate of" in page
 
     @pytest.mark.parametrize("by", ["cause", "node", "rack", "partition", "project", "week", "<script>"])
@@ -210,7 +210,7 @@ class TestPage:
         sam = lab["sam"]
         portal.answers["GET", "reliability"] = asked(sam, "by=node")
         lines = vigil("reliability", "--by", "node").stdout.splitlines()
-        assert lines[0].startswith("In 30 days 2 failures in 4.5 node-days: 444 per 1,000")
+        assert lines[0].startswith("2 failures in the last 30 days, over 4.5 node-days: 444 per 1,000 node-days")
         assert lines[-1].split() == ["b", "0", "1", "0", "0–3,689", "too", "few", "0.0"]
         assert portal.asked[0].url.params["by"] == "node"
         assert json.loads(vigil("reliability", "--json").stdout)["by"] == "node"

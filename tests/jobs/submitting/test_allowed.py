@@ -79,13 +79,13 @@ def test_a_partition_s_limits(oskar: User) -> None:
     read()
     assert told(oskar) == {}
     assert told(oskar, time_limit="25:00:00") == {
-        "time_limit": "Partition gpu lets a job run for 1 d; this asks for 1 d 1 h."
+        "time_limit": "Partition gpu limits jobs to 1 d; this job requests 1 d 1 h."
         " Take 1 d at most, or another partition."
     }
     found = told(oskar, partition="short", nodes=2, time_limit="01:00:00", qos="small")
     assert set(found) == {"time_limit", "nodes", "partition", "qos"}
-    assert found["time_limit"].startswith("Partition short lets a job run for 10 min; this asks for 1 h.")
-    assert found["nodes"] == "Partition short gives a job at most 1 node; this asks for 2."
+    assert found["time_limit"].startswith("Partition short limits jobs to 10 min; this job requests 1 h.")
+    assert found["nodes"] == "Partition short gives a job at most 1 node; this job requests 2."
     assert found["partition"] == "Partition short does not take account vision. Take another partition."
     assert "does not take QOS small. It takes normal." in found["qos"]
 
@@ -93,12 +93,16 @@ def test_a_partition_s_limits(oskar: User) -> None:
 @pytest.mark.parametrize(
     ("asked", "field", "says"),
     [
-        ({"time_limit": "03:00:00"}, "time_limit", "QOS small lets a job run for 2 h; this asks for 3 h. Request 2 h"),
-        ({"gpus_per_node": 8}, "gpus_per_node", "QOS small lets one job use 4 GPUs; this asks for 8. Request 4 GPUs"),
-        ({"gpus_per_node": 4, "nodes": 2}, "nodes", "QOS small lets one job use 4 GPUs; this asks for 8."),
-        ({"nodes": 3}, "nodes", "QOS small lets one job use 2 nodes; this asks for 3. Request 2 nodes at most."),
-        ({"ranks_per_node": 32}, "ranks_per_node", "use 16 CPUs on each node; this asks for 32."),
-        ({"cpus_per_rank": 32}, "cpus_per_rank", "use 16 CPUs on each node; this asks for 32."),
+        ({"time_limit": "03:00:00"}, "time_limit", "QOS small limits jobs to 2 h; this job requests 3 h. Request 2 h"),
+        (
+            {"gpus_per_node": 8},
+            "gpus_per_node",
+            "QOS small lets one job use 4 GPUs; this job requests 8. Request 4 GPUs",
+        ),
+        ({"gpus_per_node": 4, "nodes": 2}, "nodes", "QOS small lets one job use 4 GPUs; this job requests 8."),
+        ({"nodes": 3}, "nodes", "QOS small lets one job use 2 nodes; this job requests 3. Request 2 nodes at most."),
+        ({"ranks_per_node": 32}, "ranks_per_node", "use 16 CPUs on each node; this job requests 32."),
+        ({"cpus_per_rank": 32}, "cpus_per_rank", "use 16 CPUs on each node; this job requests 32."),
         ({"memory_gib": 65}, "memory_gib", "lets everybody in it together use 64.0 GiB of memory at once"),
     ],
 )
@@ -137,7 +141,7 @@ def test_a_sweep_counts_with_all_its_jobs(oskar: User) -> None:
     read()
     data = {"name": "s", "sweep": {"over": {"run.seed": [1, 2, 3, 4]}}}
     spec = SweepSpec.parse(data, 'name = "s"\n[sweep.over]\n"run.seed" = [1, 2, 3, 4]\n')
-    with pytest.raises(SpecError, match="waiting and running at once; oskar has 0; this asks for 4 more"):
+    with pytest.raises(SpecError, match="waiting and running at once; oskar has 0; this job requests 4 more"):
         sweeps.submit(oskar, spec, spec_toml="")
     assert not Sweep.objects.exists()
     assert not Job.objects.exists()
@@ -159,7 +163,7 @@ def test_reservations(oskar: User) -> None:
     assert "has no reservation" in told(oskar, reservation="thiers")["reservation"]
     found = told(oskar, reservation="short", time_limit="01:00:00")["time_limit"]
     assert found.startswith("Reservation short ends in 30 min ")
-    assert found.endswith("this asks for 1 h. Take 30 min at most.")
+    assert found.endswith("this job requests 1 h. Take 30 min at most.")
     assert "is over at" in told(oskar, reservation="short", time_limit="00:10:00", begin="+2h")["begin"]
     assert told(oskar, reservation="lab", time_limit="01:00:00") == {}
 
@@ -181,7 +185,7 @@ def test_a_dry_run_says_when_it_may_begin(oskar: User) -> None:
     assert "Starts now" not in start.text
     (finding,) = dry_run(oskar, spec_of(resources={"time_limit": "25:00:00"}))
     assert finding.level == "error"
-    assert "resources.time_limit: Partition gpu lets a job run for" in finding.text
+    assert "resources.time_limit: Partition gpu limits jobs to" in finding.text
 
 
 def test_where_nothing_is_known_nothing_is_refused(oskar: User) -> None:

@@ -185,7 +185,7 @@ def test_lists_of_licences(text: str) -> None:
     [
         ("matlb:1", 'Slurm has no licence "matlb" (as of 21:04). Did you mean "matlab"?'),
         ("matlab,nothing-like:1", 'Slurm has no licence "nothing-like" (as of 21:04). It has matlab.'),
-        ("matlab:3", "Slurm has 2 matlab licences in all (as of 21:04); this asks for 3. Request fewer."),
+        ("matlab:3", "Slurm has 2 matlab licences in all (as of 21:04); this job requests 3. Request fewer."),
     ],
 )
 def test_licences_that_slurm_lacks(oskar: User, asked: str, says: str) -> None:

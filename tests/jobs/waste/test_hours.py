@@ -267,7 +267,9 @@ class TestAsking:
         assert asked(sam, "days=1")["since"] == today().isoformat()
 
     def test_a_sentence(self, lab: dict[str, User]) -> None:
-        said = "In 7 days 150 GPU-hours were allocated and 43.3 % of them used; 48 were idle, most in wren (30)."
+        said = (
+            "In the last 7 days, 150 GPU-hours were allocated and 43.3 % of them used; 48 were idle, most in wren (30)."
+        )
         assert asked(lab["sam"])["text"] == f"{said} No allocated GPU is idle now."
         assert said in text(signed_in(lab["sam"]).get("/waste"))
         assert asked(lab["sam"], "by=job")["text"].startswith(said.replace("in wren (30)", "by ann (38)"))

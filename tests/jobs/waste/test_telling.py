@@ -51,7 +51,7 @@ class TestIdle:
         waste()
         (notice,) = told(oskar)
         assert notice["title"] == "notebook-oskar has left 1 GPU idle for 14 hours."
-        assert notice["detail"] == ("Release it, or explain why it is needed. On dgx-01; no process is on it."), (
+        assert notice["detail"] == ("Release it, or explain why it is needed. On dgx-01; no process uses it."), (
             "also without any process"
         )
         assert (notice["link"], notice["kind"]) == (f"/jobs/{job.pk}", "gpu.idle")
@@ -167,13 +167,11 @@ class TestIdle:
         idle_for(one, 1)
         waste()
         (notice,) = told(sam)
-        assert notice["title"] == "2 GPUs are allocated but idle, by people without an account here."
+        assert notice["title"] == "2 GPUs are idle but allocated to people without an account here."
         assert signed_in(sam).get(notice["link"]).status_code == 200
         ends("7")
         waste()
-        assert [one["title"] for one in told(sam)] == [
-            "1 GPU is allocated but idle, by people without an account here."
-        ]
+        assert [one["title"] for one in told(sam)] == ["1 GPU is idle but allocated to people without an account here."]
         ends("8")
         waste()
         assert told(sam) == []

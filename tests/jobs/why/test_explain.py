@@ -98,14 +98,14 @@ def test_a_reservation_ahead_blocks_and_a_shorter_limit_fits_before_it() -> None
     assert "reservation" in [block.kind for block in found.blocks]
     text = next(plain(block.text) for block in found.blocks if block.kind == "reservation")
     assert text.startswith("Reservation maintenance takes 1 node at ")
-    assert text.endswith("this asks for 12 h.")
+    assert text.endswith("this job requests 12 h.")
     assert now(found)[0] == {"resources.time_limit": "04:00:00"}
 
 
 def test_what_never_starts_says_so() -> None:
     found = why(gpu_spec(4, 8), cluster(node("a"), node("b", gpus=4)))
     assert found.never
-    assert "It never starts as it is." in texts(found)[0]
+    assert "It can never start as requested." in texts(found)[0]
     found = why(gpu_spec(2, 8), cluster(node("a"), node("b", state="drained")))
     assert not found.never
     assert "1 is drained" in texts(found)[0]
@@ -115,8 +115,8 @@ def test_what_never_starts_says_so() -> None:
     ("partition", "word", "text", "final"),
     [
         ({"state": "down"}, "PartitionDown", "is down and starts no jobs", False),
-        ({"max_time_s": 3600}, "PartitionTimeLimit", "lets a job run for 1 h; this asks for 12 h", True),
-        ({"max_nodes": 1}, "PartitionNodeLimit", "at most 1 node; this asks for 2", True),
+        ({"max_time_s": 3600}, "PartitionTimeLimit", "limits jobs to 1 h; this job requests 12 h", True),
+        ({"max_nodes": 1}, "PartitionNodeLimit", "at most 1 node; this job requests 2", True),
         ({"denied_accounts": ("vision",)}, "AccountNotAllowed", "does not take account vision", True),
     ],
 )
@@ -231,15 +231,15 @@ def licensed(licenses: str, **facts: Any) -> JobSpec:
 @pytest.mark.parametrize(
     ("asked", "there", "says", "never"),
     [
-        ("matlab", LicenseInfo(name="matlab", total=2, used=2), "matlab: 2 of 2 in use; this asks for 1.", False),
+        ("matlab", LicenseInfo(name="matlab", total=2, used=2), "matlab: 2 of 2 in use; this job requests 1.", False),
         ("matlab:2", LicenseInfo(name="matlab", total=3, used=1, reserved=1),
-         "matlab: 1 of 3 in use, 1 reserved; this asks for 2.", False),
+         "matlab: 1 of 3 in use, 1 reserved; this job requests 2.", False),
         ("matlab:3", LicenseInfo(name="matlab", total=2),
-         "matlab: there are 2 in all; this asks for 3. It never starts as it is.", True),
+         "matlab: there are 2 in all; this job requests 3. It can never start as requested.", True),
         ("abaqus", LicenseInfo(name="matlab", total=2),
-         "abaqus: the scheduler has no such licence; this asks for 1. It never starts as it is.", True),
+         "abaqus: the scheduler has no such licence; this job requests 1. It can never start as requested.", True),
         ("matlab", LicenseInfo(name="matlab", total=2, used=1),
-         "matlab: 1 of 2 in use; this asks for 1. Licenses is Slurm's reason; usage may have changed since.",
+         "matlab: 1 of 2 in use; this job requests 1. Licenses is Slurm's reason; usage may have changed since.",
          False),
     ],
 )  # fmt: skip
@@ -257,7 +257,7 @@ def test_licences_that_nobody_has_listed_are_the_schedulers_word() -> None:
 def test_short_licences_are_in_the_way_whatever_else_is() -> None:
     short = LicenseInfo(name="matlab", total=2, used=2)
     found = why(licensed("matlab"), cluster(node("a"), licenses=(short,)), "Priority", scheduler_id="")
-    assert "matlab: 2 of 2 in use; this asks for 1." in texts(found)
+    assert "matlab: 2 of 2 in use; this job requests 1." in texts(found)
     assert found.starts_on == ()
 
 
@@ -277,7 +277,7 @@ def test_the_schedulers_licences_count_more_than_the_specifications() -> None:
     there = (LicenseInfo(name="matlab", total=2, used=2),)
     own = queued("77", reason="Licenses", licenses="matlab:2")
     found = why(licensed("matlab:1"), cluster(node("a"), licenses=there, queue=(own,)), "Licenses")
-    assert texts(found) == ["matlab: 2 of 2 in use; this asks for 2."]
+    assert texts(found) == ["matlab: 2 of 2 in use; this job requests 2."]
 
 
 def test_a_qos_may_set_the_partitions_limit_aside() -> None:
@@ -293,7 +293,7 @@ def test_a_qos_may_set_the_partitions_limit_aside() -> None:
 @pytest.mark.parametrize(
     ("reservation", "kind", "text", "never"),
     [
-        ({"ends_at": NOW + 3600}, "time", "Reservation r ends in 1 h; this asks for 12 h.", True),
+        ({"ends_at": NOW + 3600}, "time", "Reservation r ends in 1 h; this job requests 12 h.", True),
         ({"starts_at": NOW + 60, "ends_at": NOW + 3660}, "time", "Reservation r has 1 h for this; it asks", True),
         ({"ends_at": NOW + 3600, "flags": ("DAILY",)}, "", "", False),
         ({"ends_at": NOW + 3600, "flags": ("FLEX",)}, "", "", False),

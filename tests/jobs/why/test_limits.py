@@ -17,7 +17,7 @@ def test_names_the_very_limit() -> None:
     running = queued("5", 2, state="running", qos="small")
     where = cluster(node("a"), qos=(small,), queue=(running, queued("77", 2, qos="small")))
     found = why(gpu_spec(1, 2), where, "QOSMaxGRESPerUser", you="oskar")
-    assert texts(found) == ["QOS small lets each person use 2 GPUs at once; you use 2, this asks for 2."]
+    assert texts(found) == ["QOS small lets each person use 2 GPUs at once; you use 2, this job requests 2."]
     block = found.blocks[0]
     assert (block.kind, block.name, block.amount) == ("limit", "QOS small", GPU)
     assert (block.limit, block.used, block.requested, block.is_reason, block.is_final) == (2, 2, 2, True, False)
@@ -51,8 +51,8 @@ def test_warns_when_several_limits_apply() -> None:
     }  # fmt: skip
     assert found.never
     final = {plain(block.text) for block in found.blocks if block.is_final}
-    assert "QOS small lets one job use 1 node; this asks for 2. It never starts as it is." in final
-    assert "QOS small lets a job run for 1 h; this asks for 12 h. It never starts as it is." in final
+    assert "QOS small lets one job use 1 node; this job requests 2. It can never start as requested." in final
+    assert "QOS small limits jobs to 1 h; this job requests 12 h. It can never start as requested." in final
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_warns_when_several_limits_apply() -> None:
         (Limits(user={"cpu": 4}), "QOSMaxCpuPerUserLimit", "lets each person use 4 CPUs at once; oskar uses 4"),
         (Limits(user_jobs=1), "QOSMaxJobsPerUserLimit", "lets each person run 1 job at once; oskar runs 1"),
         (Limits(group_jobs=1), "QOSGrpJobsLimit", "lets everybody in it together run 1 job at once; there run 1"),
-        (Limits(job={GPU: 4}), "QOSMaxGRESPerJob", "lets one job use 4 GPUs; this asks for 8"),
-        (Limits(node={GPU: 4}), "QOSMaxGRESPerNode", "lets one job use 4 GPUs on each node; this asks for 8"),
-        (Limits(max_time_s=60), "QOSMaxWallDurationPerJobLimit", "lets a job run for 1 min; this asks for 12 h"),
+        (Limits(job={GPU: 4}), "QOSMaxGRESPerJob", "lets one job use 4 GPUs; this job requests 8"),
+        (Limits(node={GPU: 4}), "QOSMaxGRESPerNode", "lets one job use 4 GPUs on each node; this job requests 8"),
+        (Limits(max_time_s=60), "QOSMaxWallDurationPerJobLimit", "limits jobs to 1 min; this job requests 12 h"),
         (Limits(group={"mem": 1024}), "QOSGrpMemLimit", "use 1 GiB of memory at once; 2 GiB in use"),
         (Limits(group={"gres/gpu:H100": 4}), "QOSGrpGRES", "use 4 H100 GPUs at once; 4 in use"),
         (Limits(group_minutes={GPU: 600}), "QOSGrpGRESMinutes", "may use 600 GPU-minutes; they are used up"),

@@ -30,7 +30,7 @@ def test_words(kind: str, code: int | None, data: dict[str, Any], title: str, to
 
 def test_what_the_kernel_said_is_the_detail() -> None:
     assert words("xid", 79, "NVRM: Xid", {}).detail == "NVRM: Xid"
-    assert "had no room for 3 batches" in words("agent.gap", None, "", {"batches": 3}).detail.replace("\xa0", " ")
+    assert "discarded 3 batches" in words("agent.gap", None, "", {"batches": 3}).detail.replace("\xa0", " ")
 
 
 def test_a_gpus_charts_have_its_own_limits() -> None:

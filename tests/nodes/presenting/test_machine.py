@@ -59,11 +59,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"xids": [Xid(45, 2, NOW), Xid(79, 2, NOW - timedelta(minutes=12), 3)]},
-        "Xid 79 on GPU 2, 12 min ago: it has fallen off the bus; 2 more in 6 h.",
+        "Xid 79 on GPU 2, 12 min ago: GPU fell off the bus; 2 more in 6 h.",
     ),
     (
         {"xids": [Xid(13, 1, NOW, 40), Xid(63, 0, NOW), Xid(79, 2, NOW - timedelta(hours=5)), Xid(45, 2, NOW)]},
-        "Xid 79 on GPU 2, 5 h ago: it has fallen off the bus; 41 more in 6 h.",
+        "Xid 79 on GPU 2, 5 h ago: GPU fell off the bus; 41 more in 6 h.",
     ),
     (
         {"xids": [Xid(119, 0, NOW), Xid(20034, None, NOW - timedelta(hours=1), kind="sxid", is_fatal=True)]},
@@ -75,7 +75,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             "takes_jobs": False, "state": "drained", "reason": "XID 79", "reason_by": "ops",
             "reason_at": NOW - timedelta(hours=3),
         },
-        "Not schedulable: drained. XID 79, says ops 3 h ago.",
+        "Not schedulable: drained by ops 3 h ago: XID 79.",
     ),
     (
         {"gpus": [Gpu(index=3, percent=90, temperature_c=86, slowdown_c=87), Gpu(index=4, percent=9, throttle=0x40)]},
@@ -110,5 +110,5 @@ def test_nothing_is_said_of_what_is_somebody_elses() -> None:
 
 def test_an_echo_alone_is_told_and_a_driver_that_is_silent() -> None:
     assert spoken(xids=[Xid(45, None, NOW)])[0].startswith("Xid 45, now")
-    assert "driver has not answered since" in spoken(driver_silent_at=NOW)[0]
+    assert "driver has not responded since" in spoken(driver_silent_at=NOW)[0]
     assert spoken(last_report_at=None, is_silent=True)[0] == "Its agent has not reported yet."

@@ -135,7 +135,10 @@ class TestOne:
         assert client.post(f"/channels/{one.pk}/test").status_code == 302
         assert "Waiting" in text(client.get(f"/channels/{one.pk}"))
         send_due(5)
-        assert "A test that oskar asked for: it works if you read this." in web.got[0].json["data"]["title"]
+        assert (
+            "A test message, requested by oskar. If you can read it, the channel works."
+            in web.got[0].json["data"]["title"]
+        )
         assert ">sent <time" in text(client.get(f"/channels/{one.pk}"))
         web.answers = [receiving.status(500, b"<b>no</b>")]
         client.post(f"/channels/{one.pk}/test")

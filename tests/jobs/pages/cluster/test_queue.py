@@ -125,8 +125,8 @@ def test_a_job_that_never_starts_says_so_first(mira: User, scheduler: Told) -> N
     sync.read(scheduler)
     for address in (f"/jobs/{job.pk}", f"/jobs/{job.pk}/life"):
         html = text(mira, address)
-        assert '<p class="say">It never starts as it is.' in html
-        assert "lets a job run for" in html[html.index("never starts") : html.index("What to do:")]
+        assert '<p class="say">It can never start as requested.' in html
+        assert "limits jobs to" in html[html.index("never starts") : html.index("What to do:")]
 
 
 def test_where_everybody_sees_their_own_alone(mira: User, scheduler: Told, settings: Any) -> None:
