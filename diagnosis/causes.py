@@ -84,7 +84,7 @@ _ALL = (
         "collective.mismatch",
         "ranks called different collective operations",
         "researcher",
-        "Make every rank take the same branch. Usual: conditions on the rank, uneven batches, unused parameters.",
+        "Make every rank take the same branch. Usual causes: conditions on the rank, uneven batches, unused parameters.",
     ),
     Cause(
         "rendezvous.failed",

@@ -86,8 +86,8 @@ for _root in VIGIL_DATA_ROOTS:
     for _name, _ours in (("VIGIL_HOME", VIGIL_HOME), ("VIGIL_RUNS", VIGIL_RUNS)):
         if _root.is_relative_to(_ours) or _ours.is_relative_to(_root):
             raise SystemExit(
-                f"VIGIL_DATA_ROOTS contains {_root}, which overlaps with {_name}={_ours}: jobs could read secrets and each"
-                " other's files. Use folders outside it."
+                f"VIGIL_DATA_ROOTS contains {_root}, which overlaps with {_name}={_ours}: jobs could read secrets and"
+                " each other's files. Use folders outside it."
             )
 VIGIL_LOCAL_CPUS = env("VIGIL_LOCAL_CPUS")  # CPU slots; more than the cores oversubscribes them
 VIGIL_LOCAL_GPUS = env("VIGIL_LOCAL_GPUS")  # indices such as 0,1; "none"; empty: all

@@ -38,7 +38,7 @@ class WantedReliability(Schema):
     """The days, grouping and project of the report."""
 
     days: int = Field(30, ge=1, le=MOST_WINDOW, description="Number of days in UTC; the last one is today so far.")
-    by: Annotated[str, among(BY, "what it can be told by")] = Field("cause", description=", ".join(BY))
+    by: Annotated[str, among(BY, "a grouping")] = Field("cause", description=", ".join(BY))
     kind: Annotated[str, among(KINDS, "a kind of failure")] = Field(
         "all", description="all, machines (failures that hit any program), or programs."
     )

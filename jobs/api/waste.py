@@ -32,7 +32,7 @@ class WantedWaste(Schema):
     """The days, grouping and order of the report."""
 
     days: int = Field(7, ge=1, le=MOST_DAYS, description="Number of days in UTC; the last one is today so far.")
-    by: Annotated[str, among(BY, "what it can be told by")] = Field("project", description=", ".join(BY))
+    by: Annotated[str, among(BY, "a grouping")] = Field("project", description=", ".join(BY))
     sort: Annotated[str, among(ORDERS, "an order")] = Field("-idle", description=f"{', '.join(SORTS)}; - reverses.")
 
 

@@ -109,7 +109,7 @@ def identity(site: CheckedSite) -> Iterator[CheckFinding]:
         yield failed(title, detail, f"Run it as the worker's Unix user: sudo -u {_name(owner)} vigil check slurm")
     elif os.geteuid() == 0:
         remedy = "Give Vigil a Unix user of its own other than root: docs/how-to/slurm.md."
-        yield warn(title, "root: a mistake of the portal is made with root's permissions", remedy)
+        yield warn(title, "root: any bug of the portal would act with root's permissions", remedy)
     else:
         yield ok(title, f"{me}, the owner of {site.home}")
 

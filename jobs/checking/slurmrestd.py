@@ -65,7 +65,7 @@ def supports(site: CheckedSite) -> Iterator[CheckFinding]:
     try:
         _ = site.conf
     except SchedulerError as error:
-        remedy = "Install scontrol with this cluster's slurm.conf beside the worker, or Slurm 23.11."
+        remedy = "Install scontrol with this cluster's slurm.conf on the worker's machine, or use Slurm 23.11 or later."
         yield warn(title, f"{spoken}, which {lacking}; {str(error).partition('. ')[0]}", remedy)
         return
     yield ok(title, f"{spoken}, which {lacking}: scontrol does that with our token")

@@ -260,7 +260,7 @@ def _refusal(
     other = next(others, None)
     if other is None:
         remedy = "Give a second person a Slurm user and an association, and check again."
-        yield skip(title, f"nobody besides {first.who.slurm_user} may use {first.partition}", remedy)
+        yield skip(title, f"nobody except {first.who.slurm_user} may use {first.partition}", remedy)
         return
     foreign = {name: str(first.root / name) for name in ("", "job", "portal", "job/check.json", "portal/token")}
     foreign["project"] = str(first.root.parent)

@@ -352,7 +352,7 @@ def _as_report(event: Event) -> dict[str, Any]:
 def _invalid_token() -> Problem:
     return Problem(
         401,
-        "This attempt does not take reports with this token: it has ended, or the token is another's.",
+        "This attempt does not accept reports with this token: it has ended, or the token belongs to another one.",
         kind="unauthorized",
         headers={"WWW-Authenticate": 'Bearer realm="Vigil"'},
     )

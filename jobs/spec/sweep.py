@@ -184,7 +184,7 @@ def _table_problems(found: SweepTable) -> Iterator[Problem]:
     if len(found.over) and found.size > MOST:
         each = " × ".join(str(len(values)) for values in found.over.values())
         text = f"{each} = {found.size:,} combinations; a sweep has {MOST:,} at most."
-        yield Problem("sweep.over", f"{text} Take fewer values, or split it into several sweeps.")
+        yield Problem("sweep.over", f"{text} Use fewer values, or split it into several sweeps.")
 
 
 def _check_cost(jobs: int, each: int, what: str, *, most: int = MOST_IN_ALL) -> None:

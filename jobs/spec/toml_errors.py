@@ -98,7 +98,7 @@ def _value(key: str, value: str, message: str) -> str:
         return 'there is text after the closing quote. Remove it, or write \\" for a quote inside the text.'
     if message.startswith(("Invalid value", "Expected newline")):
         quoted = bare.replace("\\", "\\\\").replace('"', '\\"')
-        what = "this is no number, and a text needs quotes" if bare[0].isdigit() else "a text needs quotes"
+        what = "this is not a number, and text needs quotes" if bare[0].isdigit() else "a text needs quotes"
         return f'{what}. Write {key} = "{quoted}".'
     return f"this is not TOML ({_PLACE.sub('', message).strip()})."
 

@@ -34,7 +34,7 @@ def capacity_problems(spec: JobSpec) -> list[Problem]:
         return list(shortfalls(spec, room_of(spec, largest), times=1, where=f"{which}, {largest.name}, has"))
     if allowed and count > len(fitting):
         more = f"{count} nodes are more than the {len(fitting)} that fit the request."
-        return [Problem("resources.nodes", f"{more} Take at most {len(fitting)}.")]
+        return [Problem("resources.nodes", f"{more} Request at most {len(fitting)}.")]
     return []
 
 
@@ -43,7 +43,7 @@ def shortfalls(spec: JobSpec, room: FreeCapacity, *, times: int, where: str) -> 
     resources = spec.resources
     over = f" × {times} nodes" if times > 1 else ""
     if resources.gpus_per_node * times > room.gpus:
-        hint = "Write 0 to run on CPUs." if room.gpus == 0 else f"Take at most {room.gpus // times}."
+        hint = "Write 0 to run on CPUs." if room.gpus == 0 else f"Request at most {room.gpus // times}."
         be = "is" if resources.gpus_per_node * times == 1 else "are"
         kind = f"{resources.gpu_type} " if resources.gpu_type else ""
         gpus = formatting.plural(resources.gpus_per_node, f"{kind}GPU")
@@ -56,14 +56,14 @@ def shortfalls(spec: JobSpec, room: FreeCapacity, *, times: int, where: str) -> 
             else "resources.cpus_per_rank"
         )
         each = f"{resources.local_world_size} ranks × {resources.cpus_per_rank} CPUs{over}"
-        message = f"{each} are {resources.cpus_per_node * times} CPUs, {where} {room.cpus}. Take fewer."
+        message = f"{each} are {resources.cpus_per_node * times} CPUs, {where} {room.cpus}. Request fewer."
         yield Problem(field, message)
     if (memory := resources.memory_mib_per_node) and room.memory_mib and memory * times > room.memory_mib:
         most = room.memory_mib / 1024 / times
         yield Problem(
             "resources.memory_gib",
             f"{resources.memory_gib:g} GiB{over} are requested, {where} {room.memory_mib / 1024:.1f}. "
-            f"Take at most {most:.1f}.",
+            f"Request at most {most:.1f}.",
         )
 
 

@@ -63,8 +63,8 @@ def _partition_problems(request: Request, there: ClusterCapacity) -> Iterator[Pr
 
 def _partition_advice(block: Block) -> str:
     if block.amount == "seconds" and block.limit:
-        return f" Take {formatting.duration(block.limit)} at most, or another partition."
-    return " Take another partition." if block.name.endswith("NotAllowed") else ""
+        return f" Request {formatting.duration(block.limit)} at most, or choose another partition."
+    return " Choose another partition." if block.name.endswith("NotAllowed") else ""
 
 
 def _limit_problems(spec: JobSpec, request: Request, there: ClusterCapacity) -> Iterator[Problem]:
@@ -97,7 +97,7 @@ def _reservation_problems(request: Request, there: ClusterCapacity) -> Iterator[
             yield Problem("resources.reservation", f"Reservation {block.name} is for others. Remove it.")
         elif block.limit:
             most = formatting.duration(max(60, block.limit // 60 * 60))
-            yield Problem("resources.time_limit", f"{block.text} Take {most} at most.")
+            yield Problem("resources.time_limit", f"{block.text} Request {most} at most.")
         else:
             yield Problem("resources.begin" if request.begin_at else "resources.reservation", block.text)
 
@@ -125,9 +125,11 @@ def _submit_limit_text(check: LimitCheck) -> str:
 
 def _submit_limit_advice(check: LimitCheck) -> str:
     if check.is_final:
-        return f"Take {formatting.plural(check.limit, 'job')} at most."
+        return f"Submit {formatting.plural(check.limit, 'job')} at most."
     return (
-        "Submit it once one has ended, or cancel one." if check.requested == 1 else "Take fewer, or submit them later."
+        "Submit it once one has ended, or cancel one."
+        if check.requested == 1
+        else "Submit fewer, or submit them later."
     )
 
 

@@ -153,7 +153,8 @@ def partition_blocks(request: Request, cluster: ClusterCapacity) -> Iterator[Blo
             continue
         over = limit is not None and (request.min_nodes > limit if bound == "at most" else request.max_nodes < limit)
         if over and limit is not None:
-            text = f"{where} gives a job {bound} {formatting.plural(limit, 'node')}; this job requests {request.min_nodes}."
+            gives = f"{where} gives a job {bound} {formatting.plural(limit, 'node')}"
+            text = f"{gives}; this job requests {request.min_nodes}."
             yield Block(
                 kind="partition", text=text, name="PartitionNodeLimit", amount="nodes", limit=limit,
                 requested=request.min_nodes, is_final=True,
@@ -164,8 +165,8 @@ def partition_blocks(request: Request, cluster: ClusterCapacity) -> Iterator[Blo
         ("QOS", qos, partition.allowed_qos, partition.denied_qos, "QOSNotAllowed"),
     ):
         if name and ((allowed and name not in allowed) or name in denied):
-            takes = f"It takes {formatting.listed(list(allowed[:5]))}." if allowed else ""
-            text = f"{where} does not take {what} {name}. {takes}".strip()
+            takes = f"It accepts {formatting.listed(list(allowed[:5]))}." if allowed else ""
+            text = f"{where} does not accept {what} {name}. {takes}".strip()
             yield Block(kind="partition", text=text, name=word, is_final=True)
 
 

@@ -44,7 +44,7 @@ def restore(settings: ModuleType, path: Path, *, force: bool = False) -> Restore
             with archive.opened(path.absolute()) as reader:
                 return _restore(settings, reader, force)
     except sqlite3.Error as error:
-        raise StartRefused(f"the backup's database cannot be used: {error}. Take another backup.") from None
+        raise StartRefused(f"the backup's database cannot be used: {error}. Use another backup.") from None
     except OSError as error:
         raise StartRefused(f"the backup cannot be restored: {error}.") from None
 

@@ -143,7 +143,7 @@ def test_the_rarer_type_may_be_asked_for(mixed: Told) -> None:
     (problem,) = node_capacity.capacity_problems(spec(gpu_type="a100", gpus_per_node=2))
     assert problem.field == "resources.gpus_per_node"
     assert "2\N{NO-BREAK SPACE}a100 GPUs are requested" in problem.message
-    assert problem.message.endswith("dgx-01, has 1. Take at most 1.")
+    assert problem.message.endswith("dgx-01, has 1. Request at most 1.")
 
 
 @pytest.mark.django_db

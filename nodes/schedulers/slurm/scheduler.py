@@ -59,7 +59,9 @@ class Slurm:
         except SchedulerError as error:
             if error.number != NO_SUCH_ARRAY:
                 raise
-            message = f"Slurm takes no array of {max(tasks) + 1:,} jobs: its MaxArraySize is less. Take fewer values,"
+            message = (
+                f"Slurm accepts no array of {max(tasks) + 1:,} jobs: its MaxArraySize is smaller. Use fewer values,"
+            )
             raise SchedulerError(
                 f"{message} or ask for a larger MaxArraySize.", permanent=True, number=error.number
             ) from None

@@ -256,7 +256,7 @@ def test_what_is_no_toml_is_said(text: str) -> None:
     ("text", "said"),
     [
         ('kind = "script"\nname = mira  # me\n', 'Line 2: a text needs quotes. Write name = "mira".'),
-        ("steps = 10k", 'Line 1: this is no number, and a text needs quotes. Write steps = "10k".'),
+        ("steps = 10k", 'Line 1: this is not a number, and text needs quotes. Write steps = "10k".'),
         ('a = 1\nname = "mira\nb = 2\n', "Line 2: its text is not closed."),
         ('a = 1\nnotes = """\nx\n[run]\nsteps = 3\n', "Line 2: its text is not closed."),
         ('name = "a"\n\nname = "b"\n', "Line 3: name is given twice, first in line 1."),

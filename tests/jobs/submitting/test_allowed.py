@@ -80,14 +80,14 @@ def test_a_partition_s_limits(oskar: User) -> None:
     assert told(oskar) == {}
     assert told(oskar, time_limit="25:00:00") == {
         "time_limit": "Partition gpu limits jobs to 1 d; this job requests 1 d 1 h."
-        " Take 1 d at most, or another partition."
+        " Request 1 d at most, or choose another partition."
     }
     found = told(oskar, partition="short", nodes=2, time_limit="01:00:00", qos="small")
     assert set(found) == {"time_limit", "nodes", "partition", "qos"}
     assert found["time_limit"].startswith("Partition short limits jobs to 10 min; this job requests 1 h.")
     assert found["nodes"] == "Partition short gives a job at most 1 node; this job requests 2."
-    assert found["partition"] == "Partition short does not take account vision. Take another partition."
-    assert "does not take QOS small. It takes normal." in found["qos"]
+    assert found["partition"] == "Partition short does not accept account vision. Choose another partition."
+    assert "does not accept QOS small. It accepts normal." in found["qos"]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_reservations(oskar: User) -> None:
     assert "has no reservation" in told(oskar, reservation="thiers")["reservation"]
     found = told(oskar, reservation="short", time_limit="01:00:00")["time_limit"]
     assert found.startswith("Reservation short ends in 30 min ")
-    assert found.endswith("this job requests 1 h. Take 30 min at most.")
+    assert found.endswith("this job requests 1 h. Request 30 min at most.")
     assert "is over at" in told(oskar, reservation="short", time_limit="00:10:00", begin="+2h")["begin"]
     assert told(oskar, reservation="lab", time_limit="01:00:00") == {}
 

@@ -41,7 +41,7 @@ def told(**resources: Any) -> dict[str, str]:
 def test_what_only_nodes_out_of_service_have_may_wait_for_them(cluster: Told) -> None:
     assert told(nodes=3, gpus_per_node=8) == {}
     assert told(nodes=4, gpus_per_node=8) == {
-        "nodes": "4 nodes are more than the 3 that fit the request. Take at most 3."
+        "nodes": "4 nodes are more than the 3 that fit the request. Request at most 3."
     }
 
 
@@ -56,4 +56,4 @@ def test_gpu_type_and_features(cluster: Told) -> None:
     assert told(gpu_type="v100") == {"gpu_type": "No node that the job may use has GPUs of type v100. There are: h100."}
     assert told(partition="old", gpu_type="v100") == {}
     assert told(constraint="rack7")["constraint"].endswith("There are: nvlink, rack0, rack1.")
-    assert told(constraint="rack1", nodes=2)["nodes"].endswith("Take at most 1.")
+    assert told(constraint="rack1", nodes=2)["nodes"].endswith("Request at most 1.")

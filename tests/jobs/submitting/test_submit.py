@@ -69,11 +69,11 @@ class TestSubmit:
     def test_impossible_resources(self, oskar: User) -> None:
         sync.sync(Told())
         for resources, field, says in (
-            ({"gpus_per_node": 8}, "resources.gpus_per_node", "Take at most 4"),
+            ({"gpus_per_node": 8}, "resources.gpus_per_node", "Request at most 4"),
             ({"ranks_per_node": 16}, "resources.ranks_per_node", "8"),
             ({"cpus_per_rank": 9}, "resources.cpus_per_rank", "8"),
             ({"nodes": 3, "ranks_per_node": 4}, "resources.ranks_per_node", "3 nodes"),
-            ({"memory_gib": 65.0}, "resources.memory_gib", "Take at most 64"),
+            ({"memory_gib": 65.0}, "resources.memory_gib", "Request at most 64"),
         ):
             with pytest.raises(SpecError) as error:
                 ask(oskar, spec_of(resources=resources, run={"global_batch": 48}))

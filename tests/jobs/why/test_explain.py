@@ -117,7 +117,7 @@ def test_what_never_starts_says_so() -> None:
         ({"state": "down"}, "PartitionDown", "is down and starts no jobs", False),
         ({"max_time_s": 3600}, "PartitionTimeLimit", "limits jobs to 1 h; this job requests 12 h", True),
         ({"max_nodes": 1}, "PartitionNodeLimit", "at most 1 node; this job requests 2", True),
-        ({"denied_accounts": ("vision",)}, "AccountNotAllowed", "does not take account vision", True),
+        ({"denied_accounts": ("vision",)}, "AccountNotAllowed", "does not accept account vision", True),
     ],
 )
 def test_partitions_refuse_by_name(partition: dict[str, Any], word: str, text: str, final: bool) -> None:
