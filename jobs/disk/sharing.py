@@ -69,7 +69,7 @@ def share(run: Path, user: str) -> None:
             reason = (
                 f"The file system of {folder} has no access control lists, so access cannot be granted to {user} alone."
             )
-            remedy = "Mount it with POSIX ACLs (ext4, XFS, Lustre and NFS 3 have them), or move VIGIL_RUNS to one that has them."
+            remedy = "Mount it with POSIX ACLs (ext4, XFS, Lustre and NFS 3 have them), or move VIGIL_RUNS."
             raise Refused(reason, remedy) from None
 
 

@@ -59,9 +59,7 @@ class Slurm:
         except SchedulerError as error:
             if error.number != NO_SUCH_ARRAY:
                 raise
-            message = (
-                f"Slurm accepts no array of {max(tasks) + 1:,} jobs: its MaxArraySize is smaller. Use fewer values,"
-            )
+            message = f"Slurm accepts no array of {max(tasks) + 1:,} jobs: its MaxArraySize is less. Use fewer values,"
             raise SchedulerError(
                 f"{message} or ask for a larger MaxArraySize.", permanent=True, number=error.number
             ) from None
